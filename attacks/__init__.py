@@ -1,7 +1,8 @@
-"""Attacks on what federated clients share: membership, reconstruction, inversion. Needs no training stack.
+"""Attacks on what federated clients share: membership, reconstruction, inversion. Needs no training
+stack.
 
-The names in ``__all__`` are the library: functions on arrays or tensors, and inverters of gradients.
-They are imported on first use, so that ``import attacks`` needs no torch.
+The names in ``__all__`` are the library: functions on arrays or tensors, and inverters of
+    gradients. They are imported on first use, so that ``import attacks`` needs no torch.
 
 >>> from attacks import lira, roc_curve, tpr_at_fpr
 """

@@ -1,5 +1,6 @@
-"""Canaries: records crafted for audits, and the scores of many of them in one noisy transcript. A bound measured with them is
-about the worst case that a guarantee must cover, not about an average record."""
+"""Canaries: records crafted for audits, and the scores of many of them in one noisy transcript. A
+bound measured with them is about the worst case that a guarantee must cover, not about an average
+record."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class Canaries:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 4 or not len(self.x) == len(self.y) == len(self.names):
-            raise ValueError(f"x {tuple(self.x.shape)}, y {tuple(self.y.shape)}, {len(self.names)} names")
+            raise ValueError(
+                f"x {tuple(self.x.shape)}, y {tuple(self.y.shape)}, {len(self.names)} names"
+            )
         if not bool(((self.x >= 0) & (self.x <= 1)).all()):
             raise ValueError("canaries must lie in [0, 1]")
 
@@ -37,7 +40,9 @@ class Canaries:
 
 def join_canaries(*parts: Canaries) -> Canaries:
     return Canaries(
-        torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]), tuple(n for p in parts for n in p.names)
+        torch.cat([p.x for p in parts]),
+        torch.cat([p.y for p in parts]),
+        tuple(n for p in parts for n in p.names),
     )
 
 
@@ -52,7 +57,8 @@ def mislabel_records(x: Tensor, y: Tensor, classes: int, generator: torch.Genera
 def pattern_canary(
     name: Pattern, shape: tuple[int, int, int], label: int, generator: torch.Generator | None = None
 ) -> Canaries:
-    """One out-of-distribution image: all ones, all zeros, one-pixel vertical stripes, or uniform noise."""
+    """One out-of-distribution image: all ones, all zeros, one-pixel vertical stripes, or uniform
+    noise."""
     if name == "noise":
         if generator is None:
             raise ValueError("pattern='noise': a generator is needed")
@@ -66,14 +72,19 @@ def pattern_canary(
     return Canaries(image.unsqueeze(0), torch.tensor([label]), (name,))
 
 
-def out_of_distribution_canaries(shape: tuple[int, int, int], label: int, generator: torch.Generator) -> Canaries:
+def out_of_distribution_canaries(
+    shape: tuple[int, int, int], label: int, generator: torch.Generator
+) -> Canaries:
     """The four patterns under one label."""
     names: tuple[Pattern, ...] = ("white", "black", "stripes", "noise")
     return join_canaries(*(pattern_canary(name, shape, label, generator) for name in names))
 
 
-def draw_block_images(shape: tuple[int, int, int], count: int, generator: torch.Generator) -> Tensor:
-    """Images (count, c, h, w) of random black and white blocks, of one size and share of white each: unlike one another."""
+def draw_block_images(
+    shape: tuple[int, int, int], count: int, generator: torch.Generator
+) -> Tensor:
+    """Images (count, c, h, w) of random black and white blocks, of one size and share of white
+    each: unlike one another."""
     c, h, w = shape
     images = torch.empty(count, c, h, w)
     for at in range(count):
@@ -85,10 +96,11 @@ def draw_block_images(shape: tuple[int, int, int], count: int, generator: torch.
 
 
 def select_independent(effects: np.ndarray, count: int) -> np.ndarray:
-    """Positions of ``count`` rows of effects (n, p), each next one with most that the ones before do not span.
+    """Positions of ``count`` rows of effects (n, p), each next one with most that the ones before
+    do not span.
 
-    Greedy, by QR with column pivoting (Businger and Golub 1965). Raises ValueError for more rows than there are.
-    """
+    Greedy, by QR with column pivoting (Businger and Golub 1965). Raises ValueError for more rows
+    than there are."""
     if not 0 <= count <= len(effects):
         raise ValueError(f"count={count}: between 0 and the {len(effects)} rows")
     _, order = qr(np.asarray(effects, dtype=np.float64).T, mode="r", pivoting=True)
@@ -106,12 +118,13 @@ def craft_canaries(
     """Records that maximise their effect: sign-gradient ascent in the pixel box [0, 1].
 
     contribution(x, y) -> (b, p), differentiable in x and row by row: what each record adds to the
-    released quantity. Maximised is its Euclidean norm, or its inner product with ``direction`` (p,),
-    e.g. minus the sum of the others' contributions, where an aggregate is clipped. No canary does worse than its start.
-    """
+    released quantity. Maximised is its Euclidean norm, or its inner product with ``direction``
+    (p,), e.g. minus the sum of the others' contributions, where an aggregate is clipped. No canary
+    does worse than its start."""
     if not steps >= 1 or not step_size > 0:
         raise ValueError(f"steps={steps}, step_size={step_size}: positive numbers are needed")
-    x, best = start.x.clone(), start.x.clone()
+    x = start.x.clone()
+    best = start.x.clone()
     record = torch.full((len(start),), -torch.inf, dtype=start.x.dtype)
     for _ in range(steps + 1):
         leaf = x.detach().requires_grad_(True)
@@ -128,11 +141,13 @@ def craft_canaries(
 
 # Scores of many canaries in one noisy transcript, by regression on the whole signal.
 #
-# A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once what the other records add is taken off: a_i
-# is what canary i adds (which an adversary who knows the canaries, the public maps and all earlier releases computes), and
-# z_i is 1 where the canary is in and was sampled. The best linear estimate of all z_i together decorrelates canaries that
-# point the same way. The one-run bounds hold for every score that does not look at the coins. So where the signal has
-# directions that no canary reaches, the noise is measured there, and a release with less than it states is read with what it has.
+# A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once what the other
+# records add is taken off: a_i is what canary i adds (which an adversary who knows the canaries,
+# the public maps and all earlier releases computes), and z_i is 1 where the canary is in and was
+# sampled. The best linear estimate of all z_i together decorrelates canaries that point the same
+# way. The one-run bounds hold for every score that does not look at the coins. So where the signal
+# has directions that no canary reaches, the noise is measured there, and a release with less than
+# it states is read with what it has.
 
 MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure the noise in
 
@@ -141,35 +156,47 @@ MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure th
 class CanaryScores:
     """Log likelihood ratios, in against out, of m canaries; releases are added one by one.
 
-    Full-batch releases are regressed on together; Poisson-sampled ones one at a time, since each has coins of its own.
-    """
+    Full-batch releases are regressed on together; Poisson-sampled ones one at a time, since each
+    has coins of its own."""
 
     count: int
     _precision: np.ndarray = field(init=False)
     _moment: np.ndarray = field(init=False)
     _sampled: np.ndarray = field(init=False)
     releases: int = 0
-    # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m times
+    # sum of |a_i|^2 / std^2 over canaries and releases: the squared mu of a perfect adversary, m
+    # times
     gain: float = 0.0
 
     def __post_init__(self) -> None:
         self._precision = np.zeros((self.count, self.count))
-        self._moment, self._sampled = np.zeros(self.count), np.zeros(self.count)
+        self._moment = np.zeros(self.count)
+        self._sampled = np.zeros(self.count)
 
     def add_release(
-        self, at: np.ndarray, effects: np.ndarray, observed: np.ndarray, std: float, probability: float
+        self,
+        at: np.ndarray,
+        effects: np.ndarray,
+        observed: np.ndarray,
+        std: float,
+        probability: float,
     ) -> None:
-        """One release: canaries ``at`` (g,), what each adds (g, p), the release less the other records' part (p,).
+        """One release: canaries ``at`` (g,), what each adds (g, p), the release less the other
+        records' part (p,).
 
         Raises ValueError for shapes that do not fit and noise that is not positive.
         """
         if effects.shape != (len(at), *observed.shape) or not std > 0 or not 0 < probability <= 1:
-            raise ValueError(f"{len(at)} canaries, effects {effects.shape}, observed {observed.shape}, std {std}")
-        rows, signal = effects.astype(np.float64), observed.astype(np.float64)
+            raise ValueError(
+                f"{len(at)} canaries, effects {effects.shape}, observed {observed.shape}, std {std}"
+            )
+        rows = effects.astype(np.float64)
+        signal = observed.astype(np.float64)
         self.releases += 1
         self.gain += float(np.square(rows).sum()) / std**2
         real = noise_outside_span(rows, signal, std)
-        precision, moment = rows @ rows.T / real**2, rows @ signal / real**2
+        precision = rows @ rows.T / real**2
+        moment = rows @ signal / real**2
         if probability == 1:
             self._precision[np.ix_(at, at)] += precision
             self._moment[at] += moment
@@ -184,9 +211,12 @@ class CanaryScores:
 
 
 def noise_outside_span(rows: np.ndarray, signal: np.ndarray, std: float) -> float:
-    """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth of it."""
+    """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth
+    of it."""
     energy, free = outside_span(rows, signal)
-    return std if free < MIN_FREE_DIRECTIONS else min(std, max(math.sqrt(energy / free), 1e-4 * std))
+    return (
+        std if free < MIN_FREE_DIRECTIONS else min(std, max(math.sqrt(energy / free), 1e-4 * std))
+    )
 
 
 def outside_span(rows: np.ndarray, signal: np.ndarray) -> tuple[float, int]:
@@ -197,7 +227,8 @@ def outside_span(rows: np.ndarray, signal: np.ndarray) -> tuple[float, int]:
 
 
 def likelihood_ratios(precision: np.ndarray, moment: np.ndarray, mean: float) -> np.ndarray:
-    """ln of z_i = 1 over z_i = 0 (..., n), the other coefficients being unknown with this mean and a coin's variance.
+    """ln of z_i = 1 over z_i = 0 (..., n), the other coefficients being unknown with this mean and
+    a coin's variance.
 
     precision: (n, n) symmetric; moment: (..., n), one transcript or several.
     """

@@ -11,7 +11,8 @@ USAGE_ERROR = 1  # 2 says that what a command tests is refuted
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse's, but a mistake is one line on stderr with exit status 1, and no option may be abbreviated."""
+    """argparse's, but a mistake is one line on stderr with exit status 1, and no option may be
+    abbreviated."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)

@@ -1,13 +1,16 @@
-"""Lower bounds on epsilon from what an attack got right, each with the condition it needs. Imports no torch.
+"""Lower bounds on epsilon from what an attack got right, each with the condition it needs. Imports
+no torch.
 
-From the two error rates of a membership attack, from scores whose threshold is chosen on other trials, from many canaries
-in a single run, and from a record that is identified among very many; and tests of an accountant's whole trade-off curve.
+From the two error rates of a membership attack, from scores whose threshold is chosen on other
+trials, from many canaries in a single run, and from a record that is identified among very many;
+and tests of an accountant's whole trade-off curve.
 
-``finite_sample`` bounds hold at the stated confidence for any mechanism and any sample size. ``curve``: the accountant's
-whole trade-off curve is refuted wherever the value is above what it states, at the stated confidence and for any
-sample size; the value itself is read off a curve of the same family, so it is no bound at delta. ``gaussian_only``
-ones also need a trade-off curve no worse than a Gaussian's, so they never decide a verdict alone; ``credible`` ones
-are Bayesian and say nothing about coverage.
+``finite_sample`` bounds hold at the stated confidence for any mechanism and any sample size.
+``curve``: the accountant's whole trade-off curve is refuted wherever the value is above what it
+    states, at the stated confidence and for any sample size; the value itself is read off a curve
+    of the same family, so it is no bound at delta. ``gaussian_only``
+ones also need a trade-off curve no worse than a Gaussian's, so they never decide a verdict alone;
+``credible`` ones are Bayesian and say nothing about coverage.
 """
 
 from __future__ import annotations
@@ -34,10 +37,11 @@ from attacks.statistics import (
     upper_limit,
 )
 
-# An accountant states a curve f, type I error -> the least type II error with which anyone can tell a record's presence from
-# its absence (Dong, Roth and Su 2022). At delta 1e-5 hardly any number of runs shows anything, but at error rates of some per
-# cent a few hundred runs do. Both error rates have upper limits (Clopper and Pearson 1934) that hold together at the stated
-# confidence; if the second lies below f of the first, then f is refuted, for any mechanism and at any sample size.
+# An accountant states a curve f, type I error -> the least type II error with which anyone can tell
+# a record's presence from its absence (Dong, Roth and Su 2022). At delta 1e-5 hardly any number of
+# runs shows anything, but at error rates of some per cent a few hundred runs do. Both error rates
+# have upper limits (Clopper and Pearson 1934) that hold together at the stated confidence; if the
+# second lies below f of the first, then f is refuted, for any mechanism and at any sample size.
 
 Curve = Callable[[Any], Any]  # type I errors in [0, 1] -> type II errors, floats or arrays
 GRID_POINTS = 400  # points at which the most testable one is looked for
@@ -51,7 +55,8 @@ def gaussian_dp(mu: float) -> Curve:
 
 def approximate_dp(epsilon: float, delta: float) -> Curve:
     """The curve of (epsilon, delta)-DP (Wasserman and Zhou 2010; Kairouz et al. 2015)."""
-    up, down = math.exp(min(epsilon, 700.0)), math.exp(-epsilon)
+    up = math.exp(min(epsilon, 700.0))
+    down = math.exp(-epsilon)
 
     def type_two_errors(alpha: Any) -> Any:
         alpha = np.asarray(alpha)
@@ -70,10 +75,11 @@ class TradeoffPoint:
 
 @dataclass(frozen=True)
 class CurveTest:
-    """refuted: whether the curve itself is; scale: the largest member of its family that is refuted (0: none).
+    """refuted: whether the curve itself is; scale: the largest member of its family that is refuted
+    (0: none).
 
-    scale is in units of the stated curve: above 1 exactly where that is refuted. fpr, fnr: the rates' upper limits.
-    """
+    scale is in units of the stated curve: above 1 exactly where that is refuted. fpr, fnr: the
+        rates' upper limits."""
 
     refuted: bool
     scale: float
@@ -83,19 +89,23 @@ class CurveTest:
 
 
 def error_rate_limits(tp: Any, fn: Any, fp: Any, tn: Any, confidence: float) -> tuple[Any, Any]:
-    """Upper limits (FPR, FNR) that hold together at ``confidence`` (Clopper and Pearson 1934); floats or arrays."""
+    """Upper limits (FPR, FNR) that hold together at ``confidence`` (Clopper and Pearson 1934);
+    floats or arrays."""
     tp, fn, fp, tn = (np.asarray(count, dtype=np.float64) for count in (tp, fn, fp, tn))
     half = (1 - confidence) / 2
     return upper_limit(fp, fp + tn, half), upper_limit(fn, fn + tp, half)
 
 
 def most_testable_point(curve: Curve, runs: int, *, confidence: float = 0.95) -> TradeoffPoint:
-    """The point at which ``runs`` trials a side lose least to their size, chosen from the curve alone: whose limits, at the
-    counts expected there, keep the largest share of the mu of the Gaussian curve through it."""
+    """The point at which ``runs`` trials a side lose least to their size, chosen from the curve
+    alone: whose limits, at the counts expected there, keep the largest share of the mu of the
+        Gaussian curve through it."""
     inner = np.geomspace(0.5 / runs, 0.5, GRID_POINTS)
     alpha = np.concatenate([inner, 1 - inner[-2::-1]])
     beta = np.asarray(curve(alpha), dtype=np.float64)
-    fpr, fnr = error_rate_limits(runs * (1 - beta), runs * beta, runs * alpha, runs * (1 - alpha), confidence)
+    fpr, fnr = error_rate_limits(
+        runs * (1 - beta), runs * beta, runs * alpha, runs * (1 - alpha), confidence
+    )
     true = _gaussian_mu(alpha, beta)
     share = np.where(true > 1e-9, _gaussian_mu(fpr, fnr) / np.maximum(true, 1e-9), -np.inf)
     at = int(np.argmax(share[1:-1])) + 1
@@ -110,28 +120,49 @@ def _gaussian_mu(fpr: Any, fnr: Any) -> Any:
 
 
 def curve_test(
-    inside: Any, outside: Any, family: Callable[[float], Curve], *, threshold: float, confidence: float = 0.95
+    inside: Any,
+    outside: Any,
+    family: Callable[[float], Curve],
+    *,
+    threshold: float,
+    confidence: float = 0.95,
 ) -> CurveTest:
-    """Test ``family(1)`` on scores (R,) of independent runs with and (R',) without the record; larger = with it.
+    """Test ``family(1)`` on scores (R,) of independent runs with and (R',) without the record;
+    larger = with it.
 
-    family: scale > 0 -> curve, 1 = as stated, larger = less private; threshold: fixed before the scores were seen
-    (``most_testable_point``). Raises ValueError for empty scores and NaN.
+    family: scale > 0 -> curve, 1 = as stated, larger = less private; threshold: fixed before the
+        scores were seen (``most_testable_point``). Raises ValueError for empty scores and NaN.
     """
     one, other = (np.asarray(side, dtype=np.float64) for side in (inside, outside))
-    if one.ndim != 1 or other.ndim != 1 or not len(one) or not len(other) or np.isnan([one.sum(), other.sum()]).any():
-        raise ValueError(f"scores {one.shape} and {other.shape}: one-dimensional, not empty and without NaN is needed")
+    if (
+        one.ndim != 1
+        or other.ndim != 1
+        or not len(one)
+        or not len(other)
+        or np.isnan([one.sum(), other.sum()]).any()
+    ):
+        raise ValueError(
+            f"scores {one.shape} and {other.shape}: one-dimensional, not empty and "
+            "without NaN is needed"
+        )
     check_levels(0.0, confidence)
-    tp, fp = int((one >= threshold).sum()), int((other >= threshold).sum())
-    fpr, fnr = (float(x) for x in error_rate_limits(tp, len(one) - tp, fp, len(other) - fp, confidence))
+    tp = int((one >= threshold).sum())
+    fp = int((other >= threshold).sum())
+    fpr, fnr = (
+        float(x) for x in error_rate_limits(tp, len(one) - tp, fp, len(other) - fp, confidence)
+    )
     refuted = bool(fnr < family(1.0)(fpr))
     scale = largest_refuted_scale(lambda s: bool(fnr < family(s)(fpr)), refuted)
     return CurveTest(refuted, scale, fpr, fnr, len(one) + len(other))
 
 
 def largest_refuted_scale(refuted: Callable[[float], bool], at_one: bool) -> float:
-    """The largest refuted scale: above 1 exactly where scale 1 is refuted, 0 where hardly any is."""
+    """The largest refuted scale: above 1 exactly where scale 1 is refuted, 0 where hardly any
+    is."""
     if at_one:
-        return math.nextafter(1 + largest_refuted(lambda s: refuted(1 + s), steps=10, limit=MAX_SCALE), math.inf)
+        return math.nextafter(
+            1 + largest_refuted(lambda s: refuted(1 + s), steps=10, limit=MAX_SCALE), math.inf
+        )
     if not refuted(1 / MAX_SCALE):
         return 0.0
     return bisect_refuted(refuted, 1 / MAX_SCALE, 1.0, steps=9)
@@ -141,14 +172,16 @@ def largest_refuted_scale(refuted: Callable[[float], bool], at_one: bool) -> flo
 def one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
     """Steinke, Nasr and Jagielski (2023), Theorem 5.2: a bound from a single run.
 
-    m: records that were each in or out by an independent fair coin; guesses: how many the attack guessed, a number fixed
-    beforehand; correct: how many of these are right.
+    m: records that were each in or out by an independent fair coin; guesses: how many the attack
+        guessed, a number fixed beforehand; correct: how many of these are right.
     """
     check_guesses(m, guesses, correct)
     check_levels(delta, confidence)
     if guesses == 0:
         return 0.0
-    return largest_refuted(lambda eps: one_run_p_value(m, guesses, correct, eps, delta) <= 1 - confidence)
+    return largest_refuted(
+        lambda eps: one_run_p_value(m, guesses, correct, eps, delta) <= 1 - confidence
+    )
 
 
 def one_run_p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
@@ -164,30 +197,37 @@ def one_run_p_value(m: int, guesses: int, correct: int, epsilon: float, delta: f
 def check_guesses(m: int, guesses: int, correct: int) -> None:
     """Raises ValueError for counts that no attack on m records has."""
     if not 0 <= correct <= guesses <= m or not m >= 1:
-        raise ValueError(f"m={m}, guesses={guesses}, correct={correct}: 0 <= correct <= guesses <= m is needed")
+        raise ValueError(
+            f"m={m}, guesses={guesses}, correct={correct}: 0 <= correct <= guesses <= m is needed"
+        )
 
 
-# Mahloujifar, Melis and Chaudhuri (2024): one run against a whole trade-off curve f. That is refuted, so a bound on epsilon
-# at delta is distribution-free only where f is the curve of all (epsilon, delta)-DP mechanisms.
+# Mahloujifar, Melis and Chaudhuri (2024): one run against a whole trade-off curve f. That is
+# refuted, so a bound on epsilon at delta is distribution-free only where f is the curve of all
+# (epsilon, delta)-DP mechanisms.
 #
-# A mechanism is f-DP if no test tells a record's presence from its absence with type I error a and type II error below
-# f(a), in either direction. Let m records be in or out by independent fair coins, and let the attack make exactly
-# ``guesses`` guesses, p_j being the chance that j are right. Their Theorem: for every set T of counts,
+# A mechanism is f-DP if no test tells a record's presence from its absence with type I error a and
+# type II error below f(a), in either direction. Let m records be in or out by independent fair
+# coins, and let the attack make exactly ``guesses`` guesses, p_j being the chance that j are right.
+# Their Theorem: for every set T of counts,
 #
-#     sum over j in T of j p_j / m  <=  F(sum over j in T of (guesses - j + 1) p_(j-1) / m),     F(x) = 1 - f(x).
+# sum over j in T of j p_j / m  <=  F(sum over j in T of (guesses - j + 1) p_(j-1) / m),     F(x) =
+# 1 - f(x).
 #
-# If at least ``correct`` right guesses had a chance of ``alpha`` or more, these inequalities would force more than all
+# If at least ``correct`` right guesses had a chance of ``alpha`` or more, these inequalities would
+# force more than all
 # of the probability (their Algorithm 3): then f is refuted at level alpha. Nothing else is assumed.
 
 
 def is_fdp_refuted(m: int, guesses: int, correct: int, curve: Curve, alpha: float) -> bool:
     """Whether f-DP for ``curve`` gives so many right guesses a chance below ``alpha``.
 
-    curve: it must be its own inverse, as one that holds for both orders of a pair of neighbours is. Raises ValueError for
-    impossible counts.
+    curve: it must be its own inverse, as one that holds for both orders of a pair of neighbours is.
+        Raises ValueError for impossible counts.
     """
     check_guesses(m, guesses, correct)
-    right, wrong = alpha * correct / m, alpha * (guesses - correct) / m
+    right = alpha * correct / m
+    wrong = alpha * (guesses - correct) / m
     for count in range(correct - 1, -1, -1):
         least = max(wrong, float(curve(1 - right)))  # the inverse of F, as f is its own inverse
         if least == wrong:
@@ -198,32 +238,52 @@ def is_fdp_refuted(m: int, guesses: int, correct: int, curve: Curve, alpha: floa
 
 
 def largest_refuted_parameter(
-    m: int, guesses: int, correct: int, family: Callable[[float], Curve], *, confidence: float = 0.95
+    m: int,
+    guesses: int,
+    correct: int,
+    family: Callable[[float], Curve],
+    *,
+    confidence: float = 0.95,
 ) -> float:
-    """The largest parameter whose curve is refuted, 0 where none is. family: parameter >= 0 (perfect privacy) -> curve."""
+    """The largest parameter whose curve is refuted, 0 where none is. family: parameter >= 0
+    (perfect privacy) -> curve."""
     check_guesses(m, guesses, correct)
     check_levels(0.0, confidence)
-    return largest_refuted(lambda value: is_fdp_refuted(m, guesses, correct, family(value), 1 - confidence))
+    return largest_refuted(
+        lambda value: is_fdp_refuted(m, guesses, correct, family(value), 1 - confidence)
+    )
 
 
 @lru_cache(maxsize=4096)
-def fdp_one_run(m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95) -> float:
-    """A bound on epsilon at ``delta`` for any mechanism: the largest epsilon whose whole DP region is refuted."""
+def fdp_one_run(
+    m: int, guesses: int, correct: int, *, delta: float, confidence: float = 0.95
+) -> float:
+    """A bound on epsilon at ``delta`` for any mechanism: the largest epsilon whose whole DP region
+    is refuted."""
     check_levels(delta, confidence)
-    return largest_refuted_parameter(m, guesses, correct, lambda eps: approximate_dp(eps, delta), confidence=confidence)
+    return largest_refuted_parameter(
+        m, guesses, correct, lambda eps: approximate_dp(eps, delta), confidence=confidence
+    )
 
 
 @lru_cache(maxsize=4096)
 def fdp_one_run_mu(m: int, guesses: int, correct: int, *, confidence: float = 0.95) -> float:
-    """The largest mu for which mu-Gaussian DP is refuted. Read as an epsilon it is an estimate, no bound."""
+    """The largest mu for which mu-Gaussian DP is refuted. Read as an epsilon it is an estimate, no
+    bound."""
     return largest_refuted_parameter(m, guesses, correct, gaussian_dp, confidence=confidence)
 
 
-def one_run_bounds(m: int, counts: Sequence[tuple[int, int]], *, delta: float, confidence: float) -> dict[str, float]:
-    """Both bounds by name, each the best of several (guesses, right guesses); all hold together at ``confidence``."""
+def one_run_bounds(
+    m: int, counts: Sequence[tuple[int, int]], *, delta: float, confidence: float
+) -> dict[str, float]:
+    """Both bounds by name, each the best of several (guesses, right guesses); all hold together at
+    ``confidence``."""
     each = shared_confidence(confidence, 2 * len(counts))
     methods: dict[str, Callable[..., float]] = {"one_run": one_run, "fdp_one_run": fdp_one_run}
-    return {name: max(bound(m, *c, delta=delta, confidence=each) for c in counts) for name, bound in methods.items()}
+    return {
+        name: max(bound(m, *c, delta=delta, confidence=each) for c in counts)
+        for name, bound in methods.items()
+    }
 
 
 Validity = Literal["finite_sample", "curve", "gaussian_only", "credible"]
@@ -240,7 +300,9 @@ MAX_CANDIDATES = 200
 # The limits that thresholds are compared at: wide enough that cells empty by luck win little.
 COMPARISON_CONFIDENCE = 0.9
 LARGEST_BOUND = 1e9
-ConfusionCounts = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # tp, fn, fp, tn of each threshold
+ConfusionCounts = tuple[
+    np.ndarray, np.ndarray, np.ndarray, np.ndarray
+]  # tp, fn, fp, tn of each threshold
 
 
 @dataclass(frozen=True)
@@ -255,16 +317,23 @@ class Bound:
 
 
 def check_scores(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Scores (n,) as float64 and their membership bits (n,) as bool. Raises ValueError for other shapes and NaN."""
-    values, inside = np.asarray(scores, dtype=np.float64), np.asarray(member).astype(bool)
+    """Scores (n,) as float64 and their membership bits (n,) as bool. Raises ValueError for other
+    shapes and NaN."""
+    values = np.asarray(scores, dtype=np.float64)
+    inside = np.asarray(member).astype(bool)
     if values.ndim != 1 or values.shape != inside.shape or np.isnan(values).any():
-        raise ValueError(f"scores {values.shape}, member {inside.shape}: equally long, one-dimensional, no NaN")
+        raise ValueError(
+            f"scores {values.shape}, member {inside.shape}: equally long, one-dimensional, no NaN"
+        )
     return values, inside
 
 
-def best_threshold(values: np.ndarray, inside: np.ndarray, delta: float, method: str = "clopper_pearson") -> float:
-    """The threshold at which ``method`` would bound most on these trials, from scores (n,) and bits (n,); where it bounds
-    nothing anywhere, the one with the largest gap between the rates. Raises KeyError for methods without threshold."""
+def best_threshold(
+    values: np.ndarray, inside: np.ndarray, delta: float, method: str = "clopper_pearson"
+) -> float:
+    """The threshold at which ``method`` would bound most on these trials, from scores (n,) and bits
+    (n,); where it bounds nothing anywhere, the one with the largest gap between the rates. Raises
+    KeyError for methods without threshold."""
     ordered = np.unique(values)
     candidates = ordered[np.unique(np.linspace(0, len(ordered) - 1, MAX_CANDIDATES).astype(int))]
     counts = confusion_counts_at(values, inside, candidates)
@@ -275,10 +344,14 @@ def best_threshold(values: np.ndarray, inside: np.ndarray, delta: float, method:
     return float(candidates[int(np.argmax(tp / (tp + fn) - fp / (fp + tn)))])
 
 
-def confusion_counts_at(values: np.ndarray, inside: np.ndarray, thresholds: np.ndarray) -> ConfusionCounts:
+def confusion_counts_at(
+    values: np.ndarray, inside: np.ndarray, thresholds: np.ndarray
+) -> ConfusionCounts:
     """(tp, fn, fp, tn) of the rules "value >= threshold means member", each (k,)."""
-    members, others = np.sort(values[inside]), np.sort(values[~inside])
-    fn, tn = np.searchsorted(members, thresholds), np.searchsorted(others, thresholds)
+    members = np.sort(values[inside])
+    others = np.sort(values[~inside])
+    fn = np.searchsorted(members, thresholds)
+    tn = np.searchsorted(others, thresholds)
     return len(members) - fn, fn, len(others) - tn, tn
 
 
@@ -311,8 +384,11 @@ THRESHOLD_GAINS: dict[str, Callable[[ConfusionCounts, float], np.ndarray]] = {
 }
 
 
-def clopper_pearson(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95) -> float:
-    """Lower bound from two error rates (Jagielski et al. 2020; Nasr et al. 2021), natural logarithm.
+def clopper_pearson(
+    tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95
+) -> float:
+    """Lower bound from two error rates (Jagielski et al. 2020; Nasr et al. 2021), natural
+    logarithm.
 
     Each rate's upper limit takes half of alpha, so both directions hold at once. Needs independent
     trials (one training each) and a threshold that does not depend on them.
@@ -321,7 +397,9 @@ def clopper_pearson(tp: int, fn: int, fp: int, tn: int, *, delta: float, confide
     return max(_log_ratio(1 - delta - fnr, fpr), _log_ratio(1 - delta - fpr, fnr), 0.0)
 
 
-def gaussian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95) -> float:
+def gaussian(
+    tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95
+) -> float:
     """Nasr et al. (2023): the error rates' upper limits give mu, mu-GDP gives epsilon at ``delta``.
 
     Holds only for mechanisms whose trade-off curve is at least Gaussian; needs 0 < delta < 1.
@@ -333,7 +411,8 @@ def gaussian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
-    """The epsilon of mu-GDP at ``delta`` (Dong, Roth and Su 2022, Corollary 2.13); 0 for mu <= 0."""
+    """The epsilon of mu-GDP at ``delta`` (Dong, Roth and Su 2022, Corollary 2.13); 0 for mu <=
+    0."""
     if not mu > 0:
         return 0.0
 
@@ -342,15 +421,22 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
 
     if excess_delta(0.0) <= 0:
         return 0.0
-    return float(brentq(excess_delta, 0.0, mu * mu / 2 + mu * (2 + math.sqrt(-2 * math.log(delta))), xtol=1e-10))
+    return float(
+        brentq(
+            excess_delta, 0.0, mu * mu / 2 + mu * (2 + math.sqrt(-2 * math.log(delta))), xtol=1e-10
+        )
+    )
 
 
-def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95) -> float:
-    """Zanella-Beguelin et al. (2023): the epsilon whose DP region holds 1 - confidence of the posterior.
+def bayesian(
+    tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: float = 0.95
+) -> float:
+    """Zanella-Beguelin et al. (2023): the epsilon whose DP region holds 1 - confidence of the
+    posterior.
 
-    Both rates have Jeffreys priors. The two-dimensional integral has a Beta distribution function inside, so one dimension is
-    left (midpoint rule over 4096 quantiles of the FPR). At epsilon 0 the region is a line of mass zero, so the value is
-    above 0 even on a null.
+    Both rates have Jeffreys priors. The two-dimensional integral has a Beta distribution function
+    inside, so one dimension is left (midpoint rule over 4096 quantiles of the FPR). At epsilon 0
+    the region is a line of mass zero, so the value is above 0 even on a null.
     """
     check_confusion_counts(tp, fn, fp, tn)
     check_levels(delta, confidence)
@@ -359,7 +445,8 @@ def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
 
     def excess_mass(eps: float) -> float:
         smallest_fnr = approximate_dp(eps, delta)
-        low, high = smallest_fnr(x), 1 - smallest_fnr(1 - x)
+        low = smallest_fnr(x)
+        high = 1 - smallest_fnr(1 - x)
         inside = betainc(0.5 + fn, 0.5 + tp, high) - betainc(0.5 + fn, 0.5 + tp, low)
         return float(np.clip(inside, 0, 1).mean()) - alpha
 
@@ -371,7 +458,9 @@ def bayesian(tp: int, fn: int, fp: int, tn: int, *, delta: float, confidence: fl
     return float(brentq(excess_mass, 0.0, high, xtol=1e-6))
 
 
-def _error_limits(tp: int, fn: int, fp: int, tn: int, delta: float, confidence: float) -> tuple[float, float]:
+def _error_limits(
+    tp: int, fn: int, fp: int, tn: int, delta: float, confidence: float
+) -> tuple[float, float]:
     """Simultaneous upper limits (FPR, FNR) at ``confidence``."""
     check_confusion_counts(tp, fn, fp, tn)
     check_levels(delta, confidence)
@@ -393,12 +482,13 @@ def from_scores(
     thresholds: Sequence[float] | None = None,
     generator: np.random.Generator | None = None,
 ) -> Bound:
-    """A bound from ``scores`` (n,) of independent trials, larger = member, and ``member`` (n,) bool.
+    """A bound from ``scores`` (n,) of independent trials, larger = member, and ``member`` (n,)
+    bool.
 
-    With ``thresholds``, fixed before the scores were seen: several share alpha (Bonferroni). Without, a random half of the
-    trials (drawn by ``generator``) picks the threshold at which ``method`` bounds most and the rest evaluates it: choosing
-    on the evaluated trials exceeds the truth on a null.
-    """
+    With ``thresholds``, fixed before the scores were seen: several share alpha (Bonferroni).
+    Without, a random half of the trials (drawn by ``generator``) picks the threshold at which
+    ``method`` bounds most and the rest evaluates it: choosing on the evaluated trials exceeds the
+    truth on a null."""
     bounds = {"clopper_pearson": clopper_pearson, "gaussian": gaussian, "bayesian": bayesian}
     if method not in bounds:
         raise ValueError(f"method={method!r}: clopper_pearson, gaussian or bayesian")
@@ -409,7 +499,12 @@ def from_scores(
     if not len(thresholds) >= 1:
         raise ValueError("thresholds: at least one is needed")
     each = shared_confidence(confidence, len(thresholds))
-    counts = zip(*(c.tolist() for c in confusion_counts_at(values, inside, np.asarray(thresholds, dtype=np.float64))))
+    counts = zip(
+        *(
+            c.tolist()
+            for c in confusion_counts_at(values, inside, np.asarray(thresholds, dtype=np.float64))
+        )
+    )
     value = max(bounds[method](*four, delta=delta, confidence=each) for four in counts)
     return Bound(value, method, VALIDITY[method], delta, confidence)
 
@@ -424,17 +519,22 @@ def one_run_from_scores(
     confidence: float = 0.95,
     method: Literal["one_run", "fdp_one_run", "fdp_one_run_gaussian"] = "one_run",
 ) -> Bound:
-    """One-run bound from ``scores`` (m,) of one run whose ``member`` (m,) bits are independent fair coins.
+    """One-run bound from ``scores`` (m,) of one run whose ``member`` (m,) bits are independent fair
+    coins.
 
-    method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian trade-offs. guesses: pairs
-    (k_in, k_out) fixed beforehand: the k_in highest scores are guessed in, the k_lowest out; several pairs share
-    alpha (Bonferroni). ``generator`` breaks ties, so that the order of the records cannot give their membership away.
-    """
+    method: Steinke's bound, or the f-DP one for any mechanism or, an estimate, for Gaussian
+        trade-offs. guesses: pairs (k_in, k_out) fixed beforehand: the k_in highest scores are
+        guessed in, the k_lowest out; several pairs share
+    alpha (Bonferroni). ``generator`` breaks ties, so that the order of the records cannot give
+    their membership away."""
     if method not in ONE_RUN_BOUNDS:
         raise ValueError(f"method={method!r}: allowed are {', '.join(ONE_RUN_BOUNDS)}")
     each = shared_confidence(confidence, max(len(guesses), 1))
     counts = right_guesses(scores, member, guesses, generator)
-    best = max(ONE_RUN_BOUNDS[method](len(scores), made, right, delta=delta, confidence=each) for made, right in counts)
+    best = max(
+        ONE_RUN_BOUNDS[method](len(scores), made, right, delta=delta, confidence=each)
+        for made, right in counts
+    )
     return Bound(best, method, VALIDITY[method], delta, confidence)
 
 
@@ -447,9 +547,13 @@ def right_guesses(
     """
     values, inside = check_scores(scores, member)
     if not guesses or any(min(pair) < 0 or sum(pair) > len(values) for pair in guesses):
-        raise ValueError(f"guesses={guesses}: pairs (k_in, k_out) with k_in + k_out <= {len(values)} are needed")
+        raise ValueError(
+            f"guesses={guesses}: pairs (k_in, k_out) with k_in + k_out <= {len(values)} are needed"
+        )
     ranked = inside[np.lexsort((generator.permutation(len(values)), -values))]
-    return [(i + o, int(ranked[:i].sum()) + int((~ranked[len(ranked) - o :]).sum())) for i, o in guesses]
+    return [
+        (i + o, int(ranked[:i].sum()) + int((~ranked[len(ranked) - o :]).sum())) for i, o in guesses
+    ]
 
 
 ONE_RUN_BOUNDS: dict[str, Callable[..., float]] = {
@@ -475,20 +579,26 @@ def _split_trials(
         chosen[generator.permutation(side)[: int(len(side) * 0.5)]] = True
     if not all((part & kind).any() for part in (chosen, ~chosen) for kind in (inside, ~inside)):
         raise ValueError(f"{int(inside.sum())} members of {len(inside)} trials: too few to split")
-    return values[~chosen], inside[~chosen], [best_threshold(values[chosen], inside[chosen], delta, method)]
+    return (
+        values[~chosen],
+        inside[~chosen],
+        [best_threshold(values[chosen], inside[chosen], delta, method)],
+    )
 
 
-# Bounds from a secret drawn among very many, with a null that is known exactly. A game with two hypotheses won n times out
-# of n shows no epsilon above ln n. Where the record is drawn at random from many, and every one of them has the same
-# neighbour D0 (the data without the record), one look shows more:
-# P(named) = mean over s of P(M(D_s) in A_s) <= e^epsilon mean over s of P(M(D0) in A_s) + delta, and the last mean is the
-# chance that a guess which knows nothing of s meets it, whatever the mechanism. For a direction s that is uniform on the
-# sphere and a guess v: cos(v, s) has the law of one coordinate of the sphere, (1 + Beta((m-1)/2, (m-1)/2)) scaled to
-# [-1, 1] (its square is Beta(1/2, (m-1)/2)).
+# Bounds from a secret drawn among very many, with a null that is known exactly. A game with two
+# hypotheses won n times out of n shows no epsilon above ln n. Where the record is drawn at random
+# from many, and every one of them has the same neighbour D0 (the data without the record), one look
+# shows more: P(named) = mean over s of P(M(D_s) in A_s) <= e^epsilon mean over s of P(M(D0) in A_s)
+# + delta, and the last mean is the chance that a guess which knows nothing of s meets it, whatever
+# the mechanism. For a direction s that is uniform on the
+# sphere and a guess v: cos(v, s) has the law of one coordinate of the sphere, (1 + Beta((m-1)/2,
+# (m-1)/2)) scaled to [-1, 1] (its square is Beta(1/2, (m-1)/2)).
 
 
 def log_chance_of_cosine(cosine: np.ndarray, dimensions: int) -> np.ndarray:
-    """ln P(cos(v, s) >= cosine) for a fixed v and s uniform on the sphere in ``dimensions`` >= 2; cosine in [-1, 1]."""
+    """ln P(cos(v, s) >= cosine) for a fixed v and s uniform on the sphere in ``dimensions`` >= 2;
+    cosine in [-1, 1]."""
     if dimensions < 2:
         raise ValueError(f"dimensions={dimensions}: at least 2 are needed")
     c = np.clip(np.asarray(cosine, dtype=np.float64), -1, 1)
@@ -496,7 +606,8 @@ def log_chance_of_cosine(cosine: np.ndarray, dimensions: int) -> np.ndarray:
     with np.errstate(divide="ignore", under="ignore"):
         tail = 0.5 * betainc(a, 0.5, np.maximum(1 - c * c, 0))
         plain = np.log(np.where(c >= 0, tail, 1 - tail))
-        # x^a / (a B(a, 1/2)) (1 - x)^(-1/2): the integral of t^(a-1) (1-t)^(-1/2) up to x is below this
+        # x^a / (a B(a, 1/2)) (1 - x)^(-1/2): the integral of t^(a-1) (1-t)^(-1/2) up to x is below
+        # this
         room = np.log(np.maximum(1 - c * c, 1e-300)) * a - math.log(a) - betaln(a, 0.5)
         far = room - 0.5 * np.log(np.maximum(c * c, 1e-300)) + math.log(0.5)
     return np.where((c > 0) & (tail < 1e-250), np.minimum(far, math.log(1e-250)), plain)
@@ -505,26 +616,38 @@ def log_chance_of_cosine(cosine: np.ndarray, dimensions: int) -> np.ndarray:
 def bound_from_cosines(
     cosines: np.ndarray, threshold: float, dimensions: int, *, delta: float, confidence: float
 ) -> float:
-    """Lower bound on epsilon from cosines (n,) of independent games; threshold: fixed before they were seen."""
+    """Lower bound on epsilon from cosines (n,) of independent games; threshold: fixed before they
+    were seen."""
     values = np.asarray(cosines, dtype=np.float64)
     if values.ndim != 1 or not len(values) or np.isnan(values).any():
-        raise ValueError(f"cosines {values.shape}: numbers (n,) without NaN are needed, at least one")
+        raise ValueError(
+            f"cosines {values.shape}: numbers (n,) without NaN are needed, at least one"
+        )
     won = int((values >= threshold).sum())
     return _bound_from_wins(
-        won, len(values), float(log_chance_of_cosine(np.array(threshold), dimensions)), delta, confidence
+        won,
+        len(values),
+        float(log_chance_of_cosine(np.array(threshold), dimensions)),
+        delta,
+        confidence,
     )
 
 
 def bound_from_identifications(
     won: int, games: int, log_candidates: float, *, delta: float, confidence: float
 ) -> float:
-    """Lower bound on epsilon from ``won`` of ``games``, each a name among e^log_candidates equally likely ones."""
+    """Lower bound on epsilon from ``won`` of ``games``, each a name among e^log_candidates equally
+    likely ones."""
     if not 0 <= won <= games or games < 1:
-        raise ValueError(f"won={won}, games={games}: at most the games, and at least one of them, is needed")
+        raise ValueError(
+            f"won={won}, games={games}: at most the games, and at least one of them, is needed"
+        )
     return _bound_from_wins(won, games, -log_candidates, delta, confidence)
 
 
-def _bound_from_wins(won: int, games: int, log_chance: float, delta: float, confidence: float) -> float:
+def _bound_from_wins(
+    won: int, games: int, log_chance: float, delta: float, confidence: float
+) -> float:
     share = lower_limit(won, games, 1 - confidence)
     if share <= delta:
         return 0.0
@@ -532,12 +655,15 @@ def _bound_from_wins(won: int, games: int, log_chance: float, delta: float, conf
 
 
 def best_cosine_threshold(cosines: np.ndarray, dimensions: int, delta: float) -> float:
-    """The threshold that bounds most on these games, to be used on others: one that a tenth of them reach at least."""
+    """The threshold that bounds most on these games, to be used on others: one that a tenth of them
+    reach at least."""
     ordered = np.sort(np.asarray(cosines, dtype=np.float64))
     n = len(ordered)
     at = np.unique(np.linspace(0, max(0, n - max(5, n // 10)), 60).astype(int))
     won = n - at
     share = lower_limit(won, n, 0.05)
     with np.errstate(divide="ignore", invalid="ignore"):
-        gains = np.log(np.maximum(share - delta, 1e-300)) - log_chance_of_cosine(ordered[at], dimensions)
+        gains = np.log(np.maximum(share - delta, 1e-300)) - log_chance_of_cosine(
+            ordered[at], dimensions
+        )
     return float(ordered[at][int(np.argmax(gains))])

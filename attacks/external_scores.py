@@ -1,9 +1,11 @@
-"""Bring your own: audit arrays that someone else computed, from one ``.npz`` file, or bare scores from a ``.csv`` file.
+"""Bring your own: audit arrays that someone else computed, from one ``.npz`` file, or bare scores
+from a ``.csv`` file.
 
-It holds one of three sets of arrays, larger score = more like a member: ``scores`` (n,) and ``member`` (n,); ``signals``
-(K, n) and ``masks`` (K, n), row 0 being the audited model; or ``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n).
-Beside these, ``blind`` (n,): scores of a control that never saw a model; and ``labels`` (n,). A csv has a first line of names
-and columns ``scores``, ``member`` and perhaps ``blind``.
+It holds one of three sets of arrays, larger score = more like a member: ``scores`` (n,) and
+``member`` (n,); ``signals`` (K, n) and ``masks`` (K, n), row 0 being the audited model; or
+``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n).
+Beside these, ``blind`` (n,): scores of a control that never saw a model; and ``labels`` (n,). A csv
+    has a first line of names and columns ``scores``, ``member`` and perhaps ``blind``.
 """
 
 from __future__ import annotations
@@ -37,19 +39,26 @@ KNOWN_ARRAYS = {name for names in ARRAY_SETS for name in names} | {"blind"}
 
 
 def load_scores(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of ``path``, checked. ValueError: unreadable, pickled, unknown or missing names, shapes, NaN."""
+    """The arrays of ``path``, checked. ValueError: unreadable, pickled, unknown or missing names,
+    shapes, NaN."""
     if Path(path).suffix.lower() == ".csv":
         return _read_csv_scores(Path(path))
     try:
         check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+    except (
+        Exception
+    ) as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
         why = " ".join(str(error).split())[:120]
-        raise ValueError(f"scores={path}: not a readable .npz without pickled objects ({why})") from error
+        raise ValueError(
+            f"scores={path}: not a readable .npz without pickled objects ({why})"
+        ) from error
     unknown = sorted(set(arrays) - KNOWN_ARRAYS)
     if unknown:
-        raise ValueError(f"scores={path}: unknown arrays {unknown}; known are {sorted(KNOWN_ARRAYS)}")
+        raise ValueError(
+            f"scores={path}: unknown arrays {unknown}; known are {sorted(KNOWN_ARRAYS)}"
+        )
     if array_set_of(arrays) is None:
         sets = [list(names) for names in ARRAY_SETS]
         raise ValueError(f"scores={path}: holds {sorted(arrays)}; needed is one of {sets}")
@@ -64,7 +73,8 @@ CSV_COLUMNS = (*ARRAY_SETS[0], "blind")
 def _read_csv_scores(path: Path) -> dict[str, np.ndarray]:
     """Bare scores, members and perhaps a blind control by column. Raises ValueError, one line."""
     needed = (
-        f"needed is a first line of names, scores,member[,blind], and a line of numbers for each record; {NPZ_FOR_MORE}"
+        "needed is a first line of names, scores,member[,blind], and a line of numbers for "
+        f"each record; {NPZ_FOR_MORE}"
     )
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -80,9 +90,13 @@ def _read_csv_scores(path: Path) -> dict[str, np.ndarray]:
     for at, line in enumerate(lines):
         try:
             numbers = [float(CSV_WORDS.get(cell.strip().lower(), cell)) for cell in line]
-            values[at] = np.array(numbers).reshape(len(names))  # a line that is too short is an error as well
+            values[at] = np.array(numbers).reshape(
+                len(names)
+            )  # a line that is too short is an error as well
         except ValueError:
-            raise ValueError(f"scores={path}: record {at} (from 0) is {','.join(line)[:60]!r}; {needed}") from None
+            raise ValueError(
+                f"scores={path}: record {at} (from 0) is {','.join(line)[:60]!r}; {needed}"
+            ) from None
     arrays = dict(zip(names, values.T))
     _check_shapes(arrays)
     _check_values(arrays)
@@ -95,7 +109,8 @@ def array_set_of(arrays: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def arrays_to_worlds(arrays: Mapping[str, np.ndarray]) -> Worlds:
-    """``Worlds`` from (signals, masks) or (logits, labels, masks); the signal is named "confidence"."""
+    """``Worlds`` from (signals, masks) or (logits, labels, masks); the signal is named
+    "confidence"."""
     masks = torch.from_numpy(arrays["masks"].astype(bool))
     labels = torch.from_numpy(arrays.get("labels", np.zeros(masks.shape[1])).astype(np.int64))
     blind = torch.from_numpy(arrays.get("blind", np.zeros(masks.shape[1])).astype(np.float64))
@@ -116,18 +131,26 @@ def audit_scores(
 ) -> list[Finding]:
     """Membership findings from the file's arrays: one for bare scores, else one per attack.
 
-    Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each record
-    was in by its own fair coin, and is left out where the share of members rules that out
+    Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each
+    record was in by its own fair coin, and is left out where the share of members rules that out
     (binomial p < 0.001). A blind AUC is given only where the file brings blind scores.
     """
     arrays = load_scores(path)
     if array_set_of(arrays) == ARRAY_SETS[0]:
         return [_audit_bare_scores(arrays, surface, delta, confidence, seed)]
     worlds = arrays_to_worlds(arrays)
-    nobody = Knowledge((1, 1, 1), int(worlds.labels.max()) + 1, torch.zeros(0, 1, 1, 1), torch.zeros(0).long())
+    nobody = Knowledge(
+        (1, 1, 1), int(worlds.labels.max()) + 1, torch.zeros(0, 1, 1, 1), torch.zeros(0).long()
+    )
     view = View(surface, Adversary.SERVER, (), nobody, worlds)
     options: dict[str, Any] = {"confidence": confidence, "delta": delta}
-    attacks = [Lira(**options), Rmia(**options), Base(**options), LossThreshold(**options), GradientDensity(**options)]
+    attacks = [
+        Lira(**options),
+        Rmia(**options),
+        Base(**options),
+        LossThreshold(**options),
+        GradientDensity(**options),
+    ]
     if worlds.logits is not None:
         attacks.append(ShadowClassifier(**options))
     generator = torch.Generator().manual_seed(seed)
@@ -151,40 +174,62 @@ def describe_arrays(arrays: Mapping[str, np.ndarray]) -> str:
     shape = arrays[names[0]].shape
     if names == ARRAY_SETS[0]:
         return f"Read as scores of 1 model for {shape[0]} records."
-    return f"Read as {names[0]} of {shape[0]} models (rows, the audited one first) for {shape[1]} records (columns)."
+    return (
+        f"Read as {names[0]} of {shape[0]} models (rows, the audited one first) for "
+        f"{shape[1]} records (columns)."
+    )
 
 
-def _add_score_figures(finding: Finding, scores: Tensor | None, masks: Tensor, blind: np.ndarray | None) -> Finding:
-    """The finding with its exact scores (m,), members (m,) and blind (m,), and which record and world each is of."""
+def _add_score_figures(
+    finding: Finding, scores: Tensor | None, masks: Tensor, blind: np.ndarray | None
+) -> Finding:
+    """The finding with its exact scores (m,), members (m,) and blind (m,), and which record and
+    world each is of."""
     if scores is None:
         raise ValueError(f"{finding.attack}: brought back no scores")
     taken = masks[: len(scores)]
-    world, record = torch.meshgrid(torch.arange(taken.shape[0]), torch.arange(taken.shape[1]), indexing="ij")
-    parts = {"scores": scores.double(), "members": taken.to(torch.uint8), "record": record, "world": world}
+    world, record = torch.meshgrid(
+        torch.arange(taken.shape[0]), torch.arange(taken.shape[1]), indexing="ij"
+    )
+    parts = {
+        "scores": scores.double(),
+        "members": taken.to(torch.uint8),
+        "record": record,
+        "world": world,
+    }
     if blind is not None:
         parts["blind"] = torch.from_numpy(blind.astype(np.float64)).expand(taken.shape)
-    return replace(finding, figures={**finding.figures, **{name: part.flatten() for name, part in parts.items()}})
+    return replace(
+        finding,
+        figures={**finding.figures, **{name: part.flatten() for name, part in parts.items()}},
+    )
 
 
 def _audit_bare_scores(
     arrays: Mapping[str, np.ndarray], surface: Surface, delta: float, confidence: float, seed: int
 ) -> Finding:
-    scores, member = (
-        torch.from_numpy(arrays["scores"].astype(np.float64))[None],
-        torch.from_numpy(arrays["member"].astype(bool))[None],
-    )
+    scores = torch.from_numpy(arrays["scores"].astype(np.float64))[None]
+    member = torch.from_numpy(arrays["member"].astype(bool))[None]
     blind = torch.from_numpy(arrays.get("blind", np.zeros(scores.shape[1])).astype(np.float64))
     measures, figures = membership_measures(
-        scores, Worlds({}, member, blind, torch.zeros(scores.shape[1])),
-        delta=delta, generator=np.random.default_rng(seed), confidence=confidence,
-    )  # fmt: skip
+        scores,
+        Worlds({}, member, blind, torch.zeros(scores.shape[1])),
+        delta=delta,
+        generator=np.random.default_rng(seed),
+        confidence=confidence,
+    )
     del measures["worlds"]  # nothing is known of any but the audited model
     bare = Finding(surface, "scores", Family.MEMBERSHIP, Adversary.SERVER, measures, figures)
-    return _drop_unsupported(_add_score_figures(bare, scores, member, arrays.get("blind")), arrays, arrays["member"])
+    return _drop_unsupported(
+        _add_score_figures(bare, scores, member, arrays.get("blind")), arrays, arrays["member"]
+    )
 
 
-def _drop_unsupported(finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray) -> Finding:
-    """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were not fair."""
+def _drop_unsupported(
+    finding: Finding, arrays: Mapping[str, np.ndarray], member: np.ndarray
+) -> Finding:
+    """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were
+    not fair."""
     dropped = set() if "blind" in arrays else {"blind_auc"}
     if binomial_p_value(int(member.sum()), len(member), 0.5) < 1e-3:
         dropped |= {"epsilon_measured", "epsilon_method", "epsilon_validity"}
@@ -201,22 +246,39 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"{names[0]}: shape {main.shape}, {needed}")
     records = main.shape[0] if wanted == 1 else main.shape[1]
     if names[0] == "signals" and len(main) > records and not {"labels", "blind"} & set(arrays):
-        said = f"shape {main.shape} is {len(main)} models and {records} records, more models than records"
-        way = "if rows are records, give signals.T and masks.T; if rows are models, add labels (n,) or blind (n,), one a record"
+        said = (
+            f"shape {main.shape} is {len(main)} models and {records} records, more models "
+            "than records"
+        )
+        way = (
+            "if rows are records, give signals.T and masks.T; if rows are models, add labels "
+            "(n,) or blind (n,), one a record"
+        )
         raise ValueError(f"signals: {said}; {way}")
-    shapes = {"member": (records,), "masks": main.shape[:2], "labels": (records,), "blind": (records,)}
+    shapes = {
+        "member": (records,),
+        "masks": main.shape[:2],
+        "labels": (records,),
+        "blind": (records,),
+    }
     for name, shape in shapes.items():
         if name in arrays and (name != "masks" or wanted > 1) and arrays[name].shape != shape:
-            raise ValueError(f"{name}: shape {arrays[name].shape}, {names[0]} {main.shape} asks for {shape}")
+            raise ValueError(
+                f"{name}: shape {arrays[name].shape}, {names[0]} {main.shape} asks for {shape}"
+            )
 
 
 def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
     for name, value in arrays.items():
         if value.dtype.kind not in "biuf" or not np.isfinite(value).all():
-            raise ValueError(f"{name}: holds {value.dtype} with NaN, infinity or no numbers; finite numbers are needed")
+            raise ValueError(
+                f"{name}: holds {value.dtype} with NaN, infinity or no numbers; finite "
+                "numbers are needed"
+            )
         if name in ("member", "masks") and not np.isin(value, (0, 1)).all():
             raise ValueError(f"{name}: booleans (or 0 and 1) are needed")
-    classes, labels = arrays["logits"].shape[2] if "logits" in arrays else 0, arrays.get("labels", np.zeros(0))
+    classes = arrays["logits"].shape[2] if "logits" in arrays else 0
+    labels = arrays.get("labels", np.zeros(0))
     if classes and not ((labels >= 0) & (labels < classes) & (labels % 1 == 0)).all():
         raise ValueError(f"labels: whole numbers from 0 to {classes - 1} are needed")
 

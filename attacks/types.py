@@ -1,7 +1,7 @@
 """The types that attacks and their callers share: surfaces, views, evidence, findings.
 
-What an attacker holds is in the ``View``; what only the evaluator holds is in ``Truth``. An attack never receives a ``Truth``.
-"""
+What an attacker holds is in the ``View``; what only the evaluator holds is in ``Truth``. An attack
+never receives a ``Truth``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ class Surface(StrEnum):
     SHARED_FEATURES = "shared_features"
 
 
-SENT_BY_SERVER = frozenset({Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES})  # and by no client
+SENT_BY_SERVER = frozenset(
+    {Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES}
+)  # and by no client
 
 
 class Adversary(StrEnum):
@@ -76,12 +78,13 @@ class Capture:
 class Knowledge:
     """What the adversary knows beside the artifact itself.
 
-    shape: (c, h, w) of a record in [0, 1]; public_x (m, c, h, w) and public_y (m,): records of the same distribution that
-    belong to no audited client; model: the architecture whose parameters travel (in the victim's own mode), loaded with
-    the broadcast; maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's protected
-    features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr, momentum, local_steps, batch_size,
-    noise_std, ...); known: records that this adversary happens to hold, with the row of the release that stems from each
-    ("x" (k, c, h, w), "row" (k,)).
+    shape: (c, h, w) of a record in [0, 1]; public_x (m, c, h, w) and public_y (m,): records of the
+        same distribution that belong to no audited client; model: the architecture whose parameters
+        travel (in the victim's own mode), loaded with
+    the broadcast; maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's
+    protected features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr,
+    momentum, local_steps, batch_size, noise_std, ...); known: records that this adversary happens
+    to hold, with the row of the release that stems from each ("x" (k, c, h, w), "row" (k,)).
     """
 
     shape: tuple[int, int, int]
@@ -96,14 +99,17 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Worlds:
-    """Signals of K replays of the victim, the sources of K shadow models; row 0 is the run that really happened.
+    """Signals of K replays of the victim, the sources of K shadow models; row 0 is the run that
+    really happened.
 
     signals: name -> (K, n), larger = more like a member; masks: (K, n) bool, True = in;
-    logits: (K, n, C) of the model that each replay released or that its artifact trains; blind: (n,) scores of an attack
-    that never sees any artifact; labels: (n,); rounds: the signals in R rounds of the run, (K, n, R) with the same coins in
-    all, the last being that of ``signals``; records: (n, c, h, w), the audited records themselves; kinds: positions (m,)
-    of audited records that were made hard to fit, by what was done to them; queries: the signals of q copies of each
-    record under the transforms of the training, (K, n, q), the record as it is first: absent if nothing transforms it.
+    logits: (K, n, C) of the model that each replay released or that its artifact trains; blind:
+        (n,) scores of an attack that never sees any artifact; labels: (n,); rounds: the signals in
+        R rounds of the run, (K, n, R) with the same coins in
+    all, the last being that of ``signals``; records: (n, c, h, w), the audited records themselves;
+    kinds: positions (m,) of audited records that were made hard to fit, by what was done to them;
+        queries: the signals of q copies of each record under the transforms of the training, (K, n,
+            q), the record as it is first: absent if nothing transforms it.
     """
 
     signals: Mapping[str, Tensor]
@@ -119,19 +125,37 @@ class Worlds:
 
     def __post_init__(self) -> None:
         if self.masks.ndim != 2 or self.masks.dtype != torch.bool:
-            raise ValueError(f"masks must be a (K, n) bool tensor, got {tuple(self.masks.shape)} {self.masks.dtype}")
+            raise ValueError(
+                f"masks must be a (K, n) bool tensor, got {tuple(self.masks.shape)} "
+                f"{self.masks.dtype}"
+            )
         for name, value in self.signals.items():
             if value.shape != self.masks.shape:
-                raise ValueError(f"signal {name!r} has shape {tuple(value.shape)}, masks {tuple(self.masks.shape)}")
+                raise ValueError(
+                    f"signal {name!r} has shape {tuple(value.shape)}, masks "
+                    f"{tuple(self.masks.shape)}"
+                )
             if not torch.isfinite(value).all():
                 raise ValueError(f"signal {name!r} holds NaN or infinity")
         for name, value in self.rounds.items():
-            if value.ndim != 3 or value.shape[:2] != self.masks.shape or not torch.isfinite(value).all():
-                raise ValueError(f"rounds of {name!r}: finite (K, n, R) for masks {tuple(self.masks.shape)} are needed")
-        for name, value in self.queries.items():
-            if value.ndim != 3 or value.shape[:2] != self.masks.shape or not torch.isfinite(value).all():
+            if (
+                value.ndim != 3
+                or value.shape[:2] != self.masks.shape
+                or not torch.isfinite(value).all()
+            ):
                 raise ValueError(
-                    f"queries of {name!r}: finite (K, n, q) for masks {tuple(self.masks.shape)} are needed"
+                    f"rounds of {name!r}: finite (K, n, R) for masks "
+                    f"{tuple(self.masks.shape)} are needed"
+                )
+        for name, value in self.queries.items():
+            if (
+                value.ndim != 3
+                or value.shape[:2] != self.masks.shape
+                or not torch.isfinite(value).all()
+            ):
+                raise ValueError(
+                    f"queries of {name!r}: finite (K, n, q) for masks "
+                    f"{tuple(self.masks.shape)} are needed"
                 )
 
 
@@ -139,9 +163,10 @@ class Worlds:
 class View:
     """What one adversary holds about one surface (no truth inside).
 
-    other_rounds: the same surface in other rounds that are kept, each with the maps of its own round and no worlds.
-    message: the names of what it holds, joined by ", ": those of the captures, unless they are given.
-    """
+    other_rounds: the same surface in other rounds that are kept, each with the maps of its own
+        round and no worlds.
+    message: the names of what it holds, joined by ", ": those of the captures, unless they are
+        given."""
 
     surface: Surface
     adversary: Adversary
@@ -153,7 +178,9 @@ class View:
 
     def __post_init__(self) -> None:
         if not self.message:
-            object.__setattr__(self, "message", ", ".join(dict.fromkeys(c.name for c in self.captures)))
+            object.__setattr__(
+                self, "message", ", ".join(dict.fromkeys(c.name for c in self.captures))
+            )
 
 
 @dataclass(frozen=True)
@@ -162,8 +189,8 @@ class Truth:
 
     x (n, c, h, w) and y (n,): the victim's training records; heldout_x: records of the same client
     that it did not train on; counts: (classes,) true label counts; virtual: images that stand
-    between records and artifact (FedLGD); rows: (n,) the row of a per-record release that stems from each record.
-    """
+    between records and artifact (FedLGD); rows: (n,) the row of a per-record release that stems
+    from each record."""
 
     x: Tensor
     y: Tensor
@@ -190,8 +217,8 @@ class Evidence:
 class Finding:
     """One row of the report. Measures that do not apply are absent from ``measures``.
 
-    message: the name of the message (or of the noised query) that it is about, several joined by ", "; "" = not known by name.
-    """
+    message: the name of the message (or of the noised query) that it is about, several joined by ",
+        "; "" = not known by name."""
 
     surface: Surface
     attack: str
@@ -208,12 +235,15 @@ class Finding:
 class Attack(ABC):
     """One attack: which surfaces it reads, and how it turns a view into a finding.
 
-    ``run`` sees the view only; ``judge`` belongs to the evaluator. Subclasses are usually frozen dataclasses whose fields are
-    their settings. least_worlds: the fewest models (K of ``Worlds``) that a membership attack can run on. whole_client:
-    whether a gradient inversion reads what the audited client really sent, instead of what it would send if it
-    held one record. unmeasured: surfaces of which it reports what it read and measures nothing, so that they stay
-    unattacked. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are; ``generator`` stays on the CPU.
-    """
+    ``run`` sees the view only; ``judge`` belongs to the evaluator. Subclasses are usually frozen
+    dataclasses whose fields are
+    their settings. least_worlds: the fewest models (K of ``Worlds``) that a membership attack can
+        run on. whole_client: whether a gradient inversion reads what the audited client really
+            sent, instead of what it would send if it
+    held one record. unmeasured: surfaces of which it reports what it read and measures nothing, so
+        that they stay
+    unattacked. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are;
+        ``generator`` stays on the CPU."""
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack
 
@@ -246,16 +276,21 @@ class Attack(ABC):
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
     def nothing_to_read(self, view: View) -> str:
-        """Why this view holds nothing for the attack, which is then reported instead of a result; "" if it does."""
+        """Why this view holds nothing for the attack, which is then reported instead of a result;
+        "" if it does."""
         return ""
 
     @abstractmethod
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """What the attacker makes of what it holds; all randomness from ``generator``."""
 
-    def run_each(self, views: Sequence[View], generators: Sequence[torch.Generator]) -> list[Evidence]:
+    def run_each(
+        self, views: Sequence[View], generators: Sequence[torch.Generator]
+    ) -> list[Evidence]:
         """``run`` on several views; overridden where many cost less together than one by one."""
-        return [self.run(view, generator) for view, generator in zip(views, generators, strict=True)]
+        return [
+            self.run(view, generator) for view, generator in zip(views, generators, strict=True)
+        ]
 
     @abstractmethod
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:

@@ -1,8 +1,9 @@
-"""Checks of what others bring: ranges of settings, names that a subclass may define, npz files from strangers. Imports no torch.
+"""Checks of what others bring: ranges of settings, names that a subclass may define, npz files from
+strangers. Imports no torch.
 
-A check of a range raises ValueError, one line, for the first field of ``settings`` that is out of it; infinity and NaN
-always are. A hook that is not declared is never called, and an audit that skips it would under-report the leak.
-"""
+A check of a range raises ValueError, one line, for the first field of ``settings`` that is out of
+it; infinity and NaN always are. A hook that is not declared is never called, and an audit that
+skips it would under-report the leak."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ MAX_ARCHIVE_BYTES = 4 * 2**30  # bytes of all arrays together
 
 
 def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
-    """ValueError for arrays of more than ``limit`` bytes together, for pickled ones, and for a shape without its data.
+    """ValueError for arrays of more than ``limit`` bytes together, for pickled ones, and for a
+    shape without its data.
 
-    A zip of some megabytes can declare terabytes; nothing of that size is unpacked or allocated here.
-    """
+    A zip of some megabytes can declare terabytes; nothing of that size is unpacked or allocated
+    here."""
     total = 0
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
@@ -33,7 +35,11 @@ def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
                 raise ValueError(f"more than {limit >> 20} MiB of arrays")
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                read = (
+                    np.lib.format.read_array_header_1_0
+                    if version == (1, 0)
+                    else np.lib.format.read_array_header_2_0
+                )
                 shape, _, dtype = read(file)
             if dtype.hasobject:
                 raise ValueError(f"{member.filename}: pickled objects")
@@ -41,17 +47,22 @@ def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
                 raise ValueError(f"{member.filename}: shape {shape} is larger than its data")
 
 
-MISSPELLING_SIMILARITY = 0.8  # similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
+MISSPELLING_SIMILARITY = (
+    0.8  # similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
+)
 
 
 def check_hook_names(cls: type, role: str, hooks: Collection[str]) -> None:
-    """Refuse a public name of ``cls`` that is no known hook, and a setting whose name is nearly one.
+    """Refuse a public name of ``cls`` that is no known hook, and a setting whose name is nearly
+    one.
 
-    Settings are annotated fields (not ClassVar); names with a leading underscore are the class's own.
-    Raises TypeError, one line with a suggestion.
+    Settings are annotated fields (not ClassVar); names with a leading underscore are the class's
+    own. Raises TypeError, one line with a suggestion.
     """
     for name, setting in _public_names(cls):
-        close = difflib.get_close_matches(name, hooks, 1, MISSPELLING_SIMILARITY if setting else 0.6)
+        close = difflib.get_close_matches(
+            name, hooks, 1, MISSPELLING_SIMILARITY if setting else 0.6
+        )
         if name in hooks or (setting and not close):
             continue
         hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(hooks))}"
@@ -77,7 +88,9 @@ def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def _check_fields(settings: object, names: Sequence[str], under: str, fits: Callable[[Any], bool], needed: str) -> None:
+def _check_fields(
+    settings: object, names: Sequence[str], under: str, fits: Callable[[Any], bool], needed: str
+) -> None:
     for name in names:
         value = getattr(settings, name)
         if not fits(value):
@@ -91,7 +104,9 @@ def check_counts(settings: object, *names: str, least: int = 1, under: str = "")
 
 
 def check_positive(settings: object, *names: str, under: str = "") -> None:
-    _check_fields(settings, names, under, lambda x: _is_number(x) and 0 < x < inf, "a finite number above 0")
+    _check_fields(
+        settings, names, under, lambda x: _is_number(x) and 0 < x < inf, "a finite number above 0"
+    )
 
 
 def check_non_negative(settings: object, *names: str, under: str = "") -> None:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.accounting [--delta 1e-5] [--prv]
 
-Rows are Poisson-sampled Gaussians (q, z, steps). PLD is exact up to its grid, PRV is within 0.01 above
-it, RDP is looser. The last part times noise calibration and a ledger of 10,000 rows.
+Rows are Poisson-sampled Gaussians (q, z, steps). PLD is exact up to its grid, PRV is within 0.01
+above it, RDP is looser. The last part times noise calibration and a ledger of 10,000 rows.
 """
 
 from __future__ import annotations
@@ -41,15 +41,17 @@ def event(q: float, z: float, steps: int) -> dpa.DpEvent:
     return dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z)), steps)
 
 
-def opacus(accountant: RDPAccountant | PRVAccountant, q: float, z: float, steps: int, delta: float) -> float:
+def opacus(
+    accountant: RDPAccountant | PRVAccountant, q: float, z: float, steps: int, delta: float
+) -> float:
     accountant.history = [(z, q, steps)]
     return float(accountant.get_epsilon(delta))
 
 
 def compare(delta: float, prv: bool) -> None:
     print(
-        f"{'q, z, steps':>22} {'PLD here':>17} {'dp-accounting':>17} {'RDP here':>17} {'Opacus RDP':>17}"
-        + " Opacus PRV" * prv
+        f"{'q, z, steps':>22} {'PLD here':>17} {'dp-accounting':>17} {'RDP here':>17} "
+        f"{'Opacus RDP':>17}" + " Opacus PRV" * prv
     )
     for q, z, steps in POINTS:
         e = event(q, z, steps)
@@ -95,9 +97,13 @@ def large_ledger(delta: float) -> None:
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--prv", action="store_true", help="Opacus's PRV accountant too: slow at large epsilon")
+    parser.add_argument(
+        "--prv", action="store_true", help="Opacus's PRV accountant too: slow at large epsilon"
+    )
     options = parser.parse_args()
     compare(options.delta, options.prv)
     calibration(options.delta)

@@ -1,11 +1,13 @@
-"""How near the certificate of a whole run comes to its accounted epsilon: certified / accounted, by profile.
+"""How near the certificate of a whole run comes to its accounted epsilon: certified / accounted, by
+profile.
 
-    python -m benchmarks.certificate [--profiles a,b] [--seeds 0,1,2] [--keep FILE] [--write docs/certificate.md] [key=value ...]
+    python -m benchmarks.certificate [--profiles a,b] [--seeds 0,1,2] [--keep FILE] [--write
+    docs/certificate.md] [key=value ...]
 
-Each run is trained without replays or attacks; then only the certificate is taken, at the share of the error that it
-has in a whole audit. ``--keep``: a file of finished runs, one JSON object a line; what it holds is not run again. The
-exit status is 1 where a median misses its goal or a certificate is above what is accounted.
-"""
+Each run is trained without replays or attacks; then only the certificate is taken, at the share of
+the error that it has in a whole audit. ``--keep``: a file of finished runs, one JSON object a line;
+what it holds is not run again. The exit status is 1 where a median misses its goal or a certificate
+is above what is accounted."""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def trained(experiment: Experiment) -> Progress:
 
 def membership_tests(experiment: Experiment, config: Any) -> int:
     """As many as an audit of this run makes, or more: not every phase sends everything."""
-    attacks = [attack for attack in build_attacks(config).values() if attack.family == Family.MEMBERSHIP]
+    attacks = [
+        attack for attack in build_attacks(config).values() if attack.family == Family.MEMBERSHIP
+    ]
     method = experiment.plan.method
     views = expected_views(method, experiment.audit_settings)
     return len({method.phase(t) for t in range(method.rounds)}) * sum(
@@ -51,17 +55,27 @@ def membership_tests(experiment: Experiment, config: Any) -> int:
 
 
 def measured(overrides: Sequence[str]) -> dict[str, float]:
-    """One run: accounted and certified epsilon, kappa, number of runs, seconds of processor time."""
-    config = compose_config("audit", [f"attack=[{','.join(default_attacks([config_dir()]))}]", *overrides])
+    """One run: accounted and certified epsilon, kappa, number of runs, seconds of processor
+    time."""
+    config = compose_config(
+        "audit", [f"attack=[{','.join(default_attacks([config_dir()]))}]", *overrides]
+    )
     experiment = build_experiment(config)
-    plan, began = experiment.plan, time.process_time()
+    plan = experiment.plan
+    began = time.process_time()
     progress = trained(experiment)
     training = time.process_time() - began
     budget = audit_error_budget(experiment, membership_tests(experiment, config))
     subject = GuaranteeSubject(
-        plan, experiment.shards[plan.victim], progress.snapshots, progress.ledger, experiment.privacy.delta,
-        budget.confidence, experiment.audit_settings.guarantee, plan.keys.fold("audit", "guarantee"),
-    )  # fmt: skip
+        plan,
+        experiment.shards[plan.victim],
+        progress.snapshots,
+        progress.ledger,
+        experiment.privacy.delta,
+        budget.confidence,
+        experiment.audit_settings.guarantee,
+        plan.keys.fold("audit", "guarantee"),
+    )
     began = time.process_time()
     (found,) = certificate_findings(subject)
     cost = time.process_time() - began
@@ -69,23 +83,33 @@ def measured(overrides: Sequence[str]) -> dict[str, float]:
         raise SystemExit(f"{overrides}: {found.measures['note']}")
     kappa = found.measures["diagnostics"]["certificate"]["kappa"]
     return {
-        "accounted": progress.ledger.epsilon(), "certified": found.measures["epsilon_measured"],
-        "runs": found.measures["n"], "tests": budget.tests, "kappa_min": kappa["min"], "energy": kappa["energy"],
-        "seconds": cost, "training": training,
-    }  # fmt: skip
+        "accounted": progress.ledger.epsilon(),
+        "certified": found.measures["epsilon_measured"],
+        "runs": found.measures["n"],
+        "tests": budget.tests,
+        "kappa_min": kappa["min"],
+        "energy": kappa["energy"],
+        "seconds": cost,
+        "training": training,
+    }
 
 
 def broken(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """What misses its goal, a line each."""
     lines = [
-        f"{row['profile']}, seed {row['seed']}: certified {row['certified']:.4g} above accounted {row['accounted']:.4g}"
+        f"{row['profile']}, seed {row['seed']}: certified {row['certified']:.4g} above "
+        f"accounted {row['accounted']:.4g}"
         for row in rows
         if row["certified"] > row["accounted"]
     ]
     for name, mine in _by_profile(rows).items():
-        ratio, cost = _median(mine, "ratio"), _median(mine, "seconds")
+        ratio = _median(mine, "ratio")
+        cost = _median(mine, "seconds")
         if ratio < PROFILES[name][1]:
-            lines.append(f"{name}: {ratio:.3f} of what is accounted is certified, {PROFILES[name][1]} is the goal")
+            lines.append(
+                f"{name}: {ratio:.3f} of what is accounted is certified, "
+                f"{PROFILES[name][1]} is the goal"
+            )
         if cost > SECONDS:
             lines.append(f"{name}: {cost:.0f} CPU s, {SECONDS:.0f} is the goal")
     return lines
@@ -93,26 +117,34 @@ def broken(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _by_profile(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     return {
-        name: [row for row in rows if row["profile"] == name] for name in dict.fromkeys(row["profile"] for row in rows)
+        name: [row for row in rows if row["profile"] == name]
+        for name in dict.fromkeys(row["profile"] for row in rows)
     }
 
 
 def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float:
-    return statistics.median(row["certified"] / row["accounted"] if key == "ratio" else row[key] for row in rows)
+    return statistics.median(
+        row["certified"] / row["accounted"] if key == "ratio" else row[key] for row in rows
+    )
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Markdown: medians over seeds, and the ratio of each seed."""
     lines = [
-        "| profile | accounted | certified | certified / accounted | each seed | goal | kappa min | mean kappa^2 | runs | bounds | CPU s |",
+        "| profile | accounted | certified | certified / accounted | each seed | goal | "
+        "kappa min | mean kappa^2 | runs | bounds | CPU s |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, mine in _by_profile(rows).items():
-        of = {key: _median(mine, key) for key in (*mine[0],) if isinstance(mine[0][key], int | float)}
+        of = {
+            key: _median(mine, key) for key in (*mine[0],) if isinstance(mine[0][key], int | float)
+        }
         each = ", ".join(f"{row['certified'] / row['accounted']:.3f}" for row in mine)
         lines.append(
-            f"| {name} | {of['accounted']:.3f} | {of['certified']:.3f} | **{_median(mine, 'ratio'):.3f}** | {each} "
-            f"| {PROFILES[name][1]:.2f} | {of['kappa_min']:.4f} | {of['energy']:.4f} | {of['runs']:.0f} "
+            f"| {name} | {of['accounted']:.3f} | {of['certified']:.3f} | "
+            f"**{_median(mine, 'ratio'):.3f}** | {each} "
+            f"| {PROFILES[name][1]:.2f} | {of['kappa_min']:.4f} | {of['energy']:.4f} | "
+            f"{of['runs']:.0f} "
             f"| {of['tests']:.0f} | {of['seconds']:.1f} |"
         )
     return "\n".join(lines)

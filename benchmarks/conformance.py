@@ -1,10 +1,12 @@
-"""How many faults of the corpus does the check find, how many twins does it accuse, and what does counting alone find?
+"""How many faults of the corpus does the check find, how many twins does it accuse, and what does
+counting alone find?
 
-    python -m benchmarks.conformance [only=NAME,...] [side=fault|twin] [calls=N] [beside=no] [out=FILE.json]
+    python -m benchmarks.conformance [only=NAME,...] [side=fault|twin] [calls=N] [beside=no]
+    [out=FILE.json]
 
-Beside it a plain black-box test: one natural pair of neighbours (a record of norm 1000, spread evenly, against its absence),
-2 x 20,000 transcripts, Fisher's direction, Clopper-Pearson (``attacks.certificates.bound_from_runs``); beside=no leaves it out.
-"""
+Beside it a plain black-box test: one natural pair of neighbours (a record of norm 1000, spread
+evenly, against its absence), 2 x 20,000 transcripts, Fisher's direction, Clopper-Pearson
+(``attacks.certificates.bound_from_runs``); beside=no leaves it out."""
 
 from __future__ import annotations
 
@@ -32,16 +34,24 @@ KNOWN = ("only", "side", "calls", "beside", "out")
 def plain(case: Case, f: Any) -> float:
     """The bound of the plain test at confidence 0.95; 0 where a side is not of one shape."""
     calls = int(case.settings.get("calls", 1))
-    mechanism = BlackBox((lambda: f()) if isinstance(f, type) else (lambda: f), case.kind, fresh=isinstance(f, type))
+    mechanism = BlackBox(
+        (lambda: f()) if isinstance(f, type) else (lambda: f), case.kind, fresh=isinstance(f, type)
+    )
     pair = neighbouring_pairs(case.kind, case.relation, InputShapes())[0]
-    count, clock = max(200, PLAIN // calls), CallBudget(600, 10**8)
+    count = max(200, PLAIN // calls)
+    clock = CallBudget(600, 10**8)
     try:
-        sides = [draw_transcripts(mechanism, [side] * calls, count, clock).rows.reshape(count, -1) for side in (pair.present, pair.absent)]
+        sides = [
+            draw_transcripts(mechanism, [side] * calls, count, clock).rows.reshape(count, -1)
+            for side in (pair.present, pair.absent)
+        ]
     except InputRefused:
         return 0.0
     if sides[0].shape != sides[1].shape:
         return 0.0
-    bound = bound_from_runs(*(torch.from_numpy(s) for s in sides), delta=case.delta, generator=np.random.default_rng(0))
+    bound = bound_from_runs(
+        *(torch.from_numpy(s) for s in sides), delta=case.delta, generator=np.random.default_rng(0)
+    )
     return bound.value
 
 
@@ -82,16 +92,33 @@ def main(argv: list[str]) -> int:
     rows = []
     for case in (case for case in CASES if case.name in wanted):
         for side, f in ((s, case.faulty if s == "fault" else case.twin) for s in sides):
-            result = check(f, **case.asked(), max_calls=int(given["calls"]) if "calls" in given else None)
+            result = check(
+                f, **case.asked(), max_calls=int(given["calls"]) if "calls" in given else None
+            )
             beside = given.get("beside") != "no" and plain(case, f) > result.stated.refutation_limit
-            rows.append({"name": case.name, "side": side, "refuted": result.refuted, "plain": beside,
-                         "seconds": result.seconds, "certified": result.certified})  # fmt: skip
+            rows.append(
+                {
+                    "name": case.name,
+                    "side": side,
+                    "refuted": result.refuted,
+                    "plain": beside,
+                    "seconds": result.seconds,
+                    "certified": result.certified,
+                }
+            )
             if "out" in given:
                 Path(given["out"]).write_text(json.dumps(rows, indent=1, default=float))
-            print(f"{case.name:45s} {side:5s} {result.verdict:30s} plain: {'refuted' if beside else '-':8s} {result.seconds:5.1f} s", flush=True)
+            print(
+                f"{case.name:45s} {side:5s} {result.verdict:30s} plain: "
+                f"{'refuted' if beside else '-':8s} {result.seconds:5.1f} s",
+                flush=True,
+            )
     for name in ("refuted", "plain"):
         found = {side: [r[name] for r in rows if r["side"] == side] for side in sides}
-        print(f"{name}: " + ", ".join(f"{sum(each)} of {len(each)} {side}s" for side, each in found.items()))
+        print(
+            f"{name}: "
+            + ", ".join(f"{sum(each)} of {len(each)} {side}s" for side, each in found.items())
+        )
     print(f"slowest: {max(r['seconds'] for r in rows):.1f} s of processor time")
     return 0
 

@@ -1,9 +1,11 @@
-"""Is every private profile called consistent, whatever the seed? The whole audit of each, by profile and seed.
+"""Is every private profile called consistent, whatever the seed? The whole audit of each, by
+profile and seed.
 
-    python -m benchmarks.consistent [--profiles a,b] [--seeds 0,1,2,3,4] [--keep FILE] [--write docs/consistency.md] [key=value ...]
+    python -m benchmarks.consistent [--profiles a,b] [--seeds 0,1,2,3,4] [--keep FILE] [--write
+    docs/consistency.md] [key=value ...]
 
-``--keep``: a file of finished runs, one JSON object a line; what it holds is not run again. The exit status is 1 where
-a verdict is any other than "consistent".
+``--keep``: a file of finished runs, one JSON object a line; what it holds is not run again. The
+exit status is 1 where a verdict is any other than "consistent".
 """
 
 from __future__ import annotations
@@ -26,25 +28,37 @@ from privdd.reporting.export import write_markdown_page
 
 
 def audited(overrides: Sequence[str]) -> dict[str, Any]:
-    """One whole audit: its verdict, what is accounted and certified, and the verdict of each surface."""
+    """One whole audit: its verdict, what is accounted and certified, and the verdict of each
+    surface."""
     began = time.process_time()
     quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
     with tempfile.TemporaryDirectory() as folder, quiet[0], quiet[1]:
         found = audit(*overrides, out=Path(folder) / "run")
-    cost, figures, budget = time.process_time() - began, found.privacy.epsilon, found.privacy.multiplicity
+    cost = time.process_time() - began
+    figures = found.privacy.epsilon
+    budget = found.privacy.multiplicity
     assert budget is not None  # every run of today has one
     return {
-        "verdict": found.verdict, "accounted": figures.pld, "certified": figures.certified, "bounds": budget.tests,
-        "seconds": cost, "surfaces": {str(one.surface): one.verdict for one in found.surfaces},
-    }  # fmt: skip
+        "verdict": found.verdict,
+        "accounted": figures.pld,
+        "certified": figures.certified,
+        "bounds": budget.tests,
+        "seconds": cost,
+        "surfaces": {str(one.surface): one.verdict for one in found.surfaces},
+    }
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
-    return f"{row['verdict']}, {row['certified'] or 0:.2f} of {row['accounted']:.2f}" if row else "not run"
+    return (
+        f"{row['verdict']}, {row['certified'] or 0:.2f} of {row['accounted']:.2f}"
+        if row
+        else "not run"
+    )
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: a line for each profile, a column for each seed: verdict, and certified of accounted."""
+    """Markdown: a line for each profile, a column for each seed: verdict, and certified of
+    accounted."""
     seeds = sorted({row["seed"] for row in rows})
     lines = [
         f"| profile | {' | '.join(f'seed {seed}' for seed in seeds)} | bounds | CPU s |",
@@ -89,7 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(table(rows))
     odd = [row for row in rows if row["verdict"] != "consistent"]
     for row in odd:
-        print(f"{row['profile']}, seed {row['seed']}: {row['verdict']} {row['surfaces']}", file=sys.stderr)
+        print(
+            f"{row['profile']}, seed {row['seed']}: {row['verdict']} {row['surfaces']}",
+            file=sys.stderr,
+        )
     return int(bool(odd))
 
 

@@ -1,6 +1,7 @@
 """What protection costs in distillation: one round of matching, plain and under each mechanism.
 
-    python -m benchmarks.dp_distillation [--classes 3] [--batch 128] [--ipc 10] [--steps 20] [--maps 4] [--width 32]
+    python -m benchmarks.dp_distillation [--classes 3] [--batch 128] [--ipc 10] [--steps 20] [--maps
+    4] [--width 32]
 
 plain: distribution matching, a fresh network and a real batch at every step. noisy_embedding: the
 records are read ``maps`` times, then the same number of steps on the released targets.
@@ -37,7 +38,8 @@ from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanisms import AggregateClip, ClippedSum
 
-KEYS, SHAPE = Keys(0), (1, 28, 28)
+KEYS = Keys(0)
+SHAPE = (1, 28, 28)
 FEW = 2  # steps of the slow variants that are really taken
 VARIANTS = ("plain", "noisy_embedding", "aggregate_clip", "clipped_gradient")
 
@@ -50,28 +52,41 @@ class Round:
         self.o = options
         n = options.classes * options.batch
         g = KEYS.fold("data").torch()
-        self.records = Records(torch.rand(n, *SHAPE, generator=g), torch.arange(n) % options.classes, torch.arange(n))
+        self.records = Records(
+            torch.rand(n, *SHAPE, generator=g), torch.arange(n) % options.classes, torch.arange(n)
+        )
         self.images = torch.randn(options.classes, options.ipc, *SHAPE, generator=g)
         spec = ModelSpec("convnet", width=options.width)
         model = build(spec, SHAPE, options.classes)
-        self.networks = fresh_networks(model, lambda gen: initial(spec, SHAPE, options.classes, gen), KEYS.fold("nets"))
+        self.networks = fresh_networks(
+            model, lambda gen: initial(spec, SHAPE, options.classes, gen), KEYS.fold("nets")
+        )
         self.settings = MatchingSettings(iterations=options.steps, batch=options.batch)
         mechanisms = {
             "embedding": ClippedSum(5.0, 10.0, normaliser=options.batch),
             "synthetic_gradient": ClippedSum(5.0, 10.0, normaliser=options.batch),
         }
         queries = {name: Surface.GRADIENT for name in mechanisms}
-        self.ctx = ClientContext(0, 0, KEYS, Problem(SHAPE, options.classes, 1), mechanisms, queries)
+        self.ctx = ClientContext(
+            0, 0, KEYS, Problem(SHAPE, options.classes, 1), mechanisms, queries
+        )
 
     def plain(self) -> int:
         streams = MatchingStreams(KEYS.fold("batch"), KEYS.fold("augment"))
-        match_distributions(single_client_cells(self.records, self.o.classes), self.images, self.networks, self.settings, streams)
+        match_distributions(
+            single_client_cells(self.records, self.o.classes),
+            self.images,
+            self.networks,
+            self.settings,
+            streams,
+        )
         return self.o.steps
 
     def noisy_embedding(self) -> int:
         maps = [self.networks(k) for k in range(self.o.maps)]
         targets = release_embeddings(maps, self.records, range(self.o.classes), self.ctx)
-        images, velocity = self.images, torch.zeros_like(self.images)
+        images = self.images
+        velocity = torch.zeros_like(self.images)
         for t in range(self.o.steps):
             gradient = matching_gradient(images, targets[t % len(maps)], maps[t % len(maps)])
             images, velocity = descend_images(images, velocity, gradient, self.settings)
@@ -81,7 +96,12 @@ class Round:
         images: Tensor = self.images
         for t in range(FEW):
             images = images - release_gradients(
-                images, self.networks(t), self.records, range(self.o.classes), self.ctx, chunk=self.o.chunk or None
+                images,
+                self.networks(t),
+                self.records,
+                range(self.o.classes),
+                self.ctx,
+                chunk=self.o.chunk or None,
             )
         return FEW
 
@@ -101,7 +121,9 @@ def measure(variant: str, options: argparse.Namespace, out: multiprocessing.Queu
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, value in (
         ("classes", 3),
         ("batch", 128),
@@ -122,7 +144,10 @@ def main() -> None:
         seconds, peak = out.get()
         process.join()
         base = base or seconds
-        print(f"{variant:>18}: {seconds:8.2f} CPU s a round, {seconds / base:6.2f} x plain, peak {peak:7.0f} MiB")
+        print(
+            f"{variant:>18}: {seconds:8.2f} CPU s a round, {seconds / base:6.2f} x plain, "
+            f"peak {peak:7.0f} MiB"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""The clipped sum of one DP-SGD step on a lattice, beside a plain step and Opacus's ghost clipping and hooks.
+"""The clipped sum of one DP-SGD step on a lattice, beside a plain step and Opacus's ghost clipping
+and hooks.
 
     python -m benchmarks.dp_sgd [--batch 32 256] [--repeats 15] [--padding]
 
-CPU time of one thread, medians, taken in turn. Opacus clips and sums in float32 by its own rule. With --padding: small batches
-as they are computed, filled up to the least pass (``privdd.privacy.batch_invariance``), beside batches of their own size.
-"""
+CPU time of one thread, medians, taken in turn. Opacus clips and sums in float32 by its own rule.
+With --padding: small batches as they are computed, filled up to the least pass
+(``privdd.privacy.batch_invariance``), beside batches of their own size."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from privdd.privacy.lattice import Lattice
 from privdd.training.dp_sgd import LayerGradients, cross_entropy_of, record_gradients
 
 LATTICE = Lattice.under(1.0, 1.0)
-SHAPE, CLASSES = (1, 28, 28), 10
+SHAPE = (1, 28, 28)
+CLASSES = 10
 SPECS = (
     ModelSpec("mlp", width=256),
     ModelSpec("smallcnn", width=32),
@@ -46,9 +48,12 @@ def variants(spec: ModelSpec, x: Tensor, y: Tensor) -> dict[str, Callable[[], ob
         model.load_state_dict(state)
         return model
 
-    model, loss = network(), cross_entropy_of(build(spec, SHAPE, CLASSES))
+    model = network()
+    loss = cross_entropy_of(build(spec, SHAPE, CLASSES))
     hooked = GradSampleModule(network(), loss_reduction="sum")
-    fast = GradSampleModuleFastGradientClipping(network(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum")
+    fast = GradSampleModuleFastGradientClipping(
+        network(), max_grad_norm=1.0, use_ghost_clipping=True, loss_reduction="sum"
+    )
     leaves = {name: value.clone().requires_grad_(True) for name, value in state.items()}
 
     def plain() -> object:
@@ -79,18 +84,25 @@ def variants(spec: ModelSpec, x: Tensor, y: Tensor) -> dict[str, Callable[[], ob
 
 
 def padding(spec: ModelSpec) -> dict[str, Callable[[], object]]:
-    state, made = initial(spec, SHAPE, CLASSES, Keys(0).torch()), LayerGradients(cross_entropy_of(build(spec, SHAPE, CLASSES)))
-    x, y = torch.rand(max(PADDED), *SHAPE, generator=Keys(0).torch()), torch.zeros(max(PADDED), dtype=torch.int64)
+    state = initial(spec, SHAPE, CLASSES, Keys(0).torch())
+    made = LayerGradients(cross_entropy_of(build(spec, SHAPE, CLASSES)))
+    x = torch.rand(max(PADDED), *SHAPE, generator=Keys(0).torch())
+    y = torch.zeros(max(PADDED), dtype=torch.int64)
 
     def at(count: int, padded: bool) -> Callable[[], object]:
         part = x[:count], y[:count]
         return lambda: record_gradients(made.loss, state, *part) if padded else made(state, *part)
 
-    return {f"{count}{' padded' if padded else ''}": at(count, padded) for count in PADDED for padded in (False, True)}
+    return {
+        f"{count}{' padded' if padded else ''}": at(count, padded)
+        for count in PADDED
+        for padded in (False, True)
+    }
 
 
 def measure(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Median CPU seconds of each, taken in turn, backwards in every other turn; the first turn is left out."""
+    """Median CPU seconds of each, taken in turn, backwards in every other turn; the first turn is
+    left out."""
     times: dict[str, list[float]] = {name: [] for name in work}
     for turn in range(repeats + 1):
         for name in list(work)[:: -1 if turn % 2 else 1]:
@@ -101,7 +113,9 @@ def measure(work: dict[str, Callable[[], object]], repeats: int) -> dict[str, fl
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--batch", type=int, nargs="+", default=[32, 256])
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--padding", action="store_true")
@@ -111,15 +125,24 @@ def main() -> None:
     for spec in SPECS:
         if options.padding:
             found = measure(padding(spec), options.repeats)
-            print(f"{spec.name} width {spec.width}: " + ", ".join(f"{n} {1e3 * m:.2f} ms" for n, m in found.items()))
+            print(
+                f"{spec.name} width {spec.width}: "
+                + ", ".join(f"{n} {1e3 * m:.2f} ms" for n, m in found.items())
+            )
             continue
         for batch in options.batch:
             g = Keys(0).fold("data").torch()
-            x, y = torch.rand(batch, *SHAPE, generator=g), torch.randint(CLASSES, (batch,), generator=g)
+            x = torch.rand(batch, *SHAPE, generator=g)
+            y = torch.randint(CLASSES, (batch,), generator=g)
             found = measure(variants(spec, x, y), options.repeats)
-            shown = ", ".join(f"{name} {1e3 * m:.1f} ms ({m / found['plain']:.2f}x)" for name, m in found.items())
+            shown = ", ".join(
+                f"{name} {1e3 * m:.1f} ms ({m / found['plain']:.2f}x)" for name, m in found.items()
+            )
             ratio = found["privdd"] / found["Opacus ghost"]
-            print(f"{spec.name} width {spec.width}, batch {batch}: {shown}; {ratio:.2f} of ghost", flush=True)
+            print(
+                f"{spec.name} width {spec.width}, batch {batch}: {shown}; {ratio:.2f} of ghost",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

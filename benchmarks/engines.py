@@ -1,11 +1,13 @@
-"""The engines in turn on the same worlds of a FedAvg client: serial, processes, Ray with one worker and with all.
+"""The engines in turn on the same worlds of a FedAvg client: serial, processes, Ray with one worker
+and with all.
 
-    python -m benchmarks.engines [--worlds 16] [--workers 2] [--epochs 10] [--turns 3] [--data digits] [--no-ray]
+    python -m benchmarks.engines [--worlds 16] [--workers 2] [--epochs 10] [--turns 3] [--data
+    digits] [--no-ray]
 
-Each world retrains one client of two on its own half of the audited records, as an audit with separate
-replays does. Start-up (processes, the import of torch, the cluster) is printed apart; then the engines
-take turns, and the medians of wall-clock seconds are compared. The results must be the same bits.
-"""
+Each world retrains one client of two on its own half of the audited records, as an audit with
+separate replays does. Start-up (processes, the import of torch, the cluster) is printed apart; then
+the engines take turns, and the medians of wall-clock seconds are compared. The results must be the
+same bits."""
 
 from __future__ import annotations
 
@@ -30,13 +32,29 @@ from privdd.runtime.startup import keep_freed_memory
 
 def replays(data: str, worlds: int, epochs: int) -> list[ClientReplay]:
     """Worlds 1, 2, ... of the first round, the audited client's own round run before."""
-    experiment = build_experiment(compose_config("audit", [
-        "preset=default", "algo=fedavg", f"data={data}", "model=smallcnn", "partition=iid", "partition.clients=2", "algo.rounds=1",
-        f"algo.local_epochs={epochs}", f"audit.worlds={worlds + 1}",
-    ]))  # fmt: skip
-    plan, game = experiment.plan, membership_game_of(experiment)
-    progress, _, _ = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine())
-    chain, whole = round_chain(plan, progress.snapshots, 0), experiment.shards[plan.victim]
+    experiment = build_experiment(
+        compose_config(
+            "audit",
+            [
+                "preset=default",
+                "algo=fedavg",
+                f"data={data}",
+                "model=smallcnn",
+                "partition=iid",
+                "partition.clients=2",
+                "algo.rounds=1",
+                f"algo.local_epochs={epochs}",
+                f"audit.worlds={worlds + 1}",
+            ],
+        )
+    )
+    plan = experiment.plan
+    game = membership_game_of(experiment)
+    progress, _, _ = run_round(
+        plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine()
+    )
+    chain = round_chain(plan, progress.snapshots, 0)
+    whole = experiment.shards[plan.victim]
     return [ClientReplay(plan, chain, whole, game, [w]) for w in range(1, worlds + 1)]
 
 
@@ -55,7 +73,9 @@ def alike(mine: list[State], other: list[State]) -> bool:
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--worlds", type=int, default=16)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=10)
@@ -79,11 +99,18 @@ def main() -> None:
             took, results[kind] = timed(engine, tasks)
             seconds[kind].append(took)
     middle = {kind: statistics.median(values) for kind, values in seconds.items()}
-    print(f"{given.worlds} worlds of {len(tasks[0].shard.train)} records, {given.epochs} epochs, {given.workers} workers of 1 thread; "
-          f"the first two worlds with start-up: {', '.join(f'{kind} {s:.1f} s' for kind, s in starts.items())}")  # fmt: skip
+    print(
+        f"{given.worlds} worlds of {len(tasks[0].shard.train)} records, {given.epochs} "
+        f"epochs, {given.workers} workers of 1 thread; "
+        "the first two worlds with start-up: "
+        f"{', '.join(f'{kind} {s:.1f} s' for kind, s in starts.items())}"
+    )
     for kind, value in middle.items():
         same = "the same bits" if alike(results[kind], results["serial"]) else "OTHER BITS"
-        print(f"{kind:<10} {value:6.2f} s, {middle['serial'] / value:.2f} times as fast as serial, {same}")
+        print(
+            f"{kind:<10} {value:6.2f} s, {middle['serial'] / value:.2f} times as fast as "
+            f"serial, {same}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
 """Accuracy of ways to distil privately at equal accounted epsilon, on Fashion-MNIST.
 
-    python -m benchmarks.equal_epsilon [--epsilons 1 3 10] [--seeds 0 1 2] [--only NAME ...] [--write docs/equal_epsilon.md]
+    python -m benchmarks.equal_epsilon [--epsilons 1 3 10] [--seeds 0 1 2] [--only NAME ...]
+    [--write docs/equal_epsilon.md]
 
-FedDM: clipped_gradient, DP-SGD on the synthetic images, each record's gradient clipped at every matching step, beside
-noisy_embedding, a few noised reads and any number of steps. FedRD: a public projection beside a personal one that DP-SGD trains,
-both with noised reads. Epsilon is the total over all rounds by PLD at delta 1e-5 (one record more or less), calibrated before
-training and read off the ledger after it. No arm's rates, steps and reads were tuned: each has one setting. Each run is a line of data/equal_epsilon-runs.csv beside the page, and is not made again.
-"""
+FedDM: clipped_gradient, DP-SGD on the synthetic images, each record's gradient clipped at every
+    matching step, beside noisy_embedding, a few noised reads and any number of steps. FedRD: a
+    public projection beside a personal one that DP-SGD trains,
+both with noised reads. Epsilon is the total over all rounds by PLD at delta 1e-5 (one record more
+or less), calibrated before training and read off the ledger after it. No arm's rates, steps and
+reads were tuned: each has one setting. Each run is a line of data/equal_epsilon-runs.csv beside the
+    page, and is not made again."""
 
 from __future__ import annotations
 
@@ -25,20 +28,40 @@ from benchmarks.accuracy import local_accuracy, run
 from privdd.runtime.files import write_bytes
 
 COMMON = (
-    "data=fashion_mnist", "data.size=16", "preset=smoke", "data.limit=3000", "data.test_limit=1000", "partition.clients=3",
-    "partition.alpha=0.5", "partition.heldout=0", "model.width=16",
-)  # fmt: skip
+    "data=fashion_mnist",
+    "data.size=16",
+    "preset=smoke",
+    "data.limit=3000",
+    "data.test_limit=1000",
+    "partition.clients=3",
+    "partition.alpha=0.5",
+    "partition.heldout=0",
+    "model.width=16",
+)
 LOCAL = "partition.test_fraction=0.2"  # accuracy is measured on each client's own test records
 READS = ("privacy.clip_norm=5", "algo.rounds=2", "algo.reads=4", "algo.matching.iterations=50")
 ARMS = {  # name -> (where the accuracy is measured, settings)
-    "FedDM, clipped_gradient": ("one test set", (
-        "algo=feddm_dp", "privacy=clipped_gradient", "algo.rounds=2", "algo.matching.iterations=20", "algo.matching.lr=10",
-        "privacy.sampling_probability=0.1",
-    )),
+    "FedDM, clipped_gradient": (
+        "one test set",
+        (
+            "algo=feddm_dp",
+            "privacy=clipped_gradient",
+            "algo.rounds=2",
+            "algo.matching.iterations=20",
+            "algo.matching.lr=10",
+            "privacy.sampling_probability=0.1",
+        ),
+    ),
     "FedDM, noisy_embedding": ("one test set", ("algo=feddm_dp", *READS)),
-    "FedRD, public projection": ("each client's own test records", ("algo=fedrd_dp", *READS, LOCAL)),
-    "FedRD, personal projection": ("each client's own test records", ("algo=fedrd_personal_dp", *READS, LOCAL)),
-}  # fmt: skip
+    "FedRD, public projection": (
+        "each client's own test records",
+        ("algo=fedrd_dp", *READS, LOCAL),
+    ),
+    "FedRD, personal projection": (
+        "each client's own test records",
+        ("algo=fedrd_personal_dp", *READS, LOCAL),
+    ),
+}
 FIELDS = ("method", "epsilon", "seed", "accuracy", "spent", "noise multiplier", "CPU s")
 
 
@@ -58,7 +81,9 @@ def add_run(file: Path, name: str, epsilon: float, seed: int) -> None:
     values = (name, f"{epsilon:g}", seed, f"{reached:.4f}", f"{progress.ledger.epsilon():.4f}")
     more = (f"{experiment.privacy.noise_multiplier:.3f}", f"{curve.seconds[-1]:.0f}")
     rows = [*(tuple(one.values()) for one in read_runs(file)), (*values, *more)]
-    text = "\n".join(",".join(f'"{v}"' if "," in str(v) else str(v) for v in row) for row in (FIELDS, *rows))
+    text = "\n".join(
+        ",".join(f'"{v}"' if "," in str(v) else str(v) for v in row) for row in (FIELDS, *rows)
+    )
     write_bytes(file, f"{text}\n".encode())
     print(f"{name}, epsilon {epsilon:g}, seed {seed}: {100 * reached:.1f} %", flush=True)
 
@@ -66,13 +91,22 @@ def add_run(file: Path, name: str, epsilon: float, seed: int) -> None:
 def write_page(page: Path, runs: Sequence[dict[str, str]]) -> None:
     """The table of means and standard deviations."""
     epsilons = sorted({float(one["epsilon"]) for one in runs})
-    lines = ["| method | measured on | " + " | ".join(f"ε {e:g}" for e in epsilons) + " |", "|" + "---|" * (len(epsilons) + 2)]
+    lines = [
+        "| method | measured on | " + " | ".join(f"ε {e:g}" for e in epsilons) + " |",
+        "|" + "---|" * (len(epsilons) + 2),
+    ]
     for name, (where, _) in ARMS.items():
         cells = []
         for epsilon in epsilons:
-            found = [100 * float(one["accuracy"]) for one in runs if (one["method"], float(one["epsilon"])) == (name, epsilon)]
+            found = [
+                100 * float(one["accuracy"])
+                for one in runs
+                if (one["method"], float(one["epsilon"])) == (name, epsilon)
+            ]
             spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
-            cells.append(f"{statistics.fmean(found):.1f}{spread} ({len(found)})" if found else "not run")
+            cells.append(
+                f"{statistics.fmean(found):.1f}{spread} ({len(found)})" if found else "not run"
+            )
         lines.append(f"| {name} | {where} | " + " | ".join(cells) + " |")
     spent = max(float(one["spent"]) / float(one["epsilon"]) for one in runs)
     text = f"""# Private distillation at equal ε
@@ -96,7 +130,9 @@ No arm was tuned: each has one setting of rates, steps and reads, so a gap betwe
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--epsilons", type=float, nargs="+", default=[1, 3, 10])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=list(ARMS), default=list(ARMS))
@@ -107,7 +143,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for seed in given.seeds:
         for epsilon in given.epsilons:
             for name in given.only:
-                made = {(one["method"], float(one["epsilon"]), int(one["seed"])) for one in read_runs(file)}
+                made = {
+                    (one["method"], float(one["epsilon"]), int(one["seed"]))
+                    for one in read_runs(file)
+                }
                 if (name, epsilon, seed) not in made:
                     add_run(file, name, epsilon, seed)
     write_page(given.write, read_runs(file))

@@ -1,10 +1,11 @@
-"""What a tap costs: seconds that it takes of a round, for the network of Flower's quickstart-pytorch and a large one.
+"""What a tap costs: seconds that it takes of a round, for the network of Flower's
+quickstart-pytorch and a large one.
 
     python -m benchmarks.flower_tap [--rounds 2] [--records 4000]
 
-Three clients train one epoch (batches of 32) on 4000 made-up 3 x 32 x 32 records each, as the quickstart does, in this process, where messages cost nothing:
-over a network a round takes longer and the tap does not. Both taps are on, at every client and at the server.
-"""
+Three clients train one epoch (batches of 32) on 4000 made-up 3 x 32 x 32 records each, as the
+quickstart does, in this process, where messages cost nothing: over a network a round takes longer
+and the tap does not. Both taps are on, at every client and at the server."""
 
 from __future__ import annotations
 
@@ -35,10 +36,19 @@ CLIENTS = 3
 def quickstart(width: int = 1) -> nn.Module:
     """Flower's quickstart-pytorch network (width 1: 62 thousand parameters), or a wider one."""
     return nn.Sequential(
-        nn.Conv2d(3, 6 * width, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6 * width, 16 * width, 5), nn.ReLU(),
-        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400 * width, 120 * width), nn.ReLU(), nn.Linear(120 * width, 84), nn.ReLU(),
+        nn.Conv2d(3, 6 * width, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6 * width, 16 * width, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400 * width, 120 * width),
+        nn.ReLU(),
+        nn.Linear(120 * width, 84),
+        nn.ReLU(),
         nn.Linear(84, 10),
-    )  # fmt: skip
+    )
 
 
 class Clock:
@@ -63,23 +73,32 @@ class Here:
 
     def __init__(self, app: ClientApp) -> None:
         self.app = app
-        self.contexts = {n: Context(1, n, {"partition-id": n}, RecordDict(), {}) for n in range(1, CLIENTS + 1)}
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+        self.contexts = {
+            n: Context(1, n, {"partition-id": n}, RecordDict(), {}) for n in range(1, CLIENTS + 1)
+        }
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0
+        TaskIdentity.task_id = 1
 
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         replies = []
         for message in messages:
-            replies.append(self.app(copy.copy(message), self.contexts[message.metadata.dst_node_id]))
+            replies.append(
+                self.app(copy.copy(message), self.contexts[message.metadata.dst_node_id])
+            )
             replies[-1].metadata._src_node_id = message.metadata.dst_node_id
         return replies
 
 
 def app_of(width: int, count: int, tap: Any) -> ClientApp:
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.rand(count, 3, 32, 32, generator=generator), torch.randint(10, (count,), generator=generator)
+    x = torch.rand(count, 3, 32, 32, generator=generator)
+    y = torch.randint(10, (count,), generator=generator)
     app = ClientApp(mods=[tap])
 
     @app.train()
@@ -92,7 +111,10 @@ def app_of(width: int, count: int, tap: Any) -> ClientApp:
             nn.functional.cross_entropy(model(x[at : at + 32]), y[at : at + 32]).backward()
             optimizer.step()
         told = MetricRecord({"num-examples": count})
-        return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": told}),
+            reply_to=message,
+        )
 
     return app
 
@@ -105,7 +127,8 @@ def measured(width: int, rounds: int, count: int, place: Path) -> tuple[int, flo
     recorder.run_safely = clock.around(original)  # type: ignore[method-assign]
     try:
         strategy = tapped(FedAvg(fraction_evaluate=0.0), place / "run")
-        grid, first = Here(app_of(width, count, privdd_tap(place / "run"))), quickstart(width)
+        grid = Here(app_of(width, count, privdd_tap(place / "run")))
+        first = quickstart(width)
         began = time.perf_counter()
         strategy.start(grid=grid, initial_arrays=ArrayRecord(first.state_dict()), num_rounds=rounds)  # type: ignore[arg-type]
         whole = time.perf_counter() - began
@@ -113,11 +136,17 @@ def measured(width: int, rounds: int, count: int, place: Path) -> tuple[int, flo
         recorder.run_safely = original  # type: ignore[method-assign]
     if len(read_recordings(place / "run")) != CLIENTS + 1:
         raise RuntimeError("not everything was recorded")
-    return sum(p.numel() for p in first.parameters()), (whole - clock.seconds) / rounds, clock.seconds / rounds
+    return (
+        sum(p.numel() for p in first.parameters()),
+        (whole - clock.seconds) / rounds,
+        clock.seconds / rounds,
+    )
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--records", type=int, default=4000)
     given = parser.parse_args()
@@ -127,7 +156,11 @@ def main() -> None:
     for width in (1, 4):
         with tempfile.TemporaryDirectory() as name:
             parameters, rest, taps = measured(width, given.rounds, given.records, Path(name))
-        print(f"| {parameters:,} | {rest:.2f} s | {taps:.3f} s | {100 * taps / (rest + taps):.1f} % |", flush=True)
+        print(
+            f"| {parameters:,} | {rest:.2f} s | {taps:.3f} s | "
+            f"{100 * taps / (rest + taps):.1f} % |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

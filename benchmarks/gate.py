@@ -1,12 +1,13 @@
-"""Speed against references that do the same work, in turns, in one run; exit status 1 where one is beyond its margin.
+"""Speed against references that do the same work, in turns, in one run; exit status 1 where one is
+beyond its margin.
 
     python -m benchmarks.gate [--only NAME] [--repeats 5] [--no-flower]
 
-A row is the CPU time of privdd over that of its reference (one thread, the best of each). The margin is what the row
-was when it was set, and some room for a busy machine; the goal is what it should be. A row beyond its margin is
-measured once more before it fails. Times depend on the machine, ratios hardly do. The last row, rounds of Flower's own
-simulation, is wall clock, since Flower's clients run in processes of Ray (half a minute).
-"""
+A row is the CPU time of privdd over that of its reference (one thread, the best of each). The
+margin is what the row was when it was set, and some room for a busy machine; the goal is what it
+should be. A row beyond its margin is measured once more before it fails. Times depend on the
+machine, ratios hardly do. The last row, rounds of Flower's own simulation, is wall clock, since
+Flower's clients run in processes of Ray (half a minute)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ import torch
 
 from attacks.command_line import CommandParser
 from attacks.inversion.gradient import InvertingGradients
-from attacks.inversion.gradient_matching import GradientMatching, RecordedMatching, absolute_distance
+from attacks.inversion.gradient_matching import (
+    GradientMatching,
+    RecordedMatching,
+    absolute_distance,
+)
 from attacks.inversion.victim import LocalSteps, Victim
 from benchmarks.dp_sgd import CLASSES, SHAPE, SPECS, variants
 from benchmarks.inversion import plain
@@ -43,7 +48,8 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Row:
-    """work: what is timed, by name, the first of them ours; the fastest of the others is the reference."""
+    """work: what is timed, by name, the first of them ours; the fastest of the others is the
+    reference."""
 
     name: str
     work: Callable[[], Mapping[str, Work]]
@@ -52,7 +58,8 @@ class Row:
 
 
 def stack(method: str) -> dict[str, Work]:
-    """Two rounds of three clients, width 16, digits, through the stack and by the bare loop of tests/reference."""
+    """Two rounds of three clients, width 16, digits, through the stack and by the bare loop of
+    tests/reference."""
     shards = split_among(records_of("digits", 300), 3)
     size = Size(width=16, depth=2, rounds=2, iterations=5)
     return {
@@ -62,21 +69,31 @@ def stack(method: str) -> dict[str, Work]:
 
 
 def dp_sgd(spec: ModelSpec, batch: int) -> dict[str, Work]:
-    """One step's clipped sum, exact on a lattice, beside Opacus's ghost clipping and hooks, whose sums are of float32."""
+    """One step's clipped sum, exact on a lattice, beside Opacus's ghost clipping and hooks, whose
+    sums are of float32."""
     g = Keys(0).fold("data").torch()
-    x, y = torch.rand(batch, *SHAPE, generator=g), torch.randint(CLASSES, (batch,), generator=g)
+    x = torch.rand(batch, *SHAPE, generator=g)
+    y = torch.randint(CLASSES, (batch,), generator=g)
     found = variants(spec, x, y)
     return {name: found[name] for name in ("privdd", "Opacus ghost", "Opacus hooks")}
 
 
-def _victims(count: int, local: LocalSteps) -> tuple[list[torch.nn.Module], list[list[torch.Tensor]]]:
-    """Models of one architecture, and the gradients of two 8 x 8 records after ``local`` at each."""
-    data, models, gradients = records_of("digits", 100), [], []
+def _victims(
+    count: int, local: LocalSteps
+) -> tuple[list[torch.nn.Module], list[list[torch.Tensor]]]:
+    """Models of one architecture, and the gradients of two 8 x 8 records after ``local`` at
+    each."""
+    data = records_of("digits", 100)
+    models = []
+    gradients = []
     for i in range(count):
         spec = ModelSpec("convnet", width=32, depth=2, norm="instance")
         model = build(spec, (1, 8, 8), 10)
         model.load_state_dict(initial(spec, (1, 8, 8), 10, Keys(i).torch()))
-        rows = [Victim(model, local).simulated_gradients(data.x[j : j + 1], data.y[j : j + 1]) for j in (2 * i, 2 * i + 1)]
+        rows = [
+            Victim(model, local).simulated_gradients(data.x[j : j + 1], data.y[j : j + 1])
+            for j in (2 * i, 2 * i + 1)
+        ]
         models.append(model)
         gradients.append([torch.stack([g.detach() for g in part]) for part in zip(*rows)])
     return models, gradients
@@ -85,12 +102,15 @@ def _victims(count: int, local: LocalSteps) -> tuple[list[torch.nn.Module], list
 def inversion_alone(steps: int = 40) -> dict[str, Work]:
     """Inverting one gradient, and the plainest loop that computes the same objective."""
     (model, *_), (gradient, *_) = _victims(1, LocalSteps())
-    observed, labels = [g[0] for g in gradient], records_of("digits", 1).y[:1]
+    observed = [g[0] for g in gradient]
+    labels = records_of("digits", 1).y[:1]
     start = torch.randn((1, 1, 8, 8), generator=Keys(3).torch())
 
     def own() -> object:
         attack = InvertingGradients(iterations=steps)
-        return attack.reconstruct(model, observed, (1, 1, 8, 8), labels=labels, generator=Keys(3).torch())
+        return attack.reconstruct(
+            model, observed, (1, 1, 8, 8), labels=labels, generator=Keys(3).torch()
+        )
 
     return {"privdd": own, "plain loop": lambda: plain(model, observed, labels, steps, 1e-3, start)}
 
@@ -117,12 +137,14 @@ def inversion_joined(steps: int = 20) -> dict[str, Work]:
 
 
 def inversion_recorded(steps: int = 30) -> dict[str, Work]:
-    """Steps of a search that replays its kernels (recorded beforehand), and of one that does not."""
+    """Steps of a search that replays its kernels (recorded beforehand), and of one that does
+    not."""
     local = LocalSteps(5, 0.05, momentum=0.9)
     (model,), (gradient,) = _victims(1, local)
     labels = torch.zeros((2, 1), dtype=torch.int64)
     matching = GradientMatching(Victim(model, local), absolute_distance, gradient, labels, 1e-3)
-    recorded, images = RecordedMatching(matching), torch.rand((2, 1, 1, 8, 8), generator=Keys(4).torch())
+    recorded = RecordedMatching(matching)
+    images = torch.rand((2, 1, 1, 8, 8), generator=Keys(4).torch())
     recorded(images)
     return {
         "recorded": lambda: [recorded(images) for _ in range(steps)],
@@ -182,7 +204,9 @@ def against_flower(clients: int = 20) -> float:
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", default="", help="rows whose name contains this")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--no-flower", action="store_true")
@@ -191,8 +215,13 @@ def main() -> None:
     keep_freed_memory()
     for name in ("privdd", "flwr"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    print(f"{hardware()}\n\n| row | of the time of | ratio | margin | goal | |\n|---|---|---|---|---|---|")
-    measures: dict[Row, Callable[[], tuple[float, str]]] = {row: partial(ratio, row, given.repeats) for row in ROWS}
+    print(
+        f"{hardware()}\n\n| row | of the time of | ratio | margin | goal | "
+        "|\n|---|---|---|---|---|---|"
+    )
+    measures: dict[Row, Callable[[], tuple[float, str]]] = {
+        row: partial(ratio, row, given.repeats) for row in ROWS
+    }
     if not given.no_flower:
         measures[FLOWER] = lambda: (against_flower(), "Flower's simulation")
     asked = {row: measure for row, measure in measures.items() if given.only in row.name}
@@ -207,7 +236,9 @@ def within(row: Row, measure: Callable[[], tuple[float, str]]) -> bool:
     if found > row.margin:
         found, fastest = min((found, fastest), measure())
     word = "beyond" if found > row.margin else "" if found > row.goal else "goal met"
-    print(f"| {row.name} | {fastest} | {found:.2f} | {row.margin} | {row.goal} | {word} |", flush=True)
+    print(
+        f"| {row.name} | {fastest} | {found:.2f} | {row.margin} | {row.goal} | {word} |", flush=True
+    )
     return found <= row.margin
 
 

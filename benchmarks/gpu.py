@@ -1,19 +1,24 @@
 """What a GPU gives, against the CPU of the same machine in the same run.
 
     python -m benchmarks.gpu [--stages feddm,inversion] [--json rows.json] [--profile]
-    python -m benchmarks.gpu --dry [--device cpu]      tiny sizes, here: to see that every stage runs
+    python -m benchmarks.gpu --dry [--device cpu]      tiny sizes, here: to see that every stage
+    runs
 
-CPU: one process with torch threads on all cores (``--threads``). Both sides are warmed up, and a CPU side that
-would take more than ``--seconds`` takes fewer steps. The ratio is of the times of a step, above 1 where the GPU is
-faster, fixed costs of a round included; in brackets how many steps were timed. The GPU computes as in an audit: the
-same bits each time, float32 in full; with --fastest as torch sets it, which has convolutions in TF32.
+CPU: one process with torch threads on all cores (``--threads``). Both sides are warmed up, and a
+    CPU side that would take more than ``--seconds`` takes fewer steps. The ratio is of the times of
+    a step, above 1 where the GPU is
+faster, fixed costs of a round included; in brackets how many steps were timed. The GPU computes as
+in an audit: the same bits each time, float32 in full; with --fastest as torch sets it, which has
+    convolutions in TF32.
 
-feddm: one client, ConvNet of width 128, 10 classes of 500 records, batch 256, ipc 10. fedavg: ResNet-18, batch 64.
-dp_sgd: small CNN, expected batch 256. fedfed: phase A, batch 32. shadows: groups of small CNNs as one wide network
-(processes on the CPU: benchmarks.shadows). worlds: replays of the FedDM client in one pass. inversion: Inverting
+feddm: one client, ConvNet of width 128, 10 classes of 500 records, batch 256, ipc 10. fedavg:
+    ResNet-18, batch 64.
+dp_sgd: small CNN, expected batch 256. fedfed: phase A, batch 32. shadows: groups of small CNNs as
+    one wide network (processes on the CPU: benchmarks.shadows). worlds: replays of the FedDM client
+    in one pass. inversion: Inverting
 Gradients on eight gradients of single images, ConvNet of width 64.
---profile: of the GPU's side, instead of times of both: what takes the time, calls a step, lines where the host waits.
-"""
+--profile: of the GPU's side, instead of times of both: what takes the time, calls a step, lines
+where the host waits."""
 
 from __future__ import annotations
 
@@ -42,11 +47,14 @@ DRY = 2  # steps with --dry
 def side(
     stage: Stage, device: str, steps: int, options: argparse.Namespace, limit: float | None = None
 ) -> tuple[Taken, int]:
-    """(what the steps took when warm, how many): fewer where they would take more than ``limit`` seconds."""
+    """(what the steps took when warm, how many): fewer where they would take more than ``limit``
+    seconds."""
     with deterministic_kernels("cpu" if options.fastest else device):
         timed(device, stage.work(device, 1, options.dry))
         if limit is not None:
-            one = timed(device, stage.work(device, 1, options.dry))  # without imports and first calls
+            one = timed(
+                device, stage.work(device, 1, options.dry)
+            )  # without imports and first calls
             steps = min(steps, max(stage.least, int(limit / one.seconds)))
         return timed(device, stage.work(device, steps, options.dry)), steps
 
@@ -70,7 +78,8 @@ def compared(stage: Stage, options: argparse.Namespace) -> dict[str, Any]:
 def shown(row: dict[str, Any], device: str) -> str:
     where = "GPU" if device == "cuda" else "CPU again"
     return (
-        f"{row['stage']:<10} {row['unit']:<22} CPU {row['cpu']:9.2f} ({row['cpu_steps']})  {where} {row['gpu']:9.2f} "
+        f"{row['stage']:<10} {row['unit']:<22} CPU {row['cpu']:9.2f} ({row['cpu_steps']}) "
+        f" {where} {row['gpu']:9.2f} "
         f"({row['gpu_steps']})  {row['ratio']:7.2f} times  peak {row['peak_gib']:.2f} GiB"
     )
 
@@ -85,7 +94,8 @@ def profile_of(stage: Stage, options: argparse.Namespace) -> str:
 
 def run(stages: list[Stage], options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """(rows, how many stages failed): a failure is told in one line, and the rest goes on."""
-    rows, failed = [], 0
+    rows = []
+    failed = 0
     for stage in stages:
         try:
             if options.profile:
@@ -95,7 +105,10 @@ def run(stages: list[Stage], options: argparse.Namespace) -> tuple[list[dict[str
             print(shown(rows[-1], options.device), flush=True)
         except Exception as error:
             failed += 1
-            print(f"{stage.name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}", flush=True)
+            print(
+                f"{stage.name}: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}",
+                flush=True,
+            )
     return rows, failed
 
 
@@ -107,19 +120,28 @@ def chosen(names: str) -> list[Stage]:
 
 
 def main(given: list[str] | None = None) -> int:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=chosen, default=list(STAGES.values()), help=f"of {','.join(STAGES)}")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: both sides on the CPU")
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--stages", type=chosen, default=list(STAGES.values()), help=f"of {','.join(STAGES)}"
+    )
+    parser.add_argument(
+        "--device", choices=("cuda", "cpu"), default="cuda", help="cpu: both sides on the CPU"
+    )
     parser.add_argument("--dry", action="store_true", help="tiny networks and batches, two steps")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=8.0, help="of a CPU side, about")
     parser.add_argument("--json", type=Path, help="a file for the rows")
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--fastest", action="store_true", help="torch's fastest kernels, TF32 in convolutions")
+    parser.add_argument(
+        "--fastest", action="store_true", help="torch's fastest kernels, TF32 in convolutions"
+    )
     options = parser.parse_args(given)
     if options.device == "cuda" and not torch.cuda.is_available():
         print(
-            "--device=cuda: no GPU here (torch.cuda.is_available() is False); --device cpu tries both sides on the CPU"
+            "--device=cuda: no GPU here (torch.cuda.is_available() is False); --device "
+            "cpu tries both sides on the CPU"
         )
         return 2
     with torch_threads(options.threads):
@@ -127,10 +149,16 @@ def main(given: list[str] | None = None) -> int:
         print(on, flush=True)
         began = time.perf_counter()
         rows, failed = run(options.stages, options)
-    print(f"{len(options.stages) - failed} of {len(options.stages)} stages in {time.perf_counter() - began:.0f} s")
+    print(
+        f"{len(options.stages) - failed} of {len(options.stages)} stages in "
+        f"{time.perf_counter() - began:.0f} s"
+    )
     if options.json:
         options.json.write_text(
-            json.dumps({"hardware": on, "device": options.device, "dry": options.dry, "rows": rows}, indent=1)
+            json.dumps(
+                {"hardware": on, "device": options.device, "dry": options.dry, "rows": rows},
+                indent=1,
+            )
         )
     return 1 if failed else 0
 

@@ -1,4 +1,5 @@
-"""What an audit adds to ``benchmarks.gpu``: shadow models as one wide network, worlds of FedDM, gradient inversion."""
+"""What an audit adds to ``benchmarks.gpu``: shadow models as one wide network, worlds of FedDM,
+gradient inversion."""
 
 from __future__ import annotations
 
@@ -22,8 +23,10 @@ PROBLEMS = 8
 
 
 def worlds_of(method: Method, pool: Records, passes: int, device: str) -> Run:
-    """So many passes of ``worlds_per_pass`` replays of one client, each on its own random half of the records."""
-    problem, count = Problem(SHAPE, CLASSES, 1, device), method.worlds_per_pass
+    """So many passes of ``worlds_per_pass`` replays of one client, each on its own random half of
+    the records."""
+    problem = Problem(SHAPE, CLASSES, 1, device)
+    count = method.worlds_per_pass
     sent = method.broadcast(method.init(problem, Keys(5)))
 
     def run() -> None:
@@ -44,7 +47,14 @@ def half(pool: Records, world: int) -> Tensor:
 def shadows(device: str, steps: int, dry: bool) -> Run:
     """A step is a group of shadow models, trained for two epochs on about 500 records each."""
     model = ModelSpec("smallcnn", width=4 if dry else 32)
-    method = FedAvg(model=model, rounds=1, lr=0.05, batch_size=batch(64)(dry), local_epochs=2, weighting="uniform")
+    method = FedAvg(
+        model=model,
+        rounds=1,
+        lr=0.05,
+        batch_size=batch(64)(dry),
+        local_epochs=2,
+        weighting="uniform",
+    )
     return worlds_of(method, images(40 if dry else 1000), steps, device)
 
 
@@ -55,18 +65,48 @@ def feddm_worlds(device: str, steps: int, dry: bool) -> Run:
 
 def inversion(device: str, steps: int, dry: bool) -> Run:
     """A step is an iteration of all problems together; labels are recovered first, once."""
-    spec, records = ModelSpec(width=8 if dry else 64, norm="none"), images(PROBLEMS)
+    spec = ModelSpec(width=8 if dry else 64, norm="none")
+    records = images(PROBLEMS)
     model = build(spec, SHAPE, CLASSES)
     model.load_state_dict(initial(spec, SHAPE, CLASSES, Keys(7).torch()))
-    sent = [Victim(model).simulated_gradients(records.x[i : i + 1], records.y[i : i + 1]) for i in range(PROBLEMS)]
-    there, gradients = to_device((model, [torch.stack(part).detach() for part in zip(*sent)]), device)
+    sent = [
+        Victim(model).simulated_gradients(records.x[i : i + 1], records.y[i : i + 1])
+        for i in range(PROBLEMS)
+    ]
+    there, gradients = to_device(
+        (model, [torch.stack(part).detach() for part in zip(*sent)]), device
+    )
     attack = InvertingGradients(iterations=steps, lr=0.03, schedule="cosine", objective="absolute")
     return lambda: attack.reconstruct_each(there, gradients, (1, *SHAPE), generator=Keys(8).torch())
 
 
 AUDIT = (
-    Stage("shadows", "models a second", shadows, cpu=2, gpu=8, profile=1, per_step=lambda dry: FedAvg.worlds_per_pass),
-    Stage("worlds", f"ms an iteration of {FedDM.worlds_per_pass}", feddm_worlds, cpu=2, gpu=20, profile=3),
-    # from 400 steps on a search's kernels are recorded once and replayed: on both sides, but not in its profile
-    Stage("inversion", f"ms an iteration of {PROBLEMS}", inversion, cpu=400, gpu=400, profile=30, least=400),
+    Stage(
+        "shadows",
+        "models a second",
+        shadows,
+        cpu=2,
+        gpu=8,
+        profile=1,
+        per_step=lambda dry: FedAvg.worlds_per_pass,
+    ),
+    Stage(
+        "worlds",
+        f"ms an iteration of {FedDM.worlds_per_pass}",
+        feddm_worlds,
+        cpu=2,
+        gpu=20,
+        profile=3,
+    ),
+    # from 400 steps on a search's kernels are recorded once and replayed: on both sides, but not in
+    # its profile
+    Stage(
+        "inversion",
+        f"ms an iteration of {PROBLEMS}",
+        inversion,
+        cpu=400,
+        gpu=400,
+        profile=30,
+        least=400,
+    ),
 )

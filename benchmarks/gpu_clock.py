@@ -1,4 +1,5 @@
-"""Seconds and memory of work on a device, and where the host spends its time or waits while a GPU works."""
+"""Seconds and memory of work on a device, and where the host spends its time or waits while a GPU
+works."""
 
 from __future__ import annotations
 
@@ -18,13 +19,21 @@ from torch.profiler import ProfilerActivity, profile
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = 12
-WAITS = ("Memcpy", "Synchronize", "cudaLaunchKernel", "cudaMalloc", "_local_scalar_dense", "aten::nonzero")
+WAITS = (
+    "Memcpy",
+    "Synchronize",
+    "cudaLaunchKernel",
+    "cudaMalloc",
+    "_local_scalar_dense",
+    "aten::nonzero",
+)
 Run = Callable[[], object]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """seconds: wall clock, until the device is done; peak: GiB that torch held on the GPU at most, 0.0 on the CPU."""
+    """seconds: wall clock, until the device is done; peak: GiB that torch held on the GPU at most,
+    0.0 on the CPU."""
 
     seconds: float
     peak: float
@@ -45,7 +54,8 @@ def timed(device: str, run: Run) -> Taken:
 
 
 def profiled(run: Run, steps: int) -> list[str]:
-    """Lines: what took the host's and the GPU's time, calls that may wait, and lines of code that did; all a step."""
+    """Lines: what took the host's and the GPU's time, calls that may wait, and lines of code that
+    did; all a step."""
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_initialized():
         activities.append(ProfilerActivity.CUDA)
@@ -61,16 +71,29 @@ def profiled(run: Run, steps: int) -> list[str]:
         ("host", "self_cpu_time_total", calls),
         ("GPU", "self_device_time_total", kernels),
     ):
-        lines.append(f"  {title}, ms a step: {sum(getattr(e, field) for e in of) / 1e3 / steps:.3f}")
-        lines += [_row(e, field, steps) for e in sorted(calls, key=lambda e: -getattr(e, field))[:ROWS]]
+        lines.append(
+            f"  {title}, ms a step: {sum(getattr(e, field) for e in of) / 1e3 / steps:.3f}"
+        )
+        lines += [
+            _row(e, field, steps) for e in sorted(calls, key=lambda e: -getattr(e, field))[:ROWS]
+        ]
     counts = {e.key: e.count / steps for e in events if any(word in e.key for word in WAITS)}
-    lines.append("  calls a step: " + (", ".join(f"{key} {count:.2f}" for key, count in counts.items()) or "none"))
+    lines.append(
+        "  calls a step: "
+        + (", ".join(f"{key} {count:.2f}" for key, count in counts.items()) or "none")
+    )
     waited = waits(run).most_common(ROWS) if torch.cuda.is_initialized() else []
-    return [*lines, *(f"  host waits {count / steps:7.2f} a step: {place}" for place, count in waited)]
+    return [
+        *lines,
+        *(f"  host waits {count / steps:7.2f} a step: {place}" for place, count in waited),
+    ]
 
 
 def _row(event: Any, field: str, steps: int) -> str:
-    return f"    {getattr(event, field) / 1e3 / steps:9.3f}  {event.count / steps:9.2f} calls  {event.key[:80]}"
+    return (
+        f"    {getattr(event, field) / 1e3 / steps:9.3f}  {event.count / steps:9.2f} calls  "
+        f"{event.key[:80]}"
+    )
 
 
 def waits(run: Run) -> Counter[str]:
@@ -104,7 +127,9 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith((f"{ROOT}/privdd/", f"{ROOT}/attacks/", f"{ROOT}/benchmarks/")) and Path(file).name not in ("gpu_clock.py", "test_gpu.py"):
+        if file.startswith((f"{ROOT}/privdd/", f"{ROOT}/attacks/", f"{ROOT}/benchmarks/")) and Path(
+            file
+        ).name not in ("gpu_clock.py", "test_gpu.py"):
             return f"{Path(file).relative_to(ROOT)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"

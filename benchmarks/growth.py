@@ -1,16 +1,20 @@
-"""How CPU seconds and peak memory grow with clients, records a client, worlds and image size: a table and a plot.
+"""How CPU seconds and peak memory grow with clients, records a client, worlds and image size: a
+table and a plot.
 
     python -m benchmarks.growth [--full] [--plot growth.png]
     python -m benchmarks.growth --audits [--algo fedavg] [--full]    whole audits instead
 
-Clients, records and image size: one FedAvg round (one epoch, batches of 10) of a multi-layer perceptron,
-for image size of a ConvNet of width 16. Worlds: one round of one client, replayed one after the other
-(FedAvg) and in one pass (FedDM, 4 iterations). Random images in ten classes, one thread, every point in a
-process of its own; memory is the peak above what the process had before. The last column is the power of
-the size that the seconds grow with, from the smallest to the largest size: 1 is linear.
+Clients, records and image size: one FedAvg round (one epoch, batches of 10) of a multi-layer
+    perceptron, for image size of a ConvNet of width 16. Worlds: one round of one client, replayed
+    one after the other
+(FedAvg) and in one pass (FedDM, 4 iterations). Random images in ten classes, one thread, every
+point in a process of its own; memory is the peak above what the process had before. The last column
+is the power of the size that the seconds grow with, from the smallest to the largest size: 1 is
+linear.
 
-Whole audits: ``privdd.audit`` of ``--algo`` at preset=smoke on Fashion-MNIST, one process, one size changed at a time.
-CPU seconds and peak memory are the process's own; its power is that of the last doubling, because every audit
+Whole audits: ``privdd.audit`` of ``--algo`` at preset=smoke on Fashion-MNIST, one process, one size
+    changed at a time. CPU seconds and peak memory are the process's own; its power is that of the
+    last doubling, because every audit
 begins with the same start-up and attacks.
 """
 
@@ -48,7 +52,8 @@ from privdd.runtime.engine import Engine
 from privdd.runtime.startup import keep_freed_memory
 from privdd.training.server import ServerTraining
 
-CLASSES, TURNS = 10, 3
+CLASSES = 10
+TURNS = 3
 MLP = ModelSpec("mlp", width=32, depth=1)
 
 
@@ -59,14 +64,18 @@ def shard_of(client: int, records: int, size: int) -> Shard:
     return Shard(client, train, empty, empty, CLASSES)
 
 
-def federation(clients: int, records: int, size: int, spec: ModelSpec = MLP) -> tuple[Plan, list[Shard]]:
+def federation(
+    clients: int, records: int, size: int, spec: ModelSpec = MLP
+) -> tuple[Plan, list[Shard]]:
     method = FedAvg(model=spec, rounds=1, lr=0.05, batch_size=10, local_epochs=1)
     return Plan(Keys(0), Problem((1, size, size), CLASSES, clients), method), [
         shard_of(k, records, size) for k in range(clients)
     ]
 
 
-def rounds(clients: int = 10, records: int = 50, size: int = 28, spec: ModelSpec = MLP) -> Callable[[], object]:
+def rounds(
+    clients: int = 10, records: int = 50, size: int = 28, spec: ModelSpec = MLP
+) -> Callable[[], object]:
     plan, shards = federation(clients, records, size, spec)
     return lambda: run_round(plan, start_training(plan, Ledger("zero_out")), shards, Engine())
 
@@ -90,7 +99,8 @@ def one_pass(worlds: int) -> Callable[[], object]:
         ipc=5,
         start="noise",
     )
-    problem, shard = Problem((1, 28, 28), CLASSES, 1), shard_of(0, 640, 28)
+    problem = Problem((1, 28, 28), CLASSES, 1)
+    shard = shard_of(0, 640, 28)
     sent = method.broadcast(method.init(problem, Keys(0)))
     masks = torch.rand((worlds, 200), generator=Keys(2).torch()) < 0.5
     rest = torch.ones(worlds, 440, dtype=torch.bool)
@@ -111,7 +121,9 @@ class Axis:
 
 AXES = (
     Axis("clients", lambda n: rounds(clients=n), (10, 40, 160), (10, 40, 160, 640, 2560)),
-    Axis("records a client", lambda n: rounds(records=n), (25, 100, 400), (25, 100, 400, 1600, 6400)),
+    Axis(
+        "records a client", lambda n: rounds(records=n), (25, 100, 400), (25, 100, 400, 1600, 6400)
+    ),
     Axis("worlds, one by one", replays, (2, 8, 32), (2, 8, 32, 128, 512)),
     Axis("worlds in one pass", one_pass, (2, 8, 32), (2, 8, 32, 64, 128)),
     Axis(
@@ -134,7 +146,8 @@ AUDITS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
 
 
 def measure_audit(algo: str, override: str) -> tuple[float, float]:
-    """(CPU seconds, peak MiB) of one audit in a process of its own. Raises RuntimeError where it fails."""
+    """(CPU seconds, peak MiB) of one audit in a process of its own. Raises RuntimeError where it
+    fails."""
     base = [
         f"algo={algo}",
         "preset=smoke",
@@ -145,7 +158,14 @@ def measure_audit(algo: str, override: str) -> tuple[float, float]:
     ]
     given = [part for part in base if part.split("=")[0] != override.split("=")[0]]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "privdd.audit", *given, override, f"hydra.run.dir={folder}/run"]
+        command = [
+            sys.executable,
+            "-m",
+            "privdd.audit",
+            *given,
+            override,
+            f"hydra.run.dir={folder}/run",
+        ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         _, status, used = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
@@ -163,7 +183,9 @@ def measure_audits(algo: str, full: bool) -> None:
             points.append(measure_audit(algo, setting.format(n)))
             power = math.log2(points[-1][0] / points[-2][0]) if n == sizes[-1] else math.nan
             tail = "" if math.isnan(power) else f"  {power:.2f}"
-            print(f"{name:<20} {n:>6} {points[-1][0]:>9.3f} {points[-1][1]:>7.0f}{tail}", flush=True)
+            print(
+                f"{name:<20} {n:>6} {points[-1][0]:>9.3f} {points[-1][1]:>7.0f}{tail}", flush=True
+            )
 
 
 def peak() -> float:
@@ -171,8 +193,11 @@ def peak() -> float:
 
 
 def measure(axis: Axis, size: int, out: Connection) -> None:
-    """(CPU seconds of the fastest turn, MiB above the start) of one point, in a process of its own."""
-    before, work, seconds = peak(), axis.make(size), []
+    """(CPU seconds of the fastest turn, MiB above the start) of one point, in a process of its
+    own."""
+    before = peak()
+    work = axis.make(size)
+    seconds = []
     for _ in range(TURNS):
         began = time.process_time()
         work()
@@ -181,7 +206,9 @@ def measure(axis: Axis, size: int, out: Connection) -> None:
 
 
 def point(axis: Axis, size: int) -> tuple[float, float]:
-    context = multiprocessing.get_context("fork")  # torch is imported once, and its threads are not running yet
+    context = multiprocessing.get_context(
+        "fork"
+    )  # torch is imported once, and its threads are not running yet
     mine, other = context.Pipe(duplex=False)
     child = context.Process(target=measure, args=(axis, size, other))
     child.start()
@@ -197,13 +224,20 @@ def draw(path: Path, found: dict[str, list[tuple[int, float, float]]]) -> None:
 
     figure = Figure(figsize=(3 * len(found), 5), layout="constrained")
     for column, (name, points) in enumerate(found.items()):
-        sizes, first = [n for n, _, _ in points], points[0]
+        sizes = [n for n, _, _ in points]
+        first = points[0]
         for row, label in enumerate(("CPU seconds", "peak MiB above the start")):
             panel = figure.add_subplot(2, len(found), 1 + column + row * len(found))
             values = [p[1 + row] for p in points]
             panel.semilogx(sizes, values, "o-", color="#1f5a94")
             if row == 0:
-                panel.loglog(sizes, [first[1] * n / first[0] for n in sizes], "--", color="#888888", linewidth=1)
+                panel.loglog(
+                    sizes,
+                    [first[1] * n / first[0] for n in sizes],
+                    "--",
+                    color="#888888",
+                    linewidth=1,
+                )
                 panel.set_yticks(values, [f"{v:.2g}" for v in values], minor=False)
             else:
                 panel.set_ylim(0, 1.1 * max(values) + 1)
@@ -217,7 +251,9 @@ def draw(path: Path, found: dict[str, list[tuple[int, float, float]]]) -> None:
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--full", action="store_true", help="larger sizes, a few minutes")
     parser.add_argument("--plot", type=Path, help="a PNG to write")
     parser.add_argument("--audits", action="store_true", help="whole audits")
@@ -232,7 +268,9 @@ def main() -> None:
         return
     found: dict[str, list[tuple[int, float, float]]] = {}
     for axis in AXES:
-        points = found[axis.name] = [(n, *point(axis, n)) for n in (axis.full if given.full else axis.small)]
+        points = found[axis.name] = [
+            (n, *point(axis, n)) for n in (axis.full if given.full else axis.small)
+        ]
         power = math.log(points[-1][1] / points[0][1]) / math.log(points[-1][0] / points[0][0])
         for at, (n, seconds, memory) in enumerate(points):
             tail = f"  {power:.2f}" if at == len(points) - 1 else ""

@@ -1,13 +1,16 @@
-"""The leaderboard: accuracy of every DP method at equal accounted epsilon, over data sets, skews, clients and seeds.
+"""The leaderboard: accuracy of every DP method at equal accounted epsilon, over data sets, skews,
+clients and seeds.
 
-    python -m benchmarks.leaderboard [--keep FILE] [--minutes M] [--only NAME ...] [--data ...] [--clients ...] [--alphas ...]
+    python -m benchmarks.leaderboard [--keep FILE] [--minutes M] [--only NAME ...] [--data ...]
+    [--clients ...] [--alphas ...]
 
-Each cell is trained once and kept in FILE (one JSON object a line), so that the board can be filled bit by bit: a later
-start goes on where this one stopped, and only cells that FILE lacks are run. ``docs/leaderboard.md`` is written from FILE
-at the end, with what was not run. Epsilon is read off the ledger. Settings of each method are fixed here for all
-cells; they were chosen on seed 7 of Fashion-MNIST, 3 clients (dp_head under secagg: 10 clients), which is not reported
-(dp_head_scattering: and on 10,000 of the 60,000 training records, which the others were tried on);
-the last three are those of their yaml at preset=default.
+Each cell is trained once and kept in FILE (one JSON object a line), so that the board can be filled
+bit by bit: a later start goes on where this one stopped, and only cells that FILE lacks are run.
+    ``docs/leaderboard.md`` is written from FILE at the end, with what was not run. Epsilon is read
+    off the ledger. Settings of each method are fixed here for all
+cells; they were chosen on seed 7 of Fashion-MNIST, 3 clients (dp_head under secagg: 10 clients),
+which is not reported (dp_head_scattering: and on 10,000 of the 60,000 training records, which the
+others were tried on); the last three are those of their yaml at preset=default.
 """
 
 from __future__ import annotations
@@ -38,46 +41,116 @@ from privdd.reporting.frontier import PUBLISHED
 from privdd.training.server import train_on_soft_labels
 from privdd.training.sgd import predict_logits
 
-COMMON = ("preset=smoke", "data.limit=6000", "data.test_limit=2000", "partition.heldout=0", "model.width=16")
-CENTRAL = ("data.limit=60000", "data.test_limit=10000", "partition=iid", "partition.clients=1")  # one client has all records
+COMMON = (
+    "preset=smoke",
+    "data.limit=6000",
+    "data.test_limit=2000",
+    "partition.heldout=0",
+    "model.width=16",
+)
+CENTRAL = (
+    "data.limit=60000",
+    "data.test_limit=10000",
+    "partition=iid",
+    "partition.clients=1",
+)  # one client has all records
 HEAD = ("algo=dp_head", "algo.rows.extractor.side=64")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "dp_means": ("algo=dp_means", "algo.rows.extractor.side=64"),
     "dp_moments": ("algo=dp_moments", "algo.rows.extractor.side=64"),
     "dp_head": (*HEAD, "algo.rounds=60"),
-    "dp_head, secagg": (*HEAD, "algo.rounds=60", "algo.lr=15", "algo.rows.width=400", "trust=secagg"),
+    "dp_head, secagg": (
+        *HEAD,
+        "algo.rounds=60",
+        "algo.lr=15",
+        "algo.rows.width=400",
+        "trust=secagg",
+    ),
     "dp_means, secagg": ("algo=dp_means", "algo.rows.extractor.side=64", "trust=secagg"),
     "dp_moments, secagg": ("algo=dp_moments", "algo.rows.extractor.side=64", "trust=secagg"),
     "feddm_public_dp": (
-        "algo=feddm_public_dp", "algo.least=40", "algo.fitting.steps=80", "algo.extractor.layers=[1,2,3]", "algo.extractor.grid=3",
+        "algo=feddm_public_dp",
+        "algo.least=40",
+        "algo.fitting.steps=80",
+        "algo.extractor.layers=[1,2,3]",
+        "algo.extractor.grid=3",
     ),
     "feddm_guided_dp": (
-        "algo=feddm_guided_dp", "algo.rounds=60", "algo.read_rounds=22", "algo.varied_rounds=4", "algo.guiding.images=16000",
-        "algo.guiding.drawn=400", "algo.guiding.fitted=300", "algo.guiding.fitting.steps=60", "algo.guiding.steps=12",
-        "algo.server.epochs=5", "algo.server.batch_size=64",
+        "algo=feddm_guided_dp",
+        "algo.rounds=60",
+        "algo.read_rounds=22",
+        "algo.varied_rounds=4",
+        "algo.guiding.images=16000",
+        "algo.guiding.drawn=400",
+        "algo.guiding.fitted=300",
+        "algo.guiding.fitting.steps=60",
+        "algo.guiding.steps=12",
+        "algo.server.epochs=5",
+        "algo.server.batch_size=64",
     ),
     "feddm_guided_scattering": (
-        "algo=feddm_guided_scattering", "algo.rounds=60", "algo.read_rounds=10", "algo.varied_rounds=10", "algo.guiding.images=200000",
-        "algo.guiding.drawn=4000", "algo.guiding.steps=12", "algo.server.epochs=2", "algo.server.batch_size=128", "algo.server.lr=0.07",
+        "algo=feddm_guided_scattering",
+        "algo.rounds=60",
+        "algo.read_rounds=10",
+        "algo.varied_rounds=10",
+        "algo.guiding.images=200000",
+        "algo.guiding.drawn=4000",
+        "algo.guiding.steps=12",
+        "algo.server.epochs=2",
+        "algo.server.batch_size=128",
+        "algo.server.lr=0.07",
         "model.width=32",
     ),
     "feddm_dp": ("algo=feddm_dp", "algo.rounds=4", "algo.reads=2", "privacy.clip_norm=5"),
     "DP-FedAvg": (
-        "algo=fedavg", "privacy=dpsgd", "algo.rounds=5", "algo.local_epochs=1", "algo.lr=2", "algo.momentum=0",
-        "algo.weight_decay=0", "privacy.expected_batch=200",
+        "algo=fedavg",
+        "privacy=dpsgd",
+        "algo.rounds=5",
+        "algo.local_epochs=1",
+        "algo.lr=2",
+        "algo.momentum=0",
+        "algo.weight_decay=0",
+        "privacy.expected_batch=200",
     ),
     "dp_head_random": ("algo=dp_head_random", "algo.rounds=60"),
     "dp_head_scattering": (
-        "algo=dp_head_scattering", "algo.rounds=200", "algo.lr=300", "algo.momentum=0.9", "algo.noisiest=0.018",
+        "algo=dp_head_scattering",
+        "algo.rounds=200",
+        "algo.lr=300",
+        "algo.momentum=0.9",
+        "algo.noisiest=0.018",
     ),
     "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100", "privacy.count_noise=20"),
     "dp_psg": (
-        "algo=dp_psg", "algo.ipc=10", "algo.generation.networks=20", "algo.generation.steps=5", "algo.server.epochs=60",
+        "algo=dp_psg",
+        "algo.ipc=10",
+        "algo.generation.networks=20",
+        "algo.generation.steps=5",
+        "algo.server.epochs=60",
     ),
-}  # fmt: skip
-PUBLIC = set(METHODS) - {"feddm_dp", "DP-FedAvg", "dp_head_random", "dp_head_scattering", "feddm_guided_scattering", "dp_merf", "dp_psg"}
-SETS = {"feddm_public_dp", "feddm_guided_dp", "feddm_guided_scattering", "feddm_dp", "dp_merf", "dp_psg"}  # these release a data set
-DATA, ALPHAS, CLIENTS, EPSILONS, SEEDS = ("digits", "fashion_mnist", "mnist"), (0.5, 0.1), (1, 3, 10), (1.0, 3.0, 10.0), (0, 1, 2)
+}
+PUBLIC = set(METHODS) - {
+    "feddm_dp",
+    "DP-FedAvg",
+    "dp_head_random",
+    "dp_head_scattering",
+    "feddm_guided_scattering",
+    "dp_merf",
+    "dp_psg",
+}
+SETS = {
+    "feddm_public_dp",
+    "feddm_guided_dp",
+    "feddm_guided_scattering",
+    "feddm_dp",
+    "dp_merf",
+    "dp_psg",
+}  # these release a data set
+DATA = ("digits", "fashion_mnist", "mnist")
+ALPHAS = (0.5, 0.1)
+CLIENTS = (1, 3, 10)
+EPSILONS = (1.0, 3.0, 10.0)
+SEEDS = (0, 1, 2)
 OTHER = ModelSpec("mlp", width=256)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
@@ -129,9 +202,18 @@ class Cell:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        split = CENTRAL if self.clients == 1 else (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
-        where, own = (f"data={self.data}", *split), METHODS[self.method]
-        common = [one for one in COMMON if one.partition("=")[0] not in {each.partition("=")[0] for each in own}]
+        split = (
+            CENTRAL
+            if self.clients == 1
+            else (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
+        )
+        where = (f"data={self.data}", *split)
+        own = METHODS[self.method]
+        common = [
+            one
+            for one in COMMON
+            if one.partition("=")[0] not in {each.partition("=")[0] for each in own}
+        ]
         return (*common, *own, *where, f"privacy.epsilon={self.epsilon}", f"seed={self.seed}")
 
 
@@ -139,8 +221,8 @@ class Cell:
 class Done:
     """accuracy: last of the run, in [0, 1]; spent: epsilon by the ledger; seconds: of CPU.
 
-    other: accuracy of ``OTHER``, trained on the same released images and soft labels, where the method releases such.
-    """
+    other: accuracy of ``OTHER``, trained on the same released images and soft labels, where the
+        method releases such."""
 
     cell: Cell
     accuracy: float
@@ -159,12 +241,15 @@ def cells(given: argparse.Namespace) -> Iterator[Cell]:
 
 
 def kept(path: Path) -> dict[Cell, Done]:
-    """The cells of a file; lines that are not whole (a start that was stopped while writing) are left out."""
+    """The cells of a file; lines that are not whole (a start that was stopped while writing) are
+    left out."""
     found: dict[Cell, Done] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             one = json.loads(line)
-            accuracy, spent, seconds_of_run = (float(one[key]) for key in ("accuracy", "spent", "seconds"))
+            accuracy, spent, seconds_of_run = (
+                float(one[key]) for key in ("accuracy", "spent", "seconds")
+            )
             done = Done(Cell(**one["cell"]), accuracy, spent, seconds_of_run, one.get("other"))
         except (ValueError, TypeError, KeyError):
             continue
@@ -174,48 +259,89 @@ def kept(path: Path) -> dict[Cell, Done]:
 
 def fill(wanted: Sequence[Cell], path: Path, seconds: float) -> dict[Cell, Done]:
     """Run what is missing, line by line, until all is there or the time is up."""
-    found, until = kept(path), time.monotonic() + seconds
+    found = kept(path)
+    until = time.monotonic() + seconds
     for cell in wanted:
         if cell in found or time.monotonic() > until:
             continue
         began = time.process_time()
         curve, experiment, progress = run(cell.overrides, math.inf)
         seconds_of_run = time.process_time() - began
-        other = measure_on_the_images(experiment, progress, OTHER) if cell.method.startswith("feddm_guided") else None
+        other = (
+            measure_on_the_images(experiment, progress, OTHER)
+            if cell.method.startswith("feddm_guided")
+            else None
+        )
         done = Done(cell, curve.accuracy[-1], progress.ledger.epsilon(), seconds_of_run, other)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(done)) + "\n")
         found[cell] = done
-        print(f"{cell}: {100 * done.accuracy:.2f} %, epsilon {done.spent:.3f}, {done.seconds:.0f} CPU s, {OTHER.name} {other}", flush=True)
+        print(
+            f"{cell}: {100 * done.accuracy:.2f} %, epsilon {done.spent:.3f}, "
+            f"{done.seconds:.0f} CPU s, {OTHER.name} {other}",
+            flush=True,
+        )
     return found
 
 
 def measure_on_the_images(experiment: Experiment, progress: Progress, spec: ModelSpec) -> float:
-    """Test accuracy of another network, trained on the released images and soft labels as the method trains its own."""
-    server, data, keys = progress.server, experiment.dataset, experiment.plan.keys.fold("other")
+    """Test accuracy of another network, trained on the released images and soft labels as the
+    method trains its own."""
+    server = progress.server
+    data = experiment.dataset
+    keys = experiment.plan.keys.fold("other")
     network = build_skeleton(spec, data.shape, data.classes)
     start = initial(spec, data.shape, data.classes, keys.fold("start").torch())
     training = experiment.plan.method.server  # type: ignore[attr-defined]
-    state = train_on_soft_labels(network, start, server["images/x"], server["labels/soft"], training, keys.fold("batch"))
-    return float((predict_logits(network, state, experiment.test_records.x).argmax(1) == experiment.test_records.y).float().mean())
+    state = train_on_soft_labels(
+        network, start, server["images/x"], server["labels/soft"], training, keys.fold("batch")
+    )
+    return float(
+        (
+            predict_logits(network, state, experiment.test_records.x).argmax(1)
+            == experiment.test_records.y
+        )
+        .float()
+        .mean()
+    )
 
 
 def table(found: Mapping[Cell, Done], data: str, alpha: float, clients: int) -> list[str]:
-    """One setting's methods, the best first at the smallest epsilon: mean, standard deviation, seeds."""
+    """One setting's methods, the best first at the smallest epsilon: mean, standard deviation,
+    seeds."""
     rows = []
     for method, other in itertools.product(METHODS, (False, True)):
         by_epsilon = []
         for epsilon in EPSILONS:
-            runs = [d for c, d in found.items() if c == Cell(method, data, alpha, clients, epsilon, c.seed)]
-            by_epsilon.append([value for d in runs if (value := d.other if other else d.accuracy) is not None])
+            runs = [
+                d
+                for c, d in found.items()
+                if c == Cell(method, data, alpha, clients, epsilon, c.seed)
+            ]
+            by_epsilon.append(
+                [value for d in runs if (value := d.other if other else d.accuracy) is not None]
+            )
         if any(by_epsilon):
             name = f"{method}, {OTHER.name} on its images" if other else method
-            rows.append((name, [shown(values) for values in by_epsilon], [statistics.fmean(v) if v else 0.0 for v in by_epsilon]))
+            rows.append(
+                (
+                    name,
+                    [shown(values) for values in by_epsilon],
+                    [statistics.fmean(v) if v else 0.0 for v in by_epsilon],
+                )
+            )
     rows.sort(key=lambda row: [-mean for mean in row[2]])
-    head = ["| method | the server sees | public data | " + " | ".join(f"ε {e:g}" for e in EPSILONS) + " |", "|---|---|---|" + "---|" * len(EPSILONS)]
+    head = [
+        "| method | the server sees | public data | "
+        + " | ".join(f"ε {e:g}" for e in EPSILONS)
+        + " |",
+        "|---|---|---|" + "---|" * len(EPSILONS),
+    ]
     body = [
-        f"| {name.removesuffix(', secagg')} | {'sums only' if 'secagg' in name else 'every upload'} | "
-        f"{'ImageNet (AlexNet)' if name.removesuffix(f', {OTHER.name} on its images') in PUBLIC else 'none'} | {' | '.join(values)} |"
+        f"| {name.removesuffix(', secagg')} | "
+        f"{'sums only' if 'secagg' in name else 'every upload'} | "
+        f"{'ImageNet (AlexNet)' if name.removesuffix(f', {OTHER.name} on its images') in PUBLIC else 'none'} "
+        f"| {' | '.join(values)} |"
         for name, values, _ in rows
     ]
     return [*head, *body] if body else []
@@ -229,10 +355,17 @@ def shown(values: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(values):.1f}{spread} ({len(values)})"
 
 
-def sentence(found: Mapping[Cell, Done], data: str, clients: int, alpha: float, epsilon: float = 3.0) -> str:
-    """The most accurate of each kind in one setting where the server sees every upload; "" without runs."""
+def sentence(
+    found: Mapping[Cell, Done], data: str, clients: int, alpha: float, epsilon: float = 3.0
+) -> str:
+    """The most accurate of each kind in one setting where the server sees every upload; "" without
+    runs."""
     values = {
-        name: [d.accuracy for c, d in found.items() if c == Cell(name, data, alpha, clients, epsilon, c.seed)]
+        name: [
+            d.accuracy
+            for c, d in found.items()
+            if c == Cell(name, data, alpha, clients, epsilon, c.seed)
+        ]
         for name in METHODS
         if "secagg" not in name
     }
@@ -243,14 +376,25 @@ def sentence(found: Mapping[Cell, Done], data: str, clients: int, alpha: float, 
         "data set over a public map": run.keys() & PUBLIC & SETS,
         "data set without one": run.keys() - PUBLIC & SETS,
     }
-    told = [f"{kind}: {_best({name: run[name] for name in of})}" for kind, of in kinds.items() if of]
+    told = [
+        f"{kind}: {_best({name: run[name] for name in of})}" for kind, of in kinds.items() if of
+    ]
     where = f"{setting(data, clients, alpha)}, {len(SEEDS)} seeds, ε {epsilon:g}"
-    return f"Most accurate of the private methods that were run without secure aggregation ({where}): {'; '.join(told)}." if told else ""
+    return (
+        "Most accurate of the private methods that were run without secure aggregation "
+        f"({where}): {'; '.join(told)}."
+        if told
+        else ""
+    )
 
 
 def setting(data: str, clients: int, alpha: float) -> str:
     """What the page calls a setting."""
-    return f"{data}, central: one client has all records" if clients == 1 else f"{data}, {clients} clients, α = {alpha:g}"
+    return (
+        f"{data}, central: one client has all records"
+        if clients == 1
+        else f"{data}, {clients} clients, α = {alpha:g}"
+    )
 
 
 def published_figures(data: str) -> list[str]:
@@ -258,8 +402,13 @@ def published_figures(data: str) -> list[str]:
     found: dict[str, list[str]] = {}
     for one in PUBLISHED:
         if one.data == data:
-            found.setdefault(f"{one.kind}: {one.source}", []).append(f"{100 * one.accuracy:.1f} % at ε {one.epsilon:g}")
-    return [f"- Published, not run here, {source}: {', '.join(values)}." for source, values in found.items()]
+            found.setdefault(f"{one.kind}: {one.source}", []).append(
+                f"{100 * one.accuracy:.1f} % at ε {one.epsilon:g}"
+            )
+    return [
+        f"- Published, not run here, {source}: {', '.join(values)}."
+        for source, values in found.items()
+    ]
 
 
 def _best(run: Mapping[str, Sequence[float]]) -> str:
@@ -276,20 +425,31 @@ def _best(run: Mapping[str, Sequence[float]]) -> str:
 
 
 def page(found: Mapping[Cell, Done]) -> str:
-    """``docs/leaderboard.md``: a table for each setting that has runs, and the settings that have none."""
+    """``docs/leaderboard.md``: a table for each setting that has runs, and the settings that have
+    none."""
     lines = [
-        "# Leaderboard of private methods", "",
-        "Accuracy in per cent at equal accounted ε (δ = 1e-5, one record more or less, the total over all rounds): mean ± standard",
-        "deviation over seeds, and how many. 6,000 records (digits: all 1,437), 2,000 test records (digits: 360), labels skewed by",
-        "Dirichlet(α); where one client has all records, 60,000 and 10,000 test records. Each method's settings are the same in all",
-        "tables; they were chosen on a seed of Fashion-MNIST that is not reported (`dp_head_scattering`'s also on training records that",
-        "were set aside), and dp_head has its own under secure aggregation; those of `dp_head_random`, `dp_merf` and `dp_psg` are",
-        "their defaults (`dp_psg`'s step length was chosen on digits, on a seed that is not reported). The others were not chosen on digits.",
-        "Test images are those of the published test set for every seed, so that a choice by accuracy on the unreported seed has seen",
+        "# Leaderboard of private methods",
+        "",
+        "Accuracy in per cent at equal accounted ε (δ = 1e-5, one record more or less, "
+        "the total over all rounds): mean ± standard",
+        "deviation over seeds, and how many. 6,000 records (digits: all 1,437), 2,000 "
+        "test records (digits: 360), labels skewed by",
+        "Dirichlet(α); where one client has all records, 60,000 and 10,000 test records. "
+        "Each method's settings are the same in all",
+        "tables; they were chosen on a seed of Fashion-MNIST that is not reported "
+        "(`dp_head_scattering`'s also on training records that",
+        "were set aside), and dp_head has its own under secure aggregation; those of "
+        "`dp_head_random`, `dp_merf` and `dp_psg` are",
+        "their defaults (`dp_psg`'s step length was chosen on digits, on a seed that is "
+        "not reported). The others were not chosen on digits.",
+        "Test images are those of the published test set for every seed, so that a "
+        "choice by accuracy on the unreported seed has seen",
         "the images that the reported seeds are tested on; what that is worth was not measured.",
-        "A public map is pre-trained on ImageNet by others. Under secure aggregation (`trust=secagg`) the server sees sums only, and",
-        "one client may collude. Written by `python -m benchmarks.leaderboard`, which goes on where it stopped.",
-    ]  # fmt: skip
+        "A public map is pre-trained on ImageNet by others. Under secure aggregation "
+        "(`trust=secagg`) the server sees sums only, and",
+        "one client may collude. Written by `python -m benchmarks.leaderboard`, which "
+        "goes on where it stopped.",
+    ]
     told = [sentence(found, *where) for where in itertools.product(DATA, CLIENTS, ALPHAS)]
     lines += ["", *(f"- {one}" for one in told if one)]
     missing = []
@@ -303,19 +463,29 @@ def page(found: Mapping[Cell, Done]) -> str:
         there = {c.method for c in found if (c.data, c.alpha, c.clients) == (data, alpha, clients)}
         lacking = [m for m in METHODS if m not in there]
         missing += [f"- {name}: {'; '.join(lacking) if made else 'everything'}"] if lacking else []
-    lines += ["", "## What distilling costs", *GUIDED.splitlines()] if any(c.method == "feddm_guided_dp" for c in found) else []
+    lines += (
+        ["", "## What distilling costs", *GUIDED.splitlines()]
+        if any(c.method == "feddm_guided_dp" for c in found)
+        else []
+    )
     return "\n".join([*lines, "", "## Not run", "", *(missing or ["Nothing."]), ""])
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--keep", type=Path, default=KEPT)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="no further cell is begun after so long")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="no further cell is begun after so long"
+    )
     parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--clients", nargs="+", type=int, choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, default=list(ALPHAS))
-    parser.add_argument("--epsilons", nargs="+", type=float, choices=EPSILONS, default=list(EPSILONS))
+    parser.add_argument(
+        "--epsilons", nargs="+", type=float, choices=EPSILONS, default=list(EPSILONS)
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     given = parser.parse_args(put_overrides_first(sys.argv[1:]))
     torch.set_num_threads(1)

@@ -17,6 +17,7 @@ def hardware() -> str:
     load = os.getloadavg()[0]
     gpu = f"{torch.cuda.get_device_name(0)}, " if torch.cuda.is_available() else ""
     return (
-        f"{os.cpu_count()} cores ({names[0] if names else 'unknown CPU'}), {gpu}torch {torch.__version__}, "
+        f"{os.cpu_count()} cores ({names[0] if names else 'unknown CPU'}), {gpu}torch "
+        f"{torch.__version__}, "
         f"{torch.get_num_threads()} thread, load {load:.1f}, {date.today()}"
     )

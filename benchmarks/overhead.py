@@ -1,16 +1,20 @@
-"""What the stack costs over a bare loop: two rounds of every method, Fashion-MNIST, ConvNet of width 32.
+"""What the stack costs over a bare loop: two rounds of every method, Fashion-MNIST, ConvNet of
+width 32.
 
-    python -m benchmarks.overhead [--method all] [--records 300] [--clients 3] [--iterations 2] [--repeats 3]
+    python -m benchmarks.overhead [--method all] [--records 300] [--clients 3] [--iterations 2]
+    [--repeats 3]
 
-The reference loops (tests/reference) do the same arithmetic with torch.optim and autograd and nothing else;
-the stack adds streams, channel, digests, ledger and snapshots. They are timed in turns, in process CPU
-time on one thread, and the ratio of the medians is printed. Goal: at most 1.15.
+The reference loops (tests/reference) do the same arithmetic with torch.optim and autograd and
+nothing else; the stack adds streams, channel, digests, ledger and snapshots. They are timed in
+turns, in process CPU time on one thread, and the ratio of the medians is printed. Goal: at most
+1.15.
 
-FLOPs: those of the stack's convolutions and matrix products over the bare loop's, forward and backward,
-counted on the short run; 1 says that neither skips work. All draws are shared, so both end with the same
-numbers up to rounding. Two differences are printed: the largest after the timed runs in float32, where
-Adam's first steps and max pooling blow rounding up, and the largest after a short run in float64 on
-``CHECKED`` records, where rounding cannot hide an error.
+FLOPs: those of the stack's convolutions and matrix products over the bare loop's, forward and
+    backward, counted on the short run; 1 says that neither skips work. All draws are shared, so
+    both end with the same
+numbers up to rounding. Two differences are printed: the largest after the timed runs in float32,
+where Adam's first steps and max pooling blow rounding up, and the largest after a short run in
+float64 on ``CHECKED`` records, where rounding cannot hide an error.
 
 FedFed's rounds are two of feature split, the release, and two on both sets; matching takes
 ``iterations`` steps. Falls back to scikit-learn's digits where Fashion-MNIST cannot be found.
@@ -45,7 +49,9 @@ def records_of(name: str, count: int) -> Records:
 
 
 def arguments() -> argparse.Namespace:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--method", choices=["all", *PAIRS], default="all")
     parser.add_argument("--data", default="fashion_mnist")
     sizes = {"records": 300, "clients": 3, "rounds": 2, "repeats": 3, "width": 32, "iterations": 2}
@@ -57,14 +63,20 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
-    logging.getLogger("privdd").setLevel(logging.ERROR)  # classes smaller than ten images are no news here
+    logging.getLogger("privdd").setLevel(
+        logging.ERROR
+    )  # classes smaller than ten images are no news here
     records = records_of(args.data, args.records)
     shards = split_among(records, args.clients)
     depth = 3 if min(records.x.shape[2:]) >= 16 else 2
     size = Size(width=args.width, depth=depth, rounds=args.rounds, iterations=args.iterations)
-    brief, few = replace(size, iterations=1, epochs=1, anchors=10), split_among(records.take(range(CHECKED)), 2)
+    brief = replace(size, iterations=1, epochs=1, anchors=10)
+    few = split_among(records.take(range(CHECKED)), 2)
     print(hardware())
-    print(f"{len(records)} records {shards[0].shape}, {args.clients} clients, {args.rounds} rounds, width {args.width}")
+    print(
+        f"{len(records)} records {shards[0].shape}, {args.clients} clients, {args.rounds} "
+        f"rounds, width {args.width}"
+    )
     print("\n| method | bare CPU s | stack CPU s | ratio | FLOPs | difference, float32 | float64 |")
     print("|---|---|---|---|---|---|---|")
     ratios = {}
@@ -73,7 +85,10 @@ def main() -> None:
         ratios[name] = found.ratio
         exact = exact_difference(PAIRS[name], brief, few)
         work = arithmetic(PAIRS[name], brief, few)
-        row = f"{found.bare:.2f} | {found.stack:.2f} | {found.ratio:.3f} | {work:.3f} | {found.difference:.1e} | {exact:.1e}"
+        row = (
+            f"{found.bare:.2f} | {found.stack:.2f} | {found.ratio:.3f} | {work:.3f} | "
+            f"{found.difference:.1e} | {exact:.1e}"
+        )
         print(f"| {name} | {row} |", flush=True)
     over = [name for name, ratio in ratios.items() if ratio > GOAL]
     print(f"\nabove {GOAL}: {', '.join(over) or 'none'}")

@@ -1,13 +1,15 @@
-"""Shadow models a second: a loop over DataLoaders against the stack's own ways, same models, records and steps.
+"""Shadow models a second: a loop over DataLoaders against the stack's own ways, same models,
+records and steps.
 
     python -m benchmarks.shadows [--count 48] [--workers 2] [--case 28x28 digits mlp]
 
-The plain loop trains one model after the other with torch.optim and DataLoaders, on all cores and on one.
-Ours: one task a model on the engine's processes, one thread each; wide networks of eight models on the
-same processes; and the way that ``audit.training=auto`` takes. All start from the
-same weights on their own random half of the records, as the worlds of one client do. Wall clock, without
-the start of the processes, in turns of a quarter each, so that a busy machine hits all alike.
-"""
+The plain loop trains one model after the other with torch.optim and DataLoaders, on all cores and
+on one.
+Ours: one task a model on the engine's processes, one thread each; wide networks of eight models on
+    the same processes; and the way that ``audit.training=auto`` takes. All start from the
+same weights on their own random half of the records, as the worlds of one client do. Wall clock,
+without the start of the processes, in turns of a quarter each, so that a busy machine hits all
+alike."""
 
 from __future__ import annotations
 
@@ -47,16 +49,31 @@ class Case:
     @property
     def method(self) -> FedAvg:
         return FedAvg(
-            model=self.spec, rounds=1, lr=0.05, momentum=0.9, weight_decay=0.0,
-            batch_size=self.batch, local_epochs=self.epochs, weighting="uniform",
-        )  # fmt: skip
+            model=self.spec,
+            rounds=1,
+            lr=0.05,
+            momentum=0.9,
+            weight_decay=0.0,
+            batch_size=self.batch,
+            local_epochs=self.epochs,
+            weighting="uniform",
+        )
 
 
 TOGETHER = FedAvg.worlds_per_pass  # models of one wide network
 
 CASES = {
-    "28x28": Case("(a) small CNN, width 32, 28x28", ModelSpec("smallcnn", width=32), (1, 28, 28), 400, 64, 2),
-    "digits": Case("(b) small CNN, width 32, digits 8x8", ModelSpec("smallcnn", width=32), (1, 8, 8), 400, 16, 5),
+    "28x28": Case(
+        "(a) small CNN, width 32, 28x28", ModelSpec("smallcnn", width=32), (1, 28, 28), 400, 64, 2
+    ),
+    "digits": Case(
+        "(b) small CNN, width 32, digits 8x8",
+        ModelSpec("smallcnn", width=32),
+        (1, 8, 8),
+        400,
+        16,
+        5,
+    ),
     "mlp": Case("(c) MLP, width 64, digits 8x8", ModelSpec("mlp", width=64), (1, 8, 8), 400, 16, 5),
 }
 
@@ -85,14 +102,19 @@ class Shadows:
 def one_by_one(task: Shadows) -> float:
     """``FedAvg.local`` of each; returns a weight, so that work cannot be skipped."""
     sent = {"model": task.start}
-    done = [task.case.method.local(sent, {}, task.shard(w), task.context(w))[0] for w in task.worlds]
+    done = [
+        task.case.method.local(sent, {}, task.shard(w), task.context(w))[0] for w in task.worlds
+    ]
     return float(sum(upload["update"].value["head.bias"][0] for upload in done))
 
 
 def side_by_side(task: Shadows) -> float:
     """The same as one wide network."""
-    shards, contexts = [task.shard(w) for w in task.worlds], [task.context(w) for w in task.worlds]
-    done = task.case.method.local_batched({"model": task.start}, [{} for _ in shards], shards, contexts)
+    shards = [task.shard(w) for w in task.worlds]
+    contexts = [task.context(w) for w in task.worlds]
+    done = task.case.method.local_batched(
+        {"model": task.start}, [{} for _ in shards], shards, contexts
+    )
     return float(sum(upload["update"].value["head.bias"][0] for upload, _ in done or ()))
 
 
@@ -100,9 +122,15 @@ def plain(task: Shadows) -> float:
     """As in a notebook: DataLoader, torch.optim, one model after the other."""
     total = 0.0
     for world in task.worlds:
-        model, mine = build(task.case.spec, task.case.shape, 10), task.shard(world).train
+        model = build(task.case.spec, task.case.shape, 10)
+        mine = task.shard(world).train
         model.load_state_dict(task.start)
-        loader = DataLoader(TensorDataset(mine.x, mine.y), task.case.batch, shuffle=True, generator=task.batch_stream(world))
+        loader = DataLoader(
+            TensorDataset(mine.x, mine.y),
+            task.case.batch,
+            shuffle=True,
+            generator=task.batch_stream(world),
+        )
         optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
         for _ in range(task.case.epochs):
             for x, y in loader:
@@ -133,7 +161,8 @@ Way = Callable[[Shadows], object]
 
 
 def ways(workers: int) -> dict[str, Way]:
-    engine, cores = Engine("processes", workers=workers, threads=1), os.cpu_count() or 1
+    engine = Engine("processes", workers=workers, threads=1)
+    cores = os.cpu_count() or 1
 
     def loop(count: int) -> Way:
         def run(task: Shadows) -> None:
@@ -145,8 +174,12 @@ def ways(workers: int) -> dict[str, Way]:
     return {
         f"DataLoader loop, {cores} threads": loop(cores),
         "DataLoader loop, 1 thread": loop(1),
-        f"{workers} processes, one by one": lambda task: list(engine.map(one_by_one, parts(task, 1))),
-        f"{workers} processes, {TOGETHER} side by side": lambda task: list(engine.map(side_by_side, parts(task, TOGETHER))),
+        f"{workers} processes, one by one": lambda task: list(
+            engine.map(one_by_one, parts(task, 1))
+        ),
+        f"{workers} processes, {TOGETHER} side by side": lambda task: list(
+            engine.map(side_by_side, parts(task, TOGETHER))
+        ),
     }
 
 
@@ -173,10 +206,15 @@ def compare(case: Case, count: int, workers: int) -> None:
 
 def report(case: Case, count: int, times: dict[str, float]) -> None:
     loops = {name: seconds for name, seconds in times.items() if name.startswith("DataLoader")}
-    print(f"shadow models {case.title}, {case.records // 2} records, {case.epochs} epochs, batches of {case.batch}:")
+    print(
+        f"shadow models {case.title}, {case.records // 2} records, {case.epochs} epochs, "
+        f"batches of {case.batch}:"
+    )
     for name, seconds in times.items():
         against = ", ".join(f"{loop / seconds:.2f}" for loop in loops.values())
-        print(f"  {name:<32} {count / seconds:7.2f} models a second, {against} times the loops above")
+        print(
+            f"  {name:<32} {count / seconds:7.2f} models a second, {against} times the loops above"
+        )
 
 
 def shadows(count: int, workers: int, cases: Sequence[str] = tuple(CASES)) -> None:
@@ -186,8 +224,15 @@ def shadows(count: int, workers: int, cases: Sequence[str] = tuple(CASES)) -> No
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=64, help="shadow models of each case; wide networks want 64 on two cores")
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=64,
+        help="shadow models of each case; wide networks want 64 on two cores",
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--case", nargs="+", choices=list(CASES), default=list(CASES))
     args = parser.parse_args()

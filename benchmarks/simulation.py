@@ -1,12 +1,14 @@
-"""Simulated rounds beside a bare loop and beside Flower's simulation: 100 clients of 50 records, FedAvg.
+"""Simulated rounds beside a bare loop and beside Flower's simulation: 100 clients of 50 records,
+FedAvg.
 
-    python -m benchmarks.simulation [--clients 100] [--records 50] [--rounds 3] [--model mlp] [--no-flower]
+    python -m benchmarks.simulation [--clients 100] [--records 50] [--rounds 3] [--model mlp]
+    [--no-flower]
 
 The three do the same arithmetic on the same network and 28x28 arrays. The bare loop is
-torch.optim.SGD and an average, and nothing else; it runs in privdd's process, whose allocator keeps its
-memory. Flower runs through its in-process simulation on Ray, on all cores; its start is printed apart and
-its rounds are timed from the second on. Seconds are wall clock; loop, serial and processes take turns.
-"""
+torch.optim.SGD and an average, and nothing else; it runs in privdd's process, whose allocator keeps
+its memory. Flower runs through its in-process simulation on Ray, on all cores; its start is printed
+apart and its rounds are timed from the second on. Seconds are wall clock; loop, serial and
+processes take turns."""
 
 from __future__ import annotations
 
@@ -28,14 +30,18 @@ from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from privdd.runtime.startup import keep_freed_memory
 
-SHAPE, CLASSES, LR, BATCH = (1, 28, 28), 10, 0.05, 10
+SHAPE = (1, 28, 28)
+CLASSES = 10
+LR = 0.05
+BATCH = 10
 SPECS = {"mlp": ModelSpec("mlp", width=32, depth=1), "convnet": ModelSpec("convnet", width=16)}
 State = dict[str, torch.Tensor]
 
 
 def shard_of(client: int, records: int) -> Shard:
     generator = Keys(1).fold("client", client).torch()
-    x, y = torch.rand(records, *SHAPE, generator=generator), torch.randint(CLASSES, (records,), generator=generator)
+    x = torch.rand(records, *SHAPE, generator=generator)
+    y = torch.randint(CLASSES, (records,), generator=generator)
     train = Records(x, y, torch.arange(records))
     empty = train.take(torch.zeros(records, dtype=torch.bool))
     return Shard(client, train, empty, empty, CLASSES)
@@ -59,7 +65,9 @@ def bare_round(model: torch.nn.Module, state: State, shards: list[Shard]) -> Sta
 
 
 def bare(spec: ModelSpec, shards: list[Shard], rounds: int) -> list[float]:
-    model, state, seconds = build(spec, SHAPE, CLASSES), initial(spec, SHAPE, CLASSES, Keys(0).torch()), []
+    model = build(spec, SHAPE, CLASSES)
+    state = initial(spec, SHAPE, CLASSES, Keys(0).torch())
+    seconds = []
     for _ in range(rounds):
         began = time.perf_counter()
         state = bare_round(model, state, shards)
@@ -70,7 +78,9 @@ def bare(spec: ModelSpec, shards: list[Shard], rounds: int) -> list[float]:
 def ours(spec: ModelSpec, shards: list[Shard], rounds: int, engine: Engine) -> list[float]:
     method = FedAvg(model=spec, rounds=rounds, lr=LR, batch_size=BATCH, local_epochs=1)
     plan = Plan(Keys(0), Problem(SHAPE, CLASSES, len(shards)), method)
-    progress, seconds, seen = start_training(plan, Ledger("zero_out")), [], None
+    progress = start_training(plan, Ledger("zero_out"))
+    seconds = []
+    seen = None
     for _ in range(rounds):
         began = time.perf_counter()
         progress, _, seen = run_round(plan, progress, shards, engine, seen)
@@ -79,13 +89,16 @@ def ours(spec: ModelSpec, shards: list[Shard], rounds: int, engine: Engine) -> l
 
 
 def flower(spec: ModelSpec, clients: int, records: int, rounds: int) -> tuple[float, list[float]]:
-    """(seconds until the first round ended, seconds of each later round) of Flower's own simulation."""
+    """(seconds until the first round ended, seconds of each later round) of Flower's own
+    simulation."""
     from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    client_app, server_app, ends = ClientApp(), ServerApp(), []
+    client_app = ClientApp()
+    server_app = ServerApp()
+    ends = []
 
     @client_app.train()
     def train(message: Message, context: Context) -> Message:
@@ -101,18 +114,27 @@ def flower(spec: ModelSpec, clients: int, records: int, rounds: int) -> tuple[fl
         while len(nodes := list(grid.get_node_ids())) < clients:  # they register one by one
             time.sleep(0.1)
         for _ in range(rounds):
-            asked = [Message(RecordDict({"model": ArrayRecord(state)}), node, "train") for node in nodes]
-            results = [r.content.array_records["model"].to_torch_state_dict() for r in grid.send_and_receive(asked)]
+            asked = [
+                Message(RecordDict({"model": ArrayRecord(state)}), node, "train") for node in nodes
+            ]
+            results = [
+                r.content.array_records["model"].to_torch_state_dict()
+                for r in grid.send_and_receive(asked)
+            ]
             state = {name: torch.stack([r[name] for r in results]).mean(0) for name in state}
             ends.append(time.perf_counter())
 
     began = time.perf_counter()
-    run_simulation(server_app, client_app, clients, backend_config={"client_resources": {"num_cpus": 1}})
+    run_simulation(
+        server_app, client_app, clients, backend_config={"client_resources": {"num_cpus": 1}}
+    )
     return ends[0] - began, [b - a for a, b in pairwise(ends)]
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--records", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
@@ -127,16 +149,29 @@ def main() -> None:
     ours(spec, shards[:5], 1, Engine())
     pool = Engine("processes", workers=2)
     began = ours(spec, shards, 1, pool)[0]
-    turns = [(bare(spec, shards, 1)[0], ours(spec, shards, 1, Engine())[0], ours(spec, shards, 1, pool)[0]) for _ in range(given.rounds)]
+    turns = [
+        (
+            bare(spec, shards, 1)[0],
+            ours(spec, shards, 1, Engine())[0],
+            ours(spec, shards, 1, pool)[0],
+        )
+        for _ in range(given.rounds)
+    ]
     loop, serial, processes = (statistics.median(column) for column in zip(*turns))
     print(f"bare loop          {loop:.3f} s a round")
     print(f"privdd, serial     {serial:.3f} s, {serial / loop:.2f} times the bare loop")
-    print(f"privdd, processes  {processes:.3f} s on 2 workers, {serial / processes:.2f} times as fast as serial ({began:.1f} s the first)")
+    print(
+        f"privdd, processes  {processes:.3f} s on 2 workers, {serial / processes:.2f} "
+        f"times as fast as serial ({began:.1f} s the first)"
+    )
     if not given.no_flower:
         first, later = flower(spec, given.clients, given.records, given.rounds + 1)
         theirs = statistics.median(later)
         print(f"Flower simulation  {theirs:.3f} s ({first:.1f} s until the first round ended)")
-        print(f"privdd is {theirs / serial:.1f} times as fast serially, {theirs / processes:.1f} times with processes")
+        print(
+            f"privdd is {theirs / serial:.1f} times as fast serially, "
+            f"{theirs / processes:.1f} times with processes"
+        )
 
 
 if __name__ == "__main__":

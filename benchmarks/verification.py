@@ -1,9 +1,10 @@
-"""Every algo, audited at its smallest, verified, edited and verified: ``python -m benchmarks.verification [--preset smoke]``.
+"""Every algo, audited at its smallest, verified, edited and verified: ``python -m
+benchmarks.verification [--preset smoke]``.
 
-Every run must agree with itself, and must be refused after any one value of its findings, its ledger, its evidence, its
-artifacts or its manifest was changed (``--edits`` of them, of each kind in turn). One line for each run; exit status 1
-where an honest run does not agree or an edit is not found.
-"""
+Every run must agree with itself, and must be refused after any one value of its findings, its
+ledger, its evidence, its artifacts or its manifest was changed (``--edits`` of them, of each kind
+in turn). One line for each run; exit status 1 where an honest run does not agree or an edit is not
+found."""
 
 from __future__ import annotations
 
@@ -27,16 +28,26 @@ from privdd.runtime.run_folder import read_tensors, write_tensors
 from privdd.verification.run_folder import verify_run
 
 TINY = [
-    "data=digits", "data.limit=200", "data.test_limit=80", "partition=iid", "partition.clients=3", "audit.records=40",
-    "audit.worlds=6", "audit.victims=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1",
-]  # fmt: skip
+    "data=digits",
+    "data.limit=200",
+    "data.test_limit=80",
+    "partition=iid",
+    "partition.clients=3",
+    "audit.records=40",
+    "audit.worlds=6",
+    "audit.victims=1",
+    "audit.guarantee.runs=20",
+    "audit.guarantee.slow_runs=20",
+    "audit.guarantee.images=1",
+]
 
 
 KINDS = ("findings.json", "ledger.json", "evidence", "artifacts", "manifest.json")
 
 
 def checked(algo: str, preset: str, folder: Path) -> tuple[int, int]:
-    """(disagreements, numbers that the folder cannot give again) of a fresh audit with every attack."""
+    """(disagreements, numbers that the folder cannot give again) of a fresh audit with every
+    attack."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         audit(f"algo={algo}", f"preset={preset}", *(TINY if preset == "smoke" else []), out=folder)
     found = verify_run(folder)
@@ -46,7 +57,8 @@ def checked(algo: str, preset: str, folder: Path) -> tuple[int, int]:
 
 
 def unseen(folder: Path, edits: int, rng: random.Random) -> int:
-    """How many of so many single edits ``verify_run`` does not find. The folder is as it was afterwards."""
+    """How many of so many single edits ``verify_run`` does not find. The folder is as it was
+    afterwards."""
     missed = 0
     for number in range(edits):
         kind = KINDS[number % len(KINDS)]
@@ -84,7 +96,13 @@ def _edit_json(file: Path, rng: random.Random) -> str:
     walk(whole, "")
     node, key, path = rng.choice(places)
     old = node[key]
-    node[key] = not old if isinstance(old, bool) else old * 2 + 1 if isinstance(old, int | float) else f"{old}x"
+    node[key] = (
+        not old
+        if isinstance(old, bool)
+        else old * 2 + 1
+        if isinstance(old, int | float)
+        else f"{old}x"
+    )
     file.write_text(json.dumps(whole))
     return path
 
@@ -95,7 +113,9 @@ def _edit_tensor(file: Path, rng: random.Random) -> str:
     name = rng.choice([name for name, tensor in parts.items() if tensor.numel()])
     changed = parts[name].clone()
     at = rng.randrange(changed.numel())
-    changed.view(-1)[at] = ~changed.view(-1)[at] if changed.dtype == torch.bool else changed.view(-1)[at] + 1
+    changed.view(-1)[at] = (
+        ~changed.view(-1)[at] if changed.dtype == torch.bool else changed.view(-1)[at] + 1
+    )
     write_tensors(file, {**parts, name: changed})
     return f"{name}[{at}]"
 
@@ -112,10 +132,17 @@ def main() -> int:
             began = time.monotonic()
             found, taken = checked(algo, options.preset, Path(folder) / "run")
             blind = unseen(Path(folder) / "run", options.edits, random.Random(algo))
-            wrong, missed = wrong + found, missed + blind
-            said = f"{found} disagreements, {taken} not recomputable, {blind} of {options.edits} edits not found"
+            wrong = wrong + found
+            missed = missed + blind
+            said = (
+                f"{found} disagreements, {taken} not recomputable, {blind} of {options.edits} "
+                "edits not found"
+            )
             print(f"{algo:24} {said}, {time.monotonic() - began:.0f} s", flush=True)
-    print(f"{len(options.algos)} runs, {wrong} disagreements; {missed} of {len(options.algos) * options.edits} edits not found")
+    print(
+        f"{len(options.algos)} runs, {wrong} disagreements; {missed} of "
+        f"{len(options.algos) * options.edits} edits not found"
+    )
     return int(bool(wrong or missed))
 
 

@@ -1,11 +1,15 @@
-"""Worlds of a FedDM client in one pass against separate replays and against retraining; shadow models a second.
+"""Worlds of a FedDM client in one pass against separate replays and against retraining; shadow
+models a second.
 
     python -m benchmarks.worlds            small: a few worlds and steps, about a minute
-    python -m benchmarks.worlds --full     64 worlds, width 32, 256 real images of 10 classes, ipc 10
+    python -m benchmarks.worlds --full     64 worlds, width 32, 256 real images of 10 classes, ipc
+    10
 
-One pass and replays: CPU seconds of one thread. Separate replays are timed on ``--replays`` worlds and
-scaled to all of them. Retraining: one federation of ``--clients`` such clients and ``--server-epochs`` of
-the server, ONE round, is timed and scaled to one federation a world; real federations have more rounds.
+One pass and replays: CPU seconds of one thread. Separate replays are timed on ``--replays`` worlds
+    and
+scaled to all of them. Retraining: one federation of ``--clients`` such clients and
+    ``--server-epochs`` of the server, ONE round, is timed and scaled to one federation a world;
+    real federations have more rounds.
 Shadow models: see shadows.py, which also runs alone.
 """
 
@@ -32,7 +36,8 @@ from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from privdd.training.server import ServerTraining
 
-SHAPE, CLASSES = (1, 28, 28), 10
+SHAPE = (1, 28, 28)
+CLASSES = 10
 
 
 def client(per_class: int, audited: int) -> tuple[Shard, Records]:
@@ -41,7 +46,9 @@ def client(per_class: int, audited: int) -> tuple[Shard, Records]:
     x = torch.rand((n, *SHAPE), generator=Keys(0).torch())
     records = Records(x, torch.arange(n) % CLASSES, torch.arange(n))
     empty = records.take(torch.arange(0))
-    return Shard(0, records.take(torch.arange(audited, n)), empty, empty, CLASSES), records.take(torch.arange(audited))
+    return Shard(0, records.take(torch.arange(audited, n)), empty, empty, CLASSES), records.take(
+        torch.arange(audited)
+    )
 
 
 def megabytes() -> float:
@@ -49,23 +56,33 @@ def megabytes() -> float:
 
 
 def retraining(method: FedDM, shard: Shard, clients: int) -> float:
-    """CPU seconds of one round of a federation of clients like this one, the server's training included."""
+    """CPU seconds of one round of a federation of clients like this one, the server's training
+    included."""
     shards = [Shard(k, shard.train, shard.heldout, shard.test, CLASSES) for k in range(clients)]
     plan = Plan(Keys(3), Problem(SHAPE, CLASSES, clients), method)
-    progress, begin = start_training(plan, Ledger()), time.process_time()
+    progress = start_training(plan, Ledger())
+    begin = time.process_time()
     run_round(plan, progress, shards, Engine())
     return time.process_time() - begin
 
 
 def main() -> None:
-    parser = CommandParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true", help="64 worlds, width 32, batch 256, ipc 10")
+    parser = CommandParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="64 worlds, width 32, batch 256, ipc 10"
+    )
     parser.add_argument("--worlds", type=int)
     parser.add_argument("--iterations", type=int, default=2)
     parser.add_argument("--replays", type=int, default=2, help="separate replays to time")
-    parser.add_argument("--clients", type=int, default=10, help="of the federation that is retrained")
+    parser.add_argument(
+        "--clients", type=int, default=10, help="of the federation that is retrained"
+    )
     parser.add_argument("--server-epochs", type=int, default=30)
-    parser.add_argument("--shadows", type=int, default=64, help="shadow models of each kind to train each way")
+    parser.add_argument(
+        "--shadows", type=int, default=64, help="shadow models of each kind to train each way"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(hardware())
@@ -73,7 +90,12 @@ def main() -> None:
     worlds = args.worlds or worlds
     matching = MatchingSettings(args.iterations, batch=batch)
     method = FedDM(
-        model=ModelSpec(width=width), rounds=1, matching=matching, server=ServerTraining(epochs=args.server_epochs, batch_size=64), ipc=ipc, start="noise"
+        model=ModelSpec(width=width),
+        rounds=1,
+        matching=matching,
+        server=ServerTraining(epochs=args.server_epochs, batch_size=64),
+        ipc=ipc,
+        start="noise",
     )
     problem = Problem(SHAPE, CLASSES, 1)
     shard, candidates = client(batch, min(400, batch * CLASSES // 2))
@@ -83,23 +105,48 @@ def main() -> None:
     def context() -> ClientContext:
         return ClientContext(0, 0, Keys(2), problem, queries=method.queries)
 
-    replace(method, matching=replace(matching, iterations=1)).local(sent, {}, shard, context())  # warm up
-    start, before = time.process_time(), megabytes()
-    clients = [shard.with_train(Records.concat([shard.train, candidates.take(mask)])) for mask in masks]
-    together = [upload for upload, _ in method.local_batched(sent, [{}] * worlds, clients, [context()] * worlds) or ()]
+    replace(method, matching=replace(matching, iterations=1)).local(
+        sent, {}, shard, context()
+    )  # warm up
+    start = time.process_time()
+    before = megabytes()
+    clients = [
+        shard.with_train(Records.concat([shard.train, candidates.take(mask)])) for mask in masks
+    ]
+    together = [
+        upload
+        for upload, _ in method.local_batched(sent, [{}] * worlds, clients, [context()] * worlds)
+        or ()
+    ]
     one_pass = time.process_time() - start
     peak = megabytes()
-    gap, start = 0.0, time.process_time()
+    gap = 0.0
+    start = time.process_time()
     for world in range(args.replays):
         upload, _ = method.local(sent, {}, clients[world], context())
-        gap = max(gap, float((upload["images"].value["x"] - together[world]["images"].value["x"]).abs().max()))
+        gap = max(
+            gap,
+            float((upload["images"].value["x"] - together[world]["images"].value["x"]).abs().max()),
+        )
     separate = (time.process_time() - start) / args.replays * worlds
-    print(f"width {width}, batch {batch}, ipc {ipc}, {worlds} worlds, {args.iterations} iterations, 1 thread")
-    print(f"one pass {one_pass:.1f} s, separate replays {separate:.1f} s: {separate / one_pass:.1f} times faster")
-    print(f"largest difference of any pixel {gap:.1e}; peak memory {peak:.0f} MB (before the pass {before:.0f} MB)")
+    print(
+        f"width {width}, batch {batch}, ipc {ipc}, {worlds} worlds, {args.iterations} "
+        "iterations, 1 thread"
+    )
+    print(
+        f"one pass {one_pass:.1f} s, separate replays {separate:.1f} s: "
+        f"{separate / one_pass:.1f} times faster"
+    )
+    print(
+        f"largest difference of any pixel {gap:.1e}; peak memory {peak:.0f} MB (before "
+        f"the pass {before:.0f} MB)"
+    )
     federation = retraining(method, shard, args.clients)
-    print(f"one federation of {args.clients} clients, 1 round: {federation:.1f} s; {worlds} of them, scaled: {federation * worlds:.0f} s, "
-          f"{federation * worlds / one_pass:.0f} times the one pass (R rounds: R times that)")
+    print(
+        f"one federation of {args.clients} clients, 1 round: {federation:.1f} s; {worlds} "
+        f"of them, scaled: {federation * worlds:.0f} s, "
+        f"{federation * worlds / one_pass:.0f} times the one pass (R rounds: R times that)"
+    )
     shadows(args.shadows, 2)
 
 

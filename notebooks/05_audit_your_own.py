@@ -25,7 +25,9 @@ from privdd.api import audit
 
 mine = Path("mine/algo")
 mine.mkdir(parents=True, exist_ok=True)
-(mine / "signs.yaml").write_text("defaults: [fedavg, _self_]\n_target_: signs.Signs\nupdate_is_delta: true\n")
+(mine / "signs.yaml").write_text(
+    "defaults: [fedavg, _self_]\n_target_: signs.Signs\nupdate_is_delta: true\n"
+)
 Path("mine/signs.py").write_text('''
 from dataclasses import dataclass, replace
 
@@ -44,25 +46,46 @@ class Signs(FedAvg):
 ''')
 sys.path.insert(0, "mine")
 
-SIZE = ("preset=smoke", "partition.clients=2", "algo.rounds=1", "audit.worlds=6", "attack=[lira]",
-        "audit.waive.global_model='needs replays of the whole federation'")
+SIZE = (
+    "preset=smoke",
+    "partition.clients=2",
+    "algo.rounds=1",
+    "audit.worlds=6",
+    "attack=[lira]",
+    "audit.waive.global_model='needs replays of the whole federation'",
+)
 signs = audit(*SIZE, "algo=signs", config_dir="mine", out="runs/signs")
-signs.run.algo, signs.utility.accuracy, [(f.surface, f.status or round(f.auc, 3)) for f in signs.findings]
+(
+    signs.run.algo,
+    signs.utility.accuracy,
+    [(f.surface, f.status or round(f.auc, 3)) for f in signs.findings],
+)
 
 # %% [markdown]
 # In a shell: `PYTHONPATH=mine python -m privdd.audit --config-dir mine algo=signs`.
 #
 # ## Scores of your own
-# `signals (K, n)`: the score of each of n records under each of K models, where fair coins decided which records each model
-# was trained on; row 0 is the audited model. `masks (K, n)`: the coins. `privacy.epsilon` is the limit that you state. The
-# scores below are drawn at random: those of members are 2.5 higher on average, far more than ε = 0.5 allows.
+# `signals (K, n)`: the score of each of n records under each of K models, where fair coins decided
+# which records each model was trained on; row 0 is the audited model. `masks (K, n)`: the coins.
+# `privacy.epsilon` is the limit that you state. The
+# scores below are drawn at random: those of members are 2.5 higher on average, far more than ε =
+# 0.5 allows.
 
 # %%
 rng = np.random.default_rng(0)
 masks = rng.random((16, 300)) < 0.5
 np.savez("scores.npz", signals=2.5 * masks + rng.normal(size=masks.shape), masks=masks)
-told = audit("scores=scores.npz", "scores_surface=synthetic_images", "privacy.epsilon=0.5", out="runs/scores")
-told.verdict, [(f.attack, round(f.auc, 3), round(f.epsilon_measured, 2)) for f in told.findings if f.auc is not None]
+told = audit(
+    "scores=scores.npz", "scores_surface=synthetic_images", "privacy.epsilon=0.5", out="runs/scores"
+)
+(
+    told.verdict,
+    [
+        (f.attack, round(f.auc, 3), round(f.epsilon_measured, 2))
+        for f in told.findings
+        if f.auc is not None
+    ],
+)
 
 # %%
 assert signs.run.algo == "signs" and signs.utility.accuracy > 0.15

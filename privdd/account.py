@@ -26,31 +26,84 @@ REQUEST_KEYS = ("delta", "relation", "unit", "epsilon", "stated.epsilon", "out")
 COUNT = validation.read_count(1)
 ACCOUNT = validation.Command(
     "privdd-account noise_multiplier=1.6 steps=20 delta=1e-5 [KEY=VALUE ...] [+ KEY=VALUE ...]",
-    "What epsilon do these numbers give? Composes noised steps (several lines, separated by +) and prints the proven\n"
-    "epsilon, its delta, unit and neighbouring relation, and what an attacker can gain at most. With epsilon= in place\n"
-    "of noise_multiplier= it finds the noise. Exit status: 0, 2 if stated.epsilon= is too small, 1 error.",
+    "What epsilon do these numbers give? Composes noised steps (several lines, separated "
+    "by +) and prints the proven\n"
+    "epsilon, its delta, unit and neighbouring relation, and what an attacker can gain "
+    "at most. With epsilon= in place\n"
+    "of noise_multiplier= it finds the noise. Exit status: 0, 2 if stated.epsilon= is "
+    "too small, 1 error.",
     (
-        validation.Key("noise_multiplier", validation.read_number, "Z", "noise standard deviation over the clipping norm (sigma in most papers)"),
-        validation.Key("steps", COUNT, "T", "noised steps of one round; or epochs=E with batch=B records=N"),
+        validation.Key(
+            "noise_multiplier",
+            validation.read_number,
+            "Z",
+            "noise standard deviation over the clipping norm (sigma in most papers)",
+        ),
+        validation.Key(
+            "steps", COUNT, "T", "noised steps of one round; or epochs=E with batch=B records=N"
+        ),
         validation.Key("epochs", COUNT, "E", "passes over the records in one round"),
-        validation.Key("rounds", COUNT, "R", "how often the line is repeated on the same data (default 1)"),
+        validation.Key(
+            "rounds", COUNT, "R", "how often the line is repeated on the same data (default 1)"
+        ),
         validation.Key("batch", COUNT, "B", "records of a step, of records=N"),
         validation.Key("records", COUNT, "N", "records that take part"),
-        validation.Key("sampling_probability", validation.read_number, "Q", "chance of one record to be in one step, in place of batch and records"),
-        validation.Key("sampling", validation.read_word(*SAMPLINGS), "NAME", f"how batches are formed: {', '.join(SAMPLINGS)} (default: poisson if batches hold a part of the records, else full)"),
-        validation.Key("disjoint", validation.read_word("true", "false"), "true", "each record takes part in one round only (parallel composition)"),
-        validation.Key("release_epsilon", validation.read_number, "E", "a line that is stated as (epsilon, delta), whatever its noise; with release_delta=D"),
-        validation.Key("release_delta", validation.read_number, "D", "delta of release_epsilon (default 0)"),
+        validation.Key(
+            "sampling_probability",
+            validation.read_number,
+            "Q",
+            "chance of one record to be in one step, in place of batch and records",
+        ),
+        validation.Key(
+            "sampling",
+            validation.read_word(*SAMPLINGS),
+            "NAME",
+            f"how batches are formed: {', '.join(SAMPLINGS)} (default: poisson if batches "
+            "hold a part of the records, else full)",
+        ),
+        validation.Key(
+            "disjoint",
+            validation.read_word("true", "false"),
+            "true",
+            "each record takes part in one round only (parallel composition)",
+        ),
+        validation.Key(
+            "release_epsilon",
+            validation.read_number,
+            "E",
+            "a line that is stated as (epsilon, delta), whatever its noise; with release_delta=D",
+        ),
+        validation.Key(
+            "release_delta", validation.read_number, "D", "delta of release_epsilon (default 0)"
+        ),
         validation.Key("delta", validation.read_number, "D", "of the total"),
-        validation.Key("relation", validation.read_word(*RELATION_WORDS), "NAME", f"{', '.join(RELATION_WORDS)} (default add_remove)"),
-        validation.Key("unit", validation.read_word("record", "client"), "NAME", "whose contribution is clipped: a record's (default) or a client's"),
-        validation.Key("epsilon", validation.read_number, "E", "find the noise multiplier that costs just below this"),
-        validation.Key("stated.epsilon", validation.read_number, "E", "a published epsilon to compare with"),
+        validation.Key(
+            "relation",
+            validation.read_word(*RELATION_WORDS),
+            "NAME",
+            f"{', '.join(RELATION_WORDS)} (default add_remove)",
+        ),
+        validation.Key(
+            "unit",
+            validation.read_word("record", "client"),
+            "NAME",
+            "whose contribution is clipped: a record's (default) or a client's",
+        ),
+        validation.Key(
+            "epsilon",
+            validation.read_number,
+            "E",
+            "find the noise multiplier that costs just below this",
+        ),
+        validation.Key(
+            "stated.epsilon", validation.read_number, "E", "a published epsilon to compare with"
+        ),
         validation.Key("out", validation.read_path, "FILE", "the answer as JSON"),
     ),
-    "A training of a published table:  privdd-account noise_multiplier=1 records=500 batch=50 epochs=5 rounds=100 delta=1e-5\n"
+    "A training of a published table:  privdd-account noise_multiplier=1 records=500 "
+    "batch=50 epochs=5 rounds=100 delta=1e-5\n"
     "Noise for an epsilon:             privdd-account epsilon=3 steps=20 delta=1e-5",
-)  # fmt: skip
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,11 +167,14 @@ def _split_lines(argv: Sequence[str]) -> list[list[str]]:
 
 
 def is_refuted(answer: Account, stated: float) -> bool:
-    """Whether some pair of neighbours costs more than the stated epsilon at this delta, beyond its rounding."""
+    """Whether some pair of neighbours costs more than the stated epsilon at this delta, beyond its
+    rounding."""
     return answer.epsilon_attained > ROUNDING * stated
 
 
-def describe_account(answer: Account, stated: float | None = None, *, unit_is_given: bool = True) -> list[str]:
+def describe_account(
+    answer: Account, stated: float | None = None, *, unit_is_given: bool = True
+) -> list[str]:
     """The answer in lines of text: epsilon first, then how it was found and what it means."""
     from privdd.reporting.wording import format_number
 
@@ -158,7 +214,8 @@ def _show(epsilon: float | None) -> str:
 def _compare_with_stated(answer: Account, stated: float) -> str:
     if is_refuted(answer, stated):
         return (
-            f"stated ε = {stated:g} is too small: a pair of neighbours reaches at least {answer.epsilon_attained:.4g}"
+            f"stated ε = {stated:g} is too small: a pair of neighbours reaches at least "
+            f"{answer.epsilon_attained:.4g}"
         )
     if answer.epsilon <= ROUNDING * stated:
         return f"stated ε = {stated:g} follows from these numbers: proven {answer.epsilon:.4g}"
@@ -173,7 +230,9 @@ def _describe_meaning(answer: Account) -> list[str]:
     from privdd.reporting.wording import format_share
 
     identified = ", ".join(f"{format_share(bound)} among {k}" for k, bound in answer.identified)
-    detected = ", ".join(f"{format_share(bound)} at {format_share(fpr)} FPR" for fpr, bound in answer.detected)
+    detected = ", ".join(
+        f"{format_share(bound)} at {format_share(fpr)} FPR" for fpr, bound in answer.detected
+    )
     return [
         f"  identification of the {answer.unit} succeeds at most: {identified} candidates",
         f"  membership inference, TPR at most: {detected}",

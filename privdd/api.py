@@ -8,17 +8,21 @@ The commands as functions:
 
 For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials/own-method.md):
 
-- a method inherits from ``Method``, or from ``FedAvg`` where it averages models (its hooks take a ``ClientRound`` and return
-  what was ``Trained`` in it); ``AuditHooks`` give an audit further knowledge of it, ``check_method`` tests its contract;
-- a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only randomness, and ``Lattice``
-  adds it so that low bits tell nothing;
-- an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns a ``View`` into
-  ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
-- a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or a ``Dataset``;
-- ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private`` does so in a test;
-- ``audit_model`` attacks a model that was trained elsewhere, of scikit-learn, torch or anything else, and
-  ``audit_synthetic`` a synthetic data set;
-- ``account`` gives the epsilon of a training that is described by its numbers, or the noise for an epsilon;
+- a method inherits from ``Method``, or from ``FedAvg`` where it averages models (its hooks take a
+  ``ClientRound`` and return what was ``Trained`` in it); ``AuditHooks`` give an audit further
+  knowledge of it, ``check_method`` tests its contract;
+- a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only
+  randomness, and ``Lattice`` adds it so that low bits tell nothing;
+- an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns
+  a ``View`` into ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
+- a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or
+  a ``Dataset``;
+- ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private``
+  does so in a test;
+- ``audit_model`` attacks a model that was trained elsewhere, of scikit-learn, torch or anything
+  else, and ``audit_synthetic`` a synthetic data set;
+- ``account`` gives the epsilon of a training that is described by its numbers, or the noise for an
+  epsilon;
 - ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
 - ``ModelSpec`` names a network, ``build`` makes it, ``initial`` draws its weights.
 
@@ -49,13 +53,24 @@ if TYPE_CHECKING:
         Truth,
         View,
         Worlds,
-    )  # fmt: skip
+    )
     from privdd.auditing.method_contract import BrokenContract, check_method
     from privdd.blackbox.runner import assert_private, check
     from privdd.blackbox.verdict import Checked
     from privdd.cli.main import config_of
     from privdd.core.rng import Keys
-    from privdd.core.types import Artifact, Problem, Received, Records, Shard, State, Tensors, Upload, pack, unpack
+    from privdd.core.types import (
+        Artifact,
+        Problem,
+        Received,
+        Records,
+        Shard,
+        State,
+        Tensors,
+        Upload,
+        pack,
+        unpack,
+    )
     from privdd.data.dataset import Dataset
     from privdd.external.runner import audit_model, audit_synthetic
     from privdd.federated.aggregation import average
@@ -112,24 +127,84 @@ PUBLIC: Mapping[str, tuple[str, str]] = {  # name -> its module, and what it is 
 }
 
 __all__ = [
-    "Account", "Adversary", "Artifact", "Attack", "AuditHooks", "BrokenContract", "Capture", "Checked", "Claim", "ClientContext", "ClientRound", "Dataset",
-    "Evidence", "Family", "FedAvg", "Finding", "Findings", "Keys", "Knowledge", "Lattice", "Ledger", "LossThreshold",
-    "Mechanism", "MembershipAttack", "Method", "ModelSpec", "Naming", "Noise", "NoisedSteps", "Output", "Problem", "Received", "Records", "RunRecord", "Shard",
-    "State", "Surface", "Tensors", "Trained", "Truth", "Upload", "View", "Worlds", "account", "assert_private", "audit", "audit_model", "audit_synthetic", "average",
-    "build", "check", "check_method", "compare", "config_of", "frontier", "initial", "load_run", "pack", "reconstruction",
-    "train", "unpack",
-]  # fmt: skip
+    "Account",
+    "Adversary",
+    "Artifact",
+    "Attack",
+    "AuditHooks",
+    "BrokenContract",
+    "Capture",
+    "Checked",
+    "Claim",
+    "ClientContext",
+    "ClientRound",
+    "Dataset",
+    "Evidence",
+    "Family",
+    "FedAvg",
+    "Finding",
+    "Findings",
+    "Keys",
+    "Knowledge",
+    "Lattice",
+    "Ledger",
+    "LossThreshold",
+    "Mechanism",
+    "MembershipAttack",
+    "Method",
+    "ModelSpec",
+    "Naming",
+    "Noise",
+    "NoisedSteps",
+    "Output",
+    "Problem",
+    "Received",
+    "Records",
+    "RunRecord",
+    "Shard",
+    "State",
+    "Surface",
+    "Tensors",
+    "Trained",
+    "Truth",
+    "Upload",
+    "View",
+    "Worlds",
+    "account",
+    "assert_private",
+    "audit",
+    "audit_model",
+    "audit_synthetic",
+    "average",
+    "build",
+    "check",
+    "check_method",
+    "compare",
+    "config_of",
+    "frontier",
+    "initial",
+    "load_run",
+    "pack",
+    "reconstruction",
+    "train",
+    "unpack",
+]
 
 
 RETURN_FINDINGS = ("Findings", "RunRecord", "audit_model", "audit_synthetic", "load_run")
 
 
 def _attach_views() -> None:
-    """``to_frame``, ``plot`` and the view in a notebook, which the schema of the findings need not know."""
+    """``to_frame``, ``plot`` and the view in a notebook, which the schema of the findings need not
+    know."""
     from privdd.reporting import notebook
     from privdd.reporting.schema import Findings
 
-    views = {"to_frame": notebook.to_frame, "plot": notebook.draw_figure, "_repr_html_": notebook.to_html}
+    views = {
+        "to_frame": notebook.to_frame,
+        "plot": notebook.draw_figure,
+        "_repr_html_": notebook.to_html,
+    }
     for name, function in views.items():
         setattr(Findings, name, function)
 
@@ -150,12 +225,17 @@ def __dir__() -> list[str]:
 
 
 def audit(
-    *overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None, **settings: Any
+    *overrides: str,
+    out: Path | str | None = None,
+    config_dir: Path | str | None = None,
+    **settings: Any,
 ) -> Findings:
-    """Train, replay, attack and report into ``out`` (new: one under ./outputs) -> what findings.json holds.
+    """Train, replay, attack and report into ``out`` (new: one under ./outputs) -> what
+    findings.json holds.
 
-    overrides: as on the command line, "privacy.epsilon=3"; settings: the same as keywords, algo="fedavg",
-    attack=["lira"], privacy={"epsilon": 3}. A folder that holds a part of the same run is gone on with. Raises
+    overrides: as on the command line, "privacy.epsilon=3"; settings: the same as keywords,
+        algo="fedavg", attack=["lira"], privacy={"epsilon": 3}. A folder that holds a part of the
+        same run is gone on with. Raises
     ValueError with one line for what cannot run.
     """
     from privdd.reporting.run_record import read_run_record
@@ -165,7 +245,10 @@ def audit(
 
 
 def train(
-    *overrides: str, out: Path | str | None = None, config_dir: Path | str | None = None, **settings: Any
+    *overrides: str,
+    out: Path | str | None = None,
+    config_dir: Path | str | None = None,
+    **settings: Any,
 ) -> Mapping[str, Any]:
     """Training alone -> training.json: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes.
 
@@ -190,7 +273,8 @@ def _run_into(
     from privdd.cli.secret import without_secret
     from privdd.runtime.process_pool import own_workers
 
-    folder, typed = _output_folder(out), (*overrides, *settings_to_overrides(settings))
+    folder = _output_folder(out)
+    typed = (*overrides, *settings_to_overrides(settings))
     run = {"audit": run_audit, "train": run_training}[command]
     with own_workers():
         config = config_of(command, *typed, config_dir=config_dir)
@@ -199,4 +283,6 @@ def _run_into(
 
 
 def _output_folder(out: Path | str | None) -> Path:
-    return Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6] if out is None else out)
+    return Path(
+        time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6] if out is None else out
+    )

@@ -43,7 +43,8 @@ def _run_command(argv: Sequence[str]) -> int:
     what, name = named_target(given)
     if what != "mechanism":
         return _check_plugin(what, name, values_below(given, "args"))
-    policy, request = limits.policy_of_arguments(given), check_request(given, adapt_component)
+    policy = limits.policy_of_arguments(given)
+    request = check_request(given, adapt_component)
     with show_progress(f"check {name}", HUNDREDTHS) as bar:
 
         def show_step(stage: str, share: float) -> None:
@@ -58,7 +59,9 @@ def _run_command(argv: Sequence[str]) -> int:
         print(page)
         if result.case is not None:
             print(f"{Path(given['out']) / 'reproduce.py'}: shows it without privdd")
-    broken = policy is not None and limits.report_limits(policy, judge_check(policy, result), sys.stdout)
+    broken = policy is not None and limits.report_limits(
+        policy, judge_check(policy, result), sys.stdout
+    )
     sys.stdout.flush()
     if result.refuted:
         return EXIT_REFUTED
@@ -78,7 +81,8 @@ def _check_components(given: Mapping[str, Any]) -> int:
 
     if len(given) > 1:
         raise BadConfig("components=FILE.md stands alone")
-    page, command = Path(given["components"]), f"python -m privdd.check components={given['components']}"
+    page = Path(given["components"])
+    command = f"python -m privdd.check components={given['components']}"
     cells = [table.known_cells(page, row) for row in table.ROWS]
     with show_progress("components", len(table.ROWS)) as bar:
         for at, row in enumerate(table.ROWS):
@@ -112,7 +116,8 @@ def _check_plugin(what: str, name: str, args: Mapping[str, Any]) -> int:
     for line in faults:
         print(line)
     print(
-        f"{name}: {'breaks' if faults else 'keeps'} the contract of a{'n' if what == 'attack' else ''} {what}",
+        f"{name}: {'breaks' if faults else 'keeps'} the contract of "
+        f"a{'n' if what == 'attack' else ''} {what}",
         flush=True,
     )
     return EXIT_REFUTED if faults else 0

@@ -1,4 +1,5 @@
-"""``python -m privdd.gate DIR... --policy FILE``: does a finished run keep the limits of a policy? For a build that must fail."""
+"""``python -m privdd.gate DIR... --policy FILE``: does a finished run keep the limits of a policy?
+For a build that must fail."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ jobs:
 def gate_parser() -> CommandParser:
     made = CommandParser(
         prog="privdd-gate",
-        description="Hold finished runs against the limits of a policy. Exit status: 0 all hold, 3 one is broken or not decided, 1 error.",
+        description="Hold finished runs against the limits of a policy. Exit status: 0 all hold, 3 "
+        "one is broken or not decided, 1 error.",
     )
     made.add_argument(
         "runs",
@@ -60,21 +62,34 @@ def gate_parser() -> CommandParser:
     )
     add_policy_options(made)
     made.add_argument(
-        "--init", action="store_true", help="write policy.yaml and .github/workflows/privacy.yml here, and stop"
+        "--init",
+        action="store_true",
+        help="write policy.yaml and .github/workflows/privacy.yml here, and stop",
     )
     made.add_argument(
-        "--install", metavar="SOURCE", help="with --init: a checkout, a wheel or git+URL@COMMIT, which the workflow installs privdd from",
-    )  # fmt: skip
+        "--install",
+        metavar="SOURCE",
+        help="with --init: a checkout, a wheel or git+URL@COMMIT, which the workflow installs "
+        "privdd from",
+    )
     return made
 
 
 def add_policy_options(made: CommandParser) -> None:
     """What says the limits, and which files a build gets."""
-    made.add_argument("--policy", type=Path, metavar="FILE", help="the limits, as privdd-gate --init writes them")
     made.add_argument(
-        "--fail-on", nargs="+", default=[], metavar="LIMIT=VALUE", help="limits beside or in place of the file's"
+        "--policy", type=Path, metavar="FILE", help="the limits, as privdd-gate --init writes them"
     )
-    made.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML, a test case a limit")
+    made.add_argument(
+        "--fail-on",
+        nargs="+",
+        default=[],
+        metavar="LIMIT=VALUE",
+        help="limits beside or in place of the file's",
+    )
+    made.add_argument(
+        "--junit", type=Path, metavar="FILE", help="write JUnit XML, a test case a limit"
+    )
     made.add_argument("--markdown", type=Path, metavar="FILE", help="append a table in Markdown")
     made.add_argument("--badge", type=Path, metavar="FILE", help="write an SVG badge")
 
@@ -90,22 +105,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def check_install_source(source: str) -> str:
-    """The source as it is. Raises BadConfig for the name of a package: of no index is it known who registered that name."""
+    """The source as it is. Raises BadConfig for the name of a package: of no index is it known who
+    registered that name."""
     from privdd.core.validation import BadConfig
 
     is_place = "/" in source or source.endswith((".whl", ".tar.gz")) or source == "."
     if not is_place and not URL_SOURCE.match(source):
         raise BadConfig(
-            f"--install {source}: a checkout (./privdd), a wheel (FILE.whl) or git+URL@COMMIT is needed, no package's name"
+            f"--install {source}: a checkout (./privdd), a wheel (FILE.whl) or "
+            "git+URL@COMMIT is needed, no package's name"
         )
     return source
 
 
 def write_starting_files(folder: Path, source: str | None = None) -> int:
-    """A commented policy and a workflow; what exists already is left as it is. source: what the workflow installs privdd from;
-    without one the workflow says that it has to be set. Raises BadConfig."""
-    workflow = STARTING_WORKFLOW % json.dumps("" if source is None else check_install_source(source))
-    for name, text in (("policy.yaml", STARTING_POLICY), (".github/workflows/privacy.yml", workflow)):
+    """A commented policy and a workflow; what exists already is left as it is. source: what the
+    workflow installs privdd from; without one the workflow says that it has to be set. Raises
+    BadConfig."""
+    workflow = STARTING_WORKFLOW % json.dumps(
+        "" if source is None else check_install_source(source)
+    )
+    for name, text in (
+        ("policy.yaml", STARTING_POLICY),
+        (".github/workflows/privacy.yml", workflow),
+    ):
         file = folder / name
         if file.exists():
             print(f"{file}: exists, left as it is")
@@ -115,7 +138,8 @@ def write_starting_files(folder: Path, source: str | None = None) -> int:
             print(f"{file}: written")
     if source is None:
         print(
-            "before the workflow runs: set PRIVDD in it to a checkout, a wheel or git+URL@COMMIT (or repeat with --install)"
+            "before the workflow runs: set PRIVDD in it to a checkout, a wheel or "
+            "git+URL@COMMIT (or repeat with --install)"
         )
     return 0
 
@@ -138,16 +162,23 @@ def _judge_runs(given: argparse.Namespace) -> int:
 
 
 def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:
-    """The outcome of every limit on what a finished audit, or a check of a mechanism (``out=DIR``), found. Raises DamagedRun."""
+    """The outcome of every limit on what a finished audit, or a check of a mechanism (``out=DIR``),
+    found. Raises DamagedRun."""
     from privdd.blackbox.verdict import judge_check, read_check
     from privdd.reporting.policy import judge_findings
     from privdd.reporting.schema import load_findings
 
     checked = read_check(folder)
-    return judge_findings(policy, load_findings(folder)) if checked is None else judge_check(policy, checked)
+    return (
+        judge_findings(policy, load_findings(folder))
+        if checked is None
+        else judge_check(policy, checked)
+    )
 
 
-def write_results(given: argparse.Namespace, policy: Policy, judged: Mapping[str, Sequence[LimitResult]]) -> None:
+def write_results(
+    given: argparse.Namespace, policy: Policy, judged: Mapping[str, Sequence[LimitResult]]
+) -> None:
     """The files for a build that were asked for."""
     from privdd.reporting import policy as limits
 
@@ -157,14 +188,21 @@ def write_results(given: argparse.Namespace, policy: Policy, judged: Mapping[str
         with given.markdown.open("a", encoding="utf-8") as summary:
             summary.write(limits.format_markdown(judged))
     if given.badge:
-        given.badge.write_text(limits.draw_badge(one for found in judged.values() for one in found), encoding="utf-8")
+        given.badge.write_text(
+            limits.draw_badge(one for found in judged.values() for one in found), encoding="utf-8"
+        )
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """A run's folder itself, or those right below a sweep's; one that did not end is among them, and is refused when it is read."""
+    """A run's folder itself, or those right below a sweep's; one that did not end is among them,
+    and is refused when it is read."""
     if (path / "findings.json").exists() or not path.is_dir():
         return [path]
-    begun = (file for name in ("findings.json", "config.yaml", "point.json") for file in path.glob(f"*/{name}"))
+    begun = (
+        file
+        for name in ("findings.json", "config.yaml", "point.json")
+        for file in path.glob(f"*/{name}")
+    )
     return sorted({file.parent for file in begun})
 
 

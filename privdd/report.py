@@ -1,4 +1,5 @@
-"""``python -m privdd.report DIR [DIR ...] [--out DIR] [--pdf] [--card FORM]``: the page of one run, a comparison of several, a card."""
+"""``python -m privdd.report DIR [DIR ...] [--out DIR] [--pdf] [--card FORM]``: the page of one run,
+a comparison of several, a card."""
 
 from __future__ import annotations
 
@@ -12,22 +13,35 @@ from privdd.runtime.files import DamagedRun
 
 def report_parser() -> CommandParser:
     made = CommandParser(
-        prog="privdd-report", description="Write the page of one finished run, or a comparison of several."
+        prog="privdd-report",
+        description="Write the page of one finished run, or a comparison of several.",
     )
-    made.add_argument("runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)")
     made.add_argument(
-        "--out", type=Path, metavar="DIR", help="where a comparison or a card goes (default: ./comparison, and here)"
+        "runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)"
     )
-    made.add_argument("--pdf", action="store_true", help="print the page too, with a Chromium or Chrome on the PATH")
     made.add_argument(
-        "--card", choices=("huggingface", "registry"), help="of one run: a model card of the Hugging Face Hub, or an entry of the "
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="where a comparison or a card goes (default: ./comparison, and here)",
+    )
+    made.add_argument(
+        "--pdf",
+        action="store_true",
+        help="print the page too, with a Chromium or Chrome on the PATH",
+    )
+    made.add_argument(
+        "--card",
+        choices=("huggingface", "registry"),
+        help="of one run: a model card of the Hugging Face Hub, or an entry of the "
         "registry of DP deployments, instead of the page",
-    )  # fmt: skip
+    )
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that agrees with itself."""
+    """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that
+    agrees with itself."""
     given = report_parser().parse_args(argv)
     for run in given.runs:
         if not run.is_dir():

@@ -1,4 +1,5 @@
-"""``python -m privdd.selftest``: plant faults in small guaranteed runs, and see whether the audit finds them."""
+"""``python -m privdd.selftest``: plant faults in small guaranteed runs, and see whether the audit
+finds them."""
 
 from __future__ import annotations
 
@@ -12,23 +13,57 @@ from privdd.core import validation
 
 EXIT_MISSED = 2
 SELFTEST = validation.Command(
-    "privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] [controls=4] [out=FILE.json] [docs=FILE.md] [resume=true]",
-    "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit status: 0 all faults were caught\n"
-    "and no healthy run was contradicted, 2 otherwise, 1 error. By default faults are drawn: what is wrong, in which rounds,\n"
-    "releases, clients and numbers, and in which profile (a few minutes). fault=all draws=0 plants every fault that has a name in\n"
+    "privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] "
+    "[controls=4] [out=FILE.json] [docs=FILE.md] [resume=true]",
+    "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit "
+    "status: 0 all faults were caught\n"
+    "and no healthy run was contradicted, 2 otherwise, 1 error. By default faults are "
+    "drawn: what is wrong, in which rounds,\n"
+    "releases, clients and numbers, and in which profile (a few minutes). fault=all "
+    "draws=0 plants every fault that has a name in\n"
     "every profile (hours).",
     (
-        validation.Key("fault", validation.read_text, "A,B", "which faults (drawn: none but the drawn ones; all: those with a name; none; or names: a wrong one lists them)"),
+        validation.Key(
+            "fault",
+            validation.read_text,
+            "A,B",
+            "which faults (drawn: none but the drawn ones; all: those with a name; none; or "
+            "names: a wrong one lists them)",
+        ),
         validation.Key("profile", validation.read_text, "A,B", "in which profiles (all, or names)"),
-        validation.Key("seed", validation.parse_integer, "N", "which faults are drawn, and the seeds of their runs and of the healthy ones"),
-        validation.Key("draws", validation.parse_integer, "N", "how many are drawn (0 unless fault=drawn)"),
-        validation.Key("seeds", validation.parse_integer_list, "0-2", "each fault with a name once a seed (0-2, or 0,5)"),
-        validation.Key("controls", validation.parse_integer, "N", "healthy runs, spread over the profiles, each with a seed of its own"),
-        validation.Key("out", validation.read_path, "FILE", "every outcome as JSON, written after each run"),
+        validation.Key(
+            "seed",
+            validation.parse_integer,
+            "N",
+            "which faults are drawn, and the seeds of their runs and of the healthy ones",
+        ),
+        validation.Key(
+            "draws", validation.parse_integer, "N", "how many are drawn (0 unless fault=drawn)"
+        ),
+        validation.Key(
+            "seeds",
+            validation.parse_integer_list,
+            "0-2",
+            "each fault with a name once a seed (0-2, or 0,5)",
+        ),
+        validation.Key(
+            "controls",
+            validation.parse_integer,
+            "N",
+            "healthy runs, spread over the profiles, each with a seed of its own",
+        ),
+        validation.Key(
+            "out", validation.read_path, "FILE", "every outcome as JSON, written after each run"
+        ),
         validation.Key("docs", validation.read_path, "FILE", "the table as a page of Markdown"),
-        validation.Key("resume", validation.read_word("true", "false", "only"), "true", "what the file of out= holds is not run again; resume=only: nothing else is, either"),
+        validation.Key(
+            "resume",
+            validation.read_word("true", "false", "only"),
+            "true",
+            "what the file of out= holds is not run again; resume=only: nothing else is, either",
+        ),
     ),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -71,25 +106,38 @@ def _run_command(argv: Sequence[str]) -> int:
     from privdd.selftest_faults.fault import select_profiles
 
     asked = parse_selftest_arguments(argv)
-    faults, wanted = mutation_score.select_faults(asked.fault), select_profiles(asked.profile)
+    faults = mutation_score.select_faults(asked.fault)
+    wanted = select_profiles(asked.profile)
     absent = {p.name: p.reason_unavailable() for p in wanted if p.reason_unavailable()}
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    draws = asked.draws if asked.draws is not None else 16 if asked.fault == mutation_score.DRAWN_NAME else 0
+    draws = (
+        asked.draws
+        if asked.draws is not None
+        else 16
+        if asked.fault == mutation_score.DRAWN_NAME
+        else 0
+    )
     jobs = _jobs(asked, faults, mutation_score.draw_faults(asked.seed, draws, profiles), profiles)
     outcomes = list(_run_trials(asked, jobs))
-    table, problems = (
-        mutation_score.format_score_table(outcomes, faults, profiles),
-        mutation_score.unexpected_outcomes(outcomes),
-    )
+    table = mutation_score.format_score_table(outcomes, faults, profiles)
+    problems = mutation_score.unexpected_outcomes(outcomes)
     print("\n".join([mutation_score.summarise_score(outcomes), *problems, *table]), flush=True)
     if asked.docs is not None:
-        command = " ".join(["python -m privdd.selftest", *(a for a in argv if not a.startswith(("out=", "resume=")))])
-        write_markdown_page(asked.docs, mutation_score.format_score_page(outcomes, faults, profiles, command))
+        command = " ".join(
+            [
+                "python -m privdd.selftest",
+                *(a for a in argv if not a.startswith(("out=", "resume="))),
+            ]
+        )
+        write_markdown_page(
+            asked.docs, mutation_score.format_score_page(outcomes, faults, profiles, command)
+        )
     return (
         0
-        if any(mutation_score.split_outcomes(outcomes)) and not list(mutation_score.unexpected_outcomes(outcomes))
+        if any(mutation_score.split_outcomes(outcomes))
+        and not list(mutation_score.unexpected_outcomes(outcomes))
         else EXIT_MISSED
     )
 
@@ -97,17 +145,20 @@ def _run_command(argv: Sequence[str]) -> int:
 def _jobs(
     asked: SelftestRequest, faults: Sequence[Any], drawn: Sequence[Any], profiles: Sequence[Any]
 ) -> list[tuple[Any, Any, int]]:
-    """(profile, fault or None, seed): healthy runs first, at drawn seeds; drawn faults; then each fault in every profile that
-    it applies to."""
+    """(profile, fault or None, seed): healthy runs first, at drawn seeds; drawn faults; then each
+    fault in every profile that it applies to."""
     from privdd.core.rng import Keys
 
     rng = Keys(asked.seed).fold("selftest", "seeds").numpy()
     jobs = [
-        (profiles[at % len(profiles)], None, int(rng.integers(10**6))) for at in range(asked.controls * bool(profiles))
+        (profiles[at % len(profiles)], None, int(rng.integers(10**6)))
+        for at in range(asked.controls * bool(profiles))
     ]
     rng = Keys(asked.seed).fold("selftest", "faults").numpy()
     jobs += [(profile, fault, int(rng.integers(10**6))) for profile, fault in drawn]
-    return jobs + [(p, f, s) for s in asked.seeds for f in faults for p in profiles if not f.not_applicable(p)]
+    return jobs + [
+        (p, f, s) for s in asked.seeds for f in faults for p in profiles if not f.not_applicable(p)
+    ]
 
 
 def _run_trials(asked: SelftestRequest, jobs: Sequence[tuple[Any, Any, int]]) -> Iterator[Any]:

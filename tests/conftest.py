@@ -1,4 +1,5 @@
-"""What all tests share: one thread, a repeatable hypothesis profile, and small audits made once a session."""
+"""What all tests share: one thread, a repeatable hypothesis profile, and small audits made once a
+session."""
 
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
 
-# Read by numpy as it is imported, and by what a test starts. With two workers on two cores, each of which multiplies
-# matrices on both, most of the time is spent in waiting for one another: ten times and more.
+# Read by numpy as it is imported, and by what a test starts. With two workers on two cores, each of
+# which multiplies matrices on both, most of the time is spent in waiting for one another: ten times
+# and more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")  # engine=auto has one process: two workers of pytest have the cores
+os.environ.setdefault(
+    "LOKY_MAX_CPU_COUNT", "1"
+)  # engine=auto has one process: two workers of pytest have the cores
 
 import hypothesis
 import numpy as np
@@ -31,22 +35,43 @@ from tests import quick_configs
 
 torch.set_num_threads(1)
 gc.disable()  # until all tests are collected
-REAL_FSYNC, os.fsync = os.fsync, lambda handle: None  # 15 ms for each of ten thousand files, and no test cuts the power
+REAL_FSYNC, os.fsync = (
+    os.fsync,
+    lambda handle: None,
+)  # 15 ms for each of ten thousand files, and no test cuts the power
 quick_configs.install()
-hypothesis.settings.register_profile("privdd", deadline=None, max_examples=25, derandomize=True, database=None)
+hypothesis.settings.register_profile(
+    "privdd", deadline=None, max_examples=25, derandomize=True, database=None
+)
 hypothesis.settings.load_profile("privdd")
 
 SMALL_AUDIT = [
-    "preset=smoke", "data=digits", "data.limit=200", "data.test_limit=80", "partition=iid", "partition.clients=3",
-    "audit.records=40", "audit.worlds=6", "audit.victims=1",
-    "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", "attack.gradient_inversion.method.iterations=5",
+    "preset=smoke",
+    "data=digits",
+    "data.limit=200",
+    "data.test_limit=80",
+    "partition=iid",
+    "partition.clients=3",
+    "audit.records=40",
+    "audit.worlds=6",
+    "audit.victims=1",
+    "audit.guarantee.runs=20",
+    "audit.guarantee.slow_runs=20",
+    "audit.guarantee.images=1",
+    "attack.gradient_inversion.method.iterations=5",
     "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
-]  # fmt: skip
-LONGEST = ("test_noise_and_sampling_test.py", "test_unusual_sound_mechanisms.py", "test_client_outputs.py", "test_run_folder.py")
+]
+LONGEST = (
+    "test_noise_and_sampling_test.py",
+    "test_unusual_sound_mechanisms.py",
+    "test_client_outputs.py",
+    "test_run_folder.py",
+)
 NIGHTLY = Path(__file__).with_name("nightly.txt")
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
-PICTURES = "attack=[lira,loss_threshold,label_counts,gradient_inversion,copy_detection]"  # the last of two lists counts
+# the last of two lists counts
+PICTURES = "attack=[lira,loss_threshold,label_counts,gradient_inversion,copy_detection]"
 AUDITS = {
     "fedavg": FEDAVG,
     "fedavg_seed1": [*FEDAVG, "seed=1"],
@@ -67,16 +92,19 @@ def nightly_tests() -> frozenset[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of nightly.txt, and takes the largest files first: else one of them runs on while the other
-    worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random order, and the tests of each file too; =given: as they were named."""
+    """Marks the tests of nightly.txt, and takes the largest files first: else one of them runs on
+    while the other worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random order, and the
+    tests of each file too; =given: as they were named."""
     nightly = nightly_tests()
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-        file, test = item.nodeid.split("::")[0], item.nodeid.split("[")[0]
+        file = item.nodeid.split("::")[0]
+        test = item.nodeid.split("[")[0]
         if {file, test, item.nodeid} & nightly:
             item.add_marker(pytest.mark.nightly)
-    order, seed = list(files.values()), os.environ.get("PRIVDD_TEST_ORDER")
+    order = list(files.values())
+    seed = os.environ.get("PRIVDD_TEST_ORDER")
     if seed is None:
         order.sort(key=lambda tests: tests[0].path.name not in LONGEST)
     elif seed != "given":
@@ -88,8 +116,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and collected tests live as long as their worker: to search these 700,000 objects for cycles again and
-    again takes a tenth of its time. What tests make is searched as usual."""
+    """Modules and collected tests live as long as their worker: to search these 700,000 objects for
+    cycles again and again takes a tenth of its time. What tests make is searched as usual."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -103,7 +131,8 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture
 def system_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A generator stands in for the operating system's bits, so that a statistical test repeats itself."""
+    """A generator stands in for the operating system's bits, so that a statistical test repeats
+    itself."""
     monkeypatch.setattr(os, "urandom", np.random.default_rng(5).bytes)
 
 
@@ -114,7 +143,8 @@ def pytest_report_header() -> str | None:
 
 @dataclass(frozen=True)
 class SmallAudit:
-    """A finished run folder, its exit status, and the global random states before and after it (digests)."""
+    """A finished run folder, its exit status, and the global random states before and after it
+    (digests)."""
 
     name: str
     overrides: tuple[str, ...]
@@ -125,24 +155,33 @@ class SmallAudit:
 
 
 def global_random_states() -> tuple[str, ...]:
-    """Of torch's, numpy's and Python's global generators: different digests for different states."""
+    """Of torch's, numpy's and Python's global generators: different digests for different
+    states."""
     kind, words, *rest = np.random.get_state()  # noqa: NPY002
     states = torch.get_rng_state().tolist(), (kind, words.tolist(), rest), random.getstate()  # type: ignore[attr-defined]
     return tuple(sha256(repr(state).encode()).hexdigest() for state in states)
 
 
 def small_audit(name: str, path: Path) -> SmallAudit:
-    """Run one of ``AUDITS`` into ``path``, in this process; only "fedfed" draws its page, the slow part."""
+    """Run one of ``AUDITS`` into ``path``, in this process; only "fedfed" draws its page, the slow
+    part."""
     from privdd.cli.compose import compose_config
     from privdd.cli.run import run_audit
 
     overrides = [*SMALL_AUDIT, *AUDITS[name]]
     config = compose_config("audit", [*overrides, f"name={name}"])
-    out, before = StringIO(), global_random_states()
-    drawing = nullcontext() if name == "fedfed" else patch("privdd.reporting.page.write_report", return_value=path / "report.html")
+    out = StringIO()
+    before = global_random_states()
+    drawing = (
+        nullcontext()
+        if name == "fedfed"
+        else patch("privdd.reporting.page.write_report", return_value=path / "report.html")
+    )
     with redirect_stdout(out), drawing:
         status = run_audit(config, path, ["python", "-m", "privdd.audit", *overrides])
-    return SmallAudit(name, tuple(overrides), path, status, out.getvalue(), (before, global_random_states()))
+    return SmallAudit(
+        name, tuple(overrides), path, status, out.getvalue(), (before, global_random_states())
+    )
 
 
 @pytest.fixture(scope="session")
@@ -154,18 +193,24 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def audited(shared: Path) -> Callable[[str], SmallAudit]:
-    """name -> that small audit, run on first use by one worker, read by the tests of all and changed by none."""
+    """name -> that small audit, run on first use by one worker, read by the tests of all and
+    changed by none."""
 
     @cache
     def get(name: str) -> SmallAudit:
-        path, told = shared / "audits" / name, shared / "audits" / f"{name}.json"
+        path = shared / "audits" / name
+        told = shared / "audits" / f"{name}.json"
         with alone(shared / "audits" / f"{name}.lock"):
             if not told.is_file():
                 shutil.rmtree(path, ignore_errors=True)  # of a worker that failed half-way
                 made = small_audit(name, path)
-                told.write_text(json.dumps([made.overrides, made.status, made.printed, made.random_states]))
+                told.write_text(
+                    json.dumps([made.overrides, made.status, made.printed, made.random_states])
+                )
         overrides, status, printed, (before, after) = json.loads(told.read_text())
-        return SmallAudit(name, tuple(overrides), path, status, printed, (tuple(before), tuple(after)))
+        return SmallAudit(
+            name, tuple(overrides), path, status, printed, (tuple(before), tuple(after))
+        )
 
     return get
 

@@ -36,7 +36,9 @@ class Silence:
         return torch.rand(shape, generator=self.generator, dtype=torch.float64)
 
 
-def context(mechanisms: Mapping[str, Mechanism], *, seed: int = 0, silent: bool = False) -> ClientContext:
+def context(
+    mechanisms: Mapping[str, Mechanism], *, seed: int = 0, silent: bool = False
+) -> ClientContext:
     problem = Problem(SHAPE, CLASSES, clients=1)
     queries = {name: Surface.GRADIENT for name in mechanisms}
     ctx = ClientContext(0, 0, Keys(seed), problem, mechanisms, queries, observer=OutputLog())
@@ -46,7 +48,8 @@ def context(mechanisms: Mapping[str, Mechanism], *, seed: int = 0, silent: bool 
 
 
 def batch_sizes(monkeypatch: pytest.MonkeyPatch, kind: type[Mechanism]) -> list[int]:
-    """A list that grows by the number of contributions of every application of this kind of mechanism."""
+    """A list that grows by the number of contributions of every application of this kind of
+    mechanism."""
     sizes: list[int] = []
     apply = kind.__call__
 
@@ -60,13 +63,19 @@ def batch_sizes(monkeypatch: pytest.MonkeyPatch, kind: type[Mechanism]) -> list[
 
 def records(n: int, *, seed: int = 0, classes: int = CLASSES) -> Records:
     g = torch.Generator().manual_seed(seed)
-    return Records(torch.rand(n, *SHAPE, generator=g), torch.randint(classes, (n,), generator=g), torch.arange(n))
+    return Records(
+        torch.rand(n, *SHAPE, generator=g),
+        torch.randint(classes, (n,), generator=g),
+        torch.arange(n),
+    )
 
 
 def network(norm: str = "group", *, seed: int = 0) -> nn.Module:
     """A small convolutional classifier whose values come from the seed alone."""
     layers = {"group": nn.GroupNorm(2, 4), "batch": nn.BatchNorm2d(4), "none": nn.Identity()}
-    net = nn.Sequential(nn.Conv2d(1, 4, 3), layers[norm], nn.Tanh(), nn.Flatten(), nn.Linear(64, CLASSES))
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3), layers[norm], nn.Tanh(), nn.Flatten(), nn.Linear(64, CLASSES)
+    )
     g = torch.Generator().manual_seed(seed)
     for value in net.parameters():
         value.data = 0.3 * torch.randn(value.shape, generator=g)

@@ -1,12 +1,14 @@
-"""A GPU that is not there: torch's modes hold tensors on the CPU and refuse what a GPU would refuse.
+"""A GPU that is not there: torch's modes hold tensors on the CPU and refuse what a GPU would
+refuse.
 
-Tensors "on the device" are ordinary ones whose storage is marked; ``.to("cuda")``, factories with ``device=`` and every
-result computed from a marked tensor mark theirs. As on a GPU, an operation that mixes a marked tensor with an unmarked
-one of at least one dimension raises, so does NumPy of a marked tensor, and a CPU generator that fills one. What moves
-between the two, and what makes the host wait for the device, is noted with the line of the code that asked for it.
+Tensors "on the device" are ordinary ones whose storage is marked; ``.to("cuda")``, factories with
+``device=`` and every result computed from a marked tensor mark theirs. As on a GPU, an operation
+that mixes a marked tensor with an unmarked one of at least one dimension raises, so does NumPy of a
+marked tensor, and a CPU generator that fills one. What moves between the two, and what makes the
+host wait for the device, is noted with the line of the code that asked for it.
 
-Not modelled: streams, rounding, memory. What torch itself creates in a backward pass or a recorded graph fits either side.
-"""
+Not modelled: streams, rounding, memory. What torch itself creates in a backward pass or a recorded
+    graph fits either side."""
 
 from __future__ import annotations
 
@@ -31,11 +33,21 @@ CUDA = torch.device("cuda", 0)
 CPU = torch.device("cpu")
 aten = torch.ops.aten
 
-# Packets of operations for which the host waits: their result is read, or its size depends on values.
+# Packets of operations for which the host waits: their result is read, or its size depends on
+# values.
 WAITING = {
-    aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten._unique2, aten.unique_consecutive, aten.unique_dim,
-    aten.bincount, aten.equal, aten.is_nonzero, aten.item, aten._linalg_check_errors,
-}  # fmt: skip
+    aten._local_scalar_dense,
+    aten.nonzero,
+    aten.masked_select,
+    aten._unique2,
+    aten.unique_consecutive,
+    aten.unique_dim,
+    aten.bincount,
+    aten.equal,
+    aten.is_nonzero,
+    aten.item,
+    aten._linalg_check_errors,
+}
 INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index}
 ACCESSORS = {Tensor.device.__get__: None, Tensor.is_cuda.__get__: None}  # type: ignore[attr-defined]
 TO_HOST = {Tensor.numpy, Tensor.__array__, Tensor.tolist}
@@ -50,7 +62,9 @@ class Traffic:
     """Where tensors moved and where the host waited: line of code -> how often."""
 
     sent: Counter[str] = field(default_factory=Counter)  # to the device
-    fetched: Counter[str] = field(default_factory=Counter)  # from the device: the host waits as well
+    fetched: Counter[str] = field(
+        default_factory=Counter
+    )  # from the device: the host waits as well
     waited: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -60,7 +74,8 @@ class Traffic:
 
 @dataclass
 class Marks:
-    """Which storages are on the device; ``either``: those that torch made inside a backward pass."""
+    """Which storages are on the device; ``either``: those that torch made inside a backward
+    pass."""
 
     there: dict[int, StorageWeakRef] = field(default_factory=dict)
     either: dict[int, StorageWeakRef] = field(default_factory=dict)
@@ -77,7 +92,9 @@ class Marks:
         for tensor in _tensors(value):
             if (storage := _storage(tensor)) is not None:
                 kept = self.there if book is None else book
-                kept[storage._cdata] = StorageWeakRef(storage)  # the reference keeps the address from being used again
+                kept[storage._cdata] = StorageWeakRef(
+                    storage
+                )  # the reference keeps the address from being used again
 
     def unmark(self, value: Any) -> None:
         for tensor in _tensors(value):
@@ -113,7 +130,9 @@ def _place() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(str(ROOT)) and "site-packages" not in file and file != __file__:  # an environment may lie in the tree
+        if (
+            file.startswith(str(ROOT)) and "site-packages" not in file and file != __file__
+        ):  # an environment may lie in the tree
             return f"{Path(file).relative_to(ROOT)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
@@ -143,13 +162,18 @@ class _Calls(TorchFunctionMode):
             return func(args[0].detach(), *args[1:], **kwargs)
         if there and func in (Tensor.__getitem__, Tensor.__setitem__) and marks.on(args[0]):
             args = (args[0], self._sent(args[1]), *args[2:])
-        replayed = isinstance(func, torch._ops.OpOverload)  # of a recorded graph, in which the device is the real one
+        replayed = isinstance(
+            func, torch._ops.OpOverload
+        )  # of a recorded graph, in which the device is the real one
         asked = None if replayed else kwargs.get("device")
         if _is_cuda(asked):
             kwargs["device"] = "cpu"
             if kwargs.get("generator") is not None:
-                raise WrongDevice(f"Expected a 'cuda' device type for generator but found 'cpu' ({_place()})")
-        before, marks.inside = marks.inside, there or _is_cuda(asked)
+                raise WrongDevice(
+                    f"Expected a 'cuda' device type for generator but found 'cpu' ({_place()})"
+                )
+        before = marks.inside
+        marks.inside = there or _is_cuda(asked)
         try:
             found = func(*args, **kwargs)
         finally:
@@ -179,11 +203,14 @@ class _Calls(TorchFunctionMode):
 
     def _moved(self, func: Any, args: Any, kwargs: Any) -> Tensor:
         tensor, *rest = args
-        here, target, more = self.marks.on(tensor), None, {}
+        here = self.marks.on(tensor)
+        target = None
+        more = {}
         if func is Tensor.to:
             other = rest[0] if rest and isinstance(rest[0], Tensor) else kwargs.get("other")
             if other is not None:
-                target, more = (CUDA if self.marks.on(other) else CPU), {"dtype": other.dtype}
+                target = CUDA if self.marks.on(other) else CPU
+                more = {"dtype": other.dtype}
             else:
                 copy = kwargs.pop("copy", False)
                 target, dtype, _, order = torch._C._nn._parse_to(*rest, **kwargs)
@@ -211,7 +238,8 @@ class _Kernels(TorchDispatchMode):
         self.marks = marks
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs, marks = kwargs or {}, self.marks
+        kwargs = kwargs or {}
+        marks = self.marks
         given = [t for t in _tensors([args, kwargs]) if _storage(t) is not None]
         there = [t for t in given if marks.on(t)]
         packet = func.overloadpacket
@@ -219,15 +247,21 @@ class _Kernels(TorchDispatchMode):
             found = func(*args, **kwargs)
             if not given:
                 self._born(found)
-            elif all(marks.neutral(t) or not t.ndim for t in given) and any(marks.neutral(t) for t in given):
+            elif all(marks.neutral(t) or not t.ndim for t in given) and any(
+                marks.neutral(t) for t in given
+            ):
                 marks.mark(found, marks.either)
             return found
         if packet is aten.copy_:
             return self._copied(func, args, kwargs)
         self._check(func, packet, args, given)
         if kwargs.get("generator") is not None:
-            raise WrongDevice(f"Expected a 'cuda' device type for generator but found 'cpu' ({func}, {_place()})")
-        if packet in WAITING or (packet is aten.repeat_interleave and kwargs.get("output_size") is None):
+            raise WrongDevice(
+                f"Expected a 'cuda' device type for generator but found 'cpu' ({func}, {_place()})"
+            )
+        if packet in WAITING or (
+            packet is aten.repeat_interleave and kwargs.get("output_size") is None
+        ):
             marks.traffic.waited[_place()] += 1
         found = func(*args, **kwargs)
         marks.mark(found)
@@ -241,7 +275,8 @@ class _Kernels(TorchDispatchMode):
             self.marks.mark(found, self.marks.either)
 
     def _copied(self, func: Any, args: Any, kwargs: Any) -> Any:
-        onto, source = args[0], args[1]
+        onto = args[0]
+        source = args[1]
         if (
             self.marks.on(onto) != self.marks.on(source)
             and not self.marks.neutral(source)
@@ -252,18 +287,30 @@ class _Kernels(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _check(self, func: Any, packet: Any, args: Any, given: list[Tensor]) -> None:
-        marks, indices = self.marks, []
-        if packet in INDEXING:  # an index may be on the CPU, and then travels; a mask is searched for what it holds
+        marks = self.marks
+        indices = []
+        if (
+            packet in INDEXING
+        ):  # an index may be on the CPU, and then travels; a mask is searched for what it holds
             indices = [i for i in args[1] if i is not None]
             if not marks.on(args[0]) and not marks.neutral(args[0]):
-                raise WrongDevice(f"indices should be on the CPU, as the indexed tensor is ({func}, {_place()})")
+                raise WrongDevice(
+                    f"indices should be on the CPU, as the indexed tensor is ({func}, {_place()})"
+                )
             filled = packet is not aten.index and len(args) > 2 and args[2].numel() == 1
-            if any(i.dtype in (torch.bool, torch.uint8) for i in indices) and not (filled and len(indices) == 1):
+            if any(i.dtype in (torch.bool, torch.uint8) for i in indices) and not (
+                filled and len(indices) == 1
+            ):
                 marks.traffic.waited[_place()] += 1
             marks.traffic.sent[_place()] += sum(not marks.on(i) for i in indices)
             marks.traffic.sent += Counter()  # drops zeros
         away = [
-            t for t in given if t.ndim and not marks.on(t) and not marks.neutral(t) and not any(t is i for i in indices)
+            t
+            for t in given
+            if t.ndim
+            and not marks.on(t)
+            and not marks.neutral(t)
+            and not any(t is i for i in indices)
         ]
         written = (
             func._schema.is_mutable
@@ -273,7 +320,8 @@ class _Kernels(TorchDispatchMode):
         )
         if away or (written and args[0] is not None):
             raise WrongDevice(
-                f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({func}, {_place()})"
+                "Expected all tensors to be on the same device, but found at least two "
+                f"devices, cuda:0 and cpu! ({func}, {_place()})"
             )
 
 
@@ -284,19 +332,29 @@ def fake_gpu() -> Iterator[Marks]:
     with ExitStack() as held:
         held.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: True))
         held.enter_context(mock.patch.object(torch.cuda, "device_count", lambda: 1))
-        held.enter_context(mock.patch("attacks.inversion.gradient_matching.record_cuda_graph", lambda compute, like: compute))  # no graphs here
+        held.enter_context(
+            mock.patch(
+                "attacks.inversion.gradient_matching.record_cuda_graph",
+                lambda compute, like: compute,
+            )
+        )  # no graphs here
         held.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: None))
         held.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda *_: (2**33, 2**34)))
         held.enter_context(mock.patch.object(torch.cuda, "max_memory_allocated", lambda *_: 2**30))
-        held.enter_context(mock.patch.object(torch.cuda, "reset_peak_memory_stats", lambda *_: None))
-        held.enter_context(mock.patch.object(torch.cuda, "get_device_name", lambda *_: "a fake GPU"))
+        held.enter_context(
+            mock.patch.object(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
+        )
+        held.enter_context(
+            mock.patch.object(torch.cuda, "get_device_name", lambda *_: "a fake GPU")
+        )
         held.enter_context(_Kernels(marks))
         held.enter_context(_Calls(marks))
         yield marks
 
 
 def repeated(run: Callable[[int], Any], few: int, many: int) -> dict[str, tuple[int, int]]:
-    """Lines whose transfers and waits are more with ``many`` steps of a loop than with ``few``: line -> (before, after).
+    """Lines whose transfers and waits are more with ``many`` steps of a loop than with ``few``:
+    line -> (before, after).
 
     A run that sends nothing to the device fails: what stays on the CPU moves nothing either.
     """
@@ -306,4 +364,6 @@ def repeated(run: Callable[[int], Any], few: int, many: int) -> dict[str, tuple[
             run(steps)
         assert gpu.traffic.sent, "nothing was on the device"
         seen.append(gpu.traffic.total)
-    return {place: (seen[0][place], count) for place, count in seen[1].items() if count > seen[0][place]}
+    return {
+        place: (seen[0][place], count) for place, count in seen[1].items() if count > seen[0][place]
+    }

@@ -13,15 +13,35 @@ from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config, config_dir, group_choices
 from privdd.core.types import Received, Shard, State
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import ClientTask, Plan, Progress, client_step, run_round, start_training
+from privdd.federated.simulation import (
+    ClientTask,
+    Plan,
+    Progress,
+    client_step,
+    run_round,
+    start_training,
+)
 from privdd.runtime.engine import Engine
 from tests import stand_in_weights
 
-PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}  # read AlexNet's weights
+PUBLIC_MAP = {
+    "feddm_public_dp",
+    "feddm_guided_dp",
+    "dp_head",
+    "dp_means",
+    "dp_moments",
+}  # read AlexNet's weights
 ALGOS = sorted({*group_choices("algo", [config_dir()])})
 stand_in_weights.install()
 Nested = torch.Tensor | Mapping[Any, Any]
-TINY = ["preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3"]
+TINY = [
+    "preset=smoke",
+    "data=digits",
+    "data.limit=150",
+    "data.test_limit=40",
+    "partition=iid",
+    "partition.clients=3",
+]
 SHORT = {
     "algo.rounds": 2,
     "algo.distill_rounds": 1,
@@ -65,7 +85,9 @@ def tiny(algo: str, *more: str) -> Experiment:
 @lru_cache(maxsize=64)
 def trained(algo: str, *more: str) -> tuple[Progress, tuple[Received, ...], tuple[State, ...]]:
     """(the state after all rounds, everything that was received, the server before each round)."""
-    experiment, inboxes, servers = tiny(algo, *more), [], []
+    experiment = tiny(algo, *more)
+    inboxes = []
+    servers = []
     progress = start_training(experiment.plan, experiment.new_ledger())
     while progress.round < experiment.plan.method.rounds:
         servers.append(progress.server)
@@ -85,11 +107,20 @@ def finished(experiment: Experiment) -> Progress:
 def turn(plan: Plan, progress: Progress, shard: Shard, round: int) -> Received:
     """One client's round, through the channel."""
     broadcast = plan.method.broadcast(progress.server)
-    return client_step(ClientTask(plan, round, shard.client, broadcast, progress.memories.get(shard.client, {}), shard))[0]
+    return client_step(
+        ClientTask(
+            plan, round, shard.client, broadcast, progress.memories.get(shard.client, {}), shard
+        )
+    )[0]
 
 
 def equal(a: Nested, b: Nested) -> bool:
     """Bit-identical nested mappings of tensors."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+        return (
+            isinstance(a, torch.Tensor)
+            and isinstance(b, torch.Tensor)
+            and a.dtype == b.dtype
+            and torch.equal(a, b)
+        )
     return a.keys() == b.keys() and all(equal(a[k], b[k]) for k in a)

@@ -15,10 +15,11 @@ from privdd.privacy.noise import Noise
 def off_grid(released: Tensor, clean: Tensor) -> int:
     """How many numbers cannot have been clean + noise in float32.
 
-    Where |released| <= |clean| / 4 the noise was within [3/4, 5/4] |clean|: every float32 there and ``clean``
-    itself is a multiple of half an ulp of ``clean``, hence so is their sum.
+    Where |released| <= |clean| / 4 the noise was within [3/4, 5/4] |clean|: every float32 there and
+    ``clean`` itself is a multiple of half an ulp of ``clean``, hence so is their sum.
     """
-    o, f = released.double().numpy(), clean.double().numpy()
+    o = released.double().numpy()
+    f = clean.double().numpy()
     grid = 2.0 ** (np.floor(np.log2(np.abs(f) + 1e-300)) - 24)
     small = (np.abs(o) <= np.abs(f) / 4) & (f != 0)
     cells = o[small] / grid[small]
@@ -26,9 +27,13 @@ def off_grid(released: Tensor, clean: Tensor) -> int:
 
 
 def in_float32(honest: Output, noise: Noise) -> Output:
-    """The planted fault: the same clean value, off its lattice, with noise of the same size added in float32."""
+    """The planted fault: the same clean value, off its lattice, with noise of the same size added
+    in float32."""
     exact = {name: (t.double() * (1 + 1e-7)).float() for name, t in (honest.exact or {}).items()}
-    drawn = {name: t + honest.noise_std * noise.normal(tuple(t.shape)).float() for name, t in exact.items()}
+    drawn = {
+        name: t + honest.noise_std * noise.normal(tuple(t.shape)).float()
+        for name, t in exact.items()
+    }
     return replace(honest, value=drawn, exact=exact)
 
 

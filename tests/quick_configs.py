@@ -1,8 +1,9 @@
-"""Configs made once a session: composing one takes Hydra 0.13 s, and the yaml files do not change between two tests.
+"""Configs made once a session: composing one takes Hydra 0.13 s, and the yaml files do not change
+between two tests.
 
-A file is parsed once as long as its time and size stay the same, a text with ${...} once, and the same choices of files
-are composed once; every caller has a copy of its own, made from bytes, as ``deepcopy`` takes four times as long. Processes that
-a test starts compose as usual.
+A file is parsed once as long as its time and size stay the same, a text with ${...} once, and the
+same choices of files are composed once; every caller has a copy of its own, made from bytes, as
+``deepcopy`` takes four times as long. Processes that a test starts compose as usual.
 """
 
 from __future__ import annotations
@@ -57,21 +58,36 @@ def remember_packages(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def remember_configs(compose: Callable[..., Any]) -> Callable[..., Any]:
-    """``hydra.compose`` of the shipped files, by all of its arguments; of a user's folder nothing is remembered."""
+    """``hydra.compose`` of the shipped files, by all of its arguments; of a user's folder nothing
+    is remembered."""
     made: dict[tuple[Any, ...], bytes] = {}
 
     def composed(config_name: str, overrides: Sequence[str], return_hydra_config: bool) -> Any:
         if any(one.startswith("hydra.searchpath") for one in overrides):
-            return compose(config_name=config_name, overrides=list(overrides), return_hydra_config=return_hydra_config)
+            return compose(
+                config_name=config_name,
+                overrides=list(overrides),
+                return_hydra_config=return_hydra_config,
+            )
         key = config.config_dir(), config_name, tuple(overrides), return_hydra_config
         if key not in made:
             made[key] = dumps(composed_in_parts(config_name, list(overrides), return_hydra_config))
         return loads(made[key])
 
     def composed_in_parts(config_name: str, overrides: list[str], return_hydra_config: bool) -> Any:
-        """Choices of files are composed; values are set in a copy of that, as Hydra does. What it would refuse, it refuses."""
-        values = [one for one in overrides if one.split("=")[0].split("@")[0] not in config.CONFIG_GROUPS]
-        whole = lambda: compose(config_name=config_name, overrides=overrides, return_hydra_config=return_hydra_config)  # noqa: E731
+        """Choices of files are composed; values are set in a copy of that, as Hydra does. What it
+        would refuse, it refuses."""
+        values = [
+            one for one in overrides if one.split("=")[0].split("@")[0] not in config.CONFIG_GROUPS
+        ]
+
+        def whole():
+            return compose(
+                config_name=config_name,
+                overrides=overrides,
+                return_hydra_config=return_hydra_config,
+            )
+
         if return_hydra_config or not values:
             return whole()
         try:

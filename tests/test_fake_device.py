@@ -58,7 +58,9 @@ def test_results_stay_on_the_device(kind: str) -> None:
         assert torch.equal(found.cpu(), ALLOWED[kind](HERE))
 
 
-COUNTED: dict[str, tuple[Callable[[Tensor], object], tuple[int, int, int]]] = {  # (sent, fetched, waited)
+COUNTED: dict[
+    str, tuple[Callable[[Tensor], object], tuple[int, int, int]]
+] = {  # (sent, fetched, waited)
     "float": (lambda x: float(x.sum()), (0, 0, 1)),
     "branch": (lambda x: bool((x > 0).any()), (0, 0, 1)),
     "mask": (lambda x: x[x > 1], (0, 0, 1)),
@@ -80,7 +82,11 @@ def test_what_moves_and_what_waits_is_counted(kind: str) -> None:
         gpu.traffic.sent.clear()
         run(x)
         seen = gpu.traffic
-        assert (seen.sent.total(), seen.fetched.total(), seen.waited.total()) == (sent, fetched, waited)
+        assert (seen.sent.total(), seen.fetched.total(), seen.waited.total()) == (
+            sent,
+            fetched,
+            waited,
+        )
 
 
 def test_training_and_recorded_gradients_stay_there() -> None:
@@ -96,15 +102,23 @@ def test_training_and_recorded_gradients_stay_there() -> None:
         return {name: g.cpu() for name, g in found.items()}
 
     with fake_gpu() as gpu:
-        net = nn.Sequential(nn.utils.skip_init(nn.Conv2d, 1, 2, 3), nn.ReLU(), nn.Flatten(), nn.utils.skip_init(nn.Linear, 8, 3))
+        net = nn.Sequential(
+            nn.utils.skip_init(nn.Conv2d, 1, 2, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.utils.skip_init(nn.Linear, 8, 3),
+        )
         for parameter in net.parameters():
             nn.init.uniform_(parameter, generator=seeded())
         net = net.to("cuda")
-        x, y = torch.rand(2, 1, 4, 4, generator=seeded()).to("cuda"), torch.tensor([0, 2]).to("cuda")
+        x = torch.rand(2, 1, 4, 4, generator=seeded()).to("cuda")
+        y = torch.tensor([0, 2]).to("cuda")
         each = gradients(gpu, net, x, y)
         F.cross_entropy(net(x), y).backward()
         for name, parameter in net.named_parameters():
-            assert gpu.on(parameter.grad) and torch.allclose(parameter.grad.cpu(), each[name].mean(0), atol=1e-6)
+            assert gpu.on(parameter.grad) and torch.allclose(
+                parameter.grad.cpu(), each[name].mean(0), atol=1e-6
+            )
         torch.optim.Adam(net.parameters()).step()
         assert all(parameter.device.type == "cuda" for parameter in net.parameters())
 

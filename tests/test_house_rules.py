@@ -1,5 +1,5 @@
-"""The house rules that a reader relies on: one name for one thing, a test for every module, no hooks read by guess.
-"""
+"""The house rules that a reader relies on: one name for one thing, a test for every module, no
+hooks read by guess."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def relative(path: Path) -> str:
 
 
 def dotted(node: ast.expr) -> str:
-    """``a.b.c`` of an expression, as far as it is names; of ``a.b[c]`` the part before the bracket."""
+    """``a.b.c`` of an expression, as far as it is names; of ``a.b[c]`` the part before the
+    bracket."""
     if isinstance(node, ast.Subscript):
         return dotted(node.value)
     if isinstance(node, ast.Attribute):
@@ -49,7 +50,11 @@ def twice(names: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
 
 def public_classes(files: list[Path]) -> Iterator[tuple[str, str]]:
     for path in files:
-        yield from ((n.name, relative(path)) for n in tree(path).body if isinstance(n, ast.ClassDef) and not n.name.startswith("_"))
+        yield from (
+            (n.name, relative(path))
+            for n in tree(path).body
+            if isinstance(n, ast.ClassDef) and not n.name.startswith("_")
+        )
 
 
 def test_no_public_class_name_stands_for_two_things() -> None:
@@ -61,9 +66,14 @@ def test_no_public_class_name_stands_for_two_things() -> None:
 
 # --- a test for every module ----------------------------------------------------------------------
 
+
 def has_logic(path: Path) -> bool:
-    """By its text: each worker asks this of every file while it collects tests, and to parse them all takes seconds."""
-    return re.search(r"^ *(async )?def \w+\(", path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+    """By its text: each worker asks this of every file while it collects tests, and to parse them
+    all takes seconds."""
+    return (
+        re.search(r"^ *(async )?def \w+\(", path.read_text(encoding="utf-8"), re.MULTILINE)
+        is not None
+    )
 
 
 @cache
@@ -71,36 +81,59 @@ def defined(path: Path) -> set[str]:
     """Public names that a module defines."""
     body = tree(path).body
     found = {n.name for n in body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
-    found |= {t.id for n in body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)}
+    found |= {
+        t.id
+        for n in body
+        if isinstance(n, ast.Assign)
+        for t in n.targets
+        if isinstance(t, ast.Name)
+    }
     return {name for name in found if not name.startswith("_")}
 
 
 def named_modules(test: Path) -> set[str]:
     """Paths of our modules that a test imports, names in text, or whose public names it uses."""
     text = test.read_text(encoding="utf-8")
-    words, quoted = set(re.findall(r"\w+", text)), set(re.findall(r"""["'=](\w+)""", text))
+    words = set(re.findall(r"\w+", text))
+    quoted = set(re.findall(r"""["'=](\w+)""", text))
     dotted_parts = [name.split(".") for name in re.findall(r"\b(?:privdd|attacks)(?:\.\w+)+", text)]
-    dotted_names = {".".join(parts[:end]) for parts in dotted_parts for end in range(2, len(parts) + 1)}
+    dotted_names = {
+        ".".join(parts[:end]) for parts in dotted_parts for end in range(2, len(parts) + 1)
+    }
     return {
         relative(module)
         for module in MODULES
-        if relative(module).removesuffix(".py").replace("/", ".") in dotted_names or module.stem in quoted or words & defined(module)
+        if relative(module).removesuffix(".py").replace("/", ".") in dotted_names
+        or module.stem in quoted
+        or words & defined(module)
     }
 
 
-MODULES = [path for path in OURS if path.stem != "__init__" and path.parent != ROOT / "privdd" and has_logic(path)]
+MODULES = [
+    path
+    for path in OURS
+    if path.stem != "__init__" and path.parent != ROOT / "privdd" and has_logic(path)
+]
 
 
 def test_every_module_is_named_by_a_test() -> None:
     named = {name for test in ROOT.glob("tests/**/test_*.py") for name in named_modules(test)}
-    assert sorted({relative(path) for path in MODULES} - named) == [], "write a test that imports it"
+    assert sorted({relative(path) for path in MODULES} - named) == [], (
+        "write a test that imports it"
+    )
     assert len(MODULES) > 100
 
 
 def test_every_test_folder_is_a_package_of_the_house() -> None:
-    packages = {"." if path.parent == ROOT / "privdd" else relative(path.parent).removeprefix("privdd/") for path in OURS}
+    packages = {
+        "." if path.parent == ROOT / "privdd" else relative(path.parent).removeprefix("privdd/")
+        for path in OURS
+    }
     extra = {"system", "reference", "conformance", "configs", "fuzzing", "power"}
-    folders = {path.parent.relative_to(ROOT / "tests").as_posix() for path in ROOT.glob("tests/**/test_*.py")}
+    folders = {
+        path.parent.relative_to(ROOT / "tests").as_posix()
+        for path in ROOT.glob("tests/**/test_*.py")
+    }
     assert folders <= packages | extra
 
 
@@ -110,9 +143,14 @@ ROLES = {"method", "mechanism", "mechanisms", "attack", "engine"}
 
 
 def guessed(path: Path) -> Iterator[str]:
-    """getattr and hasattr on a method, mechanism, attack or engine: what a role may have is declared by its class."""
+    """getattr and hasattr on a method, mechanism, attack or engine: what a role may have is
+    declared by its class."""
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "hasattr") and len(node.args) > 1:
+        if (
+            isinstance(node, ast.Call)
+            and dotted(node.func) in ("getattr", "hasattr")
+            and len(node.args) > 1
+        ):
             role = dotted(node.args[0]).rpartition(".")[2]
             if role in ROLES:
                 what = node.args[1].value if isinstance(node.args[1], ast.Constant) else "..."
@@ -126,12 +164,19 @@ def test_no_hook_is_read_by_guess() -> None:
 @pytest.mark.parametrize(
     ("source", "seen"),
     [
-        ("getattr(plan.method, 'claims', None)", True), ("hasattr(self.engine, 'x')", True), ("hasattr(method, field)", True),
-        ("getattr(ctx.mechanisms[QUERY], 'per_record', True)", True), ("getattr(attack, 'least_worlds', 2)", True),
-        ("getattr(self, name)", False), ("getattr(row, 'epsilon')", False), ("method.claims(plan)", False),
+        ("getattr(plan.method, 'claims', None)", True),
+        ("hasattr(self.engine, 'x')", True),
+        ("hasattr(method, field)", True),
+        ("getattr(ctx.mechanisms[QUERY], 'per_record', True)", True),
+        ("getattr(attack, 'least_worlds', 2)", True),
+        ("getattr(self, name)", False),
+        ("getattr(row, 'epsilon')", False),
+        ("method.claims(plan)", False),
     ],
-)  # fmt: skip
-def test_the_search_for_guesses_sees(source: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_the_search_for_guesses_sees(
+    source: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "it.py").write_text(source)
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert bool(list(guessed(tmp_path / "it.py"))) is seen
@@ -153,18 +198,26 @@ def yaml_loads(path: Path) -> Iterator[str]:
 
 
 def test_yaml_is_read_in_one_place() -> None:
-    assert [line for path in OURS if relative(path) != YAML_READER for line in yaml_loads(path)] == [], "use read_yaml"
+    assert [
+        line for path in OURS if relative(path) != YAML_READER for line in yaml_loads(path)
+    ] == [], "use read_yaml"
     assert list(yaml_loads(ROOT / YAML_READER))
 
 
 @pytest.mark.parametrize(
     ("source", "seen"),
     [
-        ("yaml.safe_load(text)", True), ("yaml.load_all(text, yaml.SafeLoader)", True), ("OmegaConf.load(file)", True),
-        ("from yaml import safe_load", True), ("yaml.safe_dump(data)", False), ("np.load(file)", False),
+        ("yaml.safe_load(text)", True),
+        ("yaml.load_all(text, yaml.SafeLoader)", True),
+        ("OmegaConf.load(file)", True),
+        ("from yaml import safe_load", True),
+        ("yaml.safe_dump(data)", False),
+        ("np.load(file)", False),
     ],
-)  # fmt: skip
-def test_the_search_for_yaml_sees(source: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+)
+def test_the_search_for_yaml_sees(
+    source: str, seen: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "it.py").write_text(source)
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     assert bool(list(yaml_loads(tmp_path / "it.py"))) is seen
@@ -178,7 +231,10 @@ def path_edits(module: ast.Module) -> Iterator[int]:
     for node in ast.walk(module):
         if isinstance(node, ast.Call):
             name = dotted(node.func)
-            if re.fullmatch(r"(sys\.)?path\.(insert|append|extend|remove|pop|clear)|(.*\.)?(syspath_prepend|addsitedir)", name):
+            if re.fullmatch(
+                r"(sys\.)?path\.(insert|append|extend|remove|pop|clear)|(.*\.)?(syspath_prepend|addsitedir)",
+                name,
+            ):
                 yield node.lineno
         elif isinstance(node, ast.Assign | ast.AugAssign | ast.Delete):
             targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
@@ -186,31 +242,57 @@ def path_edits(module: ast.Module) -> Iterator[int]:
 
 
 def test_no_test_edits_the_search_path() -> None:
-    assert [f"{relative(path)}:{line}" for path in TESTING if may_edit(path.read_text(encoding="utf-8")) for line in path_edits(tree(path))] == []
+    assert [
+        f"{relative(path)}:{line}"
+        for path in TESTING
+        if may_edit(path.read_text(encoding="utf-8"))
+        for line in path_edits(tree(path))
+    ] == []
 
 
 def may_edit(text: str) -> bool:
     """By its words: to parse all tests takes seconds."""
-    return re.search(r"sys\.path|\bpath\.(insert|append|extend|remove|pop|clear)\(|syspath_prepend|addsitedir", text) is not None
+    return (
+        re.search(
+            r"sys\.path|\bpath\.(insert|append|extend|remove|pop|clear)\(|syspath_prepend|addsitedir",
+            text,
+        )
+        is not None
+    )
 
 
 @pytest.mark.parametrize(
     "source",
-    ["sys.path.insert(0, 'x')", "sys.path += ['x']", "sys.path[0] = 'x'", "patch.syspath_prepend(p)", "site.addsitedir(p)", "del sys.path[0]"],
+    [
+        "sys.path.insert(0, 'x')",
+        "sys.path += ['x']",
+        "sys.path[0] = 'x'",
+        "patch.syspath_prepend(p)",
+        "site.addsitedir(p)",
+        "del sys.path[0]",
+    ],
 )
 def test_the_search_for_edits_sees(source: str) -> None:
     assert may_edit(source) and list(path_edits(ast.parse(source)))
 
 
 def test_no_test_imports_a_benchmark() -> None:
-    """What both need is in tests; the test of a benchmark's own output lies beside the benchmark."""
+    """What both need is in tests; the test of a benchmark's own output lies beside the
+    benchmark."""
     found = re.compile(r"^\s*(from|import) benchmarks\b", re.MULTILINE)
-    assert [relative(path) for path in ROOT.glob("tests/**/*.py") if found.search(path.read_text(encoding="utf-8"))] == []
-    assert found.search("import os\nfrom benchmarks.gate import x") and not found.search("# from benchmarks to tests")
+    assert [
+        relative(path)
+        for path in ROOT.glob("tests/**/*.py")
+        if found.search(path.read_text(encoding="utf-8"))
+    ] == []
+    assert found.search("import os\nfrom benchmarks.gate import x") and not found.search(
+        "# from benchmarks to tests"
+    )
 
 
 def test_what_the_first_suite_leaves_out_is_there() -> None:
-    """A renamed file or test would be in it again without a word; cases are not looked at, as some need optional packages."""
+    """A renamed file or test would be in it again without a word; cases are not looked at, as some
+    need optional packages."""
     for name in nightly_tests():
         file, _, test = name.partition("::")
         text = (ROOT / file).read_text()

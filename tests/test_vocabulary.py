@@ -1,9 +1,9 @@
 """One word for each thing: the words that docs/explanation/vocabulary.md replaces may not spread.
 
-The page's third column holds, in code quotes, words that give way to the first column. They are counted
-in names, messages, templates and docs, by place; ``tests/vocabulary.json`` holds the counts that no place may
-exceed. After a place has fewer, write them down by ``python -m tests.test_vocabulary``.
-"""
+The page's third column holds, in code quotes, words that give way to the first column. They are
+counted in names, messages, templates and docs, by place; ``tests/vocabulary.json`` holds the counts
+that no place may exceed. After a place has fewer, write them down by ``python -m
+tests.test_vocabulary``."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def count_words() -> dict[str, dict[str, int]]:
         total = counts.setdefault(place, Counter())
         for word, pattern in patterns.items():
             total[word] += len(pattern.findall(text))
-    return {place: {word: n for word, n in sorted(c.items()) if n} for place, c in sorted(counts.items())}
+    return {
+        place: {word: n for word, n in sorted(c.items()) if n}
+        for place, c in sorted(counts.items())
+    }
 
 
 def spread(counts: dict[str, dict[str, int]], allowed: dict[str, dict[str, int]]) -> list[str]:
@@ -77,7 +80,11 @@ def test_one_more_use_is_seen() -> None:
     assert spread({"privdd.auditing": {"coin": 3}}, allowed) == []
     assert spread({"privdd.auditing": {"coin": 4}}, allowed)
     assert spread({"privdd.core": {"coin": 1}}, allowed)
-    assert pattern_of("coin").findall("COIN_RATE, coins, coincidence, flip_coin") == ["COIN", "coins", "coin"]
+    assert pattern_of("coin").findall("COIN_RATE, coins, coincidence, flip_coin") == [
+        "COIN",
+        "coins",
+        "coin",
+    ]
 
 
 def test_the_page_lists_the_words() -> None:

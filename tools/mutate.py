@@ -2,11 +2,11 @@
 
     python tools/mutate.py [--count 60] [--seed 0] [--seconds 90] [--tests 8] [--only N ...]
 
-Draws lines that run (each package in turn) and changes one of them: a comparison, a constant, a sign, an arithmetic
-operator, a boolean, a call whose value nobody takes, a condition. The fault is planted in a temporary clone, in which the
-tests named after the module run first, then those that import it (but for tests/nightly.txt), until one fails: killed.
-A fault that no test notices within its time survived. Prints one line a fault, then the share.
-"""
+Draws lines that run (each package in turn) and changes one of them: a comparison, a constant, a
+sign, an arithmetic operator, a boolean, a call whose value nobody takes, a condition. The fault is
+planted in a temporary clone, in which the tests named after the module run first, then those that
+import it (but for tests/nightly.txt), until one fails: killed. A fault that no test notices within
+its time survived. Prints one line a fault, then the share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,23 @@ from attacks.command_line import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.In: ast.NotIn,
-    ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.And: ast.Or, ast.Or: ast.And,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
 
 
 def swap(node: ast.AST) -> ast.AST | None:
@@ -44,14 +57,17 @@ def swap(node: ast.AST) -> ast.AST | None:
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         return ast.Constant(not node.value)
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return ast.Constant(node.value + 1 if isinstance(node.value, int) else node.value * 1.5 + 0.1)
+        return ast.Constant(
+            node.value + 1 if isinstance(node.value, int) else node.value * 1.5 + 0.1
+        )
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         return ast.Pass()
     return None
 
 
 def mutants(text: str) -> Iterator[tuple[int, str, str]]:
-    """(line, old, new) of every change within one line of a function; texts of errors and annotations are left alone."""
+    """(line, old, new) of every change within one line of a function; texts of errors and
+    annotations are left alone."""
     lines = text.split("\n")
     tree = ast.parse(text)
     quiet = {id(part) for node in ast.walk(tree) for part in left_alone(node)}
@@ -63,8 +79,15 @@ def mutants(text: str) -> Iterator[tuple[int, str, str]]:
             if new is None or node.lineno != node.end_lineno:  # type: ignore[attr-defined]
                 continue
             line = lines[node.lineno - 1].encode()  # type: ignore[attr-defined]
-            old, start, end = line.decode(), node.col_offset, node.end_col_offset  # type: ignore[attr-defined]
-            code = ast.unparse(new) if isinstance(new, ast.Constant | ast.Pass) else f"({ast.unparse(new)})"
+            # type: ignore[attr-defined]
+            old = line.decode()
+            start = node.col_offset
+            end = node.end_col_offset
+            code = (
+                ast.unparse(new)
+                if isinstance(new, ast.Constant | ast.Pass)
+                else f"({ast.unparse(new)})"
+            )
             changed = (line[:start] + code.encode() + line[end:]).decode()
             try:
                 ast.parse("\n".join([*lines[: node.lineno - 1], changed, *lines[node.lineno :]]))  # type: ignore[attr-defined]
@@ -85,8 +108,13 @@ def drawn(root: Path, count: int, seed: int) -> list[tuple[Path, int, str, str]]
     packages: dict[str, list[Path]] = defaultdict(list)
     for path in sorted([*root.glob("privdd/**/*.py"), *root.glob("attacks/**/*.py")]):
         packages[path.parent.relative_to(root).as_posix()].append(path)
-    rng, found = random.Random(seed), []
-    names = sorted(name for name, files in packages.items() if any("def " in file.read_text(encoding="utf-8") for file in files))
+    rng = random.Random(seed)
+    found = []
+    names = sorted(
+        name
+        for name, files in packages.items()
+        if any("def " in file.read_text(encoding="utf-8") for file in files)
+    )
     rng.shuffle(names)
     while len(found) < count:
         files = packages[names[len(found) % len(names)]]
@@ -98,11 +126,18 @@ def drawn(root: Path, count: int, seed: int) -> list[tuple[Path, int, str, str]]
 
 
 def tests_of(root: Path, module: Path, limit: int) -> list[str]:
-    """Files of tests named after the module, then those that import it, then those beside it that import what imports it."""
+    """Files of tests named after the module, then those that import it, then those beside it that
+    import what imports it."""
     name = module.with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
     nightly = (root / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines()
-    files = {path: path.read_text(encoding="utf-8") for path in sorted(root.glob("tests/**/test_*.py"))}
-    files = {path: text for path, text in files.items() if path.relative_to(root).as_posix() not in nightly}
+    files = {
+        path: path.read_text(encoding="utf-8") for path in sorted(root.glob("tests/**/test_*.py"))
+    }
+    files = {
+        path: text
+        for path, text in files.items()
+        if path.relative_to(root).as_posix() not in nightly
+    }
 
     def imports(text: str, dotted: str) -> bool:
         package, _, stem = dotted.rpartition(".")
@@ -110,34 +145,68 @@ def tests_of(root: Path, module: Path, limit: int) -> list[str]:
         return re.search(named, text) is not None
 
     users = [
-        path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        path.relative_to(root)
+        .with_suffix("")
+        .as_posix()
+        .replace("/", ".")
+        .removesuffix(".__init__")
         for path in [*root.glob("privdd/**/*.py"), *root.glob("attacks/**/*.py")]
         if imports(path.read_text(encoding="utf-8"), name)
     ]
 
-    folder = root / "tests" / module.parent.relative_to("privdd" if module.parts[0] == "privdd" else ".")
+    folder = (
+        root / "tests" / module.parent.relative_to("privdd" if module.parts[0] == "privdd" else ".")
+    )
 
     def rank(path: Path) -> tuple[bool, bool, bool, int]:
         beside = path.parent == folder or path == folder.parent / f"test_{folder.name}.py"
         named = path.stem.startswith((f"test_{module.stem}", f"test_{folder.name}"))
-        return not (beside and named), not imports(files[path], name), not beside, path.stat().st_size
+        return (
+            not (beside and named),
+            not imports(files[path], name),
+            not beside,
+            path.stat().st_size,
+        )
 
-    found = [path for path in files if not rank(path)[0] or any(imports(files[path], user) for user in [name, *users])]
+    found = [
+        path
+        for path in files
+        if not rank(path)[0] or any(imports(files[path], user) for user in [name, *users])
+    ]
     return [path.relative_to(root).as_posix() for path in sorted(found, key=rank)][:limit]
 
 
 def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: int) -> str:
     """The first test that fails with the fault in place, or how it went on."""
     module, line, _, new = fault
-    place, tests = clone / module, tests_of(clone, module, limit)
+    place = clone / module
+    tests = tests_of(clone, module, limit)
     whole = place.read_text(encoding="utf-8")
     lines = whole.split("\n")
     place.write_text("\n".join([*lines[: line - 1], new, *lines[line:]]), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not nightly", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(clone), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-m",
+        "not nightly",
+        "-p",
+        "no:cacheprovider",
+        *tests,
+    ]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(clone),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     environment["PRIVDD_TEST_ORDER"] = "given"  # the tests named after the module first
     try:
-        done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=seconds)
+        done = subprocess.run(
+            command, cwd=clone, env=environment, capture_output=True, text=True, timeout=seconds
+        )
     except subprocess.TimeoutExpired:
         return "OUT OF TIME"  # slow tests or an endless loop: not counted as noticed
     finally:
@@ -162,8 +231,13 @@ def main() -> int:
             if given.only and number not in given.only:
                 continue
             found = killed(clone, fault, given.seconds, given.tests)
-            total, seen = total + 1, seen + (not found.isupper())
-            print(f"{number} {fault[0].as_posix()}:{fault[1]}: {fault[2].strip()}  ->  {fault[3].strip()}  {found}", flush=True)
+            total = total + 1
+            seen = seen + (not found.isupper())
+            print(
+                f"{number} {fault[0].as_posix()}:{fault[1]}: {fault[2].strip()}  ->  "
+                f"{fault[3].strip()}  {found}",
+                flush=True,
+            )
     print(f"{seen} of {total} faults were noticed")
     return 0
 

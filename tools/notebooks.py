@@ -1,4 +1,5 @@
-"""``python tools/notebooks.py [NAME ...]``: runs notebooks/*.py and writes what they show beside them, as .ipynb."""
+"""``python tools/notebooks.py [NAME ...]``: runs notebooks/*.py and writes what they show beside
+them, as .ipynb."""
 
 from __future__ import annotations
 
@@ -15,14 +16,20 @@ ROOT = Path(__file__).parents[1]
 
 
 def executed(source: Path) -> nbformat.NotebookNode:
-    """The notebook with its outputs, without what differs from run to run: times, ids, counters of the kernel."""
+    """The notebook with its outputs, without what differs from run to run: times, ids, counters of
+    the kernel."""
     notebook = jupytext.read(source)
     with tempfile.TemporaryDirectory() as folder:
-        nbclient.NotebookClient(notebook, timeout=1000, resources={"metadata": {"path": folder}}).execute()
+        nbclient.NotebookClient(
+            notebook, timeout=1000, resources={"metadata": {"path": folder}}
+        ).execute()
     for number, cell in enumerate(notebook.cells):
         cell.id = f"cell-{number}"
         cell.metadata = {}
-    notebook.metadata = {"kernelspec": notebook.metadata["kernelspec"], "jupytext": {"formats": "ipynb,py:percent"}}
+    notebook.metadata = {
+        "kernelspec": notebook.metadata["kernelspec"],
+        "jupytext": {"formats": "ipynb,py:percent"},
+    }
     return notebook
 
 

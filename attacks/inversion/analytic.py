@@ -1,4 +1,5 @@
-"""The exact inputs of a linear layer from its gradients (Phong et al. 2018; Geiping et al. 2020, sec. 3)."""
+"""The exact inputs of a linear layer from its gradients (Phong et al. 2018; Geiping et al. 2020,
+sec. 3)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,17 @@ from attacks.inversion.victim import (
     victim_model,
 )
 from attacks.tensors import accepts_numpy
-from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Truth, View
+from attacks.types import (
+    SERVER_ONLY,
+    UPDATE_SURFACES,
+    Attack,
+    Capture,
+    Evidence,
+    Family,
+    Finding,
+    Truth,
+    View,
+)
 from attacks.validation import check_counts
 
 
@@ -28,8 +39,10 @@ from attacks.validation import check_counts
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     """Candidates for the layer's input, (rows, d), the most reliable first.
 
-    dL/dW[i] = dL/db[i] * x, so x = dW[i] / db[i] for every row with db[i] != 0, in descending |db[i]|. One record: every row
-    is that record exactly. Several: a row is one record only where that record alone activates it, else a mixture.
+    dL/dW[i] = dL/db[i] * x, so x = dW[i] / db[i] for every row with db[i] != 0, in descending
+    |db[i]|. One record: every row
+    is that record exactly. Several: a row is one record only where that record alone activates it,
+        else a mixture.
     weight_grad: (m, d); bias_grad: (m,). Raises ValueError where no row has a bias gradient.
     """
     if weight_grad.ndim != 2 or bias_grad.shape != weight_grad.shape[:1]:
@@ -38,8 +51,12 @@ def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
     order = bias_grad.abs().argsort(descending=True)
     order = order[bias_grad[order] != 0]
     if not len(order):
-        raise ValueError("bias_grad is zero everywhere: the layer carries no information about its input")
-    return (weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)).to(weight_grad.dtype)
+        raise ValueError(
+            "bias_grad is zero everywhere: the layer carries no information about its input"
+        )
+    return (weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)).to(
+        weight_grad.dtype
+    )
 
 
 @accepts_numpy
@@ -61,7 +78,8 @@ def biased_linear_layers(model: nn.Module) -> list[nn.Linear]:
 
 @accepts_numpy
 def layer_inputs(model: nn.Module, gradients: Sequence[Tensor], layer: nn.Linear) -> Tensor:
-    """``linear_inputs`` of one layer of ``model``; gradients in the order of ``model.parameters()``."""
+    """``linear_inputs`` of one layer of ``model``; gradients in the order of
+    ``model.parameters()``."""
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
     return linear_inputs(by_id[id(layer.weight)], by_id[id(layer.bias)])
 
@@ -78,8 +96,9 @@ def reconstruct_from_layer(
 ) -> Reconstruction:
     """Images (b, c, h, w) from the first biased linear layer: exact where it reads the pixels.
 
-    invert: (b, d) layer inputs -> (b, c, h, w) images, for a layer that reads features; without it the layer must have
-    c*h*w inputs, else ValueError. Slots beyond the distinct inputs found repeat the first one.
+    invert: (b, d) layer inputs -> (b, c, h, w) images, for a layer that reads features; without it
+        the layer must have c*h*w inputs, else ValueError. Slots beyond the distinct inputs found
+        repeat the first one.
     """
     check_gradient_request(gradients, list(model.parameters()), shape)
     layers = biased_linear_layers(model)
@@ -93,14 +112,17 @@ def reconstruct_from_layer(
     elif rows.shape[1] == shape[1] * shape[2] * shape[3]:
         images = PixelScale(mean, std).to_image(rows.reshape(shape))
     else:
-        raise ValueError(f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert=")
+        raise ValueError(
+            f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert="
+        )
     unknown = torch.full((shape[0],), -1, dtype=torch.int64, device=images.device)
     return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(found)})
 
 
 @dataclass(frozen=True)
 class AnalyticInversion(Attack):
-    """The exact input of the first biased linear layer; features are inverted in turn, with the map known."""
+    """The exact input of the first biased linear layer; features are inverted in turn, with the map
+    known."""
 
     whitebox: WhiteBox = field(default_factory=lambda: WhiteBox(iterations=500, tv=1e-3))
     captures: int = 8
@@ -114,22 +136,32 @@ class AnalyticInversion(Attack):
         check_counts(self, "captures")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (captures * records, c, h, w); where no layer has a bias, the public mean and a note."""
+        """images (captures * records, c, h, w); where no layer has a bias, the public mean and a
+        note."""
         records = int(view.knowledge.settings.get("batch_records", 1))
-        found = [self._reconstruct(view, capture, records) for capture in view.captures[: self.captures]]
+        found = [
+            self._reconstruct(view, capture, records) for capture in view.captures[: self.captures]
+        ]
         return Evidence(images=torch.cat(found), notes={"records": records})
 
     def _reconstruct(self, view: View, capture: Capture, records: int) -> Tensor:
-        shape, model = (records, *view.knowledge.shape), victim_model(view, capture)
-        gradients, layers = observed_gradients(view, capture, model), biased_linear_layers(model)
+        shape = (records, *view.knowledge.shape)
+        model = victim_model(view, capture)
+        gradients = observed_gradients(view, capture, model)
+        layers = biased_linear_layers(model)
         nothing = view.knowledge.public_x.mean(0).expand(shape)
         chained = bool(layers) and layers[0].in_features != nothing[0].numel()
         if not layers or (chained and not hasattr(model, "features")):
             return nothing
-        mean, std = getattr(model, "scale", None) or (0.0, 1.0)  # of a network that standardises what it is given
+        mean, std = getattr(model, "scale", None) or (
+            0.0,
+            1.0,
+        )  # of a network that standardises what it is given
         invert = (lambda z: self._invert_features(model, z, view)) if chained else None
         try:
-            return reconstruct_from_layer(model, gradients, shape, mean=mean, std=std, invert=invert).images
+            return reconstruct_from_layer(
+                model, gradients, shape, mean=mean, std=std, invert=invert
+            ).images
         except ValueError:  # no bias gradient at all: the layer says nothing about its input
             return nothing
 
@@ -139,5 +171,14 @@ class AnalyticInversion(Attack):
         return self.whitebox.optimise_images([frozen.features], [features], start)[0]  # type: ignore[list-item]
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        compared = compare_with_records(_require_images(evidence), view, truth, own_records(evidence, truth))
-        return Finding(view.surface, self.name, self.family, view.adversary, compared.measures, compared.figures)
+        compared = compare_with_records(
+            _require_images(evidence), view, truth, own_records(evidence, truth)
+        )
+        return Finding(
+            view.surface,
+            self.name,
+            self.family,
+            view.adversary,
+            compared.measures,
+            compared.figures,
+        )

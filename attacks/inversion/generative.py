@@ -1,8 +1,9 @@
 """Generative model inversion: search the latent space of a GAN trained on what the attacker has.
 
-GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T(G(z)), y). FedFed's appendix E (Yang et al.
-2023) attacks with it in two roles (``RoleInversion``). An independent classifier says whether an image shows its class,
-whatever the attacked model thinks.
+GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T(G(z)), y). FedFed's
+    appendix E (Yang et al.
+2023) attacks with it in two roles (``RoleInversion``). An independent classifier says whether an
+  image shows its class, whatever the attacked model thinks.
 """
 
 from __future__ import annotations
@@ -19,8 +20,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.images import psnr
-from attacks.inversion.evaluation import class_mean_images, has_record_shape, image_qualities, pictures
-from attacks.inversion.feature_inversion import FeatureMap, draw_weights, true_map, uninitialised_layer
+from attacks.inversion.evaluation import (
+    class_mean_images,
+    has_record_shape,
+    image_qualities,
+    pictures,
+)
+from attacks.inversion.feature_inversion import (
+    FeatureMap,
+    draw_weights,
+    true_map,
+    uninitialised_layer,
+)
 from attacks.inversion.victim import Reconstruction
 from attacks.tensors import average_pool, draw_ahead
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
@@ -37,13 +48,18 @@ class InversionRole(StrEnum):
 class ImageGenerator(nn.Module):
     """z (b, latent), auxiliary image (b, c, h, w) or None -> (b, c, h, w) in [0, 1]."""
 
-    def __init__(self, shape: tuple[int, int, int], width: int, latent: int, auxiliary: bool) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], width: int, latent: int, auxiliary: bool
+    ) -> None:
         super().__init__()
         c, h, w = shape
-        self.size, stages = (h, w), max(1, math.ceil(math.log2(max(h, w) / 4)))
+        self.size = (h, w)
+        stages = max(1, math.ceil(math.log2(max(h, w) / 4)))
         self.widths = [max(width, (4 * width) >> i) for i in range(stages)] + [c]
         self.context = AuxiliaryEncoder(c, width) if auxiliary else None
-        self.enter = uninitialised_layer(nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16)
+        self.enter = uninitialised_layer(
+            nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16
+        )
         self.ups = nn.ModuleList(
             uninitialised_layer(nn.ConvTranspose2d, a, b, 5, stride=2, padding=2, output_padding=1)
             for a, b in pairwise(self.widths)
@@ -57,12 +73,14 @@ class ImageGenerator(nn.Module):
         for norm, up in zip(self.norms, self.ups):
             x = up(F.relu(norm(x)))
         h, w = self.size
-        top, left = (x.shape[2] - h) // 2, (x.shape[3] - w) // 2
+        top = (x.shape[2] - h) // 2
+        left = (x.shape[3] - w) // 2
         return torch.sigmoid(x[..., top : top + h, left : left + w])
 
 
 class AuxiliaryEncoder(nn.Module):
-    """Dilated convolutions over the auxiliary image, pooled to 4 x 4: (b, c, h, w) -> (b, 32 width)."""
+    """Dilated convolutions over the auxiliary image, pooled to 4 x 4: (b, c, h, w) -> (b, 32
+    width)."""
 
     def __init__(self, channels: int, width: int) -> None:
         super().__init__()
@@ -82,7 +100,8 @@ class Critic(nn.Module):
         stages = max(1, math.ceil(math.log2(max(h, w) / 4)))
         widths = [c, *(min(4 * width, width << i) for i in range(stages))]
         self.downs = nn.ModuleList(
-            uninitialised_layer(nn.Conv2d, a, b, 5, stride=2, padding=2) for a, b in pairwise(widths)
+            uninitialised_layer(nn.Conv2d, a, b, 5, stride=2, padding=2)
+            for a, b in pairwise(widths)
         )
         low = (math.ceil(h / 2**stages), math.ceil(w / 2**stages))
         self.exit = uninitialised_layer(nn.Linear, widths[-1] * low[0] * low[1], 1)
@@ -123,21 +142,28 @@ class WganGp:
         check_counts(self, "steps", "width", "latent", "batch", "critic_steps")
         check_positive(self, "penalty", "lr")
 
-    def fit(self, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None) -> GanPrior:
+    def fit(
+        self, images: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None
+    ) -> GanPrior:
         """A prior over images (m, c, h, w); auxiliary (m, c, h, w): their conditioning images."""
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        maker = ImageGenerator(shape, self.width, self.latent, auxiliary is not None).to(images.device)
+        maker = ImageGenerator(shape, self.width, self.latent, auxiliary is not None).to(
+            images.device
+        )
         critic = Critic(shape, self.width).to(images.device)
         draw_weights(maker, rng)
         draw_weights(critic, rng)
         making, judging = (
-            torch.optim.Adam(n.parameters(), lr=self.lr, betas=(0.5, 0.999), fused=True) for n in (maker, critic)
+            torch.optim.Adam(n.parameters(), lr=self.lr, betas=(0.5, 0.999), fused=True)
+            for n in (maker, critic)
         )
 
         def generate_images(z: Tensor, rows: Tensor) -> Tensor:
             return maker(z, None if auxiliary is None else auxiliary[rows])  # type: ignore[no-any-return]
 
-        for drawn in draw_ahead(lambda: self._draw_step(len(images), rng), self.steps, images.device):
+        for drawn in draw_ahead(
+            lambda: self._draw_step(len(images), rng), self.steps, images.device
+        ):
             *before, rows, z = drawn
             for own, code, mix in zip(before[::3], before[1::3], before[2::3]):
                 fake = generate_images(code, own).detach()
@@ -147,17 +173,22 @@ class WganGp:
             making.zero_grad()
             (-critic(generate_images(z, rows)).mean()).backward()
             making.step()
-        return GanPrior(maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent)
+        return GanPrior(
+            maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent
+        )
 
     def _draw_step(self, count: int, rng: torch.Generator) -> tuple[Tensor, ...]:
         """(rows, codes, mixtures) of each critic step, then the generator's own rows, codes."""
         size = min(self.batch, count)
 
         def draw_rows_and_codes() -> tuple[Tensor, Tensor]:
-            return torch.randint(count, (size,), generator=rng), torch.randn((size, self.latent), generator=rng)
+            return torch.randint(count, (size,), generator=rng), torch.randn(
+                (size, self.latent), generator=rng
+            )
 
         critics = [
-            (*draw_rows_and_codes(), torch.rand((size, 1, 1, 1), generator=rng)) for _ in range(self.critic_steps)
+            (*draw_rows_and_codes(), torch.rand((size, 1, 1, 1), generator=rng))
+            for _ in range(self.critic_steps)
         ]
         return (*(part for step in critics for part in step), *draw_rows_and_codes())
 
@@ -171,7 +202,8 @@ class WganGp:
 
 @dataclass(frozen=True)
 class GenerativeInversion:
-    """Nesterov momentum on z in [-1, 1]; of several starts the one that the target is surest of is kept."""
+    """Nesterov momentum on z in [-1, 1]; of several starts the one that the target is surest of is
+    kept."""
 
     iterations: int = 1500
     starts: int = 5
@@ -185,19 +217,33 @@ class GenerativeInversion:
         check_below_one(self, "momentum")
 
     def reconstruct(
-        self, model: nn.Module, prior: GanPrior, labels: Tensor, rng: torch.Generator, auxiliary: Tensor | None = None
+        self,
+        model: nn.Module,
+        prior: GanPrior,
+        labels: Tensor,
+        rng: torch.Generator,
+        auxiliary: Tensor | None = None,
     ) -> Reconstruction:
-        """One image (c, h, w) for each of ``labels`` (b,); auxiliary (b, c, h, w) where the prior was trained with it.
+        """One image (c, h, w) for each of ``labels`` (b,); auxiliary (b, c, h, w) where the prior
+        was trained with it.
 
         model: the target, in evaluation mode, takes [0, 1] images. objective: mean cross-entropy.
         """
         many = labels.repeat(self.starts)
         given = None if auxiliary is None else auxiliary.repeat(self.starts, 1, 1, 1)
-        z = torch.randn((len(many), prior.latent), generator=rng).to(labels.device).clamp(-1, 1).requires_grad_()
+        z = (
+            torch.randn((len(many), prior.latent), generator=rng)
+            .to(labels.device)
+            .clamp(-1, 1)
+            .requires_grad_()
+        )
         optimiser = torch.optim.SGD([z], lr=self.lr, momentum=self.momentum, nesterov=True)
         for _ in range(self.iterations):
             images = prior.generator(z, given)
-            loss = self.weight * F.cross_entropy(model(images), many, reduction="sum") - prior.critic(images).sum()
+            loss = (
+                self.weight * F.cross_entropy(model(images), many, reduction="sum")
+                - prior.critic(images).sum()
+            )
             optimiser.zero_grad()
             loss.backward(inputs=[z])
             optimiser.step()
@@ -219,10 +265,14 @@ class EvaluationNetwork(nn.Module):
         c, h, w = shape
         self.first = uninitialised_layer(nn.Conv2d, c, width, 5, stride=2, padding=2)
         self.second = uninitialised_layer(nn.Conv2d, width, 2 * width, 5, stride=2, padding=2)
-        self.head = uninitialised_layer(nn.Linear, 2 * width * ((h + 3) // 4) * ((w + 3) // 4), classes)
+        self.head = uninitialised_layer(
+            nn.Linear, 2 * width * ((h + 3) // 4) * ((w + 3) // 4), classes
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(F.leaky_relu(self.second(F.leaky_relu(self.first(x - 0.5), 0.1)), 0.1).flatten(1))
+        return self.head(
+            F.leaky_relu(self.second(F.leaky_relu(self.first(x - 0.5), 0.1)), 0.1).flatten(1)
+        )
 
 
 @dataclass(frozen=True)
@@ -238,9 +288,13 @@ class EvaluationClassifier:
         check_counts(self, "steps", "batch", "width")
         check_positive(self, "lr")
 
-    def fit(self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator) -> EvaluationNetwork:
+    def fit(
+        self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator
+    ) -> EvaluationNetwork:
         """A classifier trained on x (m, c, h, w) in [0, 1], y (m,)."""
-        net = EvaluationNetwork((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(x.device)
+        net = EvaluationNetwork((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(
+            x.device
+        )
         draw_weights(net, generator)
         optimiser = torch.optim.Adam(net.parameters(), lr=self.lr, fused=True)
         shifts: list[list[int]] = []
@@ -269,12 +323,15 @@ def class_accuracy(judge: nn.Module, images: Tensor, labels: Tensor) -> float:
 class RoleInversion(Attack):
     """GMI against the shared classifier with the prior that the attacker's role allows.
 
-    server: the prior is trained on the features themselves. client: on the attacker's own images (public records stand for
-    them), conditioned on their features where the map is known; the search conditions on a shared feature of each class.
+    server: the prior is trained on the features themselves. client: on the attacker's own images
+        (public records stand for them), conditioned on their features where the map is known; the
+        search conditions on a shared feature of each class.
     """
 
     prior: WganGp = field(default_factory=WganGp)
-    search: GenerativeInversion = field(default_factory=lambda: GenerativeInversion(iterations=200, starts=2))
+    search: GenerativeInversion = field(
+        default_factory=lambda: GenerativeInversion(iterations=200, starts=2)
+    )
     referee: EvaluationClassifier = field(default_factory=EvaluationClassifier)
     limit: int = 1000
     name: str = "role_inversion"
@@ -288,21 +345,33 @@ class RoleInversion(Attack):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (k, c, h, w), labels (k,): one for each class that has a feature."""
-        value, knowledge = view.captures[0].value, view.knowledge
-        # the server sees uploaded features and holds no data; a peer sees the shared ones and holds its own data
+        value = view.captures[0].value
+        knowledge = view.knowledge
+        # the server sees uploaded features and holds no data; a peer sees the shared ones and holds
+        # its own data
         role = InversionRole.SERVER if view.adversary == Adversary.SERVER else InversionRole.CLIENT
         z = value["x"].detach()
         if knowledge.model is None or "y" not in value or not has_record_shape(z, knowledge.shape):
-            return Evidence(notes={"skipped": "needs image-like features with labels, and the classifier"})
+            return Evidence(
+                notes={"skipped": "needs image-like features with labels, and the classifier"}
+            )
         labels = value["y"].unique()
         shown = torch.stack([z[value["y"] == c][0] for c in labels])
-        prior, given = self._train_prior(role, z, shown, knowledge.public_x, true_map(view), generator)
+        prior, given = self._train_prior(
+            role, z, shown, knowledge.public_x, true_map(view), generator
+        )
         model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
         found = self.search.reconstruct(model, prior, labels, generator, auxiliary=given)
         return Evidence(images=found.images, labels=labels, notes={"role": str(role)})
 
     def _train_prior(
-        self, role: InversionRole, z: Tensor, shown: Tensor, own: Tensor, known: FeatureMap | None, rng: torch.Generator
+        self,
+        role: InversionRole,
+        z: Tensor,
+        shown: Tensor,
+        own: Tensor,
+        known: FeatureMap | None,
+        rng: torch.Generator,
     ) -> tuple[GanPrior, Tensor | None]:
         if role is InversionRole.SERVER:
             return self.prior.fit(z[: self.limit].clamp(0, 1), rng), None
@@ -316,14 +385,26 @@ class RoleInversion(Attack):
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """Against the mean image of each class; label_accuracy by an independent classifier."""
         if evidence.images is None or evidence.labels is None:
-            return Finding(view.surface, self.name, self.family, view.adversary, {"note": evidence.notes["skipped"]})
-        knowledge, rng = view.knowledge, torch.Generator().manual_seed(0)
+            return Finding(
+                view.surface,
+                self.name,
+                self.family,
+                view.adversary,
+                {"note": evidence.notes["skipped"]},
+            )
+        knowledge = view.knowledge
+        rng = torch.Generator().manual_seed(0)
         keep = torch.tensor([bool((truth.y == c).any()) for c in evidence.labels])
-        images, labels = evidence.images[keep], evidence.labels[keep]
+        images = evidence.images[keep]
+        labels = evidence.labels[keep]
         referee = self.referee.fit(knowledge.public_x, knowledge.public_y, knowledge.classes, rng)
         means = class_mean_images(truth.x, truth.y, knowledge.classes)[labels]
-        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
-        measures: dict[str, Any] = {k: float(v.mean()) for k, v in image_qualities(images, means).items()}
+        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[
+            labels
+        ]
+        measures: dict[str, Any] = {
+            k: float(v.mean()) for k, v in image_qualities(images, means).items()
+        }
         measures |= {"label_accuracy": class_accuracy(referee, images, labels), "n": len(images)}
         blind = {"class_mean": psnr(public, means), "black": psnr(public * 0, means)}
         if len(images):

@@ -1,10 +1,10 @@
 """Gradient inversion: images whose gradient is the one that the victim sent.
 
-Deep leakage from gradients with L-BFGS (DLG, and iDLG, whose labels are read off first), inverting gradients with signed
-Adam, and GradInversion, layer-wise with image, batch-norm and group priors (Yin et al. 2021). They see the model, the
-gradients and what is public; the truth never enters. Where ``evaluate_objective`` does not vanish at the truth, attacker
-and victim compute different things.
-"""
+Deep leakage from gradients with L-BFGS (DLG, and iDLG, whose labels are read off first), inverting
+gradients with signed Adam, and GradInversion, layer-wise with image, batch-norm and group priors
+(Yin et al. 2021). They see the model, the gradients and what is public; the truth never enters.
+Where ``evaluate_objective`` does not vanish at the truth, attacker and victim compute different
+things."""
 
 from __future__ import annotations
 
@@ -59,16 +59,21 @@ def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
 def sent_statistics(
     model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor], steps: int
 ) -> LayerStatistics:
-    """Layer name -> (mean, variance) of the victim's own batches, solved from the buffers that it sent.
+    """Layer name -> (mean, variance) of the victim's own batches, solved from the buffers that it
+    sent.
 
-    A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so (after - kept * before) / (1 - kept),
-    kept = (1 - m)^steps, is a mean over the batches, the last ones weighing most. Variances are the unbiased ones that layers
-    keep. Layers without momentum (a cumulative mean) or whose buffers did not travel are left out.
-    """
+    A layer of momentum m keeps (1 - m) of what it had in each of ``steps`` >= 1 steps, so (after -
+    kept * before) / (1 - kept), kept = (1 - m)^steps, is a mean over the batches, the last ones
+    weighing most. Variances are the unbiased ones that layers keep. Layers without momentum (a
+    cumulative mean) or whose buffers did not travel are left out."""
     found = {}
     for name, module in model.named_modules():
         keys = f"{name}.running_mean", f"{name}.running_var"
-        if isinstance(module, _BatchNorm) and module.momentum and all(k in before and k in after for k in keys):
+        if (
+            isinstance(module, _BatchNorm)
+            and module.momentum
+            and all(k in before and k in after for k in keys)
+        ):
             kept = (1 - module.momentum) ** steps
             mean, var = ((after[k] - kept * before[k]) / (1 - kept) for k in keys)
             found[name] = mean.detach(), var.detach().clamp_min(0)
@@ -81,16 +86,23 @@ def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: LayerStatisti
 
     def add_layer_distance(target: tuple[Tensor, Tensor], seen: Tensor) -> None:
         axes = [0, *range(2, seen.ndim)]
-        distances.append((seen.mean(axes) - target[0]).norm() + (seen.var(axes, unbiased=False) - target[1]).norm())
+        distances.append(
+            (seen.mean(axes) - target[0]).norm()
+            + (seen.var(axes, unbiased=False) - target[1]).norm()
+        )
 
     layers = dict(victim.model.named_modules())
     hooks = [
-        layers[name].register_forward_pre_hook(lambda _, given, target=target: add_layer_distance(target, given[0]))
+        layers[name].register_forward_pre_hook(
+            lambda _, given, target=target: add_layer_distance(target, given[0])
+        )
         for name, target in statistics.items()
     ]
     try:
         victim.loss(
-            victim.detached_parameters(), inputs, torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+            victim.detached_parameters(),
+            inputs,
+            torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device),
         )
     finally:
         for hook in hooks:
@@ -126,8 +138,9 @@ class PriorObjective:
 class SeeThrough(DescentInverter):
     """GradInversion: layer-wise norms, TV, L2, batch-norm statistics, agreement of several seeds.
 
-    seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of the learning rate. The
-    published weights are for 224-pixel ImageNet; these are scaled for small images.
+    seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of
+        the learning rate. The published weights are for 224-pixel ImageNet; these are scaled for
+        small images.
     """
 
     iterations: int = 1000
@@ -154,7 +167,9 @@ class SeeThrough(DescentInverter):
         return self.seeds
 
     def descent_rule(self) -> SignedAdam:
-        return SignedAdam(self.iterations, self.lr, signed=False, warmup=self.warmup, langevin=self.langevin)
+        return SignedAdam(
+            self.iterations, self.lr, signed=False, warmup=self.warmup, langevin=self.langevin
+        )
 
     def whole_objective(
         self, matching: GradientMatching, statistics: LayerStatistics | None
@@ -177,15 +192,17 @@ class BestIterate:
 
     def keep_if_lower(self, variables: Sequence[Tensor], value: float) -> None:
         if value < self.value:
-            self.value, self.variables = value, [v.detach().clone() for v in variables]
+            self.value = value
+            self.variables = [v.detach().clone() for v in variables]
 
 
 @dataclass(frozen=True)
 class DLG(GradientInverter):
     """Squared gradient distance over images and label logits together (Zhu, Liu, Han 2019, alg. 1).
 
-    iterations: outer L-BFGS steps of 20 inner ones; attempts: fresh draws after an objective that is non-finite or stalls
-    above ``accept`` times |observed|^2; the lowest is kept; tolerance: stop below this objective.
+    iterations: outer L-BFGS steps of 20 inner ones; attempts: fresh draws after an objective that
+        is non-finite or stalls above ``accept`` times |observed|^2; the lowest is kept; tolerance:
+        stop below this objective.
     Made for smooth networks with wide weights; it seldom converges on ReLU networks.
     """
 
@@ -204,15 +221,25 @@ class DLG(GradientInverter):
         return squared_distance
 
     def search_images(
-        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
-        labels: Tensor | None, generator: torch.Generator, local: LocalSteps, statistics: LayerStatistics | None,
-    ) -> Reconstruction:  # fmt: skip
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        pixels: PixelScale,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        local: LocalSteps,
+        statistics: LayerStatistics | None,
+    ) -> Reconstruction:
         """Labels are those that the optimiser ends with."""
         check_gradient_request(gradients, list(model.parameters()), shape)
-        victim, observed = Victim(model, local), [g.detach() for g in gradients]
+        victim = Victim(model, local)
+        observed = [g.detach() for g in gradients]
         if labels is None and not self.joint_labels:
             labels = guess_labels(model, observed, shape, pixels, local, generator)
-        enough = self.accept * float(squared_distance([torch.zeros_like(g) for g in observed], observed)[0])
+        enough = self.accept * float(
+            squared_distance([torch.zeros_like(g) for g in observed], observed)[0]
+        )
         runs: list[BestIterate] = []
         while len(runs) < self.attempts and not (runs and runs[-1].value <= enough):
             variables = self._draw_start(victim, observed[0], shape, labels, generator)
@@ -220,10 +247,17 @@ class DLG(GradientInverter):
         best = min(runs, key=lambda run: run.value)
         found = labels if labels is not None else best.variables[1].argmax(1)
         images = pixels.to_image(best.variables[0])
-        return Reconstruction(images, found, best.value, tuple(best.history), {"attempts": float(len(runs))})
+        return Reconstruction(
+            images, found, best.value, tuple(best.history), {"attempts": float(len(runs))}
+        )
 
     def _draw_start(
-        self, victim: Victim, like: Tensor, shape: Sequence[int], labels: Tensor | None, generator: torch.Generator
+        self,
+        victim: Victim,
+        like: Tensor,
+        shape: Sequence[int],
+        labels: Tensor | None,
+        generator: torch.Generator,
     ) -> list[Tensor]:
         images = draw_normal_like(like.new_zeros(tuple(shape)), generator)
         if labels is not None:
@@ -244,7 +278,9 @@ class DLG(GradientInverter):
             gradients = victim.simulated_gradients(variables[0], target)
             with torch.no_grad():
                 value, cotangents = squared_distance(gradients, observed)
-            for variable, slope in zip(variables, torch.autograd.grad(gradients, variables, cotangents)):
+            for variable, slope in zip(
+                variables, torch.autograd.grad(gradients, variables, cotangents)
+            ):
                 variable.grad = slope
             best.keep_if_lower(variables, float(value))
             return float(value)
@@ -252,7 +288,10 @@ class DLG(GradientInverter):
         for _ in range(self.iterations):
             value = float(optimiser.step(evaluate_closure))
             best.history.append(best.value)
-            stalled = len(best.history) > STALL_STEPS and best.value >= 0.95 * best.history[-1 - STALL_STEPS]
+            stalled = (
+                len(best.history) > STALL_STEPS
+                and best.value >= 0.95 * best.history[-1 - STALL_STEPS]
+            )
             if not value < float("inf") or best.value < self.tolerance or stalled:
                 break
         return best
@@ -279,11 +318,12 @@ class SoftenedReLU(nn.Module):
 
 
 def soften_relus(model: nn.Module) -> tuple[nn.Module, list[SoftenedReLU]]:
-    """A copy of the model whose nn.ReLU modules are ``SoftenedReLU``, and these; parameters keep names and order.
+    """A copy of the model whose nn.ReLU modules are ``SoftenedReLU``, and these; parameters keep
+    names and order.
 
-    The gradient of a ReLU network jumps where a unit switches, which no derivative with respect to the image sees. Of a
-    softened one the search feels the switches; it sharpens until the network is the victim's again.
-    """
+    The gradient of a ReLU network jumps where a unit switches, which no derivative with respect to
+    the image sees. Of a softened one the search feels the switches; it sharpens until the network
+    is the victim's again."""
     twin = copy.deepcopy(model)
     corners: list[SoftenedReLU] = []
     for parent in list(twin.modules()):
@@ -296,7 +336,8 @@ def soften_relus(model: nn.Module) -> tuple[nn.Module, list[SoftenedReLU]]:
 
 @dataclass
 class SharpeningObjective:
-    """A slope whose network sharpens from ``beta`` to ``SHARPNESS_GROWTH`` times that, then is the victim's own."""
+    """A slope whose network sharpens from ``beta`` to ``SHARPNESS_GROWTH`` times that, then is the
+    victim's own."""
 
     slope: MatchingObjective
     corners: list[SoftenedReLU]
@@ -306,7 +347,11 @@ class SharpeningObjective:
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         share = self.done / self.iterations
-        beta = self.beta * SHARPNESS_GROWTH ** (share / SOFTENED_SHARE) if share < SOFTENED_SHARE else 0.0
+        beta = (
+            self.beta * SHARPNESS_GROWTH ** (share / SOFTENED_SHARE)
+            if share < SOFTENED_SHARE
+            else 0.0
+        )
         for corner in self.corners:
             corner.beta = beta
         self.done += 1
@@ -315,15 +360,17 @@ class SharpeningObjective:
 
 @dataclass(frozen=True)
 class InvertingGradients(DescentInverter):
-    """Gradient matching with total variation and signed Adam in a box; by default as Geiping et al. (2020) publish it.
+    """Gradient matching with total variation and signed Adam in a box; by default as Geiping et al.
+    (2020) publish it.
 
     iterations: steps; tv: weight of total variation; restarts: starts from fresh noise, chosen by
     the objective without total variation; lr: step in units of the model's inputs; signed: Adam on
     the gradient's sign; schedule: see SignedAdam ("steps" is the published one);
     soften: ReLUs begin as softplus of this sharpness (0: never), see ``soften_relus``;
     batchnorm: weight of batch-norm statistics where they are known (Yin et al. 2021, eq. 8);
-    objective: the distance of two gradients, "cosine" (published) or "absolute" (see ``OBJECTIVES``). On ReLU networks
-    absolute values with lr 0.03 and a cosine schedule reconstruct records far better (benchmarks/inversion.py).
+    objective: the distance of two gradients, "cosine" (published) or "absolute" (see
+        ``OBJECTIVES``). On ReLU networks absolute values with lr 0.03 and a cosine schedule
+        reconstruct records far better (benchmarks/inversion.py).
     """
 
     iterations: int = 1000
@@ -357,9 +404,15 @@ class InvertingGradients(DescentInverter):
     def whole_objective(
         self, matching: GradientMatching, statistics: LayerStatistics | None
     ) -> tuple[MatchingObjective, float]:
-        twin, corners = soften_relus(matching.victim.model) if self.soften else (matching.victim.model, [])
+        twin, corners = (
+            soften_relus(matching.victim.model) if self.soften else (matching.victim.model, [])
+        )
         matching = replace(matching, victim=Victim(twin, matching.victim.local))
-        whole = PriorObjective(matching, 0.0, self.batchnorm, 0.0, statistics) if statistics else matching
+        whole = (
+            PriorObjective(matching, 0.0, self.batchnorm, 0.0, statistics)
+            if statistics
+            else matching
+        )
         if corners:
             return SharpeningObjective(whole, corners, self.soften, self.iterations), SOFTENED_SHARE
         return whole if statistics else record_if_long(matching, self.iterations), 0.0
@@ -379,14 +432,17 @@ class InvertingGradients(DescentInverter):
         spread: float = 1.0,
         statistics: LayerStatistics | None = None,
     ) -> list[Reconstruction]:
-        """``reconstruct`` for k updates of one model at once: gradients[i] holds parameter i's k gradients.
+        """``reconstruct`` for k updates of one model at once: gradients[i] holds parameter i's k
+        gradients.
 
         labels: (k, b). start: images (b, c, h, w) in [0, 1] that all begin with, else black, with
-        noise of standard deviation ``spread`` in either case. statistics: of the victim's batches at each batch-norm
-        layer, a penalty of weight ``batchnorm``. Problems and restarts go through the model as one batch.
-        """
+        noise of standard deviation ``spread`` in either case. statistics: of the victim's batches
+        at each batch-norm layer, a penalty of weight ``batchnorm``. Problems and restarts go
+        through the model as one batch."""
         pixels = PixelScale(mean, std)
-        posed = self._pose_problems(model, gradients, shape, pixels, labels, generator, local, start, spread)
+        posed = self._pose_problems(
+            model, gradients, shape, pixels, labels, generator, local, start, spread
+        )
         return self._solve_problems([posed], pixels, generator, local, statistics)[0]
 
     def reconstruct_models(
@@ -398,11 +454,12 @@ class InvertingGradients(DescentInverter):
         generators: Sequence[torch.Generator],
         local: LocalSteps = SINGLE_STEP,
     ) -> list[list[Reconstruction]]:
-        """``reconstruct_each`` of several models at once, with the same images up to rounding (but for searches that
-        turn non-finite and start afresh: their new noise is the first generator's, and the others wait for a step).
+        """``reconstruct_each`` of several models at once, with the same images up to rounding (but
+        for searches that turn non-finite and start afresh: their new noise is the first
+        generator's, and the others wait for a step).
 
-        gradients[m][i] holds parameter i's gradients of model m. Models that are not ``can_share_batch`` are solved one by one.
-        """
+        gradients[m][i] holds parameter i's gradients of model m. Models that are not
+        ``can_share_batch`` are solved one by one."""
         pixels = PixelScale()
         posed = [
             self._pose_problems(model, each, shape, pixels, None, generator, local)
@@ -410,7 +467,9 @@ class InvertingGradients(DescentInverter):
         ]
         if can_share_batch(models) and not self.soften:
             return self._solve_problems(posed, pixels, generators[0], local)
-        return [self._solve_problems([one], pixels, g, local)[0] for one, g in zip(posed, generators)]
+        return [
+            self._solve_problems([one], pixels, g, local)[0] for one, g in zip(posed, generators)
+        ]
 
 
 @accepts_numpy

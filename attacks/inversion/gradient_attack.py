@@ -1,4 +1,5 @@
-"""Gradient inversion of updates and gradients as attacks of the audit: one record a capture, or all records of a client at once."""
+"""Gradient inversion of updates and gradients as attacks of the audit: one record a capture, or all
+records of a client at once."""
 
 from __future__ import annotations
 
@@ -26,9 +27,25 @@ from attacks.inversion.gradient import (
     sent_statistics,
 )
 from attacks.inversion.gradient_matching import LayerStatistics
-from attacks.inversion.labels import chance_overlap, label_counts_of_update, label_overlap, sgd_displacement
+from attacks.inversion.labels import (
+    chance_overlap,
+    label_counts_of_update,
+    label_overlap,
+    sgd_displacement,
+)
 from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
-from attacks.types import SERVER_ONLY, UPDATE_SURFACES, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import (
+    SERVER_ONLY,
+    UPDATE_SURFACES,
+    Attack,
+    Capture,
+    Evidence,
+    Family,
+    Finding,
+    Surface,
+    Truth,
+    View,
+)
 from attacks.validation import check_counts, check_non_negative
 
 InversionMethod = InvertingGradients | DLG | IDLG | SeeThrough
@@ -36,7 +53,8 @@ InversionMethod = InvertingGradients | DLG | IDLG | SeeThrough
 
 @dataclass(frozen=True)
 class _GradientProblem:
-    """One view as a problem: gradients by capture in the model's order; together: all captures are of one model."""
+    """One view as a problem: gradients by capture in the model's order; together: all captures are
+    of one model."""
 
     view: View
     captures: Sequence[Capture]
@@ -49,7 +67,8 @@ class _GradientProblem:
 
 @dataclass(frozen=True)
 class GradientInversion(Attack):
-    """Records from one client's update or gradient; captures of one model are solved as one batch."""
+    """Records from one client's update or gradient; captures of one model are solved as one
+    batch."""
 
     method: InversionMethod = field(default_factory=InvertingGradients)
     captures: int = 8
@@ -63,16 +82,20 @@ class GradientInversion(Attack):
 
     @property
     def on_gpu(self) -> bool:
-        """Not with L-BFGS: its line of steps reads the value of each, so that a GPU would wait at every one."""
+        """Not with L-BFGS: its line of steps reads the value of each, so that a GPU would wait at
+        every one."""
         return not isinstance(self.method, DLG)
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (captures * records, c, h, w), labels, extra objective / norm per capture."""
         return self.run_each([view], [generator])[0]
 
-    def run_each(self, views: Sequence[View], generators: Sequence[torch.Generator]) -> list[Evidence]:
+    def run_each(
+        self, views: Sequence[View], generators: Sequence[torch.Generator]
+    ) -> list[Evidence]:
         """``run`` on several views: those whose clients trained alike are solved as one batch."""
-        asked, method = [self._pose_problem(view) for view in views], self.method
+        asked = [self._pose_problem(view) for view in views]
+        method = self.method
         found: dict[int, list[Reconstruction]] = {}
         if isinstance(method, InvertingGradients):
             groups: dict[tuple[tuple[int, int, int, int], LocalSteps], list[int]] = {}
@@ -80,29 +103,50 @@ class GradientInversion(Attack):
                 if one.together:
                     groups.setdefault((one.shape, one.local), []).append(i)
             for (shape, local), rows in groups.items():
-                models, streams = [asked[i].model for i in rows], [generators[i] for i in rows]
+                models = [asked[i].model for i in rows]
+                streams = [generators[i] for i in rows]
                 stacked = [[torch.stack(part) for part in zip(*asked[i].gradients)] for i in rows]
-                found |= zip(rows, method.reconstruct_models(models, stacked, shape, generators=streams, local=local))
-        found |= {i: self._solve_one_by_one(asked[i], generators[i]) for i in range(len(asked)) if i not in found}
+                found |= zip(
+                    rows,
+                    method.reconstruct_models(
+                        models, stacked, shape, generators=streams, local=local
+                    ),
+                )
+        found |= {
+            i: self._solve_one_by_one(asked[i], generators[i])
+            for i in range(len(asked))
+            if i not in found
+        }
         return [self._build_evidence(one, found[i]) for i, one in enumerate(asked)]
 
     def _pose_problem(self, view: View) -> _GradientProblem:
         captures = view.captures[: self.captures]
-        model, local = victim_model(view, captures[0]), local_steps(view.knowledge.settings)
+        model = victim_model(view, captures[0])
+        local = local_steps(view.knowledge.settings)
         gradients = [observed_gradients(view, capture, model) for capture in captures]
         shape = (int(view.knowledge.settings.get("batch_records", 1)), *view.knowledge.shape)
-        return _GradientProblem(view, captures, model, local, gradients, shape, _is_one_model(captures))
+        return _GradientProblem(
+            view, captures, model, local, gradients, shape, _is_one_model(captures)
+        )
 
-    def _solve_one_by_one(self, asked: _GradientProblem, generator: torch.Generator) -> list[Reconstruction]:
+    def _solve_one_by_one(
+        self, asked: _GradientProblem, generator: torch.Generator
+    ) -> list[Reconstruction]:
         return [
             self.method.reconstruct(
-                victim_model(asked.view, capture), gradient, asked.shape, generator=generator, local=asked.local,
+                victim_model(asked.view, capture),
+                gradient,
+                asked.shape,
+                generator=generator,
+                local=asked.local,
                 statistics=self._batch_norm_statistics(capture, asked.model, asked.local),
             )
             for capture, gradient in zip(asked.captures, asked.gradients)
-        ]  # fmt: skip
+        ]
 
-    def _build_evidence(self, asked: _GradientProblem, results: Sequence[Reconstruction]) -> Evidence:
+    def _build_evidence(
+        self, asked: _GradientProblem, results: Sequence[Reconstruction]
+    ) -> Evidence:
         return Evidence(
             images=torch.cat([r.images for r in results]),
             labels=torch.cat([r.labels for r in results]),
@@ -113,14 +157,19 @@ class GradientInversion(Attack):
             notes={"method": type(self.method).__name__, "records": asked.shape[0]},
         )
 
-    def _batch_norm_statistics(self, capture: Capture, model: nn.Module, local: LocalSteps) -> LayerStatistics | None:
-        """Batch-norm statistics of the victim's own batches, for the method that uses them, where they were sent."""
+    def _batch_norm_statistics(
+        self, capture: Capture, model: nn.Module, local: LocalSteps
+    ) -> LayerStatistics | None:
+        """Batch-norm statistics of the victim's own batches, for the method that uses them, where
+        they were sent."""
         if not isinstance(self.method, SeeThrough):
             return None
         return sent_statistics(model, capture.broadcast, capture.value, local.steps) or None
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        compared = compare_with_records(_require_images(evidence), view, truth, own_records(evidence, truth))
+        compared = compare_with_records(
+            _require_images(evidence), view, truth, own_records(evidence, truth)
+        )
         measures = dict(compared.measures)
         if evidence.labels is not None:
             right = evidence.labels[: len(compared.rows)].cpu() == truth.y[compared.rows].cpu()
@@ -134,30 +183,48 @@ class GradientInversion(Attack):
             stood_in = replace(truth, x=truth.virtual, y=truth.y.new_zeros(len(truth.virtual)))
             near = compare_with_records(_require_images(evidence), view, stood_in).measures["psnr"]
             measures["diagnostics"]["psnr_to_virtual"] = near
-            measures["note"] = f"{near:.1f} dB to the nearest of the images that stood in for the records"
+            measures["note"] = (
+                f"{near:.1f} dB to the nearest of the images that stood in for the records"
+            )
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
     def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
-        """The objective at the result and at the truth: did the search fail, or is the victim's computation another?"""
-        found, records = evidence.extra["objective"], int(evidence.notes["records"])
-        out: dict[str, Any] = {"objective": found.tolist(), "gradient_norm": evidence.extra["norm"].tolist()}
+        """The objective at the result and at the truth: did the search fail, or is the victim's
+        computation another?"""
+        found = evidence.extra["objective"]
+        records = int(evidence.notes["records"])
+        out: dict[str, Any] = {
+            "objective": found.tolist(),
+            "gradient_norm": evidence.extra["norm"].tolist(),
+        }
         captures = view.captures[: len(found)]
         if len(truth.x) < records * len(captures):
             return out
         at_truth = []
         for i, capture in enumerate(captures):
-            model, rows = victim_model(view, capture), slice(i * records, (i + 1) * records)
-            gradients, local = observed_gradients(view, capture, model), local_steps(view.knowledge.settings)
-            at_truth.append(self.method.evaluate_objective(model, gradients, truth.x[rows], truth.y[rows], local=local))
+            model = victim_model(view, capture)
+            rows = slice(i * records, (i + 1) * records)
+            gradients = observed_gradients(view, capture, model)
+            local = local_steps(view.knowledge.settings)
+            at_truth.append(
+                self.method.evaluate_objective(
+                    model, gradients, truth.x[rows], truth.y[rows], local=local
+                )
+            )
         out["objective_at_truth"] = at_truth
-        out["reading"] = describe_objectives(float(found.mean()), float(torch.tensor(at_truth).mean()))
+        out["reading"] = describe_objectives(
+            float(found.mean()), float(torch.tensor(at_truth).mean())
+        )
         return out
 
 
 def describe_objectives(found: float, at_truth: float, tolerance: float = 1e-3) -> str:
     """What the two objectives say about a poor reconstruction (both on the method's own scale)."""
     if at_truth > max(tolerance, found):
-        return "the update is not what the stated computation gives on the records: noise, or another protocol"
+        return (
+            "the update is not what the stated computation gives on the records: noise, or "
+            "another protocol"
+        )
     if found > at_truth + tolerance:
         return "the search stopped above the truth's objective: a better attack may see more"
     return "the objective is met: what is missing in the images is not in the update"
@@ -175,17 +242,20 @@ def _norm_layers(model: nn.Module) -> str:
     return ", ".join(kinds) or "none"
 
 
-# All records of a client at once, from the update that it really sent. An update of few local steps is simulated: images are
-# sought whose unrolled update is the one observed. One of many steps is the displacement times a gradient of all records
-# somewhere on the way, so that images are sought whose gradient half-way between the two models is the mean one (surrogate
-# model: Zhu, Yao, Blaschko 2023, "Surrogate model extension", eq. 5, with their alpha fixed at 1/2).
+# All records of a client at once, from the update that it really sent. An update of few local steps
+# is simulated: images are sought whose unrolled update is the one observed. One of many steps is
+# the displacement times a gradient of all records somewhere on the way, so that images are sought
+# whose gradient half-way between the two models is the mean one (surrogate
+# model: Zhu, Yao, Blaschko 2023, "Surrogate model extension", eq. 5, with their alpha fixed at
+# 1/2).
 
 MIN_ITERATIONS = 10  # iterations, however small the budget
 
 
 @dataclass(frozen=True)
 class UpdateProblem:
-    """What is solved: a model, gradients in its order, the local work that led to them, and how that is known."""
+    """What is solved: a model, gradients in its order, the local work that led to them, and how
+    that is known."""
 
     model: nn.Module
     gradients: list[Tensor]
@@ -199,11 +269,15 @@ class UpdateProblem:
 
 
 def pose_update_problem(view: View, capture: Capture, limit: int) -> UpdateProblem:
-    """The problem of one capture: unrolled up to ``limit`` local steps, else by the surrogate model."""
-    model, local = victim_model(view, capture), local_steps(view.knowledge.settings)
+    """The problem of one capture: unrolled up to ``limit`` local steps, else by the surrogate
+    model."""
+    model = victim_model(view, capture)
+    local = local_steps(view.knowledge.settings)
     gradients = observed_gradients(view, capture, model)
     statistics = (
-        sent_statistics(model, capture.broadcast, capture.value, local.steps) if _sends_statistics(capture) else {}
+        sent_statistics(model, capture.broadcast, capture.value, local.steps)
+        if _sends_statistics(capture)
+        else {}
     )
     if view.surface == Surface.GRADIENT or local.steps <= limit:
         return UpdateProblem(model, gradients, local, True, statistics)
@@ -218,19 +292,26 @@ def pose_update_problem(view: View, capture: Capture, limit: int) -> UpdateProbl
 def _sends_statistics(capture: Capture) -> bool:
     """Whether batch-norm statistics came with the update, instead of those of the broadcast."""
     names = [name for name in capture.value if name.endswith("running_mean")]
-    return any(not torch.equal(capture.value[n], capture.broadcast[n]) for n in names if n in capture.broadcast)
+    return any(
+        not torch.equal(capture.value[n], capture.broadcast[n])
+        for n in names
+        if n in capture.broadcast
+    )
 
 
 @dataclass(frozen=True)
 class UpdateInversion(Attack):
     """Reconstruct the audited client's records from its own update, whatever their number.
 
-    budget: gradients of single records that one reconstruction may compute, restarts included; it sets the number of
-    iterations, up to the method's own. records: images that are sought at most; simulated: local steps that are
-    unrolled at most; spread: standard deviation of the noise around the start, the public mean image of each class.
-    """
+    budget: gradients of single records that one reconstruction may compute, restarts included; it
+        sets the number of iterations, up to the method's own. records: images that are sought at
+        most; simulated: local steps that are
+    unrolled at most; spread: standard deviation of the noise around the start, the public mean
+    image of each class."""
 
-    method: InvertingGradients = field(default_factory=lambda: InvertingGradients(objective="absolute"))
+    method: InvertingGradients = field(
+        default_factory=lambda: InvertingGradients(objective="absolute")
+    )
     budget: int = 40_000
     records: int = 128
     simulated: int = 8
@@ -252,9 +333,10 @@ class UpdateInversion(Attack):
         return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (m, c, h, w) and labels (m,), m = min(records, the client's); extra: objective, gradient norm, and the
-        recovered label counts (C,) of all records."""
-        capture, knowledge = view.captures[0], view.knowledge
+        """images (m, c, h, w) and labels (m,), m = min(records, the client's); extra: objective,
+        gradient norm, and the recovered label counts (C,) of all records."""
+        capture = view.captures[0]
+        knowledge = view.knowledge
         held = int(knowledge.settings.get("batch_records", 1))
         problem = pose_update_problem(view, capture, self.simulated)
         counts = label_counts_of_update(view, capture, generator)
@@ -267,7 +349,9 @@ class UpdateInversion(Attack):
             labels=labels[None],
             generator=generator,
             local=problem.local,
-            start=class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels],
+            start=class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[
+                labels
+            ],
             spread=self.spread,
             statistics=problem.statistics,
         )[0]
@@ -281,31 +365,48 @@ class UpdateInversion(Attack):
         )
 
     def _draw_labels(self, counts: Tensor, held: int, generator: torch.Generator) -> Tensor:
-        """Recovered labels of at most ``records`` records, in a random order: which record came when is unknown."""
+        """Recovered labels of at most ``records`` records, in a random order: which record came
+        when is unknown."""
         labels = torch.repeat_interleave(torch.arange(len(counts)), counts.cpu())
-        return labels[torch.randperm(len(labels), generator=generator)][: min(held, self.records)].to(counts.device)
+        return labels[torch.randperm(len(labels), generator=generator)][
+            : min(held, self.records)
+        ].to(counts.device)
 
     def _method_within_budget(self, problem: UpdateProblem, records: int) -> InvertingGradients:
-        """The method with as many iterations as the budget pays for; angles where the problem is only approximate."""
+        """The method with as many iterations as the budget pays for; angles where the problem is
+        only approximate."""
         affordable = self.budget // (problem.gradients_per_step(records) * self.method.restarts)
         iterations = max(MIN_ITERATIONS, min(self.method.iterations, affordable))
         objective = self.method.objective if problem.simulated else "cosine"
         return replace(self.method, iterations=iterations, objective=objective)
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """Best assignment of images to records; identified, chance and the naive baselines as everywhere."""
+        """Best assignment of images to records; identified, chance and the naive baselines as
+        everywhere."""
         compared = compare_with_records(_require_images(evidence), view, truth)
         measures: dict[str, Any] = dict(compared.measures)
         measures["label_accuracy"] = label_overlap(evidence.extra["counts"], truth.counts)
         chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
         measures["baselines"] = {**measures["baselines"], **chance}
-        measures["diagnostics"] = {**measures["diagnostics"], **self._diagnose_objective(evidence, view, truth)}
-        steps = "simulated" if evidence.notes["simulated"] else "approximated by one gradient half-way"
-        words = f"{len(truth.x)} records, local steps {steps}, {evidence.notes['iterations']} iterations"
+        measures["diagnostics"] = {
+            **measures["diagnostics"],
+            **self._diagnose_objective(evidence, view, truth),
+        }
+        steps = (
+            "simulated" if evidence.notes["simulated"] else "approximated by one gradient half-way"
+        )
+        words = (
+            f"{len(truth.x)} records, local steps {steps}, {evidence.notes['iterations']} "
+            "iterations"
+        )
         measures["note"] = "; ".join(filter(None, [words, describe_no_gain(measures)]))
-        return Finding(view.surface, self.name, self.family, view.adversary, measures, compared.figures)
+        return Finding(
+            view.surface, self.name, self.family, view.adversary, measures, compared.figures
+        )
 
-    def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> Mapping[str, Any]:
+    def _diagnose_objective(
+        self, evidence: Evidence, view: View, truth: Truth
+    ) -> Mapping[str, Any]:
         problem = pose_update_problem(view, view.captures[0], self.simulated)
         objective = self.method.objective if problem.simulated else "cosine"
         at_truth = replace(self.method, objective=objective).evaluate_objective(

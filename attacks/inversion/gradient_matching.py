@@ -1,9 +1,10 @@
-"""Descent on images whose gradient is to match an observed one: objectives, the loop, and what all attacks of this kind share.
+"""Descent on images whose gradient is to match an observed one: objectives, the loop, and what all
+attacks of this kind share.
 
-Each objective returns its value and its cotangents d(value)/d(gradient): handing these to one vector-Jacobian product
-replaces differentiation through the objective itself. Problems of several models of one architecture share a batch: what a
-step costs on small models is the number of kernels it starts, not their size.
-"""
+Each objective returns its value and its cotangents d(value)/d(gradient): handing these to one
+vector-Jacobian product replaces differentiation through the objective itself. Problems of several
+models of one architecture share a batch: what a step costs on small models is the number of kernels
+    it starts, not their size."""
 
 from __future__ import annotations
 
@@ -33,10 +34,15 @@ Gradients = Sequence[Tensor]
 Objective = Callable[[Gradients, Gradients], tuple[Tensor, list[Tensor]]]
 LayerStatistics = Mapping[str, tuple[Tensor, Tensor]]  # batch-norm layer -> (mean, variance)
 MIN_NORM = 1e-20
-CPU_MEMORY = 2**30  # bytes, about, that the problems which go through the model at once may take on the CPU
+CPU_MEMORY = (
+    2**30
+)  # bytes, about, that the problems which go through the model at once may take on the CPU
 # numbers kept a step for each activation and each parameter: a third above the ConvNet's
-NUMBERS_PER_ACTIVATION, NUMBERS_PER_PARAMETER = (8, 6)
-MIN_RECORDED_ITERATIONS = 400  # of a search, from which recording its kernels once costs less than it saves
+NUMBERS_PER_ACTIVATION = 8
+NUMBERS_PER_PARAMETER = 6
+MIN_RECORDED_ITERATIONS = (
+    400  # of a search, from which recording its kernels once costs less than it saves
+)
 
 
 def _inner_product(a: Gradients, b: Gradients) -> Tensor:
@@ -48,7 +54,8 @@ def cosine_distance(candidate: Gradients, observed: Gradients) -> tuple[Tensor, 
     length = _inner_product(candidate, candidate).clamp_min(MIN_NORM).rsqrt()
     target = _inner_product(observed, observed).clamp_min(MIN_NORM).rsqrt()
     similarity = _inner_product(candidate, observed) * length * target
-    pull, push = length * target, similarity * length**2
+    pull = length * target
+    push = similarity * length**2
     return 1 - similarity, [push * g - pull * t for g, t in zip(candidate, observed)]
 
 
@@ -68,12 +75,14 @@ def layerwise_distance(candidate: Gradients, observed: Gradients) -> tuple[Tenso
 def absolute_distance(candidate: Gradients, observed: Gradients) -> tuple[Tensor, list[Tensor]]:
     """sum |g - t|_1 / sum |t|_1 over the whole concatenation.
 
-    Where a candidate image is near the record but some units of a ReLU network are on the wrong side, a few entries of the
-    gradient are far off. Squares and angles chase those; absolute values treat them as outliers.
-    """
+    Where a candidate image is near the record but some units of a ReLU network are on the wrong
+    side, a few entries of the gradient are far off. Squares and angles chase those; absolute values
+    treat them as outliers."""
     gaps = [g - t for g, t in zip(candidate, observed)]
     size = torch.stack([t.abs().sum() for t in observed]).sum().clamp_min(MIN_NORM).reciprocal()
-    return torch.stack([gap.abs().sum() for gap in gaps]).sum() * size, [gap.sign() * size for gap in gaps]
+    return torch.stack([gap.abs().sum() for gap in gaps]).sum() * size, [
+        gap.sign() * size for gap in gaps
+    ]
 
 
 OBJECTIVES = {"cosine": cosine_distance, "absolute": absolute_distance}
@@ -85,7 +94,11 @@ def mean_total_variation(images: Tensor) -> Tensor:
 
 
 FINAL_RATE_SHARE = 0.01  # share of the learning rate that a cosine schedule ends with
-MILESTONES = (3 / 8, 5 / 8, 7 / 8)  # of the iterations, after which the published schedule divides the rate by ten
+MILESTONES = (
+    3 / 8,
+    5 / 8,
+    7 / 8,
+)  # of the iterations, after which the published schedule divides the rate by ten
 BETAS = (0.9, 0.999)
 STEPS_BETWEEN_RECORDS = 50  # of the lowest objective so far
 
@@ -100,8 +113,9 @@ class MatchingObjective(Protocol):
 class GradientMatching:
     """r gradient-matching problems that share one architecture.
 
-    observed: list of (r, *parameter shape); labels: (r, b) classes; tv: weight of total variation; parameters: name ->
-    (r, *shape), where every problem has a model of its own, {}: all have the victim's; together: how many problems may
+    observed: list of (r, *parameter shape); labels: (r, b) classes; tv: weight of total variation;
+        parameters: name -> (r, *shape), where every problem has a model of its own, {}: all have
+            the victim's; together: how many problems may
     go through the model at once (0: all), which bounds memory.
     """
 
@@ -123,38 +137,56 @@ class GradientMatching:
         return tuple(torch.stack(part) for part in zip(*rows))  # type: ignore[return-value]
 
     def runs_as_batch(self, problems: int) -> bool:
-        """Whether so many problems go through the model as one batch. Raises ValueError where each has a model of its
-        own and they cannot."""
+        """Whether so many problems go through the model as one batch. Raises ValueError where each
+        has a model of its own and they cannot."""
         if self.parameters and not self.victim.is_batchable():
-            raise ValueError("parameters: problems with models of their own need a model that vmap can run")
+            raise ValueError(
+                "parameters: problems with models of their own need a model that vmap can run"
+            )
         return (problems > 1 or bool(self.parameters)) and self.victim.is_batchable()
 
     def evaluate_batch(
-        self, images: Tensor, labels: Tensor, observed: list[Tensor], parameters: Mapping[str, Tensor]
+        self,
+        images: Tensor,
+        labels: Tensor,
+        observed: list[Tensor],
+        parameters: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The value at all problems' images as one batch, of nothing but the arguments."""
         size = self.together if 0 < self.together < len(images) else None
-        return torch.func.vmap(self._evaluate_functional, chunk_size=size)(images, labels, observed, dict(parameters))
+        return torch.func.vmap(self._evaluate_functional, chunk_size=size)(
+            images, labels, observed, dict(parameters)
+        )
 
-    def _evaluate_plain(self, images: Tensor, labels: Tensor, observed: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _evaluate_plain(
+        self, images: Tensor, labels: Tensor, observed: list[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         leaf = images.detach().requires_grad_()
         gradients = self.victim.simulated_gradients(leaf, labels)
         with torch.no_grad():
             data, cotangents = self.objective(gradients, observed)
-        outputs, seeds = list(gradients), list(cotangents)
+        outputs = list(gradients)
+        seeds = list(cotangents)
         total = data
         if self.tv:
             smooth = mean_total_variation(leaf)
-            outputs, seeds = [*outputs, smooth], [*seeds, torch.full_like(smooth, self.tv)]
+            outputs = [*outputs, smooth]
+            seeds = [*seeds, torch.full_like(smooth, self.tv)]
             total = data + self.tv * smooth.detach()
         (slope,) = torch.autograd.grad(outputs, leaf, seeds)
         return data, total, slope
 
     def _evaluate_functional(
-        self, images: Tensor, labels: Tensor, observed: list[Tensor], parameters: Mapping[str, Tensor]
+        self,
+        images: Tensor,
+        labels: Tensor,
+        observed: list[Tensor],
+        parameters: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         def simulated_gradients(x: Tensor) -> list[Tensor]:
-            return self.victim.simulated_gradients(x, labels, functional=True, parameters=parameters or None)
+            return self.victim.simulated_gradients(
+                x, labels, functional=True, parameters=parameters or None
+            )
 
         gradients, pull = torch.func.vjp(simulated_gradients, images)[:2]
         data, cotangents = self.objective(gradients, observed)
@@ -169,7 +201,8 @@ class GradientMatching:
 class SignedAdam:
     """Adam on the gradient's sign, with a box and a step-wise learning rate (Geiping et al. 2020).
 
-    schedule: "steps" divides lr by ten after the ``MILESTONES``; "cosine" lowers it to a hundredth along half a cosine.
+    schedule: "steps" divides lr by ten after the ``MILESTONES``; "cosine" lowers it to a hundredth
+        along half a cosine.
     langevin: noise of this many lr added to each iterate.
     """
 
@@ -201,7 +234,9 @@ class AdamMoments:
     """Adam's two moments of r problems and the step they propose."""
 
     def __init__(self, like: Tensor, rule: SignedAdam) -> None:
-        self.rule, self.first, self.second = rule, torch.zeros_like(like), torch.zeros_like(like)
+        self.rule = rule
+        self.first = torch.zeros_like(like)
+        self.second = torch.zeros_like(like)
 
     def step(self, slope: Tensor, step: int, rate: float) -> Tensor:
         g, (b1, b2) = slope.sign() if self.rule.signed else slope, BETAS
@@ -230,7 +265,8 @@ class DescentTrace:
         return DescentTrace(images.clone(), infinite, infinite)
 
     def keep_better(self, images: Tensor, data: Tensor, total: Tensor) -> None:
-        """Keep those of ``images`` whose ``total``, evaluated at these very images, is the lowest."""
+        """Keep those of ``images`` whose ``total``, evaluated at these very images, is the
+        lowest."""
         better = total < self.total
         self.images = torch.where(better.view(-1, *[1] * (images.ndim - 1)), images, self.images)
         self.total = torch.where(better, total, self.total)
@@ -250,14 +286,19 @@ def minimise_objective(
     generator: torch.Generator,
     skip: float = 0.0,
 ) -> DescentTrace:
-    """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best iterates.
+    """Minimise ``slope``'s objective from ``start`` (r, b, c, h, w) inside ``box``; keeps the best
+    iterates.
 
-    skip: share of the iterations whose iterates are not kept, because the objective is still another one. A problem whose
-    objective or gradient turns non-finite starts afresh from new noise, on a GPU at the next look.
+    skip: share of the iterations whose iterates are not kept, because the objective is still
+        another one. A problem whose objective or gradient turns non-finite starts afresh from new
+        noise, on a GPU at the next look.
     """
     images = start.clone().clamp(*box)
-    moments, trace = AdamMoments(images, rule), DescentTrace.start_at(images)
-    kicks = draw_ahead(lambda: (torch.randn(start.shape, generator=generator),), rule.iterations, images.device)
+    moments = AdamMoments(images, rule)
+    trace = DescentTrace.start_at(images)
+    kicks = draw_ahead(
+        lambda: (torch.randn(start.shape, generator=generator),), rule.iterations, images.device
+    )
     for step in range(rule.iterations):
         data, total, gradient = slope(images)
         if step >= skip * rule.iterations:
@@ -281,8 +322,8 @@ def minimise_objective(
 
 @dataclass(frozen=True)
 class MatchingProblems:
-    """k problems of one model: observed list of (k r, *parameter shape) and starts (k r, b, c, h, w), each problem's r
-    restarts one after the other; labels (k, b)."""
+    """k problems of one model: observed list of (k r, *parameter shape) and starts (k r, b, c, h,
+    w), each problem's r restarts one after the other; labels (k, b)."""
 
     model: nn.Module
     observed: list[Tensor]
@@ -291,18 +332,22 @@ class MatchingProblems:
 
 
 def join_parameters(posed: Sequence[MatchingProblems]) -> dict[str, Tensor]:
-    """Parameters of every problem, name -> (all restarts, *shape); {} where there is one model alone."""
+    """Parameters of every problem, name -> (all restarts, *shape); {} where there is one model
+    alone."""
     if len(posed) == 1:
         return {}
     rows = [dict(one.model.named_parameters()) for one in posed]
     return {
-        name: torch.cat([row[name].detach().expand(len(one.starts), *p.shape) for row, one in zip(rows, posed)])
+        name: torch.cat(
+            [row[name].detach().expand(len(one.starts), *p.shape) for row, one in zip(rows, posed)]
+        )
         for name, p in rows[0].items()
     }
 
 
 def can_share_batch(models: Sequence[nn.Module]) -> bool:
-    """Whether problems of these models can share a batch: one architecture in one mode, and the same buffers."""
+    """Whether problems of these models can share a batch: one architecture in one mode, and the
+    same buffers."""
     first = models[0]
     if not Victim(first).is_batchable():
         return False
@@ -321,7 +366,8 @@ def _state_shapes(model: nn.Module) -> list[tuple[str, torch.Size]]:
 
 
 def max_problems_per_batch(victim: Victim, images: Tensor, memory: int | None = None) -> int:
-    """How many problems with ``images`` (b, c, h, w) each may go through the model at once; at least one.
+    """How many problems with ``images`` (b, c, h, w) each may go through the model at once; at
+    least one.
 
     memory: bytes; None: ``CPU_MEMORY`` on the CPU, a share of a GPU's (``memory_budget``).
     """
@@ -329,7 +375,9 @@ def max_problems_per_batch(victim: Victim, images: Tensor, memory: int | None = 
     steps = victim.local.steps
     batch = images if victim.local.batch_size is None else images[: victim.local.batch_size]
     weights = sum(p.numel() for p in victim.model.parameters())
-    numbers = steps * (NUMBERS_PER_ACTIVATION * _count_activations(victim, batch) + NUMBERS_PER_PARAMETER * weights)
+    numbers = steps * (
+        NUMBERS_PER_ACTIVATION * _count_activations(victim, batch) + NUMBERS_PER_PARAMETER * weights
+    )
     return max(1, memory // (numbers * images.element_size()))
 
 
@@ -340,11 +388,17 @@ def _count_activations(victim: Victim, images: Tensor) -> int:
     def count_outputs(module: nn.Module, given: Any, out: Any) -> None:
         counted.append(out.numel() if isinstance(out, Tensor) else 0)
 
-    hooks = [m.register_forward_hook(count_outputs) for m in victim.model.modules() if next(m.children(), None) is None]
+    hooks = [
+        m.register_forward_hook(count_outputs)
+        for m in victim.model.modules()
+        if next(m.children(), None) is None
+    ]
     try:
         with torch.no_grad():
             victim.loss(
-                victim.detached_parameters(), images, torch.zeros(len(images), dtype=torch.int64, device=images.device)
+                victim.detached_parameters(),
+                images,
+                torch.zeros(len(images), dtype=torch.int64, device=images.device),
             )
     finally:
         for hook in hooks:
@@ -354,8 +408,9 @@ def _count_activations(victim: Victim, images: Tensor) -> int:
 
 @dataclass
 class RecordedMatching:
-    """``GradientMatching`` with its kernels recorded at the first call and replayed ever after: the same bits, without what
-    torch.func adds to each kernel. Only for models whose computation does not depend on values."""
+    """``GradientMatching`` with its kernels recorded at the first call and replayed ever after: the
+    same bits, without what torch.func adds to each kernel. Only for models whose computation does
+    not depend on values."""
 
     matching: GradientMatching
     replay: Callable[[Tensor], tuple[Tensor, ...]] | None = None
@@ -371,13 +426,16 @@ class RecordedMatching:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         fixed = (self.matching.labels, self.matching.observed, dict(self.matching.parameters))
-        kernels = make_fx(lambda *at: self.matching.evaluate_batch(*at))(images, *fixed)  # counts no self
+        kernels = make_fx(lambda *at: self.matching.evaluate_batch(*at))(
+            images, *fixed
+        )  # counts no self
         with torch.no_grad():
             return record_cuda_graph(lambda x: kernels(x, *fixed), images)
 
 
 def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjective:
-    """The matching problem, recorded where its search is long enough and all problems go through at once."""
+    """The matching problem, recorded where its search is long enough and all problems go through at
+    once."""
     problems = len(matching.labels)
     whole = not 0 < matching.together < problems
     if iterations >= MIN_RECORDED_ITERATIONS and whole and matching.runs_as_batch(problems):
@@ -386,7 +444,8 @@ def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjec
 
 
 class GradientInverter(ABC):
-    """A search for images whose gradient is the observed one; ``distance`` measures how near a candidate's gradient is."""
+    """A search for images whose gradient is the observed one; ``distance`` measures how near a
+    candidate's gradient is."""
 
     @property
     @abstractmethod
@@ -407,32 +466,50 @@ class GradientInverter(ABC):
     ) -> Reconstruction:
         """Images (b, c, h, w) in [0, 1] whose gradient is nearest to ``gradients``.
 
-        gradients: in the order of ``model.parameters()``; for a multi-step update (theta_0 - theta_T) / lr with the steps in
-        ``local``. labels: (b,), recovered from the last linear layer when absent. The model takes (image - mean) / std, in
-        the mode it is in. statistics: of the victim's batches at each batch-norm layer, for methods that use them.
-        """
+        gradients: in the order of ``model.parameters()``; for a multi-step update (theta_0 -
+            theta_T) / lr with the steps in
+        ``local``. labels: (b,), recovered from the last linear layer when absent. The model takes
+            (image - mean) / std, in
+        the mode it is in. statistics: of the victim's batches at each batch-norm layer, for methods
+            that use them."""
 
-        return self.search_images(model, gradients, shape, PixelScale(mean, std), labels, generator, local, statistics)
+        return self.search_images(
+            model, gradients, shape, PixelScale(mean, std), labels, generator, local, statistics
+        )
 
     @abstractmethod
     def search_images(
-        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
-        labels: Tensor | None, generator: torch.Generator, local: LocalSteps, statistics: LayerStatistics | None,
-    ) -> Reconstruction:  # fmt: skip
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        pixels: PixelScale,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        local: LocalSteps,
+        statistics: LayerStatistics | None,
+    ) -> Reconstruction:
         """``reconstruct``, by this method."""
 
     def evaluate_objective(
-        self, model: nn.Module, gradients: Sequence[Tensor], images: Tensor, labels: Tensor, *, local: LocalSteps = SINGLE_STEP
-    ) -> float:  # fmt: skip
-        """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth of a consistent set-up."""
+        self,
+        model: nn.Module,
+        gradients: Sequence[Tensor],
+        images: Tensor,
+        labels: Tensor,
+        *,
+        local: LocalSteps = SINGLE_STEP,
+    ) -> float:
+        """The data term at ``images`` (b, c, h, w) in [0, 1]; about 0 at the truth of a consistent
+        set-up."""
         with torch.enable_grad():
             candidate = Victim(model, local).simulated_gradients(images, labels)
         return float(self.distance([g.detach() for g in candidate], gradients)[0])
 
 
 class DescentInverter(GradientInverter):
-    """One that descends on images from several starts at once. Beside ``distance`` it says how many starts a problem has,
-    how a step is made, and what is added to the data term."""
+    """One that descends on images from several starts at once. Beside ``distance`` it says how many
+    starts a problem has, how a step is made, and what is added to the data term."""
 
     tv: float
 
@@ -447,14 +524,24 @@ class DescentInverter(GradientInverter):
     def whole_objective(
         self, matching: GradientMatching, statistics: LayerStatistics | None
     ) -> tuple[MatchingObjective, float]:
-        """The objective to minimise, and the share of the first iterations whose iterates are not kept."""
+        """The objective to minimise, and the share of the first iterations whose iterates are not
+        kept."""
 
     def search_images(
-        self, model: nn.Module, gradients: list[Tensor], shape: tuple[int, int, int, int], pixels: PixelScale,
-        labels: Tensor | None, generator: torch.Generator, local: LocalSteps, statistics: LayerStatistics | None,
-    ) -> Reconstruction:  # fmt: skip
+        self,
+        model: nn.Module,
+        gradients: list[Tensor],
+        shape: tuple[int, int, int, int],
+        pixels: PixelScale,
+        labels: Tensor | None,
+        generator: torch.Generator,
+        local: LocalSteps,
+        statistics: LayerStatistics | None,
+    ) -> Reconstruction:
         each = None if labels is None else labels[None]
-        posed = self._pose_problems(model, [[g] for g in gradients], shape, pixels, each, generator, local)
+        posed = self._pose_problems(
+            model, [[g] for g in gradients], shape, pixels, each, generator, local
+        )
         return self._solve_problems([posed], pixels, generator, local, statistics)[0][0]
 
     def _pose_problems(
@@ -469,15 +556,21 @@ class DescentInverter(GradientInverter):
         start: Tensor | None = None,
         spread: float = 1.0,
     ) -> MatchingProblems:
-        """One model's problems: their labels where none are given, and where every search begins."""
+        """One model's problems: their labels where none are given, and where every search
+        begins."""
         stacked = [torch.stack(list(g)).detach() for g in gradients]
         k = len(stacked[0])
         for i in range(k):
             check_gradient_request([g[i] for g in stacked], list(model.parameters()), shape)
         if labels is None:
-            rows = [guess_labels(model, [g[i] for g in stacked], shape, pixels, local, generator) for i in range(k)]
+            rows = [
+                guess_labels(model, [g[i] for g in stacked], shape, pixels, local, generator)
+                for i in range(k)
+            ]
             labels = torch.stack(rows)
-        starts = spread * draw_normal_like(stacked[0].new_zeros((k * self.start_count, *shape)), generator)
+        starts = spread * draw_normal_like(
+            stacked[0].new_zeros((k * self.start_count, *shape)), generator
+        )
         starts = starts if start is None else starts + pixels.to_input(start.to(starts))
         repeated = [g.repeat_interleave(self.start_count, 0) for g in stacked]
         return MatchingProblems(model, repeated, labels.to(stacked[0].device), starts)
@@ -491,8 +584,10 @@ class DescentInverter(GradientInverter):
         statistics: LayerStatistics | None = None,
     ) -> list[list[Reconstruction]]:
         """The reconstructions of every model's problems, from one descent on all of them."""
-        starts, labels = torch.cat([one.starts for one in posed]), torch.cat([one.labels for one in posed])
-        victim, count = Victim(posed[0].model, local), self.start_count
+        starts = torch.cat([one.starts for one in posed])
+        labels = torch.cat([one.labels for one in posed])
+        victim = Victim(posed[0].model, local)
+        count = self.start_count
         matching = GradientMatching(
             victim,
             self.distance,
@@ -506,14 +601,26 @@ class DescentInverter(GradientInverter):
         trace = minimise_objective(
             objective, starts, self.descent_rule(), pixels.input_box(starts), generator, skip=skip
         )
-        best = [_best_start(trace, own, range(i * count, (i + 1) * count), pixels) for i, own in enumerate(labels)]
+        best = [
+            _best_start(trace, own, range(i * count, (i + 1) * count), pixels)
+            for i, own in enumerate(labels)
+        ]
         ends = torch.tensor([len(one.labels) for one in posed]).cumsum(0).tolist()
         return [best[end - len(one.labels) : end] for end, one in zip(ends, posed)]
 
 
-def _best_start(trace: DescentTrace, labels: Tensor, rows: range, pixels: PixelScale) -> Reconstruction:
+def _best_start(
+    trace: DescentTrace, labels: Tensor, rows: range, pixels: PixelScale
+) -> Reconstruction:
     row = min(rows, key=lambda r: float(trace.data[r]))
     return Reconstruction(
-        pixels.to_image(trace.images[row]), labels, float(trace.data[row]), tuple(trace.history),
-        {"steps": float(trace.steps), "total": float(trace.total[row]), "restarts": float(len(rows))},
-    )  # fmt: skip
+        pixels.to_image(trace.images[row]),
+        labels,
+        float(trace.data[row]),
+        tuple(trace.history),
+        {
+            "steps": float(trace.steps),
+            "total": float(trace.total[row]),
+            "restarts": float(len(rows)),
+        },
+    )

@@ -1,4 +1,5 @@
-"""Noise that a batch shares: an attacker who knows one of its records can remove the noise from all others."""
+"""Noise that a batch shares: an attacker who knows one of its records can remove the noise from all
+others."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ from attacks.validation import check_counts
 class KnownNeighbour(Attack):
     """Recover the features x_s of a release whose attacker holds one record of each noise batch.
 
-    Where one noise tensor serves a batch (settings["broadcast_batch"]), noise = released row - feature of the known record,
-    and every other row of the batch follows exactly; else the released rows (copies averaged) are the best estimate.
-    """
+    Where one noise tensor serves a batch (settings["broadcast_batch"]), noise = released row -
+    feature of the known record, and every other row of the batch follows exactly; else the released
+    rows (copies averaged) are the best estimate."""
 
     limit: int = 16
     name: str = "known_neighbour"
@@ -38,16 +39,24 @@ class KnownNeighbour(Attack):
         return "no released row belongs to one record, so knowing a record reveals no row"
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows known beforehand."""
-        settings, known, f = view.knowledge.settings, view.knowledge.known, view.knowledge.maps["feature"]
-        released, copies = view.captures[0].value["x"], int(settings.get("copies", 1))
+        """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows known
+        beforehand."""
+        settings = view.knowledge.settings
+        known = view.knowledge.known
+        f = view.knowledge.maps["feature"]
+        released = view.captures[0].value["x"]
+        copies = int(settings.get("copies", 1))
         batch = settings.get("broadcast_batch")
         parts = list(released.chunk(copies))
         if batch:
             with torch.no_grad():
                 clean = f(known["x"])
-            parts = [self._remove_known_noise(part, known["row"], clean, int(batch)) for part in parts]
-        return Evidence(images=average_copies(torch.cat(parts), copies), extra={"known": known["row"]})
+            parts = [
+                self._remove_known_noise(part, known["row"], clean, int(batch)) for part in parts
+            ]
+        return Evidence(
+            images=average_copies(torch.cat(parts), copies), extra={"known": known["row"]}
+        )
 
     @staticmethod
     def _remove_known_noise(rows: Tensor, at: Tensor, clean: Tensor, batch: int) -> Tensor:
@@ -58,7 +67,8 @@ class KnownNeighbour(Attack):
         return out
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """psnr of unknown records' features (range 2, from -1 to 1), beside that of the rows as released."""
+        """psnr of unknown records' features (range 2, from -1 to 1), beside that of the rows as
+        released."""
         if evidence.images is None or truth.rows is None:
             raise ValueError("truth.rows: which row stems from which record is needed to judge")
         unknown = torch.isin(truth.rows, evidence.extra["known"], invert=True)
@@ -75,13 +85,18 @@ class KnownNeighbour(Attack):
         }
         shared = view.knowledge.settings.get("broadcast_batch")
         measures["note"] = (
-            f"PSNR of the features x_s, not of images; {len(evidence.extra['known'])} known records, "
+            f"PSNR of the features x_s, not of images; {len(evidence.extra['known'])} "
+            "known records, "
             + (f"one noise image for each {shared} rows" if shared else "independent noise")
         )
-        figures = {"real": (real[: self.limit] + 1) / 2, "reconstructed": ((found[: self.limit] + 1) / 2).clamp(0, 1)}
+        figures = {
+            "real": (real[: self.limit] + 1) / 2,
+            "reconstructed": ((found[: self.limit] + 1) / 2).clamp(0, 1),
+        }
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
 
 def _feature_psnr(a: Tensor, b: Tensor) -> float:
-    """Mean PSNR of feature maps, mapped from [-1, 1] to [0, 1]; exact recovery is capped at float32's 150 dB."""
+    """Mean PSNR of feature maps, mapped from [-1, 1] to [0, 1]; exact recovery is capped at
+    float32's 150 dB."""
     return float(psnr((a.clamp(-1, 1) + 1) / 2, (b + 1) / 2).clamp(max=150.0).mean())

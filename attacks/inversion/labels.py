@@ -10,22 +10,43 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attacks.inversion.victim import LocalSteps, PixelScale, local_steps, observed_gradients, victim_model
+from attacks.inversion.victim import (
+    LocalSteps,
+    PixelScale,
+    local_steps,
+    observed_gradients,
+    victim_model,
+)
 from attacks.statistics import chance_of_exactly
 from attacks.tensors import accepts_numpy
-from attacks.types import SERVER_ONLY, Attack, Capture, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import (
+    SERVER_ONLY,
+    Attack,
+    Capture,
+    Evidence,
+    Family,
+    Finding,
+    Surface,
+    Truth,
+    View,
+)
 
 MIN_NUMBER = 1e-12
 
 
 @accepts_numpy
-def last_layer_gradients(model: nn.Module, gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Of the model's last nn.Linear: weight (C, d), bias (C,) or None; raises ValueError where there is none."""
+def last_layer_gradients(
+    model: nn.Module, gradients: Sequence[Tensor]
+) -> tuple[Tensor, Tensor | None]:
+    """Of the model's last nn.Linear: weight (C, d), bias (C,) or None; raises ValueError where
+    there is none."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise ValueError("the model has no nn.Linear: pass labels=")
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
-    return by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[id(layers[-1].bias)]
+    return by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[
+        id(layers[-1].bias)
+    ]
 
 
 @accepts_numpy
@@ -41,10 +62,12 @@ def idlg(weight: Tensor) -> int:
 def label_counts_from_bias(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
     """Label counts (C,) int64 of a batch, summing to ``batch``.
 
-    The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so n_c = B (p_c - g_c); a negative g_c
-    proves that class c is present. bias, probabilities: (C,). Counted on the CPU, one by one.
-    """
-    where, bias, probabilities = bias.device, bias.cpu(), probabilities.cpu()
+    The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so n_c = B (p_c
+    - g_c); a negative g_c proves that class c is present. bias, probabilities: (C,). Counted on the
+      CPU, one by one."""
+    where = bias.device
+    bias = bias.cpu()
+    probabilities = probabilities.cpu()
     least = (bias < -MIN_NUMBER).long()
     while int(least.sum()) > batch:
         least[bias.masked_fill(least == 0, -torch.inf).argmax()] = 0
@@ -81,7 +104,9 @@ def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
 
 
 @accepts_numpy
-def recover_labels(model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor) -> Tensor:
+def recover_labels(
+    model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor
+) -> Tensor:
     """Labels (batch,) in ascending order: iDLG's rule for one record, counts for more.
 
     images: public images or noise in the model's input range, from which p is estimated. A head
@@ -89,7 +114,9 @@ def recover_labels(model: nn.Module, gradients: Sequence[Tensor], batch: int, im
     """
     weight, bias = last_layer_gradients(model, gradients)
     if batch == 1:
-        return torch.tensor([idlg(weight) if bias is None else int(bias.argmin())]).to(weight.device)
+        return torch.tensor([idlg(weight) if bias is None else int(bias.argmin())]).to(
+            weight.device
+        )
     if bias is None:
         inputs = head_inputs(model, images)
         bias = weight @ inputs / inputs.square().sum().clamp_min(MIN_NUMBER)
@@ -105,15 +132,18 @@ def count_labels(labels: Tensor, classes: int) -> Tensor:
 
 @accepts_numpy
 def label_overlap(found: Tensor, true: Tensor) -> float:
-    """Share of the true multiset of labels that was found; both (C,) counts, scaled to one total."""
+    """Share of the true multiset of labels that was found; both (C,) counts, scaled to one
+    total."""
     share = found.double() / found.sum().clamp_min(1)
     return float(torch.minimum(share, true.double() / true.sum().clamp_min(1)).sum())
 
 
 @accepts_numpy
 def chance_overlap(true: Tensor) -> float:
-    """The expected ``label_overlap`` of uniformly guessed labels with ``true`` (C,) counts: exact."""
-    total, classes = int(true.sum()), len(true)
+    """The expected ``label_overlap`` of uniformly guessed labels with ``true`` (C,) counts:
+    exact."""
+    total = int(true.sum())
+    classes = len(true)
     if not total >= 1:
         raise ValueError("true sums to 0: at least one record is needed")
     guess = torch.arange(total + 1)
@@ -122,7 +152,8 @@ def chance_overlap(true: Tensor) -> float:
 
 
 def sgd_displacement(steps: int, momentum: float) -> float:
-    """How far heavy-ball SGD moves along a constant unit gradient in ``steps`` steps of rate one."""
+    """How far heavy-ball SGD moves along a constant unit gradient in ``steps`` steps of rate
+    one."""
     speed = moved = 0.0
     for _ in range(steps):
         speed = momentum * speed + 1
@@ -132,20 +163,30 @@ def sgd_displacement(steps: int, momentum: float) -> float:
 
 def label_counts_of_update(view: View, capture: Capture, generator: torch.Generator) -> Tensor:
     """Label counts (C,) of the records behind a model update or gradient."""
-    model, settings = victim_model(view, capture), view.knowledge.settings
-    local, public = local_steps(settings), view.knowledge.public_x
+    model = victim_model(view, capture)
+    settings = view.knowledge.settings
+    local = local_steps(settings)
+    public = view.knowledge.public_x
     scale = sgd_displacement(local.steps, local.momentum)
     gradients = [g / scale for g in observed_gradients(view, capture, model)]
     records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
     bias = last_layer_gradients(model, gradients)[1]
     if records == 1 or bias is None:
-        found = guess_labels(model, gradients, (records, *view.knowledge.shape), PixelScale(), LocalSteps(), generator)
+        found = guess_labels(
+            model,
+            gradients,
+            (records, *view.knowledge.shape),
+            PixelScale(),
+            LocalSteps(),
+            generator,
+        )
         return count_labels(found, view.knowledge.classes)
     return label_counts_from_bias(bias, records, _midway_probabilities(model, capture, public))
 
 
 def _midway_probabilities(model: nn.Module, capture: Capture, public: Tensor) -> Tensor:
-    """Mean predicted probabilities on public records, half-way between the broadcast and the update."""
+    """Mean predicted probabilities on public records, half-way between the broadcast and the
+    update."""
     before = mean_probabilities(model, public)
     if not capture.broadcast:
         return before
@@ -158,10 +199,11 @@ CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers 
 
 
 def sent_class_counts(value: Mapping[str, Tensor], classes: int) -> Tensor | None:
-    """(classes,) int64: how many records of each class, where a message holds one whole number a class.
+    """(classes,) int64: how many records of each class, where a message holds one whole number a
+    class.
 
-    A tensor of ``classes`` finite, non-negative, whole numbers that are not all 0; of several the one whose name says
-    "count", else the first. None where there is none.
+    A tensor of ``classes`` finite, non-negative, whole numbers that are not all 0; of several the
+    one whose name says "count", else the first. None where there is none.
     """
     found = [name for name, tensor in value.items() if _is_histogram(tensor, classes)]
     if not found:
@@ -174,20 +216,28 @@ def _is_histogram(tensor: Tensor, classes: int) -> bool:
     if tensor.numel() != classes or not tensor.ndim or len(tensor) != classes:
         return False
     numbers = tensor.detach().flatten().double()
-    whole = torch.isfinite(numbers).all() and (numbers >= 0).all() and (numbers == numbers.round()).all()
+    whole = (
+        torch.isfinite(numbers).all()
+        and (numbers >= 0).all()
+        and (numbers == numbers.round()).all()
+    )
     return bool(whole) and float(numbers.sum()) > 0
 
 
 @dataclass(frozen=True)
 class LabelCounts(Attack):
-    """How many records of each class the client holds: from an update's last layer, or simply read off.
+    """How many records of each class the client holds: from an update's last layer, or simply read
+    off.
 
     In class means or sums a class of one record is open: its mean is the record's own contribution.
     """
 
     name: str = "label_counts"
     family = Family.LABEL
-    surfaces = frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS}) | CLASS_SURFACES
+    surfaces = (
+        frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS})
+        | CLASS_SURFACES
+    )
     unmeasured = frozenset({Surface.COUNTS})  # sizes are read off: there is no rate of success
     adversaries = SERVER_ONLY
 
@@ -198,34 +248,47 @@ class LabelCounts(Attack):
         return "no tensor has one whole number a class" if counts is None else ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """extra: counts (C,), summing to the number of records behind the artifact as far as it is known."""
+        """extra: counts (C,), summing to the number of records behind the artifact as far as it is
+        known."""
         capture = view.captures[0]
         if view.surface == Surface.LABELS:
-            return Evidence(extra={"counts": count_labels(capture.value["y"], view.knowledge.classes)})
+            return Evidence(
+                extra={"counts": count_labels(capture.value["y"], view.knowledge.classes)}
+            )
         if view.surface in CLASS_SURFACES:
             counts = sent_class_counts(capture.value, view.knowledge.classes)
             if counts is None:
                 raise ValueError(f"{view.surface}: no tensor has one whole number a class")
             return Evidence(extra={"counts": counts})
         if view.surface == Surface.COUNTS:
-            return Evidence(extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])})
+            return Evidence(
+                extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])}
+            )
         return Evidence(extra={"counts": label_counts_of_update(view, capture, generator)})
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         measures: dict[str, Any] = {"n": int(truth.counts.sum())}
         if "counts" in evidence.extra:
-            found, true = evidence.extra["counts"].cpu(), truth.counts.cpu()
+            found = evidence.extra["counts"].cpu()
+            true = truth.counts.cpu()
             if len(view.captures) > 1 and view.surface not in CLASS_SURFACES:
                 # each capture has its own records; the first one was read
                 true = count_labels(truth.y[:1], len(true))
             measures["label_accuracy"] = label_overlap(found, true)
-            balanced = label_overlap(torch.ones_like(true), true)  # of whoever guesses all classes alike
-            measures["baselines"] = {"label_accuracy_chance": chance_overlap(true), "label_accuracy_balanced": balanced}
+            balanced = label_overlap(
+                torch.ones_like(true), true
+            )  # of whoever guesses all classes alike
+            measures["baselines"] = {
+                "label_accuracy_chance": chance_overlap(true),
+                "label_accuracy_balanced": balanced,
+            }
             measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
             alone = (found == 1).nonzero()[:, 0].tolist() if view.surface in CLASS_SURFACES else []
             if alone:
                 measures["diagnostics"]["open_classes"] = alone
-                measures["note"] = f"{describe_open_classes(alone)}: what was sent of it is that record's own"
+                measures["note"] = (
+                    f"{describe_open_classes(alone)}: what was sent of it is that record's own"
+                )
         else:
             sizes = evidence.extra["sizes"].tolist()
             measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}
@@ -249,6 +312,8 @@ def guess_labels(
     generator: torch.Generator,
 ) -> Tensor:
     """Labels (b,) from the gradients alone; predicted probabilities come from noise images."""
-    noise = pixels.to_input(torch.rand((64, *shape[1:]), generator=generator, device=generator.device))
+    noise = pixels.to_input(
+        torch.rand((64, *shape[1:]), generator=generator, device=generator.device)
+    )
     scale = sgd_displacement(local.steps, local.momentum)
     return recover_labels(model, [g / scale for g in gradients], shape[0], noise.to(gradients[0]))

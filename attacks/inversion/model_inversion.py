@@ -1,4 +1,5 @@
-"""Model inversion: one image per class that the shared model is sure of, MI-FACE (Fredrikson, Jha, Ristenpart 2015) and GMI beside it."""
+"""Model inversion: one image per class that the shared model is sure of, MI-FACE (Fredrikson, Jha,
+Ristenpart 2015) and GMI beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from torch import Tensor, nn
 
 from attacks.images import bootstrap_interval, psnr
 from attacks.inversion.evaluation import class_mean_images, image_qualities, pictures
-from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, WganGp, class_accuracy
+from attacks.inversion.generative import (
+    EvaluationClassifier,
+    GenerativeInversion,
+    WganGp,
+    class_accuracy,
+)
 from attacks.inversion.victim import Reconstruction
 from attacks.tensors import steps_between_reads
 from attacks.types import ANY_ADVERSARY, Attack, Evidence, Family, Finding, Surface, Truth, View
@@ -38,7 +44,12 @@ class MiFace:
         check_positive(self, "lr")
 
     def reconstruct(
-        self, model: nn.Module, labels: Tensor, shape: tuple[int, int, int], *, start: Tensor | None = None
+        self,
+        model: nn.Module,
+        labels: Tensor,
+        shape: tuple[int, int, int],
+        *,
+        start: Tensor | None = None,
     ) -> Reconstruction:
         """One image (c, h, w) in [0, 1] for each of ``labels`` (b,); all descend in one batch.
 
@@ -47,8 +58,13 @@ class MiFace:
         """
         if model.training:
             raise ValueError("model.training=True: evaluation mode is needed")
-        images = torch.zeros((len(labels), *shape), device=labels.device) if start is None else start.clone()
-        best, lowest = images.clone(), torch.full((len(labels),), torch.inf, device=labels.device)
+        images = (
+            torch.zeros((len(labels), *shape), device=labels.device)
+            if start is None
+            else start.clone()
+        )
+        best = images.clone()
+        lowest = torch.full((len(labels),), torch.inf, device=labels.device)
         window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
         active = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
         taken = torch.zeros((), dtype=torch.int64, device=labels.device)
@@ -60,15 +76,20 @@ class MiFace:
             taken += going
             cost, slope = self._cost_and_gradient(model, images, labels)
             better = active & (cost < lowest)
-            best, lowest = torch.where(better.view(-1, 1, 1, 1), images, best), torch.where(better, cost, lowest)
+            best = torch.where(better.view(-1, 1, 1, 1), images, best)
+            lowest = torch.where(better, cost, lowest)
             active &= (cost < window.amax(0)) & (cost > 1 - self.confidence)
             window[step % self.patience] = cost
             moved = (images - self.lr * slope).clamp(0, 1)
             images = torch.where(active.view(-1, 1, 1, 1), moved, images)
-        return Reconstruction(best, labels, float(lowest.mean()), diagnostics={"steps": float(taken)})
+        return Reconstruction(
+            best, labels, float(lowest.mean()), diagnostics={"steps": float(taken)}
+        )
 
     @staticmethod
-    def _cost_and_gradient(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _cost_and_gradient(
+        model: nn.Module, images: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
         leaf = images.detach().requires_grad_()
         with torch.enable_grad():
             cost = 1 - model(leaf).softmax(1).gather(1, labels.view(-1, 1)).flatten()
@@ -80,12 +101,14 @@ class MiFace:
 class ModelInversion(Attack):
     """One image per class from a shared model, with and without a GAN prior on public records.
 
-    The finding carries the search that starts from the public mean image of each class, chosen before anything is seen.
-    """
+    The finding carries the search that starts from the public mean image of each class, chosen
+    before anything is seen."""
 
     miface: MiFace = field(default_factory=lambda: MiFace(iterations=1000))
     prior: WganGp | None = field(default_factory=WganGp)
-    search: GenerativeInversion = field(default_factory=lambda: GenerativeInversion(iterations=200, starts=2))
+    search: GenerativeInversion = field(
+        default_factory=lambda: GenerativeInversion(iterations=200, starts=2)
+    )
     referee: EvaluationClassifier = field(default_factory=EvaluationClassifier)
     name: str = "model_inversion"
     family = Family.MODEL_INVERSION
@@ -94,7 +117,8 @@ class ModelInversion(Attack):
     adversaries = ANY_ADVERSARY
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (C, c, h, w): one a class by MI-FACE from the public mean; extra: by each method, by name."""
+        """images (C, c, h, w): one a class by MI-FACE from the public mean; extra: by each method,
+        by name."""
         knowledge = view.knowledge
         labels = torch.arange(knowledge.classes, device=knowledge.public_x.device)
         if knowledge.model is None:
@@ -102,7 +126,10 @@ class ModelInversion(Attack):
         model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
         means = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)
         informed = self.miface.reconstruct(model, labels, knowledge.shape, start=means).images
-        found = {"from_class_mean": informed, "mi_face": self.miface.reconstruct(model, labels, knowledge.shape).images}
+        found = {
+            "from_class_mean": informed,
+            "mi_face": self.miface.reconstruct(model, labels, knowledge.shape).images,
+        }
         if self.prior is not None:
             prior = self.prior.fit(knowledge.public_x, generator)
             found["gmi"] = self.search.reconstruct(model, prior, labels, generator).images
@@ -113,25 +140,41 @@ class ModelInversion(Attack):
         if evidence.images is None or evidence.labels is None:
             note = {"note": str(evidence.notes.get("skipped", ""))}
             return Finding(view.surface, self.name, self.family, view.adversary, note)
-        generator, knowledge, labels = torch.Generator().manual_seed(0), view.knowledge, evidence.labels
-        referee = self.referee.fit(knowledge.public_x, knowledge.public_y, knowledge.classes, generator)
+        generator = torch.Generator().manual_seed(0)
+        knowledge = view.knowledge
+        labels = evidence.labels
+        referee = self.referee.fit(
+            knowledge.public_x, knowledge.public_y, knowledge.classes, generator
+        )
         held = [int(c) for c in labels if bool((truth.y == c).any())]
         member_means = class_mean_images(truth.x, truth.y, knowledge.classes)[held]
         table: dict[str, dict[str, float]] = {}
         for name, images in evidence.extra.items():
-            scores = {k: float(v.mean()) for k, v in image_qualities(images[held], member_means).items()}
+            scores = {
+                k: float(v.mean()) for k, v in image_qualities(images[held], member_means).items()
+            }
             table[name] = {**scores, "judged": class_accuracy(referee, images[held], labels[held])}
         best = "from_class_mean"
         measures: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
         measures |= {"label_accuracy": table[best]["judged"], "n": len(held)}
         free = self._free(view, labels[held])
         blind = [psnr(guess, member_means) for guess in free.values()]
-        measures["baselines"] = {f"psnr_{name}": float(one.mean()) for name, one in zip(free, blind)}
+        measures["baselines"] = {
+            f"psnr_{name}": float(one.mean()) for name, one in zip(free, blind)
+        }
         measures["baselines"] |= {
             f"label_accuracy_{n}": class_accuracy(referee, g, labels[held]) for n, g in free.items()
         }
-        judge_accuracy = class_accuracy(referee, truth.heldout_x, truth.heldout_y) if len(truth.heldout_x) else None
-        measures["diagnostics"] = {"methods": table, "method": best, "judge_accuracy": judge_accuracy}
+        judge_accuracy = (
+            class_accuracy(referee, truth.heldout_x, truth.heldout_y)
+            if len(truth.heldout_x)
+            else None
+        )
+        measures["diagnostics"] = {
+            "methods": table,
+            "method": best,
+            "judge_accuracy": judge_accuracy,
+        }
         quality = psnr(evidence.extra[best][held], member_means)
         measures["pictures"] = pictures(quality, blind, torch.stack(blind).amax(0))
         measures["diagnostics"]["psnr_interval"] = list(bootstrap_interval(quality, generator))
@@ -145,5 +188,11 @@ class ModelInversion(Attack):
     @staticmethod
     def _free(view: View, labels: Tensor) -> dict[str, Tensor]:
         knowledge = view.knowledge
-        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
-        return {"class_mean": public, "mean": knowledge.public_x.mean(0).expand_as(public), "black": public * 0}
+        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[
+            labels
+        ]
+        return {
+            "class_mean": public,
+            "mean": knowledge.public_x.mean(0).expand_as(public),
+            "black": public * 0,
+        }

@@ -1,4 +1,5 @@
-"""What the victim computed, as a function of unknown images; what an inversion returns, and the pixel space it works in."""
+"""What the victim computed, as a function of unknown images; what an inversion returns, and the
+pixel space it works in."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class PixelScale:
             raise ValueError(f"std={self.std}: positive numbers are needed")
 
     def _channel_columns(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        def channel_column(numbers: Channelwise) -> Tensor:  # filled where they are needed: nothing travels to a GPU
+        def channel_column(
+            numbers: Channelwise,
+        ) -> Tensor:  # filled where they are needed: nothing travels to a GPU
             each = torch.as_tensor(numbers, dtype=torch.float64).reshape(-1).tolist()
             return torch.stack([like.new_full((1, 1), number) for number in each])
 
@@ -67,13 +70,19 @@ class PixelScale:
         return (0 - mean) / std, (1 - mean) / std
 
 
-def check_gradient_request(gradients: Sequence[Tensor], parameters: Sequence[Tensor], shape: Sequence[int]) -> None:
-    """Raise ValueError unless there is one gradient of the same shape per parameter and shape is (b, c, h, w)."""
+def check_gradient_request(
+    gradients: Sequence[Tensor], parameters: Sequence[Tensor], shape: Sequence[int]
+) -> None:
+    """Raise ValueError unless there is one gradient of the same shape per parameter and shape is
+    (b, c, h, w)."""
     if len(shape) != 4 or not all(int(side) >= 1 for side in shape):
         raise ValueError(f"shape={tuple(shape)}: four positive integers (b, c, h, w) are needed")
-    got, need = [tuple(g.shape) for g in gradients], [tuple(p.shape) for p in parameters]
+    got = [tuple(g.shape) for g in gradients]
+    need = [tuple(p.shape) for p in parameters]
     if got != need:
-        raise ValueError(f"gradients have shapes {got}: those of model.parameters() are needed, {need}")
+        raise ValueError(
+            f"gradients have shapes {got}: those of model.parameters() are needed, {need}"
+        )
     if not all(bool(torch.isfinite(g).all()) for g in gradients):
         raise ValueError("gradients hold NaN or infinity: finite values are needed")
 
@@ -82,9 +91,10 @@ def check_gradient_request(gradients: Sequence[Tensor], parameters: Sequence[Ten
 class LocalSteps:
     """The client's local work: plain SGD, in the order of the images.
 
-    momentum: heavy ball from zero; weight_decay: added to each gradient, times the parameters; proximal: FedProx's mu;
-    batch_size: images a step (None: all). Step t uses images t*B ... t*B + B - 1, around again when they run out.
-    """
+    momentum: heavy ball from zero; weight_decay: added to each gradient, times the parameters;
+        proximal: FedProx's mu;
+    batch_size: images a step (None: all). Step t uses images t*B ... t*B + B - 1, around again when
+        they run out."""
 
     steps: int = 1
     lr: float = 1.0
@@ -102,7 +112,8 @@ class LocalSteps:
             check_counts(self, "batch_size")
 
     def values_of_step(self, values: Tensor, step: int) -> Tensor:
-        """Of ``values`` (b, ...), those of the images that step ``step`` reads: cut out, for an index would travel."""
+        """Of ``values`` (b, ...), those of the images that step ``step`` reads: cut out, for an
+        index would travel."""
         records = len(values)
         size = records if self.batch_size is None else min(self.batch_size, records)
         first = step * size % records
@@ -132,7 +143,8 @@ class Victim:
 
     @cached_property
     def _is_single_step(self) -> bool:
-        """One bare step of a model whose own parameters can be differentiated and that keeps no buffers."""
+        """One bare step of a model whose own parameters can be differentiated and that keeps no
+        buffers."""
         return (
             self.local.steps == 1
             and not self.local.weight_decay
@@ -143,7 +155,9 @@ class Victim:
     def loss(self, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy; buffers are copies, so running statistics stay as they are."""
         buffers = {name: b.clone() for name, b in self.model.named_buffers()}
-        return F.cross_entropy(functional_call(self.model, {**parameters, **buffers}, (images,)), labels)
+        return F.cross_entropy(
+            functional_call(self.model, {**parameters, **buffers}, (images,)), labels
+        )
 
     def simulated_gradients(
         self,
@@ -153,20 +167,29 @@ class Victim:
         functional: bool = False,
         parameters: Mapping[str, Tensor] | None = None,
     ) -> list[Tensor]:
-        """(theta_0 - theta_T) / lr as a differentiable function of the images; with one step the gradient itself.
+        """(theta_0 - theta_T) / lr as a differentiable function of the images; with one step the
+        gradient itself.
 
-        labels: (b,) classes or (b, C) probabilities. functional: differentiate with torch.func, which nests inside vmap.
+        labels: (b,) classes or (b, C) probabilities. functional: differentiate with torch.func,
+            which nests inside vmap.
         parameters: theta_0, in the model's order (only with ``functional``); None: the model's own.
         """
         if not functional and self._is_single_step:
-            value = F.cross_entropy(self.model(images), labels)  # without swapping parameters: fastest
-            return list(torch.autograd.grad(value, list(self.model.parameters()), create_graph=True))
+            value = F.cross_entropy(
+                self.model(images), labels
+            )  # without swapping parameters: fastest
+            return list(
+                torch.autograd.grad(value, list(self.model.parameters()), create_graph=True)
+            )
         start = self.detached_parameters() if parameters is None else dict(parameters)
         here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
         speed: list[Tensor] = []
         for step in range(self.local.steps):
             slope = self._loss_gradient(
-                here, self.local.values_of_step(images, step), self.local.values_of_step(labels, step), functional
+                here,
+                self.local.values_of_step(images, step),
+                self.local.values_of_step(labels, step),
+                functional,
             )
             slope = [self._add_penalties(g, here[n], start[n]) for g, n in zip(slope, here)]
             speed = [self.local.momentum * v + g for v, g in zip(speed, slope)] if step else slope
@@ -190,7 +213,9 @@ class Victim:
         return list(torch.autograd.grad(value, list(at.values()), create_graph=True))
 
 
-def update_to_gradients(before: Mapping[str, Tensor], after: Mapping[str, Tensor], lr: float) -> list[Tensor]:
+def update_to_gradients(
+    before: Mapping[str, Tensor], after: Mapping[str, Tensor], lr: float
+) -> list[Tensor]:
     """(theta_0 - theta_T) / lr in the order of ``before``: what ``reconstruct`` takes.
 
     Raises ValueError when a name of ``before`` is missing from ``after``.
@@ -215,20 +240,24 @@ def local_steps(settings: Mapping[str, Any]) -> LocalSteps:
 
 
 def victim_model(view: View, capture: Capture) -> nn.Module:
-    """A copy of the known architecture at the broadcast parameters, in the mode that the client trained in."""
+    """A copy of the known architecture at the broadcast parameters, in the mode that the client
+    trained in."""
     if view.knowledge.model is None:
         raise ValueError(f"surface={view.surface}: the attack needs knowledge.model")
     model = copy.deepcopy(view.knowledge.model)
     if capture.broadcast:
         known = model.state_dict()
-        model.load_state_dict({**known, **{k: v for k, v in capture.broadcast.items() if k in known}})
+        model.load_state_dict(
+            {**known, **{k: v for k, v in capture.broadcast.items() if k in known}}
+        )
     return model.train(bool(view.knowledge.settings.get("training", True)))
 
 
 def observed_gradients(view: View, capture: Capture, model: nn.Module) -> list[Tensor]:
     """(theta_0 - theta_T) / lr in the model's order, from parameters, changes or gradients."""
     names = [name for name, _ in model.named_parameters()]
-    value, lr = capture.value, local_steps(view.knowledge.settings).lr
+    value = capture.value
+    lr = local_steps(view.knowledge.settings).lr
     if view.surface == Surface.GRADIENT:
         return [value[name].detach() for name in names]
     if not capture.broadcast:

@@ -1,7 +1,8 @@
-"""A server that chooses the model: what every such attack must define, and how a client could notice.
+"""A server that chooses the model: what every such attack must define, and how a client could
+notice.
 
-It hands out a network of its own for one round and reads the answer. The client follows the protocol; what it could notice
-is a model in which most of what it sends stems from single records.
+It hands out a network of its own for one round and reads the answer. The client follows the
+protocol; what it could notice is a model in which most of what it sends stems from single records.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ from torch import Tensor, nn
 from attacks.inversion.evaluation import _require_images, compare_with_records
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 
-# After the disaggregation signal-to-noise ratio of Garov, Dimitrov, Jovanovic and Vechev ("Hiding in Plain Sight", ICLR
-# 2024): the client looks at its own records' gradients before it sends their sum.
+# After the disaggregation signal-to-noise ratio of Garov, Dimitrov, Jovanovic and Vechev ("Hiding
+# in Plain Sight", ICLR 2024): the client looks at its own records' gradients before it sends their
+# sum.
 
-# share of a unit's total that one record makes, averaged over units; an ordinary network stays below
+# share of a unit's total that one record makes, averaged over units; an ordinary network stays
+# below
 ALARM_THRESHOLD = 0.5
-DETECTOR_BATCHES, DETECTOR_SEED = 20, 20
+DETECTOR_BATCHES = 20
+DETECTOR_SEED = 20
 RecordContributions = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 def isolation_share(parts: Tensor) -> float:
-    """In [0, 1]: the largest record's share of each unit, averaged over the units that any record reaches.
+    """In [0, 1]: the largest record's share of each unit, averaged over the units that any record
+    reaches.
 
     parts (n, u): how much each record adds to each unit, at least 0. 0 where no unit is reached.
     """
@@ -49,7 +54,8 @@ def random_network(model: nn.Module, generator: torch.Generator) -> nn.Module:
 def detection_rate(
     parts: RecordContributions, model: nn.Module, x: Tensor, y: Tensor, batch: int
 ) -> Mapping[str, float]:
-    """ "detected": share of the client's batches that raise an alarm; "false_alarms": the same for ordinary models."""
+    """ "detected": share of the client's batches that raise an alarm; "false_alarms": the same for
+    ordinary models."""
     generator = torch.Generator().manual_seed(DETECTOR_SEED)
     alarms = {"detected": 0, "false_alarms": 0}
     for _ in range(DETECTOR_BATCHES):
@@ -64,7 +70,8 @@ RECOVERED_ERROR = 0.02  # root mean square error below which a record counts as 
 
 
 class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contributions")):
-    """An attack by a chosen model: three linear layers with two ReLUs between them, all of ``hidden_width`` units.
+    """An attack by a chosen model: three linear layers with two ReLUs between them, all of
+    ``hidden_width`` units.
 
     That architecture, if it is not the protocol's own, is part of what the server chooses.
     """
@@ -79,40 +86,61 @@ class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contr
         """Units of each hidden layer, for records of so many pixels."""
 
     @abstractmethod
-    def set_parameters(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
-        """Set all parameters of ``model``; public_x (m, c, h, w); records: how many the client holds."""
+    def set_parameters(
+        self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator
+    ) -> None:
+        """Set all parameters of ``model``; public_x (m, c, h, w); records: how many the client
+        holds."""
 
     @abstractmethod
     def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """(n, u) at least 0: how much each record adds to each unit of what is sent, as the client can compute it."""
+        """(n, u) at least 0: how much each record adds to each unit of what is sent, as the client
+        can compute it."""
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """As for any inversion, with the share of all records that were recovered, and a detector's rate."""
+        """As for any inversion, with the share of all records that were recovered, and a detector's
+        rate."""
         images = _require_images(evidence)
         found = compare_with_records(images, view, truth)
         measures: dict[str, Any] = dict(found.measures)
-        near = torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x)) / truth.x[0].numel() ** 0.5
-        more = {"recovered": float((near.min(1).values < RECOVERED_ERROR).double().mean()), "records": len(truth.x)}
+        near = (
+            torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x))
+            / truth.x[0].numel() ** 0.5
+        )
+        more = {
+            "recovered": float((near.min(1).values < RECOVERED_ERROR).double().mean()),
+            "records": len(truth.x),
+        }
         if view.knowledge.model is not None:
             batch = int(view.knowledge.settings.get("batch_size", 16))
-            more |= detection_rate(self.record_contributions, view.knowledge.model, truth.x, truth.y, batch)
+            more |= detection_rate(
+                self.record_contributions, view.knowledge.model, truth.x, truth.y, batch
+            )
         measures["diagnostics"] = {**measures.pop("diagnostics", {}), **more}
-        return Finding(view.surface, self.name, self.family, view.adversary, measures, found.figures)
+        return Finding(
+            view.surface, self.name, self.family, view.adversary, measures, found.figures
+        )
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
     """The three linear layers of the chosen model. Raises ValueError where there are other ones."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(layers) != 3 or any(layer.bias is None for layer in layers):
-        raise ValueError(f"{type(model).__name__}: three linear layers with biases are needed, it has {len(layers)}")
+        raise ValueError(
+            f"{type(model).__name__}: three linear layers with biases are needed, it has "
+            f"{len(layers)}"
+        )
     return layers
 
 
-def draw_gates(public_x: Tensor, count: int, share: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Weights (count, d) of random measurements, and the thresholds (count,) that ``share`` of public records exceed.
+def draw_gates(
+    public_x: Tensor, count: int, share: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Weights (count, d) of random measurements, and the thresholds (count,) that ``share`` of
+    public records exceed.
 
-    A measurement has variance 1 on public records, and is random in all directions in which they vary.
-    """
+    A measurement has variance 1 on public records, and is random in all directions in which they
+    vary."""
     flat = public_x.flatten(1)
     _, spread, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
     spread = spread / len(flat) ** 0.5
@@ -123,11 +151,12 @@ def draw_gates(public_x: Tensor, count: int, share: float, generator: torch.Gene
 
 
 def cluster_rows(rows: Tensor, count: int) -> Tensor:
-    """At most ``count`` of rows (m, d), those first that most others agree with, no two of them alike.
+    """At most ``count`` of rows (m, d), those first that most others agree with, no two of them
+    alike.
 
-    A row that one record alone has made is made again by every other gate that it alone has opened. Of rows with equally many
-    the one farthest from the middle is taken: a mixture of records lies between them.
-    """
+    A row that one record alone has made is made again by every other gate that it alone has opened.
+    Of rows with equally many the one farthest from the middle is taken: a mixture of records lies
+    between them."""
     if not len(rows):
         return rows
     alike = torch.cdist(rows, rows) / rows.shape[1] ** 0.5 < RECOVERED_ERROR

@@ -1,10 +1,10 @@
 """A first layer that keeps records apart, so that an update holds them one by one.
 
-Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the Fed" (ICLR 2022), and Boenisch et al., "When the Curious
-Abandon Honesty" (2021): where one record alone activates a unit, the change of that unit's weights over the change of
-its bias is that record, exactly. Here each unit measures along its own direction and is rarely active (Fowl et al.'s sparse
-variant), so that it holds through many local steps.
-"""
+Fowl, Geiping, Czaja, Goldblum and Goldstein, "Robbing the Fed" (ICLR 2022), and Boenisch et al.,
+"When the Curious Abandon Honesty" (2021): where one record alone activates a unit, the change of
+that unit's weights over the change of its bias is that record, exactly. Here each unit measures
+along its own direction and is rarely active (Fowl et al.'s sparse variant), so that it holds
+through many local steps."""
 
 from __future__ import annotations
 
@@ -18,22 +18,29 @@ from attacks.malicious.chosen_model import ChosenModel, cluster_rows, draw_gates
 from attacks.types import Evidence, Surface, View
 from attacks.validation import check_counts
 
-# Of the first and the second layer and the head. Small products, so that local training hardly moves the thresholds: a step
-# changes a layer by the step size times the product of the other two, and training takes far fewer than 1 / that steps.
-FIRST_SCALE, SECOND_SCALE, HEAD_SCALE = 0.02, 3e-4, 0.1
+# Of the first and the second layer and the head. Small products, so that local training hardly
+# moves the thresholds: a step changes a layer by the step size times the product of the other two,
+# and training takes far fewer than 1 / that steps.
+FIRST_SCALE = 0.02
+SECOND_SCALE = 3e-4
+HEAD_SCALE = 0.1
 PIXEL_TOLERANCE = 0.05  # by how much a pixel may leave [0, 1] in a row that is taken for a record
 MIN_BIAS_CHANGE = 1e-3  # of the largest bias change: below it a unit was not activated
 
 
-def records_from_layer(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], count: int) -> Tensor:
-    """At most ``count`` records (m, d) in [0, 1] from a first layer's weights (u, d) and bias (u,), before and after.
+def records_from_layer(
+    before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], count: int
+) -> Tensor:
+    """At most ``count`` records (m, d) in [0, 1] from a first layer's weights (u, d) and bias (u,),
+    before and after.
 
     Weight decay shrinks all units alike, by a factor that the units tell which did nothing else.
     """
     weight, bias = (value.double() for value in before)
     new_weight, new_bias = (value.double() for value in after)
     kept = _weight_decay_factor(weight, new_weight)
-    change, moved = new_weight - kept * weight, new_bias - kept * bias
+    change = new_weight - kept * weight
+    moved = new_bias - kept * bias
     live = moved.abs() > MIN_BIAS_CHANGE * moved.abs().max().clamp_min(1e-300)
     rows = change[live] / moved[live].unsqueeze(1)
     fits = (rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)
@@ -41,7 +48,8 @@ def records_from_layer(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tenso
 
 
 def _weight_decay_factor(before: Tensor, after: Tensor) -> Tensor:
-    """The factor that most idle rows were multiplied by: those closest to a multiple of what they were."""
+    """The factor that most idle rows were multiplied by: those closest to a multiple of what they
+    were."""
     factor = (before * after).sum(1) / before.square().sum(1).clamp_min(1e-300)
     off = (after - factor.unsqueeze(1) * before).norm(dim=1)
     idle = off.argsort()[: max(1, len(off) // 10)]
@@ -62,10 +70,15 @@ class Imprint(ChosenModel):
     def hidden_width(self, pixels: int, classes: int) -> int:
         return self.units
 
-    def set_parameters(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
-        """Every unit opens for one record in ``records``; all of them end in one unit of the second layer."""
+    def set_parameters(
+        self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator
+    ) -> None:
+        """Every unit opens for one record in ``records``; all of them end in one unit of the second
+        layer."""
         first, second, head = linear_layers(model)
-        directions, thresholds = draw_gates(public_x, first.out_features, 1 / max(records, 2), generator)
+        directions, thresholds = draw_gates(
+            public_x, first.out_features, 1 / max(records, 2), generator
+        )
         with torch.no_grad():
             first.weight.copy_(FIRST_SCALE * directions)
             first.bias.copy_(-FIRST_SCALE * thresholds)
@@ -73,7 +86,9 @@ class Imprint(ChosenModel):
                 layer.weight.zero_()
                 layer.bias.zero_()
             second.weight[0] = SECOND_SCALE
-            second.bias[0] = 1.0  # the unit stays open for every record, whichever way training moves it
+            second.bias[0] = (
+                1.0  # the unit stays open for every record, whichever way training moves it
+            )
             # no class at the others' mean
             head.weight[:, 0] = HEAD_SCALE * torch.linspace(0, 1, head.out_features).square()
 
@@ -90,10 +105,14 @@ class Imprint(ChosenModel):
         return pull.abs() * x.flatten(1).norm(dim=1, keepdim=True)
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (m, c, h, w): all that the update gave away, at most as many as the client holds records."""
-        capture, count = view.captures[0], int(view.knowledge.settings["batch_records"])
+        """images (m, c, h, w): all that the update gave away, at most as many as the client holds
+        records."""
+        capture = view.captures[0]
+        count = int(view.knowledge.settings["batch_records"])
         names = first_layer_names(view.knowledge.model)
-        before, after = ((state[names[0]], state[names[1]]) for state in (capture.broadcast, capture.value))
+        before, after = (
+            (state[names[0]], state[names[1]]) for state in (capture.broadcast, capture.value)
+        )
         found = records_from_layer(before, after, count)
         if not len(found):
             found = view.knowledge.public_x.mean(0).flatten()[None]
@@ -102,7 +121,11 @@ class Imprint(ChosenModel):
 
 def first_layer_names(model: nn.Module | None) -> tuple[str, str]:
     """The names of the first linear layer's weight and bias."""
-    layers = [] if model is None else [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    layers = (
+        []
+        if model is None
+        else [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    )
     if not layers:
         raise ValueError("imprint: the view holds no model with a linear layer")
     return f"{layers[0]}.weight", f"{layers[0]}.bias"

@@ -1,8 +1,8 @@
 """An embedding that lets one record through, so that a mean over a class carries that record.
 
-The counterpart of an imprint for methods that share no gradients: blocks of the embedding are copies of the pixels behind a
-gate that opens for about one record of a class. A class's mean over a block that one record opened is that record divided by
-the class's count.
+The counterpart of an imprint for methods that share no gradients: blocks of the embedding are
+copies of the pixels behind a gate that opens for about one record of a class. A class's mean over a
+block that one record opened is that record divided by the class's count.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from attacks.types import Evidence, Family, Surface, View
 from attacks.validation import check_counts
 
 # of the two layers: so small that a round of local training leaves the embedding as it is
-FIRST_SCALE, SECOND_SCALE = (1e-4, 1e-6)
-GATE_LIFT = 10.0  # by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
-GATE_OFFSET = 2.0  # by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
-# coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always 1
+FIRST_SCALE = 1e-4
+SECOND_SCALE = 1e-6
+# by how much a gate lifts the pixels for each unit that its measurement lies above the threshold
+GATE_LIFT = 10.0
+# by how much a shut gate lies below: more than a pixel, so that training cannot open it by chance
+GATE_OFFSET = 2.0
+# coordinates of a block beside the pixels: the gate alone, and the gate with a pixel that is always
+# 1
 GATE_COORDINATES = 2
 PIXEL_TOLERANCE = 0.02
 
@@ -41,12 +45,18 @@ class PlantedEmbedding(ChosenModel):
     def hidden_width(self, pixels: int, classes: int) -> int:
         return self.blocks * (pixels + GATE_COORDINATES)
 
-    def set_parameters(self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator) -> None:
-        """First layer: the pixels, a pixel that is always 1, the gates. Second: blocks of what each gate lifts."""
+    def set_parameters(
+        self, model: nn.Module, public_x: Tensor, records: int, generator: torch.Generator
+    ) -> None:
+        """First layer: the pixels, a pixel that is always 1, the gates. Second: blocks of what each
+        gate lifts."""
         first, second, head = linear_layers(model)
-        pixels, size = first.in_features, first.in_features + GATE_COORDINATES
+        pixels = first.in_features
+        size = first.in_features + GATE_COORDINATES
         blocks = first.out_features // size
-        share = head.out_features / max(records, 2 * head.out_features)  # one record of a class of average size
+        share = head.out_features / max(
+            records, 2 * head.out_features
+        )  # one record of a class of average size
         weights, thresholds = draw_gates(public_x, blocks, share, generator)
         with torch.no_grad():
             for layer in (first, second, head):
@@ -62,7 +72,9 @@ class PlantedEmbedding(ChosenModel):
                 second.weight[at, pixels] = -GATE_OFFSET * SECOND_SCALE
                 second.weight[at, pixels + 1 + block] = SECOND_SCALE * GATE_LIFT
                 second.weight[at.start + 1, pixels] = (1 - GATE_OFFSET) * SECOND_SCALE
-                second.weight[at.start + GATE_COORDINATES : at.stop, :pixels] = SECOND_SCALE * torch.eye(pixels)
+                second.weight[at.start + GATE_COORDINATES : at.stop, :pixels] = (
+                    SECOND_SCALE * torch.eye(pixels)
+                )
 
     def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Each record's embedding: what it adds to the sum of its class."""
@@ -71,7 +83,8 @@ class PlantedEmbedding(ChosenModel):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """images (m, c, h, w): every class and block that one record made."""
-        sent, shape = view.captures[0].value, view.knowledge.shape
+        sent = view.captures[0].value
+        shape = view.knowledge.shape
         pixels = view.knowledge.public_x[0].numel()
         total = sent["mean"].double() * sent["count"].double().unsqueeze(1)
         rows = records_from_sums(total, pixels).float()
@@ -84,14 +97,17 @@ class PlantedEmbedding(ChosenModel):
 def records_from_sums(total: Tensor, pixels: int) -> Tensor:
     """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding.
 
-    A block that one record opened holds s (g + pixel - GATE_OFFSET), where g is how far the gate is open and s the scale; its
-    first two coordinates, s (g - GATE_OFFSET) and s (g + 1 - GATE_OFFSET), say both. One that nobody opened is zero. One that
-    several opened is a picture whose brightest pixel is rarely 1 and whose scale is a multiple of everybody's.
-    """
+    A block that one record opened holds s (g + pixel - GATE_OFFSET), where g is how far the gate is
+    open and s the scale; its first two coordinates, s (g - GATE_OFFSET) and s (g + 1 -
+    GATE_OFFSET), say both. One that nobody opened is zero. One that several opened is a picture
+    whose brightest pixel is rarely 1 and whose scale is a multiple of everybody's."""
     size = pixels + GATE_COORDINATES
     by_block = total[:, : total.shape[1] // size * size].reshape(-1, size)
-    low, high = by_block[:, :1], by_block[:, 1:2]
+    low = by_block[:, :1]
+    high = by_block[:, 1:2]
     scale = high - low
     alone = (low > 0) & (scale < 1.5 * SECOND_SCALE * FIRST_SCALE)
     rows = ((by_block[:, GATE_COORDINATES:] - low) / scale.clamp_min(1e-300))[alone[:, 0]]
-    return rows[(rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)].clamp(0, 1)
+    return rows[(rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)].clamp(
+        0, 1
+    )

@@ -25,13 +25,21 @@ from attacks.validation import check_positive
 
 
 @accepts_numpy
-def base(log_probs: Tensor, masks: Tensor, target: Tensor, *, temperature: float = 1.0, online: bool = True) -> Tensor:
-    """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger = member.
+def base(
+    log_probs: Tensor,
+    masks: Tensor,
+    target: Tensor,
+    *,
+    temperature: float = 1.0,
+    online: bool = True,
+) -> Tensor:
+    """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger =
+    member.
 
-    log_probs (K, n) of the true label under the shadow models (at most 0), masks (K, n) bool, target (n,).
-    Log-probabilities are divided by ``temperature`` first. Online takes all shadow models; offline only
-    those trained without the record (all, if there are none). ValueError: bad shapes, NaN, temperature.
-    """
+    log_probs (K, n) of the true label under the shadow models (at most 0), masks (K, n) bool,
+    target (n,). Log-probabilities are divided by ``temperature`` first. Online takes all shadow
+    models; offline only those trained without the record (all, if there are none). ValueError: bad
+    shapes, NaN, temperature."""
     x, mask, t = check_shadow_signals(log_probs, masks, target, 2, finite=False)
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: a positive number is needed")

@@ -1,8 +1,8 @@
 """The density attack that FedLGD ran: Gaussian kernel densities of members and of non-members.
 
-Huang et al. (2024) estimate both densities on gradients of one model and call it LiRA; no shadow model
-calibrates a record, so it is a global test: a record that is easy by nature counts as a member.
-"""
+Huang et al. (2024) estimate both densities on gradients of one model and call it LiRA; no shadow
+model calibrates a record, so it is a global test: a record that is easy by nature counts as a
+member."""
 
 from __future__ import annotations
 
@@ -25,11 +25,18 @@ from attacks.validation import check_counts
 def density_ratio(inside: Tensor, outside: Tensor, query: Tensor) -> Tensor:
     """log p_in(q) - log p_out(q): (m,) float64, larger = member.
 
-    inside (a, d), outside (b, d): features of known members and non-members; query (m, d). Each feature is scaled by its
-    pooled standard deviation (constant ones are left out); the bandwidth is Scott's rule.
-    """
-    if len(inside) < 2 or len(outside) < 2 or not inside.shape[1:] == outside.shape[1:] == query.shape[1:]:
-        raise ValueError(f"inside {tuple(inside.shape)}, outside {tuple(outside.shape)}, query {tuple(query.shape)}")
+    inside (a, d), outside (b, d): features of known members and non-members; query (m, d). Each
+    feature is scaled by its pooled standard deviation (constant ones are left out); the bandwidth
+    is Scott's rule."""
+    if (
+        len(inside) < 2
+        or len(outside) < 2
+        or not inside.shape[1:] == outside.shape[1:] == query.shape[1:]
+    ):
+        raise ValueError(
+            f"inside {tuple(inside.shape)}, outside {tuple(outside.shape)}, query "
+            f"{tuple(query.shape)}"
+        )
     spread = torch.cat([inside, outside]).double().std(0)
     live = spread > 0
     if not live.any():
@@ -39,7 +46,8 @@ def density_ratio(inside: Tensor, outside: Tensor, query: Tensor) -> Tensor:
 
 
 def _log_density(points: Tensor, query: Tensor) -> Tensor:
-    """Log of the Gaussian kernel density of ``points`` (a, d) at ``query`` (m, d), in blocks of queries."""
+    """Log of the Gaussian kernel density of ``points`` (a, d) at ``query`` (m, d), in blocks of
+    queries."""
     count, width = points.shape
     h = count ** (-1 / (width + 4))  # Scott's rule
     level = math.log(count) + width * math.log(h * math.sqrt(2 * math.pi))
@@ -49,7 +57,8 @@ def _log_density(points: Tensor, query: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class GradientDensity(MembershipAttack):
-    """FedLGD's kernel-density attack on the signal (on the gradient signals, if the view has them)."""
+    """FedLGD's kernel-density attack on the signal (on the gradient signals, if the view has
+    them)."""
 
     folds: int = 4
     limit: int = 1000
@@ -76,7 +85,10 @@ class GradientDensity(MembershipAttack):
 
         def fit_density_ratio(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:
             inside, outside = (shadows[side] for side in (masks, ~masks))
-            inside, outside = (x[torch.from_numpy(rng.permutation(len(x))[: self.limit])] for x in (inside, outside))
+            inside, outside = (
+                x[torch.from_numpy(rng.permutation(len(x))[: self.limit])]
+                for x in (inside, outside)
+            )
             return density_ratio(inside, outside, target.flatten(0, 1)).reshape(target.shape[:2])
 
         return _cross_fit(fit_density_ratio, features, worlds.masks, self.folds)

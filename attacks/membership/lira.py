@@ -1,7 +1,8 @@
-"""The likelihood-ratio attack (Carlini et al. 2022), and the variants of it that other tools report.
+"""The likelihood-ratio attack (Carlini et al. 2022), and the variants of it that other tools
+report.
 
-A world is one shadow model with its coin flips: IN for a record that it was trained on, OUT for the others.
-"""
+A world is one shadow model with its coin flips: IN for a record that it was trained on, OUT for the
+others."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from attacks.types import View
 Variance = Literal["auto", "bayes", "per_record", "pooled", "uncentred", "uncentred_in"]
 MIN_STD = 1e-30
 PRIOR_WEIGHT = 1.0  # shadow models that the prior of a record's centre counts for
-MAX_PRIOR_DEGREES = 1000.0  # of the prior of a variance; so many mean that all records have one variance
+MAX_PRIOR_DEGREES = (
+    1000.0  # of the prior of a variance; so many mean that all records have one variance
+)
 NEWTON_STEPS = 20  # of the inverse trigamma function, which converges from either side
 
 
@@ -39,7 +42,11 @@ NEWTON_STEPS = 20  # of the inverse trigamma function, which converges from eith
 CONVENTIONS: Mapping[str, Mapping[str, Any]] = {
     "paper": {"centre": "mean", "variance": "per_record", "offline_test": "logcdf"},
     "carlini-script": {"centre": "median", "variance": "per_record", "offline_test": "logpdf"},
-    "carlini-script-fixed": {"centre": "median", "variance": "uncentred_in", "offline_test": "logpdf"},
+    "carlini-script-fixed": {
+        "centre": "median",
+        "variance": "uncentred_in",
+        "offline_test": "logpdf",
+    },
     "tf-privacy": {"centre": "median", "variance": "pooled"},
     "leakpro-global": {"centre": "mean", "variance": "uncentred", "offline_test": "logcdf"},
 }
@@ -58,40 +65,45 @@ def lira(
 ) -> Tensor:
     """Log-likelihood ratio of membership per record (n,), float64, larger = member.
 
-    signals (K, n) or (K, n, q) for q queries a record: each shadow model's signal; masks (K, n) bool;
-    target (n,) or (n, q). Queries are scored one by one and their log-ratios averaged, as the
+    signals (K, n) or (K, n, q) for q queries a record: each shadow model's signal; masks (K, n)
+    bool; target (n,) or (n, q). Queries are scored one by one and their log-ratios averaged, as the
     authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
     paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
     variance: "auto" is "bayes", which measured best at 7 to 63 shadow models: Student's law
-    for each record, whose centre and variance lean on those of all records, around means whatever ``centre`` says; "per_record" is numpy's std of each record's worlds; "pooled" pools the residuals
-    around each record's own centre, IN and OUT apart; the uncentred ones serve CONVENTIONS. A record with no IN (or OUT) world takes the other
-    side's centre shifted by the median gap of the rest. Raises ValueError for bad shapes, NaN, or no world on a side that
-    is needed.
-    """
+    for each record, whose centre and variance lean on those of all records, around means whatever
+    ``centre`` says; "per_record" is numpy's std of each record's worlds; "pooled" pools the
+    residuals around each record's own centre, IN and OUT apart; the uncentred ones serve
+    CONVENTIONS. A record with no IN (or OUT) world takes the other side's centre shifted by the
+    median gap of the rest. Raises ValueError for bad shapes, NaN, or no world on a side that is
+    needed."""
     x, mask, t = check_shadow_signals(signals, masks, target, 2, 3)
     if x.ndim == 2:
-        x, t = x.unsqueeze(-1), t.unsqueeze(-1)
+        x = x.unsqueeze(-1)
+        t = t.unsqueeze(-1)
     mask = mask.unsqueeze(-1).expand_as(x)
     if variance in ("auto", "bayes"):
         return _bayes_score(x, mask, t, online, offline_test)
     mu_out, std_out = _side_statistics(x, ~mask, variance, centre, "OUT")
     if not online:
         mu = torch.where(mu_out.isnan(), mu_out.nanmedian(), mu_out)
-        score = log_ndtr((t - mu) / std_out) if offline_test == "logcdf" else -_log_pdf(t, mu, std_out)
+        score = (
+            log_ndtr((t - mu) / std_out) if offline_test == "logcdf" else -_log_pdf(t, mu, std_out)
+        )
         return score.mean(-1)
     mu_in, std_in = _side_statistics(x, mask, variance, centre, "IN")
     if variance == "uncentred_in":
         std_out = std_in
     gap = (mu_in - mu_out).nanmedian().nan_to_num(0.0)  # of the records that have both sides
-    filled_in, filled_out = (
-        torch.where(mu_in.isnan(), mu_out + gap, mu_in),
-        torch.where(mu_out.isnan(), mu_in - gap, mu_out),
-    )
+    filled_in = torch.where(mu_in.isnan(), mu_out + gap, mu_in)
+    filled_out = torch.where(mu_out.isnan(), mu_in - gap, mu_out)
     return (_log_pdf(t, filled_in, std_in) - _log_pdf(t, filled_out, std_out)).mean(-1)
 
 
-def _side_statistics(x: Tensor, mask: Tensor, variance: Variance, centre: str, name: str) -> tuple[Tensor, Tensor]:
-    """Centre and standard deviation per record (n, q) over the worlds on one side; centres are NaN for records without one."""
+def _side_statistics(
+    x: Tensor, mask: Tensor, variance: Variance, centre: str, name: str
+) -> tuple[Tensor, Tensor]:
+    """Centre and standard deviation per record (n, q) over the worlds on one side; centres are NaN
+    for records without one."""
     if not mask.any():
         raise ValueError(f"no shadow model has any record {name}: this test needs them")
     count = mask.sum(0)
@@ -110,23 +122,28 @@ def _side_statistics(x: Tensor, mask: Tensor, variance: Variance, centre: str, n
     return middle, torch.where(count >= 2, own, pooled) + MIN_STD
 
 
-# BaVarIA (Brännvall 2026, arXiv 2603.11799): for each record and side, n signals x ~ N(mu, s2) with the conjugate prior
-#     s2 ~ InvGamma(d / 2, d v / 2),   mu | s2 ~ N(m, s2 / w),
-# predict the target's signal by Student's law (Murphy 2007, "Conjugate Bayesian analysis of the Gaussian", section 6):
-#     centre (w m + n x-) / (w + n),   degrees of freedom d + n,
+# BaVarIA (Brännvall 2026, arXiv 2603.11799): for each record and side, n signals x ~ N(mu, s2) with
+# the conjugate prior     s2 ~ InvGamma(d / 2, d v / 2),   mu | s2 ~ N(m, s2 / w),
+# predict the target's signal by Student's law (Murphy 2007, "Conjugate Bayesian analysis of the
+# Gaussian", section 6):     centre (w m + n x-) / (w + n),   degrees of freedom d + n,
 #     scale^2 (1 + 1 / (w + n)) / (d + n) * (d v + sum (x - x-)^2 + w n (x- - m)^2 / (w + n)).
-# d and v are fitted to the variances of all records (Smyth 2004, section 6.2): with s_i^2 on n_i - 1 degrees of freedom,
-#     e_i = log s_i^2 - psi((n_i - 1) / 2) + log((n_i - 1) / 2),
+# d and v are fitted to the variances of all records (Smyth 2004, section 6.2): with s_i^2 on n_i -
+# 1 degrees of freedom,     e_i = log s_i^2 - psi((n_i - 1) / 2) + log((n_i - 1) / 2),
 #     psi'(d / 2) = var(e) - mean psi'((n_i - 1) / 2),   log v = mean(e) + psi(d / 2) - log(d / 2).
-# m is the other side's mean, shifted by the median gap of all records, and w = PRIOR_WEIGHT: a record without a world on
-# one side takes it from the other.
+# m is the other side's mean, shifted by the median gap of all records, and w = PRIOR_WEIGHT: a
+# record without a world on one side takes it from the other.
 def _bayes_score(x: Tensor, mask: Tensor, t: Tensor, online: bool, offline_test: str) -> Tensor:
     inside = _count_mean_squares(x, mask)
     outside = _count_mean_squares(x, ~mask)
     if not outside[0].any() or (online and not inside[0].any()):
-        raise ValueError(f"no shadow model has any record {'IN' if outside[0].any() else 'OUT'}: this test needs them")
+        raise ValueError(
+            f"no shadow model has any record {'IN' if outside[0].any() else 'OUT'}: this "
+            "test needs them"
+        )
     if online:
-        gap = (inside[1] - outside[1]).nanmedian(0).values.nan_to_num(0.0)  # of the records that have both sides
+        gap = (
+            (inside[1] - outside[1]).nanmedian(0).values.nan_to_num(0.0)
+        )  # of the records that have both sides
         log_in, *_ = _student_law(t, *inside, outside[1] + gap)
         log_out, *_ = _student_law(t, *outside, inside[1] - gap)
         return (log_in - log_out).mean(-1)
@@ -141,7 +158,8 @@ def _bayes_score(x: Tensor, mask: Tensor, t: Tensor, online: bool, offline_test:
 
 
 def _count_mean_squares(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each record's signals on one side (n, q): how many, their mean (NaN for none), the sum of squares around it."""
+    """Of each record's signals on one side (n, q): how many, their mean (NaN for none), the sum of
+    squares around it."""
     count = mask.sum(0).double()
     mean = x.masked_fill(~mask, 0).sum(0) / count
     squares = (x - mean).masked_fill(~mask, 0).square().sum(0)
@@ -151,7 +169,8 @@ def _count_mean_squares(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor
 def _student_law(
     t: Tensor, count: Tensor, mean: Tensor, squares: Tensor, prior_mean: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log density of ``t`` under the predictive law of one side, and its centre, scale, degrees of freedom; (n, q) each.
+    """Log density of ``t`` under the predictive law of one side, and its centre, scale, degrees of
+    freedom; (n, q) each.
 
     prior_mean: m, NaN for none.
     """
@@ -163,13 +182,26 @@ def _student_law(
     centre = (weight * prior_mean + count * mean) / total
     degrees = prior_degrees + count
     between = weight * count * (mean - prior_mean).square() / total
-    scale = ((1 + 1 / total) * (prior_degrees * prior_variance + squares + between) / degrees).sqrt() + MIN_STD
-    norm = torch.lgamma((degrees + 1) / 2) - torch.lgamma(degrees / 2) - (degrees * math.pi).log() / 2 - scale.log()
-    return norm - (degrees + 1) / 2 * (((t - centre) / scale).square() / degrees).log1p(), centre, scale, degrees
+    scale = (
+        (1 + 1 / total) * (prior_degrees * prior_variance + squares + between) / degrees
+    ).sqrt() + MIN_STD
+    norm = (
+        torch.lgamma((degrees + 1) / 2)
+        - torch.lgamma(degrees / 2)
+        - (degrees * math.pi).log() / 2
+        - scale.log()
+    )
+    return (
+        norm - (degrees + 1) / 2 * (((t - centre) / scale).square() / degrees).log1p(),
+        centre,
+        scale,
+        degrees,
+    )
 
 
 def _fit_variance_prior(count: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Degrees of freedom d and location v of the records' variances, (q,) each, from counts and squares (n, q)."""
+    """Degrees of freedom d and location v of the records' variances, (q,) each, from counts and
+    squares (n, q)."""
     free = (count - 1).clamp_min(0)
     pooled = squares.sum(0) / free.sum(0).clamp_min(1)
     seen = (free > 0) & (squares > 0)
@@ -177,7 +209,9 @@ def _fit_variance_prior(count: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]
     e = (squares / (2 * half)).log() - half.digamma() + half.log()
     number = seen.sum(0)
     mean = e.nanmean(0)
-    spread = (e - mean).square().nansum(0) / (number - 1).clamp_min(1) - torch.polygamma(1, half).nanmean(0)
+    spread = (e - mean).square().nansum(0) / (number - 1).clamp_min(1) - torch.polygamma(
+        1, half
+    ).nanmean(0)
     least = float(torch.polygamma(1, torch.tensor(MAX_PRIOR_DEGREES / 2, dtype=torch.float64)))
     fits = (number > 1) & (spread > least)
     degrees = 2 * _invert_trigamma(torch.where(fits, spread, least))

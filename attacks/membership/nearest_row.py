@@ -1,8 +1,11 @@
-"""Were records sent nearly as they are? Members against non-members, by the distance to the nearest row that was sent.
+"""Were records sent nearly as they are? Members against non-members, by the distance to the nearest
+row that was sent.
 
-A signal that is read from a model trained on synthetic images says little of images that are records themselves. Here
-each record is compared with the rows: needs no shadow models. Beside the rates of the membership game, which are those of
-the audited records in all replays, stands a count in the run that happened: all its members against all its non-members.
+A signal that is read from a model trained on synthetic images says little of images that are
+records themselves. Here
+each record is compared with the rows: needs no shadow models. Beside the rates of the membership
+    game, which are those of the audited records in all replays, stands a count in the run that
+    happened: all its members against all its non-members.
 """
 
 from __future__ import annotations
@@ -20,7 +23,17 @@ from attacks.membership.multi_round import signal_in_all_rounds
 from attacks.membership.signals import nearest_distance, patch_distance, single_record_means
 from attacks.roc import roc, tpr_at_fpr
 from attacks.tensors import accepts_numpy
-from attacks.types import ANY_ADVERSARY, IMAGE_SURFACES, Adversary, Evidence, Finding, Surface, Truth, View, Worlds
+from attacks.types import (
+    ANY_ADVERSARY,
+    IMAGE_SURFACES,
+    Adversary,
+    Evidence,
+    Finding,
+    Surface,
+    Truth,
+    View,
+    Worlds,
+)
 
 ROW_SURFACES = frozenset(
     {
@@ -32,7 +45,8 @@ ROW_SURFACES = frozenset(
         Surface.SHARED_FEATURES,
     }
 )
-# Thresholds, settled before any distance is seen: the k-th nearest non-member of n, k = 1 + floor(share * n).
+# Thresholds, settled before any distance is seen: the k-th nearest non-member of n, k = 1 +
+# floor(share * n).
 FALSE_SHARES = (0.0, 0.001, 0.01)
 RECORDS_AT_ONCE = 512  # that go through a map together
 Distance = Callable[[Tensor, Tensor], Tensor]
@@ -40,7 +54,8 @@ Distance = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class NearestCount:
-    """Members nearer than the ``rank``-th nearest non-member, and non-members nearer than that (at most rank - 1).
+    """Members nearer than the ``rank``-th nearest non-member, and non-members nearer than that (at
+    most rank - 1).
 
     p_value: of so many members or more by chance, at this rank alone.
     """
@@ -53,21 +68,27 @@ class NearestCount:
 
 @accepts_numpy
 def count_nearest(members: Tensor, nonmembers: Tensor) -> list[NearestCount]:
-    """One count for each different rank of FALSE_SHARES, by distances (m,) and (n,) to what was sent; smaller = nearer.
+    """One count for each different rank of FALSE_SHARES, by distances (m,) and (n,) to what was
+    sent; smaller = nearer.
 
-    If what was sent does not depend on who is in, every order of the m + n distances is equally likely. At least t members
-    precede the k-th non-member if and only if the t + k - 1 nearest hold at most k - 1 non-members, so with
-    H ~ Hypergeometric(m + n, n, t + k - 1), the non-members among these,
+    If what was sent does not depend on who is in, every order of the m + n distances is equally
+    likely. At least t members precede the k-th non-member if and only if the t + k - 1 nearest hold
+    at most k - 1 non-members, so with H ~ Hypergeometric(m + n, n, t + k - 1), the non-members
+    among these,
 
-        p = P(H <= k - 1)        (negative hypergeometric law: Wilks 1942, "Statistical prediction with special
+        p = P(H <= k - 1)        (negative hypergeometric law: Wilks 1942, "Statistical prediction
+        with special
                                   reference to the problem of tolerance limits").
 
-    Ties with the threshold do not count, which makes p larger. Raises ValueError for an empty side or NaN.
-    """
+    Ties with the threshold do not count, which makes p larger. Raises ValueError for an empty side
+    or NaN."""
     inside = torch.as_tensor(members).double().flatten()
     outside = torch.as_tensor(nonmembers).double().flatten().sort().values
     if not len(inside) or not len(outside) or inside.isnan().any() or outside.isnan().any():
-        raise ValueError(f"{len(inside)} members, {len(outside)} non-members: distances of both are needed, no NaN")
+        raise ValueError(
+            f"{len(inside)} members, {len(outside)} non-members: distances of both are "
+            "needed, no NaN"
+        )
     ranks = sorted({1 + int(share * len(outside)) for share in FALSE_SHARES})
     return [_count_at_rank(inside, outside, rank) for rank in ranks]
 
@@ -83,10 +104,11 @@ def _count_at_rank(inside: Tensor, outside: Tensor, rank: int) -> NearestCount:
 
 @accepts_numpy
 def copy_test(members: Tensor, nonmembers: Tensor) -> dict[str, Any]:
-    """``copy_test`` of a finding: the count at the rank with the smallest p-value (of equal ones the smallest rank).
+    """``copy_test`` of a finding: the count at the rank with the smallest p-value (of equal ones
+    the smallest rank).
 
-    p_value: of that count, times the number of ranks (Bonferroni), so that all ranks together share one error.
-    """
+    p_value: of that count, times the number of ranks (Bonferroni), so that all ranks together share
+        one error."""
     counts = count_nearest(members, nonmembers)
     best = min(counts, key=lambda count: (count.p_value, count.rank))
     found: dict[str, Any] = {"members": len(members), "nonmembers": len(nonmembers)}
@@ -98,19 +120,23 @@ def copy_test(members: Tensor, nonmembers: Tensor) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NearestRow(MembershipAttack):
-    """Minus the distance to the nearest row of any round as the score: one threshold for all records."""
+    """Minus the distance to the nearest row of any round as the score: one threshold for all
+    records."""
 
     name: ClassVar[str] = "nearest_row"
     surfaces: ClassVar[frozenset[Surface]] = ROW_SURFACES
     adversaries: ClassVar[frozenset[Adversary]] = ANY_ADVERSARY
     least_worlds: ClassVar[int] = 1
-    _distance: ClassVar[Distance] = staticmethod(lambda records, rows: -nearest_distance(records, rows))
+    _distance: ClassVar[Distance] = staticmethod(
+        lambda records, rows: -nearest_distance(records, rows)
+    )
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         return signal_in_all_rounds(require_worlds(view), name).double().amax(-1)
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """The game's rates, and ``copy_test``: all members and non-members of the run, by the rows of all kept rounds.
+        """The game's rates, and ``copy_test``: all members and non-members of the run, by the rows
+        of all kept rounds.
 
         diagnostics: "last_round", both for the rows of one round alone.
         """
@@ -126,7 +152,10 @@ class NearestRow(MembershipAttack):
         nonmembers = torch.stack([outside for _, outside in known]).amin(0)
         alone = copy_test(*last)
         diagnostics = finding.measures.get("diagnostics", {})
-        diagnostics = {**diagnostics, "last_round": diagnostics.get("last_round", {}) | {"copy_test": alone}}
+        diagnostics = {
+            **diagnostics,
+            "last_round": diagnostics.get("last_round", {}) | {"copy_test": alone},
+        }
         kept = {"near_members": members, "near_nonmembers": nonmembers}
         finding = replace(finding, figures={**finding.figures, **kept})
         return finding.with_measures(
@@ -134,11 +163,18 @@ class NearestRow(MembershipAttack):
         )
 
     def _distances(self, view: View, truth: Truth) -> tuple[Tensor, Tensor] | None:
-        """Distances (m,), (n,) of members and non-members to one round's rows; None where the two cannot be compared."""
+        """Distances (m,), (n,) of members and non-members to one round's rows; None where the two
+        cannot be compared."""
         rows = _sent_rows(view)
         inside = map_to_rows(view, truth.x, rows)
         outside = map_to_rows(view, truth.heldout_x, rows)
-        if inside is None or outside is None or not len(rows) or not len(inside) or not len(outside):
+        if (
+            inside is None
+            or outside is None
+            or not len(rows)
+            or not len(inside)
+            or not len(outside)
+        ):
             return None
         return self._distance(inside, rows).double(), self._distance(outside, rows).double()
 
@@ -150,7 +186,9 @@ class NearestRow(MembershipAttack):
         member = worlds.masks.flatten().numpy()
         last = worlds.signals[name].double().flatten().numpy()
         alone: dict[str, Any] = {"auc": roc(last, member).auc}
-        alone |= {f"tpr_at_{rate}": tpr_at_fpr(last, member, rate)[0] for rate in FALSE_POSITIVE_RATES}
+        alone |= {
+            f"tpr_at_{rate}": tpr_at_fpr(last, member, rate)[0] for rate in FALSE_POSITIVE_RATES
+        }
         return finding.with_measures(diagnostics={"last_round": alone})
 
 
@@ -160,7 +198,9 @@ class NearestPatch(NearestRow):
 
     name: ClassVar[str] = "nearest_patch"
     surfaces: ClassVar[frozenset[Surface]] = IMAGE_SURFACES
-    _distance: ClassVar[Distance] = staticmethod(lambda records, rows: -patch_distance(records, rows))
+    _distance: ClassVar[Distance] = staticmethod(
+        lambda records, rows: -patch_distance(records, rows)
+    )
 
 
 def _sent_rows(view: View) -> Tensor:
@@ -172,7 +212,8 @@ def _sent_rows(view: View) -> Tensor:
 
 
 def map_to_rows(view: View, x: Tensor, rows: Tensor) -> Tensor | None:
-    """Records x (n, c, h, w) as rows of the kind that was sent, by the map that the view grants; None without a fitting one."""
+    """Records x (n, c, h, w) as rows of the kind that was sent, by the map that the view grants;
+    None without a fitting one."""
     maps: Mapping[str, Callable[[Tensor], Tensor]] = view.knowledge.maps
     names = {
         Surface.FEATURES: ("feature",),
@@ -185,7 +226,9 @@ def map_to_rows(view: View, x: Tensor, rows: Tensor) -> Tensor | None:
     if chosen is None and view.surface == Surface.PROTOTYPES and hasattr(model, "features"):
         chosen = model.eval().features  # type: ignore[union-attr,assignment]
     with torch.no_grad():
-        mapped = x if chosen is None else torch.cat([chosen(part) for part in x.split(RECORDS_AT_ONCE)])
+        mapped = (
+            x if chosen is None else torch.cat([chosen(part) for part in x.split(RECORDS_AT_ONCE)])
+        )
     if mapped.shape[1:] == rows.shape[1:]:
         return mapped
     flat = mapped.flatten(1)

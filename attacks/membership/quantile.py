@@ -1,9 +1,10 @@
-"""Membership without shadow models: what score would a model give a record that it was not trained on?
+"""Membership without shadow models: what score would a model give a record that it was not trained
+on?
 
-Bertran, Tang, Roth, Kearns, Morgenstern and Wu, "Scalable Membership Inference Attacks via Quantile Regression" (NeurIPS
-2023): regress the target model's scores on public records, which it never saw, on the records themselves; at each
-false-positive rate one quantile is the threshold. With their Gaussian quantiles all of these are one ranking: (score -
-mean) / standard deviation.
+Bertran, Tang, Roth, Kearns, Morgenstern and Wu, "Scalable Membership Inference Attacks via Quantile
+Regression" (NeurIPS 2023): regress the target model's scores on public records, which it never saw,
+on the records themselves; at each false-positive rate one quantile is the threshold. With their
+Gaussian quantiles all of these are one ranking: (score - mean) / standard deviation.
 """
 
 from __future__ import annotations
@@ -25,22 +26,31 @@ LOG_CHI_SQUARE_MEAN = 1.2704
 MIN_STD_SHARE = 1e-3  # of a predicted standard deviation, in units of the scores' own
 
 
-def standardise_scores(scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, ridge: float = 1.0) -> Tensor:
-    """(q,) float64: by how many standard deviations each score lies above what its record's features foretell.
+def standardise_scores(
+    scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, ridge: float = 1.0
+) -> Tensor:
+    """(q,) float64: by how many standard deviations each score lies above what its record's
+    features foretell.
 
-    scores (m,) of records that were not trained on, with features ``known`` (m, d); asked (q, d), values (q,): of the
-    records in question. Mean and log variance are ridge regressions on the features; the variance is fitted to the
-    residuals that each record has when it is left out (Allen 1974). Raises ValueError for unequal lengths, fewer than 2
+    scores (m,) of records that were not trained on, with features ``known`` (m, d); asked (q, d),
+    values (q,): of the records in question. Mean and log variance are ridge regressions on the
+        features; the variance is fitted to the residuals that each record has when it is left out
+        (Allen 1974). Raises ValueError for unequal lengths, fewer than 2
     known records, or a ridge that is not positive.
     """
     if len(scores) != len(known) or len(values) != len(asked) or len(scores) < 2 or not ridge > 0:
         shapes = [tuple(part.shape) for part in (scores, known, asked, values)]
         raise ValueError(
-            f"scores, known, asked, values {shapes}, ridge={ridge}: equal lengths, 2 known records and a positive ridge are needed"
+            f"scores, known, asked, values {shapes}, ridge={ridge}: equal lengths, 2 "
+            "known records and a positive ridge are needed"
         )
-    s, x, q = scores.double(), known.double(), asked.double()
-    centre, spread = x.mean(0), x.std(0).clamp_min(1e-12)
-    x, q = (x - centre) / spread, (q - centre) / spread
+    s = scores.double()
+    x = known.double()
+    q = asked.double()
+    centre = x.mean(0)
+    spread = x.std(0).clamp_min(1e-12)
+    x = (x - centre) / spread
+    q = (q - centre) / spread
     mean, left_out = _ridge_predictions(s, x, q, ridge)
     residual = (s - left_out).square()
     floor = (MIN_STD_SHARE**2 * s.var()).clamp_min(1e-300)
@@ -50,23 +60,27 @@ def standardise_scores(scores: Tensor, known: Tensor, asked: Tensor, values: Ten
 
 
 def _ridge_predictions(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Predictions (q,) for ``asked``, and for each row of ``x`` (m, d) from the other rows; the intercept is not shrunk."""
+    """Predictions (q,) for ``asked``, and for each row of ``x`` (m, d) from the other rows; the
+    intercept is not shrunk."""
     gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype)
     weights = torch.linalg.solve(gram, x.T)  # (d, m)
-    slope, middle = weights @ (y - y.mean()), y.mean()
+    slope = weights @ (y - y.mean())
+    middle = y.mean()
     leverage = ((x * weights.T).sum(1) + 1 / len(y)).clamp(max=0.99)
     fitted = middle + x @ slope
     return middle + asked @ slope, y - (y - fitted) / (1 - leverage)
 
 
 def regression_features(x: Tensor, labels: Tensor, axes: Tensor, classes: int) -> Tensor:
-    """Coordinates (n, d + classes) of images (n, c, h, w) along ``axes`` (p, d), and their class."""
+    """Coordinates (n, d + classes) of images (n, c, h, w) along ``axes`` (p, d), and their
+    class."""
     return torch.cat([x.flatten(1) @ axes, F.one_hot(labels.long(), classes).to(axes)], 1)
 
 
 @dataclass(frozen=True)
 class QuantileRegression(MembershipAttack):
-    """Bertran et al. (2023) on the model's confidence; features are the records' principal components and their class.
+    """Bertran et al. (2023) on the model's confidence; features are the records' principal
+    components and their class.
 
     components: of the public records' pixels; ridge: of the regression, in records.
     """
@@ -75,9 +89,14 @@ class QuantileRegression(MembershipAttack):
     ridge: float = 1.0
     name: ClassVar[str] = "quantile_regression"
     surfaces: ClassVar[frozenset[Surface]] = frozenset(
-        {Surface.UPDATE, Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.GLOBAL_MODEL,
-         Surface.GLOBAL_IMAGES}
-    )  # fmt: skip
+        {
+            Surface.UPDATE,
+            Surface.SYNTHETIC_IMAGES,
+            Surface.SYNTHETIC_REPRESENTATIONS,
+            Surface.GLOBAL_MODEL,
+            Surface.GLOBAL_IMAGES,
+        }
+    )
     least_worlds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -92,14 +111,19 @@ class QuantileRegression(MembershipAttack):
         return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds, public = require_worlds(view), view.knowledge
+        worlds = require_worlds(view)
+        public = view.knowledge
         if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
             raise ValueError(f"{self.name}: the worlds carry no outputs for public records")
         count, classes = worlds.public_logits.shape[-2:]
-        x, y = public.public_x[:count], public.public_y[:count]
+        x = public.public_x[:count]
+        y = public.public_y[:count]
         flat = x.flatten(1) - x.flatten(1).mean(0)
         axes = torch.linalg.svd(flat, full_matrices=False).Vh[: self.components].T
         known = regression_features(x, y, axes, classes)
         asked = regression_features(worlds.records, worlds.labels, axes, classes)
-        outside, own = logit_scaled(worlds.public_logits, y), logit_scaled(worlds.logits, worlds.labels)
-        return torch.stack([standardise_scores(s, known, asked, v, self.ridge) for s, v in zip(outside, own)])
+        outside = logit_scaled(worlds.public_logits, y)
+        own = logit_scaled(worlds.logits, worlds.labels)
+        return torch.stack(
+            [standardise_scores(s, known, asked, v, self.ridge) for s, v in zip(outside, own)]
+        )

@@ -22,13 +22,16 @@ from attacks.types import View
 from attacks.validation import check_counts
 
 ClassifierKind = Literal["mlp", "logistic"]
-MIN_LOG_PROBABILITY = -53 * math.log(2)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
+MIN_LOG_PROBABILITY = -53 * math.log(
+    2
+)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
 MAX_ROWS = 4000  # of features that the attack model is trained on
 
 
 @accepts_numpy
 def top_k_features(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
-    """Attack features (..., n, k + 2): the k largest log-probabilities, the true label's, and whether it leads."""
+    """Attack features (..., n, k + 2): the k largest log-probabilities, the true label's, and
+    whether it leads."""
     logp = logits.double().log_softmax(-1)
     own = logp.gather(-1, labels.long().expand(logp.shape[:-1]).unsqueeze(-1))
     leading = logp.topk(min(k, logp.shape[-1]), dim=-1).values
@@ -47,9 +50,10 @@ def shadow_classifier(
 ) -> Tensor:
     """Log-odds of membership for target records (t, n, d) -> (t, n), learned on shadow models.
 
-    features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). One attack model sees the class as one-hot inputs,
-    where Shokri et al. train one a class: it needs fewer shadows. At most MAX_ROWS shadow rows are used, drawn by ``seed``.
-    """
+    features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). One attack model sees the
+    class as one-hot inputs,
+    where Shokri et al. train one a class: it needs fewer shadows. At most MAX_ROWS shadow rows are
+        used, drawn by ``seed``."""
     if masks.all() or not masks.any():
         raise ValueError("the shadow models have members only or non-members only")
     rows = _feature_rows(features, labels)
@@ -57,7 +61,9 @@ def shadow_classifier(
     chosen = np.random.default_rng(seed).permutation(len(rows))[:MAX_ROWS]
     model = make_pipeline(StandardScaler(), _build_classifier(kind, seed, len(chosen)))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # a small, fixed number of passes is intended
+        warnings.simplefilter(
+            "ignore", ConvergenceWarning
+        )  # a small, fixed number of passes is intended
         model.fit(rows[chosen], inside[chosen])
     with np.errstate(divide="ignore"):
         logp = model.predict_log_proba(_feature_rows(target, labels)).clip(min=MIN_LOG_PROBABILITY)
@@ -70,17 +76,26 @@ def _feature_rows(features: Tensor, labels: Tensor) -> np.ndarray:
     return torch.cat([features.double(), tiled], -1).flatten(0, -2).numpy()
 
 
-def _build_classifier(kind: ClassifierKind, seed: int, rows: int) -> MLPClassifier | LogisticRegression:
+def _build_classifier(
+    kind: ClassifierKind, seed: int, rows: int
+) -> MLPClassifier | LogisticRegression:
     if kind == "logistic":
         return LogisticRegression(max_iter=1000, random_state=seed)
     if kind == "mlp":
-        return MLPClassifier((32,), max_iter=60, batch_size=min(200, rows), learning_rate_init=3e-3, random_state=seed)
+        return MLPClassifier(
+            (32,),
+            max_iter=60,
+            batch_size=min(200, rows),
+            learning_rate_init=3e-3,
+            random_state=seed,
+        )
     raise ValueError(f"kind={kind!r}: mlp or logistic")
 
 
 @dataclass(frozen=True)
 class ShadowClassifier(MembershipAttack):
-    """Shokri et al. (2017), FedFed's attack: top-k outputs if the view has logits, else the signal alone."""
+    """Shokri et al. (2017), FedFed's attack: top-k outputs if the view has logits, else the signal
+    alone."""
 
     k: int = 3
     kind: ClassifierKind = "mlp"
@@ -103,12 +118,15 @@ class ShadowClassifier(MembershipAttack):
             features = top_k_features(worlds.logits, worlds.labels, self.k)
         return _cross_fit(
             lambda f, m, t: shadow_classifier(f, m, t, worlds.labels, kind=self.kind, seed=seed),
-            features, worlds.masks, self.folds,
-        )  # fmt: skip
+            features,
+            worlds.masks,
+            self.folds,
+        )
 
 
 def _cross_fit(fit: Any, features: Tensor, masks: Tensor, folds: int) -> Tensor:
-    """Scores (K, n): each fold of worlds is scored by a model that was fitted on the other folds."""
+    """Scores (K, n): each fold of worlds is scored by a model that was fitted on the other
+    folds."""
     count = len(features)
     if count < 2 or not folds >= 2:
         raise ValueError(f"worlds={count}, folds={folds}: at least 2 of each are needed")

@@ -15,7 +15,8 @@ from attacks.types import Evidence, Finding, View, Worlds
 
 @accepts_numpy
 def loss_threshold(signal: Tensor) -> Tensor:
-    """The signal itself as the score, (n,) float64, larger = member; for a loss pass minus the loss."""
+    """The signal itself as the score, (n,) float64, larger = member; for a loss pass minus the
+    loss."""
     score = torch.as_tensor(signal).double()
     if score.ndim != 1 or not torch.isfinite(score).all():
         raise ValueError(f"signal {tuple(score.shape)}: one finite number per record is needed")
@@ -34,8 +35,11 @@ class LossThreshold(MembershipAttack):
         return torch.stack([loss_threshold(row) for row in worlds.signals[name]])
 
     def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
-        """Rates with the same false-positive rate for every record: these scores come from one replay each."""
+        """Rates with the same false-positive rate for every record: these scores come from one
+        replay each."""
         if evidence.scores is None:
             return finding
-        rates = measure_rates_per_record(evidence.scores, worlds.masks[: len(evidence.scores)], self.confidence)
+        rates = measure_rates_per_record(
+            evidence.scores, worlds.masks[: len(evidence.scores)], self.confidence
+        )
         return finding if rates is None else finding.with_measures(tpr_at_fpr_per_record=rates)

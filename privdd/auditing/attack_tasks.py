@@ -1,7 +1,7 @@
 """Attacks as tasks for an engine, and the error budget that all bounds of a run share.
 
-Each attack has its own random stream, so that its result depends on nothing else. Jobs of one attack that cost less
-together than one by one are one task.
+Each attack has its own random stream, so that its result depends on nothing else. Jobs of one
+attack that cost less together than one by one are one task.
 """
 
 from __future__ import annotations
@@ -30,17 +30,21 @@ from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, run_provenance, write_tensors
 from privdd.runtime.seal import FILES_KEY, file_sha256
 
-# ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It is shared in equal
-# parts (Bonferroni) by the bounds of membership attacks and of guarantee tests, which are counted before any is made.
-TESTS_PER_MECHANISM = 6  # at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
+# ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It
+# is shared in equal parts (Bonferroni) by the bounds of membership attacks and of guarantee tests,
+# which are counted before any is made.
+TESTS_PER_MECHANISM = (
+    6  # at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
+)
 WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
 
 
 @dataclass(frozen=True)
 class ErrorBudget:
-    """alpha: chance of any false contradiction, in (0, 1); tests: how many bounds share it, at least one; replaced: how
-    many of these were made by earlier commands, and others stand in their place."""
+    """alpha: chance of any false contradiction, in (0, 1); tests: how many bounds share it, at
+    least one; replaced: how many of these were made by earlier commands, and others stand in their
+    place."""
 
     alpha: float
     tests: int = 1
@@ -59,26 +63,47 @@ class ErrorBudget:
 
     def to_json(self) -> dict[str, float]:
         """``privacy.multiplicity`` of findings.json."""
-        return {"alpha": self.alpha, "tests": self.tests, **({"replaced": self.replaced} if self.replaced else {})}
+        return {
+            "alpha": self.alpha,
+            "tests": self.tests,
+            **({"replaced": self.replaced} if self.replaced else {}),
+        }
 
 
 def error_budget(
-    confidence: float, membership: int, mechanisms: int, *, canaries: bool = False, replaced: int = 0
+    confidence: float,
+    membership: int,
+    mechanisms: int,
+    *,
+    canaries: bool = False,
+    replaced: int = 0,
 ) -> ErrorBudget:
-    """How the bounds of a run share one error probability. confidence: of all together; membership: attacks of this family;
-    mechanisms: those with guarantee tests; canaries: whether their game is played; replaced: as of ``ErrorBudget``."""
+    """How the bounds of a run share one error probability. confidence: of all together; membership:
+    attacks of this family;
+    mechanisms: those with guarantee tests; canaries: whether their game is played; replaced: as of
+        ``ErrorBudget``."""
     alpha = round(1 - confidence, 12)  # 0.05 for 0.95, not 0.050000000000000044
-    tests = membership + TESTS_PER_MECHANISM * mechanisms + WHOLE_RUN_TESTS * (mechanisms > 0) + CANARY_TESTS * canaries
+    tests = (
+        membership
+        + TESTS_PER_MECHANISM * mechanisms
+        + WHOLE_RUN_TESTS * (mechanisms > 0)
+        + CANARY_TESTS * canaries
+    )
     return ErrorBudget(alpha, max(1, tests + replaced), replaced)
 
 
 MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
-LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)  # then all others
+LONGEST_FIRST = (
+    Family.GRADIENT_INVERSION,
+    Family.MODEL_INVERSION,
+    Family.RECONSTRUCTION,
+)  # then all others
 
 
 @dataclass(frozen=True)
 class AttackJob:
-    """One attack on one view; note: where the view comes from, in words; remarks: what else a finding's note says of it."""
+    """One attack on one view; note: where the view comes from, in words; remarks: what else a
+    finding's note says of it."""
 
     view: View
     truth: Truth
@@ -90,8 +115,8 @@ class AttackJob:
 
 @dataclass(frozen=True)
 class AttackTerms:
-    """Settings that all attacks of a run share. pictures: whether the most exposed records are kept; device: of attacks that
-    can compute elsewhere than on the CPU."""
+    """Settings that all attacks of a run share. pictures: whether the most exposed records are
+    kept; device: of attacks that can compute elsewhere than on the CPU."""
 
     keys: Keys
     delta: float
@@ -110,19 +135,27 @@ class AttackOutcome:
 
 @dataclass(frozen=True)
 class AttackTask:
-    """Jobs of one attack. An attack that fails ends here: its finding says so, and the others go on."""
+    """Jobs of one attack. An attack that fails ends here: its finding says so, and the others go
+    on."""
 
     jobs: tuple[AttackJob, ...]
     terms: AttackTerms
 
     def run(self) -> list[AttackOutcome]:
         """The outcome of each job, on the CPU."""
-        there = replace(self, jobs=to_device(self.jobs, self.terms.device)) if self.jobs[0].attack.on_gpu else self
+        there = (
+            replace(self, jobs=to_device(self.jobs, self.terms.device))
+            if self.jobs[0].attack.on_gpu
+            else self
+        )
         return there._run_jobs(self.jobs)
 
     def _run_jobs(self, given: Sequence[AttackJob]) -> list[AttackOutcome]:
         """given: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
-        streams = [attack_stream(self.terms.keys, job.name, job.view.surface, job.note) for job in self.jobs]
+        streams = [
+            attack_stream(self.terms.keys, job.name, job.view.surface, job.note)
+            for job in self.jobs
+        ]
         began = time.monotonic()
         refused = [_finding_without_attack(job) for job in self.jobs]
         open_jobs = [i for i, found in enumerate(refused) if found is None]
@@ -133,12 +166,16 @@ class AttackTask:
             else:
                 refused[i] = result
         spent = (time.monotonic() - began) / len(self.jobs)
-        return [self._judge_job(i, given[i], refused[i], evidence.get(i, Evidence()), spent) for i in range(len(given))]
+        return [
+            self._judge_job(i, given[i], refused[i], evidence.get(i, Evidence()), spent)
+            for i in range(len(given))
+        ]
 
     def _collect_evidence(
         self, rows: Sequence[int], streams: Sequence[torch.Generator]
     ) -> Sequence[Evidence | Finding]:
-        """The evidence of each job, or the finding that it failed; jobs that fail together are tried one by one."""
+        """The evidence of each job, or the finding that it failed; jobs that fail together are
+        tried one by one."""
         if not rows:
             return []
         jobs = [self.jobs[i] for i in rows]
@@ -147,15 +184,21 @@ class AttackTask:
         except Exception as error:
             if len(rows) == 1:
                 return [_failed_finding(jobs[0], error)]
-        fresh = [attack_stream(self.terms.keys, job.name, job.view.surface, job.note) for job in self.jobs]
+        fresh = [
+            attack_stream(self.terms.keys, job.name, job.view.surface, job.note)
+            for job in self.jobs
+        ]
         return [result for row in rows for result in self._collect_evidence([row], fresh)]
 
     def _judge_job(
         self, at: int, job: AttackJob, refused: Finding | None, evidence: Evidence, spent: float
     ) -> AttackOutcome:
-        began, there = time.monotonic(), self.jobs[at]
+        began = time.monotonic()
+        there = self.jobs[at]
         try:
-            finding = job.attack.judge(evidence, there.view, there.truth) if refused is None else refused
+            finding = (
+                job.attack.judge(evidence, there.view, there.truth) if refused is None else refused
+            )
         except Exception as error:
             finding = _failed_finding(job, error)
         finding, evidence = to_device((finding, evidence), "cpu")
@@ -164,8 +207,12 @@ class AttackTask:
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
             own = finding.measures.get("epsilon_measured")
-            bound = familywise_bound(evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, own)
-            finding = finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
+            bound = familywise_bound(
+                evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, own
+            )
+            finding = finding.with_measures(
+                diagnostics={**finding.measures.get("diagnostics", {}), **bound}
+            )
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
         records = exposed_records(finding, job.view) if self.terms.pictures else {}
         named = replace(finding, attack=job.name, message=job.view.message)
@@ -173,7 +220,8 @@ class AttackTask:
 
 
 def _finding_without_attack(job: AttackJob) -> Finding | None:
-    """A finding that nothing was sent or is there to be read, instead of an attack; None where there is."""
+    """A finding that nothing was sent or is there to be read, instead of an attack; None where
+    there is."""
     try:
         if (finding := empty_release_finding(job.attack, job.view)) is not None:
             return finding
@@ -184,7 +232,8 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
 
 
 def _failed_finding(job: AttackJob, error: Exception) -> Finding:
-    """The finding of an attack that raised: no rate, so that nobody takes it for one that found nothing."""
+    """The finding of an attack that raised: no rate, so that nobody takes it for one that found
+    nothing."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_TEXT]
     measures: dict[str, Any] = {"status": "failed", "note": f"failed: {text}"}
     return Finding(job.view.surface, job.name, job.attack.family, job.view.adversary, measures)
@@ -195,29 +244,44 @@ def collect_attack_jobs(
     chosen: Iterable[tuple[View, Truth, str, str, Attack]],
     attacks: Mapping[str, Attack],
 ) -> list[AttackJob]:
-    """Every attack on every view that it reads. views: each with its truth and note; chosen: with the attack that it is for."""
+    """Every attack on every view that it reads. views: each with its truth and note; chosen: with
+    the attack that it is for."""
     found = [
         AttackJob(view, truth, note, name, attack)
         for view, truth, note in views
         for name, attack in attacks.items()
-        if is_applicable_to(attack, view.surface, view.adversary, 0 if view.worlds is None else len(view.worlds.masks))
+        if is_applicable_to(
+            attack,
+            view.surface,
+            view.adversary,
+            0 if view.worlds is None else len(view.worlds.masks),
+        )
     ]
     return found + [AttackJob(*one) for one in chosen]
 
 
 def run_attacks(
-    jobs: Sequence[AttackJob], terms: AttackTerms, engine: Engine, folder: Path, earlier: Mapping[str, Finding]
+    jobs: Sequence[AttackJob],
+    terms: AttackTerms,
+    engine: Engine,
+    folder: Path,
+    earlier: Mapping[str, Finding],
 ) -> list[Finding]:
-    """The finding of each job, its evidence written into ``folder``. earlier: what is there already, by evidence file."""
+    """The finding of each job, its evidence written into ``folder``. earlier: what is there
+    already, by evidence file."""
     files = evidence_file_names(jobs)
     found = _found_before(jobs, files, terms, folder, earlier)
     fresh = [at for at in range(len(jobs)) if at not in found]
     tasks = group_attack_tasks([jobs[at] for at in fresh], terms)
     with show_progress("attack", len(fresh)) as bar:
-        for (rows, _), outcomes in zip(tasks, engine.map(AttackTask.run, [task for _, task in tasks])):
+        for (rows, _), outcomes in zip(
+            tasks, engine.map(AttackTask.run, [task for _, task in tasks])
+        ):
             for at, done in zip([fresh[row] for row in rows], outcomes):
                 job = jobs[at]
-                note = "; ".join(filter(None, [job.note, *job.remarks, done.finding.measures.get("note", "")]))
+                note = "; ".join(
+                    filter(None, [job.note, *job.remarks, done.finding.measures.get("note", "")])
+                )
                 found[at] = done.finding.with_measures(note=note, figure=files[at])
                 write_tensors(folder / files[at], done.evidence_tensors)
                 bar.advance(f"{job.view.surface} {job.name}")
@@ -225,7 +289,11 @@ def run_attacks(
 
 
 def _found_before(
-    jobs: Sequence[AttackJob], files: Sequence[str], terms: AttackTerms, folder: Path, earlier: Mapping[str, Finding]
+    jobs: Sequence[AttackJob],
+    files: Sequence[str],
+    terms: AttackTerms,
+    folder: Path,
+    earlier: Mapping[str, Finding],
 ) -> dict[int, Finding]:
     """Place of a job -> its finding, where the folder holds it already."""
     found = {}
@@ -245,7 +313,8 @@ def _is_of(finding: Finding, job: AttackJob) -> bool:
 
 def evidence_file_names(jobs: Sequence[AttackJob]) -> list[str]:
     """The name of each job's evidence file: "surface.attack", numbered from the second on."""
-    used, files = dict[str, int](), list[str]()
+    used = dict[str, int]()
+    files = list[str]()
     for job in jobs:
         stem = f"{job.view.surface}.{job.name}"
         used[stem] = used.get(stem, 0) + 1
@@ -253,25 +322,32 @@ def evidence_file_names(jobs: Sequence[AttackJob]) -> list[str]:
     return files
 
 
-def group_attack_tasks(jobs: Sequence[AttackJob], terms: AttackTerms) -> list[tuple[tuple[int, ...], AttackTask]]:
+def group_attack_tasks(
+    jobs: Sequence[AttackJob], terms: AttackTerms
+) -> list[tuple[tuple[int, ...], AttackTask]]:
     """(positions of its jobs, task) of all tasks, those that take longest first."""
     groups: dict[tuple[str, int], list[int]] = {}
     for at, job in enumerate(jobs):
         alone = type(job.attack).run_each is Attack.run_each
         groups.setdefault((job.name, at if alone else -1), []).append(at)
     rank = {family: at for at, family in enumerate(LONGEST_FIRST)}
-    order = sorted(groups.values(), key=lambda rows: (rank.get(jobs[rows[0]].attack.family, len(rank)), rows[0]))
+    order = sorted(
+        groups.values(),
+        key=lambda rows: (rank.get(jobs[rows[0]].attack.family, len(rank)), rows[0]),
+    )
     return [(tuple(rows), AttackTask(tuple(jobs[at] for at in rows), terms)) for rows in order]
 
 
 def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
-    """The randomness of one attack; where: the first words of its finding's note. A verifier draws it again."""
+    """The randomness of one attack; where: the first words of its finding's note. A verifier draws
+    it again."""
     return keys.fold("attack", attack, surface, where).torch()
 
 
 def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int, int]:
-    """The seed of a membership attack and the seed of its decisive bound, which does not depend on what else the attack
-    drew. Both break ties between scores; a verifier, who has the scores and not the attack, draws them again."""
+    """The seed of a membership attack and the seed of its decisive bound, which does not depend on
+    what else the attack drew. Both break ties between scores; a verifier, who has the scores and
+    not the attack, draws them again."""
     stream = attack_stream(keys, attack, surface, where)
     first, second = (int(torch.randint(2**31 - 1, (1,), generator=stream)) for _ in range(2))
     return first, second
@@ -280,13 +356,17 @@ def attack_seeds(keys: Keys, attack: str, surface: str, where: str) -> tuple[int
 def familywise_bound(
     scores: Tensor, view: View, delta: float, budget: ErrorBudget, seed: int, alone: float | None
 ) -> dict[str, Any]:
-    """The bound that may decide a verdict: at its share of the run's error budget. seed: breaks ties between scores;
-    alone: the attack's own bound, at the confidence of a single one, which broke ties by other draws. The smaller one holds
-    as well, so that no bound that is corrected for several tests exceeds the uncorrected one."""
+    """The bound that may decide a verdict: at its share of the run's error budget. seed: breaks
+    ties between scores;
+    alone: the attack's own bound, at the confidence of a single one, which broke ties by other
+        draws. The smaller one holds as well, so that no bound that is corrected for several tests
+        exceeds the uncorrected one."""
     if view.worlds is None:
         return {}
     rng = np.random.default_rng(seed)
-    bound = one_run_bound(scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence)
+    bound = one_run_bound(
+        scores, view.worlds.masks[: len(scores)], delta, rng, confidence=budget.confidence
+    )
     return {"epsilon_familywise": corrected_bound(bound.value, alone), "tests": budget.tests}
 
 
@@ -295,8 +375,11 @@ def corrected_bound(bound: float, alone: float | None) -> float:
     return bound if alone is None else min(bound, alone)
 
 
-def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, terms: AttackTerms) -> Finding:
-    """An earlier finding at today's share of the error budget. kept: what its evidence file holds."""
+def decided_again(
+    finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, terms: AttackTerms
+) -> Finding:
+    """An earlier finding at today's share of the error budget. kept: what its evidence file
+    holds."""
     if "scores" not in kept or job.view.worlds is None:
         return finding
     shape = 1 + int(kept["world"].max()), 1 + int(kept["record"].max())
@@ -304,43 +387,67 @@ def decided_again(finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, 
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
     own = finding.measures.get("epsilon_measured")
-    bound = familywise_bound(kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, own)
+    bound = familywise_bound(
+        kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, own
+    )
     return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
 
 
 def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
     """The data of the report's figures: images, and exact scores with their membership bits."""
-    found = {name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")}
+    found = {
+        name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")
+    }
     if evidence.scores is not None and view.worlds is not None:
         count = len(evidence.scores)
         masks = view.worlds.masks[:count]
         blind = view.worlds.blind.expand(masks.shape)
-        world, record = torch.meshgrid(torch.arange(count), torch.arange(masks.shape[1]), indexing="ij")
-        found |= {"scores": evidence.scores.double().flatten(), "members": masks.flatten().to(torch.uint8)}
+        world, record = torch.meshgrid(
+            torch.arange(count), torch.arange(masks.shape[1]), indexing="ij"
+        )
+        found |= {
+            "scores": evidence.scores.double().flatten(),
+            "members": masks.flatten().to(torch.uint8),
+        }
         found |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
         found |= {f"kind_{kind}": at for kind, at in view.worlds.kinds.items()}
     return found
 
 
 def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
-    """The most exposed records themselves (m, c, h, w) with their labels (m,), as the finding lists them; {} if not pictures."""
+    """The most exposed records themselves (m, c, h, w) with their labels (m,), as the finding lists
+    them; {} if not pictures."""
     rows = (finding.measures.get("worst_records") or {}).get("records", [])
     records = None if view.worlds is None else view.worlds.records
-    if not rows or view.worlds is None or records is None or records.ndim != 4 or records.shape[1] not in (1, 3):
+    if (
+        not rows
+        or view.worlds is None
+        or records is None
+        or records.ndim != 4
+        or records.shape[1] not in (1, 3)
+    ):
         return {}
     at = torch.tensor([row["record"] for row in rows])
     return {"exposed": records[at].clone(), "exposed_label": view.worlds.labels[at].clone()}
 
 
 ONE_RUN = "one_run_"  # how findings of a game of canaries are named
-HEAD = {"surface", "attack", "family", "adversary", "message", "refutes"}  # of a row: all that is no measure
+HEAD = {
+    "surface",
+    "attack",
+    "family",
+    "adversary",
+    "message",
+    "refutes",
+}  # of a row: all that is no measure
 
 
 @dataclass(frozen=True)
 class EarlierFindings:
-    """by_file: findings that need not be made again, by the name of their evidence file; rest: those without such a file, of
-    guarantee tests and canaries; commands: one for each command that attacked the run; replaced: bounds whose place others
-    have taken, which used their share of the run's error; seconds: spent before."""
+    """by_file: findings that need not be made again, by the name of their evidence file; rest:
+    those without such a file, of guarantee tests and canaries; commands: one for each command that
+    attacked the run; replaced: bounds whose place others have taken, which used their share of the
+    run's error; seconds: spent before."""
 
     by_file: Mapping[str, Finding] = field(default_factory=dict)
     rest: tuple[Finding, ...] = ()
@@ -352,25 +459,34 @@ class EarlierFindings:
         return tuple(one for one in self.rest if one.attack.startswith(ONE_RUN))
 
     def not_lost(self, tests: Iterable[Finding]) -> tuple[Finding, ...]:
-        """Findings of guarantee tests; the earlier one where it left less untested, as of noise that nobody can draw again."""
+        """Findings of guarantee tests; the earlier one where it left less untested, as of noise
+        that nobody can draw again."""
         before = {_identity(one): one for one in self.rest}
-        return tuple(min(one, before.get(_identity(one), one), key=_count_untested) for one in tests)
+        return tuple(
+            min(one, before.get(_identity(one), one), key=_count_untested) for one in tests
+        )
 
 
 def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool) -> EarlierFindings:
-    """asked: the attacks that run now; others: whether with other replays or tests than before. Raises DamagedRun for a
-    folder whose result cannot be read."""
+    """asked: the attacks that run now; others: whether with other replays or tests than before.
+    Raises DamagedRun for a folder whose result cannot be read."""
     if not folder.findings_file.exists():
         return EarlierFindings()
     record = read_run_record(folder.path)
     rows = [(row, as_finding(row)) for row in record.findings.findings]
     found = attack_commands(record)
-    sealed, now = _sealed(record), (__version__, run_provenance()["commit"])
+    sealed = _sealed(record)
+    now = (__version__, run_provenance()["commit"])
     last = {name: (look.version, look.commit) for look in found for name in look.attacks}
     kept = {
-        row.figure: replace(finding, measures={k: v for k, v in finding.measures.items() if k != "epsilon_stated"})
+        row.figure: replace(
+            finding, measures={k: v for k, v in finding.measures.items() if k != "epsilon_stated"}
+        )
         for row, finding in rows
-        if row.figure and row.attack not in asked and last.get(row.attack) == now and row.figure in sealed
+        if row.figure
+        and row.attack not in asked
+        and last.get(row.attack) == now
+        and row.figure in sealed
     }
     rest = tuple(finding for row, finding in rows if not row.figure)
     shared = record.findings.privacy.multiplicity

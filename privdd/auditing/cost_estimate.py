@@ -1,9 +1,9 @@
 """What a run will take: memory and disk that it needs at least, and time by stage.
 
-A round of each kind is timed, of two clients and the first steps of each long loop, and multiplied by the run's own
-numbers of rounds, clients and shadow models. Attacks and guarantee tests are not run: searches are counted in passes of
-the network, the rest costs what it did on digits. What cannot fit is refused before anything is computed.
-"""
+A round of each kind is timed, of two clients and the first steps of each long loop, and multiplied
+by the run's own numbers of rounds, clients and shadow models. Attacks and guarantee tests are not
+run: searches are counted in passes of the network, the rest costs what it did on digits. What
+    cannot fit is refused before anything is computed."""
 
 from __future__ import annotations
 
@@ -52,12 +52,16 @@ from privdd.runtime.startup import can_fork
 BYTES_PER_NUMBER = 4  # of a number
 PROCESS_BYTES = 400 * 2**20  # bytes of a process that has imported everything: measured
 MEMINFO = Path("/proc/meminfo")
-CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+CGROUP_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 
 
 @dataclass(frozen=True)
 class ResourceNeeds:
-    """Bytes, at least. disk: of the artifacts that are kept; memory: of the largest parts that are held at once."""
+    """Bytes, at least. disk: of the artifacts that are kept; memory: of the largest parts that are
+    held at once."""
 
     disk: int
     memory: int
@@ -69,10 +73,21 @@ def least_needs(experiment: Experiment) -> ResourceNeeds:
 
 
 def _artifact_bytes(experiment: Experiment) -> int:
-    plan, capture = experiment.plan, experiment.capture
-    kept = {s for s in plan.method.uploads.values() if capture.surfaces == "all" or s in capture.surfaces}
-    images = plan.method.audit_hooks.images_per_class() * plan.problem.classes * math.prod(plan.problem.shape)
-    each = count_model_numbers(experiment) * (Surface.UPDATE in kept) + images * bool(kept & IMAGE_SURFACES)
+    plan = experiment.plan
+    capture = experiment.capture
+    kept = {
+        s
+        for s in plan.method.uploads.values()
+        if capture.surfaces == "all" or s in capture.surfaces
+    }
+    images = (
+        plan.method.audit_hooks.images_per_class()
+        * plan.problem.classes
+        * math.prod(plan.problem.shape)
+    )
+    each = count_model_numbers(experiment) * (Surface.UPDATE in kept) + images * bool(
+        kept & IMAGE_SURFACES
+    )
     sent = 0
     for t in (t for t in range(plan.method.rounds) if plan.method.audit_hooks.phase(t) == "train"):
         clients = plan.participants(t)  # of their sum alone is one artifact kept
@@ -82,16 +97,27 @@ def _artifact_bytes(experiment: Experiment) -> int:
 
 
 def _memory_bytes(experiment: Experiment) -> int:
-    """The program, in each worker process too, all clients' records, the kept rounds of the audited client, and as many
-    gradients as are held."""
-    plan, engine = experiment.plan, experiment.engine
+    """The program, in each worker process too, all clients' records, the kept rounds of the audited
+    client, and as many gradients as are held."""
+    plan = experiment.plan
+    engine = experiment.engine
     workers = engine.size if engine.kind == "processes" else 0
     model = BYTES_PER_NUMBER * count_model_numbers(experiment)
-    records = BYTES_PER_NUMBER * math.prod(plan.problem.shape) * sum(len(s.train) for s in experiment.shards)
-    own = (1 + workers) * PROCESS_BYTES + records + 2 * model * min(SNAPSHOTS_PER_PHASE, plan.method.rounds)
+    records = (
+        BYTES_PER_NUMBER
+        * math.prod(plan.problem.shape)
+        * sum(len(s.train) for s in experiment.shards)
+    )
+    own = (
+        (1 + workers) * PROCESS_BYTES
+        + records
+        + 2 * model * min(SNAPSHOTS_PER_PHASE, plan.method.rounds)
+    )
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
         return own
-    gradients = model * min(experiment.audit_settings.records, len(experiment.shards[plan.victim].train))
+    gradients = model * min(
+        experiment.audit_settings.records, len(experiment.shards[plan.victim].train)
+    )
     if gradients > MAX_MATRIX_BYTES:
         gradients = max(2 * MAX_BLOCK_BYTES, model)  # a block, and its parts
     return own + gradients * (1 + workers)
@@ -104,22 +130,33 @@ def count_model_numbers(experiment: Experiment) -> int:
 
 
 def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> None:
-    """Raises BadConfig, one line, where disk or memory cannot hold the run; nothing where ``force``."""
+    """Raises BadConfig, one line, where disk or memory cannot hold the run; nothing where
+    ``force``."""
     if force:
         return
-    least, disk, memory = least_needs(experiment), free_disk(folder), free_memory()
+    least = least_needs(experiment)
+    disk = free_disk(folder)
+    memory = free_memory()
     anyway = "resources.force=true runs anyway"
     if least.disk > disk:
         takes = f"what clients send takes {_size_text(least.disk)} at least"
         free = f"{_size_text(disk)} are free at {folder}"
-        raise BadConfig(f"capture: {takes}, and {free}; capture.clients=victim keeps what attacks read; {anyway}")
+        raise BadConfig(
+            f"capture: {takes}, and {free}; capture.clients=victim keeps what attacks "
+            f"read; {anyway}"
+        )
     if experiment.engine.kind != "ray" and memory is not None and least.memory > memory:
-        takes = f"this run takes {_size_text(least.memory)} at least, and {_size_text(memory)} are free"
-        raise BadConfig(f"memory: {takes}; fewer audit.records or engine.workers take less; {anyway}")
+        takes = (
+            f"this run takes {_size_text(least.memory)} at least, and {_size_text(memory)} are free"
+        )
+        raise BadConfig(
+            f"memory: {takes}; fewer audit.records or engine.workers take less; {anyway}"
+        )
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes free where ``folder`` is, or will be; no limit for what is no disk (/proc): writing to it fails by itself."""
+    """Bytes free where ``folder`` is, or will be; no limit for what is no disk (/proc): writing to
+    it fails by itself."""
     there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
     found = shutil.disk_usage(there)
     return found.free if found.total else sys.maxsize
@@ -141,12 +178,15 @@ def free_memory() -> int | None:
 
 
 def _size_text(size: float) -> str:
-    return format_bytes(size).replace("\u00a0", " ")  # a terminal's text is searched for what was typed
+    return format_bytes(size).replace(
+        "\u00a0", " "
+    )  # a terminal's text is searched for what was typed
 
 
 @dataclass(frozen=True)
 class RoundTiming:
-    """CPU seconds of a round: of a usual client's work, of the audited client's, of the server's."""
+    """CPU seconds of a round: of a usual client's work, of the audited client's, of the
+    server's."""
 
     usual: float
     audited: float
@@ -155,7 +195,8 @@ class RoundTiming:
 
 @dataclass(frozen=True)
 class TwoClientEngine(Engine):
-    """Runs a usual client and the audited one, and answers as the usual one for all others: the server has its own
+    """Runs a usual client and the audited one, and answers as the usual one for all others: the
+    server has its own
     work. took: client -> CPU seconds of its latest round."""
 
     loops: TruncatedLoops = field(default_factory=lambda: TruncatedLoops(0.0))
@@ -164,10 +205,14 @@ class TwoClientEngine(Engine):
 
     def map(self, fn: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         work: list[ClientTask] = list(items)
-        mean, answers = sum(len(task.shard.train) for task in work) / len(work), dict[int, StepResult]()
+        mean = sum(len(task.shard.train) for task in work) / len(work)
+        answers = dict[int, StepResult]()
         usual = min(work, key=lambda task: (abs(len(task.shard.train) - mean), task.client))
         self.took.clear()
-        for task in [usual, *(task for task in work if task.client == self.audited != usual.client)]:
+        for task in [
+            usual,
+            *(task for task in work if task.client == self.audited != usual.client),
+        ]:
             began = self.loops.cpu_seconds()
             answers[task.client] = fn(task)
             self.took[task.client] = self.loops.cpu_seconds() - began
@@ -178,37 +223,55 @@ class TwoClientEngine(Engine):
 
 
 def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, RoundTiming], bool]:
-    """(round -> its cost, whether the audited client remembers, so that a replay runs its earlier rounds too).
+    """(round -> its cost, whether the audited client remembers, so that a replay runs its earlier
+    rounds too).
 
-    Timed are the first and second round of each kind (a first one computes what is kept) and the last (it may publish
-    what takes long), in this order while ``seconds`` of CPU are not spent. Accuracy is timed on a few test records.
-    Results are thrown away.
+    Timed are the first and second round of each kind (a first one computes what is kept) and the
+    last (it may publish what takes long), in this order while ``seconds`` of CPU are not spent.
+    Accuracy is timed on a few test records. Results are thrown away.
     """
-    plan, began, timed = experiment.plan, time.process_time(), dict[int, RoundTiming]()
-    with truncate_loops(LOOP_ALLOWANCE) as loops, torch_threads(experiment.engine.threads), warnings.catch_warnings():
+    plan = experiment.plan
+    began = time.process_time()
+    timed = dict[int, RoundTiming]()
+    with (
+        truncate_loops(LOOP_ALLOWANCE) as loops,
+        torch_threads(experiment.engine.threads),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore")  # the run itself warns
-        engine = TwoClientEngine(threads=experiment.engine.threads, loops=loops, audited=plan.victim)
+        engine = TwoClientEngine(
+            threads=experiment.engine.threads, loops=loops, audited=plan.victim
+        )
         progress = start_training(plan, experiment.new_ledger())
         for t, needed in rounds_to_time(plan).items():
             if needed or time.process_time() - began < seconds:
                 clock = loops.cpu_seconds()
                 progress = run_round(plan, _progress_at(progress, t), experiment.shards, engine)[0]
                 took = _take_out_start(engine.took, experiment.shards)
-                server, usual = loops.cpu_seconds() - clock - sum(engine.took.values()), next(iter(took.values()))
+                server = loops.cpu_seconds() - clock - sum(engine.took.values())
+                usual = next(iter(took.values()))
                 server += _accuracy_seconds(experiment, progress)
                 timed[t] = RoundTiming(usual, took.get(plan.victim, usual), max(server, 0.0))
-    return timed, any(plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed)
+    return timed, any(
+        plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed
+    )
 
 
 def _take_out_start(took: Mapping[int, float], shards: Sequence[Shard]) -> dict[int, float]:
-    """What clients took, but for what the first call of a process costs: their work is at most as their numbers of records."""
+    """What clients took, but for what the first call of a process costs: their work is at most as
+    their numbers of records."""
     sizes = {client: len(shards[client].train) for client in took}
-    return {one: min(took[other] * max(1.0, sizes[one] / max(1, sizes[other])) for other in took) for one in took}
+    return {
+        one: min(took[other] * max(1.0, sizes[one] / max(1, sizes[other])) for other in took)
+        for one in took
+    }
 
 
 def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
     """CPU seconds that accuracy takes after a round, from a few test records of each set."""
-    began, whole, personal = time.process_time(), experiment.test_records, [one.test for one in experiment.shards]
+    began = time.process_time()
+    whole = experiment.test_records
+    personal = [one.test for one in experiment.shards]
     few = [test.take(range(min(len(test), TIMED_TEST_RECORDS))) for test in (whole, *personal)]
     shards = [replace(one, test=test) for one, test in zip(experiment.shards, few[1:])]
     measure_accuracy(experiment.plan, progress, few[0], shards)
@@ -218,8 +281,10 @@ def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
 
 
 def rounds_to_time(plan: Plan) -> dict[int, bool]:
-    """Round -> whether an estimate needs it. Rounds from which everybody drops out have no work to time."""
-    kinds, taken = dict[str, list[int]](), [t for t in range(plan.method.rounds) if plan.participants(t)]
+    """Round -> whether an estimate needs it. Rounds from which everybody drops out have no work to
+    time."""
+    kinds = dict[str, list[int]]()
+    taken = [t for t in range(plan.method.rounds) if plan.participants(t)]
     for t in taken:
         kinds.setdefault(plan.method.audit_hooks.workload(t), []).append(t)
     found = {t: False for rounds in kinds.values() for t in rounds[1:2]} | {taken[-1]: False}
@@ -227,32 +292,52 @@ def rounds_to_time(plan: Plan) -> dict[int, bool]:
 
 
 def _progress_at(progress: Progress, t: int) -> Progress:
-    """``progress`` as before round ``t``, for a server that counts its rounds too ("round" in its state)."""
-    counters = {n: torch.full_like(v, t) for n, v in progress.server.items() if n.rpartition("/")[2] == "round"}
+    """``progress`` as before round ``t``, for a server that counts its rounds too ("round" in its
+    state)."""
+    counters = {
+        n: torch.full_like(v, t)
+        for n, v in progress.server.items()
+        if n.rpartition("/")[2] == "round"
+    }
     return replace(progress, round=t, server={**progress.server, **counters})
 
 
 def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> RoundTiming:
-    """A round's own, or that of the latest before it of its kind, else of the latest before it at all."""
+    """A round's own, or that of the latest before it of its kind, else of the latest before it at
+    all."""
     known = [s for s in timed if s <= t] or [min(timed)]
-    alike = [s for s in known if plan.method.audit_hooks.workload(s) == plan.method.audit_hooks.workload(t)]
+    alike = [
+        s
+        for s in known
+        if plan.method.audit_hooks.workload(s) == plan.method.audit_hooks.workload(t)
+    ]
     return timed[max(alike or known)]
 
 
 # What was measured on digits, in CPU seconds of one core.
 START_SECONDS = 10.0  # imports, config, data, and the page
-WORKER_SECONDS, FORKSERVER_SECONDS, FORK_SECONDS = 4.0, 3.5, 0.5  # a worker that loads everything; one that is forked
+# a worker that loads everything; one that is forked
+WORKER_SECONDS = 4.0
+FORKSERVER_SECONDS = 3.5
+FORK_SECONDS = 0.5
 STEPS_PER_SEARCH_STEP = 5.0  # passes of ``time_pass`` that one step of an attack's search costs
-STEPS_PER_LOCAL_STEP = 0.6  # and that each local step costs which a gradient inversion goes through in one step
+STEPS_PER_LOCAL_STEP = (
+    0.6  # and that each local step costs which a gradient inversion goes through in one step
+)
 SIGNAL_SECONDS = 0.1  # all membership attacks, for each shadow model of the client
 TEST_SECONDS = 0.6  # all guarantee tests, for each of ``slow_runs``
-SHARED_SHARE, WIDE_SHARE = 0.3, 0.8  # of a replay: one of several that share their work, or train as one wide network
+# of a replay: one of several that share their work, or train as one wide network
+SHARED_SHARE = 0.3
+WIDE_SHARE = 0.8
 SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
 MIN_ANNOUNCED_SECONDS = 60.0  # shorter runs are not announced
 ANNOUNCEMENT_SECONDS = 2.0  # of CPU, that the announcement may take
 DRY_RUN_SECONDS = 30.0
 TIMED_TEST_RECORDS = 250
-PASS_RECORDS, PASSES, PASS_SECONDS, SMALL_WIDTH = 16, 10, 0.1, 32
+PASS_RECORDS = 16
+PASSES = 10
+PASS_SECONDS = 0.1
+SMALL_WIDTH = 32
 
 
 @dataclass(frozen=True)
@@ -289,25 +374,35 @@ class CostEstimate:
         """The totals, then one line for each stage."""
         rows = [f"  {name:<16}{stage.cpu:>8.1f} CPU s" for name, stage in self.stages.items()]
         took = f"about {format_seconds(self.wall_seconds)} on {engine_in_words(self.engine)}"
-        memory, disk = _size_text(self.needs.memory), _size_text(self.needs.disk)
-        return [f"{took}, {self.cpu_seconds:.0f} CPU s; memory {memory} and disk {disk}, at least", *rows]
+        memory = _size_text(self.needs.memory)
+        disk = _size_text(self.needs.disk)
+        return [
+            f"{took}, {self.cpu_seconds:.0f} CPU s; memory {memory} and disk {disk}, at least",
+            *rows,
+        ]
 
 
 def choose_engine(
     experiment: Experiment, attacks: Mapping[str, Attack], seconds: float
 ) -> tuple[Experiment, CostEstimate | None]:
-    """``experiment`` with an engine in the place of ``auto``, and what the run costs; None where nothing was timed.
+    """``experiment`` with an engine in the place of ``auto``, and what the run costs; None where
+    nothing was timed.
 
-    Worker processes are taken where there is more than one core, memory for them, and they save more seconds than their
-    start costs CPU seconds. Rounds of somebody else's code, or machine, are not timed, and stay in this process. attacks:
-    none where the run only trains; seconds: as of ``estimate_cost``.
-    """
+    Worker processes are taken where there is more than one core, memory for them, and they save
+    more seconds than their start costs CPU seconds. Rounds of somebody else's code, or machine, are
+    not timed, and stay in this process. attacks: none where the run only trains; seconds: as of
+    ``estimate_cost``."""
     possible = [experiment]
     if experiment.engine.kind == "auto":
-        kinds = [replace(experiment, engine=replace(experiment.engine, kind=k)) for k in ("serial", "processes")]
+        kinds = [
+            replace(experiment, engine=replace(experiment.engine, kind=k))
+            for k in ("serial", "processes")
+        ]
         possible = [one for one in kinds if one.engine.kind == "serial" or can_spread(one)]
     untimed = experiment.engine.clients_remember or trains_by_own_code(experiment)
-    if untimed or (experiment.auditing is None and len(possible) == 1):  # a training says nothing of its price
+    if untimed or (
+        experiment.auditing is None and len(possible) == 1
+    ):  # a training says nothing of its price
         return possible[0], None
     timing = time_rounds(experiment, seconds)
     first, *others = (price_rounds(one, attacks, *timing) for one in possible)
@@ -318,28 +413,44 @@ def choose_engine(
 
 
 def can_spread(experiment: Experiment) -> bool:
-    """Whether there are several workers for the processes of ``experiment``, and memory; a GPU is not shared."""
-    free, needed = free_memory(), least_needs(experiment).memory
-    return experiment.engine.size > 1 and experiment.run.device == "cpu" and (free is None or needed <= free)
+    """Whether there are several workers for the processes of ``experiment``, and memory; a GPU is
+    not shared."""
+    free = free_memory()
+    needed = least_needs(experiment).memory
+    return (
+        experiment.engine.size > 1
+        and experiment.run.device == "cpu"
+        and (free is None or needed <= free)
+    )
 
 
-def estimate_cost(experiment: Experiment, attacks: Mapping[str, Attack], seconds: float) -> CostEstimate:
-    """Estimate the cost of an audit, after timing rounds for ``seconds`` of CPU, or as long as one of each kind takes."""
+def estimate_cost(
+    experiment: Experiment, attacks: Mapping[str, Attack], seconds: float
+) -> CostEstimate:
+    """Estimate the cost of an audit, after timing rounds for ``seconds`` of CPU, or as long as one
+    of each kind takes."""
     return price_rounds(experiment, attacks, *time_rounds(experiment, seconds))
 
 
 def price_rounds(
-    experiment: Experiment, attacks: Mapping[str, Attack], timed: Mapping[int, RoundTiming], chained: bool
+    experiment: Experiment,
+    attacks: Mapping[str, Attack],
+    timed: Mapping[int, RoundTiming],
+    chained: bool,
 ) -> CostEstimate:
-    """The price of a run whose rounds cost what ``time_rounds`` found; of training alone where nothing is audited."""
-    plan, engine = experiment.plan, experiment.engine
+    """The price of a run whose rounds cost what ``time_rounds`` found; of training alone where
+    nothing is audited."""
+    plan = experiment.plan
+    engine = experiment.engine
     rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}
     trained = {}
     # clients in waves, the audited one as long as it takes, then the server in this process
     for t, one in rounds.items():
         count = len(plan.participants(t))
         local = spread_tasks(one.usual, count, engine.size)
-        trained[t] = Stage(local.cpu + one.server, max(local.wall, one.audited * bool(count)) + one.server)
+        trained[t] = Stage(
+            local.cpu + one.server, max(local.wall, one.audited * bool(count)) + one.server
+        )
     stages = {
         "start": Stage(START_SECONDS, START_SECONDS),
         "workers' start": _worker_start(engine, experiment.run.device),
@@ -348,8 +459,13 @@ def price_rounds(
     if experiment.auditing is not None:
         stages |= _audit_stages(experiment, attacks, rounds, trained, chained)
     clients = f"{len(timed)} round{'s' * (len(timed) > 1)} of two clients"
-    source = f"from {clients} on this machine; attacks and guarantee tests were not run, their share is rough"
-    return CostEstimate({k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source)
+    source = (
+        f"from {clients} on this machine; attacks and guarantee tests were not run, their "
+        "share is rough"
+    )
+    return CostEstimate(
+        {k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source
+    )
 
 
 def _audit_stages(
@@ -359,17 +475,23 @@ def _audit_stages(
     trained: Mapping[int, Stage],
     chained: bool,
 ) -> dict[str, Stage]:
-    """What comes after training. rounds, trained: what a round takes, and the stage that it is, for each round."""
-    plan, audit, size = experiment.plan, experiment.audit_settings, experiment.engine.size
+    """What comes after training. rounds, trained: what a round takes, and the stage that it is, for
+    each round."""
+    plan = experiment.plan
+    audit = experiment.audit_settings
+    size = experiment.engine.size
     shared = count_shared_rounds(plan.method, audit.federation_rounds)
     replays = federation_count(experiment, attacks) - 1  # one of them is the run itself
     once = _add(*(one for t, one in trained.items() if t < shared))
     later = sum(one.cpu for t, one in trained.items() if t >= shared)
-    searches, tests = _search_seconds(experiment, attacks), audit.guarantee.slow_runs * bool(plan.mechanisms)
+    searches = _search_seconds(experiment, attacks)
+    tests = audit.guarantee.slow_runs * bool(plan.mechanisms)
     searched = sum(searches) + SIGNAL_SECONDS * replay_count(experiment, attacks)
     return {
         "worlds": _replay_stage(experiment, attacks, rounds, chained),
-        "federations": _add(once, spread_tasks(later, replays, size)) if replays > 0 else Stage(0.0, 0.0),
+        "federations": _add(once, spread_tasks(later, replays, size))
+        if replays > 0
+        else Stage(0.0, 0.0),
         "attacks": Stage(searched, max(searched / size, max(searches, default=0.0))),
         "guarantee tests": Stage(TEST_SECONDS * tests, TEST_SECONDS * tests / size),
     }
@@ -389,16 +511,23 @@ def _worker_start(engine: Engine, device: str) -> Stage:
 
 
 def _replay_stage(
-    experiment: Experiment, attacks: Mapping[str, Attack], rounds: Mapping[int, RoundTiming], chained: bool
+    experiment: Experiment,
+    attacks: Mapping[str, Attack],
+    rounds: Mapping[int, RoundTiming],
+    chained: bool,
 ) -> Stage:
     """Replays of the audited client: of some rounds of each phase, of all where it remembers."""
-    plan, audit, phases = experiment.plan, experiment.audit_settings, dict[str, list[float]]()
+    plan = experiment.plan
+    audit = experiment.audit_settings
+    phases = dict[str, list[float]]()
     for t, timing in rounds.items():
         phases.setdefault(plan.method.audit_hooks.phase(t), []).append(timing.audited)
     often = len(rounds) if chained else min(audit.rounds, SNAPSHOTS_PER_PHASE)
     one = sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
     replays = replay_count(experiment, attacks) - 1
-    wide = plan.method.audit_hooks.shares_work or prefers_wide_network(plan.method, plan.problem, replays)
+    wide = plan.method.audit_hooks.shares_work or prefers_wide_network(
+        plan.method, plan.problem, replays
+    )
     group = min(plan.method.audit_hooks.worlds_per_pass, max(replays, 1)) if wide else 1
     together = plan.method.audit_hooks.shares_work and not chained
     share = 1.0 if not wide or plan.mechanisms else SHARED_SHARE if together else WIDE_SHARE
@@ -407,7 +536,8 @@ def _replay_stage(
 
 def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> list[float]:
     """CPU seconds of each attack that searches, of those that read what the method sends."""
-    method, shard = experiment.plan.method, experiment.shards[experiment.plan.victim]
+    method = experiment.plan.method
+    shard = experiment.shards[experiment.plan.victim]
     sent = {*method.uploads.values(), *method.broadcasts.values()}
     lengths = {name: longest_search(one) for name, one in attacks.items() if sent & one.surfaces}
     if not any(lengths.values()):
@@ -422,14 +552,19 @@ def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> li
 
 
 def time_pass(experiment: Experiment) -> float:
-    """CPU seconds of a pass forward and back of the classifier on a few records; of a small one where none is trained together."""
-    plan, train = experiment.plan, experiment.shards[experiment.plan.victim].train
+    """CPU seconds of a pass forward and back of the classifier on a few records; of a small one
+    where none is trained together."""
+    plan = experiment.plan
+    train = experiment.shards[experiment.plan.victim].train
     spec = ModelSpec(width=SMALL_WIDTH)
-    model = plan.method.audit_hooks.classifier(plan.problem) or build(spec, plan.problem.shape, plan.problem.classes)
+    model = plan.method.audit_hooks.classifier(plan.problem) or build(
+        spec, plan.problem.shape, plan.problem.classes
+    )
     # nothing else has values
     state = {name: torch.full_like(value, 0.01) for name, value in model.state_dict().items()}
     learned = [state[name].requires_grad_() for name, _ in model.named_parameters()]
-    few, times = train.take(range(min(len(train), PASS_RECORDS))), list[float]()
+    few = train.take(range(min(len(train), PASS_RECORDS)))
+    times = list[float]()
     with torch_threads(experiment.engine.threads):
         while len(times) < 2 or (sum(times) < PASS_SECONDS and len(times) < PASSES):
             began = time.process_time()
@@ -456,5 +591,9 @@ def describe_estimate(cost: CostEstimate | None) -> str:
     """For a run above a minute; "" for shorter ones, and where nothing was timed."""
     if cost is None or cost.wall_seconds < MIN_ANNOUNCED_SECONDS:
         return ""
-    time, memory = format_seconds(cost.wall_seconds), _size_text(cost.needs.memory)
-    return f"estimated {time} on {engine_in_words(cost.engine)}, {memory} at least; --dry-run for details"
+    time = format_seconds(cost.wall_seconds)
+    memory = _size_text(cost.needs.memory)
+    return (
+        f"estimated {time} on {engine_in_words(cost.engine)}, {memory} at least; --dry-run "
+        "for details"
+    )

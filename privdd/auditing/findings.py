@@ -1,4 +1,5 @@
-"""``findings.json`` and ``manifest.json``: what the audit found, beside what is claimed, proven and public."""
+"""``findings.json`` and ``manifest.json``: what the audit found, beside what is claimed, proven and
+public."""
 
 from __future__ import annotations
 
@@ -46,22 +47,29 @@ from privdd.runtime.engine import describe_engine, describe_mixed_workers
 from privdd.runtime.files import to_plain_json, write_json
 from privdd.runtime.run_folder import RunFolder, run_provenance
 
-CERTIFICATE_KEY = "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
+CERTIFICATE_KEY = (
+    "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
+)
 
 
 def certified_entries(findings: Sequence[Finding]) -> dict[str, Any]:
-    """``certified`` and ``certified_by`` of the run, or nothing where no bound for the whole run was taken."""
+    """``certified`` and ``certified_by`` of the run, or nothing where no bound for the whole run
+    was taken."""
     found = [f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})]
     if not found:
         return {}
     best = max(found, key=lambda measures: float(measures["epsilon_measured"]))
-    return {"certified": best["epsilon_measured"], "certified_by": best["diagnostics"][CERTIFICATE_KEY]}
+    return {
+        "certified": best["epsilon_measured"],
+        "certified_by": best["diagnostics"][CERTIFICATE_KEY],
+    }
 
 
 def certified_entries_of_surface(
     victim: int, ledger: Ledger, surface: str, findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """The certified entries of one surface: those of the run if all that the audited client spends lies behind this surface, else none."""
+    """The certified entries of one surface: those of the run if all that the audited client spends
+    lies behind this surface, else none."""
     spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
     return certified_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
 
@@ -82,7 +90,9 @@ def manifest_json(
             "processor": platform.machine(),
             "python": sys.version.split()[0],
             "torch": torch.__version__,
-            **({"workers": mixed_workers} if mixed_workers else {}),  # the page prints what stands here
+            **(
+                {"workers": mixed_workers} if mixed_workers else {}
+            ),  # the page prints what stands here
         },
         "engine": describe_engine(experiment.engine),
         "audited_client": experiment.plan.victim,
@@ -94,22 +104,28 @@ def manifest_json(
     }
 
 
-# All else that leaves a client has a row. A fact stands here only if the plan alone decides it, or the relation says so.
+# All else that leaves a client has a row. A fact stands here only if the plan alone decides it, or
+# the relation says so.
 
 
 PUBLIC_BY_RELATION = {
     "add_remove": "nothing of a client's records, not how many there are either",
-    "zero_out": "how many records a client has, and the labels that are sent beside them: these depend on its records",
+    "zero_out": "how many records a client has, and the labels that are sent beside them: these "
+    "depend on its records",
     "replace": "how many records a client has, which depends on its records",
 }
 GLOBAL_ACCURACY_NOTE = (
-    "of the published model, on test records that no client trains on: post-processing of what has a row"
+    "of the published model, on test records that no client trains on: post-processing of "
+    "what has a row"
 )
 PERSONAL_ACCURACY_NOTE = (
-    "of each client's own model, on that client's own test records: measured by the simulator only. No row counts it "
+    "of each client's own model, on that client's own test records: measured by the "
+    "simulator only. No row counts it "
     "and no ε covers it; in a real federation it would be one more disclosure"
 )
-AUDIT_NOTE = "what attacks found is worked out from private records, by the evaluator only; no ε covers it"
+AUDIT_NOTE = (
+    "what attacks found is worked out from private records, by the evaluator only; no ε covers it"
+)
 
 
 def noise_settings_of(experiment: Experiment) -> dict[str, Any] | None:
@@ -117,13 +133,21 @@ def noise_settings_of(experiment: Experiment) -> dict[str, Any] | None:
     privacy = experiment.privacy
     if not experiment.plan.mechanisms:
         return None
-    return {"source": privacy.noise_source, "paired": privacy.paired_noise, "for_release": privacy.is_for_release}
+    return {
+        "source": privacy.noise_source,
+        "paired": privacy.paired_noise,
+        "for_release": privacy.is_for_release,
+    }
 
 
 def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str, str]]:
     """[{"what", "value"}] in words, for the report."""
     plan = experiment.plan
-    found = [*_describe_rounds(plan), *_describe_mechanisms(plan, ledger), *_describe_shapes(ledger)]
+    found = [
+        *_describe_rounds(plan),
+        *_describe_mechanisms(plan, ledger),
+        *_describe_shapes(ledger),
+    ]
     found += _describe_relation(experiment)
     personal = plan.method.audit_hooks.accuracy_kind == "personal"
     found.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
@@ -132,12 +156,20 @@ def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str,
 
 
 def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
-    clients, all_in = plan.problem.clients, [t for t in range(plan.method.rounds) if plan.method.everyone(t)]
+    clients = plan.problem.clients
+    all_in = [t for t in range(plan.method.rounds) if plan.method.everyone(t)]
     taken = max(1, round_half_up(plan.fraction * clients))
     yield "rounds", str(plan.method.rounds)
-    who = f"all {clients} clients in every round" if taken == clients else f"{taken} of {clients} clients a round"
+    who = (
+        f"all {clients} clients in every round"
+        if taken == clients
+        else f"{taken} of {clients} clients a round"
+    )
     who += f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
-    yield "participation", who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret"
+    yield (
+        "participation",
+        who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret",
+    )
     if plan.trust.is_summed:
         yield "what the server sees", _describe_secure_sum(plan)
     drawn = "initial model, networks, augmentation and the order of batches are drawn from it"
@@ -145,12 +177,18 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _describe_secure_sum(plan: Plan) -> str:
-    trust, asked = plan.trust, len(plan.asked_clients(0))
-    said = f"the sum over the clients of a round, never of fewer than {trust.min_clients(asked)}, and no single upload"
+    trust = plan.trust
+    asked = len(plan.asked_clients(0))
+    said = (
+        "the sum over the clients of a round, never of fewer than "
+        f"{trust.min_clients(asked)}, and no single upload"
+    )
     if plan.mechanisms:
         said += f"; each client adds one of {trust.noise_shares(asked)} shares of the noise"
     if plan.mechanisms and trust.colluding:
-        said += f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
+        said += (
+            f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
+        )
     return f"{said}. Secure aggregation is taken on trust: its protocol is not run"
 
 
@@ -165,13 +203,19 @@ def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]
 def _describe_settings(mechanism: Mechanism) -> str:
     """The mechanism's name and every setting: noise, clip norm, sampling rate, normaliser."""
     held = vars(mechanism).items()
-    found = {n.replace("_", " "): v for n, v in held if isinstance(v, int | float | str | list | tuple)}
-    said = [f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in found.items()]
+    found = {
+        n.replace("_", " "): v for n, v in held if isinstance(v, int | float | str | list | tuple)
+    }
+    said = [
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in found.items()
+    ]
     return ", ".join([type(mechanism).__name__, *said])
 
 
 def _describe_applications(plan: Plan, name: str) -> str:
-    """How often one client applies it in a round: the number of local steps, where each step is a release."""
+    """How often one client applies it in a round: the number of local steps, where each step is a
+    release."""
     spent = [plan.method.spends(t, plan.mechanisms) for t in range(plan.method.rounds)]
     if any(one is None for one in spent):
         return "not planned by the method: one row each in the ledger"
@@ -180,16 +224,23 @@ def _describe_applications(plan: Plan, name: str) -> str:
     if not each:
         return "none"
     active = sum(map(bool, counts))
-    some = "each round" if all(counts) else "one round" if active == 1 else f"each of {active} rounds"
+    some = (
+        "each round" if all(counts) else "one round" if active == 1 else f"each of {active} rounds"
+    )
     often = f"{min(each)}" if len(each) == 1 else f"{min(each)} to {max(each)}"
     return f"{often} by a client in {some}"
 
 
 def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
-    """The shapes of messages that clients send as public or under a finite ε; unprotected messages have an infinite ε."""
+    """The shapes of messages that clients send as public or under a finite ε; unprotected messages
+    have an infinite ε."""
     rows: dict[str, list[Release]] = {}
     for release in ledger.releases:
-        if release.client != SERVER and release.nonprivate_reason is None and release.visible_to != ("analyst",):
+        if (
+            release.client != SERVER
+            and release.nonprivate_reason is None
+            and release.visible_to != ("analyst",)
+        ):
             rows.setdefault(release.name, []).append(release)
     for name, releases in rows.items():
         sizes = sorted({sum(map(math.prod, r.shape.values())) for r in releases})
@@ -199,13 +250,15 @@ def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
 
 
 def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
-    privacy, of_client = experiment.privacy, "that a client takes part in a round"
+    privacy = experiment.privacy
+    of_client = "that a client takes part in a round"
     if experiment.plan.mechanisms:
         of_record = PUBLIC_BY_RELATION[privacy.relation]
         yield "made public by the relation", of_client if privacy.unit == "client" else of_record
 
 
-# A finding without any of these only explains why its attack had nothing to read; it does not count as an attack.
+# A finding without any of these only explains why its attack had nothing to read; it does not count
+# as an attack.
 MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
 
 
@@ -214,8 +267,11 @@ def paper_claims_of(experiment: Experiment) -> list[Claim]:
     return experiment.plan.method.audit_hooks.claims(experiment.plan, experiment.shards)
 
 
-def hold_to_claims(findings: Sequence[Finding], claims: Sequence[Claim], delta: float) -> list[Finding]:
-    """The findings; one whose bound is above what a paper prints for this very mechanism, at a delta that is no larger, has
+def hold_to_claims(
+    findings: Sequence[Finding], claims: Sequence[Claim], delta: float
+) -> list[Finding]:
+    """The findings; one whose bound is above what a paper prints for this very mechanism, at a
+    delta that is no larger, has
     that as its stated ε: so the claim is contradicted like any other statement."""
     limits: dict[str, float] = {}
     for claim in claims:
@@ -223,10 +279,16 @@ def hold_to_claims(findings: Sequence[Finding], claims: Sequence[Claim], delta: 
             limits[claim.surface] = min(claim.number, limits.get(claim.surface, math.inf))
     held = []
     for finding in findings:
-        limit, own = limits.get(str(finding.surface), math.inf), finding.measures.get("epsilon_stated", math.inf)
-        exceeds = finding.measures.get("epsilon_validity") in DECISIVE_VALIDITIES and deciding_bound(finding) > limit
+        limit = limits.get(str(finding.surface), math.inf)
+        own = finding.measures.get("epsilon_stated", math.inf)
+        exceeds = (
+            finding.measures.get("epsilon_validity") in DECISIVE_VALIDITIES
+            and deciding_bound(finding) > limit
+        )
         if exceeds:
-            finding = replace(finding, measures={**finding.measures, "epsilon_stated": min(limit, float(own))})
+            finding = replace(
+                finding, measures={**finding.measures, "epsilon_stated": min(limit, float(own))}
+            )
         held.append(finding)
     return held
 
@@ -234,7 +296,8 @@ def hold_to_claims(findings: Sequence[Finding], claims: Sequence[Claim], delta: 
 def findings_json(audited: AuditState) -> dict[str, Any]:
     """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
     finished_run = audited.finished_run
-    experiment, progress = finished_run.experiment, finished_run.progress
+    experiment = finished_run.experiment
+    progress = finished_run.progress
     ledger = progress.ledger
     stated = stated_epsilons(experiment, record_level_ledger(ledger))
     found = hold_to_claims(audited.findings, paper_claims_of(experiment), ledger.delta)
@@ -261,7 +324,10 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
 
 
 def surface_limits(
-    ledger: Ledger, keys: Sequence[SurfaceKey], stated: Mapping[str, float], findings: Sequence[Finding]
+    ledger: Ledger,
+    keys: Sequence[SurfaceKey],
+    stated: Mapping[str, float],
+    findings: Sequence[Finding],
 ) -> list[SurfaceLimit]:
     """What the verdict of each surface rests on beside the findings."""
     return [
@@ -276,8 +342,11 @@ def surface_limits(
     ]
 
 
-def _run_json(experiment: Experiment, progress: Progress, seconds: Mapping[str, float]) -> dict[str, Any]:
-    run, tail = experiment.run, experiment.audit_settings.tail
+def _run_json(
+    experiment: Experiment, progress: Progress, seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    run = experiment.run
+    tail = experiment.audit_settings.tail
     return {
         "algo": run.algo,
         "data": run.data,
@@ -287,7 +356,10 @@ def _run_json(experiment: Experiment, progress: Progress, seconds: Mapping[str, 
         "clients": experiment.plan.problem.clients,
         "rounds": experiment.plan.method.rounds,
         **({"tail": dict(hard_example_counts(tail))} if tail.size else {}),
-        "seconds": {name: round(float(seconds.get(name, 0.0)), 3) for name in ("train", "worlds", "attacks", "total")},
+        "seconds": {
+            name: round(float(seconds.get(name, 0.0)), 3)
+            for name in ("train", "worlds", "attacks", "total")
+        },
     }
 
 
@@ -308,7 +380,9 @@ def _utility_json(experiment: Experiment, progress: Progress) -> dict[str, Any]:
     }
 
 
-def epsilon_by_accountant(ledger: Ledger, surfaces: Sequence[str] | None = None) -> dict[str, float]:
+def epsilon_by_accountant(
+    ledger: Ledger, surfaces: Sequence[str] | None = None
+) -> dict[str, float]:
     """Epsilon by the PLD and by the RDP accountant."""
     return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
 
@@ -335,9 +409,10 @@ def states_records(ledger: Ledger) -> bool:
 
 
 def record_level_ledger(ledger: Ledger) -> Ledger:
-    """The ledger that states what a ledger of whole clients promises about one record of a client. Whatever the
-    client's records are, its releases are close to those of a client that sends nothing; so two clients that differ in
-    one record are two such steps apart, as under the relation replace."""
+    """The ledger that states what a ledger of whole clients promises about one record of a client.
+    Whatever the client's records are, its releases are close to those of a client that sends
+    nothing; so two clients that differ in one record are two such steps apart, as under the
+    relation replace."""
     if states_records(ledger):
         return ledger
     twice = Ledger("replace", ledger.unit, ledger.delta)
@@ -346,23 +421,31 @@ def record_level_ledger(ledger: Ledger) -> Ledger:
 
 
 def _printed_epsilon(finding: Finding, stated: Mapping[str, float], ledger: Ledger) -> float | None:
-    """The epsilon that a row prints as stated: what follows for a record from a client's only where it is broken."""
+    """The epsilon that a row prints as stated: what follows for a record from a client's only where
+    it is broken."""
     promised = stated.get(str(finding.surface))
-    return promised if states_records(ledger) or (promised is not None and deciding_bound(finding) > promised) else None
+    return (
+        promised
+        if states_records(ledger) or (promised is not None and deciding_bound(finding) > promised)
+        else None
+    )
 
 
 def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
-    """How often one of k candidates could be named: proven at most, reached, and what the boldest claim allows."""
-    rows, claim = [naming.to_json() for naming in reconstruction(ledger)], smallest_claim(claims)
+    """How often one of k candidates could be named: proven at most, reached, and what the boldest
+    claim allows."""
+    rows = [naming.to_json() for naming in reconstruction(ledger)]
+    claim = smallest_claim(claims)
     if claim is None or claim.number is None:
         return rows
-    epsilon, delta = claim.number, claim.delta or ledger.delta
+    epsilon = claim.number
+    delta = claim.delta or ledger.delta
     return [row | {"claimed": naming_bound_of_claim(epsilon, delta, row["prior"])} for row in rows]
 
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """The stated ε of each surface: the method's own statement (``audit_hooks.stated``), else the accounted ε. Surfaces that
-    promise nothing (infinite) are left out."""
+    """The stated ε of each surface: the method's own statement (``audit_hooks.stated``), else the
+    accounted ε. Surfaces that promise nothing (infinite) are left out."""
     surfaces = dict.fromkeys(r.surface for r in ledger.releases)
     promised = {s: min(epsilon_by_accountant(ledger, [s]).values()) for s in surfaces}
     promised |= experiment.plan.method.audit_hooks.stated(experiment.plan, experiment.shards)
@@ -397,13 +480,17 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
 def _missing_map_entry(experiment: Experiment, key: SurfaceKey) -> dict[str, str]:
     """Hooks of the method without which attacks have no map to what clients send on a surface."""
     surface, sender = key
-    hooks = missing_map_hooks(experiment.plan.method, Surface(surface)) if sender == "client" else ""
+    hooks = (
+        missing_map_hooks(experiment.plan.method, Surface(surface)) if sender == "client" else ""
+    )
     return {"missing_hooks": hooks} if hooks else {}
 
 
-def _describe_attacks(state: AuditState, findings: Sequence[Finding], key: SurfaceKey) -> bool | str:
-    """True where an attack measured something on a surface, else in words why none did. findings: those on it. Raises
-    RuntimeError for a surface that was forgotten."""
+def _describe_attacks(
+    state: AuditState, findings: Sequence[Finding], key: SurfaceKey
+) -> bool | str:
+    """True where an attack measured something on a surface, else in words why none did. findings:
+    those on it. Raises RuntimeError for a surface that was forgotten."""
     surface, sender = key
     progress = state.finished_run.progress
     settings = state.finished_run.experiment.audit_settings
@@ -419,24 +506,36 @@ def _describe_attacks(state: AuditState, findings: Sequence[Finding], key: Surfa
         return f"waived: {divergence_message(progress.diverged)}"
     if why := why_not_read(tried):
         return why
-    senders = {"server" if r.client == SERVER else "client" for r in progress.ledger.releases if r.surface == surface}
+    senders = {
+        "server" if r.client == SERVER else "client"
+        for r in progress.ledger.releases
+        if r.surface == surface
+    }
     if len(senders) > 1:
         return f"not attacked: no attack of this audit read what the {sender} sends of it"
-    if why := describe_unmeasured(surface, state.finished_run.experiment.plan.method, state.attacks, settings):
+    if why := describe_unmeasured(
+        surface, state.finished_run.experiment.plan.method, state.attacks, settings
+    ):
         return why
     # ``check_coverage`` refuses such a run before it trains
     raise RuntimeError(f"surface {surface} was released and neither attacked nor waived")
 
 
 def is_unread(finding: Finding) -> bool:
-    """Whether an attack looked at replays of the client and found nothing in them that depends on a record."""
-    return finding.measures.get("status") == "nothing_to_read" and finding.measures.get("worlds", 0) > 1
+    """Whether an attack looked at replays of the client and found nothing in them that depends on a
+    record."""
+    return (
+        finding.measures.get("status") == "nothing_to_read"
+        and finding.measures.get("worlds", 0) > 1
+    )
 
 
 def size_in_bytes(releases: Sequence[Release]) -> int:
     """All tensors of these releases, four bytes a number (eight for labels)."""
     size = {"labels": 8}
-    return sum(size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values())
+    return sum(
+        size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values()
+    )
 
 
 def _name_mechanisms(experiment: Experiment, releases: Sequence[Release]) -> str:
@@ -454,13 +553,16 @@ def _name_mechanisms(experiment: Experiment, releases: Sequence[Release]) -> str
 
 
 def finding_row(finding: Finding, stated: float | None, refutes: bool = False) -> dict[str, Any]:
-    """One of ``findings`` in findings.json; stated: what its surface promises; refutes: whether it contradicts that."""
+    """One of ``findings`` in findings.json; stated: what its surface promises; refutes: whether it
+    contradicts that."""
     measures = {k: v for k, v in finding.measures.items() if v is not None}
     if (MEASURE_KEYS | {"kappa"}) & set(measures):
         measures.setdefault("status", "measured")
     if "epsilon_measured" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
-    head = {name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")}
+    head = {
+        name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")
+    }
     marks = {"message": finding.message, "refutes": refutes}
     return head | {name: value for name, value in marks.items() if value} | measures
 
@@ -472,18 +574,26 @@ def write_audit(
     commands: Sequence[AttackCommand] = (),
     asked: Collection[str] = (),
 ) -> Findings:
-    """findings.json last: a folder that holds it is a finished run. commands: of earlier commands; asked: the attacks
-    that this one asked for."""
+    """findings.json last: a folder that holds it is a finished run. commands: of earlier commands;
+    asked: the attacks that this one asked for."""
     result = findings_json(audited)
     finished_run = audited.finished_run
     write_ledger(folder.ledger_file, finished_run.progress.ledger)
-    about = manifest_json(finished_run.experiment, finished_run.progress, audited.seconds, argv) | run_provenance()
-    now = AttackCommand(about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked)))
+    about = (
+        manifest_json(finished_run.experiment, finished_run.progress, audited.seconds, argv)
+        | run_provenance()
+    )
+    now = AttackCommand(
+        about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked))
+    )
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.signals.training.items()]
     found = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}
     if commands:
         found["command"] = shlex.split(commands[0].command) or list(argv)
-    write_json(folder.manifest_file, about | found | {ATTACKED: [look.to_json() for look in (*commands, now)]})
+    write_json(
+        folder.manifest_file,
+        about | found | {ATTACKED: [look.to_json() for look in (*commands, now)]},
+    )
     checked = validate_findings(result, str(folder.findings_file))
     write_findings(checked, folder.findings_file)
     return checked

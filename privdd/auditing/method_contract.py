@@ -1,7 +1,7 @@
 """Does a method keep the contract? Checks to run on a user's own class before it is audited.
 
-Each check runs the method on a tiny federation of random images and names what it found, in one line.
-"""
+Each check runs the method on a tiny federation of random images and names what it found, in one
+line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from torch import Tensor
 from attacks.inversion.labels import CLASS_SURFACES, sent_class_counts
 from attacks.types import Finding, Surface
 from privdd.auditing.coverage import MESSAGES_PART
-from privdd.auditing.dp_tests.instrumentation import MessageLeak, compare_traces, trace_round, zero_out_others
+from privdd.auditing.dp_tests.instrumentation import (
+    MessageLeak,
+    compare_traces,
+    trace_round,
+    zero_out_others,
+)
 from privdd.auditing.dp_tests.non_interference_test import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import (
@@ -39,19 +44,23 @@ from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms.noise_share import share_count_of
 
-CHECKED_CLIENTS, CHECKED_ROUNDS = 2, 3  # of the tiny federation; later rounds of a longer method are not run
+# of the tiny federation; later rounds of a longer method are not run
+CHECKED_CLIENTS = 2
+CHECKED_ROUNDS = 3
 CHECKED_RECORDS = 4  # of each class, before an audit
 
 
 class BrokenContract(ValueError):
-    """A method that an audit could not be trusted with; one line for each fault. leaks: (line, message) of those faults that
-    tell of the records, with the name of the message or query that tells it, "" where it is not one alone."""
+    """A method that an audit could not be trusted with; one line for each fault. leaks: (line,
+    message) of those faults that tell of the records, with the name of the message or query that
+    tells it, "" where it is not one alone."""
 
     leaks: tuple[tuple[str, str], ...] = ()
 
 
 class UnmappedUpload(UserWarning):
-    """An upload whose rows no attack can compare with a record, as the method names no map to them."""
+    """An upload whose rows no attack can compare with a record, as the method names no map to
+    them."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,9 @@ class CheckedRound:
 
     def run(self) -> Work:
         ctx = self.plan.client_context(self.round, self.shard.client)
-        return self.plan.method.local(self.plan.method.broadcast(self.server), self.memory, self.shard, ctx)
+        return self.plan.method.local(
+            self.plan.method.broadcast(self.server), self.memory, self.shard, ctx
+        )
 
 
 DEFAULT_SHAPES = ((1, 8, 8), (3, 8, 8))  # of images that a method is tried on, grey and colour
@@ -84,17 +95,22 @@ def check_method(
 ) -> None:
     """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
 
-    Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and depend on
-    nothing but their arguments; ``recall`` and ``local_batched`` agree with ``local``; what claims to be
-    private depends on the records only through ``mechanisms``, and ledger rows not at all; ``predict`` gives one
-    score a class. Images are random, (c, h, w) = ``shape``; None: grey and colour ones of 8 x 8 pixels, one after the
-    other. The arguments must suit the method's settings. relation: of
-    neighbouring data sets; under add_remove labels and the number of records are private too, and exchanged. Tensors are
-    named and shaped as ``privdd.auditing.upload_schema`` says. Warns (UnmappedUpload) of uploads which no attack can compare
+    Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and
+        depend on nothing but their arguments; ``recall`` and ``local_batched`` agree with
+        ``local``; what claims to be
+    private depends on the records only through ``mechanisms``, and ledger rows not at all;
+    ``predict`` gives one score a class. Images are random, (c, h, w) = ``shape``; None: grey and
+    colour ones of 8 x 8 pixels, one after the other. The arguments must suit the method's settings.
+    relation: of neighbouring data sets; under add_remove labels and the number of records are
+        private too, and exchanged. Tensors are named and shaped as
+        ``privdd.auditing.upload_schema`` says. Warns (UnmappedUpload) of uploads which no attack
+        can compare
     with a record until a hook is defined: an audit runs, and says that they were not tested.
     """
     if not isinstance(method, Method):
-        raise BrokenContract(f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method")
+        raise BrokenContract(
+            f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method"
+        )
     for line in unmapped_uploads(method):
         warnings.warn(line, UnmappedUpload, stacklevel=2)
     leaks: list[tuple[str, str]] = []
@@ -102,7 +118,13 @@ def check_method(
     for images in DEFAULT_SHAPES if shape is None else (shape,):
         if found:
             break
-        plan = Plan(Keys(seed), Problem(images, classes, CHECKED_CLIENTS), method, mechanisms or {}, relation=relation)
+        plan = Plan(
+            Keys(seed),
+            Problem(images, classes, CHECKED_CLIENTS),
+            method,
+            mechanisms or {},
+            relation=relation,
+        )
         try:
             found = list(_find_faults(plan, _random_shards(images, classes, records, seed), leaks))
         except Exception as problem:  # of a stranger's code
@@ -118,27 +140,42 @@ def check_method(
 
 
 def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """The findings of ``check_method`` for a method that states a limit: a contradiction if a message depends on the records, and
-    otherwise messages that count as untested; nothing where it finds nothing."""
-    plan, names = subject.plan, [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
-    shape, classes = plan.problem.shape, plan.problem.classes
+    """The findings of ``check_method`` for a method that states a limit: a contradiction if a
+    message depends on the records, and otherwise messages that count as untested; nothing where it
+    finds nothing."""
+    plan = subject.plan
+    names = [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
+    shape = plan.problem.shape
+    classes = plan.problem.classes
     try:
         if names:
             relation = "add_remove" if subject.ledger.unit == "client" else subject.ledger.relation
-            check_method(plan.method, mechanisms=plan.mechanisms, shape=shape, classes=classes, relation=relation)
+            check_method(
+                plan.method,
+                mechanisms=plan.mechanisms,
+                shape=shape,
+                classes=classes,
+                relation=relation,
+            )
         return
     except BrokenContract as broken:
-        lines, leaks = str(broken).splitlines(), list(broken.leaks)
+        lines = str(broken).splitlines()
+        leaks = list(broken.leaks)
     except Exception as problem:  # of a stranger's code, on data that it was not written for
-        lines, leaks = [f"{type(problem).__name__}: {problem}"], []
+        lines = [f"{type(problem).__name__}: {problem}"]
+        leaks = []
     line, message = leaks[0] if leaks else (lines[0], "")
     note = f"on a small federation of random images: {line}"
     verdict: dict[str, Any] = {"refuted": True} if leaks else {"untested": {MESSAGES_PART: note}}
     accused = message or ", ".join(names)
-    yield subject.run_finding(INTERFERENCE_TEST, accused, 1, note, verdict).with_measures(signal=", ".join(names))
+    yield subject.run_finding(INTERFERENCE_TEST, accused, 1, note, verdict).with_measures(
+        signal=", ".join(names)
+    )
 
 
-def _random_shards(shape: tuple[int, int, int], classes: int, records: int, seed: int) -> list[Shard]:
+def _random_shards(
+    shape: tuple[int, int, int], classes: int, records: int, seed: int
+) -> list[Shard]:
     count = records * CHECKED_CLIENTS
     x = torch.rand((count, *shape), generator=Keys(seed).fold("images").torch())
     whole = Records(x, torch.arange(count) % classes, torch.arange(count))
@@ -149,7 +186,10 @@ def _random_shards(shape: tuple[int, int, int], classes: int, records: int, seed
 def _unreadable_uploads(method: Method) -> Iterator[str]:
     for name, surface in method.uploads.items():
         if hooks := missing_hooks(method, surface):
-            yield f"uploads[{name!r}] is of surface {surface}, which no attack can read: define {hooks}"
+            yield (
+                f"uploads[{name!r}] is of surface {surface}, which no attack can read: define "
+                f"{hooks}"
+            )
 
 
 def unmapped_uploads(method: Method) -> Iterator[str]:
@@ -157,34 +197,44 @@ def unmapped_uploads(method: Method) -> Iterator[str]:
     for name, surface in method.uploads.items():
         if hooks := missing_map_hooks(method, surface):
             yield (
-                f"uploads[{name!r}] is of surface {surface}: without a map from records to its rows most attacks have "
+                f"uploads[{name!r}] is of surface {surface}: without a map from records "
+                "to its rows most attacks have "
                 f"nothing to read in it; define {hooks} (AuditHooks)"
             )
 
 
 def check_foreign_uploads(plan: Plan) -> list[str]:
-    """Before training: the faults of the first upload of a method that is not privdd's own, on a few random records.
+    """Before training: the faults of the first upload of a method that is not privdd's own, on a
+    few random records.
 
-    Raises BrokenContract, one line for each fault. Returns lines on what could not be checked, or which attacks cannot map.
-    """
+    Raises BrokenContract, one line for each fault. Returns lines on what could not be checked, or
+    which attacks cannot map."""
     method = plan.method
     if type(method).__module__.startswith("privdd."):
         return []
     said = [*unmapped_uploads(method)]
-    shard = _random_shards(plan.problem.shape, plan.problem.classes, CHECKED_RECORDS * plan.problem.classes, 0)[0]
+    shard = _random_shards(
+        plan.problem.shape, plan.problem.classes, CHECKED_RECORDS * plan.problem.classes, 0
+    )[0]
     try:
         server = method.init(plan.problem, plan.keys.fold("public", "init"))
         task = ClientTask(plan, 0, shard.client, method.broadcast(server), {}, shard)
         values = client_step(task)[0].values
     except Exception as problem:  # of a stranger's code, on data that it was not written for
         text = " ".join(f"{type(problem).__name__}: {problem}".split())
-        return [*said, f"uploads were not checked before training, as random records do not suit the method ({text})"]
+        return [
+            *said,
+            "uploads were not checked before training, as random records do not suit the "
+            f"method ({text})",
+        ]
     if faults := list(upload_faults(method, plan.problem, values)):
         raise BrokenContract("\n".join(faults))
     return said
 
 
-def _find_faults(plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str]]) -> Iterator[str]:
+def _find_faults(
+    plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str]]
+) -> Iterator[str]:
     """Each fault in one line; leaks: is given those that tell of the records."""
     method = plan.method
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
@@ -201,13 +251,20 @@ def _find_faults(plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str
         inbox: list[Received] = []
         broadcast = method.broadcast(server)
         for shard in shards:
-            task = ClientTask(plan, t, shard.client, broadcast, memories.get(shard.client, {}), shard)
+            task = ClientTask(
+                plan, t, shard.client, broadcast, memories.get(shard.client, {}), shard
+            )
             received, _, memories[shard.client] = client_step(task)
-            if max(map(share_count_of, plan.mechanisms.values()), default=1) > 1:  # in double until they are added
+            if (
+                max(map(share_count_of, plan.mechanisms.values()), default=1) > 1
+            ):  # in double until they are added
                 received = replace(received, values=sum_uploads([received], "sum").values)
             inbox.append(received)
         if t == 0:
-            faults = [f"round {t}: {fault}" for fault in upload_faults(method, plan.problem, inbox[0].values)]
+            faults = [
+                f"round {t}: {fault}"
+                for fault in upload_faults(method, plan.problem, inbox[0].values)
+            ]
             yield from faults
             if faults:
                 return
@@ -215,27 +272,41 @@ def _find_faults(plan: Plan, shards: Sequence[Shard], leaks: list[tuple[str, str
         server = method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
     logits = method.predict(server, memories[0] or None, shards[0].train.x[:2])
     if logits.shape != (2, plan.problem.classes):
-        yield f"predict: {tuple(logits.shape)} for two images of {plan.problem.classes} classes; (2, classes) is needed"
+        yield (
+            f"predict: {tuple(logits.shape)} for two images of {plan.problem.classes} "
+            "classes; (2, classes) is needed"
+        )
 
 
 def _local_faults(trial: CheckedRound) -> Iterator[str]:
-    method, round = trial.plan.method, trial.round
-    state, before = torch.get_rng_state(), _copy_arguments(trial)
+    method = trial.plan.method
+    round = trial.round
+    state = torch.get_rng_state()
+    before = _copy_arguments(trial)
     (sent, kept), (sent_again, kept_again) = trial.run(), trial.run()
     if undeclared := sorted(set(sent) - set(method.uploads)):
-        yield from (f"local, round {round}: sends {name!r}, which uploads does not declare" for name in undeclared)
+        yield from (
+            f"local, round {round}: sends {name!r}, which uploads does not declare"
+            for name in undeclared
+        )
         return
     for name, artifact in sent.items():
         if not all(torch.isfinite(value).all() for value in artifact.value.values()):
             yield f"local, round {round}: {name!r} is not finite"
     if not (_is_same_upload(sent, sent_again) and _is_equal(kept, kept_again)):
-        yield f"local, round {round}: called twice, it gives two results; draw from ctx.keys and keep no state"
+        yield (
+            f"local, round {round}: called twice, it gives two results; draw from ctx.keys "
+            "and keep no state"
+        )
     if not torch.equal(state, torch.get_rng_state()):
         yield f"local, round {round}: draws from torch's global generator; draw from ctx.keys"
     if not _is_equal(before, _copy_arguments(trial)):
         yield f"local, round {round}: changes its arguments in place"
     ctx = trial.plan.client_context(round, 0)
-    if not _is_equal(kept, method.audit_hooks.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx)):
+    if not _is_equal(
+        kept,
+        method.audit_hooks.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx),
+    ):
         yield f"recall, round {round}: keeps something else than local"
     yield from _batched_faults(trial, sent, kept)
 
@@ -249,18 +320,24 @@ def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[
     contexts = [trial.plan.client_context(trial.round, 0) for _ in range(2)]
     method = trial.plan.method
     broadcast = method.broadcast(trial.server)
-    found = method.audit_hooks.local_batched(broadcast, [trial.memory] * 2, [trial.shard] * 2, contexts)
+    found = method.audit_hooks.local_batched(
+        broadcast, [trial.memory] * 2, [trial.shard] * 2, contexts
+    )
     for upload, memory in found or ():
         close = upload.keys() == sent.keys()
-        close = close and all(_is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items())
+        close = close and all(
+            _is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items()
+        )
         if not (close and _is_equal(memory, kept, 1e-4)):
             yield f"local_batched, round {trial.round}: gives something else than local"
 
 
 def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[tuple[str, str]]:
-    """(line, message) of faults of messages that depend on the records: with other images of the same labels, and with most records zeroed out;
-    under add_remove also with other labels, and with most records gone."""
-    plan, shard = trial.plan, trial.shard
+    """(line, message) of faults of messages that depend on the records: with other images of the
+    same labels, and with most records zeroed out; under add_remove also with other labels, and with
+    most records gone."""
+    plan = trial.plan
+    shard = trial.shard
     few = shard.train.take(range(2 * len(shard.train) // 3, len(shard.train)))
     sets = [shard.with_train(replace(shard.train, x=other.train.x)), zero_out_others(shard, few)]
     if plan.relation == "add_remove":
@@ -282,15 +359,19 @@ def _signal_faults(
     broadcast = plan.method.broadcast(server)
     _warn_of_class_counts(plan, sent)
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
-    records, others = shards[0].train, shards[1].train
-    adversary = AdversaryView(plan.method, plan.problem, snapshot, records, others, memory, frozenset(), {})
+    records = shards[0].train
+    others = shards[1].train
+    adversary = AdversaryView(
+        plan.method, plan.problem, snapshot, records, others, memory, frozenset(), {}
+    )
     try:
         signals = extract_signals(adversary, sent.values)
     except UnreadableUpload as error:
         yield f"round {round}: {error}"
         return
     for name in sent.values:
-        surface, group = plan.method.uploads[name], signal_group(plan.method, name)
+        surface = plan.method.uploads[name]
+        group = signal_group(plan.method, name)
         if surface in (Surface.COUNTS, Surface.LABELS):
             continue
         own = [value for key, value in signals.items() if key.startswith(f"{group}|")]
@@ -305,7 +386,8 @@ def _warn_of_class_counts(plan: Plan, sent: Received) -> None:
         open_surface = plan.method.uploads[name] in CLASS_SURFACES and name not in plan.mechanisms
         if open_surface and sent_class_counts(value, plan.problem.classes) is not None:
             warnings.warn(
-                f"{name!r} holds how many records of each class a client has: the server reads them, and a class of one record "
+                f"{name!r} holds how many records of each class a client has: the server "
+                "reads them, and a class of one record "
                 "is open, as its mean or sum is that record's own",
                 stacklevel=2,
             )
@@ -320,4 +402,6 @@ def _is_equal(a: Mapping[str, Tensor], b: Mapping[str, Tensor], tolerance: float
         return False
     if not tolerance:
         return all(torch.equal(a[n], b[n]) for n in a)
-    return all(torch.allclose(a[n].double(), b[n].double(), rtol=tolerance, atol=tolerance) for n in a)
+    return all(
+        torch.allclose(a[n].double(), b[n].double(), rtol=tolerance, atol=tolerance) for n in a
+    )

@@ -35,7 +35,12 @@ from privdd.auditing.noised_sums import (
     replay_count,
     score_noised_sums,
 )
-from privdd.auditing.replay import MembershipGame, draw_membership_game, recover_noise_log, restore_memories
+from privdd.auditing.replay import (
+    MembershipGame,
+    draw_membership_game,
+    recover_noise_log,
+    restore_memories,
+)
 from privdd.auditing.shadow_models import ShadowSignals, describe_view, train_shadow_models
 from privdd.auditing.views import FinishedRun, collect_views, malicious_server_views
 from privdd.core.types import Shard
@@ -51,9 +56,10 @@ NOTHING = EarlierFindings()
 
 @dataclass(frozen=True)
 class AuditState:
-    """All that an audit knows: each step is given it, and returns it with more filled in. attacks: all, those of
-    ``earlier`` findings too; whole: the audited client's data before any coin flip, canaries among them; transcript:
-    what it released, where an attack or a canary game reads that."""
+    """All that an audit knows: each step is given it, and returns it with more filled in. attacks:
+    all, those of ``earlier`` findings too; whole: the audited client's data before any coin flip,
+    canaries among them; transcript: what it released, where an attack or a canary game reads
+    that."""
 
     experiment: Experiment
     attacks: Mapping[str, Attack]
@@ -63,10 +69,13 @@ class AuditState:
     whole: Shard
     canaries: CanaryGame | None
     finished_run: FinishedRun
-    budget: ErrorBudget  # of all bounds that can decide the verdict; membership tests count once there are jobs
+    # of all bounds that can decide the verdict; membership tests count once there are jobs
+    budget: ErrorBudget
     transcript: tuple[ObservedRound, ...] = ()
     # from replay_client
-    noised_sums: NoisedSumScores | None = None  # what the noised sums say, where all that is sent comes of them
+    noised_sums: NoisedSumScores | None = (
+        None  # what the noised sums say, where all that is sent comes of them
+    )
     signals: ShadowSignals = field(default_factory=ShadowSignals)  # of all replays
     # from attack_views and test_guarantees
     findings: tuple[Finding, ...] = ()
@@ -79,91 +88,141 @@ class AuditState:
 
 
 def audit_experiment(
-    experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder, earlier: EarlierFindings = NOTHING
+    experiment: Experiment,
+    attacks: Mapping[str, Attack],
+    folder: RunFolder,
+    earlier: EarlierFindings = NOTHING,
 ) -> AuditState:
-    """Train (or resume), replay the audited client, attack every surface, test the stated guarantees. Of a run whose
-    training diverged nothing is attacked, and the findings say so. An attack that fails ends with a finding that says so."""
+    """Train (or resume), replay the audited client, attack every surface, test the stated
+    guarantees. Of a run whose training diverged nothing is attacked, and the findings say so. An
+    attack that fails ends with a finding that says so."""
     clock = time.monotonic
     began = clock()
     state = train_federation(experiment, attacks, folder, earlier)
     trained = clock()
     if state.finished_run.progress.diverged is not None:
         seconds = dict.fromkeys(("train", "total"), trained - began)
-        return replace(state, findings=findings_of_diverged_run(experiment, attacks), seconds=seconds)
+        return replace(
+            state, findings=findings_of_diverged_run(experiment, attacks), seconds=seconds
+        )
     state = replay_client(state)
     replayed = clock()
     state = test_guarantees(attack_views(state))
     now = clock()
-    spent = {"train": trained - began, "worlds": replayed - trained, "attacks": now - replayed, "total": now - began}
-    return replace(state, seconds={name: value + earlier.seconds.get(name, 0.0) for name, value in spent.items()})
+    spent = {
+        "train": trained - began,
+        "worlds": replayed - trained,
+        "attacks": now - replayed,
+        "total": now - began,
+    }
+    return replace(
+        state,
+        seconds={name: value + earlier.seconds.get(name, 0.0) for name, value in spent.items()},
+    )
 
 
 def train_federation(
-    experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder, earlier: EarlierFindings = NOTHING
+    experiment: Experiment,
+    attacks: Mapping[str, Attack],
+    folder: RunFolder,
+    earlier: EarlierFindings = NOTHING,
 ) -> AuditState:
-    """Train the federation, or go on where it was stopped: the audited client on the records that its coins left in."""
-    plan, engine = experiment.plan, experiment.engine
-    whole, game, canaries = experiment.shards[plan.victim], membership_game_of(experiment), canary_game_of(experiment)
+    """Train the federation, or go on where it was stopped: the audited client on the records that
+    its coins left in."""
+    plan = experiment.plan
+    engine = experiment.engine
+    whole = experiment.shards[plan.victim]
+    game = membership_game_of(experiment)
+    canaries = canary_game_of(experiment)
     if canaries is not None:
         whole = canaries.add_to_shard(whole)
         game = replace(game, whole=whole.train)
     shards = list(experiment.shards)
     shards[plan.victim] = game.shard_of_replay(whole, 0)
-    released, log, is_read = list[ObservedRound](), NoiseLog(plan.victim), needs_releases(experiment, attacks)
+    released = list[ObservedRound]()
+    log = NoiseLog(plan.victim)
+    is_read = needs_releases(experiment, attacks)
     trainer = Trainer(
-        plan, shards, experiment.test_records, engine, folder, experiment.new_ledger(), experiment.capture,
-        transcript=released if is_read or canaries is not None else None, record=log, budget=experiment.privacy.budget,
-    )  # fmt: skip
+        plan,
+        shards,
+        experiment.test_records,
+        engine,
+        folder,
+        experiment.new_ledger(),
+        experiment.capture,
+        transcript=released if is_read or canaries is not None else None,
+        record=log,
+        budget=experiment.privacy.budget,
+    )
     progress = trainer.run()
     if progress.diverged is None:
-        empty, observed = experiment.new_ledger(), released if is_read else None
+        empty = experiment.new_ledger()
+        observed = released if is_read else None
         recover_noise_log(plan, shards, engine, empty, progress.ledger, log, observed)
         with torch_threads(engine.threads):  # same thread count as in training, so the same bits
             progress = restore_memories(plan, progress, shards[plan.victim])
     finished = FinishedRun(experiment, progress, game, shards[plan.victim], log)
     budget = audit_error_budget(experiment, 0)
-    return AuditState(experiment, attacks, folder, earlier, whole, canaries, finished, budget, tuple(released))
+    return AuditState(
+        experiment, attacks, folder, earlier, whole, canaries, finished, budget, tuple(released)
+    )
 
 
 def replay_client(state: AuditState) -> AuditState:
-    """Run the audited client again with other coins: each replay is a shadow model, of which only signals are kept.
-    Where all that is sent is computed from noised sums, and these are as stated, the sums themselves are attacked in
-    closed form, and few replays are enough."""
-    experiment, run, sums = state.experiment, state.finished_run, None
+    """Run the audited client again with other coins: each replay is a shadow model, of which only
+    signals are kept. Where all that is sent is computed from noised sums, and these are as stated,
+    the sums themselves are attacked in closed form, and few replays are enough."""
+    experiment = state.experiment
+    run = state.finished_run
+    sums = None
     if needs_releases(experiment, state.attacks):
         with torch_threads(experiment.engine.threads):
             sums = score_noised_sums(run, state.whole, state.transcript)
-    replays, federations = None, experiment.audit_settings.federations
+    replays = None
+    federations = experiment.audit_settings.federations
     if sums is not None and sums.has_stated_noise and _has_sound_noise(run):
-        replays, federations = replay_count(experiment, state.attacks), federation_count(experiment, state.attacks)
+        replays = replay_count(experiment, state.attacks)
+        federations = federation_count(experiment, state.attacks)
     signals = train_shadow_models(run, state.whole, state.folder, replays, federations)
     return replace(state, noised_sums=sums, signals=signals)
 
 
 def attack_views(state: AuditState) -> AuditState:
     """Every attack on every view that it reads: what each adversary holds of each surface."""
-    experiment, run, signals = state.experiment, state.finished_run, state.signals
+    experiment = state.experiment
+    run = state.finished_run
+    signals = state.signals
     views = list(collect_views(run, signals.by_round, signals.over_rounds, signals.of_server))
     if state.noised_sums is not None:
         views.append(analyst_view(run, state.noised_sums, max(signals.by_round)))
     jobs = collect_attack_jobs(views, malicious_server_views(run, state.attacks), state.attacks)
-    jobs = [replace(job, remarks=describe_view(run, job.view, job.attack.family, signals.missing)) for job in jobs]
+    jobs = [
+        replace(job, remarks=describe_view(run, job.view, job.attack.family, signals.missing))
+        for job in jobs
+    ]
     membership = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = audit_error_budget(experiment, membership, state.earlier.replaced)
-    pictures, device = experiment.audit_settings.worst_pictures, experiment.plan.problem.device
+    pictures = experiment.audit_settings.worst_pictures
+    device = experiment.plan.problem.device
     terms = AttackTerms(experiment.plan.keys, experiment.privacy.delta, budget, pictures, device)
-    found = run_attacks(jobs, terms, experiment.engine, state.folder.path / "evidence", state.earlier.by_file)
+    found = run_attacks(
+        jobs, terms, experiment.engine, state.folder.path / "evidence", state.earlier.by_file
+    )
     return replace(state, budget=budget, findings=tuple(found))
 
 
 def test_guarantees(state: AuditState) -> AuditState:
-    """The tests of the stated guarantee, at their share of the error budget, and the canary game."""
-    run, engine = state.finished_run, state.experiment.engine
+    """The tests of the stated guarantee, at their share of the error budget, and the canary
+    game."""
+    run = state.finished_run
+    engine = state.experiment.engine
     subject = guarantee_subject(run, state.budget.confidence)
     with torch_threads(engine.threads):
         found = run_log_tests(subject, run.record)
     tests = guarantee_tests(subject)
-    if type(run.plan.method).__module__.partition(".")[0] != "privdd":  # a user's own; the shipped ones are tested
+    if (
+        type(run.plan.method).__module__.partition(".")[0] != "privdd"
+    ):  # a user's own; the shipped ones are tested
         tests.append(GuaranteeTest(subject, contract_findings))
     with show_progress("test", len(tests)) as bar:
         for one, rows in zip(tests, engine.map(GuaranteeTest.run, tests)):
@@ -173,27 +232,40 @@ def test_guarantees(state: AuditState) -> AuditState:
     played: tuple[Finding, ...] = ()
     if state.canaries is not None:
         played = state.earlier.of_canaries() if not state.transcript else ()
-        played = played or tuple(canary_findings_of_run(run, state.canaries, state.transcript, state.budget.confidence))
+        played = played or tuple(
+            canary_findings_of_run(run, state.canaries, state.transcript, state.budget.confidence)
+        )
     return replace(state, findings=(*state.findings, *kept, *played))
 
 
 def audit_error_budget(experiment: Experiment, membership: int, replaced: int = 0) -> ErrorBudget:
     """How all bounds of an audit with so many membership tests share its error."""
-    audit, mechanisms = experiment.audit_settings, len(experiment.plan.mechanisms)
-    return error_budget(audit.confidence, membership, mechanisms, canaries=bool(audit.canaries), replaced=replaced)
+    audit = experiment.audit_settings
+    mechanisms = len(experiment.plan.mechanisms)
+    return error_budget(
+        audit.confidence, membership, mechanisms, canaries=bool(audit.canaries), replaced=replaced
+    )
 
 
 def membership_game_of(experiment: Experiment) -> MembershipGame:
-    """The audited records and all coin flips; row 0 of the masks is what the run itself trains on."""
-    plan, audit = experiment.plan, experiment.audit_settings
+    """The audited records and all coin flips; row 0 of the masks is what the run itself trains
+    on."""
+    plan = experiment.plan
+    audit = experiment.audit_settings
     keys = plan.keys.fold("audit", plan.victim)
     shard = experiment.shards[plan.victim]
     return draw_membership_game(shard, audit.records, audit.worlds, keys, plan.relation, audit.tail)
 
 
 def _has_sound_noise(run: FinishedRun) -> bool:
-    """Whether tests looked at all noise and samples of the run itself, and found them to be what is stated. They accuse
-    more easily here than for the verdict, whose error all tests share: a sound run may take all replays by chance."""
+    """Whether tests looked at all noise and samples of the run itself, and found them to be what is
+    stated. They accuse more easily here than for the verdict, whose error all tests share: a sound
+    run may take all replays by chance."""
     with torch_threads(run.experiment.engine.threads):
-        found = run_log_tests(guarantee_subject(run, run.experiment.audit_settings.confidence), run.record)
-    return not any({"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys() for finding in found)
+        found = run_log_tests(
+            guarantee_subject(run, run.experiment.audit_settings.confidence), run.record
+        )
+    return not any(
+        {"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys()
+        for finding in found
+    )

@@ -1,9 +1,10 @@
-"""Replays of the audited client, each the source of one shadow model: the membership game, its replays, and recovered noise logs.
+"""Replays of the audited client, each the source of one shadow model: the membership game, its
+replays, and recovered noise logs.
 
-In each replay (a "world" in code and settings) every audited record is in or out by a fair coin flip; world 0 is the run
-that really happened. Against the server only the audited client's own steps depend on the coins, because the server knows
-what it broadcast, so a replay costs that client's steps from its first remembered round, not a whole federation.
-"""
+In each replay (a "world" in code and settings) every audited record is in or out by a fair coin
+flip; world 0 is the run that really happened. Against the server only the audited client's own
+steps depend on the coins, because the server knows what it broadcast, so a replay costs that
+client's steps from its first remembered round, not a whole federation."""
 
 from __future__ import annotations
 
@@ -32,10 +33,11 @@ from privdd.runtime.progress import show_progress
 class MembershipGame:
     """The audited records of one client, and which of them are in each world.
 
-    audited: (n,) positions in ``whole``, the client's training records before any coin flip; masks: (K, n) bool, True =
-    in, row 0 is the real run; relation: what "out" means: removed (add_remove, replace), or zeroed out with the label kept
-    (zero_out); kinds: places among the audited records of those that were made hard to fit, by what was done to them.
-    """
+    audited: (n,) positions in ``whole``, the client's training records before any coin flip; masks:
+        (K, n) bool, True = in, row 0 is the real run; relation: what "out" means: removed
+        (add_remove, replace), or zeroed out with the label kept
+    (zero_out); kinds: places among the audited records of those that were made hard to fit, by what
+    was done to them."""
 
     whole: Records
     audited: Tensor
@@ -53,17 +55,30 @@ class MembershipGame:
         keep[self.audited] = self.masks[world]
         gone = self.whole.take(~keep)
         nulls = replace(gone, x=torch.zeros_like(gone.x)) if self.relation == "zero_out" else None
-        return replace(shard, train=self.whole.take(keep), heldout=Records.concat([shard.heldout, gone]), nulls=nulls)
+        return replace(
+            shard,
+            train=self.whole.take(keep),
+            heldout=Records.concat([shard.heldout, gone]),
+            nulls=nulls,
+        )
 
 
 def draw_membership_game(
-    shard: Shard, records: int, worlds: int, keys: Keys, relation: str = "add_remove", tail: HardExamples | None = None
+    shard: Shard,
+    records: int,
+    worlds: int,
+    keys: Keys,
+    relation: str = "add_remove",
+    tail: HardExamples | None = None,
 ) -> MembershipGame:
-    """Draw the audited ``records`` (at most three quarters of the client's) and their secret, independent, fair coin flips
+    """Draw the audited ``records`` (at most three quarters of the client's) and their secret,
+    independent, fair coin flips
     in K worlds. tail: what made audited records hard to fit, with the same keys."""
     size = len(shard.train)
     if size < 4:
-        raise ValueError(f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)")
+        raise ValueError(
+            f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)"
+        )
     drawn = draw_audited_positions(size, records, keys)
     audited = drawn.sort().values
     made_hard = positions_by_kind(tail or HardExamples(), drawn).items()
@@ -73,33 +88,46 @@ def draw_membership_game(
     return MembershipGame(shard.train, audited, masks, relation, kinds)
 
 
-# The others' part of a round is computed once, from their own data and without noise; each replay adds fresh noise of all
-# clients' shares. So membership attacks are granted what the other clients' data add to the sum, as differential privacy
-# grants it, and none of their noise. Attacks without replays are not: they read the sum as if it were one client's.
+# The others' part of a round is computed once, from their own data and without noise; each replay
+# adds fresh noise of all clients' shares. So membership attacks are granted what the other clients'
+# data add to the sum, as differential privacy grants it, and none of their noise. Attacks without
+# replays are not: they read the sum as if it were one client's.
 Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
-SUM_GRANTED = "the adversary sees the sum over clients, and knows what the other clients' data add to it"
-SUM_NOT_GRANTED = "the adversary sees the sum over clients, and takes it for what the audited client sent"
+SUM_GRANTED = (
+    "the adversary sees the sum over clients, and knows what the other clients' data add to it"
+)
+SUM_NOT_GRANTED = (
+    "the adversary sees the sum over clients, and takes it for what the audited client sent"
+)
 
 
 def scale_noise(noise: Noise, times: float) -> Noise:
     """Normal draws times a constant (0: none at all); coins as they are."""
 
     def refuse_laplace(shape: tuple[int, ...]) -> Tensor:
-        raise ValueError("Laplace noise of several clients is no Laplace noise: it is not dealt in shares")
+        raise ValueError(
+            "Laplace noise of several clients is no Laplace noise: it is not dealt in shares"
+        )
 
-    return CustomNoise.around(noise, normal=lambda shape: noise.normal(shape) * times, laplace=refuse_laplace)
+    return CustomNoise.around(
+        noise, normal=lambda shape: noise.normal(shape) * times, laplace=refuse_laplace
+    )
 
 
 def replay_context(plan: Plan, round: int) -> ClientContext:
-    """The audited client's context; under a sum, its noise is that of all clients' shares together."""
+    """The audited client's context; under a sum, its noise is that of all clients' shares
+    together."""
     ctx = plan.client_context(round, plan.victim)
     if plan.trust.is_summed:
         ctx.noise = scale_noise(ctx.noise, math.sqrt(len(plan.participants(round))))
     return ctx
 
 
-def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shards: Sequence[Shard]) -> Uploads:
-    """The sum of the other clients' uploads in a round, without their noise; {} where the server sees single uploads."""
+def other_uploads(
+    plan: Plan, round: int, broadcast: Mapping[str, Tensors], shards: Sequence[Shard]
+) -> Uploads:
+    """The sum of the other clients' uploads in a round, without their noise; {} where the server
+    sees single uploads."""
     total: dict[str, dict[str, Tensor]] = {}
     for client in plan.participants(round) if plan.trust.is_summed else ():
         if client == plan.victim:
@@ -109,7 +137,9 @@ def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shar
         upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
         if memory:
             who = type(plan.method).__name__
-            raise ValueError(f"trust={plan.trust.name}: what {who}'s clients remember is not replayed")
+            raise ValueError(
+                f"trust={plan.trust.name}: what {who}'s clients remember is not replayed"
+            )
         for name, value in plan.channel.send(upload, ctx)[0].values.items():
             into = total.setdefault(name, {})
             for key, tensor in value.items():
@@ -118,12 +148,16 @@ def other_uploads(plan: Plan, round: int, broadcast: Mapping[str, Tensors], shar
 
 
 def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Uploads) -> Uploads:
-    """The server's view of one client's upload: the upload itself, or its sum (or mean) with those of the others."""
+    """The server's view of one client's upload: the upload itself, or its sum (or mean) with those
+    of the others."""
     if not plan.trust.is_summed:
         return sent
     over = len(plan.participants(round)) if plan.method.adds_up(plan.mechanisms) == "mean" else 1
     return {
-        name: {key: ((tensor.double() + others[name][key]) / over).float() for key, tensor in value.items()}
+        name: {
+            key: ((tensor.double() + others[name][key]) / over).float()
+            for key, tensor in value.items()
+        }
         for name, value in sent.items()
     }
 
@@ -134,12 +168,15 @@ def plan_of_replay(plan: Plan, world: int) -> Plan:
 
 
 def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
-    """The audited client's memory after a round that it began with ``memory``; by ``recall`` without its upload."""
+    """The audited client's memory after a round that it began with ``memory``; by ``recall``
+    without its upload."""
     ctx = plan.client_context(snapshot.round, plan.victim)
     return plan.method.audit_hooks.recall(snapshot.broadcast, memory, shard, ctx)
 
 
-ResultsByRound = dict[int, tuple[Upload, ClientContext, State]]  # round -> what the client made of it, and remembers
+ResultsByRound = dict[
+    int, tuple[Upload, ClientContext, State]
+]  # round -> what the client made of it, and remembers
 
 
 @dataclass(frozen=True)
@@ -154,10 +191,11 @@ class ReplayedRound:
 class ClientReplay:
     """Some worlds of one audited round, self-contained so that any worker can run them.
 
-    chain: the client's rounds, from the first that the audited one depends on to the audited one; shard: the client's data
-    before any coin flip; batched: all worlds at once by ``local_batched``, else one by one; passing: earlier rounds of the
-    chain whose uploads are wanted too; others: round -> what the other clients add, where the server sees sums.
-    """
+    chain: the client's rounds, from the first that the audited one depends on to the audited one;
+        shard: the client's data before any coin flip; batched: all worlds at once by
+            ``local_batched``, else one by one; passing: earlier rounds of the
+    chain whose uploads are wanted too; others: round -> what the other clients add, where the
+    server sees sums."""
 
     plan: Plan
     chain: tuple[Snapshot, ...]
@@ -169,13 +207,15 @@ class ClientReplay:
     others: Mapping[int, Uploads] = field(default_factory=dict)
 
     def run(self) -> list[Mapping[str, Tensors]] | None:
-        """The messages of the client in the last round of the chain, for each replay; None as of ``run_by_round``."""
+        """The messages of the client in the last round of the chain, for each replay; None as of
+        ``run_by_round``."""
         found = self.run_by_round()
         return None if found is None else [rounds[self.chain[-1].round].sent for rounds in found]
 
     def run_by_round(self) -> list[dict[int, ReplayedRound]] | None:
-        """The messages (and the memory after it) of the last round and of those in ``passing``, by round for each replay; None if ``batched`` is set and
-        the method has no batched form of one of the rounds."""
+        """The messages (and the memory after it) of the last round and of those in ``passing``, by
+        round for each replay; None if ``batched`` is set and the method has no batched form of one
+        of the rounds."""
         plans = [plan_of_replay(self.plan, world) for world in self.worlds]
         shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
         singly = [] if self.batched else [self._replay_singly(p, s) for p, s in zip(plans, shards)]
@@ -186,7 +226,10 @@ class ClientReplay:
         send = self.plan.channel.send
         view = lambda t, sent: uploads_seen_by_server(self.plan, t, sent, self.others.get(t, {}))  # noqa: E731
         return [
-            {t: ReplayedRound(view(t, send(up, ctx)[0].values), memory) for t, (up, ctx, memory) in rounds.items()}
+            {
+                t: ReplayedRound(view(t, send(up, ctx)[0].values), memory)
+                for t, (up, ctx, memory) in rounds.items()
+            }
             for rounds in done
         ]
 
@@ -205,12 +248,16 @@ class ClientReplay:
             done[snapshot.round] = (upload, ctx, memory)
         return done
 
-    def _replay_batched(self, plans: Sequence[Plan], shards: Sequence[Shard]) -> list[ResultsByRound] | None:
+    def _replay_batched(
+        self, plans: Sequence[Plan], shards: Sequence[Shard]
+    ) -> list[ResultsByRound] | None:
         made: list[ResultsByRound] = [{} for _ in plans]
         memories: list[State] = [{} for _ in plans]
         for snapshot in self.chain:
             contexts = [replay_context(plan, snapshot.round) for plan in plans]
-            found = self.plan.method.audit_hooks.local_batched(snapshot.broadcast, memories, shards, contexts)
+            found = self.plan.method.audit_hooks.local_batched(
+                snapshot.broadcast, memories, shards, contexts
+            )
             if found is None:
                 return None
             memories = [memory for _, memory in found]
@@ -221,7 +268,8 @@ class ClientReplay:
 
 
 def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
-    """The rounds that a replay of ``round`` must run: only that round if the client remembers nothing."""
+    """The rounds that a replay of ``round`` must run: only that round if the client remembers
+    nothing."""
     target = snapshots[round]
     if not plan.method.audit_hooks.remembers(round, target.memory):
         return (target,)
@@ -229,8 +277,9 @@ def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tu
 
 
 def group_replays(worlds: int, size: int) -> list[range]:
-    """Worlds 1 to ``worlds`` - 1 (0 is the real run) in groups: world w is in group w // size. A group is always computed as
-    a whole, so that what its worlds share does not depend on where an earlier audit was stopped."""
+    """Worlds 1 to ``worlds`` - 1 (0 is the real run) in groups: world w is in group w // size. A
+    group is always computed as a whole, so that what its worlds share does not depend on where an
+    earlier audit was stopped."""
     groups = [range(max(1, at), min(at + size, worlds)) for at in range(0, worlds, size)]
     return [group for group in groups if len(group)]
 
@@ -238,10 +287,16 @@ def group_replays(worlds: int, size: int) -> list[range]:
 SIGNALS_VERSION = b"3"  # of how signals are read: replays that another version read are read anew
 
 
-def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str) -> str:
-    """The folder name of cached worlds: the same for the same config, data, broadcasts and audited records."""
+def replay_cache_key(
+    plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str
+) -> str:
+    """The folder name of cached worlds: the same for the same config, data, broadcasts and audited
+    records."""
     h = hashlib.blake2b(f"{config}|{plan.data}".encode() + SIGNALS_VERSION, digest_size=8)
-    h.update(str(plan.keys.seed).encode() + digest_tensors({"ids": game.whole.ids, "audited": game.audited}).encode())
+    h.update(
+        str(plan.keys.seed).encode()
+        + digest_tensors({"ids": game.whole.ids, "audited": game.audited}).encode()
+    )
     for snapshot in chain:
         h.update(f"{snapshot.round}".encode())
         for name in sorted(snapshot.broadcast):
@@ -250,40 +305,61 @@ def replay_cache_key(plan: Plan, chain: Sequence[Snapshot], game: MembershipGame
 
 
 def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
-    """``progress`` with the audited client's memory before each of its kept rounds and after the last. shard: what the
-    client trained on. Unchanged where nothing is marked. Raises ValueError where local work drew noise of the operating
-    system, or of the client's own secret: another draw of it gives another memory."""
+    """``progress`` with the audited client's memory before each of its kept rounds and after the
+    last. shard: what the client trained on. Unchanged where nothing is marked. Raises ValueError
+        where local work drew noise of the operating system, or of the client's own secret: another
+        draw of it gives another memory."""
     if not is_remote_memory(progress.memories.get(plan.victim, {})):
         return progress
-    drawn = sorted(set(plan.mechanisms) & set(plan.method.queries))  # others act on what is sent, after local work
+    drawn = sorted(
+        set(plan.mechanisms) & set(plan.method.queries)
+    )  # others act on what is sent, after local work
     if drawn and plan.noise_source != "seed":
         raise ValueError(
-            f"privacy.noise_source={plan.noise_source}: what client {plan.victim} remembers depends on noise of {', '.join(drawn)} that "
-            "cannot be drawn again; allowed is seed where a deployment with client memory is audited"
+            f"privacy.noise_source={plan.noise_source}: what client {plan.victim} "
+            f"remembers depends on noise of {', '.join(drawn)} that "
+            "cannot be drawn again; allowed is seed where a deployment with client "
+            "memory is audited"
         )
     memory: State = {}
     snapshots = dict(progress.snapshots)
     for t in sorted(snapshots):
         snapshots[t] = replace(snapshots[t], memory=memory)
-        memory = {name: value.detach() for name, value in memory_after_round(plan, snapshots[t], memory, shard).items()}
-    return replace(progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory})
+        memory = {
+            name: value.detach()
+            for name, value in memory_after_round(plan, snapshots[t], memory, shard).items()
+        }
+    return replace(
+        progress, snapshots=snapshots, memories={**progress.memories, plan.victim: memory}
+    )
 
 
-# Records of noise and sampling are private and never on disk, so they are lost with the process. Noise that is not the
-# operating system's can be drawn again: nothing is taken over unless what was sent has the digests that the ledger has.
+# Records of noise and sampling are private and never on disk, so they are lost with the process.
+# Noise that is not the operating system's can be drawn again: nothing is taken over unless what was
+# sent has the digests that the ledger has.
 
 
 def recover_noise_log(
-    plan: Plan, shards: Sequence[Shard], engine: Any, empty: Ledger, ledger: Ledger, record: NoiseLog,
+    plan: Plan,
+    shards: Sequence[Shard],
+    engine: Any,
+    empty: Ledger,
+    ledger: Ledger,
+    record: NoiseLog,
     observed: list[ObservedRound] | None = None,
-) -> None:  # fmt: skip
-    """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be repeated. empty: a
-    ledger to repeat the run with. Nothing is done for noise that cannot be drawn again, and for real clients. observed:
-    is given what the audited client released in these rounds."""
-    wanted = {(row.round, row.client) for row in ledger.releases if row.is_protected} - record.rounds.keys()
+) -> None:
+    """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be
+    repeated. empty: a ledger to repeat the run with. Nothing is done for noise that cannot be drawn
+        again, and for real clients. observed: is given what the audited client released in these
+            rounds."""
+    wanted = {
+        (row.round, row.client) for row in ledger.releases if row.is_protected
+    } - record.rounds.keys()
     if not wanted or plan.noise_source == "os" or engine.clients_remember:
         return
-    again, made, said = NoiseLog(plan.victim), start_training(plan, empty), list[ObservedRound]()
+    again = NoiseLog(plan.victim)
+    made = start_training(plan, empty)
+    said = list[ObservedRound]()
     last = max(round for round, _ in wanted)
     heard = None if observed is None else said
     with show_progress("note the noise of rounds trained before", last + 1) as bar:
@@ -291,7 +367,8 @@ def recover_noise_log(
         while made.round <= last:
             made, _, broadcast = run_round(plan, made, shards, engine, broadcast, heard, again)
             bar.advance(f"round {made.round - 1}")
-    before, after = _digests_by_client_round(ledger), _digests_by_client_round(made.ledger)
+    before = _digests_by_client_round(ledger)
+    after = _digests_by_client_round(made.ledger)
     for at in wanted & again.rounds.keys():
         if before[at] == after.get(at):
             record.add_round(again.rounds[at])

@@ -1,4 +1,5 @@
-"""Shadow models: replays of the audited client for a server, and of the whole federation for those who see only its broadcasts.
+"""Shadow models: replays of the audited client for a server, and of the whole federation for those
+who see only its broadcasts.
 
 Every replay is cached on its own, so that an audit that was killed can go on.
 """
@@ -48,10 +49,16 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import ProgressBar, show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
-LATER_SIGNALS = ("joint", "public_logits", "gradient_", "shared_noise")  # signals that earlier versions did not keep
+LATER_SIGNALS = (
+    "joint",
+    "public_logits",
+    "gradient_",
+    "shared_noise",
+)  # signals that earlier versions did not keep
 
 
-MAX_WIDE_NUMBERS = 256  # numbers of an image, up to which eight networks train faster as a wide one on a CPU: measured
+# numbers of an image, up to which eight networks train faster as a wide one on a CPU: measured
+MAX_WIDE_NUMBERS = 256
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ class TrainingChoice:
 
 
 def prefers_wide_network(method: Method, problem: Problem, replays: int) -> bool:
-    """The rule of ``audit.training=auto`` where replays share no work: small images or a GPU, and more than two wide networks."""
+    """The rule of ``audit.training=auto`` where replays share no work: small images or a GPU, and
+    more than two wide networks."""
     small = problem.device.startswith("cuda") or math.prod(problem.shape) <= MAX_WIDE_NUMBERS
     return small and replays > 2 * method.audit_hooks.worlds_per_pass
 
@@ -77,10 +85,14 @@ class ReplayTask:
     passing: Mapping[int, AdversaryView] = field(default_factory=dict)
 
     def run(self) -> list[Signals] | None:
-        found, last = self.replay.run_by_round(), self.replay.chain[-1].round
+        found = self.replay.run_by_round()
+        last = self.replay.chain[-1].round
         if found is None:
             return None
-        return [extract_all_signals(self.adversary, self.passing, rounds.pop(last), rounds) for rounds in found]
+        return [
+            extract_all_signals(self.adversary, self.passing, rounds.pop(last), rounds)
+            for rounds in found
+        ]
 
 
 def extract_all_signals(
@@ -89,7 +101,8 @@ def extract_all_signals(
     last: ReplayedRound,
     earlier: Mapping[int, ReplayedRound],
 ) -> Signals:
-    """The signals of the audited round, and as "round@surface|signal" those of rounds that its replay passes."""
+    """The signals of the audited round, and as "round@surface|signal" those of rounds that its
+    replay passes."""
     found = _read_round(adversary, last)
     for t, at in passing.items():
         found |= {f"{t}@{key}": value for key, value in _read_round(at, earlier[t]).items()}
@@ -97,7 +110,8 @@ def extract_all_signals(
 
 
 def _read_round(adversary: AdversaryView, replayed: ReplayedRound) -> Signals:
-    """Where the adversary is granted what the client keeps, it is what the client of this very replay keeps."""
+    """Where the adversary is granted what the client keeps, it is what the client of this very
+    replay keeps."""
     surfaces = {adversary.method.uploads[name] for name in replayed.sent}
     if any(adversary.method.audit_hooks.grants(surface) for surface in surfaces):
         adversary = replace(adversary, memory=replayed.memory)
@@ -110,8 +124,8 @@ def run_replay_task(task: ReplayTask) -> list[Signals] | None:
 
 @dataclass(frozen=True)
 class ShadowTraining:
-    """All worlds of one audited round. passing: earlier rounds that its replays pass and that are read as well; like:
-    replayed as that one is."""
+    """All worlds of one audited round. passing: earlier rounds that its replays pass and that are
+    read as well; like: replayed as that one is."""
 
     plan: Plan
     snapshots: Mapping[int, Snapshot]
@@ -138,28 +152,57 @@ class ShadowTraining:
 
     @cached_property
     def training_choice(self) -> TrainingChoice:
-        """How the worlds are replayed: by the settings alone, so that a resumed run, on any engine, does the same."""
+        """How the worlds are replayed: by the settings alone, so that a resumed run, on any engine,
+        does the same."""
         hooks = self.plan.method.audit_hooks
-        if self.like is not None and not hooks.shares_work:  # a method that shares work has no choice
+        if (
+            self.like is not None and not hooks.shares_work
+        ):  # a method that shares work has no choice
             return self.like.training_choice
         if self.training == "loop" or not self.replay_groups:
-            return TrainingChoice("loop", "as asked for" if self.replay_groups else "nothing to replay")
+            return TrainingChoice(
+                "loop", "as asked for" if self.replay_groups else "nothing to replay"
+            )
         asked = self.training == "vectorised"
         replays = len(self.game.masks) - 1
-        if not (hooks.shares_work or asked or prefers_wide_network(self.plan.method, self.plan.problem, replays)):
-            return TrainingChoice("loop", "too few worlds, or images too large, for one wide network to be faster")
-        if len(self._read_cached(self._cache_folder(apart=not hooks.shares_work), self._real_signals)) > replays:
-            return TrainingChoice("vectorised", "nothing to replay: all shadow models are kept from an earlier start")
+        if not (
+            hooks.shares_work
+            or asked
+            or prefers_wide_network(self.plan.method, self.plan.problem, replays)
+        ):
+            return TrainingChoice(
+                "loop", "too few worlds, or images too large, for one wide network to be faster"
+            )
+        if (
+            len(
+                self._read_cached(
+                    self._cache_folder(apart=not hooks.shares_work), self._real_signals
+                )
+            )
+            > replays
+        ):
+            return TrainingChoice(
+                "vectorised", "nothing to replay: all shadow models are kept from an earlier start"
+            )
         if self.first_group is None:
-            return TrainingChoice("loop", "the method, its network or this round has no batched form")
+            return TrainingChoice(
+                "loop", "the method, its network or this round has no batched form"
+            )
         shared = "replays share their work" if hooks.shares_work else ""
-        return TrainingChoice("vectorised", shared or ("as asked for" if asked else "many worlds of small images"))
+        return TrainingChoice(
+            "vectorised", shared or ("as asked for" if asked else "many worlds of small images")
+        )
 
     @cached_property
     def first_group(self) -> list[Signals] | None:
-        """The first group's signals from one batched replay; None where the method has no such form."""
+        """The first group's signals from one batched replay; None where the method has no such
+        form."""
         with torch_threads(self.engine.threads):
-            return self.replay_task(self.replay_groups[0], batched=True).run() if self.replay_groups else None
+            return (
+                self.replay_task(self.replay_groups[0], batched=True).run()
+                if self.replay_groups
+                else None
+            )
 
     def replay_task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
         held = (worlds, batched, frozenset(self.passing), self.uploads_of_others)
@@ -175,18 +218,25 @@ class ShadowTraining:
     @cached_property
     def _real_signals(self) -> Signals:
         """Signals of what was really sent, which is world 0."""
-        passed = {t: ReplayedRound(self.snapshots[t].sent, at.memory) for t, at in self.passing.items()}
+        passed = {
+            t: ReplayedRound(self.snapshots[t].sent, at.memory) for t, at in self.passing.items()
+        }
         last = ReplayedRound(self.snapshots[self.round].sent, self.adversary.memory)
         return extract_all_signals(self.adversary, self.passing, last, passed)
 
     def _cache_folder(self, *, apart: bool = False) -> Path:
         config = f"{self.config} vectorised" if apart else self.config
-        return self.folder.path / "worlds" / replay_cache_key(self.plan, self.round_chain, self.game, config)
+        return (
+            self.folder.path
+            / "worlds"
+            / replay_cache_key(self.plan, self.round_chain, self.game, config)
+        )
 
     def collect_signals(self, bar: ProgressBar) -> dict[str, Tensor]:
         """ "surface|signal" -> (K, n, ...); world 0 is read off what was really sent."""
         batched = self.training_choice.training == "vectorised"
-        # batched and looped replays may round differently, so they are cached apart, unless the method always batches
+        # batched and looped replays may round differently, so they are cached apart, unless the
+        # method always batches
         place = self._cache_folder(apart=batched and not self.plan.method.audit_hooks.shares_work)
         real = self._real_signals
         found = self._read_cached(place, real)
@@ -196,17 +246,22 @@ class ShadowTraining:
         bar.advance(by=len(found))
         missing = [w for w in range(len(self.game.masks)) if w not in found]
         for world, signals in self._replay_missing(missing, batched):
-            if world not in found:  # a group is always replayed as a whole; known worlds come out the same
+            if (
+                world not in found
+            ):  # a group is always replayed as a whole; known worlds come out the same
                 found[world] = self._write_signals(place, world, signals)
                 bar.advance()
         common = [key for key in real if all(key in signals for signals in found.values())]
         return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
 
     def missing_signals(self, stacked: Mapping[str, Tensor]) -> set[str]:
-        """Signals of the real upload that replays of an earlier version did not keep: they are not in ``stacked``."""
+        """Signals of the real upload that replays of an earlier version did not keep: they are not
+        in ``stacked``."""
         return {key.split("@")[-1] for key in self._real_signals if key not in stacked}
 
-    def _replay_missing(self, missing: Sequence[int], batched: bool) -> Iterator[tuple[int, Signals]]:
+    def _replay_missing(
+        self, missing: Sequence[int], batched: bool
+    ) -> Iterator[tuple[int, Signals]]:
         """(world, signals) of the missing worlds, and of others in the same groups."""
         groups: list[Sequence[int]] = [[w] for w in missing]
         if batched:
@@ -216,18 +271,24 @@ class ShadowTraining:
         tasks = [self.replay_task(group, batched=batched) for group in groups]
         for group, done in zip(groups, self.engine.map(run_replay_task, tasks)):
             if done is None:
-                raise ValueError(f"{type(self.plan.method).__name__}: local_batched did some replays and not others")
+                raise ValueError(
+                    f"{type(self.plan.method).__name__}: local_batched did some replays "
+                    "and not others"
+                )
             yield from zip(group, done)
 
     def _read_cached(self, place: Path, real: Signals) -> dict[int, Signals]:
-        """Worlds that an earlier start finished; a file that does not fit these worlds is ignored."""
+        """Worlds that an earlier start finished; a file that does not fit these worlds is
+        ignored."""
         found = {}
         for world in range(len(self.game.masks)):
             with contextlib.suppress(DamagedRun):
                 signals = read_tensors(_replay_file(place, world))
                 kept = {key: signals[key] for key in real if key in signals}
                 # a file of an earlier version lacks later signals: the run is attacked without them
-                later = {key for key in real if key.split("|")[-1].startswith(LATER_SIGNALS)} - kept.keys()
+                later = {
+                    key for key in real if key.split("|")[-1].startswith(LATER_SIGNALS)
+                } - kept.keys()
                 needed = {key: value for key, value in real.items() if key not in later}
                 if tensor_shapes(needed) == tensor_shapes(kept):
                     found[world] = kept
@@ -238,7 +299,9 @@ class ShadowTraining:
         if bad:
             why = "not finite; did training diverge? (lower the learning rate)"
             raise DamagedRun(f"world {world}: {', '.join(bad)} {why}")
-        write_tensors(_replay_file(place, world), signals, durable=False)  # a damaged file is computed again
+        write_tensors(
+            _replay_file(place, world), signals, durable=False
+        )  # a damaged file is computed again
         return signals
 
 
@@ -251,20 +314,25 @@ def audited_rounds(snapshots: Mapping[int, Snapshot]) -> list[int]:
 
 
 def describe_missing_signals(surface: str, lacking: Collection[str]) -> str:
-    """For a finding's note: the signals ("surface|signal") that kept shadow models of an earlier version lack; "" if none."""
+    """For a finding's note: the signals ("surface|signal") that kept shadow models of an earlier
+    version lack; "" if none."""
     names = sorted(key.partition("|")[2] for key in lacking if key.partition("|")[0] == surface)
     if not names:
         return ""
-    return f"shadow models of an earlier version are used, which lack {', '.join(names)}; remove the folder worlds/ for new ones"
+    return (
+        f"shadow models of an earlier version are used, which lack {', '.join(names)}; remove "
+        "the folder worlds/ for new ones"
+    )
 
 
-# Every world keeps its coins in all rounds. Where clients remember, one replay passes all rounds and is read in each;
-# elsewhere each round is replayed from its own broadcast.
+# Every world keeps its coins in all rounds. Where clients remember, one replay passes all rounds
+# and is read in each; elsewhere each round is replayed from its own broadcast.
 StackedSignals = Mapping[str, Tensor]  # "surface|signal" -> (K, n, ...)
 
 
 def rounds_to_combine(snapshots: Mapping[int, Snapshot], most: int) -> dict[int, tuple[int, ...]]:
-    """Audited round -> at most ``most`` rounds of its phase and kind of upload, evenly spaced, itself the last."""
+    """Audited round -> at most ``most`` rounds of its phase and kind of upload, evenly spaced,
+    itself the last."""
     found = {}
     for last in audited_rounds(snapshots):
         kind = (snapshots[last].phase, frozenset(snapshots[last].sent))
@@ -279,24 +347,33 @@ def plan_shadow_trainings(
     adversary: Callable[[int], AdversaryView],
     grouped: Mapping[int, Sequence[int]],
 ) -> dict[int, ShadowTraining]:
-    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run; ``make`` starts one."""
+    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run;
+    ``make`` starts one."""
     trainings: dict[int, ShadowTraining] = {}
     for last, rounds in grouped.items():
-        training, earlier = make(last), rounds[:-1]
+        training = make(last)
+        earlier = rounds[:-1]
         on_the_way = {s.round for s in training.round_chain} & set(earlier)
         trainings[last] = replace(training, passing={t: adversary(t) for t in sorted(on_the_way)})
-        trainings |= {t: replace(make(t), like=trainings[last]) for t in earlier if t not in on_the_way}
+        trainings |= {
+            t: replace(make(t), like=trainings[last]) for t in earlier if t not in on_the_way
+        }
     return trainings
 
 
 def stack_over_rounds(
     stacked: Mapping[int, StackedSignals], grouped: Mapping[int, Sequence[int]]
 ) -> dict[int, dict[str, Tensor]]:
-    """Audited round -> its signals in all its rounds: (K, n, R) by "surface|signal", the audited round the last."""
+    """Audited round -> its signals in all its rounds: (K, n, R) by "surface|signal", the audited
+    round the last."""
     found = {}
     for last, rounds in grouped.items():
         by_round = [_signals_of_round(stacked, last, t) for t in rounds]
-        keys = [key for key, value in by_round[-1].items() if value.ndim == 2 and all(key in one for one in by_round)]
+        keys = [
+            key
+            for key, value in by_round[-1].items()
+            if value.ndim == 2 and all(key in one for one in by_round)
+        ]
         found[last] = {key: torch.stack([one[key] for one in by_round], -1) for key in keys}
     return found
 
@@ -305,7 +382,11 @@ def _signals_of_round(stacked: Mapping[int, StackedSignals], last: int, t: int) 
     if t in stacked:
         return stacked[t]
     mark = f"{t}@"
-    return {key.removeprefix(mark): value for key, value in stacked[last].items() if key.startswith(mark)}
+    return {
+        key.removeprefix(mark): value
+        for key, value in stacked[last].items()
+        if key.startswith(mark)
+    }
 
 
 def signals_of_audited_rounds(
@@ -319,8 +400,9 @@ def signals_of_audited_rounds(
 class ShadowSignals:
     """Signals of the audited records in all replays, by "surface|signal".
 
-    by_round: audited round -> (K, n, ...) of what the client sent in it; over_rounds: audited round -> (K, n, R), in several
-    rounds; of_server: (K, n) of what the server sends at the end; missing: what kept replays of an earlier version lack;
+    by_round: audited round -> (K, n, ...) of what the client sent in it; over_rounds: audited round
+        -> (K, n, R), in several rounds; of_server: (K, n) of what the server sends at the end;
+        missing: what kept replays of an earlier version lack;
     training: audited round -> how its replays were trained.
     """
 
@@ -334,54 +416,90 @@ class ShadowSignals:
 def train_shadow_models(
     run: FinishedRun, whole: Shard, folder: RunFolder, replays: int | None, federations: int
 ) -> ShadowSignals:
-    """Replay the audited client, so many times (None: all that were drawn), and the whole federation ``federations`` times."""
+    """Replay the audited client, so many times (None: all that were drawn), and the whole
+    federation ``federations`` times."""
     grouped = rounds_to_combine(run.progress.snapshots, run.experiment.audit_settings.rounds)
     trainings = shadow_trainings_at(run, whole, folder, grouped, replays)
-    with show_progress("shadow models", sum(len(one.game.masks) for one in trainings.values())) as bar:
+    with show_progress(
+        "shadow models", sum(len(one.game.masks) for one in trainings.values())
+    ) as bar:
         stacked = {t: one.collect_signals(bar) for t, one in trainings.items()}
     sent = stack_server_signals(run, whole, folder, federations)
-    missing = frozenset[str]().union(*(one.missing_signals(stacked[t]) for t, one in trainings.items()))
-    own, over = signals_of_audited_rounds(stacked, grouped), stack_over_rounds(stacked, grouped)
-    return ShadowSignals(own, over, sent, missing, {t: trainings[t].training_choice for t in grouped})
+    missing = frozenset[str]().union(
+        *(one.missing_signals(stacked[t]) for t, one in trainings.items())
+    )
+    own = signals_of_audited_rounds(stacked, grouped)
+    over = stack_over_rounds(stacked, grouped)
+    return ShadowSignals(
+        own, over, sent, missing, {t: trainings[t].training_choice for t in grouped}
+    )
 
 
 def shadow_trainings_at(
-    run: FinishedRun, whole: Shard, folder: RunFolder, grouped: Mapping[int, Sequence[int]], few: int | None = None
+    run: FinishedRun,
+    whole: Shard,
+    folder: RunFolder,
+    grouped: Mapping[int, Sequence[int]],
+    few: int | None = None,
 ) -> dict[int, ShadowTraining]:
-    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run. few: so many instead of all."""
-    experiment, snapshots = run.experiment, run.progress.snapshots
+    """The replays of every round of ``grouped`` (audited round -> its rounds), not yet run. few: so
+    many instead of all."""
+    experiment = run.experiment
+    snapshots = run.progress.snapshots
     training = experiment.audit_settings.training
-    game, crowd = replace(run.game, masks=run.game.masks[:few]), experiment.shards if run.plan.trust.is_summed else ()
+    game = replace(run.game, masks=run.game.masks[:few])
+    crowd = experiment.shards if run.plan.trust.is_summed else ()
 
     def training_of_round(t: int) -> ShadowTraining:
-        held = (game, run.adversary_view(t), folder, experiment.engine, experiment.run.fingerprint, training)
+        held = (
+            game,
+            run.adversary_view(t),
+            folder,
+            experiment.engine,
+            experiment.run.fingerprint,
+            training,
+        )
         return ShadowTraining(run.plan, snapshots, t, whole, *held, crowd=crowd)
 
     return plan_shadow_trainings(training_of_round, run.adversary_view, grouped)
 
 
-# Each replayed federation (a world) flips the coins of the audited records anew. Where only the last rounds are replayed, the
-# rounds before them are played once for all worlds, with coins of their own: not those of the run, of which such an
-# adversary saw less than its replays would then know.
+# Each replayed federation (a world) flips the coins of the audited records anew. Where only the
+# last rounds are replayed, the rounds before them are played once for all worlds, with coins of
+# their own: not those of the run, of which such an adversary saw less than its replays would then
+# know.
 FEWER_REPLAYS_NOTE = (
-    "the ledger says that this is computed from noised sums alone; noised_reads attacks these, so there were only"
+    "the ledger says that this is computed from noised sums alone; noised_reads attacks "
+    "these, so there were only"
 )
 CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
-def stack_server_signals(run: FinishedRun, whole: Shard, folder: RunFolder, federations: int) -> dict[str, Tensor]:
-    """Signals (K, n) of what the server sends at the end: the run's own, then those of replays, which are kept in
-    ``folder``. whole: the audited client's data before any coin flip. K = 1 below two ``federations``."""
-    plan, experiment, game = run.plan, run.experiment, run.game
+def stack_server_signals(
+    run: FinishedRun, whole: Shard, folder: RunFolder, federations: int
+) -> dict[str, Tensor]:
+    """Signals (K, n) of what the server sends at the end: the run's own, then those of replays,
+    which are kept in
+    ``folder``. whole: the audited client's data before any coin flip. K = 1 below two
+        ``federations``."""
+    plan = run.plan
+    experiment = run.experiment
+    game = run.game
     memory = run.progress.memories.get(plan.victim, {})  # after the last round, as in every replay
     adversary = replace(run.adversary_view(max(run.progress.snapshots)), memory=memory)
-    real = server_signals(plan, run.progress.server, adversary, plan.method.broadcast(run.progress.server))
+    real = server_signals(
+        plan, run.progress.server, adversary, plan.method.broadcast(run.progress.server)
+    )
     replays = min(federations, len(game.masks))
     if replays < 2:
         return {key: value[None] for key, value in real.items()}
     shared = count_shared_rounds(plan.method, experiment.audit_settings.federation_rounds)
     config = f"{experiment.run.fingerprint}{f' from round {shared}' if shared else ''}"
-    place = folder.path / "worlds" / f"federation-{replay_cache_key(plan, (adversary.snapshot,), game, config)}"
+    place = (
+        folder.path
+        / "worlds"
+        / f"federation-{replay_cache_key(plan, (adversary.snapshot,), game, config)}"
+    )
     found: dict[int, Signals] = {0: real}
     for world in range(1, replays):
         with contextlib.suppress(DamagedRun):  # a damaged file is computed again
@@ -394,7 +512,9 @@ def stack_server_signals(run: FinishedRun, whole: Shard, folder: RunFolder, fede
         first = shared if missing else 0
         held = (plan, experiment.new_ledger(), experiment.shards, whole, game)
         begun = _run_shared_rounds(*held, first, experiment.engine)
-        shards = {w: _with_shard(experiment.shards, plan, game.shard_of_replay(whole, w)) for w in missing}
+        shards = {
+            w: _with_shard(experiment.shards, plan, game.shard_of_replay(whole, w)) for w in missing
+        }
         tasks = [FederationReplay(plan, shards[w], adversary, w, begun) for w in missing]
         for w, signals in zip(missing, experiment.engine.map(run_federation_replay, tasks)):
             write_tensors(_replay_file(place, w), signals, durable=False)
@@ -412,8 +532,11 @@ def _with_shard(shards: Sequence[Shard], plan: Plan, own: Shard) -> list[Shard]:
     return [own if client == plan.victim else shard for client, shard in enumerate(shards)]
 
 
-def describe_view(run: FinishedRun, view: View, family: Family, missing: Collection[str]) -> list[str]:
-    """The text of a finding's note on how its view was obtained; missing: as in ``ShadowSignals``."""
+def describe_view(
+    run: FinishedRun, view: View, family: Family, missing: Collection[str]
+) -> list[str]:
+    """The text of a finding's note on how its view was obtained; missing: as in
+    ``ShadowSignals``."""
     by_replays = family == Family.MEMBERSHIP
     return [
         describe_granted_knowledge(run.plan, view, family),
@@ -424,39 +547,64 @@ def describe_view(run: FinishedRun, view: View, family: Family, missing: Collect
 
 
 def describe_replays(run: FinishedRun, view: View) -> str:
-    """For a finding's note: how many replays there are where some were left out, or in how many rounds replayed federations
-    differ from the run; else ""."""
-    method, audit = run.plan.method, run.experiment.audit_settings
-    apart, asked = audit.federation_rounds, min(audit.federations, audit.worlds)
+    """For a finding's note: how many replays there are where some were left out, or in how many
+    rounds replayed federations differ from the run; else ""."""
+    method = run.plan.method
+    audit = run.experiment.audit_settings
+    apart = audit.federation_rounds
+    asked = min(audit.federations, audit.worlds)
     if view.worlds is None:
         return ""
-    sent = view.adversary in (Adversary.PEER, Adversary.PUBLIC) and view.surface != Surface.SHARED_FEATURES
+    sent = (
+        view.adversary in (Adversary.PEER, Adversary.PUBLIC)
+        and view.surface != Surface.SHARED_FEATURES
+    )
     if not sent:
-        few = view.adversary in (Adversary.SERVER, Adversary.PEER) and len(view.worlds.masks) < audit.worlds
-        kept = f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays (audit.processed_worlds)"
+        few = (
+            view.adversary in (Adversary.SERVER, Adversary.PEER)
+            and len(view.worlds.masks) < audit.worlds
+        )
+        kept = (
+            f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays "
+            "(audit.processed_worlds)"
+        )
         return kept if few else ""
     if len(view.worlds.masks) < asked:
         count = len(view.worlds.masks) if len(view.worlds.masks) > 1 else 0  # one is the run itself
-        return f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation (audit.processed_federations)"
+        return (
+            f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation "
+            "(audit.processed_federations)"
+        )
     if len(view.worlds.masks) < 2 or not count_shared_rounds(method, apart):
         return ""
-    return f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays of all rounds may show more"
+    return (
+        f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays "
+        "of all rounds may show more"
+    )
 
 
-def server_signals(plan: Plan, server: State, adversary: AdversaryView, final: Mapping[str, Tensors]) -> Signals:
+def server_signals(
+    plan: Plan, server: State, adversary: AdversaryView, final: Mapping[str, Tensors]
+) -> Signals:
     """ "surface|signal" -> (n,) of everything that the server sends at the end.
 
-    A model that cannot predict without a client's own part gets the audited client's: the most that this adversary
-    could hold. Shared features are left out: they are rows that the clients sent themselves, through a map that
-    was broadcast earlier, so the signals of the round that released them are used.
+    A model that cannot predict without a client's own part gets the audited client's: the most that
+    this adversary
+    could hold. Shared features are left out: they are rows that the clients sent themselves,
+        through a map that was broadcast earlier, so the signals of the round that released them are
+        used.
     """
-    adversary, (server, final) = adversary.on_device, to_device((server, final), adversary.problem.device)
+    adversary, (server, final) = (
+        adversary.on_device,
+        to_device((server, final), adversary.problem.device),
+    )
     found: Signals = {}
     with torch.no_grad():
         for name, value in final.items():
             surface = plan.method.broadcasts[name]
             if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in found:
-                continue  # of several networks: the method predicts with one, whichever names they have
+                # of several networks: the method predicts with one, whichever names they have
+                continue
             if surface == Surface.GLOBAL_MODEL:
                 predict = partial(plan.method.predict, server, adversary.memory)
                 logits = predict(adversary.candidates.x)
@@ -467,15 +615,20 @@ def server_signals(plan: Plan, server: State, adversary: AdversaryView, final: M
             elif name == "labels" or surface == Surface.SHARED_FEATURES:
                 continue
             else:
-                signals = dict(SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)](adversary, name, value, final))
+                signals = dict(
+                    SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)](
+                        adversary, name, value, final
+                    )
+                )
             found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
     return to_device(found, "cpu")
 
 
 @dataclass(frozen=True)
 class FederationReplay:
-    """One world: the rounds from ``begun`` on of every client, the audited client on the records that are in. The
-    public initial model is the run's own; everything drawn later comes from the world's own streams."""
+    """One world: the rounds from ``begun`` on of every client, the audited client on the records
+    that are in. The public initial model is the run's own; everything drawn later comes from the
+    world's own streams."""
 
     plan: Plan
     shards: Sequence[Shard]
@@ -486,14 +639,18 @@ class FederationReplay:
     def run(self) -> Signals:
         plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
         here = Engine(threads=torch.get_num_threads())
-        begun = replace(self.begun, ledger=self.begun.ledger.copy_rows())  # the other worlds begin with it too
+        begun = replace(
+            self.begun, ledger=self.begun.ledger.copy_rows()
+        )  # the other worlds begin with it too
         progress = run_rounds_until(plan, begun, self.shards, plan.method.rounds, here)
         final = plan.method.broadcast(progress.server)
         own = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))
         return server_signals(plan, progress.server, own, final)
 
 
-def run_rounds_until(plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int, engine: Engine) -> Progress:
+def run_rounds_until(
+    plan: Plan, progress: Progress, shards: Sequence[Shard], rounds: int, engine: Engine
+) -> Progress:
     """``progress`` after all rounds before ``rounds``."""
     sent = None
     while progress.round < rounds:
@@ -502,22 +659,31 @@ def run_rounds_until(plan: Plan, progress: Progress, shards: Sequence[Shard], ro
 
 
 def count_shared_rounds(method: Method, replayed: int) -> int:
-    """How many first rounds all worlds have in common, if the last ``replayed`` are each world's own; 0 = all are."""
+    """How many first rounds all worlds have in common, if the last ``replayed`` are each world's
+    own; 0 = all are."""
     return max(0, method.rounds - replayed) if replayed else 0
 
 
 def _run_shared_rounds(
-    plan: Plan, ledger: Ledger, shards: Sequence[Shard], whole: Shard, game: MembershipGame, rounds: int, engine: Engine
+    plan: Plan,
+    ledger: Ledger,
+    shards: Sequence[Shard],
+    whole: Shard,
+    game: MembershipGame,
+    rounds: int,
+    engine: Engine,
 ) -> Progress:
-    """The rounds that all worlds share, with fresh coins; before the first round where there are none. ledger: an empty
-    one of the run's own relation, unit and delta."""
+    """The rounds that all worlds share, with fresh coins; before the first round where there are
+    none. ledger: an empty one of the run's own relation, unit and delta."""
     begun = start_training(plan, ledger)
     if not rounds:
         return begun
     keys = plan.keys.fold("world", "shared")
     coins = torch.rand(1, game.masks.shape[1], generator=keys.fold("secret", "coins").torch()) < 0.5
     own = replace(game, masks=coins).shard_of_replay(whole, 0)
-    return run_rounds_until(replace(plan, keys=keys), begun, _with_shard(shards, plan, own), rounds, engine)
+    return run_rounds_until(
+        replace(plan, keys=keys), begun, _with_shard(shards, plan, own), rounds, engine
+    )
 
 
 def run_federation_replay(task: FederationReplay) -> Signals:

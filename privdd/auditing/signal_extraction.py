@@ -1,9 +1,10 @@
-"""What an attacker can compute from one round of one client, and the membership signals that it extracts from what was sent.
+"""What an attacker can compute from one round of one client, and the membership signals that it
+extracts from what was sent.
 
-``AdversaryView`` computes models, embeddings, gradients of single records; there is one reader of signals per surface. A
-signal is one number per audited record, larger = more like a member. See ``attacks.membership.signals``. In a model's
-parameters every layer is solved by itself: their noise differs, and what they say together is for an attack that takes
-several signals.
+``AdversaryView`` computes models, embeddings, gradients of single records; there is one reader of
+signals per surface. A signal is one number per audited record, larger = more like a member. See
+``attacks.membership.signals``. In a model's parameters every layer is solved by itself: their noise
+differs, and what they say together is for an attack that takes several signals.
 """
 
 from __future__ import annotations
@@ -40,17 +41,21 @@ from privdd.core.types import Problem, Records, State, Tensors, Values
 from privdd.federated.method import Method, overrides_hook
 from privdd.federated.simulation import Snapshot
 
-# Signals need gradients' inner products with a vector, and their lengths. Where the matrix (n, p) is too large, a product
-# is a derivative along the vector (forward mode), and lengths and the columns of some layers are taken from blocks.
+# Signals need gradients' inner products with a vector, and their lengths. Where the matrix (n, p)
+# is too large, a product is a derivative along the vector (forward mode), and lengths and the
+# columns of some layers are taken from blocks.
 MAX_MATRIX_BYTES = 2**29  # bytes of all records' gradients, up to which they are one matrix
 MAX_BLOCK_BYTES = 2**28  # bytes of the gradients of one block
 RECORDS_PER_BLOCK = 32  # records that go through the model together, at most
-QUERIED_CONFIDENCE = "queried_confidence"  # (n, q): "confidence" of q copies of each record, the record itself first
+QUERIED_CONFIDENCE = (
+    "queried_confidence"  # (n, q): "confidence" of q copies of each record, the record itself first
+)
 
 
 @dataclass(frozen=True)
 class RecordGradients:
-    """Gradients of the cross-entropy of each single record x (n, ...), y (n,) at a model's ``state``, in the model's
+    """Gradients of the cross-entropy of each single record x (n, ...), y (n,) at a model's
+    ``state``, in the model's
     mode. names: the parameters, in the order of their numbers p."""
 
     model: nn.Module
@@ -87,7 +92,10 @@ class RecordGradients:
     def iterate_blocks(self) -> Iterator[Tensor]:
         """(b, p) each, of b records in turn, at most MAX_BLOCK_BYTES (or one record)."""
         pull = vmap(grad(self._record_loss), in_dims=(None, 0, 0))
-        step = min(RECORDS_PER_BLOCK, max(1, MAX_BLOCK_BYTES // max(self.parameter_count * self._item_bytes, 1)))
+        step = min(
+            RECORDS_PER_BLOCK,
+            max(1, MAX_BLOCK_BYTES // max(self.parameter_count * self._item_bytes, 1)),
+        )
         for x, y in zip(self.x.split(step), self.y.split(step)):
             found = pull(self._parameter_values, x, y)
             yield torch.cat([found[name].flatten(1) for name in self.names], 1)
@@ -95,7 +103,8 @@ class RecordGradients:
     @cached_property
     def gradient_matrix(self) -> Tensor:
         """(n, p). Ask ``is_one_matrix`` first."""
-        whole, at = self.x.new_empty(0), 0
+        whole = self.x.new_empty(0)
+        at = 0
         for block in self.iterate_blocks():
             if not at:
                 whole = block.new_empty(len(self), self.parameter_count)
@@ -120,19 +129,26 @@ class RecordGradients:
             return torch.cat([block @ vector for block in self.iterate_blocks()])
 
     def alignment_signals(self, vector: Tensor) -> dict[str, Tensor]:
-        """ "gradient_product": ``inner_products``, "alignment": these over the lengths; (n,) each."""
+        """ "gradient_product": ``inner_products``, "alignment": these over the lengths; (n,)
+        each."""
         product = self.inner_products(vector)
-        lengths = (vector.norm(dim=-1) * self.gradient_norms).clamp_min(torch.finfo(vector.dtype).tiny)
+        lengths = (vector.norm(dim=-1) * self.gradient_norms).clamp_min(
+            torch.finfo(vector.dtype).tiny
+        )
         return {"gradient_product": product, "alignment": product / lengths}
 
     def gram_matrix(self) -> Tensor:
-        """(n, n) float64 of inner products. Where the gradients are not held, each block is met by all later ones, made anew."""
+        """(n, n) float64 of inner products. Where the gradients are not held, each block is met by
+        all later ones, made anew."""
         if self.is_one_matrix:
             return self.gradient_matrix.double() @ self.gradient_matrix.double().T
-        found, at = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.x.device), 0
+        found = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.x.device)
+        at = 0
         for block in self.iterate_blocks():
             rest = RecordGradients(self.model, self.state, self.x[at:], self.y[at:], self.names)
-            below = torch.cat([other.double() @ block.double().T for other in rest.iterate_blocks()])
+            below = torch.cat(
+                [other.double() @ block.double().T for other in rest.iterate_blocks()]
+            )
             found[at:, at : at + len(block)] = below
             found[at : at + len(block), at:] = below.T
             at += len(block)
@@ -140,13 +156,23 @@ class RecordGradients:
 
     def _derivatives_along(self, vector: Tensor) -> Tensor:
         parts = vector.split([self.state[name].numel() for name in self.names])
-        way = {name: part.view_as(self.state[name]).to(self.state[name]) for name, part in zip(self.names, parts)}
+        way = {
+            name: part.view_as(self.state[name]).to(self.state[name])
+            for name, part in zip(self.names, parts)
+        }
 
         def slope_along(x: Tensor, y: Tensor) -> Tensor:
-            return jvp(lambda values: self._record_loss(values, x, y), (self._parameter_values,), (way,))[1]  # type: ignore[no-any-return]
+            return jvp(
+                lambda values: self._record_loss(values, x, y), (self._parameter_values,), (way,)
+            )[1]  # type: ignore[no-any-return]
 
         each = vmap(slope_along)
-        return torch.cat([each(x, y) for x, y in zip(self.x.split(RECORDS_PER_BLOCK), self.y.split(RECORDS_PER_BLOCK))])
+        return torch.cat(
+            [
+                each(x, y)
+                for x, y in zip(self.x.split(RECORDS_PER_BLOCK), self.y.split(RECORDS_PER_BLOCK))
+            ]
+        )
 
     @property
     def _parameter_values(self) -> State:
@@ -159,7 +185,8 @@ class RecordGradients:
 
 @dataclass(frozen=True)
 class LayerCoefficients:
-    """Takes a change (p,) to the records' parts in it (n,), as ridge regression's matrix does, which would be too large."""
+    """Takes a change (p,) to the records' parts in it (n,), as ridge regression's matrix does,
+    which would be too large."""
 
     gradients: RecordGradients
     gram: Tensor
@@ -170,18 +197,26 @@ class LayerCoefficients:
         return cls(gradients, gradients.gram_matrix(), ridge)
 
     def __matmul__(self, vector: Tensor) -> Tensor:
-        return solve_ridge(self.gram, self.gradients.inner_products(vector).double(), self.ridge).float()
+        return solve_ridge(
+            self.gram, self.gradients.inner_products(vector).double(), self.ridge
+        ).float()
 
 
-MAX_HELD_NUMBERS = 50_000_000  # numbers (records times parameters) held at once besides the gradients on the CPU
-SOLVED_LAYERS, MIN_LAYER_SIZE = 4, 100  # layers in which records are solved for together; parameters of such a layer
+MAX_HELD_NUMBERS = (
+    50_000_000  # numbers (records times parameters) held at once besides the gradients on the CPU
+)
+# layers in which records are solved for together; parameters of such a layer
+SOLVED_LAYERS = 4
+MIN_LAYER_SIZE = 100
 
 
 @dataclass(frozen=True)
 class AdversaryView:
-    """What one adversary holds of one client's round, to turn what was sent into membership signals of the audited
-    records. snapshot: the round's broadcast; memory: what the client kept after it (used only for maps that the strongest
-    attacker is granted, and named so); public: test records that no client trained on, for centring; query_keys: the streams
+    """What one adversary holds of one client's round, to turn what was sent into membership signals
+    of the audited
+    records. snapshot: the round's broadcast; memory: what the client kept after it (used only for
+        maps that the strongest attacker is granted, and named so); public: test records that no
+        client trained on, for centring; query_keys: the streams
     of the copies that a model is asked about, None = of no copies."""
 
     method: Method
@@ -192,7 +227,9 @@ class AdversaryView:
     memory: State
     waived: frozenset[str]  # surfaces that need not be read
     noise: Mapping[str, Any]  # of the feature mechanism: std, broadcast_batch, copies
-    opening: State | None = None  # the classifier that all clients are known to start from, where none is sent
+    opening: State | None = (
+        None  # the classifier that all clients are known to start from, where none is sent
+    )
     query_keys: Keys | None = None
 
     @cached_property
@@ -217,12 +254,21 @@ class AdversaryView:
 
     def state_of_upload(self, name: str, value: Tensors) -> State | None:
         """The classifier that an upload implies, complete, or None."""
-        return self._complete_state(self.method.audit_hooks.model_state(name, value, self.snapshot.broadcast))
+        return self._complete_state(
+            self.method.audit_hooks.model_state(name, value, self.snapshot.broadcast)
+        )
 
     def _complete_state(self, state: State | None) -> State | None:
-        if state is None or self.model is None or not dict(self.model.named_parameters()).keys() <= state.keys():
+        if (
+            state is None
+            or self.model is None
+            or not dict(self.model.named_parameters()).keys() <= state.keys()
+        ):
             return None
-        return {n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for n, t in state.items()}
+        return {
+            n: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
+            for n, t in state.items()
+        }
 
     def predict_logits(self, state: State, x: Tensor) -> Tensor:
         if self.model is None:
@@ -231,8 +277,9 @@ class AdversaryView:
             return torch.cat([functional_call(self.model, state, (part,)) for part in x.split(512)])
 
     def copies_of_records(self) -> list[Tensor]:
-        """PUBLISHED_QUERY_COUNT - 1 copies (n, c, h, w) of the audited records, each under one draw of the transform through
-        which the client's work reads records; [] where it reads them as they are."""
+        """PUBLISHED_QUERY_COUNT - 1 copies (n, c, h, w) of the audited records, each under one draw
+        of the transform through which the client's work reads records; [] where it reads them as
+        they are."""
         if self.query_keys is None:
             return []
         transform = self.method.audit_hooks.record_transform(self.problem)
@@ -242,7 +289,8 @@ class AdversaryView:
         return [transform(self.candidates.x, stream.torch()) for stream in streams]
 
     def query_copies(self, confidence: Tensor, predict: Callable[[Tensor], Tensor]) -> Signals:
-        """QUERIED_CONFIDENCE, (n, q), of a model whose confidence in the records themselves is ``confidence`` (n,); {} without
+        """QUERIED_CONFIDENCE, (n, q), of a model whose confidence in the records themselves is
+        ``confidence`` (n,); {} without
         copies. predict: records (b, c, h, w) -> logits (b, C)."""
         copies = self.copies_of_records()
         if not copies:
@@ -253,7 +301,9 @@ class AdversaryView:
     @cached_property
     def record_gradients(self) -> RecordGradients | None:
         """Loss gradient of each audited record at the broadcast model."""
-        return None if self.broadcast_state is None else self.record_gradients_at(self.broadcast_state)
+        return (
+            None if self.broadcast_state is None else self.record_gradients_at(self.broadcast_state)
+        )
 
     def record_gradients_at(self, state: State) -> RecordGradients | None:
         """Loss gradient of each audited record at a model; None where no classifier is shared."""
@@ -264,21 +314,29 @@ class AdversaryView:
 
     @cached_property
     def path_gradients(self) -> Tensor | None:
-        """(n, p) ``record_gradients``, averaged over the start, the middle and the end of the way that was really gone.
+        """(n, p) ``record_gradients``, averaged over the start, the middle and the end of the way
+        that was really gone.
 
-        The server knows the end from the upload. Where that is mostly noise it must not drown the start, so no point
-        counts for more than the start does. None, for the start alone, where no model was sent back or there is no room.
-        """
+        The server knows the end from the upload. Where that is mostly noise it must not drown the
+        start, so no point counts for more than the start does. None, for the start alone, where no
+        model was sent back or there is no room."""
         own = self.record_gradients
         if own is None or self.broadcast_state is None or own.numel > self._max_held_numbers:
             return None
-        sent, uploads = self.snapshot.sent, self.method.uploads
-        ends = [self.state_of_upload(name, v) for name, v in sent.items() if uploads[name] == Surface.UPDATE]
+        sent = self.snapshot.sent
+        uploads = self.method.uploads
+        ends = [
+            self.state_of_upload(name, v)
+            for name, v in sent.items()
+            if uploads[name] == Surface.UPDATE
+        ]
         if not ends or ends[0] is None:
             return None
-        start, end = self.broadcast_state, ends[0]
+        start = self.broadcast_state
+        end = ends[0]
         middle = {n: (t + end[n]) / 2 if t.is_floating_point() else t for n, t in start.items()}
-        size, total = own.gradient_matrix.norm(), own.gradient_matrix
+        size = own.gradient_matrix.norm()
+        total = own.gradient_matrix
         for there in (middle, end):
             at = self.record_gradients_at(there)
             found = None if at is None else at.gradient_matrix
@@ -288,17 +346,22 @@ class AdversaryView:
 
     @cached_property
     def layer_solvers(self) -> dict[str, tuple[slice, Tensor | LayerCoefficients]]:
-        """Layer -> its place in the parameters, and the matrix (n, k) that takes its change to the records' parts in
-        it. The last SOLVED_LAYERS layers of MIN_LAYER_SIZE parameters or more, as far as there is room; the last one in
+        """Layer -> its place in the parameters, and the matrix (n, k) that takes its change to the
+        records' parts in it. The last SOLVED_LAYERS layers of MIN_LAYER_SIZE parameters or more, as
+        far as there is room; the last one in
         any case: by the records' inner products where its gradients are too many for one matrix."""
         if self.record_gradients is None or self.model is None:
             return {}
         found: dict[str, tuple[slice, Tensor | LayerCoefficients]] = {}
-        left, gradients = self._max_held_numbers, self.record_gradients
+        left = self._max_held_numbers
+        gradients = self.record_gradients
         for layer, place in self._last_layers(self.model):
             left -= len(gradients) * (place.stop - place.start)
             if left >= 0:
-                found[layer] = (place, ridge_solver(self._layer_directions(layer, place), SMALL_RIDGE_SHARE).float())
+                found[layer] = (
+                    place,
+                    ridge_solver(self._layer_directions(layer, place), SMALL_RIDGE_SHARE).float(),
+                )
             elif not found:
                 own = gradients.of_parameters(_parameters_of_layer(self.model, layer))
                 found[layer] = (place, LayerCoefficients.from_gradients(own, SMALL_RIDGE_SHARE))
@@ -311,7 +374,11 @@ class AdversaryView:
             layer = _layer_of(name)
             ends[layer] = (ends.get(layer, (at, at))[0], at + value.numel())
             at += value.numel()
-        last = [(layer, slice(*span)) for layer, span in reversed(ends.items()) if span[1] - span[0] >= MIN_LAYER_SIZE]
+        last = [
+            (layer, slice(*span))
+            for layer, span in reversed(ends.items())
+            if span[1] - span[0] >= MIN_LAYER_SIZE
+        ]
         return last[:SOLVED_LAYERS]
 
     def _layer_directions(self, layer: str, place: slice) -> Tensor:
@@ -322,7 +389,9 @@ class AdversaryView:
             raise ValueError("this method shares no classifier")
         if self.record_gradients.is_one_matrix:
             return self.record_gradients.gradient_matrix[:, place]
-        return self.record_gradients.of_parameters(_parameters_of_layer(self.model, layer)).gradient_matrix
+        return self.record_gradients.of_parameters(
+            _parameters_of_layer(self.model, layer)
+        ).gradient_matrix
 
     def embed_images(self, x: Tensor) -> Tensor:
         """(b, d) penultimate features of the broadcast classifier; pixels where none was sent."""
@@ -332,7 +401,8 @@ class AdversaryView:
 
     @cached_property
     def opening_features(self) -> Tensor | None:
-        """(n, d) features of the audited records under the classifier that all clients start from; None without one."""
+        """(n, d) features of the audited records under the classifier that all clients start from;
+        None without one."""
         state = self._complete_state(self.opening)
         if state is None or self.model is None:
             return None
@@ -340,7 +410,8 @@ class AdversaryView:
 
     @cached_property
     def public_map_features(self) -> tuple[Tensor, Tensor]:
-        """In the public map: the mean (d,) of the public records, and the audited records (n, d) relative to it."""
+        """In the public map: the mean (d,) of the public records, and the audited records (n, d)
+        relative to it."""
         if self.public_map is None:
             raise ValueError("this method names no public map")
         centre = embed_in_batches(self.public_map, self.public.x).mean(0)
@@ -348,8 +419,11 @@ class AdversaryView:
 
     @cached_property
     def public_map(self) -> Callable[[Tensor], Tensor] | None:
-        """The public map in which synthetic images were matched, the same in all rounds; None if there is none."""
-        return self.method.audit_hooks.maps(self.snapshot.broadcast, self.memory, self.problem).get("public")
+        """The public map in which synthetic images were matched, the same in all rounds; None if
+        there is none."""
+        return self.method.audit_hooks.maps(self.snapshot.broadcast, self.memory, self.problem).get(
+            "public"
+        )
 
 
 def _layer_of(parameter: str) -> str:
@@ -361,12 +435,14 @@ def _parameters_of_layer(model: nn.Module, layer: str) -> list[str]:
 
 
 def _penultimate_features(model: nn.Module, state: State, x: Tensor) -> Tensor:
-    features, named = _FeatureModel(model), {f"model.{k}": t for k, t in state.items()}
+    features = _FeatureModel(model)
+    named = {f"model.{k}": t for k, t in state.items()}
     return embed_in_batches(lambda part: functional_call(features, named, (part,)), x)
 
 
 def embed_in_batches(see: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """(b, d) of images (b, c, h, w), none of them included: not every layer takes an empty batch."""
+    """(b, d) of images (b, c, h, w), none of them included: not every layer takes an empty
+    batch."""
     with torch.no_grad():
         if not len(x):
             return see(x.new_zeros(1, *x.shape[1:]))[:0]
@@ -383,12 +459,19 @@ class _FeatureModel(nn.Module):
 
 
 def coefficients_by_layer(adversary: AdversaryView, vector: Tensor) -> dict[str, Tensor]:
-    """ "joint_LAYER" -> (n,): the records' parts in a sum of their gradients, shaped like the parameters (p,)."""
-    return {f"joint_{layer}": matrix @ vector[place] for layer, (place, matrix) in adversary.layer_solvers.items()}
+    """ "joint_LAYER" -> (n,): the records' parts in a sum of their gradients, shaped like the
+    parameters (p,)."""
+    return {
+        f"joint_{layer}": matrix @ vector[place]
+        for layer, (place, matrix) in adversary.layer_solvers.items()
+    }
 
 
-def coefficients_in_means(adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
-    """(n,): the records' parts in the class means of released rows (m, d) with labels (m,); own: the records' (n, d)."""
+def coefficients_in_means(
+    adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor
+) -> Tensor:
+    """(n,): the records' parts in the class means of released rows (m, d) with labels (m,); own:
+    the records' (n, d)."""
     means = class_mean_embeddings(inside, labels, adversary.problem.classes)
     absent = torch.bincount(labels.long(), minlength=adversary.problem.classes) == 0
     means = means.masked_fill(absent.unsqueeze(-1), torch.nan)
@@ -400,11 +483,13 @@ Signals = dict[str, Tensor]  # "surface|signal" (``signal_group``) -> (n,)
 
 
 class UnreadableUpload(ValueError):
-    """No signal in an upload can depend on a record: an audit would find nothing there, however much it leaks."""
+    """No signal in an upload can depend on a record: an audit would find nothing there, however
+    much it leaks."""
 
     def __init__(self, method: Method, name: str, hooks: str) -> None:
         super().__init__(
-            f"{type(method).__name__} sends {name!r}, in which no attack can look for a record: it must define {hooks}"
+            f"{type(method).__name__} sends {name!r}, in which no attack can look for a "
+            f"record: it must define {hooks}"
         )
 
 
@@ -418,7 +503,8 @@ def _update_signals(adversary: AdversaryView, name: str, value: Tensors, values:
     if state is None or adversary.broadcast_state is None or adversary.model is None:
         raise UnreadableUpload(adversary.method, name, "classifier, sent_state and model_state")
     logits = adversary.predict_logits(state, adversary.candidates.x)
-    y, public = adversary.candidates.y, adversary.public.x[:POPULATION_RECORDS]
+    y = adversary.candidates.y
+    public = adversary.public.x[:POPULATION_RECORDS]
     out = {
         "confidence": sig.logit_scaled(logits, y),
         "loss": sig.negative_loss(logits, y),
@@ -435,29 +521,52 @@ def _update_signals(adversary: AdversaryView, name: str, value: Tensors, values:
     return out
 
 
-def _gradient_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """A control variate is a mean gradient, as is a gradient itself: a member's own points along it."""
+def _gradient_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
+    """A control variate is a mean gradient, as is a gradient itself: a member's own points along
+    it."""
     if adversary.record_gradients is None or adversary.model is None:
         raise UnreadableUpload(adversary.method, name, "classifier and sent_state")
-    vector = torch.cat([value[n].flatten() for n, _ in adversary.model.named_parameters() if n in value])
+    vector = torch.cat(
+        [value[n].flatten() for n, _ in adversary.model.named_parameters() if n in value]
+    )
     found = adversary.record_gradients.alignment_signals(vector)
     if len(vector) == adversary.record_gradients.parameter_count:
         return found | coefficients_by_layer(adversary, vector)
     return found
 
 
-def _feature_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """Matched filter: is some released row this record's own feature plus noise? Labels travel along."""
-    maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
+def _feature_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
+    """Matched filter: is some released row this record's own feature plus noise? Labels travel
+    along."""
+    maps = adversary.method.audit_hooks.maps(
+        adversary.snapshot.broadcast, adversary.memory, adversary.problem
+    )
     clean = maps["feature"](adversary.candidates.x).flatten(1)
-    rows, labels = value["x"].flatten(1), values["labels"]["y"]
-    noise, batch = adversary.noise, adversary.noise.get("broadcast_batch")
-    stds = noise.get("noise_stds") or [float(noise.get("std") or 1e-3)] * int(noise.get("copies", 1))
-    found = _shared_noise_signal(rows, labels, clean, adversary.candidates.y, int(batch), stds) if batch else {}
+    rows = value["x"].flatten(1)
+    labels = values["labels"]["y"]
+    noise = adversary.noise
+    batch = adversary.noise.get("broadcast_batch")
+    stds = noise.get("noise_stds") or [float(noise.get("std") or 1e-3)] * int(
+        noise.get("copies", 1)
+    )
+    found = (
+        _shared_noise_signal(rows, labels, clean, adversary.candidates.y, int(batch), stds)
+        if batch
+        else {}
+    )
     if batch:
-        # noise that is shared by a release batch cancels in differences: each batch is centred by its own mean
-        rows = torch.cat([p - p.mean(0) for copy in rows.chunk(len(stds)) for p in copy.split(int(batch))])
-    rows, std = sig.average_noisy_copies(rows, stds)  # a peer averages several noised copies of a row
+        # noise that is shared by a release batch cancels in differences: each batch is centred by
+        # its own mean
+        rows = torch.cat(
+            [p - p.mean(0) for copy in rows.chunk(len(stds)) for p in copy.split(int(batch))]
+        )
+    rows, std = sig.average_noisy_copies(
+        rows, stds
+    )  # a peer averages several noised copies of a row
     labels = labels[: len(rows)]
     if batch:
         clean = clean - maps["feature"](adversary.public.x).flatten(1).mean(0)
@@ -469,7 +578,12 @@ def _feature_signals(adversary: AdversaryView, name: str, value: Tensors, values
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
     absent = out.isnan()  # no row of this class was released: give it the lowest score seen
-    return {**found, "matched_filter": out.masked_fill(absent, float(out[~absent].min()) if not absent.all() else 0.0)}
+    return {
+        **found,
+        "matched_filter": out.masked_fill(
+            absent, float(out[~absent].min()) if not absent.all() else 0.0
+        ),
+    }
 
 
 def _shared_noise_signal(
@@ -487,18 +601,27 @@ def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: 
     return {"count": counts[adversary.candidates.y]}
 
 
-def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """A model trained on the synthetic set, alignment of class means, distance to the nearest image. Images that were
-    matched in a public map are compared there as well: in the classifier they may say nothing."""
-    x, y = value["x"], values["labels"]["y"]
+def _synthetic_image_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
+    """A model trained on the synthetic set, alignment of class means, distance to the nearest
+    image. Images that were matched in a public map are compared there as well: in the classifier
+    they may say nothing."""
+    x = value["x"]
+    y = values["labels"]["y"]
     records = adversary.candidates
     centre = adversary.embed_images(adversary.public.x).mean(0)
-    inside, own = adversary.embed_images(x) - centre, adversary.embed_images(records.x) - centre
+    inside = adversary.embed_images(x) - centre
+    own = adversary.embed_images(records.x) - centre
     others = adversary.embed_images(adversary.public.x[:POPULATION_RECORDS]) - centre
     found = {
-        **_readout_signals(inside, y, own, others, adversary, lambda x: adversary.embed_images(x) - centre),
+        **_readout_signals(
+            inside, y, own, others, adversary, lambda x: adversary.embed_images(x) - centre
+        ),
         "alignment": _class_mean_alignment(adversary, inside, y, own),
-        "distance": distance_to_synthetic(records.x, x, records.x[0].numel() ** 0.5),  # from black to white
+        "distance": distance_to_synthetic(
+            records.x, x, records.x[0].numel() ** 0.5
+        ),  # from black to white
         "patch_distance": patch_distance(records.x, x),
         "joint": coefficients_in_means(adversary, x.flatten(1), y, records.x.flatten(1)),
         "joint_embedding": coefficients_in_means(adversary, inside, y, own),
@@ -512,10 +635,15 @@ def _synthetic_image_signals(adversary: AdversaryView, name: str, value: Tensors
 
 
 def _readout_signals(
-    inside: Tensor, y: Tensor, own: Tensor, others: Tensor, adversary: AdversaryView, embed: Callable[[Tensor], Tensor]
+    inside: Tensor,
+    y: Tensor,
+    own: Tensor,
+    others: Tensor,
+    adversary: AdversaryView,
+    embed: Callable[[Tensor], Tensor],
 ) -> dict[str, Tensor]:
-    """Signals of a model trained on rows ``inside`` (m, d), for the audited records and for public ones; embed: takes
-    records to such rows."""
+    """Signals of a model trained on rows ``inside`` (m, d), for the audited records and for public
+    ones; embed: takes records to such rows."""
 
     def predict_rows(rows: Tensor) -> Tensor:
         return ridge_readout(inside, y, rows, adversary.problem.classes)
@@ -523,25 +651,41 @@ def _readout_signals(
     logits = predict_rows(own)
     confidence = sig.logit_scaled(logits, adversary.candidates.y)
     queried = adversary.query_copies(confidence, lambda x: predict_rows(embed(x)))
-    return {"confidence": confidence, "logits": logits, "public_logits": predict_rows(others), **queried}
+    return {
+        "confidence": confidence,
+        "logits": logits,
+        "public_logits": predict_rows(others),
+        **queried,
+    }
 
 
-def _class_mean_alignment(adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor) -> Tensor:
+def _class_mean_alignment(
+    adversary: AdversaryView, inside: Tensor, labels: Tensor, own: Tensor
+) -> Tensor:
     means = class_mean_embeddings(inside, labels, adversary.problem.classes)
     return sig.embedding_alignment(means, own, adversary.candidates.y, cosine=False)
 
 
-def _representation_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """The signals of images, in the space of the projection; the attacker is granted the client's own map, as it was when the
-    representations were made. Without one, nothing is read unless projected records are as large as records."""
-    maps = adversary.method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, adversary.problem)
+def _representation_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
+    """The signals of images, in the space of the projection; the attacker is granted the client's
+    own map, as it was when the representations were made. Without one, nothing is read unless
+    projected records are as large as records."""
+    maps = adversary.method.audit_hooks.maps(
+        adversary.snapshot.broadcast, adversary.memory, adversary.problem
+    )
     project = maps.get("projection") or (lambda x: x)
-    own, inside, y = project(adversary.candidates.x).flatten(1), value["x"].flatten(1), values["labels"]["y"]
+    own = project(adversary.candidates.x).flatten(1)
+    inside = value["x"].flatten(1)
+    y = values["labels"]["y"]
     if own.shape[1] != inside.shape[1]:
         return {}
     public = project(adversary.public.x).flatten(1)
     centre = public.mean(0)
-    farthest = 2 * float(own.norm(dim=1).max())  # no bound is known: the diameter of the records' ball
+    farthest = 2 * float(
+        own.norm(dim=1).max()
+    )  # no bound is known: the diameter of the records' ball
     rows = (inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre)
     return {
         **_readout_signals(*rows, adversary, lambda x: project(x).flatten(1) - centre),
@@ -551,22 +695,29 @@ def _representation_signals(adversary: AdversaryView, name: str, value: Tensors,
     }
 
 
-def _prototype_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
+def _prototype_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
     """A class mean (or sum) and a class count move with each of the class's members.
 
-    "count": the record's own class; "row": the norm of its class's mean, which needs no map; "alignment": the part
-    of the class's sum (mean times count) along the record, seen from public records, where the server knows a map;
-    "joint_opening": the record's part in the class's mean, by the map that all clients start from; "distance": to the
-    nearest mean of a class of one record, which is that record in the map.
-    """
-    y, mean = adversary.candidates.y, value["mean" if "mean" in value else "sum"].flatten(1)
+    "count": the record's own class; "row": the norm of its class's mean, which needs no map;
+    "alignment": the part of the class's sum (mean times count) along the record, seen from public
+    records, where the server knows a map; "joint_opening": the record's part in the class's mean,
+    by the map that all clients start from; "distance": to the nearest mean of a class of one
+    record, which is that record in the map."""
+    y = adversary.candidates.y
+    mean = value["mean" if "mean" in value else "sum"].flatten(1)
     found = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
         found["count"] = value["count"][y]
     opening = adversary.opening_features
     if opening is not None and opening.shape[1:] == mean.shape[1:]:
-        absent = value["count"] == 0 if "count" in value else mean.new_zeros(len(mean), dtype=torch.bool)
-        found["joint_opening"] = class_ridge_coefficients(mean.masked_fill(absent[:, None], torch.nan), opening, y)
+        absent = (
+            value["count"] == 0 if "count" in value else mean.new_zeros(len(mean), dtype=torch.bool)
+        )
+        found["joint_opening"] = class_ridge_coefficients(
+            mean.masked_fill(absent[:, None], torch.nan), opening, y
+        )
     see = adversary.embed_images if adversary.broadcast_state is not None else adversary.public_map
     own = embed_in_batches(see, adversary.candidates.x) if see is not None else mean[:0]
     if own.shape[1:] != mean.shape[1:] or see is None:
@@ -578,11 +729,18 @@ def _prototype_signals(adversary: AdversaryView, name: str, value: Tensors, valu
     return found
 
 
-def _statistics_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
-    """Class statistics by their own density; batch-norm buffers through the model that they complete."""
+def _statistics_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
+    """Class statistics by their own density; batch-norm buffers through the model that they
+    complete."""
     if {"mean", "std"} <= set(value):
         per_channel = adversary.candidates.x.mean((2, 3))
-        return {"density": sig.class_log_density(value["mean"], value["std"], per_channel, adversary.candidates.y)}
+        return {
+            "density": sig.class_log_density(
+                value["mean"], value["std"], per_channel, adversary.candidates.y
+            )
+        }
     state = adversary.state_of_upload(name, value)
     if state is None:
         return _record_loss_signal(adversary, name, value)
@@ -594,9 +752,13 @@ def _statistics_signals(adversary: AdversaryView, name: str, value: Tensors, val
 
 def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> Signals:
     """By the method's own loss, where an upload implies no classifier."""
-    loss = adversary.method.audit_hooks.record_loss(name, value, adversary.snapshot.broadcast, adversary.problem)
+    loss = adversary.method.audit_hooks.record_loss(
+        name, value, adversary.snapshot.broadcast, adversary.problem
+    )
     if loss is None:
-        raise UnreadableUpload(adversary.method, name, "classifier, sent_state and model_state, or record_loss")
+        raise UnreadableUpload(
+            adversary.method, name, "classifier, sent_state and model_state, or record_loss"
+        )
     return {"loss": -loss(adversary.candidates.x, adversary.candidates.y)}
 
 
@@ -614,8 +776,8 @@ NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a rea
 }
 
 
-# Ways to a map from records to the rows of a surface, one of which its readers need before they compare a record with a row;
-# without any they see how many rows there are, and how long these are.
+# Ways to a map from records to the rows of a surface, one of which its readers need before they
+# compare a record with a row; without any they see how many rows there are, and how long these are.
 MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
     Surface.PROTOTYPES: (("classifier", "opening"), ("classifier", "sent_state"), ("maps",)),
     Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
@@ -623,7 +785,8 @@ MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
 
 
 def missing_map_hooks(method: Method, surface: Surface) -> str:
-    """The hooks that would give attacks a map to the rows of a surface, "" if the method names one."""
+    """The hooks that would give attacks a map to the rows of a surface, "" if the method names
+    one."""
     ways = MAP_HOOKS.get(surface, ())
     missing = [[hook for hook in way if not overrides_hook(method, hook)] for way in ways]
     if not ways or not all(missing):
@@ -632,10 +795,13 @@ def missing_map_hooks(method: Method, surface: Surface) -> str:
 
 
 def missing_hooks(method: Method, surface: Surface) -> str:
-    """The hooks that a method must define before its uploads of a surface can be read, "" if none is missing."""
+    """The hooks that a method must define before its uploads of a surface can be read, "" if none
+    is missing."""
     if surface not in SIGNAL_READERS:
         return f"another surface than {surface}, which only a server sends"
-    return " and ".join(hook for hook in NEEDED_HOOKS.get(surface, ()) if not overrides_hook(method, hook))
+    return " and ".join(
+        hook for hook in NEEDED_HOOKS.get(surface, ()) if not overrides_hook(method, hook)
+    )
 
 
 SIGNAL_READERS: Mapping[Surface, SignalReader] = {
@@ -653,16 +819,16 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
 
 
 def signal_group(method: Method, name: str) -> str:
-    """What the names of a message's signals begin with: its surface, and its own name where it is not the first message that the
-    method declares on that surface."""
+    """What the names of a message's signals begin with: its surface, and its own name where it is
+    not the first message that the method declares on that surface."""
     surface = method.uploads[name]
     first = next(other for other, of in method.uploads.items() if of == surface)
     return str(surface) if name == first else f"{surface}:{name}"
 
 
 def extract_signals(adversary: AdversaryView, values: Values) -> Signals:
-    """Every message among ``values`` (one client's upload) gets at least one signal, unless waived and unreadable.
-    Raises UnreadableUpload where no signal could depend on the record."""
+    """Every message among ``values`` (one client's upload) gets at least one signal, unless waived
+    and unreadable. Raises UnreadableUpload where no signal could depend on the record."""
     adversary, values = adversary.on_device, to_device(values, adversary.problem.device)
     found: Signals = {}
     with torch.no_grad():

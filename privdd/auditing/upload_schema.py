@@ -1,4 +1,5 @@
-"""The tensors that an upload of each surface holds: one table, which attacks rely on, checked before any training.
+"""The tensors that an upload of each surface holds: one table, which attacks rely on, checked
+before any training.
 
 ``python -m privdd.auditing.upload_schema`` prints it as the table of docs/tutorials/own-method.md.
 """
@@ -22,8 +23,9 @@ LABELS_NAME = "labels"  # the upload in which attacks look for the classes of an
 
 @dataclass(frozen=True)
 class TensorRule:
-    """A tensor of an upload. shape: its axes, "C" classes, "c", "h", "w" those of a record, "..." one axis or more, any
-    other letter a size of the upload's own; kind: "whole" numbers may be of an integer or a float type, a "number" may be any."""
+    """A tensor of an upload. shape: its axes, "C" classes, "c", "h", "w" those of a record, "..."
+    one axis or more, any other letter a size of the upload's own; kind: "whole" numbers may be of
+    an integer or a float type, a "number" may be any."""
 
     name: str
     shape: tuple[str, ...]
@@ -33,10 +35,11 @@ class TensorRule:
 
 @dataclass(frozen=True)
 class UploadRule:
-    """The tensors of a surface's uploads: all of ``needed``, one of ``choice`` and any of ``allowed``.
+    """The tensors of a surface's uploads: all of ``needed``, one of ``choice`` and any of
+    ``allowed``.
 
-    free: the method names its tensors itself, as hooks explain them; with_labels: its rows' classes travel in LABELS_NAME.
-    """
+    free: the method names its tensors itself, as hooks explain them; with_labels: its rows' classes
+        travel in LABELS_NAME."""
 
     needed: tuple[TensorRule, ...] = ()
     choice: tuple[TensorRule, ...] = ()
@@ -49,7 +52,9 @@ class UploadRule:
         return (*self.needed, *self.choice, *self.allowed)
 
 
-COUNT = TensorRule("count", ("C",), "number", "records of each class, 0 for a class that the client lacks")
+COUNT = TensorRule(
+    "count", ("C",), "number", "records of each class, 0 for a class that the client lacks"
+)
 MEAN = TensorRule("mean", ("C", "..."), "float", "the mean row of each class")
 SUM = TensorRule("sum", ("C", "..."), "float", "the sum of the rows of each class")
 # What privdd's own private means send beside them: no attack reads it by name.
@@ -68,17 +73,19 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     ),
     Surface.LABELS: UploadRule((TensorRule("y", ("m",), "whole", "the class of each row"),)),
     Surface.SYNTHETIC_IMAGES: UploadRule(
-        (TensorRule("x", ("m", *RECORD_AXES), "float", "synthetic images, shaped like a record"),), with_labels=True
+        (TensorRule("x", ("m", *RECORD_AXES), "float", "synthetic images, shaped like a record"),),
+        with_labels=True,
     ),
     Surface.SYNTHETIC_REPRESENTATIONS: UploadRule(
         (TensorRule("x", ("m", "..."), "float", "synthetic rows"),), with_labels=True
     ),
     Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT, *NOISE_TERMS)),
     Surface.STATISTICS: UploadRule(
-        free="`mean` and `std` (C, c) of each class's pixels; other names need `model_state` or `record_loss`"
+        free="`mean` and `std` (C, c) of each class's pixels; other names need `model_state` "
+        "or `record_loss`"
     ),
     Surface.COUNTS: UploadRule(free="any names: numbers alone"),
-}  # fmt: skip
+}
 
 
 def upload_faults(method: Method, problem: Problem, values: Values) -> Iterator[str]:
@@ -91,7 +98,10 @@ def upload_faults(method: Method, problem: Problem, values: Values) -> Iterator[
         where = f"upload {name!r} of surface {surface}"
         yield from (f"{where}: {fault}" for fault in _tensor_faults(rule, value, problem))
         if rule.with_labels and LABELS_NAME not in values:
-            yield f"{where}: its rows' classes are needed as another upload, {LABELS_NAME!r}, with y (m,)"
+            yield (
+                f"{where}: its rows' classes are needed as another upload, {LABELS_NAME!r}, "
+                "with y (m,)"
+            )
 
 
 def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterator[str]:
@@ -99,8 +109,14 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
         return
     known = {tensor.name: tensor for tensor in rule.tensors}
     names = ", ".join(name for name, tensor in known.items() if tensor not in NOISE_TERMS)
-    yield from (f"holds {name!r}; attacks read {names} alone" for name in value if name not in known)
-    yield from (f"lacks {tensor.name!r} ({tensor.meaning})" for tensor in rule.needed if tensor.name not in value)
+    yield from (
+        f"holds {name!r}; attacks read {names} alone" for name in value if name not in known
+    )
+    yield from (
+        f"lacks {tensor.name!r} ({tensor.meaning})"
+        for tensor in rule.needed
+        if tensor.name not in value
+    )
     if rule.choice and not any(tensor.name in value for tensor in rule.choice):
         yield f"lacks one of {', '.join(repr(tensor.name) for tensor in rule.choice)}"
     for name, tensor in value.items():
@@ -111,14 +127,20 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
 def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterator[str]:
     sizes = {"C": problem.classes, **dict(zip(RECORD_AXES, problem.shape, strict=True))}
     fixed = [axis for axis in rule.shape if axis != "..."]
-    rank_fits = tensor.ndim == len(fixed) if len(fixed) == len(rule.shape) else tensor.ndim > len(fixed)
+    rank_fits = (
+        tensor.ndim == len(fixed) if len(fixed) == len(rule.shape) else tensor.ndim > len(fixed)
+    )
     sizes_fit = all(sizes.get(axis, size) == size for axis, size in zip(fixed, tensor.shape))
     if not rank_fits or not sizes_fit:
-        wanted = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in rule.shape)
+        wanted = ", ".join(
+            f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in rule.shape
+        )
         yield f"{rule.name!r} is {tuple(tensor.shape)}, needed is ({wanted})"
     if rule.kind == "float" and not tensor.is_floating_point():
         yield f"{rule.name!r} is {tensor.dtype}, numbers of a float type are needed"
-    if rule.kind == "whole" and bool((tensor != tensor.round()).any() if tensor.is_floating_point() else False):
+    if rule.kind == "whole" and bool(
+        (tensor != tensor.round()).any() if tensor.is_floating_point() else False
+    ):
         yield f"{rule.name!r} holds fractions, whole numbers are needed"
 
 
@@ -134,9 +156,15 @@ def _describe_rule(rule: UploadRule) -> str:
     if rule.free:
         return rule.free
     parts = [_describe_tensor(tensor) for tensor in rule.needed]
-    parts += [" or ".join(_describe_tensor(tensor) for tensor in rule.choice)] if rule.choice else []
+    parts += (
+        [" or ".join(_describe_tensor(tensor) for tensor in rule.choice)] if rule.choice else []
+    )
     parts += [f"if you like, {_describe_tensor(tensor)}" for tensor in rule.allowed]
-    labels = [f"the classes of its rows in an upload `{LABELS_NAME}` (surface `LABELS`)"] if rule.with_labels else []
+    labels = (
+        [f"the classes of its rows in an upload `{LABELS_NAME}` (surface `LABELS`)"]
+        if rule.with_labels
+        else []
+    )
     return "; ".join([*parts, *labels])
 
 

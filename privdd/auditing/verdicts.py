@@ -1,8 +1,8 @@
 """The verdict of every surface and of the run: one function of the ledger and the findings.
 
-findings.json holds what it returns; card, page, terminal, policy, JUnit and exit status read it there. A finding accuses the
-releases that it is about, and whatever was computed from an accused release breaks its limit too, as far as it states one.
-"""
+findings.json holds what it returns; card, page, terminal, policy, JUnit and exit status read it
+there. A finding accuses the releases that it is about, and whatever was computed from an accused
+release breaks its limit too, as far as it states one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from attacks.types import Adversary, Finding
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.schema import Verdict, worst_verdict
 
-DECISIVE_VALIDITIES = ("finite_sample", "curve")  # bounds whose being above what is stated is a contradiction
+DECISIVE_VALIDITIES = (
+    "finite_sample",
+    "curve",
+)  # bounds whose being above what is stated is a contradiction
 KAPPA_TOLERANCE = 1e-4  # of what is allowed: kappa is measured in floating point
 READERS_OF_BROADCASTS = (Adversary.PEER, Adversary.PUBLIC)  # they hold what the server sends
 ANALYST_ONLY = ("analyst",)  # who sees a release that does not travel as it is
@@ -27,21 +30,25 @@ SurfaceKey = tuple[str, Sender]
 
 
 def split_names(names: str) -> list[str]:
-    """The names of ``Finding.message``, or of a test's ``signal``: several are joined by a comma."""
+    """The names of ``Finding.message``, or of a test's ``signal``: several are joined by a
+    comma."""
     return [name for name in names.split(", ") if name]
 
 
 def deciding_bound(finding: Finding) -> float:
-    """The bound on epsilon that a finding decides by: at its share of the error budget, where several share it."""
+    """The bound on epsilon that a finding decides by: at its share of the error budget, where
+    several share it."""
     m = finding.measures
     return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
 
 
 def refutes_limit(finding: Finding, stated: float | None) -> bool:
-    """Whether a finding contradicts what is stated: a finite-sample bound above it, a kappa above what is allowed, or noise,
-    sampling or a message that is not what it claims to be. stated: epsilon of its surface, unless it names its own."""
+    """Whether a finding contradicts what is stated: a finite-sample bound above it, a kappa above
+    what is allowed, or noise, sampling or a message that is not what it claims to be. stated:
+    epsilon of its surface, unless it names its own."""
     m = finding.measures
-    promised, is_sound = m.get("epsilon_stated", stated), m.get("epsilon_validity") in DECISIVE_VALIDITIES
+    promised = m.get("epsilon_stated", stated)
+    is_sound = m.get("epsilon_validity") in DECISIVE_VALIDITIES
     if promised is not None and is_sound and deciding_bound(finding) > float(promised):
         return True
     if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + KAPPA_TOLERANCE):
@@ -49,11 +56,13 @@ def refutes_limit(finding: Finding, stated: float | None) -> bool:
     return bool(m.get("diagnostics", {}).get("refuted"))
 
 
-def choose_verdict(epsilon: Mapping[str, float], is_refuted: bool, missing: Sequence[str] = ()) -> Verdict:
+def choose_verdict(
+    epsilon: Mapping[str, float], is_refuted: bool, missing: Sequence[str] = ()
+) -> Verdict:
     """contradiction, unprotected, untested or consistent, the first that applies.
 
-    contradiction: a finding refutes the limit; unprotected: nothing is proven; untested: something is, and of what it rests
-    on no test looked at the parts ``missing``.
+    contradiction: a finding refutes the limit; unprotected: nothing is proven; untested: something
+        is, and of what it rests on no test looked at the parts ``missing``.
     """
     if is_refuted:
         return "contradiction"
@@ -63,16 +72,21 @@ def choose_verdict(epsilon: Mapping[str, float], is_refuted: bool, missing: Sequ
 
 
 def decide_verdict(
-    epsilon: Mapping[str, float], stated: float | None, findings: Sequence[Finding], missing: Sequence[str] = ()
+    epsilon: Mapping[str, float],
+    stated: float | None,
+    findings: Sequence[Finding],
+    missing: Sequence[str] = (),
 ) -> Verdict:
     """The verdict of an artifact by itself, of which no ledger says what it was computed from."""
-    return choose_verdict(epsilon, any(refutes_limit(finding, stated) for finding in findings), missing)
+    return choose_verdict(
+        epsilon, any(refutes_limit(finding, stated) for finding in findings), missing
+    )
 
 
 @dataclass(frozen=True)
 class SurfaceLimit:
-    """What a surface's verdict rests on beside the findings. epsilon: by accountant; stated: what it is held to, None for no
-    promise; missing: parts of its limit that no test looked at."""
+    """What a surface's verdict rests on beside the findings. epsilon: by accountant; stated: what
+    it is held to, None for no promise; missing: parts of its limit that no test looked at."""
 
     surface: str
     sender: Sender
@@ -87,8 +101,9 @@ class SurfaceLimit:
 
 @dataclass(frozen=True)
 class RunVerdicts:
-    """verdict: of the run; surfaces: of each surface; behind: the names of the queries and messages that a surface was
-    computed from; refuted: those of them whose limit a finding refutes; refuting: finding by finding, whether it refutes."""
+    """verdict: of the run; surfaces: of each surface; behind: the names of the queries and messages
+    that a surface was computed from; refuted: those of them whose limit a finding refutes;
+    refuting: finding by finding, whether it refutes."""
 
     verdict: Verdict
     surfaces: Mapping[SurfaceKey, Verdict] = field(default_factory=dict)
@@ -104,11 +119,15 @@ class RunVerdicts:
         return {"untested": list(self.missing[key]), **listed, "verdict": self.surfaces[key]}
 
 
-def judge_run(ledger: Ledger, limits: Sequence[SurfaceLimit], findings: Sequence[Finding]) -> RunVerdicts:
-    """All verdicts of a run. A refuting finding contradicts the run wherever it is filed, also under a surface that the run
-    does not send."""
+def judge_run(
+    ledger: Ledger, limits: Sequence[SurfaceLimit], findings: Sequence[Finding]
+) -> RunVerdicts:
+    """All verdicts of a run. A refuting finding contradicts the run wherever it is filed, also
+    under a surface that the run does not send."""
     stated = {limit.surface: limit.stated for limit in limits}
-    refuting = tuple(refutes_limit(finding, stated.get(str(finding.surface))) for finding in findings)
+    refuting = tuple(
+        refutes_limit(finding, stated.get(str(finding.surface))) for finding in findings
+    )
     accused = set[int]()
     for finding, refutes in zip(findings, refuting, strict=True):
         if refutes:
@@ -129,8 +148,11 @@ def judge_run(ledger: Ledger, limits: Sequence[SurfaceLimit], findings: Sequence
     return RunVerdicts(gravest, surfaces, behind, refuted, missing, refuting)
 
 
-def findings_on_surface(findings: Iterable[Finding], key: SurfaceKey, keys: Collection[SurfaceKey]) -> list[Finding]:
-    """The findings filed under a surface; where client and server both send on it (``keys``), by who holds the message."""
+def findings_on_surface(
+    findings: Iterable[Finding], key: SurfaceKey, keys: Collection[SurfaceKey]
+) -> list[Finding]:
+    """The findings filed under a surface; where client and server both send on it (``keys``), by
+    who holds the message."""
     surface, sender = key
     is_shared = all((surface, each) in keys for each in ("client", "server"))
     here = [finding for finding in findings if str(finding.surface) == surface]
@@ -142,13 +164,15 @@ def sender_of(finding: Finding) -> Sender:
     return "server" if finding.adversary in READERS_OF_BROADCASTS else "client"
 
 
-def _broken_releases(ledger: Ledger, own: Sequence[Release], accused: Collection[int]) -> list[Release]:
-    """The accused releases that break the limit of the releases ``own``: those of mechanisms whose cost their epsilon counts,
-    and messages that leak beside the mechanisms.
+def _broken_releases(
+    ledger: Ledger, own: Sequence[Release], accused: Collection[int]
+) -> list[Release]:
+    """The accused releases that break the limit of the releases ``own``: those of mechanisms whose
+    cost their epsilon counts, and messages that leak beside the mechanisms.
 
-    What a client noises after it has read a broadcast holds for any broadcast (adaptive composition). So a message that leaks
-    breaks the limits of what the server computes from it, and not of what clients noise afterwards.
-    """
+    What a client noises after it has read a broadcast holds for any broadcast (adaptive
+    composition). So a message that leaks breaks the limits of what the server computes from it, and
+    not of what clients noise afterwards."""
     counted = closure_of_releases(ledger, own)
     computed = closure_of_releases(ledger, own, through_broadcasts=False)
     broken = [row for row in counted if row.id in accused and row.is_protected]
@@ -156,9 +180,11 @@ def _broken_releases(ledger: Ledger, own: Sequence[Release], accused: Collection
     return broken
 
 
-def _breaks_limit(own: Sequence[Release], closure: Sequence[Release], broken: Sequence[Release]) -> bool:
-    """Whether a surface's limit is broken: by its own releases, or by one that it was computed from where nothing else takes
-    the limit away. What states no limit cannot break one."""
+def _breaks_limit(
+    own: Sequence[Release], closure: Sequence[Release], broken: Sequence[Release]
+) -> bool:
+    """Whether a surface's limit is broken: by its own releases, or by one that it was computed from
+    where nothing else takes the limit away. What states no limit cannot break one."""
     accused = {row.id for row in broken}
     if any(row.id in accused for row in own):
         return True
@@ -167,8 +193,9 @@ def _breaks_limit(own: Sequence[Release], closure: Sequence[Release], broken: Se
 
 
 def accused_releases(ledger: Ledger, finding: Finding) -> set[int]:
-    """Ids of the releases that a refuting finding is about: those called as its message, else those of its surface; of what
-    the server sends where its adversary holds that, else of what clients release."""
+    """Ids of the releases that a refuting finding is about: those called as its message, else those
+    of its surface; of what the server sends where its adversary holds that, else of what clients
+    release."""
     is_broadcast = sender_of(finding) == "server"
     rows = [row for row in ledger.releases if (row.client == SERVER) == is_broadcast]
     names = split_names(finding.message)
@@ -179,13 +206,17 @@ def accused_releases(ledger: Ledger, finding: Finding) -> set[int]:
 def releases_of_surface(ledger: Ledger, key: SurfaceKey) -> list[Release]:
     """The releases of one sender that travel on a surface."""
     surface, sender = key
-    rows = [row for row in ledger.releases if row.surface == surface and row.visible_to != ANALYST_ONLY]
+    rows = [
+        row for row in ledger.releases if row.surface == surface and row.visible_to != ANALYST_ONLY
+    ]
     return [row for row in rows if (row.client == SERVER) == (sender == "server")]
 
 
-def closure_of_releases(ledger: Ledger, rows: Iterable[Release], *, through_broadcasts: bool = True) -> list[Release]:
-    """These releases and all that they were computed from, in order. through_broadcasts: also what a client read of the
-    server's before it released something."""
+def closure_of_releases(
+    ledger: Ledger, rows: Iterable[Release], *, through_broadcasts: bool = True
+) -> list[Release]:
+    """These releases and all that they were computed from, in order. through_broadcasts: also what
+    a client read of the server's before it released something."""
     all_rows = ledger.releases
     keep = {row.id for row in rows}
     for row in reversed(all_rows):

@@ -1,4 +1,5 @@
-"""What each adversary holds about each surface of a finished run, and the ground truth that only the evaluator holds."""
+"""What each adversary holds about each surface of a finished run, and the ground truth that only
+the evaluator holds."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ from torch import Tensor, nn
 
 from attacks.malicious.chosen_model import ChosenModel
 from attacks.membership.nearest_row import ROW_SURFACES
-from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View, Worlds
+from attacks.types import (
+    Adversary,
+    Attack,
+    Capture,
+    Family,
+    Knowledge,
+    Surface,
+    Truth,
+    View,
+    Worlds,
+)
 from privdd.auditing.replay import (
     SUM_GRANTED,
     SUM_NOT_GRANTED,
@@ -34,7 +45,8 @@ from privdd.runtime.run_folder import same_tensors
 PUBLIC_RECORDS = 500  # records of the test set that attackers may hold
 
 
-# Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in between.
+# Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in
+# between.
 MAPPED_SURFACES = (Surface.FEATURES, Surface.PROTOTYPES)
 
 
@@ -55,32 +67,51 @@ class FinishedRun:
     @property
     def public_records(self) -> Records:
         """Records of the same distribution that belong to no client."""
-        return self.experiment.test_records.take(torch.arange(min(PUBLIC_RECORDS, len(self.experiment.test_records))))
+        return self.experiment.test_records.take(
+            torch.arange(min(PUBLIC_RECORDS, len(self.experiment.test_records)))
+        )
 
     def adversary_view(self, round: int) -> AdversaryView:
         snapshot = self.progress.snapshots[round]
         waived = frozenset(self.experiment.auditing.waive if self.experiment.auditing else ())
-        plan, candidates = self.plan, self.game.audited_records
-        noise, opening = feature_noise_constants(plan), plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
-        held = (snapshot, candidates, self.public_records, self.memory_after(round), waived, noise, opening)
-        return AdversaryView(plan.method, plan.problem, *held, query_keys=plan.keys.fold("audit", "queries"))
+        plan = self.plan
+        candidates = self.game.audited_records
+        noise = feature_noise_constants(plan)
+        opening = plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
+        held = (
+            snapshot,
+            candidates,
+            self.public_records,
+            self.memory_after(round),
+            waived,
+            noise,
+            opening,
+        )
+        return AdversaryView(
+            plan.method, plan.problem, *held, query_keys=plan.keys.fold("audit", "queries")
+        )
 
     def memory_after(self, round: int) -> State:
-        """What the audited client kept after a round: behind what it sent in it, and what it began its next one with."""
+        """What the audited client kept after a round: behind what it sent in it, and what it began
+        its next one with."""
         later = min((t for t in self.progress.snapshots if t > round), default=None)
         if later is None:
             return self.progress.memories.get(self.plan.victim, {})
         return self.progress.snapshots[later].memory
 
     def ground_truth(self) -> Truth:
-        train, out = self.shard.train, self.shard.heldout
+        train = self.shard.train
+        out = self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
         stand_ins = self.plan.method.audit_hooks.stand_ins(memory, self.plan.problem)
-        return Truth(train.x, train.y, out.x, out.y, counts, stand_ins, self._rows_of_records(self.shard))
+        return Truth(
+            train.x, train.y, out.x, out.y, counts, stand_ins, self._rows_of_records(self.shard)
+        )
 
     def ground_truth_of(self, view: View) -> Truth:
-        """The truth that a view is compared with; for a shared pool, the records of all clients whose rows it holds."""
+        """The truth that a view is compared with; for a shared pool, the records of all clients
+        whose rows it holds."""
         if view.surface != Surface.SHARED_FEATURES:
             return self.ground_truth()
         own = {self.plan.victim: self.shard}
@@ -91,25 +122,36 @@ class FinishedRun:
         return Truth(x, y, held_x, held_y, counts, rows=self._rows_in_pool(shards, view))
 
     def _rows_in_pool(self, shards: Sequence[Shard], view: View) -> Tensor | None:
-        """The first row of each record in a pool of all clients' rows, client after client, each in its copies."""
-        copies, before, found = int(feature_noise_constants(self.plan).get("copies", 1)), 0, []
+        """The first row of each record in a pool of all clients' rows, client after client, each in
+        its copies."""
+        copies = int(feature_noise_constants(self.plan).get("copies", 1))
+        before = 0
+        found = []
         for shard in shards:
             if (rows := self._rows_of_records(shard)) is None:
                 return None
             found.append(rows + before)
             before += copies * (len(shard.train) + (0 if shard.nulls is None else len(shard.nulls)))
         whole = any(len(c.value["x"]) == before for c in view.captures if "x" in c.value)
-        return torch.cat(found) if whole else None  # another pool than that: its rows say nothing of their owners
+        return (
+            torch.cat(found) if whole else None
+        )  # another pool than that: its rows say nothing of their owners
 
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
-        """The position of each record's row in a release of one row per record (ordered by id); None for any other release."""
+        """The position of each record's row in a release of one row per record (ordered by id);
+        None for any other release."""
         if not self.plan.method.audit_hooks.rows_are_records():
             return None
-        ids = shard.train.ids if shard.nulls is None else torch.cat([shard.train.ids, shard.nulls.ids])
+        ids = (
+            shard.train.ids
+            if shard.nulls is None
+            else torch.cat([shard.train.ids, shard.nulls.ids])
+        )
         return torch.searchsorted(ids.sort().values, shard.train.ids)
 
     def known_records(self, batch: int = 64) -> dict[str, Tensor]:
-        """One record of every release batch that an insider happens to hold; none where no row is a record's own."""
+        """One record of every release batch that an insider happens to hold; none where no row is a
+        record's own."""
         train = self.shard.train
         if (rows := self._rows_of_records(self.shard)) is None:
             return {}
@@ -118,23 +160,37 @@ class FinishedRun:
 
     def adversary_knowledge(self, round: int) -> Knowledge:
         """The protocol, the architecture, public records; maps that the broadcast makes known."""
-        adversary, method, problem = self.adversary_view(round), self.plan.method, self.plan.problem
+        adversary = self.adversary_view(round)
+        method = self.plan.method
+        problem = self.plan.problem
         # not an architecture whose values never travel
         model = adversary.model if adversary.broadcast_state is not None else None
         if model is not None and adversary.broadcast_state is not None:
             model.load_state_dict(adversary.broadcast_state, strict=False)
-        maps = dict(method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, problem))
-        size, public = len(self.shard.train), self.public_records
-        noise = {f"noise_{k}" if k == "std" else k: v for k, v in feature_noise_constants(self.plan).items()}
+        maps = dict(
+            method.audit_hooks.maps(adversary.snapshot.broadcast, adversary.memory, problem)
+        )
+        size = len(self.shard.train)
+        public = self.public_records
+        noise = {
+            f"noise_{k}" if k == "std" else k: v
+            for k, v in feature_noise_constants(self.plan).items()
+        }
         public_constants = {"delta": self.experiment.privacy.delta, **noise}
         settings = {**method.audit_hooks.settings(size), **public_constants, "batch_records": size}
         known = self.known_records(int(settings.get("broadcast_batch") or 64))
-        return Knowledge(problem.shape, problem.classes, public.x, public.y, model, maps, settings, known)
+        return Knowledge(
+            problem.shape, problem.classes, public.x, public.y, model, maps, settings, known
+        )
 
 
 def feature_noise_constants(plan: Plan) -> dict[str, Any]:
     """The public constants of the mechanism on released features: {} where there is none."""
-    released = [m for name, m in plan.mechanisms.items() if plan.method.uploads.get(name) == Surface.FEATURES]
+    released = [
+        m
+        for name, m in plan.mechanisms.items()
+        if plan.method.uploads.get(name) == Surface.FEATURES
+    ]
     return dict(released[0].public_constants(math.prod(plan.problem.shape))) if released else {}
 
 
@@ -144,7 +200,8 @@ SignalsByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals 
 def collect_views(
     run: FinishedRun, stacked: SignalsByRound, rounds: SignalsByRound, sent: Mapping[str, Tensor]
 ) -> Iterator[tuple[View, Truth, str]]:
-    """Every view with its truth, and words for where it comes from. rounds: the signals in all replayed rounds."""
+    """Every view with its truth, and words for where it comes from. rounds: the signals in all
+    replayed rounds."""
     truth = run.ground_truth()
     several = len({run.progress.snapshots[t].phase for t in stacked}) > 1
     for t, signals in stacked.items():
@@ -158,7 +215,8 @@ def collect_views(
 
 
 def _pooled_feature_signals(stacked: SignalsByRound) -> dict[str, Tensor]:
-    """A peer sees the client's features among everybody's: the same rows, so the same matched filter."""
+    """A peer sees the client's features among everybody's: the same rows, so the same matched
+    filter."""
     return {
         key.replace("features|", f"{Surface.SHARED_FEATURES}|"): value
         for signals in stacked.values()
@@ -179,37 +237,53 @@ def _single_record_views(run: FinishedRun) -> Iterator[tuple[View, Truth, str]]:
 
 
 def client_views(
-    run: FinishedRun, round: int, stacked: Mapping[str, Tensor], rounds: Mapping[str, Tensor] | None = None
+    run: FinishedRun,
+    round: int,
+    stacked: Mapping[str, Tensor],
+    rounds: Mapping[str, Tensor] | None = None,
 ) -> Iterator[View]:
-    """One view for each message that the audited client sent in ``round``, as the server holds it. rounds: the same
-    signals in all replayed rounds, (K, n, R)."""
+    """One view for each message that the audited client sent in ``round``, as the server holds it.
+    rounds: the same signals in all replayed rounds, (K, n, R)."""
     snapshot = run.progress.snapshots[round]
     knowledge = run.adversary_knowledge(round)
     for name in snapshot.sent:
-        surface, group = run.plan.method.uploads[name], signal_group(run.plan.method, name)
-        read = any(key.startswith(f"{group}|") for key in stacked)  # not where it is waived and unreadable
-        worlds = signals_to_worlds(stacked, group, run.game, run.public_records, rounds) if read else None
+        surface = run.plan.method.uploads[name]
+        group = signal_group(run.plan.method, name)
+        read = any(
+            key.startswith(f"{group}|") for key in stacked
+        )  # not where it is waived and unreadable
+        worlds = (
+            signals_to_worlds(stacked, group, run.game, run.public_records, rounds)
+            if read
+            else None
+        )
         captures = (_capture_message(run, snapshot, name),)
         if surface in MAPPED_SURFACES:
             same_map = _rounds_with_same_map(run, round)
-            captures += tuple(_capture_message(run, other, name) for other in same_map if name in other.sent)
+            captures += tuple(
+                _capture_message(run, other, name) for other in same_map if name in other.sent
+            )
         others = tuple(_views_of_other_rounds(run, round, name)) if surface in ROW_SURFACES else ()
         yield View(surface, Adversary.SERVER, captures, knowledge, worlds, others)
 
 
 def _views_of_other_rounds(run: FinishedRun, round: int, name: str) -> Iterator[View]:
     """The message in the other kept rounds of the phase, each with what its adversary knew then."""
-    surface, snapshots = run.plan.method.uploads[name], run.progress.snapshots
+    surface = run.plan.method.uploads[name]
+    snapshots = run.progress.snapshots
     for t, snapshot in snapshots.items():
         if t != round and snapshot.phase == snapshots[round].phase and name in snapshot.sent:
             knowledge = run.adversary_knowledge(t)
-            model = knowledge.model if surface == Surface.PROTOTYPES else None  # nobody else asks for it here
+            model = (
+                knowledge.model if surface == Surface.PROTOTYPES else None
+            )  # nobody else asks for it here
             captures = (_capture_message(run, snapshot, name),)
             yield View(surface, Adversary.SERVER, captures, replace(knowledge, model=model))
 
 
 def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
-    """The other kept rounds of a phase whose known map is the same, judged by its outputs on public records."""
+    """The other kept rounds of a phase whose known map is the same, judged by its outputs on public
+    records."""
 
     def map_outputs(at: Snapshot) -> dict[str, Tensor]:
         memory = run.memory_after(at.round)
@@ -226,8 +300,10 @@ def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
 
 
 def _capture_message(run: FinishedRun, snapshot: Snapshot, name: str) -> Capture:
-    """A message as the server holds it; models as whole prefix-free states, images beside their labels."""
-    method, adversary = run.plan.method, run.adversary_view(snapshot.round)
+    """A message as the server holds it; models as whole prefix-free states, images beside their
+    labels."""
+    method = run.plan.method
+    adversary = run.adversary_view(snapshot.round)
     value = snapshot.sent[name]
     broadcast: Tensors = {}
     if method.uploads[name] == Surface.UPDATE:
@@ -242,46 +318,77 @@ def _capture_message(run: FinishedRun, snapshot: Snapshot, name: str) -> Capture
 
 def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tensors:
     """The batch-norm statistics that travelled with an update, if any."""
-    return sent["buffers"] if "buffers" in sent and method.uploads.get("buffers") == Surface.STATISTICS else {}
+    return (
+        sent["buffers"]
+        if "buffers" in sent and method.uploads.get("buffers") == Surface.STATISTICS
+        else {}
+    )
 
 
-def server_views(run: FinishedRun, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]) -> Iterator[View]:
-    """Views of the server's last messages, as a peer and the public hold them. stacked: signals (K, n) by
-    "surface|signal"; K = 1, the real run alone, where no federation is replayed."""
+def server_views(
+    run: FinishedRun, final: Mapping[str, Tensors], stacked: Mapping[str, Tensor]
+) -> Iterator[View]:
+    """Views of the server's last messages, as a peer and the public hold them. stacked: signals (K,
+    n) by "surface|signal"; K = 1, the real run alone, where no federation is replayed."""
     method = run.plan.method
     round = max(run.progress.snapshots)
     for surface in dict.fromkeys(method.broadcasts[name] for name in final):
-        values = {name: value for name, value in final.items() if method.broadcasts[name] == surface}
+        values = {
+            name: value for name, value in final.items() if method.broadcasts[name] == surface
+        }
         adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
         known = any(key.startswith(f"{surface}|") for key in stacked)
-        worlds = signals_to_worlds(stacked, str(surface), run.game, run.public_records) if known else None
-        captures = tuple(Capture(method.rounds, -1, name, value, {}) for name, value in _values_with_labels(values))
+        worlds = (
+            signals_to_worlds(stacked, str(surface), run.game, run.public_records)
+            if known
+            else None
+        )
+        captures = tuple(
+            Capture(method.rounds, -1, name, value, {})
+            for name, value in _values_with_labels(values)
+        )
         knowledge = run.adversary_knowledge(round)
         if surface == Surface.GLOBAL_MODEL and knowledge.model is not None:
-            knowledge.model.load_state_dict(_matching_parameters(values, knowledge.model), strict=False)
+            knowledge.model.load_state_dict(
+                _matching_parameters(values, knowledge.model), strict=False
+            )
         yield View(surface, adversary, captures, knowledge, worlds)
 
 
 def _matching_parameters(values: Mapping[str, Tensors], model: nn.Module) -> State:
-    """The parameters of this model among the server's messages; with several networks, those of the first that has them."""
+    """The parameters of this model among the server's messages; with several networks, those of the
+    first that has them."""
     own: Mapping[str, Tensor] = model.state_dict()
     state: State = {}
     for _, value in _values_with_labels(values):
-        state |= {k: t for k, t in value.items() if k in own and own[k].shape == t.shape and k not in state}
+        state |= {
+            k: t
+            for k, t in value.items()
+            if k in own and own[k].shape == t.shape and k not in state
+        }
     return state
 
 
 def describe_other_networks(view: View) -> str:
-    """For a finding's note: the networks that the server sends beside the protocol's classifier; "" where there are none."""
+    """For a finding's note: the networks that the server sends beside the protocol's classifier; ""
+    where there are none."""
     if view.surface != Surface.GLOBAL_MODEL or view.knowledge.model is None:
         return ""
     own: Mapping[str, Tensor] = view.knowledge.model.state_dict()
     shapes = {name: value.shape for name, value in own.items()}
-    names = [c.name for c in view.captures if any(shapes.get(k) != t.shape for k, t in c.value.items())]
+    names = [
+        c.name for c in view.captures if any(shapes.get(k) != t.shape for k, t in c.value.items())
+    ]
     if not names:
         return ""
-    says = "signals are read from what the method predicts with, parameters and labels from the classifier"
-    return f"the server sends {', '.join(names)} beside the classifier: {says}, and nothing from the rest"
+    says = (
+        "signals are read from what the method predicts with, parameters and labels from the "
+        "classifier"
+    )
+    return (
+        f"the server sends {', '.join(names)} beside the classifier: {says}, and nothing from "
+        "the rest"
+    )
 
 
 def _values_with_labels(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
@@ -290,35 +397,46 @@ def _values_with_labels(values: Mapping[str, Tensors]) -> list[tuple[str, Tensor
 
 
 def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
-    """A sentence for the finding's note on what an attack is given beyond its adversary's position; "" if nothing."""
+    """A sentence for the finding's note on what an attack is given beyond its adversary's position;
+    "" if nothing."""
     method = plan.method
     if plan.trust.is_summed and view.adversary in (Adversary.SERVER, Adversary.MALICIOUS_SERVER):
-        return SUM_GRANTED if family == Family.MEMBERSHIP else SUM_NOT_GRANTED  # only replays hold the others' part
+        return (
+            SUM_GRANTED if family == Family.MEMBERSHIP else SUM_NOT_GRANTED
+        )  # only replays hold the others' part
     personal = method.audit_hooks.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
-            "the adversary is granted the audited client's own part of the model (kept by the client, never sent), "
+            "the adversary is granted the audited client's own part of the model (kept "
+            "by the client, never sent), "
             "without which the server's model predicts nothing"
         )
     return method.audit_hooks.grants(view.surface)
 
 
-def single_record_view(run: FinishedRun, round: int, records: Sequence[int]) -> tuple[View, Truth] | None:
-    """The same local step by a client that holds one record: the worst case for an update or gradient. Each of
-    ``records`` (positions in what the client trained on) is replayed alone, from the same broadcast."""
-    plan, snapshot = run.plan, run.progress.snapshots[round]
+def single_record_view(
+    run: FinishedRun, round: int, records: Sequence[int]
+) -> tuple[View, Truth] | None:
+    """The same local step by a client that holds one record: the worst case for an update or
+    gradient. Each of ``records`` (positions in what the client trained on) is replayed alone, from
+    the same broadcast."""
+    plan = run.plan
+    snapshot = run.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
     adversary = run.adversary_view(round)
     others = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards) if names else {}
     if not names or adversary.broadcast_state is None or not records:
         return None
-    captures, virtual = [], []
+    captures = []
+    virtual = []
     for at in records:
         alone = replace(run.shard, train=run.shard.train.take([at]))
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", at)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
         virtual.append(plan.method.audit_hooks.stand_ins(memory, plan.problem))
-        sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[0].values
+        sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[
+            0
+        ].values
         sent = uploads_seen_by_server(plan, round, sent, others)
         state = adversary.state_of_upload(names[0], sent[names[0]])
         if state is None:
@@ -328,10 +446,18 @@ def single_record_view(run: FinishedRun, round: int, records: Sequence[int]) -> 
     chosen = run.shard.train.take(list(records))
     knowledge = run.adversary_knowledge(round)
     settings = {**knowledge.settings, **plan.method.audit_hooks.settings(1), "batch_records": 1}
-    view = View(Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings))
+    view = View(
+        Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings)
+    )
     counts = torch.bincount(chosen.y, minlength=run.shard.classes)
-    stand_ins = torch.cat([v for v in virtual if v is not None]) if any(v is not None for v in virtual) else None
-    return view, Truth(chosen.x, chosen.y, run.shard.heldout.x, run.shard.heldout.y, counts, stand_ins)
+    stand_ins = (
+        torch.cat([v for v in virtual if v is not None])
+        if any(v is not None for v in virtual)
+        else None
+    )
+    return view, Truth(
+        chosen.x, chosen.y, run.shard.heldout.x, run.shard.heldout.y, counts, stand_ins
+    )
 
 
 def signals_to_worlds(
@@ -341,40 +467,53 @@ def signals_to_worlds(
     public: Records,
     rounds: Mapping[str, Tensor] | None = None,
 ) -> Worlds:
-    """The (K, n) signals of one surface, with the membership masks and a control that never sees the artifact."""
+    """The (K, n) signals of one surface, with the membership masks and a control that never sees
+    the artifact."""
     mine = _signals_of_surface(stacked, surface)
-    logits, population = mine.pop("logits", None), mine.pop("public_logits", None)
+    logits = mine.pop("logits", None)
+    population = mine.pop("public_logits", None)
     queried = mine.pop(QUERIED_CONFIDENCE, None)
     queries = {} if queried is None else {"confidence": queried}
     candidates = game.audited_records
     masks = game.masks[: len(next(iter(mine.values())))]
-    blind, later = blind_scores(candidates, public), _signals_of_surface(rounds or {}, surface)
+    blind = blind_scores(candidates, public)
+    later = _signals_of_surface(rounds or {}, surface)
     shown = (masks, blind, candidates.y, logits, population)
-    return Worlds(mine, *shown, rounds=later, records=candidates.x, kinds=game.kinds, queries=queries)
+    return Worlds(
+        mine, *shown, rounds=later, records=candidates.x, kinds=game.kinds, queries=queries
+    )
 
 
 def _signals_of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str, Tensor]:
-    return {key.split("|", 1)[1]: value for key, value in stacked.items() if key.split("|", 1)[0] == surface}
+    return {
+        key.split("|", 1)[1]: value
+        for key, value in stacked.items()
+        if key.split("|", 1)[0] == surface
+    }
 
 
 def blind_scores(candidates: Records, public: Records) -> Tensor:
-    """How typical each record (n,) is of its class, by public records alone: a control, whose AUC should be 0.5."""
+    """How typical each record (n,) is of its class, by public records alone: a control, whose AUC
+    should be 0.5."""
     means = {int(c): public.x[public.y == c].mean(0) for c in public.y.unique()}
     overall = public.x.mean(0)
     gaps = [(x - means.get(int(c), overall)).norm() for x, c in zip(candidates.x, candidates.y)]
     return -torch.stack(gaps)
 
 
-# Nothing of the run itself changes: the client answers in a first round with its own records, channel and mechanisms.
+# Nothing of the run itself changes: the client answers in a first round with its own records,
+# channel and mechanisms.
 CHOSEN_MODEL_NOTE = (
-    "one round with a model that the server chose; its architecture, three linear layers, is part of the choice"
+    "one round with a model that the server chose; its architecture, three linear layers, is "
+    "part of the choice"
 )
 
 
 def malicious_server_views(
     run: FinishedRun, attacks: Mapping[str, Attack]
 ) -> Iterator[tuple[View, Truth, str, str, Attack]]:
-    """(view, truth, note, name, attack) of every attack by a chosen model that the run's method can be asked to answer."""
+    """(view, truth, note, name, attack) of every attack by a chosen model that the run's method can
+    be asked to answer."""
     for name, attack in attacks.items():
         if isinstance(attack, ChosenModel) and isinstance(run.plan.method, FedAvg):
             view = _answer_to_attack(run, attack, run.plan.method, name)
@@ -382,18 +521,26 @@ def malicious_server_views(
                 yield view, run.ground_truth(), CHOSEN_MODEL_NOTE, name, attack
 
 
-def _answer_to_attack(run: FinishedRun, attack: ChosenModel, method: FedAvg, name: str) -> View | None:
-    """The view of a server that handed out the attack's model; None where it reads nothing that the method sends."""
-    problem, shard = run.plan.problem, run.shard
+def _answer_to_attack(
+    run: FinishedRun, attack: ChosenModel, method: FedAvg, name: str
+) -> View | None:
+    """The view of a server that handed out the attack's model; None where it reads nothing that the
+    method sends."""
+    problem = run.plan.problem
+    shard = run.shard
     surface = next((s for s in method.uploads.values() if s in attack.surfaces), None)
     if surface is None:
         return None
     width = attack.hidden_width(shard.train.x[0].numel(), problem.classes)
-    network = replace(method.model, name="mlp", width=width, depth=2, norm=None, pooling=None, scale=None)
+    network = replace(
+        method.model, name="mlp", width=width, depth=2, norm=None, pooling=None, scale=None
+    )
     asked = replace(method, model=network)
     plan = replace(run.plan, method=asked, keys=run.plan.keys.fold("chosen", name))
     model = asked.classifier(problem)
-    attack.set_parameters(model, run.public_records.x, len(shard.train), plan.keys.fold("plant").torch())
+    attack.set_parameters(
+        model, run.public_records.x, len(shard.train), plan.keys.fold("plant").torch()
+    )
     broadcast, memory = _broadcast_of_state(plan, asked, dict(model.state_dict()))
     ctx = replay_context(plan, 0)
     upload, _ = asked.local(broadcast, memory, shard, ctx)
@@ -406,13 +553,16 @@ def _answer_to_attack(run: FinishedRun, attack: ChosenModel, method: FedAvg, nam
     capture = Capture(0, plan.victim, message, value, broadcast.get("model", {}))
     settings = {**asked.settings(len(shard.train)), "batch_records": len(shard.train)}
     public = run.public_records
-    knowledge = Knowledge(problem.shape, problem.classes, public.x, public.y, model, settings=settings)
+    knowledge = Knowledge(
+        problem.shape, problem.classes, public.x, public.y, model, settings=settings
+    )
     return View(surface, Adversary.MALICIOUS_SERVER, (capture,), knowledge)
 
 
 def _broadcast_of_state(plan: Plan, method: FedAvg, state: State) -> tuple[dict[str, State], State]:
-    """The broadcast and the client's memory that put ``state`` where a client's training begins. Where no model is
-    broadcast, all begin with the same first model, and it is that one which was chosen."""
+    """The broadcast and the client's memory that put ``state`` where a client's training begins.
+    Where no model is broadcast, all begin with the same first model, and it is that one which was
+    chosen."""
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
     if isinstance(method, FedProto):
         return {k: dict(v) for k, v in method.broadcast(server).items()}, pack("personal", state)

@@ -1,8 +1,9 @@
-"""What depends on the record: a mechanism's randomness is replayed on neighbours, so that it shows without statistics.
+"""What depends on the record: a mechanism's randomness is replayed on neighbours, so that it shows
+without statistics.
 
-What each number of a release gains by the record before noise, whether the noise's size, the shape of a release or a line of
-code that runs depends on it, and what has no noise at all. Epsilon follows where noise has a law that is known (``exact``).
-"""
+What each number of a release gains by the record before noise, whether the noise's size, the shape
+of a release or a line of code that runs depends on it, and what has no noise at all. Epsilon
+follows where noise has a law that is known (``exact``)."""
 
 from __future__ import annotations
 
@@ -35,19 +36,26 @@ FIRST = 1000  # the seed of the first replay that counts
 SHOWN = 4  # numbers or lines
 SAME = 1e-6  # relative: two noises of one size
 SHIFT = "shift before noise"
-SHAPE, NOISELESS, SCALE, SHARED = "names and shapes", "numbers that never change", "size of the noise", "shared noise"
+SHAPE = "names and shapes"
+NOISELESS = "numbers that never change"
+SCALE = "size of the noise"
+SHARED = "shared noise"
 SPREAD = "spread of the releases"  # no look of its own: the pair is searched like those that shift
 WIDEST = 64  # numbers of which each two are compared for noise that they share
 
 
 @dataclass
 class DependenceStage(ReplayStage, LawConfirmation):
-    """Judges, of each kind of dependence, the pair of neighbours on which replays show most of it."""
+    """Judges, of each kind of dependence, the pair of neighbours on which replays show most of
+    it."""
 
-    _kept: dict[str, PairedReplays] = field(default_factory=dict)  # of each kind of dependence the largest
+    _kept: dict[str, PairedReplays] = field(
+        default_factory=dict
+    )  # of each kind of dependence the largest
 
     def dependent_pairs(self) -> list[NeighbouringInputs]:
-        """Pairs on which something depends on the record: what replays cannot judge, counting may."""
+        """Pairs on which something depends on the record: what replays cannot judge, counting
+        may."""
         return list({id(one.pair): one.pair for one in self._kept.values()}.values())
 
     def _note_replay(self, one: PairedReplays) -> None:
@@ -81,7 +89,9 @@ class DependenceStage(ReplayStage, LawConfirmation):
         except InputRefused as no:  # now and then, as it was taken before
             self.result.notes.append(f"{name}: refused with: {no}")
 
-    def _many(self, pair: NeighbouringInputs, sources: FrozenSources, most: int = REPLAYS) -> PairedReplays:
+    def _many(
+        self, pair: NeighbouringInputs, sources: FrozenSources, most: int = REPLAYS
+    ) -> PairedReplays:
         """With as many seeds as a share of the calls pays for."""
         count = self._affordable_replays(SHARE)
         return self._replay(pair, sources, range(FIRST, FIRST + min(count, most)))
@@ -91,17 +101,25 @@ class DependenceStage(ReplayStage, LawConfirmation):
         shift = self.shift_of(pair)
         if shift is None:
             return
-        l1, l2 = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
+        l1 = float(np.abs(shift).sum())
+        l2 = float(np.linalg.norm(shift))
         flat = shift.ravel()
-        first = [int(at) for at in np.argsort(-np.abs(flat), kind="stable")[:SHOWN] if flat[at] != 0]
+        first = [
+            int(at) for at in np.argsort(-np.abs(flat), kind="stable")[:SHOWN] if flat[at] != 0
+        ]
         says = ", ".join(f"{flat[at]:.4g} to number {at}" for at in sorted(first))
-        says = f"before noise the record adds {says}{' and more' if np.count_nonzero(flat) > len(first) else ''} (L1 {l1:.4g}, L2 {l2:.4g}); largest of {self.compared} pairs"
+        says = (
+            "before noise the record adds "
+            f"{says}{' and more' if np.count_nonzero(flat) > len(first) else ''} (L1 "
+            f"{l1:.4g}, L2 {l2:.4g}); largest of {self.compared} pairs"
+        )
         self._add_dependence(SHIFT, says, pair.says)
         self._judge_declaration(l1, l2, pair)
 
     def judge_shift(self, pair: NeighbouringInputs, sources: FrozenSources) -> None:
         """Epsilon by the law of the noise and the exact shift."""
-        shift, many = self.shift_of(pair), self._many(pair, sources)
+        shift = self.shift_of(pair)
+        many = self._many(pair, sources)
         if shift is None or not many.alike:
             return
         half = len(many.present) // 2
@@ -110,12 +128,19 @@ class DependenceStage(ReplayStage, LawConfirmation):
         found = exact_shift_bound(sample, level) if noiseless_combination(many) == 0 else None
         if found is None:
             among = f"among {half} releases of each side"
-            self.result.notes.append(f"the noise has no law that is known {among}: no epsilon follows")
+            self.result.notes.append(
+                f"the noise has no law that is known {among}: no epsilon follows"
+            )
             return
         self.keep_shift(found, pair)
-        says = f"its noise is {found.law}: epsilon is {found.about:.4g} by this law and the shift, {found.mu:.4g} times its deviation"
+        says = (
+            f"its noise is {found.law}: epsilon is {found.about:.4g} by this law and the "
+            f"shift, {found.mu:.4g} times its deviation"
+        )
         limits = {"exact": True, "law": found.law}
-        self._add_result("exact epsilon", found.epsilon, "noise_law", says, pair.says, **limits, mu=found.mu)
+        self._add_result(
+            "exact epsilon", found.epsilon, "noise_law", says, pair.says, **limits, mu=found.mu
+        )
 
     def _judge_declaration(self, l1: float, l2: float, pair: NeighbouringInputs) -> None:
         """Sensitivity as it is declared: the noise over the noise multiplier."""
@@ -123,10 +148,19 @@ class DependenceStage(ReplayStage, LawConfirmation):
         if stated.noise_std is None or stated.noise_multiplier is None:
             return
         norm, size = ("L1", l1) if stated.noise == "laplace" else ("L2", l2)
-        declared = stated.noise_std / stated.noise_multiplier * (2.0 if stated.relation == "replace" else 1.0)
-        says = f"the record moves the release by {size:.4g} ({norm}); {declared:.4g} is declared (stated.noise_std over stated.noise_multiplier)"
+        declared = (
+            stated.noise_std
+            / stated.noise_multiplier
+            * (2.0 if stated.relation == "replace" else 1.0)
+        )
+        says = (
+            f"the record moves the release by {size:.4g} ({norm}); {declared:.4g} is declared "
+            "(stated.noise_std over stated.noise_multiplier)"
+        )
         outcome = "refuted" if size > declared * (1 + stated.tolerance / 5) else "not refuted"
-        self.result.looks.append(SingleTestResult("declared sensitivity", outcome, says, 0.0, "certain", pair.says))
+        self.result.looks.append(
+            SingleTestResult("declared sensitivity", outcome, says, 0.0, "certain", pair.says)
+        )
 
     def _judge_shape(self, one: PairedReplays, sources: FrozenSources) -> None:
         many = self._many(one.pair, sources, COUNTED)
@@ -134,7 +168,10 @@ class DependenceStage(ReplayStage, LawConfirmation):
         only = sorted(with_record - without)[:1] + sorted(without - with_record)[:1]
         count = len(many.codes[0])
         won = sum(code not in without for code in many.codes[0])
-        says = f"names, shapes or texts of the release differ by the record in {won} of {count} replays ({' against '.join(code[:60] for code in only)})"
+        says = (
+            f"names, shapes or texts of the release differ by the record in {won} of {count} "
+            f"replays ({' against '.join(code[:60] for code in only)})"
+        )
         level = self._next_level()
         fresh = len(many.codes[0]) // 2  # outcomes are chosen on one half and counted on the other
         known = set(many.codes[1][:fresh])
@@ -157,15 +194,21 @@ class DependenceStage(ReplayStage, LawConfirmation):
         self._add_counted(NOISELESS, len(many.codes[0]), says, one.pair)
 
     def _add_counted(self, name: str, count: int, says: str, pair: NeighbouringInputs) -> None:
-        """A bound from ``count`` replays of each side, none of which was like any of the other side."""
+        """A bound from ``count`` replays of each side, none of which was like any of the other
+        side."""
         level = self._next_level()
         bound = clopper_pearson(count, 0, 0, count, delta=level.delta, confidence=level.confidence)
-        self._add_result(name, bound, "finite_sample", f"{says} ({count} replays of each side)", pair.says)
+        self._add_result(
+            name, bound, "finite_sample", f"{says} ({count} replays of each side)", pair.says
+        )
 
     def _judge_sharing(self, one: PairedReplays, sources: FrozenSources) -> None:
         many = self._many(one.pair, sources, COUNTED)
         if many.alike and noiseless_combination(many) > 0:
-            says = "noise is shared: a combination of the released numbers has none, and the record changes it"
+            says = (
+                "noise is shared: a combination of the released numbers has none, and the "
+                "record changes it"
+            )
             self._add_counted(SHARED, len(many.codes[0]), says, one.pair)
 
     def _judge_scale(self, one: PairedReplays, sources: FrozenSources) -> None:
@@ -175,19 +218,26 @@ class DependenceStage(ReplayStage, LawConfirmation):
         if ratio is None:
             return
         at = int(np.argmax(np.abs(np.log(ratio))))
-        says = f"the noise of number {at} is {ratio[at]:.6g} times as wide with the record as without it"
+        says = (
+            f"the noise of number {at} is {ratio[at]:.6g} times as wide with the record as "
+            "without it"
+        )
         self._add_dependence(SCALE, says, one.pair.says)
         noise = many.absent[:, [at]] - np.median(many.absent[:, at])
         law = next((law for law in ("gaussian", "laplace") if follows_law(law, noise)), None)
         if law is None:
             return
         scale, error = fit_scale(law, noise)
-        shift = abs(float(np.median(many.present[:, at]) - np.median(many.absent[:, at]))) / float(scale[0])
+        shift = abs(float(np.median(many.present[:, at]) - np.median(many.absent[:, at]))) / float(
+            scale[0]
+        )
         error += 2 / math.sqrt(len(noise)) / max(shift, 1e-9)
         share = max(0.0, 1 - float(stats.norm.isf(self._next_level().error)) * error)
         found = rescaled_epsilon(law, shift * share, float(ratio[at]), self.stated.delta)
         sample = _judging_sample(many, None, one.pair)
-        found = self.confirmed_epsilon(self.stated_calls(one.pair.absent), sample, law, found, exact=True)
+        found = self.confirmed_epsilon(
+            self.stated_calls(one.pair.absent), sample, law, found, exact=True
+        )
         if not found:
             return
         says = f"{says}: epsilon is at least {found:.4g} by its {law} law"
@@ -197,14 +247,24 @@ class DependenceStage(ReplayStage, LawConfirmation):
         """Lines of the mechanism's code that run on one side only, under the same noise."""
         ran: list[dict[tuple[str, int], str]] = [{}, {}]
         tried = self.known_pairs
-        for at in np.unique(np.linspace(0, len(tried) - 1, min(TRACED, len(tried))).astype(int)) if tried else []:
-            calls = (partial(self._call_restarted, data, sources) for data in (tried[at].present, tried[at].absent))
+        for at in (
+            np.unique(np.linspace(0, len(tried) - 1, min(TRACED, len(tried))).astype(int))
+            if tried
+            else []
+        ):
+            calls = (
+                partial(self._call_restarted, data, sources)
+                for data in (tried[at].present, tried[at].absent)
+            )
             sides = [lines_of(call) for call in calls]
             for found, other, kept in ((sides[0], sides[1], ran[0]), (sides[1], sides[0], ran[1])):
                 kept |= {line: tried[at].says for line in sorted(found - other) if line not in kept}
         for kept, when in zip(ran, ("with the record only", "without the record only")):
             if kept:
-                first = [f"{Path(file).name}:{n} {linecache.getline(file, n).strip()}" for file, n in [*kept][:SHOWN]]
+                first = [
+                    f"{Path(file).name}:{n} {linecache.getline(file, n).strip()}"
+                    for file, n in [*kept][:SHOWN]
+                ]
                 more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
                 says = f"{when}, under the same noise: {'; '.join(first)}{more}"
                 self._add_dependence("lines that run", says, next(iter(kept.values())))
@@ -214,11 +274,16 @@ class DependenceStage(ReplayStage, LawConfirmation):
         self.mechanism.transcript(self.stated_calls(data))
 
     def _add_dependence(self, name: str, says: str, inputs: str) -> None:
-        self.result.looks.append(SingleTestResult(name, "depends on the record", says, inputs=inputs))
+        self.result.looks.append(
+            SingleTestResult(name, "depends on the record", says, inputs=inputs)
+        )
 
 
-def _judging_sample(many: PairedReplays, shift: np.ndarray | None, pair: NeighbouringInputs) -> PairSample:
-    """The first half of the seeds with the record, the second without it: no noise is on both sides."""
+def _judging_sample(
+    many: PairedReplays, shift: np.ndarray | None, pair: NeighbouringInputs
+) -> PairSample:
+    """The first half of the seeds with the record, the second without it: no noise is on both
+    sides."""
     half = len(many.present) // 2
     of_one_call = (1, many.present.shape[1]) if shift is None else shift.shape
     blocks = []
@@ -230,10 +295,13 @@ def _judging_sample(many: PairedReplays, shift: np.ndarray | None, pair: Neighbo
 
 def dependence_sizes(one: PairedReplays) -> dict[str, float]:
     """Kind of dependence -> how much of it a pair shows."""
-    still, ratio = noiseless_numbers(one), noise_ratio(one)
+    still = noiseless_numbers(one)
+    ratio = noise_ratio(one)
     found = {
         SHAPE: float(not set(one.codes[0]) & set(one.codes[1])),
-        NOISELESS: float(np.abs(one.present[0] - one.absent[0])[still].max()) if still.any() else 0.0,
+        NOISELESS: float(np.abs(one.present[0] - one.absent[0])[still].max())
+        if still.any()
+        else 0.0,
         SCALE: 0.0 if ratio is None else float(np.abs(np.log(ratio)).max()),
         SHARED: shared_noise(one),
         SPREAD: spread_ratio(one),
@@ -242,7 +310,8 @@ def dependence_sizes(one: PairedReplays) -> dict[str, float]:
 
 
 def shared_noise(one: PairedReplays) -> float:
-    """How much further, in deviations, the record moves one of two numbers than the other, which has the same noise; 0 for none."""
+    """How much further, in deviations, the record moves one of two numbers than the other, which
+    has the same noise; 0 for none."""
     shift = one.shift()
     if shift is None or not shift.any() or not 1 < np.count_nonzero(one.noise) <= WIDEST:
         return 0.0
@@ -263,7 +332,8 @@ def noiseless_numbers(one: PairedReplays) -> np.ndarray:
 
 
 def noise_ratio(one: PairedReplays) -> np.ndarray | None:
-    """(M,): how much wider each number's noise is with the record, exactly (1 where a number is no such case); None where none is."""
+    """(M,): how much wider each number's noise is with the record, exactly (1 where a number is no
+    such case); None where none is."""
     if not one.alike or one.codes[0] != one.codes[1] or len(one.present) < len(FEW):
         return None
     a, b = (side - side.mean(0) for side in (one.present, one.absent))
@@ -276,7 +346,8 @@ def noise_ratio(one: PairedReplays) -> np.ndarray | None:
 
 
 def spread_ratio(one: PairedReplays) -> float:
-    """The largest change of a number's spread over seeds, as a log ratio, where the record does not just add to it."""
+    """The largest change of a number's spread over seeds, as a log ratio, where the record does not
+    just add to it."""
     if not one.alike or one.codes[0] != one.codes[1] or one.shift() is not None:
         return 0.0
     spreads = [np.ptp(side, axis=0) for side in (one.present, one.absent)]
@@ -285,8 +356,10 @@ def spread_ratio(one: PairedReplays) -> float:
 
 
 def noiseless_combination(one: PairedReplays) -> float:
-    """How much the record moves a combination of unit length of the noised numbers that no seed moves; 0 where there is none."""
-    noise, moved = one.absent - one.absent.mean(0), np.median(one.present - one.absent, axis=0)
+    """How much the record moves a combination of unit length of the noised numbers that no seed
+    moves; 0 where there is none."""
+    noise = one.absent - one.absent.mean(0)
+    moved = np.median(one.present - one.absent, axis=0)
     spread = noise.std(0)
     some = np.ptp(one.absent, axis=0) > 0
     if len(noise) < 3 * some.sum() or not some.any():
@@ -301,28 +374,34 @@ GRID = 400_001
 
 
 def rescaled_epsilon(law: str, shift: float, ratio: float, delta: float) -> float:
-    """Epsilon at ``delta`` of one number, noise of scale 1 against shifted noise of scale ``ratio``, in both orders: the
-    integral of max(p - e^epsilon q, 0). Infinite for Laplace noise at delta 0, as the tails have another slope."""
+    """Epsilon at ``delta`` of one number, noise of scale 1 against shifted noise of scale
+    ``ratio``, in both orders: the integral of max(p - e^epsilon q, 0). Infinite for Laplace noise
+        at delta 0, as the tails have another slope."""
     if law == "laplace" and delta == 0:
         return math.inf
     made = stats.norm if law == "gaussian" else stats.laplace
     x = np.linspace(-1, 1, GRID) * (60.0 * max(1.0, ratio) + shift)
     logs = made.logpdf(x), made.logpdf(x, shift, ratio)
-    best, at = 0.0, max(delta, TINY)
+    best = 0.0
+    at = max(delta, TINY)
     for one, other in (logs, logs[::-1]):
-        low, high = 0.0, 700.0
+        low = 0.0
+        high = 700.0
         for _ in range(50):
             middle = (low + high) / 2
-            excess = float((np.exp(one) - np.exp(np.minimum(other + middle, one))).sum()) * (x[1] - x[0])
+            excess = float((np.exp(one) - np.exp(np.minimum(other + middle, one))).sum()) * (
+                x[1] - x[0]
+            )
             low, high = (middle, high) if excess > at else (low, middle)
         best = max(best, low)
     return best
 
 
 def lines_of(call: Callable[[], None]) -> set[tuple[str, int]]:
-    """(file, line) of all that runs of a mechanism's own code, in modules that have a ``__file__``; libraries of numbers and the
-    standard library apart."""
-    tracer, before = trace.Trace(count=True, trace=False), sys.gettrace()
+    """(file, line) of all that runs of a mechanism's own code, in modules that have a ``__file__``;
+    libraries of numbers and the standard library apart."""
+    tracer = trace.Trace(count=True, trace=False)
+    before = sys.gettrace()
     try:
         tracer.runfunc(call)
     except InputRefused:
@@ -339,7 +418,11 @@ OTHERS = ("numpy", "scipy", "torch", "pandas", "sklearn", "jax", "privdd")
 def _is_own_code(file: str) -> bool:
     if not Path(file).is_file():
         return False
-    packages = {Path(file).parts[at + 1] for at, part in enumerate(Path(file).parts[:-1]) if part.endswith("-packages")}
+    packages = {
+        Path(file).parts[at + 1]
+        for at, part in enumerate(Path(file).parts[:-1])
+        if part.endswith("-packages")
+    }
     ours = Path(__file__).resolve().parents[1]
     standard = not packages and file.startswith(sysconfig.get_paths()["stdlib"])
     return not (standard or packages & set(OTHERS) or ours in Path(file).resolve().parents)

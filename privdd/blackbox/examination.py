@@ -1,7 +1,7 @@
 """Everything that is looked at, in an order in which most faults show early.
 
-Conditions under which a statement holds: non-finite inputs, declared noise, low bits of floating-point numbers.
-"""
+Conditions under which a statement holds: non-finite inputs, declared noise, low bits of
+    floating-point numbers."""
 
 from __future__ import annotations
 
@@ -59,8 +59,21 @@ from privdd.blackbox.noise_laws import (
     sampled_epsilon,
     tail_epsilon,
 )
-from privdd.blackbox.stages import FEWEST, IdentificationStages, LawConfirmation, NoiseTailStage, UnevenNoiseStage
-from privdd.blackbox.verdict import CALLS_SPENT, CURSORY, MADE, SPENT, ExaminationResult, SingleTestResult
+from privdd.blackbox.stages import (
+    FEWEST,
+    IdentificationStages,
+    LawConfirmation,
+    NoiseTailStage,
+    UnevenNoiseStage,
+)
+from privdd.blackbox.verdict import (
+    CALLS_SPENT,
+    CURSORY,
+    MADE,
+    SPENT,
+    ExaminationResult,
+    SingleTestResult,
+)
 from privdd.privacy.accounting import bound_batch_epsilon
 
 FINITE = 1e300
@@ -75,13 +88,21 @@ KEEP = 12
 NAMED = 3  # pairs with rare names that are looked at beside the first
 SAME_SEEDS = "two instances, made alike, add the same noise: whoever knows the code subtracts it"
 STAGES = (
-    "first calls", "replays", "what depends on the record", "search", "directions", "numbers without noise", "conditions",
+    "first calls",
+    "replays",
+    "what depends on the record",
+    "search",
+    "directions",
+    "numbers without noise",
+    "conditions",
     "closer looks",
-)  # fmt: skip
+)
 
 
 @dataclass
-class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation):
+class Examination(
+    DependenceStage, IdentificationStages, UnevenNoiseStage, NoiseTailStage, LawConfirmation
+):
     """One mechanism against one statement."""
 
     names: ClassVar[tuple[str, ...]] = STAGES
@@ -96,7 +117,10 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
         """Every stage, or as many as the budget pays for."""
         try:
             for name, stage in zip(self.names, self._stages()):
-                if any(look.outcome == "refuted" and math.isinf(look.epsilon) for look in self.result.looks):
+                if any(
+                    look.outcome == "refuted" and math.isinf(look.epsilon)
+                    for look in self.result.looks
+                ):
                     break  # no number makes it worse
                 self.step(name)
                 stage()
@@ -109,7 +133,9 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
         return self.result
 
     def _break_off(self, reason: str, stage: str) -> None:
-        self.result.undecided.append(f"{reason} in the stage {stage!r}; what follows it was not looked at")
+        self.result.undecided.append(
+            f"{reason} in the stage {stage!r}; what follows it was not looked at"
+        )
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
         return (
@@ -137,37 +163,59 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
         self.result.looks += check_declared_noise(*given, self.shares.next_confidence)
 
     def first_numbers(self) -> list[float]:
-        """At most 20 numbers of each of three transcripts; a second process that returns the same ones draws the same noise."""
-        block = draw_transcripts(self.mechanism, [scaled_data(self.mechanism.kind, self.tried, 1.0)], 3, self.clock)
+        """At most 20 numbers of each of three transcripts; a second process that returns the same
+        ones draws the same noise."""
+        block = draw_transcripts(
+            self.mechanism, [scaled_data(self.mechanism.kind, self.tried, 1.0)], 3, self.clock
+        )
         return [float(x) for x in block.rows[:, 0, :20].ravel()]
 
     def _search_neighbours(self) -> None:
         tried = self.stated_neighbours()
         if not self.numbers_given:
-            tried += pairs_at_revealing_sizes(self.mechanism, self.stated.relation, self.tried, self.clock)
-        self.ranked, refusals = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.3, keep=KEEP)
+            tried += pairs_at_revealing_sizes(
+                self.mechanism, self.stated.relation, self.tried, self.clock
+            )
+        self.ranked, refusals = screen_pairs(
+            self.mechanism, tried, self.stated_calls, self.clock, 0.3, keep=KEEP
+        )
         if refusals:
             refused = f"{len(refusals)} of {len(tried)} pairs were refused"
             self.result.notes.append(f"{refused}, the first with: {refusals[0][1]}")
         self.refused = [pair for pair, _ in refusals if is_quiet(pair.present, FINITE)]
         top = self.ranked[0].score
-        replayed = list({id(pair): pair for pair in [*self.shifted, *self.dependent_pairs()]}.values())
+        replayed = list(
+            {id(pair): pair for pair in [*self.shifted, *self.dependent_pairs()]}.values()
+        )
         self.ranked = [RankedPair(pair, top) for pair in replayed] + self.ranked
         self._nearest = self._foremost = self.ranked[0].pair
         foremost = self.ranked[: 2 + len(replayed)]
         # numbers rank pairs; a name that only the record brings may be rare beside them
-        named = [one for one in rank_by_odds(self.ranked) if one.mixed and one not in foremost][:NAMED]
+        named = [one for one in rank_by_odds(self.ranked) if one.mixed and one not in foremost][
+            :NAMED
+        ]
         for one in [*foremost, *named]:
-            self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours", FIRST_LOOKS / len(foremost + named))
+            self._bound_pair(
+                one.pair,
+                DEPTHS[0],
+                self.stated_calls,
+                "neighbours",
+                FIRST_LOOKS / len(foremost + named),
+            )
 
     def _search_worst_directions(self) -> None:
         """Neighbours along the directions in which the decoders saw most."""
-        kind, relation = self.mechanism.kind, self.stated.relation
+        kind = self.mechanism.kind
+        relation = self.stated.relation
         tried = [pair for one in self.worst for pair in neighbouring_pairs(kind, relation, one)]
         if tried:
-            found, _ = screen_pairs(self.mechanism, tried, self.stated_calls, self.clock, 0.1, keep=2)
+            found, _ = screen_pairs(
+                self.mechanism, tried, self.stated_calls, self.clock, 0.1, keep=2
+            )
             for one in found[:1]:
-                self._bound_pair(one.pair, DEPTHS[0], self.stated_calls, "neighbours along the worst direction")
+                self._bound_pair(
+                    one.pair, DEPTHS[0], self.stated_calls, "neighbours along the worst direction"
+                )
             self.ranked = sorted([*self.ranked, *found], key=lambda one: -one.score)
 
     def _search_larger_data(self) -> None:
@@ -176,23 +224,32 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
         tried = [pair for one in best for pair in enlarge_neighbours(one.pair, self.mechanism.kind)]
         if not tried or self.numbers_given:
             return
-        count = self._affordable_count(self.stated_calls(tried[-1].present), USUAL / len(tried) / 2, DEPTHS[0])
+        count = self._affordable_count(
+            self.stated_calls(tried[-1].present), USUAL / len(tried) / 2, DEPTHS[0]
+        )
         if count < FEWEST:
             return
         for pair in tried:
             with suppress(InputRefused):
-                self.ranked.append(RankedPair(pair, 0.0, outcome_odds(*self._draw_pair(pair, count), 1.0)))
+                self.ranked.append(
+                    RankedPair(pair, 0.0, outcome_odds(*self._draw_pair(pair, count), 1.0))
+                )
 
     def _refine_best_pairs(self) -> None:
-        """Until something is refuted: more transcripts of the best pairs; then one call between public ones."""
+        """Until something is refuted: more transcripts of the best pairs; then one call between
+        public ones."""
         for look in (
-            self.examine_uneven_noise, self.examine_noise_tails, self._search_worst_directions, self._refine_slow_mechanism,
+            self.examine_uneven_noise,
+            self.examine_noise_tails,
+            self._search_worst_directions,
+            self._refine_slow_mechanism,
             self._search_larger_data,
-        ):  # fmt: skip
+        ):
             if not self.result.is_refuted:
                 look()
         for depth in DEPTHS[1:]:
-            # the best pair and the next; where outcomes come back, two sizes of data with the best odds
+            # the best pair and the next; where outcomes come back, two sizes of data with the best
+            # odds
             few = _rank_by_odds(self.ranked, 2) or self.ranked[:2]
             for one in few if depth < DEPTHS[-1] else _best_by_size(self.ranked):
                 if self.result.is_refuted and (depth > DEPTHS[1] or one is not self.ranked[0]):
@@ -201,10 +258,13 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
             if depth == DEPTHS[1] and not self.result.is_refuted:
                 self._examine_embedded_call()
         if not self.result.is_refuted:  # what is rare shows in many transcripts only
-            self._bound_pair(self._nearest, ALL_LEFT, self.stated_calls, "neighbours, all that is left")
+            self._bound_pair(
+                self._nearest, ALL_LEFT, self.stated_calls, "neighbours, all that is left"
+            )
 
     def _refine_slow_mechanism(self) -> None:
-        """Few calls, shared by many looks, refute nothing: after a short look at the others, one pair gets the larger part."""
+        """Few calls, shared by many looks, refute nothing: after a short look at the others, one
+        pair gets the larger part."""
         inputs = self.stated_calls(self._foremost.present)
         try:
             enough = self._affordable_count(inputs, USUAL, 2 * DEPTHS[1]) >= 2 * DEPTHS[1]
@@ -215,13 +275,24 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
             for one in _best_by_size(self.ranked):
                 if id(one.pair) not in self._before and not self.result.is_refuted:
                     self._bound_pair(one.pair, FEWEST, self.stated_calls, "neighbours")
-            self._bound_pair(self._foremost, ALL_LEFT, self.stated_calls, "neighbours, most of what is left", SLOW)
+            self._bound_pair(
+                self._foremost,
+                ALL_LEFT,
+                self.stated_calls,
+                "neighbours, most of what is left",
+                SLOW,
+            )
 
     def _examine_embedded_call(self) -> None:
-        """One call among others on public data, and among others on the data without the record; once."""
-        pairs, self._embedded = ([] if self._embedded else self.ranked[:1]), True
+        """One call among others on public data, and among others on the data without the record;
+        once."""
+        pairs = [] if self._embedded else self.ranked[:1]
+        self._embedded = True
         for one in pairs:
-            for other, name in ((None, "between public calls"), (one.pair.absent, "between calls without the record")):
+            for other, name in (
+                (None, "between public calls"),
+                (one.pair.absent, "between calls without the record"),
+            ):
                 if not self.result.is_refuted:
                     around = partial(self.embedded_call, like=one.pair.present, other=other)
                     self._bound_pair(one.pair, 2 * DEPTHS[0], around, f"neighbours, {name}")
@@ -234,9 +305,14 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
             self.result.looks += check_low_bits(*given, self.shares.next_confidence())
 
     def _draw_sides(
-        self, pair: NeighbouringInputs, depth: int, around: Callable[[Data], list[Data]], share: float
+        self,
+        pair: NeighbouringInputs,
+        depth: int,
+        around: Callable[[Data], list[Data]],
+        share: float,
     ) -> tuple[Sides, Sides] | None:
-        """Transcripts to learn from and new ones to judge: those of earlier looks at the same pair are learned from too."""
+        """Transcripts to learn from and new ones to judge: those of earlier looks at the same pair
+        are learned from too."""
         count = self._affordable_count(around(pair.present), share, 2 * depth, 2 * FEWEST) // 2
         if count < FEWEST:
             return None
@@ -270,24 +346,36 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
         if sides is None:
             self._note_skipped(name, CURSORY if id(pair) in self._before else "everywhere")
             return
-        sample = PairSample(*sides, pair.axis, self.shift_of(pair) if around == self.stated_calls else None)
+        sample = PairSample(
+            *sides, pair.axis, self.shift_of(pair) if around == self.stated_calls else None
+        )
         if depth < ALL_LEFT and len(sample.fresh[0]) < depth / 4:
             self._note_skipped(name, CURSORY)
         apart = bound_by_distinguishing(sample, self._next_level())
         seen = f"told apart by {apart.how}" if apart.epsilon else "not told apart"
         says = f"two inputs are {seen}, {apart.transcripts} transcripts"
         if around == self.stated_calls and apart.epsilon > self._bound:
-            self._bound, self._nearest = apart.epsilon, pair
+            self._bound = apart.epsilon
+            self._nearest = pair
         self._note_foremost(pair, apart.epsilon if around == self.stated_calls else 0.0)
-        self._add_result(name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts)
+        self._add_result(
+            name, apart.epsilon, "finite_sample", says, pair.says, transcripts=apart.transcripts
+        )
         held = partial(self.confirmed_epsilon, around(pair.absent), sample)
         if around == self.stated_calls and is_quiet(pair.absent, self.tried.nothing):
             tail = held("gaussian", tail_epsilon(sample, self._next_level()))
-            says = "the share of releases that the record moves far is more than the law of the noise allows"
+            says = (
+                "the share of releases that the record moves far is more than the law of the "
+                "noise allows"
+            )
             self._add_fault(f"{name}, tail of the noise law", tail, "noise_law", says, pair.says)
             often = held("gaussian", sampled_epsilon(sample, self._next_level()))
-            says = "the record moves the release by a chance amount, further or more often than stated"
-            self._add_fault(f"{name}, moments under the noise law", often, "noise_law", says, pair.says)
+            says = (
+                "the record moves the release by a chance amount, further or more often than stated"
+            )
+            self._add_fault(
+                f"{name}, moments under the noise law", often, "noise_law", says, pair.says
+            )
         level = self._next_level()
         moved = exact_shift_bound(sample, level) or bound_shift(sample, level)
         if not moved.transcripts:
@@ -305,36 +393,50 @@ class Examination(DependenceStage, IdentificationStages, UnevenNoiseStage, Noise
         self._add_result(name, moved.epsilon, "noise_law", says, pair.says, **trusts, mu=moved.mu)
 
     def find_counterexample(self) -> tuple[str, list[Data], list[Data]] | None:
-        """(words, calls with the record, calls without it) of the neighbours on which most was shown; None where none were judged."""
-        refuted = [one for one in self.result.looks if one.outcome == "refuted" and one.inputs in self.calls_by_words]
+        """(words, calls with the record, calls without it) of the neighbours on which most was
+        shown; None where none were judged."""
+        refuted = [
+            one
+            for one in self.result.looks
+            if one.outcome == "refuted" and one.inputs in self.calls_by_words
+        ]
         if refuted:
             words = max(refuted, key=lambda one: one.epsilon).inputs
             return words, *self.calls_by_words[words]
         pair = self.ranked[0].pair if self.ranked else None
-        return None if pair is None else (pair.says, self.stated_calls(pair.present), self.stated_calls(pair.absent))
+        return (
+            None
+            if pair is None
+            else (pair.says, self.stated_calls(pair.present), self.stated_calls(pair.absent))
+        )
 
     def _note_foremost(self, pair: NeighbouringInputs, epsilon: float) -> None:
         if epsilon > self._top:
-            self._top, self._foremost = epsilon, pair
+            self._top = epsilon
+            self._foremost = pair
 
 
 def _merge_sides(before: Sides | None, new: Sides) -> Sides:
-    """At most LEARN of each side, the later ones; the new ones alone where they are of another size."""
-    if before and all(one.rows.shape[1:] == other.rows.shape[1:] for one, other in zip(before, new)):
+    """At most LEARN of each side, the later ones; the new ones alone where they are of another
+    size."""
+    if before and all(
+        one.rows.shape[1:] == other.rows.shape[1:] for one, other in zip(before, new)
+    ):
         new = join_transcripts(before[0], new[0]), join_transcripts(before[1], new[1])
     return new[0][-LEARN:], new[1][-LEARN:]
 
 
 def _rank_by_odds(ranked: list[RankedPair], count: int) -> list[RankedPair]:
-    """Those with the best odds; before them the best pair of all where its outcomes are too many to come back."""
+    """Those with the best odds; before them the best pair of all where its outcomes are too many to
+    come back."""
     found = rank_by_odds(ranked)[:count]
     whole = not found or ranked[0] in found or (ranked[0].odds and not ranked[0].mixed)
     return found if whole else [ranked[0], *found]
 
 
 def _best_by_size(ranked: list[RankedPair]) -> list[RankedPair]:
-    """The pairs with the best odds, or the best of each size of data and of a record alone: what is rare shows in no
-    average."""
+    """The pairs with the best odds, or the best of each size of data and of a record alone: what is
+    rare shows in no average."""
     if found := _rank_by_odds(ranked, 3):
         return found
     best = {size_of_data(one.pair.present): one for one in reversed(ranked)}
@@ -345,13 +447,17 @@ def _best_by_size(ranked: list[RankedPair]) -> list[RankedPair]:
 CONDITION_CALLS = 30
 FAILED = 10  # calls on each side of a pair that was refused
 PAIRS = 3  # of those
-SCALAR = ((), (5,))  # shapes of an update with a number of no dimensions, such as a counter of batch normalisation
+SCALAR = (
+    (),
+    (5,),
+)  # shapes of an update with a number of no dimensions, such as a counter of batch normalisation
 
 
 def check_nonfinite_inputs(
     mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, clock: CallBudget
 ) -> list[SingleTestResult]:
-    """Whether a record with NaN or infinity shows in the release in every call, and never without it."""
+    """Whether a record with NaN or infinity shows in the release in every call, and never without
+    it."""
     found = _check_scalars(mechanism, tried, clock) if mechanism.kind != "records" else []
     if stated.inputs == "any":
         return found  # NaN and infinity were among the neighbours
@@ -359,13 +465,23 @@ def check_nonfinite_inputs(
     for value, name in ((np.nan, "NaN"), (np.inf, "infinity")):
         now = with_nonfinite_number(pair, mechanism.kind, value)
         try:
-            sides = [draw_transcripts(mechanism, [side], CONDITION_CALLS, clock) for side in (now.present, now.absent)]
+            sides = [
+                draw_transcripts(mechanism, [side], CONDITION_CALLS, clock)
+                for side in (now.present, now.absent)
+            ]
         except InputRefused as no:
-            found.append(SingleTestResult(f"a record with {name}", "not refuted", f"is refused: {no}", inputs=now.says))
+            found.append(
+                SingleTestResult(
+                    f"a record with {name}", "not refuted", f"is refused: {no}", inputs=now.says
+                )
+            )
             continue
         codes = [Counter(block.codes) for block in sides]
         if not codes[0].keys() & codes[1].keys():
-            says = f"a record with {name} shows in every release; without it none does: numbers must be finite"
+            says = (
+                f"a record with {name} shows in every release; without it none does: numbers "
+                "must be finite"
+            )
             found.append(SingleTestResult("finite inputs", "condition", says, inputs=now.says))
             break
     return found
@@ -374,12 +490,20 @@ def check_nonfinite_inputs(
 def check_failures(
     mechanism: BlackBox, refused: Sequence[NeighbouringInputs], clock: CallBudget
 ) -> list[SingleTestResult]:
-    """Whether calls fail on some inputs and never on their neighbours: the failure is an answer without noise."""
+    """Whether calls fail on some inputs and never on their neighbours: the failure is an answer
+    without noise."""
     for pair in refused[:PAIRS]:
-        present, absent = (_failure_messages(mechanism, side, clock) for side in (pair.present, pair.absent))
+        present, absent = (
+            _failure_messages(mechanism, side, clock) for side in (pair.present, pair.absent)
+        )
         if sorted((len(present), len(absent))) == [0, FAILED]:
-            says = f"calls fail on some inputs and not on their neighbours ({(present or absent)[0]}): inputs must be such that none fails"
-            return [SingleTestResult("inputs without failures", "condition", says, inputs=pair.says)]
+            says = (
+                "calls fail on some inputs and not on their neighbours "
+                f"({(present or absent)[0]}): inputs must be such that none fails"
+            )
+            return [
+                SingleTestResult("inputs without failures", "condition", says, inputs=pair.says)
+            ]
     return []
 
 
@@ -394,12 +518,16 @@ def _failure_messages(mechanism: BlackBox, data: Data, clock: CallBudget) -> lis
     return said
 
 
-def _check_scalars(mechanism: BlackBox, tried: InputShapes, clock: CallBudget) -> list[SingleTestResult]:
+def _check_scalars(
+    mechanism: BlackBox, tried: InputShapes, clock: CallBudget
+) -> list[SingleTestResult]:
     """Whether numbers of no dimensions come out without noise where arrays have some."""
     one = replace(tried, structures=(SCALAR,))
     try:
         blocks = [
-            draw_transcripts(mechanism, [scaled_data(mechanism.kind, one, size)], CONDITION_CALLS, clock)
+            draw_transcripts(
+                mechanism, [scaled_data(mechanism.kind, one, size)], CONDITION_CALLS, clock
+            )
             for size in (1.0, 2.0)
         ]
     except InputRefused:
@@ -409,8 +537,13 @@ def _check_scalars(mechanism: BlackBox, tried: InputShapes, clock: CallBudget) -
         return []
     noise = np.ptp(first, axis=0)
     if noise[0] == 0 and noise[1:].max() > 0 and first[0, 0] != second[0, 0]:
-        says = "an array of no dimensions (a scalar) is released without noise: arrays must have at least one dimension"
-        return [SingleTestResult("scalars", "condition", says, inputs="an update of shapes (), (5,)")]
+        says = (
+            "an array of no dimensions (a scalar) is released without noise: arrays must "
+            "have at least one dimension"
+        )
+        return [
+            SingleTestResult("scalars", "condition", says, inputs="an update of shapes (), (5,)")
+        ]
     return []
 
 
@@ -419,19 +552,26 @@ ROUNDING = 0.98  # of the declared scale: what a printed number may be off by
 
 
 def check_declared_noise(
-    mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, clock: CallBudget, confidence: Callable[[], float]
+    mechanism: BlackBox,
+    stated: CheckedClaim,
+    tried: InputShapes,
+    clock: CallBudget,
+    confidence: Callable[[], float],
 ) -> list[SingleTestResult]:
-    """Rows for the declared law and scale of each number's noise; none where nothing is declared. confidence: -> that of
-    the next test."""
+    """Rows for the declared law and scale of each number's noise; none where nothing is declared.
+    confidence: -> that of the next test."""
     if stated.noise is None and stated.noise_std is None:
         return []
     try:
-        block = draw_transcripts(mechanism, [scaled_data(mechanism.kind, tried, 1.0)], DECLARED_CALLS, clock)
+        block = draw_transcripts(
+            mechanism, [scaled_data(mechanism.kind, tried, 1.0)], DECLARED_CALLS, clock
+        )
     except InputRefused:
         return []
     values = block.rows[:, 0]
     residuals = values - values.mean(0)
-    found, law = [], noise_law(residuals)
+    found = []
+    law = noise_law(residuals)
     if stated.noise is not None:
         confidence()  # the law's test takes its share too
         outcome = "not refuted" if law == stated.noise else "refuted"
@@ -440,29 +580,42 @@ def check_declared_noise(
     if stated.noise_std is not None:
         std = residuals.std(0, ddof=1)
         least = int(np.argmin(std))
-        width = math.sqrt(_fourth_moment(stated.noise or law, residuals) - 1.0)  # of a sum of squares
+        width = math.sqrt(
+            _fourth_moment(stated.noise or law, residuals) - 1.0
+        )  # of a sum of squares
         tail = stats.norm.isf((1 - confidence()) / len(std))
         highest = float(std[least]) ** 2 * (1 + tail * width / math.sqrt(DECLARED_CALLS))
         outcome = "refuted" if highest < (ROUNDING * stated.noise_std) ** 2 else "not refuted"
-        says = f"the noise of number {least} has standard deviation {std[least]:.4g}; {stated.noise_std:g} is declared"
-        found.append(SingleTestResult("scale of the noise", outcome, says, strength="finite_sample"))
+        says = (
+            f"the noise of number {least} has standard deviation {std[least]:.4g}; "
+            f"{stated.noise_std:g} is declared"
+        )
+        found.append(
+            SingleTestResult("scale of the noise", outcome, says, strength="finite_sample")
+        )
     return found
 
 
 def check_declared_batches(stated: CheckedClaim) -> list[SingleTestResult]:
-    """A row for batches that are no Poisson samples, as they are declared; none where nothing is. The mechanism is not called."""
+    """A row for batches that are no Poisson samples, as they are declared; none where nothing is.
+    The mechanism is not called."""
     if stated.sampling is None or stated.noise_multiplier is None:
         return []
-    formed: dict[str, Any] = {name: getattr(stated, name) for name in ("sampling", "batches", "epochs")}
+    formed: dict[str, Any] = {
+        name: getattr(stated, name) for name in ("sampling", "batches", "epochs")
+    }
     low, high = bound_batch_epsilon(stated.noise_multiplier, max(stated.delta, TINY), **formed)
-    says = f"of {stated.sampling.replace('_', ' ')} batches, {stated.batches} in each of {stated.epochs} epochs, epsilon is {low:.4g} to {high:.4g}"
+    says = (
+        f"of {stated.sampling.replace('_', ' ')} batches, {stated.batches} in each of "
+        f"{stated.epochs} epochs, epsilon is {low:.4g} to {high:.4g}"
+    )
     outcome = "refuted" if low > stated.refutation_limit else "not refuted"
     return [SingleTestResult("declared batches", outcome, says, low, "declared")]
 
 
 def _fourth_moment(law: str, residuals: np.ndarray) -> float:
-    """Of noise of this law, at deviation 1; of another law twice that of all residuals (n, m), which saw little of a heavy
-    tail."""
+    """Of noise of this law, at deviation 1; of another law twice that of all residuals (n, m),
+    which saw little of a heavy tail."""
     std = residuals.std(0)
     if law in ("gaussian", "laplace") or not std.any():
         return 6.0 if law == "laplace" else 3.0
@@ -477,22 +630,34 @@ LOW_BIT_SHARE = 0.05  # of the calls left, spent where it only is a condition
 
 
 def check_low_bits(
-    mechanism: BlackBox, stated: CheckedClaim, tried: InputShapes, clock: CallBudget, confidence: float
+    mechanism: BlackBox,
+    stated: CheckedClaim,
+    tried: InputShapes,
+    clock: CallBudget,
+    confidence: float,
 ) -> list[SingleTestResult]:
-    """One row: whether low bits alone tell a record from its absence. x + noise in floating point keeps the grid of x
-    where they nearly cancel (Mironov 2012; Jin et al. 2022). Unless a statement says ``stated.low_bits=true``, it is
-    taken to be about real numbers, and this is a condition of it."""
-    small = replace(tried, structures=tried.structures[-1:], tables=tried.tables[:1])  # few numbers: the record is most
+    """One row: whether low bits alone tell a record from its absence. x + noise in floating point
+    keeps the grid of x where they nearly cancel (Mironov 2012; Jin et al. 2022). Unless a statement
+    says ``stated.low_bits=true``, it is taken to be about real numbers, and this is a condition of
+    it."""
+    small = replace(
+        tried, structures=tried.structures[-1:], tables=tried.tables[:1]
+    )  # few numbers: the record is most
     every = neighbouring_pairs(mechanism.kind, stated.relation, small)
     chosen = [p for p in every if "one number" in p.says][:TRIED] or every[:1]
     count = LOW_BIT_CALLS if stated.low_bits else SHOWN
-    best, budget, looked = (0.0, ""), clock.split_share(mechanism, LOW_BIT_SHARE), 0
+    best = (0.0, "")
+    budget = clock.split_share(mechanism, LOW_BIT_SHARE)
+    looked = 0
     for pair in chosen:
         if looked and not stated.low_bits and budget.is_spent(mechanism):
             break
         looked += 1
         try:
-            sides = [draw_transcripts(mechanism, [side], count, clock) for side in (pair.present, pair.absent)]
+            sides = [
+                draw_transcripts(mechanism, [side], count, clock)
+                for side in (pair.present, pair.absent)
+            ]
         except InputRefused:
             continue
         if sides[0].rows.shape != sides[1].rows.shape or not sides[0].rows.size:
@@ -503,12 +668,17 @@ def check_low_bits(
         if numbers[0].shape[1] == len(pair.axis):  # that in which the record is largest
             numbers = [rows[:, [int(np.argmax(np.abs(pair.axis)))]] for rows in numbers]
         scores = [np.asarray(lowest_set_bits(rows)).min(1) for rows in numbers]  # type: ignore[arg-type]
-        half, level = count // 2, shared_confidence(confidence, 2 * TRIED)
-        first, second = (np.concatenate([s[w] for s in scores]) for w in (slice(half), slice(half, None)))
+        half = count // 2
+        level = shared_confidence(confidence, 2 * TRIED)
+        first, second = (
+            np.concatenate([s[w] for s in scores]) for w in (slice(half), slice(half, None))
+        )
         inside = [np.arange(2 * n) < n for n in (half, count - half)]
         for sign in (1.0, -1.0):
             at = best_threshold(sign * first, inside[0], stated.delta)
-            bound = from_scores(sign * second, inside[1], delta=stated.delta, confidence=level, thresholds=[at])
+            bound = from_scores(
+                sign * second, inside[1], delta=stated.delta, confidence=level, thresholds=[at]
+            )
             best = max(best, (bound.value, pair.says))
     says = "the lowest bits of the released numbers tell the record from its absence"
     if stated.low_bits:
@@ -517,5 +687,9 @@ def check_low_bits(
     if best[0] > 0:
         says = f"{says}: the statement holds for real numbers"
         return [SingleTestResult("low bits", "condition", says, best[0], "finite_sample", best[1])]
-    left = f"; {looked} of {len(chosen)} pairs of inputs were looked at" if looked < len(chosen) else ""
+    left = (
+        f"; {looked} of {len(chosen)} pairs of inputs were looked at"
+        if looked < len(chosen)
+        else ""
+    )
     return [SingleTestResult("low bits", "not refuted", f"no bit was seen to tell anything{left}")]

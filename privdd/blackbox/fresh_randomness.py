@@ -1,4 +1,5 @@
-"""Seeds, keys and generators that a mechanism asks for as an argument: fresh ones in every call, as whoever deploys it has them."""
+"""Seeds, keys and generators that a mechanism asks for as an argument: fresh ones in every call, as
+whoever deploys it has them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def needed_parameters(f: Any) -> list[inspect.Parameter]:
 
 
 def is_randomness(name: str) -> bool:
-    """Whether an argument of this name holds a source of randomness: ``seed``, ``noise_seed``, ``prng_key``."""
+    """Whether an argument of this name holds a source of randomness: ``seed``, ``noise_seed``,
+    ``prng_key``."""
     word = name.lower().strip("_")
     return any(word == one or word.endswith(f"_{one}") for one in NAMES)
 
@@ -36,7 +38,8 @@ def with_fresh_randomness(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Filled:
-    """The first form of randomness that a call accepts is kept: an integer, or a generator of numpy, jax or torch."""
+    """The first form of randomness that a call accepts is kept: an integer, or a generator of
+    numpy, jax or torch."""
 
     def __init__(self, f: Callable[..., Any], asked: list[inspect.Parameter]) -> None:
         functools.update_wrapper(self, f, updated=())
@@ -55,7 +58,9 @@ class _Filled:
         for draw in self._forms():
             try:
                 released = self._call_with(draw, data)
-            except Exception as error:  # a form that this mechanism does not take, or data that it does not
+            except (
+                Exception
+            ) as error:  # a form that this mechanism does not take, or data that it does not
                 refused = refused or error
                 continue
             self.draw = draw

@@ -1,4 +1,5 @@
-"""The grey box: a check by replays alone, which says what depends on the record and searches for nothing."""
+"""The grey box: a check by replays alone, which says what depends on the record and searches for
+nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ class GreyBox(Examination):
 
     def _stages(self) -> tuple[Callable[[], None], ...]:
         self.result.undecided.append(ALONE)
-        return self._examine_first_calls, self.replay_neighbours, self._examine_replays, self._examine_conditions
+        return (
+            self._examine_first_calls,
+            self.replay_neighbours,
+            self._examine_replays,
+            self._examine_conditions,
+        )
 
     def _examine_replays(self) -> None:
         with FrozenSources() as sources:
@@ -31,4 +37,6 @@ class GreyBox(Examination):
         self.examine_dependence()
 
     def _examine_conditions(self) -> None:
-        self.result.looks += check_nonfinite_inputs(self.mechanism, self.stated, self.tried, self.clock)
+        self.result.looks += check_nonfinite_inputs(
+            self.mechanism, self.stated, self.tried, self.clock
+        )

@@ -1,4 +1,5 @@
-"""Neighbouring inputs to try: by structure, scale, direction, place, count, weight and duplicates, alone and among many others."""
+"""Neighbouring inputs to try: by structure, scale, direction, place, count, weight and duplicates,
+alone and among many others."""
 
 from __future__ import annotations
 
@@ -12,8 +13,21 @@ from typing import Any
 
 import numpy as np
 
-from privdd.blackbox.distinguishers import MIN_VALUES, ReleaseMarks, comes_back, discrete_outcomes, learn_statistics
-from privdd.blackbox.mechanism import BlackBox, CallBudget, Data, InputRefused, Transcripts, draw_transcripts
+from privdd.blackbox.distinguishers import (
+    MIN_VALUES,
+    ReleaseMarks,
+    comes_back,
+    discrete_outcomes,
+    learn_statistics,
+)
+from privdd.blackbox.mechanism import (
+    BlackBox,
+    CallBudget,
+    Data,
+    InputRefused,
+    Transcripts,
+    draw_transcripts,
+)
 from privdd.core.validation import BadConfig
 
 SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
@@ -23,20 +37,24 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((2, 2), (5,)),
     ((1,),),
 )
-HUGE, LARGE, SMALL = 1e6, 1e3, 1e-3
+HUGE = 1e6
+LARGE = 1e3
+SMALL = 1e-3
 BETWEEN = (2.0, 6.0, 40.0)  # norms that a clip at another norm lets through
 CLIENTS = (1, 2, 10)
 RECORDS = ((2, 6), (20, 6), (64, 4), (4, 16), (1, 3))
 EQUAL = "equal weights"
 PLAIN = ("spread evenly", "one number")  # directions that more is tried of
-OUTWEIGHED = "its opposite, half as much together"  # a sum of all has the record's sign, and the others' without it
+# a sum of all has the record's sign, and the others' without it
+OUTWEIGHED = "its opposite, half as much together"
 EVERYWHERE = 20  # rows
 HEAVY = 5000  # the weight of the heaviest client, against 100
 
 
 @dataclass(frozen=True)
 class NeighbouringInputs:
-    """Neighbours. says: what distinguishes them, in words; axis: the direction (m,) in which the record moves."""
+    """Neighbours. says: what distinguishes them, in words; axis: the direction (m,) in which the
+    record moves."""
 
     present: Data
     absent: Data
@@ -46,8 +64,9 @@ class NeighbouringInputs:
 
 @dataclass(frozen=True)
 class InputShapes:
-    """structures: shapes of an update's arrays; tables: (n, d) of records; crowds: clients. nothing: what a zeroed record
-    holds; along: unit vectors tried instead of the usual directions, where the record has as many numbers."""
+    """structures: shapes of an update's arrays; tables: (n, d) of records; crowds: clients.
+    nothing: what a zeroed record holds; along: unit vectors tried instead of the usual directions,
+        where the record has as many numbers."""
 
     structures: tuple[tuple[tuple[int, ...], ...], ...] = SHAPES
     tables: tuple[tuple[int, int], ...] = RECORDS
@@ -57,10 +76,14 @@ class InputShapes:
     seed: int = 0
 
 
-def unit_directions(m: int, rng: np.random.Generator, along: tuple[np.ndarray, ...] = ()) -> dict[str, np.ndarray]:
+def unit_directions(
+    m: int, rng: np.random.Generator, along: tuple[np.ndarray, ...] = ()
+) -> dict[str, np.ndarray]:
     """Unit vectors (m,) by name; those of ``along`` that fit, if any does."""
     if any(len(u) == m for u in along):
-        return {f"the direction that shows most ({at})": u for at, u in enumerate(along) if len(u) == m}
+        return {
+            f"the direction that shows most ({at})": u for at, u in enumerate(along) if len(u) == m
+        }
     found = {
         "spread evenly": np.full(m, 1 / math.sqrt(m)),
         "random signs": rng.choice([-1.0, 1.0], m) / math.sqrt(m),
@@ -102,26 +125,40 @@ def _pairs_around(
         yield NeighbouringInputs(build(u * scale), build(None), f"{says}, against its absence", u)
         return
     if relation == "replace":
-        yield NeighbouringInputs(build(u * scale), build(-u * scale), f"{says}, against its opposite", u)
-    yield NeighbouringInputs(build(u * scale), build(u * tried.nothing), f"{says}, against zeros", u)
+        yield NeighbouringInputs(
+            build(u * scale), build(-u * scale), f"{says}, against its opposite", u
+        )
+    yield NeighbouringInputs(
+        build(u * scale), build(u * tried.nothing), f"{says}, against zeros", u
+    )
 
 
-def _update_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -> Iterator[NeighbouringInputs]:
+def _update_pairs(
+    relation: str, tried: InputShapes, rng: np.random.Generator
+) -> Iterator[NeighbouringInputs]:
     for shapes in tried.structures:
         m = total_size(shapes)
         for name, u in unit_directions(m, rng, tried.along).items():
             for scale in (LARGE, HUGE, 1.0, SMALL, *(BETWEEN if name in PLAIN else ())):
                 says = f"an update of norm {scale:g}, {name}, of {len(shapes)} array(s)"
-                instead = "zero_out" if relation == "add_remove" else relation  # of an update nothing would be left
-                yield from _pairs_around(instead, u, scale, partial(split_vector, shapes=shapes), tried, says)
+                instead = (
+                    "zero_out" if relation == "add_remove" else relation
+                )  # of an update nothing would be left
+                yield from _pairs_around(
+                    instead, u, scale, partial(split_vector, shapes=shapes), tried, says
+                )
         if relation == "replace":
             a, b = list(unit_directions(m, rng).values())[:2] if m > 1 else (np.ones(1), np.ones(1))
             for one, two in ((LARGE, SMALL), (LARGE, 1.0), (LARGE, 2 * LARGE)):
                 says = f"an update of norm {one:g} against one of norm {two:g}"
-                yield NeighbouringInputs(split_vector(a * one, shapes), split_vector(b * two, shapes), says, a)
+                yield NeighbouringInputs(
+                    split_vector(a * one, shapes), split_vector(b * two, shapes), says, a
+                )
 
 
-def _aggregate_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -> Iterator[NeighbouringInputs]:
+def _aggregate_pairs(
+    relation: str, tried: InputShapes, rng: np.random.Generator
+) -> Iterator[NeighbouringInputs]:
     for shapes in tried.structures[:3]:
         m = total_size(shapes)
         ways = unit_directions(m, rng, tried.along)
@@ -130,13 +167,21 @@ def _aggregate_pairs(relation: str, tried: InputShapes, rng: np.random.Generator
                 if relation == "add_remove" and clients == 1:
                     continue
                 for others, crowd in _other_clients(u, clients - 1, rng):
-                    for weights, weighing in _client_weights(clients) if clients > 1 else [([100], "its weight 100")]:
+                    for weights, weighing in (
+                        _client_weights(clients) if clients > 1 else [([100], "its weight 100")]
+                    ):
                         place = 0 if name != "random signs" else clients - 1
                         if crowd == OUTWEIGHED and weighing != EQUAL:
                             continue
-                        more = (SMALL, *((HUGE, *BETWEEN) if name in PLAIN and weighing == EQUAL else ()))
+                        more = (
+                            SMALL,
+                            *((HUGE, *BETWEEN) if name in PLAIN and weighing == EQUAL else ()),
+                        )
                         for scale in (LARGE, *(more if crowd == "zeros" else ())):
-                            says = f"one of {clients} clients ({weighing}), norm {scale:g}, {name}, others {crowd}"
+                            says = (
+                                f"one of {clients} clients ({weighing}), norm {scale:g}, "
+                                f"{name}, others {crowd}"
+                            )
                             given: dict[str, Any] = {
                                 "others": others,
                                 "weights": weights,
@@ -154,7 +199,9 @@ def _client_weights(clients: int) -> Iterator[tuple[list[int], str]]:
     yield [1] + [1000] * (clients - 1), f"weights 1 : {clients - 1} x 1000"
 
 
-def _other_clients(u: np.ndarray, count: int, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], str]]:
+def _other_clients(
+    u: np.ndarray, count: int, rng: np.random.Generator
+) -> Iterator[tuple[list[np.ndarray], str]]:
     """What the others send."""
     yield [0 * u] * count, "zeros"
     if not count:
@@ -163,7 +210,10 @@ def _other_clients(u: np.ndarray, count: int, rng: np.random.Generator) -> Itera
     yield [-u * LARGE / (2 * count)] * count, OUTWEIGHED
     yield [u * LARGE] * count, "the same"
     if count > 2:
-        yield [u * LARGE] * (count // 2) + [-u * LARGE] * (count - count // 2), "one half against the other"
+        yield (
+            [u * LARGE] * (count // 2) + [-u * LARGE] * (count - count // 2),
+            "one half against the other",
+        )
     yield [u * 10.0**k for k in np.linspace(-3, 3, count)], "of all sizes"
     yield [r / np.linalg.norm(r) for r in rng.standard_normal((count, len(u)))], "random"
 
@@ -176,16 +226,21 @@ def _client_data(
     shapes: tuple[tuple[int, ...], ...],
     zeros: np.ndarray,
 ) -> Data:
-    rows, w = [*others], weights[1:]
+    rows = [*others]
+    w = weights[1:]
     if record is not None:
         rows.insert(place, record)
         w.insert(place, weights[0])
     return [split_vector(r if r.any() else zeros, shapes) for r in rows], w
 
 
-def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) -> Iterator[NeighbouringInputs]:
+def _table_pairs(
+    relation: str, tried: InputShapes, rng: np.random.Generator
+) -> Iterator[NeighbouringInputs]:
     for n, d in tried.tables:
-        if relation == "add_remove" and n == 1:  # without the record nothing is left: few mechanisms say what then
+        if (
+            relation == "add_remove" and n == 1
+        ):  # without the record nothing is left: few mechanisms say what then
             continue
         for name, u in unit_directions(d, rng, tried.along).items():
             for others, crowd in _other_clients(u, n - 1, rng):
@@ -193,24 +248,34 @@ def _table_pairs(relation: str, tried: InputShapes, rng: np.random.Generator) ->
                     more = (1.0, SMALL, *((HUGE, *BETWEEN) if name in PLAIN else ()))
                     for scale in (LARGE, *(more if crowd == "zeros" and not place else ())):
                         says = f"the {where} of {n} records, norm {scale:g}, {name}, others {crowd}"
-                        build = partial(_table_data, others=others, place=place, zeros=u * tried.nothing)
+                        build = partial(
+                            _table_data, others=others, place=place, zeros=u * tried.nothing
+                        )
                         yield from _pairs_around(relation, u, scale, build, tried, says)
 
 
 def shared_row_pairs(relation: str, tried: InputShapes) -> Iterator[NeighbouringInputs]:
-    """Tables in which rows are equal, share a group, or lie at the ends of the unit interval: where the size of the noise follows
-    a count or a gap between values, the record changes it here."""
+    """Tables in which rows are equal, share a group, or lie at the ends of the unit interval: where
+    the size of the noise follows a count or a gap between values, the record changes it here."""
     rng = np.random.default_rng([tried.seed, 4])
     for n, d in tried.tables:
         if n < 2:
             continue
-        for record, others, says in [*_copied_rows(n, d, rng), *_grouped_rows(n, d), *_bounded_rows(n, d)]:
+        for record, others, says in [
+            *_copied_rows(n, d, rng),
+            *_grouped_rows(n, d),
+            *_bounded_rows(n, d),
+        ]:
             size = float(np.linalg.norm(record))
             if not size and relation != "add_remove":
                 continue  # zeros against zeros
             u = record / size if size > 0 else np.full(d, 1 / math.sqrt(d))
-            build = partial(_table_data, others=others, place=0, zeros=np.full(d, tried.nothing / math.sqrt(d)))
-            yield from _pairs_around(relation, u, size, build, tried, f"the first of {n} records, {says}")
+            build = partial(
+                _table_data, others=others, place=0, zeros=np.full(d, tried.nothing / math.sqrt(d))
+            )
+            yield from _pairs_around(
+                relation, u, size, build, tried, f"the first of {n} records, {says}"
+            )
 
 
 Table = tuple[np.ndarray, list[np.ndarray], str]  # the record, the others, words
@@ -250,12 +315,16 @@ def _bounded_rows(n: int, d: int) -> Iterator[Table]:
         for name, record in at.items():
             yield record, others[: n - 1], f"at {name} of the unit interval, {crowd}"
     for name, record in at.items():
-        yield record, [high] * (n - 1), f"at {name} of the unit interval, the others at the upper end"
+        yield (
+            record,
+            [high] * (n - 1),
+            f"at {name} of the unit interval, the others at the upper end",
+        )
 
 
 def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
-    """Tables of k rows like the record and zeros, for every k: of a sum that is rounded or thresholded before noise one
-    step is large."""
+    """Tables of k rows like the record and zeros, for every k: of a sum that is rounded or
+    thresholded before noise one step is large."""
     rng = np.random.default_rng(tried.seed)
     found: list[NeighbouringInputs] = []
     for n, d in tried.tables:
@@ -269,14 +338,23 @@ def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringIn
 
 
 def _row_places(n: int, everywhere: bool) -> list[tuple[int, str]]:
-    """The first and the last; everywhere: all of a few rows, as a sampler with a fixed seed leaves some out."""
+    """The first and the last; everywhere: all of a few rows, as a sampler with a fixed seed leaves
+    some out."""
     ends = [(0, "first"), (n - 1, "last")][: 2 if n > 1 else 1]
-    return ends + [(at, f"number {at + 1}") for at in range(1, n - 1)] if everywhere and n <= EVERYWHERE else ends
+    return (
+        ends + [(at, f"number {at + 1}") for at in range(1, n - 1)]
+        if everywhere and n <= EVERYWHERE
+        else ends
+    )
 
 
-def _table_data(record: np.ndarray | None, others: list[np.ndarray], place: int, zeros: np.ndarray) -> np.ndarray:
+def _table_data(
+    record: np.ndarray | None, others: list[np.ndarray], place: int, zeros: np.ndarray
+) -> np.ndarray:
     rows = [*others] if record is None else [*others[:place], record, *others[place:]]
-    return np.array([r if r.any() else zeros for r in rows], dtype=np.float64).reshape(len(rows), len(zeros))
+    return np.array([r if r.any() else zeros for r in rows], dtype=np.float64).reshape(
+        len(rows), len(zeros)
+    )
 
 
 def with_nonfinite_number(pair: NeighbouringInputs, kind: str, value: float) -> NeighbouringInputs:
@@ -284,7 +362,9 @@ def with_nonfinite_number(pair: NeighbouringInputs, kind: str, value: float) -> 
     present = copy.deepcopy(pair.present)
     first = present if kind == "records" else present[0] if kind == "update" else present[0][0][0]
     first.reshape(-1)[0] = value
-    return NeighbouringInputs(present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis)
+    return NeighbouringInputs(
+        present, pair.absent, f"{pair.says}, one number of it {value}", pair.axis
+    )
 
 
 TIMES = (2, 3, 4, 8)
@@ -296,17 +376,31 @@ def enlarge_neighbours(pair: NeighbouringInputs, kind: str) -> list[Neighbouring
     if kind == "update":
         return []
     # each record or client with its weight
-    split = (lambda data: [([row], 1) for row in data]) if kind == "records" else (lambda data: list(zip(*data)))
-    present, absent = split(pair.present), split(pair.absent)
-    same = [one[1] == b[1] and all(map(np.array_equal, one[0], b[0])) for one, b in zip(present, absent)]
+    split = (
+        (lambda data: [([row], 1) for row in data])
+        if kind == "records"
+        else (lambda data: list(zip(*data)))
+    )
+    present = split(pair.present)
+    absent = split(pair.absent)
+    same = [
+        one[1] == b[1] and all(map(np.array_equal, one[0], b[0])) for one, b in zip(present, absent)
+    ]
     place = same.index(False) if False in same else len(absent)
-    others, instead = [*present[:place], *present[place + 1 :]], absent[place : place + len(absent) - len(present) + 1]
+    others = [*present[:place], *present[place + 1 :]]
+    instead = absent[place : place + len(absent) - len(present) + 1]
     found = []
     for times in TIMES:
         if 0 < len(others) * times <= MOST:
             rest = others * times
-            sides = [_join_members(side, kind) for side in ([present[place], *rest], [*instead, *rest])]
-            found.append(NeighbouringInputs(sides[0], sides[1], f"{pair.says}, the others {times} times", pair.axis))
+            sides = [
+                _join_members(side, kind) for side in ([present[place], *rest], [*instead, *rest])
+            ]
+            found.append(
+                NeighbouringInputs(
+                    sides[0], sides[1], f"{pair.says}, the others {times} times", pair.axis
+                )
+            )
     return found
 
 
@@ -337,13 +431,15 @@ def scaled_data(kind: str, tried: InputShapes, factor: float) -> Data:
 
 def is_quiet(data: Data, nothing: float) -> bool:
     """Whether nothing but (nearly) zeros is in the data."""
-    arrays = [data] if isinstance(data, np.ndarray) else data[0] if isinstance(data, tuple) else [data]
+    arrays = (
+        [data] if isinstance(data, np.ndarray) else data[0] if isinstance(data, tuple) else [data]
+    )
     return all(bool(np.all(np.abs(a) <= nothing)) for part in arrays for a in part)
 
 
 def accepted_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes, list[str]]:
-    """The sizes that the mechanism takes, as tensors if it takes no arrays, with nearly zeros if it takes no zeros; and a
-    note on those that it refuses. Raises BadConfig where it takes none."""
+    """The sizes that the mechanism takes, as tensors if it takes no arrays, with nearly zeros if it
+    takes no zeros; and a note on those that it refuses. Raises BadConfig where it takes none."""
     said = ""
     for torch in (False, True):
         mechanism.torch = torch
@@ -352,14 +448,18 @@ def accepted_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShape
             good, refused, said_now = _filter_inputs(mechanism, now)
             said = said or said_now
             if good is not None:
-                note = f"inputs of {refused} of the sizes that are tried were refused, the first with: {said_now}"
+                note = (
+                    f"inputs of {refused} of the sizes that are tried were refused, the first "
+                    f"with: {said_now}"
+                )
                 return good, [note] if refused else []
     raise BadConfig(f"the mechanism refuses every input that was tried; the first error: {said}")
 
 
 def _filter_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes | None, int, str]:
     """What is left of ``tried``, how many sizes are refused, and the first error."""
-    said, name = "", "tables" if mechanism.kind == "records" else "structures"
+    said = ""
+    name = "tables" if mechanism.kind == "records" else "structures"
     kept: list[Any] = []
     for part in getattr(tried, name):
         one = replace(tried, **{name: (part,)})  # type: ignore[arg-type]
@@ -388,31 +488,46 @@ def pairs_at_revealing_sizes(
         return []
     found = []
     for n in _size_steps(mechanism, tried, clock):
-        more = neighbouring_pairs(mechanism.kind, relation, _inputs_of_size(mechanism.kind, tried, n))
+        more = neighbouring_pairs(
+            mechanism.kind, relation, _inputs_of_size(mechanism.kind, tried, n)
+        )
         found += [pair for pair in more if "others random" in pair.says and PLAIN[0] in pair.says]
     return found
 
 
 def _inputs_of_size(kind: str, tried: InputShapes, n: int) -> InputShapes:
-    return replace(tried, tables=((n, tried.tables[0][1]),)) if kind == "records" else replace(tried, crowds=(n,))
+    return (
+        replace(tried, tables=((n, tried.tables[0][1]),))
+        if kind == "records"
+        else replace(tried, crowds=(n,))
+    )
 
 
 def _size_steps(mechanism: BlackBox, tried: InputShapes, clock: CallBudget) -> Iterator[int]:
-    """The larger of two sizes next to each other whose releases differ in kind, ``STEPS`` at most."""
-    budget, given = clock.split_share(mechanism, SIZE_SHARE), 0
-    least, before = 0, None
+    """The larger of two sizes next to each other whose releases differ in kind, ``STEPS`` at
+    most."""
+    budget = clock.split_share(mechanism, SIZE_SHARE)
+    given = 0
+    least = 0
+    before = None
     for n in SIZES:
         if given == STEPS or budget.is_spent(mechanism):
             return
         now = _outcome_at_size(mechanism, tried, n, clock)
         if before and now and _differs_in_kind(before, now):
-            given, high = given + 1, n
+            given = given + 1
+            high = n
             while high - least > 1:  # by halving
                 middle = (least + high) // 2
                 there = _outcome_at_size(mechanism, tried, middle, clock)
-                least, high = (least, middle) if not there or _differs_in_kind(before, there) else (middle, high)
+                least, high = (
+                    (least, middle)
+                    if not there or _differs_in_kind(before, there)
+                    else (middle, high)
+                )
             yield high
-        least, before = n, now
+        least = n
+        before = now
 
 
 def _differs_in_kind(one: tuple[set[str], bool], other: tuple[set[str], bool]) -> bool:
@@ -422,7 +537,8 @@ def _differs_in_kind(one: tuple[set[str], bool], other: tuple[set[str], bool]) -
 def _outcome_at_size(
     mechanism: BlackBox, tried: InputShapes, n: int, clock: CallBudget
 ) -> tuple[set[str], bool] | None:
-    """(types, shapes and texts that came out, whether all calls gave the same numbers); None where so many are refused."""
+    """(types, shapes and texts that came out, whether all calls gave the same numbers); None where
+    so many are refused."""
     data = scaled_data(mechanism.kind, _inputs_of_size(mechanism.kind, tried, n), 1.0)
     try:
         block = draw_transcripts(mechanism, [data], SIZE_CALLS, clock)
@@ -431,16 +547,20 @@ def _outcome_at_size(
     return set(block.codes), bool(block.rows.size) and bool((block.rows == block.rows[:1]).all())
 
 
-FIRST, LEAST = 96, 8  # transcripts a side in the first round; in any
-HOPEFUL = 0.5  # standard errors taken off the odds in the first round, where a rare outcome has been seen a few times
+# transcripts a side in the first round; in any
+FIRST = 96
+LEAST = 8
+# standard errors taken off the odds in the first round, where a rare outcome has been seen a few
+# times
+HOPEFUL = 0.5
 NOTHING = 1e-6  # below every record that is tried
 CERTAIN = 1e6  # the score of what is told apart without exception
 
 
 @dataclass(frozen=True, eq=False)
 class RankedPair:
-    """score: largest effect; odds: of outcomes that come back, how much more often one is seen; mixed: these are marks
-    beside noise."""
+    """score: largest effect; odds: of outcomes that come back, how much more often one is seen;
+    mixed: these are marks beside noise."""
 
     pair: NeighbouringInputs
     score: float
@@ -449,7 +569,8 @@ class RankedPair:
 
 
 def rank_by_odds(ranked: Sequence[RankedPair]) -> list[RankedPair]:
-    """Those whose outcomes come back with other odds, the best of each size of data first, then the second of each."""
+    """Those whose outcomes come back with other odds, the best of each size of data first, then the
+    second of each."""
     at: Counter[tuple[Any, ...]] = Counter()
     order: list[tuple[int, int, RankedPair]] = []
     for one in sorted((one for one in ranked if one.odds > 0), key=lambda one: -one.odds):
@@ -460,7 +581,8 @@ def rank_by_odds(ranked: Sequence[RankedPair]) -> list[RankedPair]:
 
 
 def pairs_of_record_alone(ranked: Sequence[RankedPair]) -> list[RankedPair]:
-    """Those whose data hold nothing but the record: at the ends of a range a record shifts least, and its odds may be highest."""
+    """Those whose data hold nothing but the record: at the ends of a range a record shifts least,
+    and its odds may be highest."""
     return [one for one in ranked if is_quiet(one.pair.absent, NOTHING)]
 
 
@@ -480,13 +602,18 @@ def screen_pairs(
     *,
     keep: int,
 ) -> tuple[list[RankedPair], list[tuple[NeighbouringInputs, str]]]:
-    """The ``keep`` most promising pairs, best first, and the refused ones with what was said. share: of what is left."""
+    """The ``keep`` most promising pairs, best first, and the refused ones with what was said.
+    share: of what is left."""
     budget = clock.split_share(mechanism, share)
     refusals: list[tuple[NeighbouringInputs, str]] = []
-    kept, count, ranked = list(pairs), FIRST, [RankedPair(pair, 0.0) for pair in pairs[:keep]]
+    kept = list(pairs)
+    count = FIRST
+    ranked = [RankedPair(pair, 0.0) for pair in pairs[:keep]]
     errors = HOPEFUL
     while kept:
-        room = budget.calls_left(mechanism) / len(around(kept[0].present)) / 3  # a third of what is left for each round
+        room = (
+            budget.calls_left(mechanism) / len(around(kept[0].present)) / 3
+        )  # a third of what is left for each round
         affordable = int(room / (2 * LEAST))
         if affordable < 1:
             break
@@ -507,21 +634,25 @@ def screen_pairs(
         if len(ranked) <= keep:
             break
         errors = min(2 * errors, 2.0)
-        kept, count = [one.pair for one in _best_pairs(ranked, max(keep, len(ranked) // 4))], count * 4
+        kept = [one.pair for one in _best_pairs(ranked, max(keep, len(ranked) // 4))]
+        count = count * 4
     return _best_pairs(ranked, keep), refusals
 
 
 def _best_pairs(ranked: list[RankedPair], count: int) -> list[RankedPair]:
-    """The ``count`` best; up to a third of the places are for the best odds, and two for records that are alone."""
+    """The ``count`` best; up to a third of the places are for the best odds, and two for records
+    that are alone."""
     chosen = rank_by_odds(ranked)[: count // 3]
-    chosen += [one for one in pairs_of_record_alone(ranked)[: min(2, count // 3)] if one not in chosen]
+    chosen += [
+        one for one in pairs_of_record_alone(ranked)[: min(2, count // 3)] if one not in chosen
+    ]
     rest = [one for one in ranked if one not in chosen][: count - len(chosen)]
     return [one for one in ranked if one in chosen or one in rest]
 
 
 def outcome_odds(present: Transcripts, absent: Transcripts, errors: float) -> float:
-    """The largest change of the log odds of one outcome, or of one mark where none comes back, less ``errors`` standard
-    errors."""
+    """The largest change of the log odds of one outcome, or of one mark where none comes back, less
+    ``errors`` standard errors."""
     if comes_back(present, absent):
         seen = [Counter(discrete_outcomes(block)) for block in (present, absent)]
         counts = np.array([[one[x] + 0.5 for one in seen] for x in seen[0] | seen[1]])
@@ -534,14 +665,17 @@ def outcome_odds(present: Transcripts, absent: Transcripts, errors: float) -> fl
 
 
 def effect_size(present: Transcripts, absent: Transcripts, axis: np.ndarray | None) -> float:
-    """The largest effect of any statistic, in standard deviations: learned on one half, seen on the other."""
+    """The largest effect of any statistic, in standard deviations: learned on one half, seen on the
+    other."""
     first, second = zip(present.split_half(), absent.split_half())
     best = 0.0
     for how, statistic in learn_statistics(first[0], first[1], axis).items():
-        a, b = statistic(second[0]), statistic(second[1])
+        a = statistic(second[0])
+        b = statistic(second[1])
         if not (np.isfinite(a).all() and np.isfinite(b).all()):
             continue
-        gap, spread = abs(float(a.mean() - b.mean())), math.sqrt((float(a.var()) + float(b.var())) / 2)
+        gap = abs(float(a.mean() - b.mean()))
+        spread = math.sqrt((float(a.var()) + float(b.var())) / 2)
         if spread <= 1e-9 * gap:
             effect = CERTAIN if gap else 0.0
         else:

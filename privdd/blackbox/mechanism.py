@@ -29,7 +29,8 @@ from privdd.core.validation import BadConfig, check_choice, check_integer, setti
 from privdd.runtime.files import to_plain_json
 
 LONG = 1000  # characters
-Data = Any  # update: list of arrays; aggregate: (list of updates, list of weights); records: array (n, d)
+# update: list of arrays; aggregate: (list of updates, list of weights); records: array (n, d)
+Data = Any
 
 
 class InputRefused(Exception):
@@ -38,7 +39,8 @@ class InputRefused(Exception):
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What one transcript lets out: every number, and all that is no number (types, shapes, names, texts)."""
+    """What one transcript lets out: every number, and all that is no number (types, shapes, names,
+    texts)."""
 
     numbers: np.ndarray
     signature: str
@@ -46,9 +48,10 @@ class Outcomes:
 
 @dataclass
 class BlackBox:
-    """A callable. make: -> f, asked for each transcript; fresh: whether it makes another one each time; torch: whether f wants
-    tensors; plain: whether f is the named callable itself, and no adapter around it; calls: counted; on_transcript: called before
-    each transcript, for whoever stops a check or shows how far it is."""
+    """A callable. make: -> f, asked for each transcript; fresh: whether it makes another one each
+    time; torch: whether f wants tensors; plain: whether f is the named callable itself, and no
+    adapter around it; calls: counted; on_transcript: called before each transcript, for whoever
+    stops a check or shows how far it is."""
 
     make: Callable[[], Callable[..., Any]]
     kind: str
@@ -59,7 +62,8 @@ class BlackBox:
     on_transcript: Callable[[], None] = lambda: None
 
     def transcript(self, inputs: Sequence[Data]) -> Outcomes:
-        """One instance called on each input in turn. Raises InputRefused for any error that it raises."""
+        """One instance called on each input in turn. Raises InputRefused for any error that it
+        raises."""
         self.on_transcript()
         try:
             f = self.make()
@@ -92,7 +96,10 @@ def _outcomes_of(numbers: list[np.ndarray], words: list[str]) -> Outcomes:
     vector = np.concatenate(numbers or [np.zeros(0)]) if len(numbers) != 1 else numbers[0]
     finite = np.isfinite(vector)
     if not finite.all():
-        words = [*words, f"{int(np.isnan(vector).sum())} NaN, {int(np.isinf(vector).sum())} infinite"]
+        words = [
+            *words,
+            f"{int(np.isnan(vector).sum())} NaN, {int(np.isinf(vector).sum())} infinite",
+        ]
         vector = np.where(finite, vector, 0.0)
     return Outcomes(vector, ";".join(words))
 
@@ -106,7 +113,11 @@ def flatten_value(value: Any, numbers: list[np.ndarray], words: list[str]) -> No
         if array.dtype.kind in "fiubc":
             real = np.stack([array.real, array.imag]) if array.dtype.kind == "c" else array
             numbers.append(real.astype(np.float64).ravel())
-        words.append(f"{array.dtype.name}{array.shape}" if array.dtype.kind in "fiubc" else _word_for(array.tolist()))
+        words.append(
+            f"{array.dtype.name}{array.shape}"
+            if array.dtype.kind in "fiubc"
+            else _word_for(array.tolist())
+        )
     elif isinstance(value, float | int | np.number):
         numbers.append(np.array([float(value)]))
         words.append(type(value).__name__)
@@ -122,7 +133,10 @@ def flatten_value(value: Any, numbers: list[np.ndarray], words: list[str]) -> No
         parts = value if isinstance(value, tuple) else list(value)
         words.append(f"{type(parts).__name__}{len(parts)}")
     else:
-        raise TypeError(f"it returns a {type(value).__name__}: arrays, numbers, texts, lists or dicts are needed")
+        raise TypeError(
+            f"it returns a {type(value).__name__}: arrays, numbers, texts, lists or dicts "
+            "are needed"
+        )
     for part in parts:
         flatten_value(part, numbers, words)
 
@@ -130,7 +144,11 @@ def flatten_value(value: Any, numbers: list[np.ndarray], words: list[str]) -> No
 def _word_for(value: Any) -> str:
     """All of a text counts; long ones by their digest."""
     text = repr(value)
-    return text if len(text) <= LONG else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return (
+        text
+        if len(text) <= LONG
+        else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    )
 
 
 LARGEST = 50_000_000  # bytes of an answer
@@ -147,8 +165,9 @@ def run_in_child(
 ) -> dict[str, Any]:
     """Run ``work(say)`` in a forked process -> what it returns, as JSON takes it.
 
-    told: called here with everything that work says on the way. Raises BadConfig with the message of a BadConfig
-    there, and ChildStopped after ``seconds`` of wall time or where the process dies.
+    told: called here with everything that work says on the way. Raises BadConfig with the message
+        of a BadConfig there, and ChildStopped after ``seconds`` of wall time or where the process
+        dies.
     """
     if not hasattr(os, "fork"):
         raise BadConfig("checks need a system with os.fork (Linux, macOS)")
@@ -191,7 +210,7 @@ def _child_main(work: Callable[..., Mapping[str, Any]], writer: int) -> None:
 def _reseed_generators() -> None:
     """Global generators that were inherited would give every child the same noise."""
     fresh = int.from_bytes(os.urandom(7), "little")
-    np.random.seed(fresh % 2**32)  # noqa: NPY002 - the stranger's code may draw from it
+    np.random.seed(fresh % 2**32)  # noqa: NPY002
     sys.modules["random"].seed(fresh)
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.manual_seed(fresh)
@@ -203,15 +222,20 @@ def _write_answer(writer: int, value: Mapping[str, Any]) -> None:
         data = data[os.write(writer, data) :]
 
 
-def _read_answer(reader: int, seconds: float, told: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
-    ends, waiting = time.monotonic() + seconds, b""
+def _read_answer(
+    reader: int, seconds: float, told: Callable[[Mapping[str, Any]], None]
+) -> dict[str, Any]:
+    ends = time.monotonic() + seconds
+    waiting = b""
     while True:
         left = ends - time.monotonic()
         if left <= 0 or not select.select([reader], [], [], left)[0]:
             raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
         part = os.read(reader, 65536)
         if not part:
-            raise ChildStopped("the mechanism ended its process (it exited, crashed or ran out of memory)")
+            raise ChildStopped(
+                "the mechanism ended its process (it exited, crashed or ran out of memory)"
+            )
         waiting += part
         if len(waiting) > LARGEST:
             raise ChildStopped("the answer is too large")
@@ -251,9 +275,10 @@ class OutOfCalls(OutOfTime):
 
 @dataclass
 class CallBudget:
-    """calls: what every look is planned in, so that a busy machine makes the same looks as an idle one; seconds of
-    processor time: where the check is stopped, whatever is left to look at. A mechanism that waits is stopped at ``WAITS``
-    times the seconds on the wall."""
+    """calls: what every look is planned in, so that a busy machine makes the same looks as an idle
+    one; seconds of
+    processor time: where the check is stopped, whatever is left to look at. A mechanism that waits
+        is stopped at ``WAITS`` times the seconds on the wall."""
 
     seconds: float
     calls: int
@@ -290,8 +315,8 @@ class CallBudget:
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Of one input: rows (n, T, m), the numbers of each call (zeros where the shape is not the usual one), and (n,) codes
-    of the rest."""
+    """Of one input: rows (n, T, m), the numbers of each call (zeros where the shape is not the
+    usual one), and (n,) codes of the rest."""
 
     rows: np.ndarray
     codes: list[str]
@@ -316,8 +341,8 @@ Sides = tuple[Transcripts, Transcripts]  # of an input with the record, and of o
 
 @dataclass(frozen=True)
 class PairSample:
-    """Transcripts of neighbours, to learn from and to judge. axis: direction (m,) of the record, if known; shift (T, m):
-    what it adds exactly, where that was seen without noise."""
+    """Transcripts of neighbours, to learn from and to judge. axis: direction (m,) of the record, if
+    known; shift (T, m): what it adds exactly, where that was seen without noise."""
 
     trained: Sides
     fresh: Sides
@@ -331,14 +356,21 @@ def join_transcripts(one: Transcripts, other: Transcripts) -> Transcripts:
 
 
 def transcript_totals(block: Transcripts) -> np.ndarray:
-    """(n, m): the sum over a transcript's calls, sufficient for a shift under independent Gaussian noise."""
+    """(n, m): the sum over a transcript's calls, sufficient for a shift under independent Gaussian
+    noise."""
     return block.rows.sum(1)
 
 
 def draw_transcripts(
-    mechanism: BlackBox, inputs: Sequence[Data], count: int, clock: CallBudget, *, joined: bool = False
+    mechanism: BlackBox,
+    inputs: Sequence[Data],
+    count: int,
+    clock: CallBudget,
+    *,
+    joined: bool = False,
 ) -> Transcripts:
-    """``count`` transcripts; joined: all calls as one long vector, rows (n, 1, T m). Raises InputRefused, OutOfTime."""
+    """``count`` transcripts; joined: all calls as one long vector, rows (n, 1, T m). Raises
+    InputRefused, OutOfTime."""
     found = []
     for at in range(count):
         if at % 32 == 0:
@@ -373,13 +405,15 @@ class OutOfShares(OutOfTime):
 
 @dataclass
 class ErrorShares:
-    """confidence: of all tests together, by the union bound; taken: tests so far, at most ``SHARES``."""
+    """confidence: of all tests together, by the union bound; taken: tests so far, at most
+    ``SHARES``."""
 
     confidence: float
     taken: int = 0
 
     def next_confidence(self, tests: int = 1) -> float:
-        """The confidence of the next test, or of each of several. Raises OutOfShares where fewer are left."""
+        """The confidence of the next test, or of each of several. Raises OutOfShares where fewer
+        are left."""
         if self.taken + tests > SHARES:
             raise OutOfShares
         self.taken += tests
@@ -391,24 +425,33 @@ Neighbours = Literal["add_remove", "replace", "zero_out"]
 Law = Literal["gaussian", "laplace"]
 Inputs = Literal["finite", "any"]
 Sampling = Literal["shuffled", "balls_in_bins"]
-ACCOUNTED = {"shuffled": ("zero_out",), "balls_in_bins": ("zero_out", "add_remove")}  # relations of their accountant
+ACCOUNTED = {
+    "shuffled": ("zero_out",),
+    "balls_in_bins": ("zero_out", "add_remove"),
+}  # relations of their accountant
 TINY = 1e-12  # takes the place of delta 0 where a noise law has no finite epsilon at 0
 
 
 @dataclass(frozen=True)
 class CheckedClaim:
-    """A statement: ``calls`` calls on the same data are (epsilon, delta)-DP for neighbours under ``relation``.
+    """A statement: ``calls`` calls on the same data are (epsilon, delta)-DP for neighbours under
+    ``relation``.
 
-    rho, mu: what is stated instead of an epsilon, rho-zCDP or mu-Gaussian DP; epsilon is then what follows from it at ``delta``
-    (``zcdp_epsilon``, ``attacks.epsilon.gaussian_epsilon``). kind_is_guessed: nobody said ``kind``, so nothing is refuted by it.
-    kind: what the callable takes: update(list of arrays), aggregate(list of updates, list of weights) or
-    records(array (n, d)). The record is the update, one client's update, or one row. zero_out: it becomes zeros.
-    noise, noise_std: declared law and scale of the noise of every number, tested where given. noise_multiplier: noise
-    over sensitivity, declared; kappa is in its units, else in those of epsilon and delta. sampling, batches, epochs: how a
-    training that was declared so forms its batches, and how many an epoch has; with noise_multiplier. inputs: ``finite`` numbers
-    only, or ``any`` floats. low_bits: whether the statement is about the numbers as released, to the last bit.
-    tolerance: a statement is called refuted only above (1 + tolerance) epsilon; where the shift is known exactly, above
-    (1 + tolerance / 5) epsilon.
+    rho, mu: what is stated instead of an epsilon, rho-zCDP or mu-Gaussian DP; epsilon is then what
+        follows from it at ``delta`` (``zcdp_epsilon``, ``attacks.epsilon.gaussian_epsilon``).
+        kind_is_guessed: nobody said ``kind``, so nothing is refuted by it.
+    kind: what the callable takes: update(list of arrays), aggregate(list of updates, list of
+        weights) or records(array (n, d)). The record is the update, one client's update, or one
+        row. zero_out: it becomes zeros.
+    noise, noise_std: declared law and scale of the noise of every number, tested where given.
+        noise_multiplier: noise over sensitivity, declared; kappa is in its units, else in those of
+            epsilon and delta. sampling, batches, epochs: how a
+    training that was declared so forms its batches, and how many an epoch has; with
+    noise_multiplier. inputs: ``finite`` numbers
+    only, or ``any`` floats. low_bits: whether the statement is about the numbers as released, to
+        the last bit.
+    tolerance: a statement is called refuted only above (1 + tolerance) epsilon; where the shift is
+        known exactly, above (1 + tolerance / 5) epsilon.
     """
 
     epsilon: float
@@ -430,19 +473,27 @@ class CheckedClaim:
     tolerance: float = 0.05
 
     def __post_init__(self) -> None:
-        for name, least, most in (("epsilon", 0.0, math.inf), ("delta", 0.0, 1.0), ("tolerance", 0.0, 1.0)):
+        for name, least, most in (
+            ("epsilon", 0.0, math.inf),
+            ("delta", 0.0, 1.0),
+            ("tolerance", 0.0, 1.0),
+        ):
             value = getattr(self, name)
             if not least <= value < most:
                 raise setting_error(f"stated.{name}", value, f"a number in [0, {most:g}) is needed")
         for name, limit in (("calls", 100_000), ("batches", 10**7), ("epochs", 10**5)):
-            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1, most=limit))  # 12.0 is 12
+            object.__setattr__(
+                self, name, check_integer(name, getattr(self, name), 1, most=limit)
+            )  # 12.0 is 12
         for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
             check_choice(name, getattr(self, name), get_args(allowed))
         for name, allowed in (("noise", Law), ("sampling", Sampling)):
             if getattr(self, name) is not None:
                 check_choice(f"stated.{name}", getattr(self, name), get_args(allowed))
         if self.sampling is not None and self.noise_multiplier is None:
-            raise BadConfig("stated.sampling= needs stated.noise_multiplier= (and stated.batches=, of an epoch)")
+            raise BadConfig(
+                "stated.sampling= needs stated.noise_multiplier= (and stated.batches=, of an epoch)"
+            )
         if self.sampling is not None and self.relation not in ACCOUNTED[self.sampling]:
             accounted = f"stated.sampling={self.sampling} is accounted under relation=zero_out"
             raise BadConfig(f"{accounted}, not {self.relation}")
@@ -455,9 +506,9 @@ class CheckedClaim:
     def law_mu(self) -> float:
         """The largest mu of Gaussian noise, over all calls, that the statement allows.
 
-        mu-Gaussian DP: mu. rho-zCDP: the Renyi divergence of order a of N(0, 1) and N(mu, 1) is a mu^2 / 2 (Bun and Steinke
-        2016, lemma 2.4), so rho = mu^2 / 2. (epsilon, delta): Balle and Wang 2018, theorem 8, inverted.
-        """
+        mu-Gaussian DP: mu. rho-zCDP: the Renyi divergence of order a of N(0, 1) and N(mu, 1) is a
+        mu^2 / 2 (Bun and Steinke 2016, lemma 2.4), so rho = mu^2 / 2. (epsilon, delta): Balle and
+        Wang 2018, theorem 8, inverted."""
         if self.mu is not None:
             return self.mu
         if self.rho is not None:
@@ -465,8 +516,9 @@ class CheckedClaim:
         return gaussian_mu(self.epsilon, self.delta)
 
     def epsilon_by_law(self, law: str) -> float:
-        """The epsilon at ``delta`` of the most that the statement allows to noise of this law: of rho-zCDP, a Gaussian mechanism
-        may spend less than what follows from rho for any mechanism."""
+        """The epsilon at ``delta`` of the most that the statement allows to noise of this law: of
+        rho-zCDP, a Gaussian mechanism may spend less than what follows from rho for any
+        mechanism."""
         if self.rho is not None and law.endswith("gaussian"):
             return min(self.epsilon, gaussian_epsilon(self.law_mu, max(self.delta, TINY)))
         return self.epsilon
@@ -477,20 +529,22 @@ class CheckedClaim:
         return self.epsilon * (1 + self.tolerance)
 
     def limit(self, *, exact: bool, law: str = "") -> float:
-        """The same for a bound that trusts noise of this law; exact: from an exact shift, which sees less than counting does (a
-        statement is a rounded number)."""
+        """The same for a bound that trusts noise of this law; exact: from an exact shift, which
+        sees less than counting does (a statement is a rounded number)."""
         return self.epsilon_by_law(law) * (1 + (self.tolerance / 5 if exact else self.tolerance))
 
     @property
     def gaussian_mu_per_call(self) -> float:
-        """The mu of Gaussian DP that the statement allows to one call (all calls are alike and independent)."""
+        """The mu of Gaussian DP that the statement allows to one call (all calls are alike and
+        independent)."""
         if self.noise_multiplier is not None:
             return (2.0 if self.relation == "replace" else 1.0) / self.noise_multiplier
         return self.law_mu / math.sqrt(self.calls)
 
     @property
     def says(self) -> str:
-        """The statement as it was typed, with what was made of it and how the mechanism is called."""
+        """The statement as it was typed, with what was made of it and how the mechanism is
+        called."""
         over = f" over {self.calls} calls" if self.calls > 1 else ""
         guessed = ", guessed" if self.kind_is_guessed else ""
         terms = f"kind={self.kind}{guessed}, {self.relation}"
@@ -513,17 +567,23 @@ HIGHEST_ORDER = 1e6
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """The epsilon at ``delta`` in (0, 1) that follows from ``rho``-zCDP, rho > 0.
 
-    delta(epsilon) = inf over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1/a)^a (Canonne, Kamath and Steinke 2020,
-    proposition 12), solved for epsilon: a rho + (ln(1/delta) + (a - 1) ln(1 - 1/a) - ln a) / (a - 1), the least over a.
-    """
+    delta(epsilon) = inf over a > 1 of exp((a - 1)(a rho - epsilon)) / (a - 1) (1 - 1/a)^a (Canonne,
+    Kamath and Steinke 2020, proposition 12), solved for epsilon: a rho + (ln(1/delta) + (a - 1)
+    ln(1 - 1/a) - ln a) / (a - 1), the least over a."""
 
     def epsilon_at(log_of_order_less_one: float) -> float:
         less = math.exp(log_of_order_less_one)
         order = 1 + less
-        return order * rho + (-math.log(delta) + less * math.log(less / order) - math.log(order)) / less
+        return (
+            order * rho
+            + (-math.log(delta) + less * math.log(less / order) - math.log(order)) / less
+        )
 
     found = minimize_scalar(
-        epsilon_at, bounds=(-20.0, math.log(HIGHEST_ORDER)), method="bounded", options={"xatol": 1e-9}
+        epsilon_at,
+        bounds=(-20.0, math.log(HIGHEST_ORDER)),
+        method="bounded",
+        options={"xatol": 1e-9},
     )
     return max(0.0, float(found.fun))
 
@@ -531,7 +591,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The mu whose Gaussian DP has this epsilon at ``delta`` (at 1e-12 where delta is 0)."""
     at = max(delta, TINY)
-    low, high = 1e-9, 1.0
+    low = 1e-9
+    high = 1.0
     while gaussian_epsilon(high, at) < epsilon:
         high *= 2
     if gaussian_epsilon(low, at) >= epsilon:

@@ -1,4 +1,5 @@
-"""Neighbours under the same noise: how far the record moves a release, and what of it has no noise."""
+"""Neighbours under the same noise: how far the record moves a release, and what of it has no
+noise."""
 
 from __future__ import annotations
 
@@ -24,15 +25,18 @@ from privdd.blackbox.stages import ExaminationState
 from privdd.blackbox.verdict import ExactEpsilon, SingleTestResult
 
 ROUNDING = {"float16": 2e-3, "float32": 1e-6}  # relative; 1e-9 for float64
-WATCHED = 200  # replays of a side, after which a source that was not drawn from is taken for one that never is
+# replays of a side, after which a source that was not drawn from is taken for one that never is
+WATCHED = 200
 AGREES = 1e-7  # of the noise: two differences that are the same
 
 
 @dataclass(frozen=True, eq=False)
 class PairedReplays:
-    """Transcripts of two neighbouring inputs, each seed used for both. present, absent (S, M): numbers of all calls, (S,
-    0) where releases differ in size (alike is false); codes: what is no number, for each side; is_random: whether any
-    call drew from a source that is known; repeats: whether a seed gives the same release again."""
+    """Transcripts of two neighbouring inputs, each seed used for both. present, absent (S, M):
+    numbers of all calls, (S,
+    0) where releases differ in size (alike is false); codes: what is no number, for each side;
+      is_random: whether any call drew from a source that is known; repeats: whether a seed gives
+          the same release again."""
 
     pair: NeighbouringInputs
     present: np.ndarray
@@ -44,7 +48,8 @@ class PairedReplays:
 
     @property
     def score(self) -> tuple[float, float]:
-        """The L2 and the L1 norm of the shift over the noise; 0 where the shift depends on the noise, or a number has none."""
+        """The L2 and the L1 norm of the shift over the noise; 0 where the shift depends on the
+        noise, or a number has none."""
         shift = self.shift()
         if shift is None or not shift.any() or not self.noise[shift != 0].all():
             return 0.0, 0.0
@@ -54,7 +59,11 @@ class PairedReplays:
     @property
     def differs(self) -> bool:
         """Whether any seed gives the two sides another release."""
-        return not self.alike or not np.array_equal(self.present, self.absent) or self.codes[0] != self.codes[1]
+        return (
+            not self.alike
+            or not np.array_equal(self.present, self.absent)
+            or self.codes[0] != self.codes[1]
+        )
 
     @property
     def is_constant(self) -> bool:
@@ -65,16 +74,23 @@ class PairedReplays:
 
     @property
     def noise(self) -> np.ndarray:
-        """(M,): standard deviation over seeds, of the side that has less; 0 where a number never changes."""
-        one, other = (np.where(np.ptp(side, axis=0) > 0, side.std(0), 0.0) for side in (self.present, self.absent))
+        """(M,): standard deviation over seeds, of the side that has less; 0 where a number never
+        changes."""
+        one, other = (
+            np.where(np.ptp(side, axis=0) > 0, side.std(0), 0.0)
+            for side in (self.present, self.absent)
+        )
         return np.minimum(one, other)
 
     def shift(self) -> np.ndarray | None:
-        """(M,): what the record adds to each number, exactly; None where that depends on the noise."""
+        """(M,): what the record adds to each number, exactly; None where that depends on the
+        noise."""
         if not self.alike or self.codes[0] != self.codes[1]:
             return None
         moved = self.present - self.absent
-        share = max([1e-9, *(value for name, value in ROUNDING.items() if name in self.codes[0][0])])
+        share = max(
+            [1e-9, *(value for name, value in ROUNDING.items() if name in self.codes[0][0])]
+        )
         largest = np.maximum(np.abs(self.present), np.abs(self.absent)).max(0)
         allowed = share * largest + (AGREES * self.noise if share == 1e-9 else 0.0)
         if (np.ptp(moved, axis=0) > allowed).any():
@@ -84,10 +100,16 @@ class PairedReplays:
 
 
 def replay_pair(
-    mechanism: BlackBox, pair: NeighbouringInputs, calls: Sequence[Sequence[Data]], sources: FrozenSources, seeds: range
+    mechanism: BlackBox,
+    pair: NeighbouringInputs,
+    calls: Sequence[Sequence[Data]],
+    sources: FrozenSources,
+    seeds: range,
 ) -> PairedReplays:
-    """One transcript of each side for each seed, and one again. calls: those of either side. Raises InputRefused."""
-    is_random, found = False, []
+    """One transcript of each side for each seed, and one again. calls: those of either side. Raises
+    InputRefused."""
+    is_random = False
+    found = []
     for inputs in calls:
         side = []
         for at, seed in enumerate((*seeds, seeds[0])):
@@ -97,7 +119,9 @@ def replay_pair(
             is_random = is_random or (watch and sources.drawn_from())
         found.append(side)
     ends = [(side[0], side[-1]) for side in found]
-    repeats = all(np.array_equal(a.numbers, b.numbers) and a.signature == b.signature for a, b in ends)
+    repeats = all(
+        np.array_equal(a.numbers, b.numbers) and a.signature == b.signature for a, b in ends
+    )
     numbers = [[one.numbers for one in side[:-1]] for side in found]
     alike = len({len(row) for side in numbers for row in side}) == 1
     present, absent = (np.stack(side) if alike else np.zeros((len(seeds), 0)) for side in numbers)
@@ -106,18 +130,30 @@ def replay_pair(
 
 
 SHARE = 0.08  # of the calls that are left
-FEW, MANY = range(1, 4), range(1, 129)  # seeds: of every pair, and of the best
-HEAVY_TAILS = 4.5  # kurtosis from which on the sum of shifts counts, as for Laplace noise (6), not their length (3)
+# seeds: of every pair, and of the best
+FEW = range(1, 4)
+MANY = range(1, 129)
+# kurtosis from which on the sum of shifts counts, as for Laplace noise (6), not their length (3)
+HEAVY_TAILS = 4.5
 COUNTED = 4000  # calls of either side that a choice without noise is told from
-REPLAYED, LARGEST_SHIFT = "replays", "the largest shift"  # looks
+# looks
+REPLAYED = "replays"
+LARGEST_SHIFT = "the largest shift"
 HELD = "the randomness of the mechanism could not be held still: the same seed gave another release"
-UNKNOWN = "on {} of {} pairs of neighbours what the record changes depends on the noise, so no exact epsilon is said"
-NO_NOISE = "no source of randomness was drawn from: the same input gives the same release, and the record changes it"
+UNKNOWN = (
+    "on {} of {} pairs of neighbours what the record changes depends on the noise, so no "
+    "exact epsilon is said"
+)
+NO_NOISE = (
+    "no source of randomness was drawn from: the same input gives the same release, and the "
+    "record changes it"
+)
 
 
 @dataclass
 class ReplayStage(ExaminationState):
-    """All neighbours under the same noise: the pairs with the largest shift, which is known exactly then, and releases without noise."""
+    """All neighbours under the same noise: the pairs with the largest shift, which is known exactly
+    then, and releases without noise."""
 
     shifted: list[NeighbouringInputs] = field(default_factory=list)
     compared: int = 0  # pairs
@@ -134,17 +170,27 @@ class ReplayStage(ExaminationState):
         with FrozenSources() as sources:
             best: dict[tuple[object, ...], list[PairedReplays]] = {}
             for one in self._replays(sources):
-                if not one.is_random and one.is_constant and one.differs and self._tell_no_noise(one, sources):
+                if (
+                    not one.is_random
+                    and one.is_constant
+                    and one.differs
+                    and self._tell_no_noise(one, sources)
+                ):
                     return
                 if max(one.score) > 0:
                     rivals = [*best.get(size_of_data(one.pair.present), []), one]
-                    best[size_of_data(one.pair.present)] = [max(rivals, key=lambda r: r.score[norm]) for norm in (0, 1)]
+                    best[size_of_data(one.pair.present)] = [
+                        max(rivals, key=lambda r: r.score[norm]) for norm in (0, 1)
+                    ]
             if self.unknown:
                 self.result.notes.append(UNKNOWN.format(self.unknown, self.compared))
-            self._keep_largest({id(one): one.pair for pairs in best.values() for one in pairs}, sources)
+            self._keep_largest(
+                {id(one): one.pair for pairs in best.values() for one in pairs}, sources
+            )
 
     def _replays(self, sources: FrozenSources) -> Iterator[PairedReplays]:
-        """Of as many pairs as can be paid for, evenly chosen; none where randomness cannot be held still."""
+        """Of as many pairs as can be paid for, evenly chosen; none where randomness cannot be held
+        still."""
         tried = self.stated_neighbours()
         if self.mechanism.kind == "records":
             tried = tried + counted_neighbours(self.stated.relation, self.tried)
@@ -159,7 +205,9 @@ class ReplayStage(ExaminationState):
             except InputRefused:
                 continue
             if not found.repeats:
-                self.result.looks.append(SingleTestResult(REPLAYED, "not looked at", HELD, inputs=tried[at].says))
+                self.result.looks.append(
+                    SingleTestResult(REPLAYED, "not looked at", HELD, inputs=tried[at].says)
+                )
                 return
             self.compared += 1
             self.unknown += found.shift() is None
@@ -172,23 +220,32 @@ class ReplayStage(ExaminationState):
         if moved.law == "other":
             return
         if self.result.kappa is None or moved.epsilon > self._best:
-            self._best = moved.epsilon  # the best guess is that of the best bound: the largest guess is a lucky one
-            of_laplace = moved.about / max(self.stated.epsilon, 1e-12)  # its epsilon grows with the shift
+            self._best = (
+                moved.epsilon
+            )  # the best guess is that of the best bound: the largest guess is a lucky one
+            of_laplace = moved.about / max(
+                self.stated.epsilon, 1e-12
+            )  # its epsilon grows with the shift
             of_gaussian = moved.mu / (self.stated.gaussian_mu_per_call * calls**0.5)
             self.result.kappa = of_gaussian if moved.law.endswith("gaussian") else of_laplace
             self.result.about = moved.about
             self.result.law, self.result.worst = moved.law, pair.says
-        shift, best = self.shift_of(pair), self.result.exact
+        shift = self.shift_of(pair)
+        best = self.result.exact
         more = best is None or moved.transcripts > best.transcripts
         if moved.exact and shift is not None and not self.unknown and more:
             norms = float(np.abs(shift).sum()), float(np.linalg.norm(shift))
             seen = {"transcripts": moved.transcripts, "pairs": self.compared}
-            self.result.exact = ExactEpsilon(moved.law, moved.about, moved.epsilon, *norms, **seen, inputs=pair.says)
+            self.result.exact = ExactEpsilon(
+                moved.law, moved.about, moved.epsilon, *norms, **seen, inputs=pair.says
+            )
 
     def _note_replay(self, one: PairedReplays) -> None:
         """For those who look at more than the shift."""
 
-    def _replay(self, pair: NeighbouringInputs, sources: FrozenSources, seeds: range) -> PairedReplays:
+    def _replay(
+        self, pair: NeighbouringInputs, sources: FrozenSources, seeds: range
+    ) -> PairedReplays:
         self.clock.check_budget(self.mechanism)
         calls = self.stated_calls(pair.present), self.stated_calls(pair.absent)
         self.calls_by_words[pair.says] = calls
@@ -199,8 +256,8 @@ class ReplayStage(ExaminationState):
         return int(share * self.clock.calls_left(self.mechanism) / (2 * self.stated.calls))
 
     def _tell_no_noise(self, one: PairedReplays, sources: FrozenSources) -> bool:
-        """Whether that is certain; of whole numbers, which a source outside of this process may choose, only calls are
-        counted."""
+        """Whether that is certain; of whole numbers, which a source outside of this process may
+        choose, only calls are counted."""
         both = np.concatenate([one.present[0], one.absent[0]])
         if not np.array_equal(both, np.rint(both)):
             self._add_certain("no noise", NO_NOISE, one.pair.says)
@@ -217,7 +274,8 @@ class ReplayStage(ExaminationState):
         return self.result.is_refuted
 
     def _keep_largest(self, pairs: dict[int, NeighbouringInputs], sources: FrozenSources) -> None:
-        """Of the best pair of each size the one with the largest shift, if it is the same for many seeds."""
+        """Of the best pair of each size the one with the largest shift, if it is the same for many
+        seeds."""
         again = []
         for pair in pairs.values():
             if self._affordable_replays(SHARE) < len(MANY):
@@ -230,7 +288,9 @@ class ReplayStage(ExaminationState):
             return
         rows = sure[0].absent
         spread = rows.std(0)
-        tails = stats.kurtosis((rows - rows.mean(0))[:, spread > 0] / spread[spread > 0], axis=None, fisher=False)
+        tails = stats.kurtosis(
+            (rows - rows.mean(0))[:, spread > 0] / spread[spread > 0], axis=None, fisher=False
+        )
         largest = max(sure, key=lambda one: one.score[int(tails > HEAVY_TAILS)])
         shift = largest.shift()
         if shift is not None and len(shift) % self.stated.calls == 0:
@@ -239,15 +299,19 @@ class ReplayStage(ExaminationState):
 
 
 class FrozenSources:
-    """While it is entered, ``restart(seed)`` sets every source to a state that follows from the seed; states are put
-    back. Sources: every generator of numpy, torch and ``random``, those made without a seed, ``secrets`` and
-    ``os.urandom``. Others, such as those of compiled libraries, go on as they like."""
+    """While it is entered, ``restart(seed)`` sets every source to a state that follows from the
+    seed; states are put
+    back. Sources: every generator of numpy, torch and ``random``, those made without a seed,
+        ``secrets`` and ``os.urandom``. Others, such as those of compiled libraries, go on as they
+        like."""
 
     def __enter__(self) -> FrozenSources:
         self._numpy, self._legacy, self._plain, self._torch = _find_generators()
         self._saved = self._states()
-        self._bits, self._asked = random.Random(0), False
-        self._stack, self._system = ExitStack(), os.urandom
+        self._bits = random.Random(0)
+        self._asked = False
+        self._stack = ExitStack()
+        self._system = os.urandom
         for module in [*sys.modules.values()]:
             self._replace_entropy(module)
         return self
@@ -275,7 +339,10 @@ class FrozenSources:
         return self._asked or not _is_same_state(self._restarted, self._states())
 
     def _states(self) -> list[Any]:
-        held = [*(one.state for one in self._numpy), *(one.get_state(legacy=False) for one in self._legacy)]
+        held = [
+            *(one.state for one in self._numpy),
+            *(one.get_state(legacy=False) for one in self._legacy),
+        ]
         held += [one.getstate() for one in self._plain]
         return [*held, *(one.get_state().numpy().copy() for one in self._torch)]
 
@@ -312,8 +379,12 @@ HEAP = 1 << 9  # flag of types that Python code made: their instances hold what 
 
 
 def _find_generators() -> tuple[list[Any], list[Any], list[random.Random], list[Any]]:
-    """numpy's bit generators and old generators, those of ``random``, and torch's: the garbage collector knows who holds these."""
-    numpy, legacy, plain, others = [], [], [], {}
+    """numpy's bit generators and old generators, those of ``random``, and torch's: the garbage
+    collector knows who holds these."""
+    numpy = []
+    legacy = []
+    plain = []
+    others = {}
     torch = sys.modules.get("torch")
     kind = getattr(torch, "Generator", None)
     if torch is not None:
@@ -327,11 +398,15 @@ def _find_generators() -> tuple[list[Any], list[Any], list[random.Random], list[
         sort = type(one)
         if issubclass(sort, np.random.BitGenerator):
             numpy.append(one)
-        elif issubclass(sort, np.random.RandomState) and isinstance(one._bit_generator, np.random.MT19937):
+        elif issubclass(sort, np.random.RandomState) and isinstance(
+            one._bit_generator, np.random.MT19937
+        ):
             legacy.append(one)
         elif issubclass(sort, random.Random):
             plain += [] if issubclass(sort, random.SystemRandom) else [one]
-        elif kind is not None and (sort is dict or sort.__name__ == "cell" or sort.__flags__ & HEAP):
+        elif kind is not None and (
+            sort is dict or sort.__name__ == "cell" or sort.__flags__ & HEAP
+        ):
             others |= {id(held): held for held in gc.get_referents(one) if type(held) is kind}
     seeded = {id(one._bit_generator) for one in legacy}
     return [one for one in numpy if id(one) not in seeded], legacy, plain, [*others.values()]

@@ -15,23 +15,58 @@ from privdd.blackbox.fresh_randomness import is_randomness, needed_parameters, w
 from privdd.core.user_modules import import_torchvision, import_user_module
 from privdd.core.validation import BadConfig
 
-FROM_THE_STATEMENT = {"epsilon": "epsilon", "eps": "epsilon", "target_epsilon": "epsilon", "delta": "delta",
-                      "target_delta": "delta"}  # fmt: skip
-ROWS = {"x", "data", "records", "rows", "dataset", "samples", "batch", "values", "table", "features"}
-UPDATES = {"update", "updates", "delta", "deltas", "gradient", "gradients", "grad", "grads", "weights", "parameters"}
-WEIGHTS = {"weights", "sizes", "counts", "num_examples", "examples"}  # beside the updates of several clients
+FROM_THE_STATEMENT = {
+    "epsilon": "epsilon",
+    "eps": "epsilon",
+    "target_epsilon": "epsilon",
+    "delta": "delta",
+    "target_delta": "delta",
+}
+ROWS = {
+    "x",
+    "data",
+    "records",
+    "rows",
+    "dataset",
+    "samples",
+    "batch",
+    "values",
+    "table",
+    "features",
+}
+UPDATES = {
+    "update",
+    "updates",
+    "delta",
+    "deltas",
+    "gradient",
+    "gradients",
+    "grad",
+    "grads",
+    "weights",
+    "parameters",
+}
+WEIGHTS = {
+    "weights",
+    "sizes",
+    "counts",
+    "num_examples",
+    "examples",
+}  # beside the updates of several clients
 
 
 def load_target(name: str, key: str = "mechanism") -> Any:
-    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises BadConfig, one line. key: the
-    setting that holds the name, for messages."""
+    """``package.module:Name``, ``package.module.Name`` or ``folder/file.py:Name``. Raises
+    BadConfig, one line. key: the setting that holds the name, for messages."""
     module, colon, attribute = name.rpartition(":")
     if not colon:
         module, _, attribute = name.rpartition(".")
     if not module or not attribute:
         raise BadConfig(f"{key}={name}: package.module:Name or file.py:Name is needed")
     try:
-        found = _load_from_file(Path(module)) if module.endswith(".py") else import_user_module(module)
+        found = (
+            _load_from_file(Path(module)) if module.endswith(".py") else import_user_module(module)
+        )
     except BadConfig:
         raise
     except Exception as error:  # whatever the module raises as it is imported
@@ -68,10 +103,13 @@ def _load_from_file(path: Path) -> Any:
     return module
 
 
-def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[Callable[[], Any], bool]:
-    """A function that makes the callable, and whether it is made anew each time (classes). args: for a class, what it is
-    made with; for a function, keyword arguments of every call. An argument named epsilon or delta that has no default and
-    is not given is taken from the statement; a seed or generator that has none is a fresh one in every call. Raises BadConfig."""
+def make_target(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> tuple[Callable[[], Any], bool]:
+    """A function that makes the callable, and whether it is made anew each time (classes). args:
+    for a class, what it is made with; for a function, keyword arguments of every call. An argument
+    named epsilon or delta that has no default and is not given is taken from the statement; a seed
+    or generator that has none is a fresh one in every call. Raises BadConfig."""
     if not inspect.isclass(target):
         f = with_fresh_randomness(functools.partial(target, **args) if args else target)
         return lambda: f, False
@@ -82,25 +120,34 @@ def make_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any])
 
 
 def make_instance(target: Any, args: Mapping[str, Any], name: str = "") -> Any:
-    """``target(**args)``. Raises BadConfig, one line, for whatever a stranger's constructor raises; name: for messages."""
+    """``target(**args)``. Raises BadConfig, one line, for whatever a stranger's constructor raises;
+    name: for messages."""
     try:
         return target(**args)
     except Exception as error:
         given = ", ".join(f"{key}={value!r}" for key, value in args.items())
         said = " ".join(str(error).split())[:200]
-        raise BadConfig(f"{name or target.__name__}({given}): {type(error).__name__}: {said}") from error
+        raise BadConfig(
+            f"{name or target.__name__}({given}): {type(error).__name__}: {said}"
+        ) from error
 
 
-def arguments_of_target(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of_target(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> dict[str, Any]:
     """``args``, and for a class what it takes from the statement."""
     asked = needed_parameters(target) if inspect.isclass(target) else []
-    return {p.name: stated[FROM_THE_STATEMENT[p.name]] for p in asked if p.name in FROM_THE_STATEMENT} | {**args}
+    return {
+        p.name: stated[FROM_THE_STATEMENT[p.name]] for p in asked if p.name in FROM_THE_STATEMENT
+    } | {**args}
 
 
 def guess_kind(f: Any) -> str:
-    """By the names of the arguments that must be given, those that are drawn for the mechanism apart. Raises BadConfig, which
-    asks for ``kind=``, where the names say nothing."""
-    asked = [p for p in needed_parameters(f) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    """By the names of the arguments that must be given, those that are drawn for the mechanism
+    apart. Raises BadConfig, which asks for ``kind=``, where the names say nothing."""
+    asked = [
+        p for p in needed_parameters(f) if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+    ]
     names = [p.name.lower() for p in asked if not is_randomness(p.name)]
     if len(names) == 1 and names[0] in ROWS:
         return "records"
@@ -110,7 +157,8 @@ def guess_kind(f: Any) -> str:
         return "aggregate"
     listed = ", ".join(p.name for p in asked)
     raise BadConfig(
-        f"kind= is needed, as the arguments ({listed}) do not tell it: update is f(list of arrays), "
+        f"kind= is needed, as the arguments ({listed}) do not tell it: update is f(list "
+        "of arrays), "
         "aggregate f(list of updates, list of weights), records f(array (n, d))"
     )
 
@@ -128,7 +176,8 @@ def target_name(target: Any) -> str:
 
 
 def make_plugin(what: str, target: Any, args: Mapping[str, Any]) -> Any:
-    """An instance of the class. Raises BadConfig, one line, where it cannot be made or is none of its role."""
+    """An instance of the class. Raises BadConfig, one line, where it cannot be made or is none of
+    its role."""
     if not isinstance(target, type):
         raise BadConfig(f"{what}={target!r}: a class is needed")
     from attacks.types import Attack  # loads torch, which checks do without

@@ -1,4 +1,5 @@
-"""Results of single tests, and the conclusion of a check: a value, JSON, one sentence, a page, limits, and ``reproduce.py``."""
+"""Results of single tests, and the conclusion of a check: a value, JSON, one sentence, a page,
+limits, and ``reproduce.py``."""
 
 from __future__ import annotations
 
@@ -34,8 +35,8 @@ WORDS: dict[Strength, str] = {
 
 @dataclass(frozen=True)
 class SingleTestResult:
-    """epsilon: the lower bound that it found, 0 if none; strength: its condition (``WORDS``); inputs: neighbours it was
-    found on."""
+    """epsilon: the lower bound that it found, 0 if none; strength: its condition (``WORDS``);
+    inputs: neighbours it was found on."""
 
     name: str
     outcome: str
@@ -48,8 +49,10 @@ class SingleTestResult:
 
 @dataclass(frozen=True)
 class ExactEpsilon:
-    """Epsilon at the stated delta by the tested law of the noise and the largest shift (norms shift_l1, shift_l2) of
-    ``pairs`` neighbours: no proof, as another input may be shifted further. low: at the stated confidence."""
+    """Epsilon at the stated delta by the tested law of the noise and the largest shift (norms
+    shift_l1, shift_l2) of
+    ``pairs`` neighbours: no proof, as another input may be shifted further. low: at the stated
+        confidence."""
 
     law: str
     epsilon: float
@@ -70,7 +73,8 @@ class ExactEpsilon:
 
 @dataclass
 class ExaminationResult:
-    """looks, and what was found out about the mechanism on the way. undecided: looks that fit and were not made, with the
+    """looks, and what was found out about the mechanism on the way. undecided: looks that fit and
+    were not made, with the
     reason: nothing that was seen decides without them, unless it refutes."""
 
     looks: list[SingleTestResult] = field(default_factory=list)
@@ -89,15 +93,17 @@ class ExaminationResult:
 
 
 FORMAT = 1
-KEEPS, CONDITIONS, BREAKS = "not refuted", "not refuted, under conditions", "refuted"
+KEEPS = "not refuted"
+CONDITIONS = "not refuted, under conditions"
+BREAKS = "refuted"
 UNDECIDED = "not decided"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """certified: largest lower bound on epsilon; certified_any: of those that hold for any mechanism; kappa: shift over
-    noise, over what is stated; about: best guess of epsilon under the noise's law (None where none fits); undecided: why
-    nothing is decided, where it is not."""
+    """certified: largest lower bound on epsilon; certified_any: of those that hold for any
+    mechanism; kappa: shift over noise, over what is stated; about: best guess of epsilon under the
+    noise's law (None where none fits); undecided: why nothing is decided, where it is not."""
 
     mechanism: str
     stated: CheckedClaim
@@ -116,7 +122,9 @@ class Checked:
     command: str = ""
     conditions: tuple[str, ...] = field(default=())
     undecided: tuple[str, ...] = field(default=())
-    case: Mapping[str, Any] | None = field(default=None, compare=False)  # what ``write_reproduction`` writes
+    case: Mapping[str, Any] | None = field(
+        default=None, compare=False
+    )  # what ``write_reproduction`` writes
     exact: ExactEpsilon | None = None
 
     @property
@@ -143,7 +151,13 @@ class Checked:
             return f"{head}: {shown}"
         if refuting:
             return f"{head}: {'; '.join(self.undecided)}; under it {shown}"
-        tail = "; ".join([*self.conditions, *self._shortened(self.undecided), *self._shortened(self._cursory_notes)])
+        tail = "; ".join(
+            [
+                *self.conditions,
+                *self._shortened(self.undecided),
+                *self._shortened(self._cursory_notes),
+            ]
+        )
         exact = f"; {self.exact.says}" if self.exact else ""
         bound = f"largest bound {self.certified:.4g} at confidence {self.confidence:g}"
         return f"{head}{': ' + tail if tail else ''}{exact}; {bound}"
@@ -172,19 +186,25 @@ class Checked:
         """The inverse of ``as_json``. Raises ValueError."""
         values = {k: v for k, v in data.items() if k not in ("format", "says")}
         for part, known in ((values, Checked), (values.get("stated"), CheckedClaim)):
-            if isinstance(part, Mapping) and (unknown := set(part) - {one.name for one in fields(known)}):
+            if isinstance(part, Mapping) and (
+                unknown := set(part) - {one.name for one in fields(known)}
+            ):
                 raise ValueError(f"unknown keys: {', '.join(sorted(map(str, unknown)))}")
         return TypeAdapter(Checked).validate_python(values)
 
 
 GUESSED = (
-    "kind={kind} was guessed from the names of the arguments, and a guess accuses nobody: if that is what the mechanism takes, say "
+    "kind={kind} was guessed from the names of the arguments, and a guess accuses "
+    "nobody: if that is what the mechanism takes, say "
     "kind={kind}, else another"
 )
 
 
 def _verdict(
-    found: ExaminationResult, stated: CheckedClaim, undecided: Sequence[str], conditions: Sequence[str]
+    found: ExaminationResult,
+    stated: CheckedClaim,
+    undecided: Sequence[str],
+    conditions: Sequence[str],
 ) -> str:
     if found.is_refuted and not stated.kind_is_guessed:
         return BREAKS
@@ -193,7 +213,9 @@ def _verdict(
     return CONDITIONS if conditions else KEEPS
 
 
-def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **spent: Any) -> Checked:
+def conclude_check(
+    name: str, stated: CheckedClaim, found: ExaminationResult, **spent: Any
+) -> Checked:
     """The verdict of an examination; spent: its confidence, calls and seconds."""
     conditions = tuple(look.says for look in found.looks if look.outcome == "condition")
     bounds = [look for look in found.looks if look.outcome in ("refuted", "not refuted")]
@@ -220,12 +242,17 @@ def conclude_check(name: str, stated: CheckedClaim, found: ExaminationResult, **
     )
 
 
-UNITS = {"update": "update", "aggregate": "client", "records": "record"}  # kind of mechanism -> whose data may change
+UNITS = {
+    "update": "update",
+    "aggregate": "client",
+    "records": "record",
+}  # kind of mechanism -> whose data may change
 NO_RECORDS = "a check calls a mechanism, and looks at no records and no surfaces"
 
 
 def read_check(folder: Path) -> Checked | None:
-    """What ``privdd.check ... out=FOLDER`` found; None for a folder of anything else. Raises DamagedRun, one line."""
+    """What ``privdd.check ... out=FOLDER`` found; None for a folder of anything else. Raises
+    DamagedRun, one line."""
     found = read_json(folder / "findings.json")
     if not isinstance(found, dict) or "mechanism" not in found:
         return None
@@ -237,25 +264,49 @@ def read_check(folder: Path) -> Checked | None:
 
 
 def judge_check(policy: Policy, found: Checked) -> list[LimitResult]:
-    """The outcome of every limit that the policy sets; where none of them applies to a check, none is decided."""
-    stated, results = found.stated, list[LimitResult]()
+    """The outcome of every limit that the policy sets; where none of them applies to a check, none
+    is decided."""
+    stated = found.stated
+    results = list[LimitResult]()
     terms = f"delta {stated.delta:g}, one {UNITS[stated.kind]}, {stated.relation}"
     if (limit := policy.epsilon_proven) is not None:
         broken = stated.epsilon > limit or found.refuted
         text = "refuted" if found.refuted else "a check proves no upper bound"
         line = f"{stated.epsilon:g} is stated ({terms}), {text}; limit {limit:g}"
-        results.append(LimitResult("epsilon_proven", "broken" if broken else "does not apply", line))
+        results.append(
+            LimitResult("epsilon_proven", "broken" if broken else "does not apply", line)
+        )
     if (limit := policy.epsilon_shown) is not None:
-        outcome: Outcome = "broken" if found.certified > limit else "not decided" if found.is_undecided else "holds"
-        line = f"shown at least {found.certified:.4g} ({terms}) at confidence {found.confidence:g}; limit {limit:g}"
+        outcome: Outcome = (
+            "broken"
+            if found.certified > limit
+            else "not decided"
+            if found.is_undecided
+            else "holds"
+        )
+        line = (
+            f"shown at least {found.certified:.4g} ({terms}) at confidence "
+            f"{found.confidence:g}; limit {limit:g}"
+        )
         results.append(LimitResult("epsilon_shown", outcome, line))
     if policy.verdicts:
-        verdict = "contradiction" if found.refuted else "untested" if found.is_undecided else "consistent"
+        verdict = (
+            "contradiction" if found.refuted else "untested" if found.is_undecided else "consistent"
+        )
         missed: Outcome = "not decided" if verdict == "untested" else "broken"
-        line = f"{found.mechanism} is {verdict} ({found.verdict}); allowed: {', '.join(policy.verdicts)}"
-        results.append(LimitResult("verdicts", "holds" if verdict in policy.verdicts else missed, line))
+        line = (
+            f"{found.mechanism} is {verdict} ({found.verdict}); allowed: "
+            f"{', '.join(policy.verdicts)}"
+        )
+        results.append(
+            LimitResult("verdicts", "holds" if verdict in policy.verdicts else missed, line)
+        )
     of_records = [f"tpr_at_fpr.{rate:g}" for rate in policy.tpr_at_fpr]
-    of_records += [name for name in ("auc", "identified_records", "psnr_gain") if getattr(policy, name) is not None]
+    of_records += [
+        name
+        for name in ("auc", "identified_records", "psnr_gain")
+        if getattr(policy, name) is not None
+    ]
     of_records += [f"attacked.{surface}" for surface in policy.attacked]
     results += [LimitResult(name, "does not apply", NO_RECORDS) for name in of_records]
     if all(one.outcome == "does not apply" for one in results):
@@ -267,21 +318,27 @@ TONES = {BREAKS: "contradiction", KEEPS: "consistent", UNDECIDED: "untested"}
 
 
 def write_check_page(result: Checked, folder: Path) -> Path:
-    """``findings.json``, ``check.html`` and, of a refuted statement, ``reproduce.py`` in ``folder`` -> the page."""
+    """``findings.json``, ``check.html`` and, of a refuted statement, ``reproduce.py`` in ``folder``
+    -> the page."""
     from privdd.reporting.page import template_environment
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "findings.json", result.as_json())
     title = _page_title(result)
     template = template_environment().get_template("check.html.jinja")
-    page = template.render(c=result, tone=TONES.get(result.verdict, "unprotected"), strengths=WORDS, title=title)
+    page = template.render(
+        c=result, tone=TONES.get(result.verdict, "unprotected"), strengths=WORDS, title=title
+    )
     write_bytes(folder / "check.html", page.encode())
     write_reproduction(result, folder)
     return folder / "check.html"
 
 
 def _page_title(result: Checked) -> str:
-    stated = f"the stated epsilon {result.stated.epsilon:.4g} at delta {plain_number(result.stated.delta)}"
+    stated = (
+        f"the stated epsilon {result.stated.epsilon:.4g} at delta "
+        f"{plain_number(result.stated.delta)}"
+    )
     if result.refuted:
         return f"T{stated[1:]} is refuted"
     if result.is_undecided:
@@ -301,19 +358,31 @@ def describe_case(
     arguments: Mapping[str, Any],
     example: tuple[str, Sequence[Data], Sequence[Data]] | None,
 ) -> dict[str, Any] | None:
-    """What ``counterexample`` is told; None without an example (words, calls with the record, without it), or too large for
-    a file."""
+    """What ``counterexample`` is told; None without an example (words, calls with the record,
+    without it), or too large for a file."""
     if example is None or len(example[1]) > MOST_CALLS:
         return None
     stated, (words, present, absent) = found.stated, example
     case = {
-        "mechanism": place, "kind": stated.kind, "relation": stated.relation,
+        "mechanism": place,
+        "kind": stated.kind,
+        "relation": stated.relation,
         "epsilon": stated.epsilon_by_law(found.law),
-        "delta": stated.delta, "law": found.law, "inputs": words, "torch": torch, "arguments": dict(arguments),
-        "present": [_plain_data(one) for one in present], "absent": [_plain_data(one) for one in absent],
-    }  # fmt: skip
+        "delta": stated.delta,
+        "law": found.law,
+        "inputs": words,
+        "torch": torch,
+        "arguments": dict(arguments),
+        "present": [_plain_data(one) for one in present],
+        "absent": [_plain_data(one) for one in absent],
+    }
     try:
-        small = sum(json.dumps(case[side], allow_nan=False).count(",") for side in ("present", "absent")) < MOST
+        small = (
+            sum(
+                json.dumps(case[side], allow_nan=False).count(",") for side in ("present", "absent")
+            )
+            < MOST
+        )
         json.dumps(case["arguments"])
     except (TypeError, ValueError):
         return None
@@ -323,14 +392,22 @@ def describe_case(
 def _plain_data(data: Any) -> Any:
     if isinstance(data, np.ndarray):
         return {"shape": list(data.shape), "values": data.ravel().tolist()}
-    return [_plain_data(part) for part in data] if isinstance(data, list | tuple) else to_plain_json(data)
+    return (
+        [_plain_data(part) for part in data]
+        if isinstance(data, list | tuple)
+        else to_plain_json(data)
+    )
 
 
 def write_reproduction(found: Checked, folder: Path) -> Path | None:
     """``folder/reproduce.py``; None where the check holds no case that could be shown."""
     if found.case is None:
         return None
-    case = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.case.items())
-    text = inspect.getsource(counterexample).replace(EMPTY_CASE, f'json.loads(r"""{{\n{case}\n}}""")', 1)
+    case = ",\n".join(
+        f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.case.items()
+    )
+    text = inspect.getsource(counterexample).replace(
+        EMPTY_CASE, f'json.loads(r"""{{\n{case}\n}}""")', 1
+    )
     write_bytes(folder / "reproduce.py", text.encode())
     return folder / "reproduce.py"

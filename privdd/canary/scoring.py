@@ -1,7 +1,8 @@
 """A score for each canary from what a federation let out: larger = in. Nothing here sees a coin.
 
-update: each round's update is regressed on what each canary alone would have done to it, all rounds together
-(``attacks.canaries``). The size of a step and the noise are not known, so they are estimated from the update. loss: how far a
+update: each round's update is regressed on what each canary alone would have done to it, all rounds
+    together (``attacks.canaries``). The size of a step and the noise are not known, so they are
+    estimated from the update. loss: how far a
 canary's loss fell from the first model to the last.
 """
 
@@ -25,7 +26,9 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import read_tensors
 from privdd.runtime.seal import file_sha256
 
-RecordedRound = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]  # what a client was sent, what it replied
+RecordedRound = tuple[
+    Mapping[str, Tensor], Mapping[str, Tensor]
+]  # what a client was sent, what it replied
 RecordPair = tuple[np.ndarray, np.ndarray]
 MAX_TEXT_BYTES = 50_000_000
 
@@ -38,38 +41,52 @@ def score_by_updates(
     clip: float | None = None,
     known: RecordPair | None = None,
 ) -> np.ndarray:
-    """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None = it was not. known:
-    other records of the client, or records like them: what each class of them does to an update is taken off first,
-    whatever its size. Of a large network every k-th parameter is read, so that m gradients fit into memory. Raises
+    """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None =
+    it was not. known: other records of the client, or records like them: what each class of them
+        does to an update is taken off first, whatever its size. Of a large network every k-th
+        parameter is read, so that m gradients fit into memory. Raises
     BadConfig for messages that do not fit the model, and where there is none."""
-    m, heard = len(y), 0
-    gram, precision, product, moment = np.zeros((m, m)), np.zeros((m, m)), np.zeros(m), np.zeros(m)
+    m = len(y)
+    heard = 0
+    gram = np.zeros((m, m))
+    precision = np.zeros((m, m))
+    product = np.zeros(m)
+    moment = np.zeros(m)
     every = network.thinning_step(model, m)
     for sent, replied in rounds:
         network.load_parameters(model, sent)
         rows = network.record_descents(model, x, y, every, clip).astype(np.float64)
         update = network.parameter_difference(model, sent, replied)[::every]
         if known is not None:
-            rows, update = project_out(network.class_descent_sums(model, *known, every, clip), rows, update)
+            rows, update = project_out(
+                network.class_descent_sums(model, *known, every, clip), rows, update
+            )
         noise = noise_outside_span(rows, update, max(float(update.std()), 1e-12))
-        both, along = rows @ rows.T, rows @ update
-        gram, product = gram + both, product + along
-        precision, moment, heard = precision + both / noise**2, moment + along / noise**2, heard + 1
+        both = rows @ rows.T
+        along = rows @ update
+        gram = gram + both
+        product = product + along
+        precision = precision + both / noise**2
+        moment = moment + along / noise**2
+        heard = heard + 1
     if not heard:
         raise BadConfig("updates=: no round of this client was recorded")
     step = _estimate_step_size(gram, product)
     return likelihood_ratios(step**2 * precision, step * moment, 0.5)
 
 
-def project_out(others: np.ndarray, rows: np.ndarray, update: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """rows (m, p) and update (p,) without their parts in the span of others (k, p) (Frisch and Waugh 1933)."""
+def project_out(
+    others: np.ndarray, rows: np.ndarray, update: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """rows (m, p) and update (p,) without their parts in the span of others (k, p) (Frisch and
+    Waugh 1933)."""
     basis = np.linalg.qr(others.T)[0]
     return rows - (rows @ basis) @ basis.T, update - basis @ (basis.T @ update)
 
 
 def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
-    """The positive factor of one canary's step in an update, of all rounds: twice the mean coefficient, as half of the
-    canaries are in."""
+    """The positive factor of one canary's step in an update, of all rounds: twice the mean
+    coefficient, as half of the canaries are in."""
     ridge = 1e-3 * float(np.trace(gram)) / len(gram)
     coefficients = np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), product)
     size = 2 * float(np.mean(coefficients))
@@ -77,7 +94,11 @@ def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
 
 
 def score_by_loss(
-    model: nn.Module, before: Mapping[str, Tensor] | None, after: Mapping[str, Tensor], x: np.ndarray, y: np.ndarray
+    model: nn.Module,
+    before: Mapping[str, Tensor] | None,
+    after: Mapping[str, Tensor],
+    x: np.ndarray,
+    y: np.ndarray,
 ) -> np.ndarray:
     """(m,): loss before - loss after; minus the loss after where the first model is not known."""
     network.load_parameters(model, after)
@@ -92,9 +113,14 @@ def read_scores(path: Path, count: int) -> np.ndarray:
     """(m,) from an npz with id and score, or a csv with columns id and score. Raises DamagedRun."""
     if path.suffix == ".npz":
         found = read_npz(path, ("id", "score"))
-        if found["id"].dtype.kind not in "iu" or found["score"].dtype.kind not in "fiu" or found["id"].ndim != 1:
+        if (
+            found["id"].dtype.kind not in "iu"
+            or found["score"].dtype.kind not in "fiu"
+            or found["id"].ndim != 1
+        ):
             raise DamagedRun(f"{path}: id (m,) whole numbers and score (m,) numbers are needed")
-        ids, values = found["id"].astype(np.int64), found["score"].astype(np.float64)
+        ids = found["id"].astype(np.int64)
+        values = found["score"].astype(np.float64)
     else:
         ids, values = _read_csv_scores(path)
     if ids.shape != values.shape or sorted(ids.tolist()) != [*range(count)]:
@@ -116,17 +142,25 @@ def _read_csv_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except (ValueError, KeyError, TypeError, OverflowError, csv.Error) as error:
-        raise DamagedRun(f"{path}: columns id and score of numbers are needed ({str(error)[:80]})") from None
+        raise DamagedRun(
+            f"{path}: columns id and score of numbers are needed ({str(error)[:80]})"
+        ) from None
 
 
-def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np.ndarray, dict[str, Any]]:
-    """((m,) scores by id, what they were computed from). Raises BadConfig where the artifact is not of the declared signal."""
+def score_artifact(
+    sealed: SealedCanaries, given: Mapping[str, Any]
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """((m,) scores by id, what they were computed from). Raises BadConfig where the artifact is not
+    of the declared signal."""
     signal = sealed.statement["signal"]
     if signal == "scores":
         if "scores" not in given:
             raise BadConfig("scores=FILE is needed: these canaries were issued with signal=scores")
         path = Path(given["scores"])
-        return read_scores(path, len(sealed.canaries.y)), {"signal": "scores", "file": file_sha256(path)}
+        return read_scores(path, len(sealed.canaries.y)), {
+            "signal": "scores",
+            "file": file_sha256(path),
+        }
     if "scores" in given:
         issued = f"these canaries were issued with signal={signal}"
         raise BadConfig(f"scores=: {issued}; scores of another kind do not count")
@@ -140,11 +174,23 @@ def score_artifact(sealed: SealedCanaries, given: Mapping[str, Any]) -> tuple[np
             return _score_recorded_loss(sealed, model, recordings)
         return _score_recorded_updates(sealed, given, model, recordings)
     if signal != "loss" or "after" not in given:
-        raise BadConfig("updates=RUN is needed" if signal == "update" else "updates=RUN, or after=FILE, is needed")
-    after, x, y = Path(given["after"]), sealed.canaries.x, sealed.canaries.y
+        raise BadConfig(
+            "updates=RUN is needed"
+            if signal == "update"
+            else "updates=RUN, or after=FILE, is needed"
+        )
+    after = Path(given["after"])
+    x = sealed.canaries.x
+    y = sealed.canaries.y
     before = Path(given["before"]) if "before" in given else None
-    scores = score_by_loss(model, read_tensors(before) if before else None, read_tensors(after), x, y)
-    told = {"signal": "loss", "after": file_sha256(after), **({"before": file_sha256(before)} if before else {})}
+    scores = score_by_loss(
+        model, read_tensors(before) if before else None, read_tensors(after), x, y
+    )
+    told = {
+        "signal": "loss",
+        "after": file_sha256(after),
+        **({"before": file_sha256(before)} if before else {}),
+    }
     return scores, told
 
 
@@ -154,26 +200,36 @@ def _score_recorded_loss(
     recording = recordings[0]
     final = recording.final_message()
     if final is None:
-        raise BadConfig("updates=: signal=loss needs the final model, which is in a server's recording (tapped)")
+        raise BadConfig(
+            "updates=: signal=loss needs the final model, which is in a server's recording (tapped)"
+        )
     replies = recording.replies_of(recording.client_nodes[0])
     first = recording.broadcast_before(min(replies, key=lambda reply: reply.heading.round))
-    scores = score_by_loss(model, first.read_arrays(), final.read_arrays(), sealed.canaries.x, sealed.canaries.y)
+    scores = score_by_loss(
+        model, first.read_arrays(), final.read_arrays(), sealed.canaries.x, sealed.canaries.y
+    )
     return scores, {"signal": "loss", "before": first.digest, "after": final.digest}
 
 
 def _score_recorded_updates(
     sealed: SealedCanaries, given: Mapping[str, Any], model: Any, recordings: list[Recording]
 ) -> tuple[np.ndarray, dict[str, Any]]:
-    scores, told = np.empty(len(sealed.canaries.y)), {}
-    known = {site: _read_known_records(site, Path(path), sealed) for site, path in given.get("known", {}).items()}
+    scores = np.empty(len(sealed.canaries.y))
+    told = {}
+    known = {
+        site: _read_known_records(site, Path(path), sealed)
+        for site, path in given.get("known", {}).items()
+    }
     if unknown := sorted(set(known) - set(sealed.site_counts)):
         raise BadConfig(f"known.{unknown[0]}=: no such site")
     for site in sealed.site_counts:
         recording, node = _find_client(recordings, site, given["client"], len(sealed.site_counts))
-        replies, ids = recording.replies_of(node), sealed.canaries.site_ids(site)
+        replies = recording.replies_of(node)
+        ids = sealed.canaries.site_ids(site)
         sent = (recording.broadcast_before(reply).read_arrays() for reply in replies)
         rounds = zip(sent, map(recording.replied_parameters, replies))
-        x, y = sealed.canaries.x[ids], sealed.canaries.y[ids]
+        x = sealed.canaries.x[ids]
+        y = sealed.canaries.y[ids]
         scores[ids] = score_by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
         told[site] = [reply.digest for reply in replies]
     more = {} if given.get("clip") is None else {"clip": given["clip"]}
@@ -181,8 +237,11 @@ def _score_recorded_updates(
     return scores, {"signal": "update", "replies": told, **more}
 
 
-def _read_known_records(site: str, path: Path, sealed: SealedCanaries) -> tuple[np.ndarray, np.ndarray]:
-    """Other records of a site. Raises BadConfig where canaries are among them: the file would tell the scores their coins."""
+def _read_known_records(
+    site: str, path: Path, sealed: SealedCanaries
+) -> tuple[np.ndarray, np.ndarray]:
+    """Other records of a site. Raises BadConfig where canaries are among them: the file would tell
+    the scores their coins."""
     x, y = read_records(path)
     theirs = _record_set(sealed.canaries.x, sealed.canaries.y)
     if there := len(theirs & _record_set(x, y)):
@@ -196,9 +255,15 @@ def _record_set(x: np.ndarray, y: np.ndarray) -> set[tuple[bytes, int]]:
     return {(row.tobytes(), int(label)) for row, label in zip(flat, y)}
 
 
-def _find_client(recordings: list[Recording], site: str, named: Mapping[str, int], sites: int) -> tuple[Recording, int]:
-    """The recording and the node of a site: client.SITE=NODE, where NODE may be a client's partition too."""
+def _find_client(
+    recordings: list[Recording], site: str, named: Mapping[str, int], sites: int
+) -> tuple[Recording, int]:
+    """The recording and the node of a site: client.SITE=NODE, where NODE may be a client's
+    partition too."""
     found = find_client(recordings, named.get(site)) if site in named or sites == 1 else None
     if found is None:
-        raise BadConfig(f"client.{site}=NODE is needed, one of {', '.join(map(str, all_client_nodes(recordings)))}")
+        raise BadConfig(
+            f"client.{site}=NODE is needed, one of "
+            f"{', '.join(map(str, all_client_nodes(recordings)))}"
+        )
     return found

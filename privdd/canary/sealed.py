@@ -1,7 +1,8 @@
 """Sealed canaries: crafted records, committed coins, and the files that are published and kept.
 
-``public.json`` and ``canaries.npz`` are for everybody, ``site-NAME.npz`` is for that site alone, and ``secret.json`` stays with
-the issuer until it is opened. After that ``opened.json`` is public too. Files are written atomically and read as from a
+``public.json`` and ``canaries.npz`` are for everybody, ``site-NAME.npz`` is for that site alone,
+and ``secret.json`` stays with the issuer until it is opened. After that ``opened.json`` is public
+too. Files are written atomically and read as from a
 stranger: JSON and npz, never a pickle.
 """
 
@@ -26,12 +27,20 @@ from attacks.epsilon import one_run_bounds, right_guesses
 from attacks.membership.attack import guess_counts
 from attacks.validation import check_archive
 from privdd.core.validation import BadConfig
-from privdd.runtime.files import DamagedRun, make_private, read_json, state_folder, write_bytes, write_json
+from privdd.runtime.files import (
+    DamagedRun,
+    make_private,
+    read_json,
+    state_folder,
+    write_bytes,
+    write_json,
+)
 
-# Coins are the bits of SHAKE-256 over a secret salt and the site's name, so whoever is shown the salt can see that they
-# were not chosen one by one. The commitment is SHA-256 over the salt, the coins and the whole public statement (how
-# canaries are to be scored included): none of the three can be changed afterwards (Halevi and Micali 1996 for hiding and
-# binding of hash commitments; here SHA-256 is taken as a random oracle).
+# Coins are the bits of SHAKE-256 over a secret salt and the site's name, so whoever is shown the
+# salt can see that they were not chosen one by one. The commitment is SHA-256 over the salt, the
+# coins and the whole public statement (how canaries are to be scored included): none of the three
+# can be changed afterwards (Halevi and Micali 1996 for hiding and binding of hash commitments; here
+# SHA-256 is taken as a random oracle).
 
 SALT_BYTES = 32  # bytes
 HASH_PURPOSE = b"privdd sealed canaries 1\0"
@@ -39,13 +48,20 @@ HASH_PURPOSE = b"privdd sealed canaries 1\0"
 
 def site_coins(salt: bytes, site: str, count: int) -> np.ndarray:
     """(count,) bool, the site's fair coins: heads = the canary is in."""
-    data = hashlib.shake_256(HASH_PURPOSE + b"coins\0" + salt + b"\0" + site.encode()).digest((count + 7) // 8)
+    data = hashlib.shake_256(HASH_PURPOSE + b"coins\0" + salt + b"\0" + site.encode()).digest(
+        (count + 7) // 8
+    )
     return np.unpackbits(np.frombuffer(data, np.uint8))[:count].astype(bool)
 
 
 def derive_seed(salt: bytes, name: str) -> int:
     """A seed in [0, 2**63) for draws of the issuer's, apart from the coins."""
-    return int.from_bytes(hashlib.sha256(HASH_PURPOSE + name.encode() + b"\0" + salt).digest()[:8], "big") >> 1
+    return (
+        int.from_bytes(
+            hashlib.sha256(HASH_PURPOSE + name.encode() + b"\0" + salt).digest()[:8], "big"
+        )
+        >> 1
+    )
 
 
 def coins_to_text(coins: np.ndarray) -> str:
@@ -68,7 +84,10 @@ def digest_arrays(*arrays: np.ndarray) -> str:
     return h.hexdigest()
 
 
-PUBLIC_FILE, CANARIES_FILE, SECRET_FILE, OPENED_FILE = "public.json", "canaries.npz", "secret.json", "opened.json"
+PUBLIC_FILE = "public.json"
+CANARIES_FILE = "canaries.npz"
+SECRET_FILE = "secret.json"
+OPENED_FILE = "opened.json"
 CANARY_SCHEMA = 1
 CANARY_SIGNALS = ("update", "loss", "scores")
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
@@ -92,7 +111,8 @@ class CanarySet:
 
 @dataclass(frozen=True)
 class SealedCanaries:
-    """The public part of sealed canaries. statement: schema, sites, counts, digests, signal, guesses, confidence, delta, stated."""
+    """The public part of sealed canaries. statement: schema, sites, counts, digests, signal,
+    guesses, confidence, delta, stated."""
 
     statement: Mapping[str, Any]
     commitment: str
@@ -111,25 +131,40 @@ def npz_bytes(**arrays: np.ndarray) -> bytes:
 
 
 def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The named arrays. Raises DamagedRun, one line, for anything but an npz of plain arrays that holds them all."""
+    """The named arrays. Raises DamagedRun, one line, for anything but an npz of plain arrays that
+    holds them all."""
     try:
         check_archive(path, MAX_NPZ_BYTES)
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in names if name in stored.files}
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
-    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
-        raise DamagedRun(f"{path}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})") from None
+    except (
+        Exception
+    ) as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        raise DamagedRun(
+            f"{path}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})"
+        ) from None
     if missing := sorted(set(names) - set(found)):
-        raise DamagedRun(f"{path}: arrays {', '.join(names)} are needed, {', '.join(missing)} is missing")
+        raise DamagedRun(
+            f"{path}: arrays {', '.join(names)} are needed, {', '.join(missing)} is missing"
+        )
     return found
 
 
 def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """x (n, ...) of finite numbers and y (n,) of whole numbers from 0, of any npz. Raises DamagedRun."""
+    """x (n, ...) of finite numbers and y (n,) of whole numbers from 0, of any npz. Raises
+    DamagedRun."""
     found = read_npz(path, ("x", "y"))
-    x, y = found["x"], found["y"]
-    if x.ndim < 2 or y.shape != (len(x),) or not len(y) or x.dtype.kind not in "fiub" or y.dtype.kind not in "iu":
+    x = found["x"]
+    y = found["y"]
+    if (
+        x.ndim < 2
+        or y.shape != (len(x),)
+        or not len(y)
+        or x.dtype.kind not in "fiub"
+        or y.dtype.kind not in "iu"
+    ):
         said = f"got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
         raise DamagedRun(f"{path}: x (n, ...) numbers and y (n,) whole numbers are needed, {said}")
     if not np.isfinite(x).all() or y.min() < 0:
@@ -138,23 +173,37 @@ def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def secrets_folder(sealed: Path, commitment: str) -> Path:
-    """The default folder of an issue's secret and its sites' files, outside every project folder."""
+    """The default folder of an issue's secret and its sites' files, outside every project
+    folder."""
     return state_folder() / "canaries" / f"{sealed.resolve().name}-{commitment[:16]}"
 
 
 def write_sealed(
-    folder: Path, salt: bytes, canaries: CanarySet, told: Mapping[str, Any], secrets: Path | None = None
+    folder: Path,
+    salt: bytes,
+    canaries: CanarySet,
+    told: Mapping[str, Any],
+    secrets: Path | None = None,
 ) -> SealedCanaries:
-    """What is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told: signal, confidence,
-    delta, stated."""
+    """What is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told:
+    signal, confidence, delta, stated."""
     ids_of = {name: canaries.site_ids(name) for name in dict.fromkeys(canaries.site.tolist())}
     entries: dict[str, dict[str, Any]] = {
         name: {"count": len(ids), "records": digest_arrays(canaries.x[ids], canaries.y[ids])}
         for name, ids in ids_of.items()
     }
     guesses = [list(pair) for pair in guess_counts(len(canaries.y))]
-    statement = {"schema": CANARY_SCHEMA, "relation": "add_remove", "sites": entries, "guesses": guesses, **told}
-    coins = {name: coins_to_text(site_coins(salt, name, entry["count"])) for name, entry in entries.items()}
+    statement = {
+        "schema": CANARY_SCHEMA,
+        "relation": "add_remove",
+        "sites": entries,
+        "guesses": guesses,
+        **told,
+    }
+    coins = {
+        name: coins_to_text(site_coins(salt, name, entry["count"]))
+        for name, entry in entries.items()
+    }
     mark = compute_commitment(salt, coins, statement)
     secrets = secrets_folder(folder, mark) if secrets is None else secrets
     make_private(secrets)
@@ -164,7 +213,11 @@ def write_sealed(
         ids = every_id[site_coins(salt, name, len(every_id))]
         held = npz_bytes(x=canaries.x[ids], y=canaries.y[ids], id=ids)
         write_bytes(secrets / f"site-{name}.npz", held, private=True)
-    write_json(secrets / SECRET_FILE, {"schema": CANARY_SCHEMA, "salt": salt.hex(), "coins": coins}, private=True)
+    write_json(
+        secrets / SECRET_FILE,
+        {"schema": CANARY_SCHEMA, "salt": salt.hex(), "coins": coins},
+        private=True,
+    )
     write_json(folder / PUBLIC_FILE, {**statement, "commitment": mark})
     return SealedCanaries(statement, mark, canaries)
 
@@ -175,9 +228,21 @@ def read_sealed(folder: Path) -> SealedCanaries:
     told = read_json(path)
     if not isinstance(told, dict) or told.get("schema") != CANARY_SCHEMA:
         raise DamagedRun(f"{path}: no sealed canaries of schema {CANARY_SCHEMA}")
-    wanted = {"schema", "relation", "sites", "guesses", "signal", "confidence", "delta", "stated", "commitment"}
+    wanted = {
+        "schema",
+        "relation",
+        "sites",
+        "guesses",
+        "signal",
+        "confidence",
+        "delta",
+        "stated",
+        "commitment",
+    }
     if set(told) != wanted:
-        raise DamagedRun(f"{path}: missing {sorted(wanted - set(told))}, unknown {sorted(set(told) - wanted)}")
+        raise DamagedRun(
+            f"{path}: missing {sorted(wanted - set(told))}, unknown {sorted(set(told) - wanted)}"
+        )
     _check_statement(path, told)
     mark = told.pop("commitment")
     found = read_npz(folder / CANARIES_FILE, ("x", "y", "id", "site"))
@@ -192,7 +257,9 @@ class _Site(BaseModel, extra="forbid", strict=True):
 
 class _Statement(BaseModel, strict=True, allow_inf_nan=False):
     relation: Literal["add_remove"]
-    sites: Annotated[dict[Annotated[str, Field(pattern=f"^{SITE_NAME.pattern}$")], _Site], Field(min_length=1)]
+    sites: Annotated[
+        dict[Annotated[str, Field(pattern=f"^{SITE_NAME.pattern}$")], _Site], Field(min_length=1)
+    ]
     signal: Literal["update", "loss", "scores"]
     confidence: Annotated[float, Field(gt=0, lt=1)]
     delta: Annotated[float, Field(ge=0, lt=1)]
@@ -203,26 +270,40 @@ class _Statement(BaseModel, strict=True, allow_inf_nan=False):
 def _check_statement(path: Path, told: Mapping[str, Any]) -> None:
     try:
         sites = _Statement.model_validate(told).sites
-        good = told["guesses"] == [list(pair) for pair in guess_counts(sum(site.count for site in sites.values()))]
+        good = told["guesses"] == [
+            list(pair) for pair in guess_counts(sum(site.count for site in sites.values()))
+        ]
     except ValueError:
         good = False
     if not good:
         raise DamagedRun(f"{path}: its statement is not one that privdd.canary writes")
 
 
-def _check_canaries(path: Path, found: Mapping[str, np.ndarray], told: Mapping[str, Any]) -> CanarySet:
-    x, y, site = found["x"], found["y"], found["site"]
+def _check_canaries(
+    path: Path, found: Mapping[str, np.ndarray], told: Mapping[str, Any]
+) -> CanarySet:
+    x = found["x"]
+    y = found["y"]
+    site = found["site"]
     m = sum(entry["count"] for entry in told["sites"].values())
     names = np.repeat([*told["sites"]], [entry["count"] for entry in told["sites"].values()])
-    plain = x.ndim >= 2 and x.dtype.kind in "fiub" and y.dtype.kind in "iu" and site.dtype.kind == "U"
-    fits = len(x) == len(y) == m and np.array_equal(found["id"], np.arange(m)) and np.array_equal(site, names)
+    plain = (
+        x.ndim >= 2 and x.dtype.kind in "fiub" and y.dtype.kind in "iu" and site.dtype.kind == "U"
+    )
+    fits = (
+        len(x) == len(y) == m
+        and np.array_equal(found["id"], np.arange(m))
+        and np.array_equal(site, names)
+    )
     if not plain or not fits:
         raise DamagedRun(f"{path}: not the canaries that {PUBLIC_FILE} speaks of")
     canaries = CanarySet(x, y, site)
     for name, entry in told["sites"].items():
         ids = canaries.site_ids(name)
         if digest_arrays(x[ids], y[ids]) != entry["records"]:
-            raise DamagedRun(f"{path}: the canaries of site {name} are not those that {PUBLIC_FILE} names")
+            raise DamagedRun(
+                f"{path}: the canaries of site {name} are not those that {PUBLIC_FILE} names"
+            )
     return canaries
 
 
@@ -235,23 +316,34 @@ def read_secret(path: Path) -> tuple[bytes, dict[str, str]]:
 
 
 def parse_secret(told: Mapping[str, Any], path: Path) -> tuple[bytes, dict[str, str]]:
-    salt, coins = told.get("salt"), told.get("coins")
+    salt = told.get("salt")
+    coins = told.get("coins")
     good = isinstance(salt, str) and HEX_DIGEST.fullmatch(salt) and isinstance(coins, dict)
     if not good or not all(isinstance(c, str) and set(c) <= {"0", "1"} for c in coins.values()):  # type: ignore[union-attr]
-        raise DamagedRun(f"{path}: salt (64 hexadecimal digits) and coins (0 and 1 for each site) are needed")
+        raise DamagedRun(
+            f"{path}: salt (64 hexadecimal digits) and coins (0 and 1 for each site) are needed"
+        )
     return bytes.fromhex(salt), coins  # type: ignore[arg-type, return-value]
 
 
 def check_commitment(sealed: SealedCanaries, salt: bytes, coins: Mapping[str, str]) -> np.ndarray:
-    """(m,) bool, which canaries are in. Raises DamagedRun where salt, coins or statement are not what was committed to."""
+    """(m,) bool, which canaries are in. Raises DamagedRun where salt, coins or statement are not
+    what was committed to."""
     if compute_commitment(salt, coins, sealed.statement) != sealed.commitment:
-        raise DamagedRun("the commitment does not fit: salt, coins or the public statement are not those of the issue")
+        raise DamagedRun(
+            "the commitment does not fit: salt, coins or the public statement are not "
+            "those of the issue"
+        )
     for name, count in sealed.site_counts.items():
         if coins.get(name) != coins_to_text(site_coins(salt, name, count)):
-            raise DamagedRun(f"the coins of site {name} do not follow from the salt: they were chosen, not drawn")
+            raise DamagedRun(
+                f"the coins of site {name} do not follow from the salt: they were chosen, not drawn"
+            )
     if set(coins) != set(sealed.site_counts):
         raise DamagedRun("coins of sites that the public statement does not name")
-    return np.concatenate([site_coins(salt, name, count) for name, count in sealed.site_counts.items()])
+    return np.concatenate(
+        [site_coins(salt, name, count) for name, count in sealed.site_counts.items()]
+    )
 
 
 CANDIDATES_PER_CANARY = 3  # candidates for each canary
@@ -262,7 +354,8 @@ RecordPair = tuple[np.ndarray, np.ndarray]
 
 
 def draw_canary_set(given: Mapping[str, Any], sites: Sequence[str], seed: int) -> CanarySet:
-    """``count`` different canaries for each site. given: shape and classes, or from. Raises BadConfig, DamagedRun."""
+    """``count`` different canaries for each site. given: shape and classes, or from. Raises
+    BadConfig, DamagedRun."""
     total = given["count"] * len(sites)
     if "from" in given:
         x, y = read_records(Path(given["from"]))
@@ -274,22 +367,30 @@ def draw_canary_set(given: Mapping[str, Any], sites: Sequence[str], seed: int) -
 
 
 def craft_records(shape: Sequence[int], classes: int, count: int, seed: int) -> RecordPair:
-    """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly orthogonal. Images (c, h, w) or
-    (h, w) are blocks of black and white, others zeros and ones by fair coins. Raises BadConfig where too few different ones
-    are found."""
+    """(x (count, *shape) float32 in [0, 1], y (count,) int64, all classes in turn), nearly
+    orthogonal. Images (c, h, w) or (h, w) are blocks of black and white, others zeros and ones by
+    fair coins. Raises BadConfig where too few different ones are found."""
     pool = _draw_candidates(shape, count, seed)
     if len(pool) < count:
-        said = f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or take a larger shape"
+        said = (
+            f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or "
+            "take a larger shape"
+        )
         raise BadConfig(f"shape={','.join(map(str, shape))}: {said}")
     rows = pool.reshape(len(pool), -1)
     chosen = select_independent(rows - rows.mean(), count)
-    return np.ascontiguousarray(pool[chosen], np.float32), np.arange(count, dtype=np.int64) % classes
+    return np.ascontiguousarray(pool[chosen], np.float32), np.arange(
+        count, dtype=np.int64
+    ) % classes
 
 
 def _draw_candidates(shape: Sequence[int], count: int, seed: int) -> np.ndarray:
-    """Different candidates (n, *shape): drawn again while they are too few, until a draw brings hardly any new one."""
-    draw, total = _candidate_sampler(shape, seed), max(count, min(CANDIDATES_PER_CANARY * count, MAX_CANDIDATES))
-    pool, new = np.zeros((0, *shape), np.float32), 1
+    """Different candidates (n, *shape): drawn again while they are too few, until a draw brings
+    hardly any new one."""
+    draw = _candidate_sampler(shape, seed)
+    total = max(count, min(CANDIDATES_PER_CANARY * count, MAX_CANDIDATES))
+    pool = np.zeros((0, *shape), np.float32)
+    new = 1
     while len(pool) < count and new:
         more = np.concatenate([pool, draw(total)])
         more = more[_distinct_rows(more)]
@@ -300,19 +401,26 @@ def _draw_candidates(shape: Sequence[int], count: int, seed: int) -> np.ndarray:
 def _candidate_sampler(shape: Sequence[int], seed: int) -> Callable[[int], np.ndarray]:
     """n -> n candidates (n, *shape) float32, others at each call."""
     if len(shape) in (2, 3) and min(shape[-2:]) > 3:
-        image, generator = (*[1] * (3 - len(shape)), *shape), torch.Generator().manual_seed(seed)
+        image = (*[1] * (3 - len(shape)), *shape)
+        generator = torch.Generator().manual_seed(seed)
         return lambda n: draw_block_images(image, n, generator).numpy().reshape(n, *shape)  # type: ignore[arg-type]
     coins = np.random.default_rng(seed)
     return lambda n: coins.integers(0, 2, (n, *shape)).astype(np.float32)
 
 
-def mislabel_tail_records(x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int) -> RecordPair:
-    """The ``count`` different records of x (n, ...), y (n,) furthest from the mean of their class, each with a wrong label
-    drawn evenly; nobody may train on them. Raises BadConfig for too few records or classes."""
+def mislabel_tail_records(
+    x: np.ndarray, y: np.ndarray, classes: int, count: int, seed: int
+) -> RecordPair:
+    """The ``count`` different records of x (n, ...), y (n,) furthest from the mean of their class,
+    each with a wrong label drawn evenly; nobody may train on them. Raises BadConfig for too few
+    records or classes."""
     if classes < 2:
-        raise BadConfig("from=: its records have one class; at least 2 are needed for a wrong label")
+        raise BadConfig(
+            "from=: its records have one class; at least 2 are needed for a wrong label"
+        )
     kept = _distinct_rows(x)
-    x, y = x[kept], y[kept]
+    x = x[kept]
+    y = y[kept]
     if count > len(y):
         raise BadConfig(f"from=: {len(y)} different records are too few for {count} canaries")
     flat = x.reshape(len(x), -1).astype(np.float64)
@@ -326,27 +434,47 @@ def mislabel_tail_records(x: np.ndarray, y: np.ndarray, classes: int, count: int
 
 
 def _distinct_rows(x: np.ndarray) -> list[int]:
-    """Places of the rows that equal none before them: two equal canaries would blur each other's coins."""
+    """Places of the rows that equal none before them: two equal canaries would blur each other's
+    coins."""
     return sorted({x[at].tobytes(): at for at in reversed(range(len(x)))}.values())
 
 
-# The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and Chaudhuri's (2024) at
-# half of the error each, over guesses whose numbers were fixed in the public statement. It holds at the stated confidence
-# for every mechanism and every score that was computed without the coins, which nothing here can see: see the tutorial.
+# The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and
+# Chaudhuri's (2024) at half of the error each, over guesses whose numbers were fixed in the public
+# statement. It holds at the stated confidence for every mechanism and every score that was computed
+# without the coins, which nothing here can see: see the tutorial.
 
 
 BOUND_TOLERANCE = 1e-9  # relative, between a bound and the one computed again
-OPENED_KEYS = {"schema", "salt", "coins", "scores", "artifact", "guesses_right", "bounds", "bound", "stated", "verdict"}
+OPENED_KEYS = {
+    "schema",
+    "salt",
+    "coins",
+    "scores",
+    "artifact",
+    "guesses_right",
+    "bounds",
+    "bound",
+    "stated",
+    "verdict",
+}
 
 
 def opened_result(
-    sealed: SealedCanaries, salt: bytes, coins: Mapping[str, str], scores: np.ndarray, artifact: Mapping[str, Any]
+    sealed: SealedCanaries,
+    salt: bytes,
+    coins: Mapping[str, str],
+    scores: np.ndarray,
+    artifact: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The content of opened.json. scores: (m,), larger = in, by id. Raises DamagedRun for a commitment that does not fit."""
+    """The content of opened.json. scores: (m,), larger = in, by id. Raises DamagedRun for a
+    commitment that does not fit."""
     inside = check_commitment(sealed, salt, coins)
     told = sealed.statement
     if scores.shape != inside.shape or not np.isfinite(scores).all():
-        raise DamagedRun(f"scores {scores.shape}: {len(inside)} finite numbers are needed, one for each canary")
+        raise DamagedRun(
+            f"scores {scores.shape}: {len(inside)} finite numbers are needed, one for each canary"
+        )
     pairs = [(int(i), int(o)) for i, o in told["guesses"]]
     # fixed with the coins, so that nobody can draw until it fits
     ties = np.random.default_rng(derive_seed(salt, "ties"))
@@ -364,27 +492,42 @@ def opened_result(
         "bounds": bounds,
         "bound": value,
         "stated": stated,
-        "verdict": "nothing stated" if stated is None else "contradiction" if value > stated else "consistent",
+        "verdict": "nothing stated"
+        if stated is None
+        else "contradiction"
+        if value > stated
+        else "consistent",
     }
 
 
 def check_opened_file(sealed: SealedCanaries, path: Path) -> dict[str, Any]:
-    """opened.json, every number of it computed again. Raises DamagedRun, one line, for the first that differs."""
+    """opened.json, every number of it computed again. Raises DamagedRun, one line, for the first
+    that differs."""
     told = read_json(path)
     known = isinstance(told, dict) and set(told) == OPENED_KEYS and told["schema"] == CANARY_SCHEMA
     if not known or not isinstance(told["artifact"], dict):
         raise DamagedRun(f"{path}: no {OPENED_FILE} of schema {CANARY_SCHEMA}")
     salt, coins = parse_secret(told, path)
     scores = told["scores"]
-    if not isinstance(scores, list) or not all(type(s) is float and math.isfinite(s) for s in scores):
+    if not isinstance(scores, list) or not all(
+        type(s) is float and math.isfinite(s) for s in scores
+    ):
         raise DamagedRun(f"{path}: scores: a list of finite numbers is needed")
-    again = opened_result(sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"])
+    again = opened_result(
+        sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"]
+    )
     if not isinstance(told["bounds"], dict) or set(told["bounds"]) != set(again["bounds"]):
         raise DamagedRun(f"{path}: bounds are not {', '.join(again['bounds'])}")
     pairs = {name: (told[name], again[name]) for name in sorted(OPENED_KEYS - {"bounds"})}
-    for name, (theirs, mine) in (pairs | {n: (told["bounds"][n], one) for n, one in again["bounds"].items()}).items():
-        if not (_is_same_bound(theirs, mine) if name in {"bound", *again["bounds"]} else theirs == mine):
-            raise DamagedRun(f"{path}: {name} is {str(theirs)[:60]}, computed again it is {str(mine)[:60]}")
+    for name, (theirs, mine) in (
+        pairs | {n: (told["bounds"][n], one) for n, one in again["bounds"].items()}
+    ).items():
+        if not (
+            _is_same_bound(theirs, mine) if name in {"bound", *again["bounds"]} else theirs == mine
+        ):
+            raise DamagedRun(
+                f"{path}: {name} is {str(theirs)[:60]}, computed again it is {str(mine)[:60]}"
+            )
     return again
 
 
@@ -395,8 +538,13 @@ def _is_same_bound(theirs: Any, mine: float) -> bool:
 
 def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
     """One line for the terminal."""
-    m, told = len(found["scores"]), sealed.statement
+    m = len(found["scores"])
+    told = sealed.statement
     right = ", ".join(f"{right} of {made}" for made, right in found["guesses_right"])
     bound = f"epsilon >= {found['bound']:.3g} at delta {told['delta']:g} ({told['confidence']:.0%})"
     line = f"{m} canaries, coins read: {right}; {bound}"
-    return line if found["stated"] is None else f"{line}; stated {found['stated']:g}: {found['verdict']}"
+    return (
+        line
+        if found["stated"] is None
+        else f"{line}; stated {found['stated']:g}: {found['verdict']}"
+    )

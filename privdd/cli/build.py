@@ -1,7 +1,8 @@
-"""From a composed config to the objects of a run; whatever cannot run is refused here, before anything is computed.
+"""From a composed config to the objects of a run; whatever cannot run is refused here, before
+anything is computed.
 
-``data.standardise``: the method's classifiers standardise the images that they are given, with published constants.
-"""
+``data.standardise``: the method's classifiers standardise the images that they are given, with
+    published constants."""
 
 from __future__ import annotations
 
@@ -41,11 +42,20 @@ from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine
 
-COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface", "policy")  # text or null
+COMMAND_SETTINGS = (
+    "name",
+    "run",
+    "resume",
+    "scores",
+    "tracking",
+    "scores_surface",
+    "policy",
+)  # text or null
 
 
 def check_config_types(config: DictConfig) -> None:
-    """Every value is of the type that the code declares for it and lies in its range; nothing is built yet.
+    """Every value is of the type that the code declares for it and lies in its range; nothing is
+    built yet.
 
     Raises BadConfig, naming key, value and what is allowed.
     """
@@ -59,12 +69,22 @@ def check_config_types(config: DictConfig) -> None:
     for key in ("algo", "model"):
         check.check_built_node(key, settings.to_plain_settings(config[key]))
     for group in ("privacy.mechanisms", "attack"):
-        nodes = settings.mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
+        nodes = (
+            settings.mapping_at(config, group)
+            if OmegaConf.select(config, group) is not None
+            else {}
+        )
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
-    kinds: dict[str, Callable[..., Any]] = {"partition": Partition, "engine": Engine, "capture": CaptureSettings}
+    kinds: dict[str, Callable[..., Any]] = {
+        "partition": Partition,
+        "engine": Engine,
+        "capture": CaptureSettings,
+    }
     for group, kind in {**kinds, "data": load_dataset}.items():
-        check.check_arguments(group, settings.mapping_at(config, group), *settings.declared_parameters(kind))
+        check.check_arguments(
+            group, settings.mapping_at(config, group), *settings.declared_parameters(kind)
+        )
     for group, kind in kinds.items():
         kind(**settings.mapping_at(config, group))
     (
@@ -75,12 +95,14 @@ def check_config_types(config: DictConfig) -> None:
     )
 
 
-# Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms clip, in pictures. For
-# methods that average models this is what standardising the records would be. Methods that learn images (FedDM, FedLGD)
-# learn them in [0, 1], where the papers' code learns them in the standardised space.
+# Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms
+# clip, in pictures. For methods that average models this is what standardising the records would
+# be. Methods that learn images (FedDM, FedLGD) learn them in [0, 1], where the papers' code learns
+# them in the standardised space.
 
 STANDARDISED_CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
-NO_IMAGE_INPUT = {  # their classifiers read what is no image: constants of images mean nothing there
+# their classifiers read what is no image: constants of images mean nothing there
+NO_IMAGE_INPUT = {
     "FedRD": "its classifier reads projected records",
     "FedFed": "its classifier reads shared features beside the records",
     "FedFedVirtual": "its classifier reads shared features beside the records",
@@ -88,11 +110,13 @@ NO_IMAGE_INPUT = {  # their classifiers read what is no image: constants of imag
 
 
 def standardise_classifiers(config: DictConfig) -> Any:
-    """``config.algo`` as plain values, its classifiers given the published constants where they are asked for.
+    """``config.algo`` as plain values, its classifiers given the published constants where they are
+    asked for.
 
     Raises BadConfig for a method whose classifiers read no images.
     """
-    algo, data = dict(settings.mapping_at(config, "algo")), config.get("data") or {}
+    algo = dict(settings.mapping_at(config, "algo"))
+    data = config.get("data") or {}
     if not data.get("standardise"):  # stored configs of earlier versions have no such key
         return algo
     name = str(algo["_target_"]).rsplit(".", 1)[-1]
@@ -100,7 +124,9 @@ def standardise_classifiers(config: DictConfig) -> Any:
         raise BadConfig(f"data.standardise=true: not for {name}: {NO_IMAGE_INPUT[name]}")
     changed = _add_scale(algo, published_scale(str(data["name"])))
     if changed == algo:
-        raise BadConfig(f"data.standardise=true: would do nothing: {name} has no network that reads images")
+        raise BadConfig(
+            f"data.standardise=true: would do nothing: {name} has no network that reads images"
+        )
     return changed
 
 
@@ -109,7 +135,10 @@ def _add_scale(node: Any, scale: Scale) -> Any:
         return node
     made = {key: _add_scale(value, scale) for key, value in node.items()}
     own = str(node.get("_target_")).endswith(".OwnModel")
-    if own or (str(node.get("_target_")).endswith(".ModelSpec") and node.get("name") in STANDARDISED_CLASSIFIERS):
+    if own or (
+        str(node.get("_target_")).endswith(".ModelSpec")
+        and node.get("name") in STANDARDISED_CLASSIFIERS
+    ):
         made["scale"] = [list(part) for part in scale]
     return made
 
@@ -119,34 +148,38 @@ Role = TypeVar("Role", Method, Mechanism, Attack)
 
 
 def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], str] = str) -> Any:
-    """Build the object that a ``_target_`` config describes. Raises the constructor's own ValueError, or BadConfig.
+    """Build the object that a ``_target_`` config describes. Raises the constructor's own
+    ValueError, or BadConfig.
 
-    place: its key in the config, with which messages begin; source_key_of: key -> the key that a setting was typed by.
-    """
+    place: its key in the config, with which messages begin; source_key_of: key -> the key that a
+        setting was typed by."""
     try:
         return instantiate(node, _convert_="all")
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
-            raise settings.error_with_place(cause, place, settings.to_plain_settings(node), source_key_of) from None
+            raise settings.error_with_place(
+                cause, place, settings.to_plain_settings(node), source_key_of
+            ) from None
         raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
 
 
 def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experiment:
     """The experiment of a config. Raises ValueError, in one line, for anything that cannot run.
 
-    Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what was calibrated.
-    noise_here: whether this process draws the clients' noise, so that it needs their secret where there is one.
-    """
+    Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what
+    was calibrated.
+    noise_here: whether this process draws the clients' noise, so that it needs their secret where
+        there is one."""
     check_config_types(config)
-    run, privacy, audit = (
-        settings.run_settings(config),
-        settings.privacy_settings(config),
-        settings.audit_settings(config),
-    )
+    run = settings.run_settings(config)
+    privacy = settings.privacy_settings(config)
+    audit = settings.audit_settings(config)
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
-    method = _require_role(instantiate_node(standardise_classifiers(config), "algo"), Method, "algo")  # type: ignore[type-abstract]
+    method = _require_role(
+        instantiate_node(standardise_classifiers(config), "algo"), Method, "algo"
+    )  # type: ignore[type-abstract]
     if method.rounds > MAX_ROUNDS:
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
     mechanisms = _build_mechanisms(config, method)
@@ -157,19 +190,28 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
     if "update" in mechanisms:
         method = method.client_private()
-    victim, fraction = _choose_victim(audit, shards), float(run.participation)
+    victim = _choose_victim(audit, shards)
+    fraction = float(run.participation)
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise missing_secret_error()
-    plan = Plan(keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim)
+    plan = Plan(
+        keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim
+    )
     plan = apply_trust_model(plan, settings.trust_settings(config))
     if audit is not None:
         _check_victim_participates(plan)
     if privacy.epsilon is not None:
         plan = _calibrate_noise(config, plan, privacy)
-        run, privacy = settings.run_settings(config), settings.privacy_settings(config)  # with the calibrated noise
-    plan = replace(plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0))))
+        # with the calibrated noise
+        run = settings.run_settings(config)
+        privacy = settings.privacy_settings(config)
+    plan = replace(
+        plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0)))
+    )
     plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
-    plan = replace(plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise)
+    plan = replace(
+        plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise
+    )
     plan = replace(plan, data=digest_split(dataset, shards))
     _warn_of_settings(privacy, plan, dataset.classes, shards)
     capture = CaptureSettings(**settings.to_plain_settings(config.capture))
@@ -178,14 +220,17 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
 
 
 def load_shards(config: DictConfig, keys: Keys) -> tuple[Dataset, list[Shard]]:
-    """The data of a config, and every client's part, with what was made hard to fit for an audit. keys: the run's."""
+    """The data of a config, and every client's part, with what was made hard to fit for an audit.
+    keys: the run's."""
     partition = Partition(**settings.to_plain_settings(config.partition))
     dataset = load_dataset(keys=keys.fold("public"), **settings.to_plain_settings(config.data))
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     audit = settings.audit_settings(config)
     if audit is not None and audit.tail.size:
         victim = _choose_victim(audit, shards)
-        shards[victim] = add_hard_examples(shards[victim], audit.tail, audit.records, keys.fold("audit", victim))
+        shards[victim] = add_hard_examples(
+            shards[victim], audit.tail, audit.records, keys.fold("audit", victim)
+        )
     return dataset, shards
 
 
@@ -207,13 +252,15 @@ def _require_role(made: Any, role: type[Role], key: str) -> Role:
     """``made``, if its class inherits from ``role``. Raises BadConfig otherwise."""
     if not isinstance(made, role):
         name = role.__name__
-        raise BadConfig(f"{key}: {type(made).__name__} is no {name}: it must inherit from privdd.api.{name}")
+        raise BadConfig(
+            f"{key}: {type(made).__name__} is no {name}: it must inherit from privdd.api.{name}"
+        )
     return made
 
 
 def _check_device(device: str, method: Method, engine: Engine) -> None:
-    """Raises BadConfig where there is no GPU, nothing of the method would run on it, several processes would share it, or
-    it was told to work in a way that changes bits."""
+    """Raises BadConfig where there is no GPU, nothing of the method would run on it, several
+    processes would share it, or it was told to work in a way that changes bits."""
     import torch
 
     from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES
@@ -221,18 +268,22 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
     if device == "cpu":
         return
     if not method.audit_hooks.on_gpu:
-        raise BadConfig(f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu")
+        raise BadConfig(
+            f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu"
+        )
     if not torch.cuda.is_available():
         raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
     if engine.kind not in IN_THIS_PROCESS:
         raise BadConfig(
-            f"device={device}: engine={engine.kind} would have several processes share one GPU; take engine=serial, and for "
+            f"device={device}: engine={engine.kind} would have several processes share "
+            "one GPU; take engine=serial, and for "
             "each further GPU a run of its own with CUDA_VISIBLE_DEVICES"
         )
     size = os.environ.get(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])
     if size not in DETERMINISTIC_WORKSPACES:
         raise BadConfig(
-            f"device={device}: with {CUBLAS_WORKSPACE}={size} a GPU gives other bits each time; allowed are {' and '.join(DETERMINISTIC_WORKSPACES)}, or unset it"
+            f"device={device}: with {CUBLAS_WORKSPACE}={size} a GPU gives other bits each "
+            f"time; allowed are {' and '.join(DETERMINISTIC_WORKSPACES)}, or unset it"
         )
 
 
@@ -243,11 +294,14 @@ def _choose_victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:
 
 
 def apply_trust_model(plan: Plan, trust: Trust) -> Plan:
-    """The plan under a trust model, whole noise still. Raises BadConfig for a method whose uploads do not add up."""
+    """The plan under a trust model, whole noise still. Raises BadConfig for a method whose uploads
+    do not add up."""
     if trust.is_summed and plan.method.adds_up(plan.mechanisms) is None:
         raise BadConfig(
-            f"trust={trust.name}: what {type(plan.method).__name__} sends under these settings does not add up, so no server could "
-            "do with the sum alone; allowed is trust=local (FedAvg adds up with algo.weighting=uniform, or privacy=client)"
+            f"trust={trust.name}: what {type(plan.method).__name__} sends under these "
+            "settings does not add up, so no server could "
+            "do with the sum alone; allowed is trust=local (FedAvg adds up with "
+            "algo.weighting=uniform, or privacy=client)"
         )
     if trust.is_summed:
         trust.noise_shares(len(plan.asked_clients(0)))
@@ -255,11 +309,13 @@ def apply_trust_model(plan: Plan, trust: Trust) -> Plan:
 
 
 def _check_victim_participates(plan: Plan) -> None:
-    """Raises BadConfig where the audited client never takes part, so that nothing of it could be attacked."""
+    """Raises BadConfig where the audited client never takes part, so that nothing of it could be
+    attacked."""
     rounds = plan.method.rounds
     if not any(plan.victim in plan.participants(t) for t in range(rounds)):
         raise BadConfig(
-            f"participation={plan.fraction:g}: the audited client {plan.victim} is drawn in none of the {rounds} "
+            f"participation={plan.fraction:g}: the audited client {plan.victim} is drawn "
+            f"in none of the {rounds} "
             "round(s); take a larger share, more rounds, or another audit.client"
         )
 
@@ -279,13 +335,16 @@ def _build_mechanisms(
         if name not in method.uploads and name not in method.queries:
             known = sorted({*method.uploads, *method.queries})
             raise BadConfig(
-                f"privacy={config.privacy.name}: its mechanism {name!r} has no place in {type(method).__name__}, "
+                f"privacy={config.privacy.name}: its mechanism {name!r} has no place in "
+                f"{type(method).__name__}, "
                 f"whose uploads and queries are {', '.join(known)}"
             )
         if made[name].for_queries and name not in method.queries:
             raise BadConfig(
-                f"privacy.mechanisms.{name}: {type(made[name]).__name__} sums contributions of records, and {name!r} is an "
-                f"upload of {type(method).__name__}; its queries are {', '.join(sorted(method.queries)) or 'none'}"
+                f"privacy.mechanisms.{name}: {type(made[name]).__name__} sums "
+                f"contributions of records, and {name!r} is an "
+                f"upload of {type(method).__name__}; its queries are "
+                f"{', '.join(sorted(method.queries)) or 'none'}"
             )
     return made
 
@@ -293,9 +352,12 @@ def _build_mechanisms(
 def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Plan:
     """The noise multiplier for privacy.epsilon, from the plan of releases alone."""
     target = float(privacy.epsilon or 0)
-    said, method = f"privacy.epsilon={target}", type(plan.method).__name__
+    said = f"privacy.epsilon={target}"
+    method = type(plan.method).__name__
     if not plan.mechanisms:
-        raise BadConfig(f"{said}: privacy={privacy.name} sets no mechanism whose noise could be chosen")
+        raise BadConfig(
+            f"{said}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
+        )
     if plan.method.spends(0, plan.mechanisms) is None:
         raise BadConfig(f"{said}: {method} cannot plan its releases; set privacy.noise_multiplier")
 
@@ -312,22 +374,32 @@ def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -
 
 
 def planned_event(plan: Plan) -> dpa.DpEvent:
-    """The event of the client that releases most often, over all rounds, for one partition cell (such as a class)."""
+    """The event of the client that releases most often, over all rounds, for one partition cell
+    (such as a class)."""
     counts: list[Counter[str]] = [Counter() for _ in range(plan.problem.clients)]
     for t in range(plan.method.rounds):
         for client in plan.participants(t):
             counts[client].update(plan.method.spends(t, plan.mechanisms) or {})
     busiest = max(counts, key=Counter.total)
-    events = [dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c) for n, c in busiest.items() if n in plan.mechanisms]
+    events = [
+        dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c)
+        for n, c in busiest.items()
+        if n in plan.mechanisms
+    ]
     return dpa.ComposedDpEvent(events)
 
 
-def _warn_of_settings(privacy: PrivacySettings, plan: Plan, classes: int, shards: Sequence[Shard]) -> None:
-    """Of a large delta, of too few clients, and where a sum over drawn records is divided by more than three times their
-    number, or less than a third of it."""
+def _warn_of_settings(
+    privacy: PrivacySettings, plan: Plan, classes: int, shards: Sequence[Shard]
+) -> None:
+    """Of a large delta, of too few clients, and where a sum over drawn records is divided by more
+    than three times their number, or less than a third of it."""
     records = max(len(s.train) for s in shards)
     if privacy.unit == "record" and plan.mechanisms and privacy.delta * records > 1:
-        warnings.warn(f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records", stacklevel=3)
+        warnings.warn(
+            f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records",
+            stacklevel=3,
+        )
     if said := open_classes_warning(plan, shards):
         warnings.warn(said, stacklevel=3)
     if said := too_few_clients_warning(plan):
@@ -340,17 +412,26 @@ def _warn_of_settings(privacy: PrivacySettings, plan: Plan, classes: int, shards
         drawn = made.sampling_probability * mean / cells
         if drawn > 0 and not 1 / 3 <= made.normaliser / drawn <= 3:
             warnings.warn(
-                f"privacy.expected_batch={made.normaliser:g}: a step draws {drawn:.3g} records{' of a class' * (cells > 1)} on average, so "
-                f"that it is {drawn / made.normaliser:.2g} times as long as the learning rate says; set it near {drawn:.3g}",
+                f"privacy.expected_batch={made.normaliser:g}: a step draws {drawn:.3g} "
+                f"records{' of a class' * (cells > 1)} on average, so "
+                f"that it is {drawn / made.normaliser:.2g} times as long as the learning "
+                f"rate says; set it near {drawn:.3g}",
                 stacklevel=3,
             )
 
 
 def open_classes_warning(plan: Plan, shards: Sequence[Shard]) -> str:
-    """Of clients that send a mean or sum of each class, without noise, and hold one record of a class; "" else."""
+    """Of clients that send a mean or sum of each class, without noise, and hold one record of a
+    class; "" else."""
     uploads = plan.method.uploads.items()
-    names = [name for name, surface in uploads if surface == Surface.PROTOTYPES and name not in plan.mechanisms]
-    if not names or set(plan.method.queries) & set(plan.mechanisms):  # the means are made of noised answers
+    names = [
+        name
+        for name, surface in uploads
+        if surface == Surface.PROTOTYPES and name not in plan.mechanisms
+    ]
+    if not names or set(plan.method.queries) & set(
+        plan.mechanisms
+    ):  # the means are made of noised answers
         return ""
     alone = {s.client: _classes_of_one_record(s) for s in shards}
     clients = [client for client, classes in alone.items() if classes]
@@ -358,7 +439,10 @@ def open_classes_warning(plan: Plan, shards: Sequence[Shard]) -> str:
         return ""
     first = describe_open_classes(alone[clients[0]])
     more = f" (and {len(clients) - 1} more clients)" if len(clients) > 1 else ""
-    return f"{', '.join(names)}: of client {clients[0]}{more} {first}: its mean is the record's own feature"
+    return (
+        f"{', '.join(names)}: of client {clients[0]}{more} {first}: its mean is the record's "
+        "own feature"
+    )
 
 
 def _classes_of_one_record(shard: Shard) -> list[int]:

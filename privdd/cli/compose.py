@@ -1,4 +1,5 @@
-"""Composing configs: where the files are, the resolvers they use, how values are quoted, and a one-line message for every mistake."""
+"""Composing configs: where the files are, the resolvers they use, how values are quoted, and a
+one-line message for every mistake."""
 
 from __future__ import annotations
 
@@ -23,9 +24,21 @@ from privdd.core.validation import BadConfig
 
 PRESETS = ("smoke", "default", "paper")
 CONFIG_GROUPS = (
-    "algo", "algo/base", "algo/inner", "algo/virtual", "attack", "base", "data", "engine", "experiment", "model", "partition", "preset",
-    "privacy", "trust",
-)  # fmt: skip
+    "algo",
+    "algo/base",
+    "algo/inner",
+    "algo/virtual",
+    "attack",
+    "base",
+    "data",
+    "engine",
+    "experiment",
+    "model",
+    "partition",
+    "preset",
+    "privacy",
+    "trust",
+)
 
 
 def config_dir() -> str:
@@ -40,7 +53,9 @@ def config_dir() -> str:
 
 def _value_by_preset(*values: Any, _root_: Any) -> Any:
     if len(values) != len(PRESETS):
-        raise BadConfig(f"by_preset needs {len(PRESETS)} values ({', '.join(PRESETS)}), got {len(values)}")
+        raise BadConfig(
+            f"by_preset needs {len(PRESETS)} values ({', '.join(PRESETS)}), got {len(values)}"
+        )
     name = OmegaConf.select(_root_, "preset.name")
     if name not in PRESETS:
         raise BadConfig(f"preset={name}: allowed are {', '.join(PRESETS)}")
@@ -48,20 +63,28 @@ def _value_by_preset(*values: Any, _root_: Any) -> Any:
 
 
 def _experiment_term(name: str, otherwise: Any, *, _root_: Any) -> Any:
-    """What the chosen experiment gives all of its rows (``paper.terms``), else the algo's own value."""
+    """What the chosen experiment gives all of its rows (``paper.terms``), else the algo's own
+    value."""
     value = OmegaConf.select(_root_, f"paper.terms.{name}")
     return otherwise if value is None else value
 
 
 PUBLIC_SIZES = {  # name -> training records, classes
-    "digits": (1438, 10), "mnist": (60_000, 10), "fashion_mnist": (60_000, 10), "emnist": (112_800, 47), "usps": (7291, 10),
-    "cifar10": (50_000, 10), "cifar100": (50_000, 100), "svhn": (73_257, 10),
-}  # fmt: skip
+    "digits": (1438, 10),
+    "mnist": (60_000, 10),
+    "fashion_mnist": (60_000, 10),
+    "emnist": (112_800, 47),
+    "usps": (7291, 10),
+    "cifar10": (50_000, 10),
+    "cifar100": (50_000, 100),
+    "svhn": (73_257, 10),
+}
 
 
 def _expected_batch(usual: int, probability: float, of: str = "client", *, _root_: Any) -> int:
-    """The records of a client (of a class of it) that a step draws, by public sizes alone; ``usual`` where they are within a
-    factor of two of that, or where the data set's size is not public."""
+    """The records of a client (of a class of it) that a step draws, by public sizes alone;
+    ``usual`` where they are within a factor of two of that, or where the data set's size is not
+    public."""
     data: Any = _root_.get("data") or {}
     partition: Any = _root_.get("partition") or {}
     if data.get("name") not in PUBLIC_SIZES or "clients" not in partition:
@@ -70,8 +93,13 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
     try:
         each = min(records, data.limit or records) / partition.clients
         each = each * (1 - partition.heldout) if partition.heldout < 1 else each - partition.heldout
-        drawn = probability * each * (1 - partition.test_fraction) / (classes if of == "class" else 1)
-    except (TypeError, ZeroDivisionError):  # a value of the wrong kind, which is refused by its own key
+        drawn = (
+            probability * each * (1 - partition.test_fraction) / (classes if of == "class" else 1)
+        )
+    except (
+        TypeError,
+        ZeroDivisionError,
+    ):  # a value of the wrong kind, which is refused by its own key
         return usual
     return usual if usual / 2 <= drawn <= usual * 2 else max(round(drawn), 1)
 
@@ -81,8 +109,11 @@ def register_resolvers() -> None:
     made: dict[str, Callable[..., Any]] = {
         "by_preset": _value_by_preset,
         "by_data": lambda name, names, there, elsewhere: there if name in names else elsewhere,
-        # whose unit is that of the images: of starts that read no record, and of those in the records' pixels
-        "by_start": lambda start, public, records: records if start in ("real", "statistics") else public,
+        # whose unit is that of the images: of starts that read no record, and of those in the
+        # records' pixels
+        "by_start": lambda start, public, records: (
+            records if start in ("real", "statistics") else public
+        ),
         "expected_batch": _expected_batch,
         "per_square": lambda a, b: a / b**2,
         "term": _experiment_term,
@@ -90,14 +121,18 @@ def register_resolvers() -> None:
     }
     for name, resolver in made.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
-    OmegaConf.register_new_resolver("run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True)
+    OmegaConf.register_new_resolver(
+        "run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True
+    )
 
 
-register_resolvers()  # on import: a sweep's workers resolve configs before they call any function of privdd
+# on import: a sweep's workers resolve configs before they call any function of privdd
+register_resolvers()
 
 
 def group_choices(group: str, folders: Sequence[str]) -> list[str]:
-    """The names that can be chosen in a config group. Files that start with _ hold what others share."""
+    """The names that can be chosen in a config group. Files that start with _ hold what others
+    share."""
     found = {path.stem for folder in folders for path in (Path(folder) / group).glob("*.yaml")}
     return sorted(name for name in found if not name.startswith("_"))
 
@@ -106,24 +141,32 @@ OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "al
 
 
 def default_attacks(folders: Sequence[str]) -> list[str]:
-    """What ``attack=all`` stands for: every attack that a yaml exists for, but those that are off by default."""
+    """What ``attack=all`` stands for: every attack that a yaml exists for, but those that are off
+    by default."""
     files = (path for folder in folders for path in (Path(folder) / "attack").glob("*.yaml"))
-    asked_for = {path.stem for path in files if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT)}
+    asked_for = {
+        path.stem for path in files if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT)
+    }
     return [name for name in group_choices("attack", folders) if name not in asked_for]
 
 
 def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
-    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each one.
+    """The arguments with ``attack=all`` (the default) spelled out, so that the config shows each
+    one.
 
-    Who asks for certain attacks means these, whatever else is released: ``audit.require=some``. ``attack=[all,NAME]``
-    adds an attack that is off by default.
+    Who asks for certain attacks means these, whatever else is released: ``audit.require=some``.
+    ``attack=[all,NAME]`` adds an attack that is off by default.
     """
     folders = [config_dir(), *user_config_folders(argv)]
-    args = [_expand_glob(_expand_all_attacks(a, folders), folders) for a in argv if a != "attack=all"]
+    args = [
+        _expand_glob(_expand_all_attacks(a, folders), folders) for a in argv if a != "attack=all"
+    ]
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(default_attacks(folders))}]")
     elif command == "audit":
-        certain = not any(a.startswith(("audit.require=", "scores=")) or "all" in _listed_attacks(a) for a in argv)
+        certain = not any(
+            a.startswith(("audit.require=", "scores=")) or "all" in _listed_attacks(a) for a in argv
+        )
         args += ["audit.require=some"] if certain else []
     return put_overrides_first(args)
 
@@ -143,7 +186,8 @@ def _expand_all_attacks(argument: str, folders: Sequence[str]) -> str:
 
 
 def _expand_glob(argument: str, folders: Sequence[str]) -> str:
-    """``algo=glob(fed*)`` as the choices that it stands for (Hydra's own would take files with _ for choices too)."""
+    """``algo=glob(fed*)`` as the choices that it stands for (Hydra's own would take files with _
+    for choices too)."""
     group, _, value = argument.partition("=")
     if not value.strip().startswith("glob(") or argument.startswith("-"):
         return argument
@@ -164,20 +208,27 @@ def _expand_glob(argument: str, folders: Sequence[str]) -> str:
 def overrides_as_typed(composed: Sequence[str], given: Sequence[str]) -> list[str]:
     """The overrides of one run as its user wrote them, for the command that its pages show.
 
-    composed: the overrides that Hydra ran, one value of each sweep; given: the arguments before ``expand_arguments``.
+    composed: the overrides that Hydra ran, one value of each sweep; given: the arguments before
+        ``expand_arguments``.
 
-    What ``expand_arguments`` spelled out (every attack that "all" means, and ``audit.require``) goes again; what it stands for
-    comes back. A swept attack is the one of this run.
+    What ``expand_arguments`` spelled out (every attack that "all" means, and ``audit.require``)
+    goes again; what it stands for comes back. A swept attack is the one of this run.
     """
     spelled = {item for item in expand_arguments(given, "audit") if item not in given}
-    kept = [item for item in composed if not (item in spelled and item.startswith(("attack=", "audit.require=")))]
+    kept = [
+        item
+        for item in composed
+        if not (item in spelled and item.startswith(("attack=", "audit.require=")))
+    ]
     replaced = len(kept) < len(composed) and not any(item.startswith("attack=") for item in kept)
     return [*kept, *(item for item in given if replaced and item.startswith("attack="))]
 
 
 def put_overrides_first(argv: Sequence[str]) -> list[str]:
     """The same arguments, options last: argparse takes overrides in one piece only."""
-    typed = [a for a in argv if "=" in a and not a.startswith("-") and a not in user_config_folders(argv)]
+    typed = [
+        a for a in argv if "=" in a and not a.startswith("-") and a not in user_config_folders(argv)
+    ]
     return typed + [a for a in argv if a not in typed]
 
 
@@ -196,10 +247,16 @@ def compose_config(
     """
     register_resolvers()
     GlobalHydra.instance().clear()
-    extra = [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"] if folders else []
+    extra = (
+        [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"]
+        if folders
+        else []
+    )
     try:
         with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
-            return compose(config_name=command, overrides=[*overrides, *extra], return_hydra_config=hydra)
+            return compose(
+                config_name=command, overrides=[*overrides, *extra], return_hydra_config=hydra
+            )
     except (HydraException, OmegaConfBaseException) as error:
         raise BadConfig(format_hydra_error(error)) from None
 
@@ -215,7 +272,10 @@ def format_hydra_error(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
     silent = ("Set the environment", "See https", "full_key", "object_type", "_")
     lines = (line.strip() for line in str(cause).splitlines())
-    return " ".join(line for line in lines if line and not line.startswith(silent))[:400] or type(error).__name__
+    return (
+        " ".join(line for line in lines if line and not line.startswith(silent))[:400]
+        or type(error).__name__
+    )
 
 
 def run_guarded(main: Callable[[], int]) -> int:
@@ -233,7 +293,8 @@ PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra
 
 
 def quote_paths(argv: Sequence[str]) -> list[str]:
-    """The arguments, each path that Hydra cannot read (``data.root=/home/rené/x.npz``) in Hydra's quotes."""
+    """The arguments, each path that Hydra cannot read (``data.root=/home/rené/x.npz``) in Hydra's
+    quotes."""
     return [_quote_path(item, *item.partition("=")[::2]) for item in argv]
 
 
@@ -247,7 +308,8 @@ def _quote_path(item: str, key: str, value: str) -> str:
 
 
 def override_value(override: str) -> str:
-    """What Hydra reads from ``key=value``, its quotes taken off. Raises HydraException where it cannot."""
+    """What Hydra reads from ``key=value``, its quotes taken off. Raises HydraException where it
+    cannot."""
     return str(OverridesParser.create().parse_override(override).value())
 
 
@@ -269,7 +331,8 @@ def format_shell_assignment(key: str, value: str) -> str:
 
 
 def settings_to_overrides(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Python values as overrides: {"privacy": {"epsilon": 3}} -> "privacy.epsilon=3"; texts are quoted as needed."""
+    """Python values as overrides: {"privacy": {"epsilon": 3}} -> "privacy.epsilon=3"; texts are
+    quoted as needed."""
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):

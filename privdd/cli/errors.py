@@ -16,7 +16,8 @@ UNREAD = 141  # 128 + SIGPIPE
 # What torch says -> what can be done about it.
 TORCH_ERRORS = {
     "Expected more than 1 value per channel when training": "the network's norm has one value to take the mean "
-    "of (batch norm: a batch of one record whose maps are 1x1); choose norm=group, or other sizes of batch and data",
+    "of (batch norm: a batch of one record whose maps are 1x1); choose norm=group, or "
+    "other sizes of batch and data",
     "not enough memory": "out of memory; choose a smaller model, batch or number of workers",
     "can't allocate memory": "out of memory; choose a smaller model, batch or number of workers",
     "CUDA out of memory": "out of memory on the GPU; choose a smaller model or batch",
@@ -27,10 +28,11 @@ TORCH_ERRORS = {
 
 
 def run_reporting_errors(work: Callable[[], int]) -> int:
-    """Exit status of ``work``; an error that the user can do something about is one line on stderr, and status 1.
+    """Exit status of ``work``; an error that the user can do something about is one line on stderr,
+    and status 1.
 
-    Where nobody reads the output any more (``| head``), it ends in silence with the status of a program that SIGPIPE ends.
-    """
+    Where nobody reads the output any more (``| head``), it ends in silence with the status of a
+    program that SIGPIPE ends."""
     try:
         status = work()
         sys.stdout.flush()
@@ -51,7 +53,9 @@ def _lost_its_reader() -> bool:
         sys.stdout.flush()
         watch = select.poll()
         watch.register(sys.stdout.fileno(), 0)
-        gone = any(event & select.POLLERR for _, event in watch.poll(0))  # unbuffered, a flush has nothing to fail at
+        gone = any(
+            event & select.POLLERR for _, event in watch.poll(0)
+        )  # unbuffered, a flush has nothing to fail at
     except BrokenPipeError:
         gone = True
     except (AttributeError, ValueError):  # no poll on this system, or no file behind stdout
@@ -66,7 +70,9 @@ def explain_error(error: BaseException) -> str | None:
     """One line for errors that input, disk or network can cause; None for bugs of privdd."""
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
-        known = {errno.ENOSPC: "no space left on the disk; what was written is kept, free space and resume"}
+        known = {
+            errno.ENOSPC: "no space left on the disk; what was written is kept, free space and resume"
+        }
         return f"{name}{known.get(error.errno or 0, error.strerror or str(error))}"
     if isinstance(error, ValueError | RuntimeError):
         for said, line in TORCH_ERRORS.items():
@@ -74,7 +80,8 @@ def explain_error(error: BaseException) -> str | None:
                 return line
     if isinstance(error, ValueError | MemoryError | NotImplementedError):
         return " ".join(str(error).split()) or type(error).__name__
-    module, name = type(error).__module__, type(error).__name__
+    module = type(error).__module__
+    name = type(error).__name__
     if module.startswith(("hydra", "omegaconf")):
         cause = error.__cause__
         inner = explain_error(cause) if cause is not None else None

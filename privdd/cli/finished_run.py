@@ -1,4 +1,5 @@
-"""``resume=`` of a run that went to its end: nothing is left to do, and its result is told at once."""
+"""``resume=`` of a run that went to its end: nothing is left to do, and its result is told at
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ASKS_FOR_MORE = ("attack", "audit.")  # other attacks than the run's own, or mor
 
 
 def report_finished_run(command: str, config: DictConfig, typed: Sequence[str]) -> int | None:
-    """Print the result of the finished run that ``resume=`` names -> its exit status; None for one that is to go on.
+    """Print the result of the finished run that ``resume=`` names -> its exit status; None for one
+    that is to go on.
 
     command: audit or train. Raises PolicyError for a policy that cannot be used.
     """
@@ -27,10 +29,15 @@ def report_finished_run(command: str, config: DictConfig, typed: Sequence[str]) 
     if command == "train":
         print(f"{path}: this training is finished; its figures are in {path / 'training.json'}")
         return 0
-    print(f"privdd: {path}: this audit is finished; run={path} attack=[NAME] adds attacks to it", file=sys.stderr)
+    print(
+        f"privdd: {path}: this audit is finished; run={path} attack=[NAME] adds attacks to it",
+        file=sys.stderr,
+    )
     from privdd.reporting.policy import policy_of_settings
     from privdd.reporting.schema import load_findings
     from privdd.reporting.terminal import conclude_audit
 
-    policy = policy_of_settings({"policy": config.get("policy"), "fail_on": to_plain_settings(config.get("fail_on"))})
+    policy = policy_of_settings(
+        {"policy": config.get("policy"), "fail_on": to_plain_settings(config.get("fail_on"))}
+    )
     return conclude_audit(load_findings(path), path, policy, sys.stdout)

@@ -1,4 +1,5 @@
-"""What a command is given to read: that it is there is told before anything that takes long is imported."""
+"""What a command is given to read: that it is there is told before anything that takes long is
+imported."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from privdd.core.validation import BadConfig
 from privdd.runtime.own_yaml import compose_own_yaml
 
 TRACKERS = ("tensorboard",)
-CONFIG_FILE, FINDINGS_FILE = "config.yaml", "findings.json"
+CONFIG_FILE = "config.yaml"
+FINDINGS_FILE = "findings.json"
 
 
 def check_inputs(config: DictConfig) -> None:
-    """Raises BadConfig, or DataNotFound, for the first file or folder that is named and is not what is needed."""
+    """Raises BadConfig, or DataNotFound, for the first file or folder that is named and is not what
+    is needed."""
     for word in ("resume", "run"):
         if (folder := config.get(word)) is not None:
             check_run_folder(word, Path(str(folder)))
@@ -48,7 +51,8 @@ def check_run_folder(word: str, path: Path) -> None:
 
 
 def check_tracking(choice: Any) -> None:
-    """Before anything is computed: raises BadConfig for an unknown tracker or one that is not installed."""
+    """Before anything is computed: raises BadConfig for an unknown tracker or one that is not
+    installed."""
     if choice is None:
         return
     if choice not in TRACKERS:

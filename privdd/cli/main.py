@@ -1,7 +1,8 @@
-"""What ``privdd.audit`` and ``privdd.train`` share: help, argument checks, Hydra, resume, exit status.
+"""What ``privdd.audit`` and ``privdd.train`` share: help, argument checks, Hydra, resume, exit
+status.
 
-What takes long to import (torch, scipy) is imported after the command line was checked, so that a mistyped one is
-refused at once.
+What takes long to import (torch, scipy) is imported after the command line was checked, so that a
+mistyped one is refused at once.
 """
 
 from __future__ import annotations
@@ -30,17 +31,32 @@ from privdd.cli.overrides import (
 from privdd.cli.own_files import check_own_files
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
-from privdd.cli.sweeps import Sweep, count_points, first_point, is_sweep, pin_sweep_folder, sweep_folder_name
+from privdd.cli.sweeps import (
+    Sweep,
+    count_points,
+    first_point,
+    is_sweep,
+    pin_sweep_folder,
+    sweep_folder_name,
+)
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
-from privdd.runtime.startup import environment_variables, keep_freed_memory, start_forkserver, usable_cores
+from privdd.runtime.startup import (
+    environment_variables,
+    keep_freed_memory,
+    start_forkserver,
+    usable_cores,
+)
 
-DRY_RUN_OPTION = "--dry-run"  # what an audit, or a sweep of audits, would take, by stage; nothing is kept
+DRY_RUN_OPTION = (
+    "--dry-run"  # what an audit, or a sweep of audits, would take, by stage; nothing is kept
+)
 
 
 def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
-    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for what cannot run.
+    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for
+    what cannot run.
 
     points: of a sweep whose first point ``config`` is; None = not known.
     """
@@ -49,7 +65,10 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
     from privdd.core.device import deterministic_kernels
 
     if any(config.get(word) is not None for word in ("scores", "run", "resume")):
-        raise BadConfig(f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= and resume= away")
+        raise BadConfig(
+            f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= "
+            "and resume= away"
+        )
     experiment = build_experiment(config)
     cost_estimate.check_resources(experiment, path, force=is_forced(config))
     part = "whole rounds of two clients, as your own training cannot be cut short"
@@ -61,23 +80,32 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
             1
         ] or cost_estimate.estimate_cost(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)
     total, *stages = found.format_lines()
-    lines, seconds = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages], found.wall_seconds
+    lines = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages]
+    seconds = found.wall_seconds
     if points != 1:
         rest = "; how many points follow is not known before they run"
         if points is not None:
-            rest = f", so all take about {format_seconds(points * seconds)} one after the other, if alike"
+            rest = (
+                f", so all take about {format_seconds(points * seconds)} one after the other, "
+                "if alike"
+            )
         many = f"{points} points; " if points else ""
         lines.insert(0, f"sweep: {many}the first takes about {format_seconds(seconds)}{rest}")
-    model, numbers = config.get("model"), cost_estimate.count_model_numbers(experiment)
+    model = config.get("model")
+    numbers = cost_estimate.count_model_numbers(experiment)
     if model and numbers:
         width = f" of width {model.width}" if model.get("width") else ""
-        lines.append(f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} million numbers")
+        lines.append(
+            f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} "
+            "million numbers"
+        )
     print("\n".join([*lines, found.source]))
     return 0
 
 
 COMMAND_PURPOSES = {
-    "audit": "Train federated clients, attack everything that leaves one of them, and test the stated privacy limit.",
+    "audit": "Train federated clients, attack everything that leaves one of them, and test the "
+    "stated privacy limit.",
     "train": "Train federated clients and account for what they release, without attacks.",
 }
 COMMAND_EXAMPLES = {
@@ -85,7 +113,10 @@ COMMAND_EXAMPLES = {
         ("algo=fedfed preset=smoke", "a first report in under a minute"),
         ("algo=feddm privacy=none attack=[lira,copy_detection]", "two attacks only"),
         ("algo=fedavg privacy=dpsgd privacy.epsilon=3", "noise chosen for a target epsilon"),
-        ("-m algo=fedfed_dp privacy.noise_multiplier=0.5,1,2 seed=0,1", "a sweep: epsilon against accuracy"),
+        (
+            "-m algo=fedfed_dp privacy.noise_multiplier=0.5,1,2 seed=0,1",
+            "a sweep: epsilon against accuracy",
+        ),
         ("run=outputs/... attack=[rmia]", "attack a finished run again"),
     ),
     "train": (
@@ -96,7 +127,17 @@ COMMAND_EXAMPLES = {
         ("resume=outputs/...", "go on after an interruption"),
     ),
 }
-SHOWN_GROUPS = ("algo", "data", "partition", "model", "privacy", "attack", "preset", "engine", "experiment")
+SHOWN_GROUPS = (
+    "algo",
+    "data",
+    "partition",
+    "model",
+    "privacy",
+    "attack",
+    "preset",
+    "engine",
+    "experiment",
+)
 
 
 def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
@@ -118,8 +159,15 @@ def help_text(command: str, own: Sequence[str] = ()) -> str:
     for group in SHOWN_GROUPS:
         if group != "attack" or command == "audit":
             choices = ", ".join(compose.group_choices(group, folders))
-            lines += textwrap.wrap(choices, 110, initial_indent=f"  {group:<11}", subsequent_indent=" " * 13)
-    lines += ["", "Every other setting is KEY=VALUE as well: privacy.noise_multiplier=2, seed=1, algo.rounds=5.", ""]
+            lines += textwrap.wrap(
+                choices, 110, initial_indent=f"  {group:<11}", subsequent_indent=" " * 13
+            )
+    lines += [
+        "",
+        "Every other setting is KEY=VALUE as well: privacy.noise_multiplier=2, seed=1, "
+        "algo.rounds=5.",
+        "",
+    ]
     lines += ["Examples:"]
     for arguments, meaning in COMMAND_EXAMPLES[command]:
         lines += [f"  python -m privdd.{command} {arguments}", f"      {meaning}"]
@@ -131,29 +179,35 @@ OPTIONS_TEXT = (
     "  -m                 several values, KEY=A,B,C, run one after the other and are compared",
     "  --config-dir DIR   a folder of your own yaml files (algo/, attack/, data/, ... below it)",
     "  --cfg job          print the whole configuration and stop",
-    "  --dry-run          audit, and a sweep of them: print the time, memory and disk that it would take, and stop",
+    "  --dry-run          audit, and a sweep of them: print the time, memory and disk "
+    "that it would take, and stop",
     "  --version, --help",
 )
 READ_ON_TEXT = (
-    "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and .selftest --help."
+    "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and "
+    ".selftest --help."
 )
 HELP_ENDINGS = {
     "audit": (
-        "target.model=, target.synthetic= and target.updates= audit what was made elsewhere: target.model= --help.",
-        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, or training diverged.",
+        "target.model=, target.synthetic= and target.updates= audit what was made "
+        "elsewhere: target.model= --help.",
+        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, "
+        "or training diverged.",
         READ_ON_TEXT,
     ),
     "train": ("Exit status: 0 done; 1 error, or training diverged.", READ_ON_TEXT),
 }
 
 CommandRun = Callable[[DictConfig, Path, Sequence[str]], int]
-WORKER_MODULES = {  # command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
+# command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
+WORKER_MODULES = {
     "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
     "train": ("torch._dynamo", "privdd.federated.simulation"),
 }
 TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
 NOT_TRUSTED = (
-    "trust: packages are allowed together with run= or resume= only (a config of your own is trusted as it is); "
+    "trust: packages are allowed together with run= or resume= only (a config of your "
+    "own is trusted as it is); "
     "what the server sees is trust=local or trust=secagg"
 )
 
@@ -164,8 +218,10 @@ def main(command: str, run: CommandRun) -> int:
 
 
 def _audit_external_target(argv: list[str]) -> int | None:
-    """The exit status of an audit of what others trained or recorded; None where the command line names no such thing."""
-    outside, asks_help = any(item.startswith("target.") for item in argv), bool({"-h", "--help"} & {*argv})
+    """The exit status of an audit of what others trained or recorded; None where the command line
+    names no such thing."""
+    outside = any(item.startswith("target.") for item in argv)
+    asks_help = bool({"-h", "--help"} & {*argv})
     recorded = any(item.startswith("run=") for item in argv) and not asks_help
     for item in argv if recorded else ():
         if item.startswith("run="):
@@ -202,14 +258,17 @@ def _run_command(command: str, run: CommandRun) -> int:
     public, secret_typed = take_secret(compose.quote_paths(sys.argv[1:]))
     sys.argv = [sys.argv[0], *public]
     typed, trusted = _split_trusted_packages(public)
-    priced_only, typed = DRY_RUN_OPTION in typed, [item for item in typed if item != DRY_RUN_OPTION]
+    priced_only = DRY_RUN_OPTION in typed
+    typed = [item for item in typed if item != DRY_RUN_OPTION]
     check_own_files(typed)
     argv = compose.expand_arguments(typed, command)
     if priced_only:
         if trusted:
             raise BadConfig(NOT_TRUSTED)
         if command != "audit":
-            raise BadConfig(f"{DRY_RUN_OPTION}: the price of audits; training alone is their stage train")
+            raise BadConfig(
+                f"{DRY_RUN_OPTION}: the price of audits; training alone is their stage train"
+            )
         config = config_of(command, *first_point(argv))
         return print_cost(config, Path.cwd(), count_points(argv) if is_sweep(argv) else 1)
     if any(a.split("=")[0] in HYDRA_OPTIONS for a in argv):
@@ -227,7 +286,8 @@ def _run_command(command: str, run: CommandRun) -> int:
         if config.get(word) is not None:
             from privdd.cli.stored_config import config_of_stored_run, load_stored_config
 
-            path, words = Path(str(config[word])), ["python", "-m", f"privdd.{command}", *public]
+            path = Path(str(config[word]))
+            words = ["python", "-m", f"privdd.{command}", *public]
             stored = load_stored_config(path, trusted)
             if secret_typed and stored.privacy.noise_source != "secret":
                 raise unused_secret_error()
@@ -241,8 +301,11 @@ def _run_command(command: str, run: CommandRun) -> int:
 
 def _may_start_processes(config: DictConfig) -> bool:
     """Whether a run may have worker processes, before it is known what it costs."""
-    kind, asked = config.engine.kind, config.engine.workers
-    return kind == "processes" or (kind == "auto" and config.device == "cpu" and (asked or usable_cores()) > 1)
+    kind = config.engine.kind
+    asked = config.engine.workers
+    return kind == "processes" or (
+        kind == "auto" and config.device == "cpu" and (asked or usable_cores()) > 1
+    )
 
 
 def check_command(command: str, argv: Sequence[str]) -> DictConfig:
@@ -270,18 +333,23 @@ def _check_with_torch(config: DictConfig, argv: Sequence[str]) -> None:
 
 
 def _names_stored_run(config: DictConfig) -> bool:
-    """Whether ``run=`` or ``resume=`` was typed: the other settings are then those of a stored run."""
+    """Whether ``run=`` or ``resume=`` was typed: the other settings are then those of a stored
+    run."""
     return config.get("run") is not None or config.get("resume") is not None
 
 
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
-    """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one line."""
+    """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one
+    line."""
     own = [] if config_dir is None else [f"--config-dir={config_dir}"]
     check_own_files([*own, *overrides])
     argv = compose.expand_arguments(compose.quote_paths([*own, *overrides]), command)
     check_command(command, argv)
     config = compose.compose_config(
-        command, [a for a in argv if not a.startswith("-")], compose.user_config_folders(argv), hydra=True
+        command,
+        [a for a in argv if not a.startswith("-")],
+        compose.user_config_folders(argv),
+        hydra=True,
     )
     choices = config.hydra.runtime.choices
     with open_dict(config):
@@ -291,19 +359,27 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
 
 
 def _split_trusted_packages(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The arguments without the packages that ``trust=`` names, and these; ``trust=secagg`` names what a server sees."""
-    naming = [a for a in argv if a.startswith("trust=") and not set(a[6:].strip("[]").split(",")) <= TRUST_MODELS]
+    """The arguments without the packages that ``trust=`` names, and these; ``trust=secagg`` names
+    what a server sees."""
+    naming = [
+        a
+        for a in argv
+        if a.startswith("trust=") and not set(a[6:].strip("[]").split(",")) <= TRUST_MODELS
+    ]
     if not naming:
         return list(argv), ()
     if not any(a.startswith(("run=", "resume=")) for a in argv):
         raise BadConfig(NOT_TRUSTED)
     from privdd.cli.stored_config import parse_trusted_packages
 
-    named, kept = [a.removeprefix("trust=") for a in naming], [a for a in argv if a not in naming]
+    named = [a.removeprefix("trust=") for a in naming]
+    kept = [a for a in argv if a not in naming]
     return kept, tuple(package for text in named for package in parse_trusted_packages(text))
 
 
-def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: Sequence[str]) -> int:
+def _run_with_hydra(
+    command: str, run: CommandRun, argv: Sequence[str], given: Sequence[str]
+) -> int:
     """argv: what Hydra reads; given: what the user wrote, which the run records as its command."""
     status: list[int] = []
     sweep = _create_sweep(command, argv) if is_sweep(argv) else None
@@ -312,22 +388,34 @@ def _run_with_hydra(command: str, run: CommandRun, argv: Sequence[str], given: S
         node = HydraConfig.get()
         path = Path(node.runtime.output_dir)
         compose.name_run(config, node.runtime.choices)
-        typed = ["python", "-m", f"privdd.{command}", *compose.overrides_as_typed(node.overrides.task, given)]
+        typed = [
+            "python",
+            "-m",
+            f"privdd.{command}",
+            *compose.overrides_as_typed(node.overrides.task, given),
+        ]
         if sweep is not None:
-            return _run_sweep_point(sweep, config, path, node.overrides.task, lambda: run(config, path, typed))
-        status.append(compose.run_guarded(lambda: run(config, path, typed)))  # Hydra would print a traceback
+            return _run_sweep_point(
+                sweep, config, path, node.overrides.task, lambda: run(config, path, typed)
+            )
+        status.append(
+            compose.run_guarded(lambda: run(config, path, typed))
+        )  # Hydra would print a traceback
         return status[-1]
 
     sys.argv = [
         sys.argv[0],
         *compose.put_overrides_first(pin_sweep_folder(argv, sweep.folder) if sweep else argv),
     ]
-    start = hydra.main(version_base="1.3", config_path=compose.config_dir(), config_name=command)(run_job)
+    start = hydra.main(version_base="1.3", config_path=compose.config_dir(), config_name=command)(
+        run_job
+    )
     if sweep is not None:
         sweep.folder.mkdir(parents=True, exist_ok=True)
         check_plain_folder(sweep.folder)
         return _run_sweep(sweep, start)
-    # Hydra raises its errors (such as an unwritable folder) instead of printing a traceback and exiting
+    # Hydra raises its errors (such as an unwritable folder) instead of printing a traceback and
+    # exiting
     with environment_variables({"HYDRA_FULL_ERROR": "1"}):
         start()
     return max(status, default=0)
@@ -356,19 +444,30 @@ def _run_sweep_point(
 
 
 def _create_sweep(command: str, argv: Sequence[str]) -> Sweep:
-    """The sweep, in the folder given as hydra.sweep.dir, else in a folder of its own under the configured one."""
+    """The sweep, in the folder given as hydra.sweep.dir, else in a folder of its own under the
+    configured one."""
     typed = [a for a in argv if a.startswith("hydra.sweep.dir=")]
     root = Path(
-        str(compose.compose_config(command, typed, compose.user_config_folders(argv), hydra=True).hydra.sweep.dir)
+        str(
+            compose.compose_config(
+                command, typed, compose.user_config_folders(argv), hydra=True
+            ).hydra.sweep.dir
+        )
     )
-    return Sweep(command, root if typed else root / sweep_folder_name(command, argv), total=count_points(argv))
+    return Sweep(
+        command,
+        root if typed else root / sweep_folder_name(command, argv),
+        total=count_points(argv),
+    )
 
 
 def _run_sweep(sweep: Sweep, start: Callable[[], object]) -> int:
     try:
         start()
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("repeat the same command: finished points are skipped, the others go on") from None
+        raise KeyboardInterrupt(
+            "repeat the same command: finished points are skipped, the others go on"
+        ) from None
     except SystemExit as stop:  # a launcher lost a worker: what finished is still compared
         return sweep.finish_sweep() or int(bool(stop.code))
     return sweep.finish_sweep()

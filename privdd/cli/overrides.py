@@ -1,11 +1,11 @@
-"""What was typed: unknown keys, files and options, values of a wrong type or out of range, and settings that would do nothing
-are refused before anything slow is imported.
+"""What was typed: unknown keys, files and options, values of a wrong type or out of range, and
+settings that would do nothing are refused before anything slow is imported.
 
-Every refusal of a value is one that the full check would make too, in the same words: types and ranges are read from the
-source of the class. What cannot be told from it is left to the full check. A setting does something where the code reads it
-by name, or where another setting of the composed config points to it (``${privacy.clip_norm}``); a sweep of one that does
-nothing makes a flat curve that looks like a result.
-"""
+Every refusal of a value is one that the full check would make too, in the same words: types and
+ranges are read from the source of the class. What cannot be told from it is left to the full check.
+A setting does something where the code reads it by name, or where another setting of the composed
+config points to it (``${privacy.clip_norm}``); a sweep of one that does nothing makes a flat curve
+that looks like a result."""
 
 from __future__ import annotations
 
@@ -45,16 +45,22 @@ MODEL_TARGET = "privdd.models.ModelSpec"
 
 
 def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
-    """Raises BadConfig or the class's own ValueError for the first value of ``config`` that cannot be used.
+    """Raises BadConfig or the class's own ValueError for the first value of ``config`` that cannot
+    be used.
 
     base: the same choices of files with nothing else typed: what is as in there is not looked at.
     """
     try:
-        now, before = settings.to_plain_settings(config), settings.to_plain_settings(base)
+        now = settings.to_plain_settings(config)
+        before = settings.to_plain_settings(base)
     except OmegaConfBaseException:  # a value that is missing, or points nowhere
         return
     known = {key: (type(value), value) for key, value in settings.iterate_settings(before)}
-    changed = {key: value for key, value in settings.iterate_settings(now) if known.get(key) != (type(value), value)}
+    changed = {
+        key: value
+        for key, value in settings.iterate_settings(now)
+        if known.get(key) != (type(value), value)
+    }
     changed.pop(SECRET, None)  # no message may hold it
     check = settings.TypeCheck(config)
     for key, value in changed.items():
@@ -62,7 +68,9 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
     if any(now.get(word) is not None for word in ("run", "resume", "scores")):
         return  # these make nothing of it
     for place in _changed_nodes(changed):
-        with suppress(TypeError, AttributeError):  # the full check will meet it, and say what it means
+        with suppress(
+            TypeError, AttributeError
+        ):  # the full check will meet it, and say what it means
             if place in GROUP_TARGETS:
                 target, check_group = GROUP_TARGETS[place]
                 check_group(settings.with_defaults(target, _node_at(now, place)))
@@ -70,7 +78,9 @@ def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
                 _check_node_ranges(check, place, _node_at(now, place))
 
 
-def _check_setting_type(check: settings.TypeCheck, config: Mapping[str, Any], key: str, value: Any) -> None:
+def _check_setting_type(
+    check: settings.TypeCheck, config: Mapping[str, Any], key: str, value: Any
+) -> None:
     settings.check_setting_numbers(key, value, check.source_key_of(key))
     place, _, name = key.rpartition(".")
     node = _node_at(config, place)
@@ -83,7 +93,13 @@ def _check_setting_type(check: settings.TypeCheck, config: Mapping[str, Any], ke
 
 def _check_node_ranges(check: settings.TypeCheck, place: str, node: Any) -> None:
     """Every ``_target_`` at or below a node, the inner ones first, as they are built."""
-    for name, inner in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for name, inner in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         _check_node_ranges(check, f"{place}.{name}", inner)
     target = str(node[TARGET_KEY]) if isinstance(node, dict) and TARGET_KEY in node else ""
     if target == MODEL_TARGET:
@@ -114,18 +130,43 @@ def _node_at(config: Any, place: str) -> Any:
 
 
 HYDRA_OPTIONS = (
-    "--hydra-help", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc", "--package", "-p", "--resolve",
-)  # fmt: skip
+    "--hydra-help",
+    "--info",
+    "-i",
+    "--cfg",
+    "-c",
+    "--shell-completion",
+    "-sc",
+    "--package",
+    "-p",
+    "--resolve",
+)
 HYDRA_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 FLAGS = (
-    ("--multirun", "-m"), ("--resolve",), ("--hydra-help",), ("--shell-completion", "-sc"), ("--help", "-h"), ("--version",), ("--dry-run",),
-)  # fmt: skip
-COMMAND_OPTIONS = ("-m", "--multirun", "--config-dir", "-cd", "--help", "-h", "--version", "--dry-run", *HYDRA_OPTIONS)
+    ("--multirun", "-m"),
+    ("--resolve",),
+    ("--hydra-help",),
+    ("--shell-completion", "-sc"),
+    ("--help", "-h"),
+    ("--version",),
+    ("--dry-run",),
+)
+COMMAND_OPTIONS = (
+    "-m",
+    "--multirun",
+    "--config-dir",
+    "-cd",
+    "--help",
+    "-h",
+    "--version",
+    "--dry-run",
+    *HYDRA_OPTIONS,
+)
 
 
 def check_hydra_options(argv: Sequence[str]) -> None:
-    """Ends with status 1 and one line for an option of Hydra's without its value, or with one that it does not take: Hydra's own
-    parser would end with 2, and take abbreviations."""
+    """Ends with status 1 and one line for an option of Hydra's without its value, or with one that
+    it does not take: Hydra's own parser would end with 2, and take abbreviations."""
     parser = CommandParser(prog="privdd", add_help=False)
     parser.add_argument("overrides", nargs="*")
     parser.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
@@ -137,11 +178,14 @@ def check_hydra_options(argv: Sequence[str]) -> None:
     parser.parse_args(compose.put_overrides_first(argv))
 
 
-OWN_DATA_HINT = "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
+OWN_DATA_HINT = (
+    "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
+)
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
-    """Compose what was typed (first value of each sweep) and refuse unknown keys with a suggestion."""
+    """Compose what was typed (first value of each sweep) and refuse unknown keys with a
+    suggestion."""
     folders = compose.user_config_folders(argv)
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra"))]
     _check_argument_form(argv, folders)
@@ -150,7 +194,11 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     except HydraException as error:
         hint = "cannot be read; put the value into quotes, key=\"'value'\""
         raise BadConfig(f"{compose.format_hydra_error(error)}: {hint}") from None
-    group = [o for o in parsed if o.key_or_group.split("@")[0] in compose.CONFIG_GROUPS and "." not in o.key_or_group]
+    group = [
+        o
+        for o in parsed
+        if o.key_or_group.split("@")[0] in compose.CONFIG_GROUPS and "." not in o.key_or_group
+    ]
     for override in group:
         _check_group_choice(override, [compose.config_dir(), *folders])
     plain = [o for o in parsed if o not in group]
@@ -172,13 +220,18 @@ def _check_argument_form(argv: Sequence[str], folders: Sequence[str]) -> None:
             hint = "put new parts into yaml files (--config-dir)"
             raise BadConfig(f"{item}: adding or deleting keys is not supported; {hint}")
         if item.startswith("-") and item.split("=")[0] not in COMMAND_OPTIONS:
-            raise BadConfig(f"{item}: unknown option; {_suggest_override(item, argv[at + 1 : at + 2])}")
+            raise BadConfig(
+                f"{item}: unknown option; {_suggest_override(item, argv[at + 1 : at + 2])}"
+            )
         if "=" not in item and not item.startswith("-") and item not in folders:
             choices = {
-                group: compose.group_choices(group, [compose.config_dir(), *folders]) for group in compose.CONFIG_GROUPS
+                group: compose.group_choices(group, [compose.config_dir(), *folders])
+                for group in compose.CONFIG_GROUPS
             }
             hint = suggest_word(item, choices)
-            raise BadConfig(f"{item}: an override has the form key=value{'; ' if hint else ''}{hint}")
+            raise BadConfig(
+                f"{item}: an override has the form key=value{'; ' if hint else ''}{hint}"
+            )
 
 
 DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
@@ -191,15 +244,23 @@ def check_spaces(argv: Sequence[str]) -> None:
         after = argv[at + 1] if at + 1 < len(argv) else ""
         if "=" not in item and before.count("[") > before.count("]") and not item.startswith("-"):
             inside = "".join(_until_closed(argv[at - 1 :]))
-            raise BadConfig(f"{before} {item}: a space ends an argument; write {inside} without spaces")
+            raise BadConfig(
+                f"{before} {item}: a space ends an argument; write {inside} without spaces"
+            )
         if not item.startswith(("-", "=")) and "=" not in item and after.startswith("="):
             value = after.removeprefix("=") or (argv[at + 2] if at + 2 < len(argv) else "VALUE")
-            raise BadConfig(f"{item} {after}: a space ends an argument; write {item}={value} without spaces")
+            raise BadConfig(
+                f"{item} {after}: a space ends an argument; write {item}={value} without spaces"
+            )
         if item.endswith("=") and after and not after.startswith("-") and "=" not in after:
-            raise BadConfig(f"{item} {after}: a space ends an argument; write {item}{after} without spaces")
+            raise BadConfig(
+                f"{item} {after}: a space ends an argument; write {item}{after} without spaces"
+            )
         if before.startswith("attack=") and "=" not in item and item in _attacks_beside(argv):
             listed = f"attack=[{before.removeprefix('attack=').strip('[]')},{item}]"
-            raise BadConfig(f"{before} {item}: several attacks are a list; write {listed} without spaces")
+            raise BadConfig(
+                f"{before} {item}: several attacks are a list; write {listed} without spaces"
+            )
 
 
 def _until_closed(items: Sequence[str]) -> Iterator[str]:
@@ -213,7 +274,9 @@ def _until_closed(items: Sequence[str]) -> Iterator[str]:
 
 
 def _attacks_beside(argv: Sequence[str]) -> list[str]:
-    return compose.group_choices("attack", [compose.config_dir(), *compose.user_config_folders(argv)])
+    return compose.group_choices(
+        "attack", [compose.config_dir(), *compose.user_config_folders(argv)]
+    )
 
 
 def _check_single_values(base: DictConfig, parsed: Sequence[Override]) -> None:
@@ -223,14 +286,19 @@ def _check_single_values(base: DictConfig, parsed: Sequence[Override]) -> None:
         hint = "several values are a sweep: add -m, or write a list in brackets"
         whole = OmegaConf.select(base, override.key_or_group)
         if DECIMAL_COMMA.fullmatch(line) and not isinstance(whole, int):
-            hint = f"a decimal number has a point, {line.replace(',', '.')}; several values are a sweep: add -m"
+            hint = (
+                f"a decimal number has a point, {line.replace(',', '.')}; several values are "
+                "a sweep: add -m"
+            )
         raise BadConfig(f"{line}: {hint}")
 
 
 def _suggest_override(option: str, following: Sequence[str]) -> str:
     """What to type instead of ``--preset smoke``."""
     name, _, value = option.lstrip("-").partition("=")
-    value = value or next((word for word in following if "=" not in word and not word.startswith("-")), "VALUE")
+    value = value or next(
+        (word for word in following if "=" not in word and not word.startswith("-")), "VALUE"
+    )
     known = [o for o in COMMAND_OPTIONS if o.startswith("--")]
     close = difflib.get_close_matches(option.split("=")[0], known, 1, cutoff=0.75)
     if close and name not in compose.CONFIG_GROUPS:
@@ -250,11 +318,14 @@ def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
             close = difflib.get_close_matches(name.lower(), known, 1)
             meant = OWN_DATA_HINT if group == "data" and "." in name else "."
             meant = f"; did you mean {close[0]}?" if close else meant
-            raise BadConfig(f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(known)}")
+            raise BadConfig(
+                f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(known)}"
+            )
 
 
 def _chosen_files(override: Override) -> Iterator[str]:
-    """The files that a group's override chooses: each value of a sweep, each item of a list; null chooses none."""
+    """The files that a group's override chooses: each value of a sweep, each item of a list; null
+    chooses none."""
     value = override.value()
     values = (
         [str(v).strip("[]").split(",") for v in override.sweep_string_iterator()]
@@ -267,8 +338,10 @@ def _chosen_files(override: Override) -> Iterator[str]:
 
 
 STATED_HINT = (
-    "a simulation states what its own accounting gives: choose that with privacy=dpsgd privacy.epsilon=8, and to fail "
-    "where more is shown, write fail_on.epsilon_shown=8; what was made elsewhere (target.*=, run=RECORDING) takes stated.epsilon=8"
+    "a simulation states what its own accounting gives: choose that with privacy=dpsgd "
+    "privacy.epsilon=8, and to fail "
+    "where more is shown, write fail_on.epsilon_shown=8; what was made elsewhere "
+    "(target.*=, run=RECORDING) takes stated.epsilon=8"
 )
 
 
@@ -280,21 +353,39 @@ def _check_known_key(config: DictConfig, key: str) -> None:
         names = [str(k) for k in node] if OmegaConf.is_dict(node) else []
         if part not in names:
             raise BadConfig(f"{key}: unknown key; {suggest_key(config, key, depth)}")
-        node = OmegaConf.select(config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False)
+        node = OmegaConf.select(
+            config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False
+        )
 
 
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
 MECHANISM_SETTINGS = ("noise_multiplier", "clip_norm")  # PrivacySettings only records them
-NOISE_SETTINGS = ("noise_source", "paired_noise", "secret", "epsilon", "budget")  # without a mechanism there is none
-SETTINGS_WITH_SCORES = ("scores", "scores_surface", "name", "seed", "tracking", "preset", "attack", "audit.confidence",
-               "privacy.delta", "privacy.epsilon")  # fmt: skip
+NOISE_SETTINGS = (
+    "noise_source",
+    "paired_noise",
+    "secret",
+    "epsilon",
+    "budget",
+)  # without a mechanism there is none
+SETTINGS_WITH_SCORES = (
+    "scores",
+    "scores_surface",
+    "name",
+    "seed",
+    "tracking",
+    "preset",
+    "attack",
+    "audit.confidence",
+    "privacy.delta",
+    "privacy.epsilon",
+)
 
 
 def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
     """Raises BadConfig, one line, for the first typed ``key=value`` that nothing reads.
 
-    config: as composed, its interpolations unresolved. A key that was set to null, or to false, asks for nothing.
-    """
+    config: as composed, its interpolations unresolved. A key that was set to null, or to false,
+        asks for nothing."""
     items = [item for item in typed if "=" in item and not item.startswith(("-", "hydra"))]
     values = {item.partition("=")[0].partition("@")[0]: item.partition("=")[2] for item in items}
     keys = [*values]
@@ -313,21 +404,28 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
             _check_privacy_setting(config, key, links)
         elif group == "model" and not any(link.split(".")[0] == "model" for link in links):
             own = ", ".join(_model_keys(config.algo, "algo")) or "nothing"
-            raise _unused_error(config, key, f"algo={_chosen_name(config, 'algo')} has its own, set by {own}")
+            raise _unused_error(
+                config, key, f"algo={_chosen_name(config, 'algo')} has its own, set by {own}"
+            )
     check_engine_settings_used(config, given)
     typed_root = "data.root" in given and isinstance(config.data.root, str)
     if typed_root and not reads_files(config.data.name, config.data.get("source")):
         raise _unused_error(config, "data.root", f"data={config.data.name} reads no file")
     if {"privacy.epsilon", "privacy.noise_multiplier"} <= set(given):
-        both = " ".join(f"privacy.{key}={config.privacy[key]}" for key in ("epsilon", "noise_multiplier"))
-        raise BadConfig(f"{both}: one of the two is needed, since epsilon chooses the noise multiplier")
+        both = " ".join(
+            f"privacy.{key}={config.privacy[key]}" for key in ("epsilon", "noise_multiplier")
+        )
+        raise BadConfig(
+            f"{both}: one of the two is needed, since epsilon chooses the noise multiplier"
+        )
 
 
 def check_engine_settings_used(config: DictConfig, keys: Sequence[str]) -> None:
     """The same for the engine's settings alone, by their dotted keys."""
     for key in keys:
         if key.startswith("engine.") and OmegaConf.select(config, key) is not None:
-            kind, name = config.engine.get("kind"), key.removeprefix("engine.")
+            kind = config.engine.get("kind")
+            name = key.removeprefix("engine.")
             readers = [other for other, names in SETTINGS_BY_KIND.items() if name in names]
             if kind in SETTINGS_BY_KIND and readers and kind not in readers:
                 why = f"engine={kind} does not read it; engine={' and engine='.join(readers)} do"
@@ -335,10 +433,17 @@ def check_engine_settings_used(config: DictConfig, keys: Sequence[str]) -> None:
 
 
 def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> None:
-    privacy, name = config.privacy, key.partition(".")[2]
+    privacy = config.privacy
+    name = key.partition(".")[2]
     if name == "name":
-        raise BadConfig(f"{key}={privacy.name}: the name of the chosen file, a label; choose with privacy=NAME")
-    if not name or name.startswith("mechanisms") or (name, privacy[name]) == ("noise_source", "seed"):
+        raise BadConfig(
+            f"{key}={privacy.name}: the name of the chosen file, a label; choose with privacy=NAME"
+        )
+    if (
+        not name
+        or name.startswith("mechanisms")
+        or (name, privacy[name]) == ("noise_source", "seed")
+    ):
         return
     by_name = {f.name for f in fields(PrivacySettings)} - set(MECHANISM_SETTINGS) | {"secret"}
     nowhere = name in NOISE_SETTINGS and not privacy.get("mechanisms")
@@ -348,12 +453,18 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
     if not nowhere and wanted in links:
         return
     if not privacy.get("mechanisms"):
-        raise _unused_error(config, key, f"privacy={privacy.name} has no mechanism; choose one with privacy=NAME")
+        raise _unused_error(
+            config, key, f"privacy={privacy.name} has no mechanism; choose one with privacy=NAME"
+        )
     read = sorted(link for link in links if link.startswith("privacy."))
     # settings of mechanisms that are written there and point nowhere
-    leaves = _iterate_leaves(OmegaConf.to_container(privacy.mechanisms, resolve=False), "privacy.mechanisms")
+    leaves = _iterate_leaves(
+        OmegaConf.to_container(privacy.mechanisms, resolve=False), "privacy.mechanisms"
+    )
     own = ((leaf, value) for leaf, value in leaves if not leaf.endswith("_target_"))
-    fixed = [leaf for leaf, value in own if not (isinstance(value, str) and INTERPOLATION.search(value))]
+    fixed = [
+        leaf for leaf, value in own if not (isinstance(value, str) and INTERPOLATION.search(value))
+    ]
     why = f"privacy={privacy.name} does not read it"
     if name == "epsilon":
         why = f"the noise of privacy={privacy.name} is not set by a noise multiplier"
@@ -375,7 +486,9 @@ def _chosen_name(config: DictConfig, group: str) -> str:
 def _linked_keys(config: DictConfig) -> set[str]:
     """All keys that a setting of the config points to, from outside the mapping that holds them."""
     values = (value for _, value in _iterate_leaves(OmegaConf.to_container(config, resolve=False)))
-    return {link for value in values if isinstance(value, str) for link in INTERPOLATION.findall(value)}
+    return {
+        link for value in values if isinstance(value, str) for link in INTERPOLATION.findall(value)
+    }
 
 
 def _model_keys(node: Any, key: str) -> Iterator[str]:

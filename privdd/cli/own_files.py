@@ -1,4 +1,5 @@
-"""The user's own yaml files, looked at before Hydra reads them: Hydra's messages name neither file nor line.
+"""The user's own yaml files, looked at before Hydra reads them: Hydra's messages name neither file
+nor line.
 
 Looked at are the files that were chosen, and those that their lists of defaults name.
 """
@@ -19,17 +20,23 @@ from privdd.runtime.own_yaml import compose_own_yaml
 CLASS_KEY = "_target_"
 DEFAULTS = "defaults"
 BUILT_GROUPS = ("algo", "model")  # one object each, of the class that the file names
-OTHER_FILES = re.compile(r"[$?@]|^_self_$|^null$")  # Hydra's own words, and what is known only when it composes
+OTHER_FILES = re.compile(
+    r"[$?@]|^_self_$|^null$"
+)  # Hydra's own words, and what is known only when it composes
 
 
 def check_own_files(argv: Sequence[str]) -> None:
-    """Raises BadConfig, FILE:LINE and one sentence, for a folder that is not there and a chosen file that cannot be read."""
+    """Raises BadConfig, FILE:LINE and one sentence, for a folder that is not there and a chosen
+    file that cannot be read."""
     own = compose.user_config_folders(argv)
     for folder in own:
         if not Path(folder).exists():
             raise BadConfig(f"--config-dir {folder}: no such folder")
         if not Path(folder).is_dir():
-            raise BadConfig(f"--config-dir {folder}: a folder is needed, with algo/, attack/, data/ and so on below it")
+            raise BadConfig(
+                f"--config-dir {folder}: a folder is needed, with algo/, attack/, data/ "
+                "and so on below it"
+            )
     if not own:
         return
     seen: set[Path] = set()
@@ -38,7 +45,8 @@ def check_own_files(argv: Sequence[str]) -> None:
 
 
 def _chosen(argv: Sequence[str], own: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(group, file's name) of every choice that was typed; all of the user's own attacks, as attack=all has them."""
+    """(group, file's name) of every choice that was typed; all of the user's own attacks, as
+    attack=all has them."""
     for item in argv:
         key, _, value = item.partition("=")
         group = key.partition("@")[0]
@@ -58,9 +66,15 @@ def _check_choice(group: str, name: str, own: Sequence[str], seen: set[Path]) ->
         seen.add(file)
         node = compose_own_yaml(file)
         entries = _values_by_key(node)
-        if group in BUILT_GROUPS and not {CLASS_KEY, DEFAULTS} & {*entries} and not name.startswith("_"):
+        if (
+            group in BUILT_GROUPS
+            and not {CLASS_KEY, DEFAULTS} & {*entries}
+            and not name.startswith("_")
+        ):
             start = "defaults: [NAME, _self_], NAME being the file that this one changes"
-            raise BadConfig(f"{file}:1: names no {CLASS_KEY}, and no file that does; begin it with {start}")
+            raise BadConfig(
+                f"{file}:1: names no {CLASS_KEY}, and no file that does; begin it with {start}"
+            )
         if DEFAULTS in entries:
             for other, entry, line in _default_entries(group, file, entries[DEFAULTS]):
                 _check_default(file, line, other, entry, own)
@@ -72,9 +86,12 @@ def _values_by_key(node: yaml.MappingNode | None) -> dict[str, yaml.Node]:
 
 
 def _default_entries(group: str, file: Path, node: yaml.Node) -> Iterator[tuple[str, str, int]]:
-    """(group, file's name, line) of every file that a list of defaults names. Raises BadConfig for what is no list."""
+    """(group, file's name, line) of every file that a list of defaults names. Raises BadConfig for
+    what is no list."""
     if not isinstance(node, yaml.SequenceNode):
-        raise BadConfig(f"{file}:{node.start_mark.line + 1}: defaults: a list is needed, as in [fedavg, _self_]")
+        raise BadConfig(
+            f"{file}:{node.start_mark.line + 1}: defaults: a list is needed, as in [fedavg, _self_]"
+        )
     for entry in node.value:
         pairs = entry.value if isinstance(entry, yaml.MappingNode) else [(None, entry)]
         for key, value in pairs:
@@ -83,12 +100,17 @@ def _default_entries(group: str, file: Path, node: yaml.Node) -> Iterator[tuple[
             for name in names:
                 if isinstance(name, yaml.ScalarNode) and not OTHER_FILES.search(name.value):
                     yield place, name.value, name.start_mark.line + 1
-                elif isinstance(name, yaml.ScalarNode) and "@" in name.value and "$" not in name.value:
+                elif (
+                    isinstance(name, yaml.ScalarNode)
+                    and "@" in name.value
+                    and "$" not in name.value
+                ):
                     yield place, name.value.partition("@")[0], name.start_mark.line + 1
 
 
 def _group_of(group: str, key: str) -> str:
-    """The group that a key of a list of defaults names: "override /data" is data, "base" of algo is algo/base."""
+    """The group that a key of a list of defaults names: "override /data" is data, "base" of algo is
+    algo/base."""
     path = key.removeprefix("override ").removeprefix("optional ").strip().partition("@")[0]
     return path.removeprefix("/") if path.startswith("/") else f"{group}/{path}"
 

@@ -1,4 +1,5 @@
-"""One row of a paper's table: its config as plain values, its training, and audits of the same kind; what the rows of a column
+"""One row of a paper's table: its config as plain values, its training, and audits of the same
+kind; what the rows of a column
 must share to be compared: rounds, participation, network, data, local work, privacy."""
 
 from __future__ import annotations
@@ -24,19 +25,33 @@ from privdd.runtime.yaml_files import read_shipped_yaml
 
 # of methods that train the classifier locally
 LOCAL_TRAINING_TERMS = ("local_epochs", "batch_size", "lr", "momentum", "weight_decay")
-IGNORED_SETTINGS = ("paper", "preset", "name", "seed", "engine", "capture", "run", "resume", "tracking", "device")
+IGNORED_SETTINGS = (
+    "paper",
+    "preset",
+    "name",
+    "seed",
+    "engine",
+    "capture",
+    "run",
+    "resume",
+    "tracking",
+    "device",
+)
 
 
 @lru_cache(maxsize=64)
 def paper_block(experiment: str) -> Mapping[str, Any]:
-    """The ``paper`` block of ``experiment=NAME`` as written: source, metric, terms, columns with the printed numbers.
+    """The ``paper`` block of ``experiment=NAME`` as written: source, metric, terms, columns with
+    the printed numbers.
 
     Raises BadConfig for an unknown experiment.
     """
     known = group_choices("experiment", [config_dir()])
     if experiment not in known:
         raise BadConfig(f"experiment={experiment}: one of {', '.join(known)}")
-    block: dict[str, Any] = read_shipped_yaml(Path(config_dir()) / "experiment" / f"{experiment}.yaml")["paper"]
+    block: dict[str, Any] = read_shipped_yaml(
+        Path(config_dir()) / "experiment" / f"{experiment}.yaml"
+    )["paper"]
     return block
 
 
@@ -53,8 +68,11 @@ def row_config(overrides: Sequence[str], seed: int = 0) -> DictConfig:
 
 
 def config_digest(config: DictConfig, more: Any) -> str:
-    """Another one where a setting that affects what clients send has another value, or ``more``, which does not."""
-    return short_digest([settings_fingerprint(config), json.dumps(to_plain_settings(more), sort_keys=True)])
+    """Another one where a setting that affects what clients send has another value, or ``more``,
+    which does not."""
+    return short_digest(
+        [settings_fingerprint(config), json.dumps(to_plain_settings(more), sort_keys=True)]
+    )
 
 
 def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -65,7 +83,11 @@ def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 def flat_settings_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Dotted key -> value of every setting that can change a result."""
     whole = to_plain_settings(_training_config(tuple(overrides)))
-    return dict(iterate_settings({key: value for key, value in whole.items() if key not in IGNORED_SETTINGS}))
+    return dict(
+        iterate_settings(
+            {key: value for key, value in whole.items() if key not in IGNORED_SETTINGS}
+        )
+    )
 
 
 def train_row(overrides: Sequence[str], seed: int, path: Path) -> int:
@@ -84,25 +106,31 @@ def build_row_experiment(overrides: Sequence[str], seed: int) -> Experiment:
 def audit_row(overrides: Sequence[str], path: Path) -> int:
     """Audit a run into ``path`` -> exit status of privdd.audit; one that was stopped goes on."""
     register_resolvers()
-    return run_audit(config_of("audit", *overrides), path, ["python", "-m", "privdd.audit", *overrides])
+    return run_audit(
+        config_of("audit", *overrides), path, ["python", "-m", "privdd.audit", *overrides]
+    )
 
 
 def row_terms(config: DictConfig) -> dict[str, Any]:
     """term -> value of one row; a term of local training is absent where a method has none."""
-    algo, privacy = to_plain_settings(config.algo), to_plain_settings(config.privacy)
+    algo = to_plain_settings(config.algo)
+    privacy = to_plain_settings(config.privacy)
     inner = algo.get("base") or algo.get("inner") or algo
     shared = {
         "rounds": instantiate_node(config.algo).rounds,
         "participation": config.participation,
         "model": inner["model"],
         "data": [to_plain_settings(config.data), to_plain_settings(config.partition)],
-        "privacy": {k: v for k, v in privacy.items() if k in ("name", "epsilon", "noise_multiplier")},
+        "privacy": {
+            k: v for k, v in privacy.items() if k in ("name", "epsilon", "noise_multiplier")
+        },
     }
     return shared | {name: inner[name] for name in LOCAL_TRAINING_TERMS if name in inner}
 
 
 def find_differing_terms(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, set[str]]:
-    """term -> the rows whose value is not the most frequent one (of equally frequent ones, the first row's)."""
+    """term -> the rows whose value is not the most frequent one (of equally frequent ones, the
+    first row's)."""
     names = {name for row in terms.values() for name in row}
     found: dict[str, set[str]] = {}
     for name in sorted(names):
@@ -114,6 +142,9 @@ def find_differing_terms(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, se
 
 
 def stated_difference(differs: Mapping[str, Mapping[str, str]], term: str, row: str) -> str:
-    """Why a row's term differs, as ``paper.differs`` says it ("" where it does not): {term: {start of the row: why}}."""
+    """Why a row's term differs, as ``paper.differs`` says it ("" where it does not): {term: {start
+    of the row: why}}."""
     said = differs.get(term, {})
-    return next((why for start, why in said.items() if row == start or row.startswith(f"{start} ")), "")
+    return next(
+        (why for start, why in said.items() if row == start or row.startswith(f"{start} ")), ""
+    )

@@ -1,5 +1,5 @@
-"""One run from start to end: folder, config, training or audit, report, tracker, exit status; and the same report of scores
-that were computed elsewhere."""
+"""One run from start to end: folder, config, training or audit, report, tracker, exit status; and
+the same report of scores that were computed elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from attacks.statistics import shared_confidence
 from attacks.types import SENT_BY_SERVER, Finding, Surface
 from privdd import __version__
 from privdd.auditing import findings as audit_findings
-from privdd.auditing.cost_estimate import ANNOUNCEMENT_SECONDS, check_resources, choose_engine, describe_estimate
+from privdd.auditing.cost_estimate import (
+    ANNOUNCEMENT_SECONDS,
+    check_resources,
+    choose_engine,
+    describe_estimate,
+)
 from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
 from privdd.auditing.method_contract import check_foreign_uploads
 from privdd.auditing.verdicts import decide_verdict, refutes_limit
@@ -44,9 +49,9 @@ from privdd.runtime.seal import seal_folder
 def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
     """The folder with its resolved config.yaml.
 
-    Raises OSError where it cannot be written, BadConfig where it holds files of something else, or a run of another config
-    or of other code of the user's own: going on from that run's checkpoint would mix the two.
-    """
+    Raises OSError where it cannot be written, BadConfig where it holds files of something else, or
+    a run of another config or of other code of the user's own: going on from that run's checkpoint
+    would mix the two."""
     folder = RunFolder(path)
     check_run_folder(path)
     is_begun = folder.checkpoint_file.exists()
@@ -64,12 +69,15 @@ def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
 
 @contextmanager
 def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterator[None]:
-    """On Ctrl-C, print how to resume, with what has to be typed again because no stored config may decide it."""
+    """On Ctrl-C, print how to resume, with what has to be typed again because no stored config may
+    decide it."""
     try:
         yield
     except KeyboardInterrupt:
         outside = ((key, OmegaConf.select(config, key)) for key in stored_config.OUTSIDE_SETTINGS)
-        parts = [format_shell_assignment(key, str(value)) for key, value in outside if value is not None]
+        parts = [
+            format_shell_assignment(key, str(value)) for key, value in outside if value is not None
+        ]
         if packages := stored_config.list_foreign_packages(settings.to_plain_settings(config)):
             parts.append(f"trust={','.join(packages)}")
         text = " ".join([format_shell_assignment("resume", str(path)), *parts])
@@ -77,10 +85,11 @@ def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterat
 
 
 def waive_unread_surfaces(config: DictConfig) -> None:
-    """Mark, in ``config``, all surfaces that its attacks do not read, where not every one has to be read.
+    """Mark, in ``config``, all surfaces that its attacks do not read, where not every one has to be
+    read.
 
-    The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what is released.
-    """
+    The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what
+    is released."""
     for surface, reason in config.audit.waive.items():
         config.audit.waive[surface] = None if str(reason).startswith(UNREAD_REASON) else reason
     audit = settings.audit_settings(config)
@@ -89,13 +98,17 @@ def waive_unread_surfaces(config: DictConfig) -> None:
         attacks = build.build_attacks(config)
         unread = uncovered_surfaces(method, attacks, replace(audit, waive={}))
         if set(unread) == {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}:
-            raise BadConfig(f"attack=[{','.join(attacks)}]: none of them reads anything that {config.name} releases")
+            raise BadConfig(
+                f"attack=[{','.join(attacks)}]: none of them reads anything that "
+                f"{config.name} releases"
+            )
         new = [surface for surface in unread if config.audit.waive.get(surface) is None]
         config.audit.waive = {**config.audit.waive, **dict.fromkeys(new, UNREAD_REASON)}
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Audit into ``path`` -> exit status, as of ``conclude_audit``. Raises BadConfig where another process writes it."""
+    """Audit into ``path`` -> exit status, as of ``conclude_audit``. Raises BadConfig where another
+    process writes it."""
     if config.get("scores") is not None:
         return audit_external_scores(config, path, argv)
     from privdd.auditing.attack_tasks import earlier_findings
@@ -113,7 +126,9 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
     experiment = build.build_experiment(config)
-    check_coverage(experiment.plan.method, attacks, experiment.audit_settings, build.build_shipped_attacks)
+    check_coverage(
+        experiment.plan.method, attacks, experiment.audit_settings, build.build_shipped_attacks
+    )
     for line in check_foreign_uploads(experiment.plan):
         print(f"privdd: {line}", file=sys.stderr)
     experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
@@ -137,14 +152,18 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         seal_folder(path)
         notes = []
         if audited.not_run:
-            notes.append(f"not run, as {config.name} releases nothing that they read: {', '.join(audited.not_run)}")
+            notes.append(
+                f"not run, as {config.name} releases nothing that they read: "
+                f"{', '.join(audited.not_run)}"
+            )
         if kept:
             notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
         return conclude_audit(result, path, policy, sys.stdout, notes)
 
 
 def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder) -> Any:
-    """``experiment`` with its engine chosen, after a line about the run and, where it takes long, one about its price.
+    """``experiment`` with its engine chosen, after a line about the run and, where it takes long,
+    one about its price.
 
     Attacks that are added to a finished run have no price, and ``auto`` runs them in this process.
     """
@@ -161,9 +180,9 @@ def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder)
 def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bool]:
     """(the attacks that are asked for, whether they have more to go by than the folder's own).
 
-    In a folder that holds a finished audit they are added, in ``config``, to those that it was attacked with.
-    Raises BadConfig where they have less to go by, DamagedRun for a folder whose config cannot be read.
-    """
+    In a folder that holds a finished audit they are added, in ``config``, to those that it was
+    attacked with. Raises BadConfig where they have less to go by, DamagedRun for a folder whose
+    config cannot be read."""
     asked = stored_config.asked_of(config)
     if not folder.findings_file.exists() or not folder.config_file.exists():
         return ([*(config.get("attack") or {})] if asked is None else asked), False
@@ -179,12 +198,19 @@ def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bo
 def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
     """Raises BadConfig where another process has added attacks since this one read the folder."""
     there = folder.findings_file.exists() and folder.config_file.exists()
-    if there and (added := {*(stored_config.read_stored_config(folder.path).get("attack") or {})} - {*config.attack}):
-        raise BadConfig(f"{folder.path}: was attacked meanwhile ({', '.join(sorted(added))}); repeat the command")
+    if there and (
+        added := {*(stored_config.read_stored_config(folder.path).get("attack") or {})}
+        - {*config.attack}
+    ):
+        raise BadConfig(
+            f"{folder.path}: was attacked meanwhile ({', '.join(sorted(added))}); repeat "
+            "the command"
+        )
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Training alone: state, ledger, manifest, one line of figures -> exit status: 1 where training diverged, else 0.
+    """Training alone: state, ledger, manifest, one line of figures -> exit status: 1 where training
+    diverged, else 0.
 
     Raises BadConfig where another process writes.
     """
@@ -200,16 +226,29 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         began, (engine, capture) = time.monotonic(), (experiment.engine, experiment.capture)
         ledger = experiment.new_ledger()
         trainer = Trainer(
-            experiment.plan, experiment.shards, experiment.test_records, engine, folder, ledger, capture,
+            experiment.plan,
+            experiment.shards,
+            experiment.test_records,
+            engine,
+            folder,
+            ledger,
+            capture,
             budget=experiment.privacy.budget,
-        )  # fmt: skip
+        )
         with print_resume_command("train", path, config):
             progress = trainer.run()
         seconds = {"train": time.monotonic() - began}
-        if not folder.findings_file.exists():  # else it says how that was found, and nothing was trained
-            write_json(folder.manifest_file, audit_findings.manifest_json(experiment, progress, seconds, argv))
-        ledger, clients = progress.ledger, experiment.plan.problem.clients
-        epsilon, accuracy = audit_findings.epsilon_by_accountant(ledger), progress.accuracy[-1]
+        if (
+            not folder.findings_file.exists()
+        ):  # else it says how that was found, and nothing was trained
+            write_json(
+                folder.manifest_file,
+                audit_findings.manifest_json(experiment, progress, seconds, argv),
+            )
+        ledger = progress.ledger
+        clients = experiment.plan.problem.clients
+        epsilon = audit_findings.epsilon_by_accountant(ledger)
+        accuracy = progress.accuracy[-1]
         summary: dict[str, Any] = {
             "schema": 1,
             "accuracy": accuracy,
@@ -217,15 +256,28 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             "delta": ledger.delta,
             "unit": ledger.unit,
             "relation": ledger.relation,
-            "uploaded_bytes_per_client": audit_findings.bytes_per_client(progress.uploaded, clients),
-            "downloaded_bytes_per_client": audit_findings.bytes_per_client(progress.downloaded, clients),
+            "uploaded_bytes_per_client": audit_findings.bytes_per_client(
+                progress.uploaded, clients
+            ),
+            "downloaded_bytes_per_client": audit_findings.bytes_per_client(
+                progress.downloaded, clients
+            ),
             "accuracy_by_round": list(progress.accuracy),
             "diverged": progress.diverged,
         }
         write_json(path / "training.json", summary)
-        track_run(config.tracking, path, progress.accuracy, {f"epsilon/{name}": e for name, e in epsilon.items()})
+        track_run(
+            config.tracking,
+            path,
+            progress.accuracy,
+            {f"epsilon/{name}": e for name, e in epsilon.items()},
+        )
         seal_folder(path)
-    said = f"accuracy {accuracy:.4f}" if progress.diverged is None else divergence_message(progress.diverged)
+    said = (
+        f"accuracy {accuracy:.4f}"
+        if progress.diverged is None
+        else divergence_message(progress.diverged)
+    )
     print(
         f"{said}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {ledger.delta:g} per {ledger.unit}, {ledger.relation}; {path}"
@@ -235,34 +287,45 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
 @contextmanager
 def _deterministic_run(experiment: Any) -> Iterator[None]:
-    """The server's work too: neither a machine's cores nor a GPU's kernels change bits from one run to the next."""
+    """The server's work too: neither a machine's cores nor a GPU's kernels change bits from one run
+    to the next."""
     with torch_threads(experiment.engine.threads), deterministic_kernels(experiment.run.device):
         yield
 
 
 def print_run_line(experiment: Any, path: Path) -> None:
-    """Print a line about the run before training starts: method, data, clients, audited client, processes,
-    folder; on a GPU one more, what runs there."""
+    """Print a line about the run before training starts: method, data, clients, audited client,
+    processes, folder; on a GPU one more, what runs there."""
     shards = experiment.shards
     sizes = [len(s.train) for s in shards]
     print(
-        f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} ({experiment.dataset.note}), "
-        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client {experiment.plan.victim}, "
+        f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} "
+        f"({experiment.dataset.note}), "
+        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client "
+        f"{experiment.plan.victim}, "
         f"{engine_in_words(experiment.engine)}; {path}",
         file=sys.stderr,
     )
     if experiment.run.device != "cpu":
-        rest = "the server's work, the signals that attacks read from replays, attacks that make images; all other attacks and what guarantee tests compare stay on the CPU"
+        rest = (
+            "the server's work, the signals that attacks read from replays, attacks that "
+            "make images; all other attacks and what guarantee tests compare stay on the CPU"
+        )
         print(
-            f"privdd: on {experiment.run.device}: {experiment.plan.method.audit_hooks.on_gpu}; {rest}", file=sys.stderr
+            f"privdd: on {experiment.run.device}: "
+            f"{experiment.plan.method.audit_hooks.on_gpu}; {rest}",
+            file=sys.stderr,
         )
 
 
 TRACKED_MEASURES = ("auc", "epsilon_measured", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
 
 
-def track_run(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]) -> None:
-    """Accuracy by round and single numbers, but for infinite ones, for TensorBoard; nothing where no tracker is chosen."""
+def track_run(
+    choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]
+) -> None:
+    """Accuracy by round and single numbers, but for infinite ones, for TensorBoard; nothing where
+    no tracker is chosen."""
     if choice is None:
         return
     from torch.utils.tensorboard import SummaryWriter
@@ -276,11 +339,20 @@ def track_run(choice: Any, folder: Path, accuracy: Sequence[float], scalars: Map
 
 
 def tracked_scalars(findings: Findings) -> dict[str, float]:
-    """name -> number: epsilons of the run, and each finding's measures under surface/attack/adversary."""
-    found = {f"epsilon/{name}": value for name, value in findings.privacy.epsilon if isinstance(value, float)}
+    """name -> number: epsilons of the run, and each finding's measures under
+    surface/attack/adversary."""
+    found = {
+        f"epsilon/{name}": value
+        for name, value in findings.privacy.epsilon
+        if isinstance(value, float)
+    }
     for row in findings.findings:
         stem = f"{row.surface}/{row.attack}/{row.adversary}"
-        found |= {f"{stem}/{name}": getattr(row, name) for name in TRACKED_MEASURES if getattr(row, name) is not None}
+        found |= {
+            f"{stem}/{name}": getattr(row, name)
+            for name in TRACKED_MEASURES
+            if getattr(row, name) is not None
+        }
         rates = row.tpr_at_fpr or {}
         found |= {f"{stem}/tpr_at_{key}": at.tpr for key, at in rates.items() if at.resolvable}
     return found
@@ -290,7 +362,8 @@ STATED_ELSEWHERE = "stated by whoever brought the scores"
 
 
 def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """``scores=FILE`` into ``path`` -> exit status as of ``conclude_audit``; ``privacy.epsilon`` is what is stated.
+    """``scores=FILE`` into ``path`` -> exit status as of ``conclude_audit``; ``privacy.epsilon`` is
+    what is stated.
 
     Raises ValueError, one line, for a file that cannot be read as such scores.
     """
@@ -299,7 +372,8 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
 
     began = time.monotonic()
     build.check_config_types(config)
-    audit, privacy = settings.audit_settings(config), settings.privacy_settings(config)
+    audit = settings.audit_settings(config)
+    privacy = settings.privacy_settings(config)
     if audit is None:
         raise BadConfig("scores: a config of privdd.audit is needed")
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
@@ -308,13 +382,26 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
     folder = RunFolder(path)
     with hold_run_folder(path):
         check_folder_free(path)
-        about = {"schema": 1, "version": __version__, "seed": int(config.seed), "command": list(argv)}
-        write_json(folder.manifest_file, about)  # the first file of a run: from now on the folder proves to be one
+        about = {
+            "schema": 1,
+            "version": __version__,
+            "seed": int(config.seed),
+            "command": list(argv),
+        }
+        write_json(
+            folder.manifest_file, about
+        )  # the first file of a run: from now on the folder proves to be one
         remove_half_written(path)
         for finding in findings:
-            kept = {name: value for name, value in finding.figures.items() if not name.startswith("roc_")}
+            kept = {
+                name: value
+                for name, value in finding.figures.items()
+                if not name.startswith("roc_")
+            }
             write_tensors(folder.evidence_file(str(finding.surface), finding.attack), kept)
-        data = to_plain_json(_findings_json(config, privacy.delta, stated, findings, time.monotonic() - began))
+        data = to_plain_json(
+            _findings_json(config, privacy.delta, stated, findings, time.monotonic() - began)
+        )
         result = validate_findings(data, str(folder.findings_file))
         write_findings(result, folder.findings_file)
         write_report(path)
@@ -323,7 +410,8 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
 
 
 def _collect_findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
-    """The findings, each with the bound at a confidence that all of them share: this bound decides the verdict."""
+    """The findings, each with the bound at a confidence that all of them share: this bound decides
+    the verdict."""
     try:
         surface = Surface(str(config.scores_surface))
     except ValueError:
@@ -331,32 +419,53 @@ def _collect_findings(config: DictConfig, confidence: float, delta: float) -> li
         raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
     given: dict[str, Any] = {"surface": surface, "delta": delta, "seed": int(config.seed)}
     found = audit_scores(str(config.scores), confidence=confidence, **given)
-    shared = audit_scores(str(config.scores), confidence=shared_confidence(confidence, len(found)), **given)
+    shared = audit_scores(
+        str(config.scores), confidence=shared_confidence(confidence, len(found)), **given
+    )
     bounds = [strict.measures.get("epsilon_measured") for strict in shared]
     return [
         one
         if bound is None
-        else one.with_measures(diagnostics={**one.measures.get("diagnostics", {}), "epsilon_familywise": bound})
+        else one.with_measures(
+            diagnostics={**one.measures.get("diagnostics", {}), "epsilon_familywise": bound}
+        )
         for one, bound in zip(found, bounds, strict=True)
     ]
 
 
 def _findings_json(
-    config: DictConfig, delta: float, stated: float | None, findings: Sequence[Finding], seconds: float
+    config: DictConfig,
+    delta: float,
+    stated: float | None,
+    findings: Sequence[Finding],
+    seconds: float,
 ) -> dict[str, Any]:
     unknown = {"pld": math.inf, "rdp": math.inf}
-    verdict, surface = decide_verdict(unknown, stated, findings), findings[0].surface
+    verdict = decide_verdict(unknown, stated, findings)
+    surface = findings[0].surface
     why = "nothing here shows how it was derived; only attacks were run"
     claim = {"source": STATED_ELSEWHERE, "epsilon": stated, "sound": False, "why": why}
     run = {
-        "algo": str(config.name or "scores"), "data": Path(str(config.scores)).name, "preset": "none",
-        "seed": int(config.seed), "version": __version__, "clients": 0, "rounds": 0,
+        "algo": str(config.name or "scores"),
+        "data": Path(str(config.scores)).name,
+        "preset": "none",
+        "seed": int(config.seed),
+        "version": __version__,
+        "clients": 0,
+        "rounds": 0,
         "seconds": {"train": 0.0, "worlds": 0.0, "attacks": seconds, "total": seconds},
-    }  # fmt: skip
+    }
     sent = {
-        "surface": surface, "sender": "server" if surface in SENT_BY_SERVER else "client", "names": ["scores"],
-        "audited": True, "rounds": 0, "bytes": 0, "mechanism": "unknown", "epsilon": unknown, "verdict": verdict,
-    }  # fmt: skip
+        "surface": surface,
+        "sender": "server" if surface in SENT_BY_SERVER else "client",
+        "names": ["scores"],
+        "audited": True,
+        "rounds": 0,
+        "bytes": 0,
+        "mechanism": "unknown",
+        "epsilon": unknown,
+        "verdict": verdict,
+    }
     game = {"delta": delta, "unit": "record", "relation": "add_remove"}
     return {
         "schema": 2,
@@ -365,7 +474,8 @@ def _findings_json(
         "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},
         "surfaces": [sent],
         "findings": [
-            audit_findings.finding_row(finding, stated, refutes_limit(finding, stated)) for finding in findings
+            audit_findings.finding_row(finding, stated, refutes_limit(finding, stated))
+            for finding in findings
         ],
         "verdict": verdict,
     }

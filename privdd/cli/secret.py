@@ -1,8 +1,8 @@
 """The secret that noise is drawn with: how a command gets it, and how it stays out of every file.
 
-It comes from the environment (``privdd.runtime.noise_secret``), or from ``privacy.secret=...``, which the commands move there
-before anything else reads the command line (other users of the machine can still see it in the list of processes).
-"""
+It comes from the environment (``privdd.runtime.noise_secret``), or from ``privacy.secret=...``,
+which the commands move there before anything else reads the command line (other users of the
+machine can still see it in the list of processes)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def without_secret(argv: Sequence[str]) -> list[str]:
 
 
 def secret_of_config(config: DictConfig) -> str | None:
-    """The secret of a run with ``noise_source=secret``, None where none is given; of other runs, None.
+    """The secret of a run with ``noise_source=secret``, None where none is given; of other runs,
+    None.
 
     Raises BadConfig for a secret that is too short, and for one that would not be used.
     """
@@ -70,7 +71,9 @@ def _check_secret(given: Any) -> str:
     if isinstance(given, bool) or not isinstance(given, str | int):
         raise BadConfig(f"{SECRET_KEY}: a text or a whole number is needed; {MAKE_SECRET_HINT}")
     if len(str(given)) < MIN_SECRET_LENGTH:
-        raise BadConfig(f"{SECRET_KEY}: at least {MIN_SECRET_LENGTH} characters are needed; {MAKE_SECRET_HINT}")
+        raise BadConfig(
+            f"{SECRET_KEY}: at least {MIN_SECRET_LENGTH} characters are needed; {MAKE_SECRET_HINT}"
+        )
     return str(given)
 
 
@@ -82,7 +85,9 @@ def unused_secret_error() -> BadConfig:
 def missing_secret_error() -> BadConfig:
     """Where noise is to be drawn and no secret is given."""
     return BadConfig(
-        f"privacy.noise_source=secret: no secret is given (environment variable {SECRET_VARIABLE}, or a file named by {SECRET_FILE_VARIABLE}); {MAKE_SECRET_HINT}"
+        "privacy.noise_source=secret: no secret is given (environment variable "
+        f"{SECRET_VARIABLE}, or a file named by {SECRET_FILE_VARIABLE}); "
+        f"{MAKE_SECRET_HINT}"
     )
 
 
@@ -96,14 +101,16 @@ def remove_secret(config: DictConfig) -> DictConfig:
 
 
 def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
-    """Refuse to go on with another secret than the folder's run began with; of a new run, keep what tells it.
+    """Refuse to go on with another secret than the folder's run began with; of a new run, keep what
+    tells it.
 
-    Kept is a salted scrypt digest, in ``state/secret.json``; a server whose clients hold the secrets keeps none.
-    Raises BadConfig for another secret, DamagedRun where the file is missing or is none of privdd's.
-    """
+    Kept is a salted scrypt digest, in ``state/secret.json``; a server whose clients hold the
+    secrets keeps none. Raises BadConfig for another secret, DamagedRun where the file is missing or
+    is none of privdd's."""
     if config.privacy.noise_source != "secret":
         return
-    file, secret = folder.path / "state" / "secret.json", secret_of_config(config)
+    file = folder.path / "state" / "secret.json"
+    secret = secret_of_config(config)
     if not folder.checkpoint_file.exists():
         kept: dict[str, Any] = {"schema": 1, "held_by": "clients"}
         if secret is not None:
@@ -117,12 +124,15 @@ def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
     if isinstance(kept, dict) and kept.get("held_by") == "clients":
         return
     if not _matches_record(secret, kept, file):
-        raise BadConfig(f"{folder.path}: began with another secret; give that one ({SECRET_VARIABLE})")
+        raise BadConfig(
+            f"{folder.path}: began with another secret; give that one ({SECRET_VARIABLE})"
+        )
 
 
 def _matches_record(secret: str, kept: Any, file: Path) -> bool:
     try:
-        salt, expected = bytes.fromhex(kept["salt"]), str(kept["scrypt"])
+        salt = bytes.fromhex(kept["salt"])
+        expected = str(kept["scrypt"])
     except (KeyError, TypeError, ValueError):
         raise DamagedRun(f"{file}: damaged (no salted digest of a secret)") from None
     return secrets.compare_digest(digest_secret(secret, salt).encode(), expected.encode())

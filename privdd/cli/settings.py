@@ -1,7 +1,8 @@
-"""From a composed or stored config to typed settings: the last place where a config is read by name, and the fingerprint of a run.
+"""From a composed or stored config to typed settings: the last place where a config is read by
+name, and the fingerprint of a run.
 
-The fingerprint covers the user's own code that settings name: a digest of each file. Nothing of it is imported here, as a
-stored config may come from a stranger. Imports no torch.
+The fingerprint covers the user's own code that settings name: a digest of each file. Nothing of it
+is imported here, as a stored config may come from a stranger. Imports no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from omegaconf import DictConfig, OmegaConf
 from attacks import validation
 from privdd.cli.suggestions import suggest_name
 from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
-from privdd.federated.settings import AuditSettings, GuaranteeBudget, HardExampleSettings, PrivacySettings, RunSettings
+from privdd.federated.settings import (
+    AuditSettings,
+    GuaranteeBudget,
+    HardExampleSettings,
+    PrivacySettings,
+    RunSettings,
+)
 from privdd.runtime.files import DamagedRun, read_json, write_json
 from privdd.runtime.renames import TARGET, use_original_names
 
@@ -40,9 +47,14 @@ if TYPE_CHECKING:
     from privdd.federated.aggregation import Trust
 
 HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
-SCALAR_TYPES: dict[Any, tuple[tuple[str, str], Callable[[Any], bool]]] = {  # names (singular, plural), and the check
+SCALAR_TYPES: dict[
+    Any, tuple[tuple[str, str], Callable[[Any], bool]]
+] = {  # names (singular, plural), and the check
     bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
-    int: (("a whole number", "whole numbers"), lambda v: isinstance(v, int) and not isinstance(v, bool)),
+    int: (
+        ("a whole number", "whole numbers"),
+        lambda v: isinstance(v, int) and not isinstance(v, bool),
+    ),
     float: (("a number", "numbers"), is_number),
     str: (("text", "texts"), lambda v: isinstance(v, str)),
     type(None): (("null",) * 2, lambda v: v is None),
@@ -57,7 +69,8 @@ class TypeCheck:
 
     def source_key_of(self, key: str) -> str:
         """The key that the value was set by: of ``${privacy.clip_norm}``, that one."""
-        node, parts = self.typed, key.split(".")
+        node = self.typed
+        parts = key.split(".")
         for at, name in enumerate(parts):
             node = node.get(name) if isinstance(node, dict) else None
             link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
@@ -68,7 +81,9 @@ class TypeCheck:
     def check_built_node(self, key: str, value: Any) -> None:
         """A node that an object is made from."""
         if not isinstance(value, dict) or "_target_" not in value:
-            raise setting_error(self.source_key_of(key), value, "a mapping with a _target_ is needed")
+            raise setting_error(
+                self.source_key_of(key), value, "a mapping with a _target_ is needed"
+            )
         self.check_nested_targets(key, value)
 
     def check_nested_targets(self, key: str, value: Any) -> None:
@@ -86,10 +101,14 @@ class TypeCheck:
             declared, open_ended = declared_parameters(target)
         except Exception as error:  # importing a module may raise anything
             hint = own_network_hint(path) if self.source_key_of(key) == "model" else ""
-            raise setting_error(f"{key}._target_", path, " ".join(str(error).split())[:300] + hint) from None
+            raise setting_error(
+                f"{key}._target_", path, " ".join(str(error).split())[:300] + hint
+            ) from None
         if self.source_key_of(key) == "model" and not is_model_class(target):
             raise setting_error(f"{key}._target_", path, f"no ModelSpec{own_network_hint(path)}")
-        self.check_arguments(key, {k: v for k, v in value.items() if k not in HYDRA_KEYS}, declared, open_ended)
+        self.check_arguments(
+            key, {k: v for k, v in value.items() if k not in HYDRA_KEYS}, declared, open_ended
+        )
 
     def check_arguments(
         self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool
@@ -112,7 +131,8 @@ class TypeCheck:
 
 
 def is_model_class(target: Any) -> bool:
-    """Whether it is a class of ``privdd.models.ModelSpec``, by name: importing that takes a second."""
+    """Whether it is a class of ``privdd.models.ModelSpec``, by name: importing that takes a
+    second."""
     return any(base.__name__ == "ModelSpec" for base in getattr(target, "__mro__", ()))
 
 
@@ -130,11 +150,13 @@ def contains_target(value: Any) -> bool:
 
 
 def declared_parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
-    """name -> declared type of what a class or function takes, and whether it takes other names as well.
+    """name -> declared type of what a class or function takes, and whether it takes other names as
+    well.
 
-    A parameter without annotation takes anything. Raises NameError for an annotation that names nothing.
-    """
-    parameters, hints = inspect.signature(target).parameters.values(), type_hints_of(target)
+    A parameter without annotation takes anything. Raises NameError for an annotation that names
+    nothing."""
+    parameters = inspect.signature(target).parameters.values()
+    hints = type_hints_of(target)
     named = (p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
     more = any(p.kind is p.VAR_KEYWORD for p in parameters)
     return {p.name: hints.get(p.name, Any) for p in named}, more
@@ -149,8 +171,10 @@ def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 
 
 def fits_type(value: Any, kind: Any) -> bool:
-    """Whether a plain value is of a declared type; an int may stand for a float, a list for a tuple."""
-    made, args = get_origin(kind) or kind, get_args(kind)
+    """Whether a plain value is of a declared type; an int may stand for a float, a list for a
+    tuple."""
+    made = get_origin(kind) or kind
+    args = get_args(kind)
     if made in (Any, object):
         return True
     if made is typing.Annotated:
@@ -168,7 +192,9 @@ def fits_type(value: Any, kind: Any) -> bool:
     if issubclass(made, PurePath):
         return isinstance(value, str)
     if issubclass(made, Mapping):
-        return isinstance(value, dict) and all(fits_type(v, args[1]) for v in value.values() if args)
+        return isinstance(value, dict) and all(
+            fits_type(v, args[1]) for v in value.values() if args
+        )
     if issubclass(made, Collection):
         return isinstance(value, list) and all(fits_type(v, args[0]) for v in value if args)
     return False  # an object of that class is needed
@@ -178,7 +204,9 @@ def describe_type(kind: Any) -> str:
     """What is allowed, in words."""
     kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
     allowed = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    others = dict.fromkeys(_type_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None))
+    others = dict.fromkeys(
+        _type_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None)
+    )
     if allowed and not others:
         return f"allowed are {', '.join([*allowed, *(['null'] if type(None) in kinds else [])])}"
     words = [*([f"one of {', '.join(allowed)}"] if allowed else []), *others]
@@ -186,7 +214,8 @@ def describe_type(kind: Any) -> str:
 
 
 def _type_word(kind: Any, *, many: bool = False) -> str:
-    made, args = get_origin(kind) or kind, get_args(kind)
+    made = get_origin(kind) or kind
+    args = get_args(kind)
     if made in SCALAR_TYPES:
         one, several = SCALAR_TYPES[made][0]
         return several if many else one
@@ -204,8 +233,18 @@ def _type_word(kind: Any, *, many: bool = False) -> str:
 
 
 LENGTH_WORDS = {
-    "rounds", "epochs", "steps", "iterations", "networks", "turns", "matches", "reads", "restarts", "starts", "attempts",
-}  # fmt: skip
+    "rounds",
+    "epochs",
+    "steps",
+    "iterations",
+    "networks",
+    "turns",
+    "matches",
+    "reads",
+    "restarts",
+    "starts",
+    "attempts",
+}
 LENGTH_GROUPS = ("algo.", "attack.")
 MAX_LENGTH = 10**6
 
@@ -215,7 +254,9 @@ def check_setting_numbers(key: str, value: Any, said: str) -> None:
 
     The last word of its name tells whether it is a length: ``epochs`` of ``local_epochs``.
     """
-    length = key.startswith(LENGTH_GROUPS) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTH_WORDS
+    length = (
+        key.startswith(LENGTH_GROUPS) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTH_WORDS
+    )
     for one in value if isinstance(value, list) else [value]:
         if is_number(one):
             check_finite(said, one)
@@ -225,13 +266,19 @@ def check_setting_numbers(key: str, value: Any, said: str) -> None:
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 OWN_PACKAGES = ("privdd", "attacks")
-RANGE_CHECKS = ("check_counts", "check_positive", "check_non_negative", "check_probability", "check_below_one")
+RANGE_CHECKS = (
+    "check_counts",
+    "check_positive",
+    "check_non_negative",
+    "check_probability",
+    "check_below_one",
+)
 PLAIN_TYPES = {"int": int, "float": float, "bool": bool, "str": str}
 
 
 def declared_type(target: str, name: str) -> Any:
-    """The type of a field of the class, or of a parameter of the function, ``target``; None where its source does not
-    say it in plain types."""
+    """The type of a field of the class, or of a parameter of the function, ``target``; None where
+    its source does not say it in plain types."""
     found, bases = find_definition(target)
     if isinstance(found, ast.FunctionDef):
         taken = {one.arg: one.annotation for one in (*found.args.args, *found.args.kwonlyargs)}
@@ -239,13 +286,18 @@ def declared_type(target: str, name: str) -> Any:
     for line in found.body if found is not None else ():
         if isinstance(line, ast.FunctionDef) and line.name == "__init__":
             return None
-        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and line.target.id == name:
+        if (
+            isinstance(line, ast.AnnAssign)
+            and isinstance(line.target, ast.Name)
+            and line.target.id == name
+        ):
             return _plain_type(line.annotation)
     return next((kind for base in bases if (kind := declared_type(base, name)) is not None), None)
 
 
 def check_declared_ranges(target: str, settings: Mapping[str, Any]) -> None:
-    """Make the checks that the class ``target`` declares, of the settings at hand. Raises its ValueError for the first out of range."""
+    """Make the checks that the class ``target`` declares, of the settings at hand. Raises its
+    ValueError for the first out of range."""
     for check, names, options in _declared_checks(target):
         for name in names:
             if name in settings:
@@ -255,8 +307,11 @@ def check_declared_ranges(target: str, settings: Mapping[str, Any]) -> None:
 NAMED_VALUE = re.compile(r"([A-Za-z_][\w.]*)=")
 
 
-def error_with_place(error: ValueError, place: str, node: Any, source_key_of: Callable[[str], str] = str) -> ValueError:
-    """The error of a class that is built at ``place``, its message beginning with the whole key in place of the name of a field.
+def error_with_place(
+    error: ValueError, place: str, node: Any, source_key_of: Callable[[str], str] = str
+) -> ValueError:
+    """The error of a class that is built at ``place``, its message beginning with the whole key in
+    place of the name of a field.
 
     source_key_of: key -> the key that a setting was typed by.
     """
@@ -272,7 +327,8 @@ def error_with_place(error: ValueError, place: str, node: Any, source_key_of: Ca
 
 
 def with_defaults(target: str, settings: Mapping[str, Any]) -> SimpleNamespace:
-    """The settings, and the plain defaults that the class or function ``target`` declares for the others."""
+    """The settings, and the plain defaults that the class or function ``target`` declares for the
+    others."""
     found, _ = find_definition(target)
     if isinstance(found, ast.FunctionDef):
         written = zip(found.args.kwonlyargs, found.args.kw_defaults, strict=True)
@@ -280,7 +336,9 @@ def with_defaults(target: str, settings: Mapping[str, Any]) -> SimpleNamespace:
     else:
         lines = [one for one in getattr(found, "body", []) if isinstance(one, ast.AnnAssign)]
         declared = {ast.unparse(one.target): one.value for one in lines}
-    plain = {name: value.value for name, value in declared.items() if isinstance(value, ast.Constant)}
+    plain = {
+        name: value.value for name, value in declared.items() if isinstance(value, ast.Constant)
+    }
     return SimpleNamespace(**{**plain, **settings})
 
 
@@ -290,29 +348,45 @@ def _declared_checks(target: str) -> Iterator[tuple[Any, list[str], dict[str, An
     body = found.body if isinstance(found, ast.ClassDef) else []
     if any(isinstance(line, ast.FunctionDef) and line.name == "__init__" for line in body):
         return
-    own = next((line for line in body if isinstance(line, ast.FunctionDef) and line.name == "__post_init__"), None)
+    own = next(
+        (
+            line
+            for line in body
+            if isinstance(line, ast.FunctionDef) and line.name == "__post_init__"
+        ),
+        None,
+    )
     if own is None or "super().__post_init__()" in map(ast.unparse, own.body):
         for base in bases:
             yield from _declared_checks(base)
     for line in own.body if own is not None else ():
         call = line.value if isinstance(line, ast.Expr) else None
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in RANGE_CHECKS:
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Name)
+            and call.func.id in RANGE_CHECKS
+        ):
             names = [one.value for one in call.args[1:] if isinstance(one, ast.Constant)]
             options = {
-                one.arg: one.value.value for one in call.keywords if one.arg and isinstance(one.value, ast.Constant)
+                one.arg: one.value.value
+                for one in call.keywords
+                if one.arg and isinstance(one.value, ast.Constant)
             }
             yield getattr(validation, call.func.id), [str(name) for name in names], options
 
 
 @cache
 def find_definition(target: str) -> tuple[ast.ClassDef | ast.FunctionDef | None, tuple[str, ...]]:
-    """The class or function of that dotted name in our own source, and the dotted names of its bases."""
+    """The class or function of that dotted name in our own source, and the dotted names of its
+    bases."""
     module, _, name = target.rpartition(".")
     tree = parse_module(module)
     if tree is None:
         return None, ()
     kinds = ast.ClassDef | ast.FunctionDef
-    found = next((line for line in tree.body if isinstance(line, kinds) and line.name == name), None)
+    found = next(
+        (line for line in tree.body if isinstance(line, kinds) and line.name == name), None
+    )
     if found is None:
         elsewhere = import_origin(tree, module, name)
         return find_definition(elsewhere) if elsewhere != target else (None, ())
@@ -322,7 +396,8 @@ def find_definition(target: str) -> tuple[ast.ClassDef | ast.FunctionDef | None,
 
 @cache
 def parse_module(module: str) -> ast.Module | None:
-    """The source of one of our modules; None for any other, and for what is no module's name (a part may hold slashes)."""
+    """The source of one of our modules; None for any other, and for what is no module's name (a
+    part may hold slashes)."""
     parts = module.split(".")
     if parts[0] not in OWN_PACKAGES or not all(part.isidentifier() for part in parts):
         return None
@@ -342,7 +417,8 @@ def import_origin(tree: ast.Module, module: str, name: str) -> str:
 
 
 def _plain_type(node: ast.expr) -> Any:
-    """The type of an annotation of int, float, bool, str, None and words, joined by |; None for any other."""
+    """The type of an annotation of int, float, bool, str, None and words, joined by |; None for any
+    other."""
     if isinstance(node, ast.Name):
         return PLAIN_TYPES.get(node.id)
     if isinstance(node, ast.Constant) and node.value is None:
@@ -350,7 +426,11 @@ def _plain_type(node: ast.expr) -> Any:
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         both = [_plain_type(node.left), _plain_type(node.right)]
         return None if None in both else reduce(or_, both)
-    if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal":
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "Literal"
+    ):
         words = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
         given = [word.value for word in words if isinstance(word, ast.Constant)]
         return Literal[tuple(given)] if len(given) == len(words) else None
@@ -363,7 +443,8 @@ CODE_FILE = Path("state", "own_code.json")
 
 
 def user_code_digests(settings: Any) -> dict[str, str]:
-    """Module of the user's own -> digest of its file ("" where none can be read), for plain settings."""
+    """Module of the user's own -> digest of its file ("" where none can be read), for plain
+    settings."""
     files = dict(_module_and_file(name) for name in _code_names(settings))
     return {module: _source_digest(files[module]) for module in sorted(files)}
 
@@ -375,12 +456,14 @@ def write_code_digests(path: Path, code: Mapping[str, str]) -> None:
 
 
 def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
-    """Raises BadConfig, one line, where the run in ``path`` began with other code; warns where it does not say,
-    as one of an earlier version."""
+    """Raises BadConfig, one line, where the run in ``path`` began with other code; warns where it
+    does not say, as one of an earlier version."""
     if not code:
         return
     if not (path / CODE_FILE).is_file():
-        warnings.warn(f"{path}: does not say which version of {', '.join(code)} it began with", stacklevel=2)
+        warnings.warn(
+            f"{path}: does not say which version of {', '.join(code)} it began with", stacklevel=2
+        )
         return
     stored = read_json(path / CODE_FILE)
     kept = stored.get("code") if isinstance(stored, dict) else None
@@ -388,13 +471,20 @@ def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
         raise DamagedRun(f"{path / CODE_FILE}: damaged (no digests)")
     if changed := [module for module, digest in code.items() if kept.get(module) != digest]:
         raise BadConfig(
-            f"{path}: began with another version of {', '.join(changed)}; bring that one back, or use another folder"
+            f"{path}: began with another version of {', '.join(changed)}; bring that one "
+            "back, or use another folder"
         )
 
 
 def _code_names(node: Any) -> Iterator[str]:
     """Every dotted name of code that is not privdd's, at or below ``node``."""
-    for key, part in node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ():
+    for key, part in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
         named = key in CODE_SETTINGS and isinstance(part, str) and CODE_NAME.fullmatch(part)
         if named and re.split("[.:]", part)[0] not in OWN_PACKAGES:
             yield part
@@ -403,13 +493,16 @@ def _code_names(node: Any) -> Iterator[str]:
 
 def _module_and_file(name: str) -> tuple[str, Path | None]:
     """The longest start of a dotted name that is a module, and its file."""
-    parts, file, folders = re.split("[.:]", name), None, None
+    parts = re.split("[.:]", name)
+    file = None
+    folders = None
     module = parts[0]
     for end in range(1, len(parts) + 1):
         spec = _module_spec(".".join(parts[:end]), folders)
         if spec is None:
             break
-        module, folders = ".".join(parts[:end]), spec.submodule_search_locations
+        module = ".".join(parts[:end])
+        folders = spec.submodule_search_locations
         file = Path(spec.origin) if spec.has_location and spec.origin else None
         if folders is None:
             break
@@ -421,9 +514,15 @@ def _module_spec(module: str, folders: Any) -> ModuleSpec | None:
         file = vars(sys.modules[module]).get("__file__")
         return None if file is None else importlib.util.spec_from_file_location(module, file)
     try:
-        found = (finder.find_spec(module, folders) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        found = (
+            finder.find_spec(module, folders)
+            for finder in sys.meta_path
+            if hasattr(finder, "find_spec")
+        )
         return next((spec for spec in found if spec is not None), None)
-    except KeyError:  # a folder without __init__.py in another: its parent would have to be imported
+    except (
+        KeyError
+    ):  # a folder without __init__.py in another: its parent would have to be imported
         return PathFinder.find_spec(module.rpartition(".")[2], folders)
 
 
@@ -435,9 +534,20 @@ def _source_digest(file: Path | None) -> str:
 
 
 NOT_FINGERPRINTED = (
-    "attack", "audit", "engine", "capture", "run", "resume", "scores", "name", "tracking", "paper", "resources", "policy",
+    "attack",
+    "audit",
+    "engine",
+    "capture",
+    "run",
+    "resume",
+    "scores",
+    "name",
+    "tracking",
+    "paper",
+    "resources",
+    "policy",
     "fail_on",
-)  # fmt: skip
+)
 NOISE_SETTINGS = (
     "secret",
     "paired_noise",
@@ -460,11 +570,16 @@ def iterate_settings(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def settings_fingerprint(config: DictConfig) -> str:
-    """A digest of all settings that affect what clients send (not of how it is attacked), and of the user's own code.
+    """A digest of all settings that affect what clients send (not of how it is attacked), and of
+    the user's own code.
 
-    Classes enter under their oldest known names, so that a run of an earlier version keeps its digest.
-    """
-    content = {k: v for k, v in use_original_names(to_plain_settings(config)).items() if k not in NOT_FINGERPRINTED}
+    Classes enter under their oldest known names, so that a run of an earlier version keeps its
+    digest."""
+    content = {
+        k: v
+        for k, v in use_original_names(to_plain_settings(config)).items()
+        if k not in NOT_FINGERPRINTED
+    }
     if code := user_code_of_config(config):
         content["own_code"] = code
     if isinstance(privacy := content.get("privacy"), dict):
@@ -473,16 +588,21 @@ def settings_fingerprint(config: DictConfig) -> str:
         del content["trust"]  # as in every run of earlier versions
     if isinstance(data := content.get("data"), dict) and not data.get("standardise"):
         content["data"] = {k: v for k, v in data.items() if k != "standardise"}  # likewise
-    return hashlib.blake2b(json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8
+    ).hexdigest()
 
 
 def user_code_of_config(config: DictConfig) -> dict[str, str]:
     """The user's own modules that affect what clients send, and a digest of each."""
-    return user_code_digests({k: v for k, v in to_plain_settings(config).items() if k not in NOT_FINGERPRINTED})
+    return user_code_digests(
+        {k: v for k, v in to_plain_settings(config).items() if k not in NOT_FINGERPRINTED}
+    )
 
 
 def is_forced(config: DictConfig) -> bool:
-    """``resources.force``; stored configs of earlier versions have none. Raises BadConfig where it is no truth value."""
+    """``resources.force``; stored configs of earlier versions have none. Raises BadConfig where it
+    is no truth value."""
     value = mapping_at(config, "resources").get("force", False) if "resources" in config else False
     if not isinstance(value, bool):
         raise setting_error("resources.force", value, "true or false is needed")
@@ -490,7 +610,8 @@ def is_forced(config: DictConfig) -> bool:
 
 
 def algo_name(config: DictConfig) -> str:
-    """The label of a run: ``name`` (by default the chosen algo's file name), else the method's class name."""
+    """The label of a run: ``name`` (by default the chosen algo's file name), else the method's
+    class name."""
     return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
 
 
@@ -498,17 +619,21 @@ def run_settings(config: DictConfig) -> RunSettings:
     """Raises BadConfig, naming key, value and what is allowed."""
     names: dict[str, Any] = {key: mapping_at(config, key).get("name") for key in ("data", "preset")}
     shared: dict[str, Any] = {key: config.get(key) for key in ("seed", "device", "participation")}
-    return RunSettings(algo=algo_name(config), fingerprint=settings_fingerprint(config), **names, **shared)
+    return RunSettings(
+        algo=algo_name(config), fingerprint=settings_fingerprint(config), **names, **shared
+    )
 
 
 def privacy_settings(config: DictConfig) -> PrivacySettings:
-    """The keys that all privacy files share. Raises BadConfig, naming key, value and what is allowed."""
+    """The keys that all privacy files share. Raises BadConfig, naming key, value and what is
+    allowed."""
     privacy = mapping_at(config, "privacy")
     return PrivacySettings(**_require_fields("privacy", privacy, PrivacySettings))
 
 
 def trust_settings(config: DictConfig) -> Trust:
-    """What the server sees; local in the stored configs of earlier versions. Raises BadConfig, naming key and value."""
+    """What the server sees; local in the stored configs of earlier versions. Raises BadConfig,
+    naming key and value."""
     from privdd.federated.aggregation import LOCAL, Trust  # imports torch
 
     if config.get("trust") is None:
@@ -517,15 +642,19 @@ def trust_settings(config: DictConfig) -> Trust:
 
 
 def audit_settings(config: DictConfig) -> AuditSettings | None:
-    """None for a config that only trains. Raises BadConfig, naming key, value and what is allowed."""
+    """None for a config that only trains. Raises BadConfig, naming key, value and what is
+    allowed."""
     if "audit" not in config:
         return None
     audit = dict(mapping_at(config, "audit"))
-    audit["waive"] = {str(k): v for k, v in mapping_at(config, "audit.waive").items() if v is not None}
+    audit["waive"] = {
+        str(k): v for k, v in mapping_at(config, "audit.waive").items() if v is not None
+    }
     parts: dict[str, type] = {"guarantee": GuaranteeBudget, "tail": HardExampleSettings}
     for name, kind in parts.items():
         absent = name == "tail" and name not in audit  # in stored configs of earlier versions
-        given, known = {} if absent else mapping_at(config, f"audit.{name}"), [f.name for f in fields(kind)]
+        given = {} if absent else mapping_at(config, f"audit.{name}")
+        known = [f.name for f in fields(kind)]
         if unknown := next((key for key in given if key not in known), None):
             raise BadConfig(f"audit.{name}.{unknown}: unknown key; known there: {', '.join(known)}")
         audit[name] = kind(**given)
@@ -533,7 +662,8 @@ def audit_settings(config: DictConfig) -> AuditSettings | None:
 
 
 def mapping_at(config: DictConfig, key: str) -> Mapping[str, Any]:
-    """A mapping of the config as plain values. Raises BadConfig where something else stands there."""
+    """A mapping of the config as plain values. Raises BadConfig where something else stands
+    there."""
     node = to_plain_settings(OmegaConf.select(config, key))
     if not isinstance(node, dict):
         raise setting_error(key, node, "a mapping of settings is needed")
@@ -543,6 +673,10 @@ def mapping_at(config: DictConfig, key: str) -> Mapping[str, Any]:
 def _require_fields(key: str, found: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """The fields of a settings class; one that has no default must be there."""
     for field in fields(kind):
-        if field.default is MISSING and field.default_factory is MISSING and field.name not in found:
+        if (
+            field.default is MISSING
+            and field.default_factory is MISSING
+            and field.name not in found
+        ):
             raise BadConfig(f"{key}.{field.name}: a value is needed")
     return {f.name: found[f.name] for f in fields(kind) if f.name in found}

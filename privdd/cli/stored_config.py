@@ -1,8 +1,10 @@
-"""config.yaml of a run folder, which may come from a stranger: read with limits, checked before anything is built.
+"""config.yaml of a run folder, which may come from a stranger: read with limits, checked before
+anything is built.
 
-Hydra builds whatever ``_target_`` names. So every ``_target_`` of a stored config is checked before any of them is imported:
-allowed are classes that privdd ships, by role or by name, and never a function. A config that is composed from the user's
-own yaml files is the user's own program and is not checked.
+Hydra builds whatever ``_target_`` names. So every ``_target_`` of a stored config is checked before
+any of them is imported: allowed are classes that privdd ships, by role or by name, and never a
+    function. A config that is composed from the user's own yaml files is the user's own program and
+    is not checked.
 """
 
 from __future__ import annotations
@@ -20,7 +22,12 @@ from attacks.types import Attack
 from privdd.cli.compose import PRESETS, compose_config, override_value, user_config_folders
 from privdd.cli.overrides import check_engine_settings_used
 from privdd.cli.secret import remove_secret
-from privdd.cli.settings import NOT_FINGERPRINTED, check_code_digests, to_plain_settings, user_code_of_config
+from privdd.cli.settings import (
+    NOT_FINGERPRINTED,
+    check_code_digests,
+    to_plain_settings,
+    user_code_of_config,
+)
 from privdd.core.user_modules import import_user_module
 from privdd.core.validation import BadConfig
 from privdd.federated.method import Method
@@ -32,10 +39,17 @@ from privdd.runtime.run_files import CONFIG_KEYS
 from privdd.runtime.yaml_files import read_yaml
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
-PARENT_ROLES = {"attack": Attack, "privacy.mechanisms": Mechanism}  # of the classes right below these keys
+PARENT_ROLES = {
+    "attack": Attack,
+    "privacy.mechanisms": Mechanism,
+}  # of the classes right below these keys
 ALLOWED_PACKAGES = (
-    "privdd.methods", "privdd.privacy.mechanisms", "attacks.membership", "attacks.inversion", "attacks.malicious",
-)  # fmt: skip
+    "privdd.methods",
+    "privdd.privacy.mechanisms",
+    "attacks.membership",
+    "attacks.inversion",
+    "attacks.malicious",
+)
 ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attacks are put together
     {
         "attacks.inversion.feature_inversion.DecoderTraining",
@@ -67,7 +81,9 @@ ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attac
     }
 )
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-USER_CODE_SETTINGS = {  # class -> (the setting that names something of the user's own, the module in which its default lies)
+# class -> (the setting that names something of the user's own, the module in which its default
+# lies)
+USER_CODE_SETTINGS = {
     "OwnModel": ("target", "privdd.models.own"),
     "OwnTraining": ("training", "privdd.methods.own_training"),
 }
@@ -79,17 +95,21 @@ def parse_trusted_packages(text: str) -> tuple[str, ...]:
     """The packages of ``trust=a,b.c``. Raises BadConfig for anything but names of packages."""
     names = tuple(text.strip("[]").replace(" ", "").split(","))
     if not all(PACKAGE_NAME.fullmatch(name) for name in names):
-        raise BadConfig(f"trust={text}: the names of your own packages are needed, as in trust=my_package")
+        raise BadConfig(
+            f"trust={text}: the names of your own packages are needed, as in trust=my_package"
+        )
     if known := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
         raise BadConfig(f"trust={text}: {known[0]} comes with Python and is no package of yours")
     return names
 
 
 def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
-    """Every ``_target_`` names a class that is allowed here, in its place. Nothing else is imported, nothing is built.
+    """Every ``_target_`` names a class that is allowed here, in its place. Nothing else is
+    imported, nothing is built.
 
-    trusted: the user's own packages, whose classes are allowed too. Raises BadConfig for the first other name, for
-    other keys that Hydra reads (``_args_``, ``_partial_``), and for an interpolation.
+    trusted: the user's own packages, whose classes are allowed too. Raises BadConfig for the first
+        other name, for other keys that Hydra reads (``_args_``, ``_partial_``), and for an
+        interpolation.
     """
     for key, node in _iterate_mappings(config, ""):
         for name in node:
@@ -108,14 +128,20 @@ def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
 
 
 def _check_user_module(key: str, node: dict[Any, Any], kind: str, trusted: Sequence[str]) -> None:
-    """The module that something of the user's own is named in is imported too, so it has to be trusted."""
+    """The module that something of the user's own is named in is imported too, so it has to be
+    trusted."""
     name, default = USER_CODE_SETTINGS[kind]
     if name not in node and _class_name_of(node) != kind:
         return  # a subclass in a trusted package has its own
     target = str(node.get(name))
     module = target.partition(":")[0]
-    if not DOTTED_NAME.fullmatch(f"{module}.x") or not (module == default or is_within_packages(module, trusted)):
-        raise BadConfig(f"{key}.{name}={target[:200]}: if {module[:80]} is your own module, add trust={module[:80]}")
+    if not DOTTED_NAME.fullmatch(f"{module}.x") or not (
+        module == default or is_within_packages(module, trusted)
+    ):
+        raise BadConfig(
+            f"{key}.{name}={target[:200]}: if {module[:80]} is your own module, add "
+            f"trust={module[:80]}"
+        )
 
 
 def _class_name_of(node: dict[Any, Any]) -> str:
@@ -123,25 +149,34 @@ def _class_name_of(node: dict[Any, Any]) -> str:
 
 
 def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type:
-    """The class that ``path`` names. Raises BadConfig, before any import, where it lies outside the allowed places."""
+    """The class that ``path`` names. Raises BadConfig, before any import, where it lies outside the
+    allowed places."""
     if not isinstance(path, str) or not DOTTED_NAME.fullmatch(path):
         raise BadConfig(f"{key}={str(path)[:100]!r}: the name of a class is needed")
     module, _, name = path.rpartition(".")
     own = is_within_packages(module, trusted)
     if not is_allowed_path(path) and not own:
         first = path.split(".")[0]
-        known = first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
+        known = (
+            first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
+        )
         hint = "" if known else f"; if {first} is your own package, add trust={first}"
-        raise BadConfig(f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}")
+        raise BadConfig(
+            f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}"
+        )
     try:
         found = getattr(import_user_module(module), name)
     except Exception as error:  # importing a trusted module may raise anything
-        raise BadConfig(f"{key}={path}: no such class ({' '.join(str(error).split())[:150]})") from None
+        raise BadConfig(
+            f"{key}={path}: no such class ({' '.join(str(error).split())[:150]})"
+        ) from None
     if not isinstance(found, type):
         raise BadConfig(f"{key}={path}: a function or a value; a stored run may name classes only")
     plays_role = path in ALLOWED_PARTS or issubclass(found, ALLOWED_ROLES)
     if not plays_role and not (own and is_within_packages(found.__module__, trusted)):
-        raise BadConfig(f"{key}={path}: neither a method, a mechanism nor an attack, nor a part of one")
+        raise BadConfig(
+            f"{key}={path}: neither a method, a mechanism nor an attack, nor a part of one"
+        )
     return found
 
 
@@ -154,7 +189,8 @@ def _check_role_of_class(key: str, found: type) -> None:
 
 
 def list_foreign_packages(config: dict[str, Any]) -> list[str]:
-    """The packages, sorted, that ``trust=`` has to name before this config can be read from a run folder."""
+    """The packages, sorted, that ``trust=`` has to name before this config can be read from a run
+    folder."""
     found = set()
     for _, node in _iterate_mappings(config, ""):
         if TARGET in node and not is_allowed_path(str(node[TARGET])):
@@ -177,9 +213,12 @@ def is_within_packages(module: str, packages: Sequence[str]) -> bool:
 
 
 def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any]]]:
-    """(dotted key, mapping) of every mapping in a config. Raises BadConfig for a text with an interpolation."""
+    """(dotted key, mapping) of every mapping in a config. Raises BadConfig for a text with an
+    interpolation."""
     if isinstance(value, str) and "${" in value:
-        raise BadConfig(f"{key}: an interpolation ({value[:60]!r}) is not allowed in a stored config")
+        raise BadConfig(
+            f"{key}: an interpolation ({value[:60]!r}) is not allowed in a stored config"
+        )
     if isinstance(value, list):
         for at, inner in enumerate(value):
             yield from _iterate_mappings(inner, f"{key}.{at}")
@@ -187,18 +226,24 @@ def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any
         yield key, value
         for name, inner in value.items():
             if "${" in str(name):
-                raise BadConfig(f"{key}: an interpolation in a name is not allowed in a stored config")
+                raise BadConfig(
+                    f"{key}: an interpolation in a name is not allowed in a stored config"
+                )
             yield from _iterate_mappings(inner, f"{key}.{name}" if key else str(name))
 
 
-OUTSIDE_SETTINGS = ("data.root", "engine.address")  # settings that make a run read files or connect outside its folder
+OUTSIDE_SETTINGS = (
+    "data.root",
+    "engine.address",
+)  # settings that make a run read files or connect outside its folder
 
 
 def load_stored_config(path: Path, trusted: Sequence[str] = ()) -> DictConfig:
     """config.yaml of a run folder, under today's names, safe to build: see ``check_targets``.
 
-    trusted: packages of the user's own whose classes it may name. Raises DamagedRun, one line, for a folder or a
-    config that is damaged, another program's, or names what a stored run may not name.
+    trusted: packages of the user's own whose classes it may name. Raises DamagedRun, one line, for
+        a folder or a config that is damaged, another program's, or names what a stored run may not
+        name.
     """
     config = read_stored_config(path)
     plain: Any = OmegaConf.to_container(config)
@@ -229,13 +274,18 @@ def read_stored_config(path: Path) -> DictConfig:
     except DamagedRun:
         raise
     except Exception as error:  # OmegaConf has its own family of errors
-        raise DamagedRun(f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})") from None
+        raise DamagedRun(
+            f"{file}: not a config of privdd ({' '.join(str(error).split())[:100]})"
+        ) from None
 
 
 def _add_missing_settings(config: dict[str, Any]) -> dict[str, Any]:
     """With the settings that earlier versions did not have: their noise was paired."""
     privacy = config["privacy"]
-    return {**config, "privacy": {"secret": None, "paired_noise": bool(privacy["mechanisms"]), **privacy}}
+    return {
+        **config,
+        "privacy": {"secret": None, "paired_noise": bool(privacy["mechanisms"]), **privacy},
+    }
 
 
 def check_outside_settings(config: DictConfig, typed: Sequence[str]) -> None:
@@ -248,21 +298,40 @@ def check_outside_settings(config: DictConfig, typed: Sequence[str]) -> None:
         value = OmegaConf.select(config, key)
         if value is not None and key not in keys:
             raise BadConfig(
-                f"{key}={str(value)[:200]}: a stored run reads and reaches nothing outside its folder by itself; "
+                f"{key}={str(value)[:200]}: a stored run reads and reaches nothing "
+                "outside its folder by itself; "
                 f"if you know this place, repeat it: {key}={str(value)[:200]}"
             )
 
 
-# Settings that do not affect what clients send, so they may change: a resumed run must give the result of one that
-# was never interrupted, and a stored run that is attacked again keeps its own audited records.
+# Settings that do not affect what clients send, so they may change: a resumed run must give the
+# result of one that was never interrupted, and a stored run that is attacked again keeps its own
+# audited records.
 CHANGEABLE_AUDIT_SETTINGS = (
-    "worlds", "federations", "federation_rounds", "victims", "confidence", "require", "waive", "worst_pictures", "transcripts",
-    "processed_worlds", "processed_federations",
-)  # fmt: skip
+    "worlds",
+    "federations",
+    "federation_rounds",
+    "victims",
+    "confidence",
+    "require",
+    "waive",
+    "worst_pictures",
+    "transcripts",
+    "processed_worlds",
+    "processed_federations",
+)
 FEWER = {  # what makes findings weaker where it is less; of federation_rounds, 0 stands for all
-    "worlds", "federations", "federation_rounds", "victims", "confidence", "transcripts", "processed_worlds", "processed_federations",
-}  # fmt: skip
-ASKED = "asked"  # key of a config in memory: the attacks that a command asked for, of all that the folder has
+    "worlds",
+    "federations",
+    "federation_rounds",
+    "victims",
+    "confidence",
+    "transcripts",
+    "processed_worlds",
+    "processed_federations",
+}
+# key of a config in memory: the attacks that a command asked for, of all that the folder has
+ASKED = "asked"
 CHANGEABLE_SETTINGS = {
     "resume": ("engine",),
     "run": ("attack", "engine", *(f"audit.{key}" for key in CHANGEABLE_AUDIT_SETTINGS)),
@@ -272,19 +341,31 @@ CHANGEABLE_SETTINGS = {
 def config_of_stored_run(
     config: DictConfig, command: str, argv: Sequence[str], given: Sequence[str], word: str
 ) -> DictConfig:
-    """resume=DIR goes on as configured there; run=DIR attacks that run again, by default with all of its attacks.
+    """resume=DIR goes on as configured there; run=DIR attacks that run again, by default with all
+    of its attacks.
 
     config: the stored one; given: what was typed; argv: the same with attack=all spelled out.
     """
-    typed, before = [a for a in given if "=" in a and not a.startswith((f"{word}=", "-"))], config.copy()
+    typed = [a for a in given if "=" in a and not a.startswith((f"{word}=", "-"))]
+    before = config.copy()
     for item in typed:
         key = item.split("=")[0]
-        same = key in OUTSIDE_SETTINGS and str(OmegaConf.select(config, key)) == override_value(item)
-        if not same and not any(key == part or item.startswith(f"{part}.") for part in CHANGEABLE_SETTINGS[word]):
-            raise BadConfig(f"{item}: together with {word}= only {', '.join(CHANGEABLE_SETTINGS[word])} can be changed")
+        same = key in OUTSIDE_SETTINGS and str(OmegaConf.select(config, key)) == override_value(
+            item
+        )
+        if not same and not any(
+            key == part or item.startswith(f"{part}.") for part in CHANGEABLE_SETTINGS[word]
+        ):
+            raise BadConfig(
+                f"{item}: together with {word}= only "
+                f"{', '.join(CHANGEABLE_SETTINGS[word])} can be changed"
+            )
     spelled = [a for a in argv if a in typed or (a.startswith("attack=") and word == "run")]
-    fresh = compose_config(command, [f"preset={config.preset.name}", *spelled], user_config_folders(argv))
-    threads, keys = OmegaConf.select(config, "engine.threads"), [item.split("=")[0] for item in typed]
+    fresh = compose_config(
+        command, [f"preset={config.preset.name}", *spelled], user_config_folders(argv)
+    )
+    threads = OmegaConf.select(config, "engine.threads")
+    keys = [item.split("=")[0] for item in typed]
     for key in (key.split("@")[0] for key in keys):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
     check_outside_settings(config, [*keys, *(["engine.address"] if "engine" in keys else [])])
@@ -305,11 +386,14 @@ def add_attacks(config: DictConfig, stored: DictConfig) -> None:
 
     With other settings than there, an attack stands beside it under a name of its own: lira_2.
     """
-    known, asked = dict(to_plain_settings(stored.get("attack")) or {}), to_plain_settings(config.get("attack")) or {}
+    known = dict(to_plain_settings(stored.get("attack")) or {})
+    asked = to_plain_settings(config.get("attack")) or {}
 
     def is_another(own: str, node: Mapping[str, Any]) -> bool:
         """Whether settings differ that the version which stored them had."""
-        return own in known and any(known[own][key] != node[key] for key in known[own].keys() & node.keys())
+        return own in known and any(
+            known[own][key] != node[key] for key in known[own].keys() & node.keys()
+        )
 
     names = []
     for name, node in asked.items():
@@ -322,7 +406,8 @@ def add_attacks(config: DictConfig, stored: DictConfig) -> None:
 
 
 def asked_of(config: DictConfig) -> list[str] | None:
-    """The attacks that this command asked for, taken out of the config; None where it is not known yet."""
+    """The attacks that this command asked for, taken out of the config; None where it is not known
+    yet."""
     if config.get(ASKED) is None:
         return None
     with open_dict(config):
@@ -337,12 +422,14 @@ def looks_further(config: DictConfig, stored: DictConfig) -> bool:
     more = False
     for key in sorted(FEWER):
         name = f"audit.{key}"
-        old, new = OmegaConf.select(stored, name), OmegaConf.select(config, name)
+        old = OmegaConf.select(stored, name)
+        new = OmegaConf.select(config, name)
         if old is None or old == new:
             continue
         if (new or inf) < (old or inf):
             raise BadConfig(
-                f"{name}={new}: this run was attacked with {old}, and less cannot take the place of more; "
+                f"{name}={new}: this run was attacked with {old}, and less cannot take "
+                "the place of more; "
                 "leave it out, or use another folder"
             )
         more = True
@@ -350,42 +437,63 @@ def looks_further(config: DictConfig, stored: DictConfig) -> bool:
 
 
 def _keep_threads(config: DictConfig, threads: int, asked_for: bool) -> None:
-    """Another engine, but the same threads: with others a sum is rounded otherwise, so the bits would be others."""
+    """Another engine, but the same threads: with others a sum is rounded otherwise, so the bits
+    would be others."""
     if asked_for and config.engine.threads != threads:
         raise BadConfig(
-            f"engine.threads={config.engine.threads}: this run was begun with {threads}, and other threads round "
+            f"engine.threads={config.engine.threads}: this run was begun with {threads}, "
+            "and other threads round "
             f"otherwise; leave it at {threads}"
         )
     config.engine.threads = threads
 
 
 def check_same_config(path: Path, config: DictConfig) -> None:
-    """Raises BadConfig, one line, where what was begun in ``path`` is not what ``config`` asks for."""
-    _compare_settings(path, deciding_settings(read_stored_config(path)), deciding_settings(remove_secret(config)))
+    """Raises BadConfig, one line, where what was begun in ``path`` is not what ``config`` asks
+    for."""
+    _compare_settings(
+        path, deciding_settings(read_stored_config(path)), deciding_settings(remove_secret(config))
+    )
     check_code_digests(path, user_code_of_config(config))
 
 
 def check_finished_run(path: Path, config: DictConfig) -> None:
-    """The same for a finished run and a config that was not assembled yet, of what an audit asks as well."""
-    stored, asked = read_stored_config(path), config.copy()
-    if OmegaConf.select(asked, "privacy.epsilon") is not None:  # its noise was chosen when the run began
+    """The same for a finished run and a config that was not assembled yet, of what an audit asks as
+    well."""
+    stored = read_stored_config(path)
+    asked = config.copy()
+    if (
+        OmegaConf.select(asked, "privacy.epsilon") is not None
+    ):  # its noise was chosen when the run began
         asked.privacy.noise_multiplier = stored.privacy.noise_multiplier
     check_same_config(path, asked)
-    old, new = _audit_settings_of(stored), _audit_settings_of(asked)
-    if all(old["attack"].get(name) == node for name, node in new["attack"].items()):  # others may have been added
+    old = _audit_settings_of(stored)
+    new = _audit_settings_of(asked)
+    if all(
+        old["attack"].get(name) == node for name, node in new["attack"].items()
+    ):  # others may have been added
         new["attack"] = old["attack"]
-    new = {key: value for key, value in new.items() if key in old}  # earlier versions had fewer settings
+    new = {
+        key: value for key, value in new.items() if key in old
+    }  # earlier versions had fewer settings
     _compare_settings(path, old, new)
 
 
 def _compare_settings(path: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     if changed := sorted(key for key in {*old, *new} if old.get(key) != new.get(key)):
-        raise BadConfig(f"{path}: holds a run of another config ({', '.join(changed)} differ); use another folder")
+        raise BadConfig(
+            f"{path}: holds a run of another config ({', '.join(changed)} differ); use "
+            "another folder"
+        )
 
 
 def _audit_settings_of(config: DictConfig) -> dict[str, Any]:
     """What an audit tries, apart from the surfaces that it was found to leave out."""
-    audit = {f"audit.{k}": v for k, v in (to_plain_settings(config.get("audit")) or {}).items() if k != "waive"}
+    audit = {
+        f"audit.{k}": v
+        for k, v in (to_plain_settings(config.get("audit")) or {}).items()
+        if k != "waive"
+    }
     return {**audit, "attack": to_plain_settings(config.get("attack")) or {}}
 
 
@@ -393,5 +501,7 @@ def deciding_settings(config: DictConfig) -> dict[str, Any]:
     """The parts of a config that affect what clients send."""
     parts = {str(k): v for k, v in to_plain_settings(config).items() if k not in NOT_FINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
-    tail = to_plain_settings(OmegaConf.select(config, "audit.tail")) or {}  # earlier versions stored none
+    tail = (
+        to_plain_settings(OmegaConf.select(config, "audit.tail")) or {}
+    )  # earlier versions stored none
     return parts | audited | {f"audit.tail.{k}": v for k, v in tail.items() if v}

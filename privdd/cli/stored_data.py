@@ -25,8 +25,11 @@ OFFLINE = frozenset({"digits", "digit_domains"})  # sets that every installation
 IDX_SETS = frozenset({"mnist", "fashion_mnist"})
 
 
-def compare_stored_data(folder: Path, manifest: Mapping[str, Any]) -> tuple[list[Disagreement], str]:
-    """(how the data differ from those of the digest in the manifest, why they were not compared or "")."""
+def compare_stored_data(
+    folder: Path, manifest: Mapping[str, Any]
+) -> tuple[list[Disagreement], str]:
+    """(how the data differ from those of the digest in the manifest, why they were not compared or
+    "")."""
     stored = manifest.get(DATA_KEY)
     if not isinstance(stored, str) or not stored:
         return [], f"{DATA_KEY}: the manifest holds no digest of them"
@@ -39,11 +42,14 @@ def compare_stored_data(folder: Path, manifest: Mapping[str, Any]) -> tuple[list
         return [], f"{DATA_KEY}: not compared ({' '.join(str(error).split())[:150]})"
     if digest == stored:
         return [], ""
-    return [Disagreement(MANIFEST, f"{DATA_KEY} (records, labels and split)", stored[:16], digest[:16])], ""
+    return [
+        Disagreement(MANIFEST, f"{DATA_KEY} (records, labels and split)", stored[:16], digest[:16])
+    ], ""
 
 
 def _why_not_here(config: DictConfig) -> str:
-    """Why the data cannot be read without a download, or from what is no file of this user's own; "" if they can."""
+    """Why the data cannot be read without a download, or from what is no file of this user's own;
+    "" if they can."""
     name = str(OmegaConf.select(config, "data.name"))
     root = OmegaConf.select(config, "data.root")
     place = None if root is None else Path(str(root)).expanduser()
@@ -59,7 +65,8 @@ def _why_not_here(config: DictConfig) -> str:
 
 
 def _is_own_place(place: Path) -> bool:
-    """A plain file or a folder of this user: what a stranger's config names is no pipe, no device and nobody else's."""
+    """A plain file or a folder of this user: what a stranger's config names is no pipe, no device
+    and nobody else's."""
     try:
         state = place.stat()
     except OSError:

@@ -1,4 +1,5 @@
-"""What may have been meant by an unknown key: the field's other words, then the same last name, then the nearest one."""
+"""What may have been meant by an unknown key: the field's other words, then the same last name,
+then the nearest one."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-SYNONYMS: Mapping[str, str] = {  # word -> a whole key, the last name of one, or (with =) what to write
+SYNONYMS: Mapping[
+    str, str
+] = {  # word -> a whole key, the last name of one, or (with =) what to write
     "sigma": "noise_multiplier",
     "noise": "noise_multiplier",
     "noise_scale": "noise_multiplier",
@@ -79,7 +82,8 @@ def suggest_name(name: str, known: Sequence[str], where: str) -> str:
 def suggest_key(config: DictConfig, key: str, depth: int) -> str:
     """A hint for a key whose part number ``depth`` (from 0) names nothing in the config."""
     parts = key.split(".")
-    where, part = ".".join(parts[:depth]), parts[depth]
+    where = ".".join(parts[:depth])
+    part = parts[depth]
     keys = sorted(_iterate_keys(OmegaConf.to_container(config, resolve=False)), key=_nearness)
     names = [k.rpartition(".")[2] for k in keys if k.rpartition(".")[0] == where]
     for meant in (
@@ -97,7 +101,8 @@ def suggest_key(config: DictConfig, key: str, depth: int) -> str:
 
 
 def suggest_word(word: str, choices: Mapping[str, Sequence[str]]) -> str:
-    """What to write for a word without "=", by the groups whose files have this name; "" for a word of none."""
+    """What to write for a word without "=", by the groups whose files have this name; "" for a word
+    of none."""
     if word.strip("-") in ("help", "h", "?"):
         return "did you mean --help?"
     groups = [group for group, names in choices.items() if word in names]
@@ -110,7 +115,8 @@ def _ask(meant: Sequence[str]) -> str:
 
 
 def _rank(key: str) -> int:
-    """The method's keys first, those of attacks last: there are ten of them for each of a run's own."""
+    """The method's keys first, those of attacks last: there are ten of them for each of a run's
+    own."""
     return RANKS.get(key.partition(".")[0], OWN_RANK)
 
 
@@ -120,7 +126,8 @@ def _nearness(key: str) -> tuple[int, int, str]:
 
 
 def _keys_named(keys: Sequence[str], name: str, where: str) -> list[str]:
-    """The keys with this last name, of ``keys`` by nearness: those below the place that was typed, else those of the first rank."""
+    """The keys with this last name, of ``keys`` by nearness: those below the place that was typed,
+    else those of the first rank."""
     same = [key for key in keys if key.rpartition(".")[2] == name]
     below = [key for key in same if where and key.startswith(f"{where}.")]
     nearest = [key for key in same if _rank(key) == _rank(same[0])]
@@ -137,7 +144,8 @@ def _keys_by_synonym(keys: Sequence[str], word: str, where: str) -> list[str]:
 
 
 def _mended_keys(keys: Sequence[str], key: str, depth: int, names: Sequence[str]) -> list[str]:
-    """The key with its unknown part replaced by the nearest name of that place, if the rest is a key then."""
+    """The key with its unknown part replaced by the nearest name of that place, if the rest is a
+    key then."""
     parts = key.split(".")
     close = difflib.get_close_matches(parts[depth], names, 1)
     mended = ".".join([*parts[:depth], *close, *parts[depth + 1 :]])

@@ -1,7 +1,8 @@
-"""Sweeps: one folder per sweep, finished points are kept after a kill, and one comparison at the end.
+"""Sweeps: one folder per sweep, finished points are kept after a kill, and one comparison at the
+end.
 
-Hydra's launchers run the points in this process, in others, or on other machines, so the result of a point is always
-read from its folder, never from memory.
+Hydra's launchers run the points in this process, in others, or on other machines, so the result of
+a point is always read from its folder, never from memory.
 """
 
 from __future__ import annotations
@@ -36,19 +37,25 @@ def short_digest(parts: Iterable[str]) -> str:
 
 
 def path_safe_text(text: str, limit: int = 80) -> str:
-    """``text`` as part of a folder name: letters, digits and _.+- only, so that it can be typed as run=DIR."""
+    """``text`` as part of a folder name: letters, digits and _.+- only, so that it can be typed as
+    run=DIR."""
     return re.sub(r"[^A-Za-z0-9_.+-]+", "_", text.replace("=", "-"))[:limit].strip("_.-")
 
 
 def point_name(overrides: str) -> str:
-    """A folder name for one point from its comma-joined overrides: readable, safe, unique in its sweep."""
+    """A folder name for one point from its comma-joined overrides: readable, safe, unique in its
+    sweep."""
     short = re.sub(r"(^|,)[^=,]*[./@]([^=,./@]+=)", r"\1\2", overrides)
     return f"{path_safe_text(short) or 'point'}-{short_digest([overrides])}"
 
 
 def _parse_overrides(argv: Sequence[str]) -> list[Override]:
     typed = [a for a in argv if "=" in a and not a.startswith(("-", "hydra."))]
-    return [o for o in OverridesParser.create().parse_overrides(typed) if not o.key_or_group.startswith("hydra/")]
+    return [
+        o
+        for o in OverridesParser.create().parse_overrides(typed)
+        if not o.key_or_group.startswith("hydra/")
+    ]
 
 
 def count_points(argv: Sequence[str]) -> int | None:
@@ -63,7 +70,9 @@ def count_points(argv: Sequence[str]) -> int | None:
 def first_values(overrides: Iterable[Override]) -> list[str]:
     """The overrides as they were typed, a sweep as its first value."""
     return [
-        f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}" if o.is_sweep_override() else str(o.input_line)
+        f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}"
+        if o.is_sweep_override()
+        else str(o.input_line)
         for o in overrides
     ]
 
@@ -74,15 +83,24 @@ def first_point(argv: Sequence[str]) -> list[str]:
         return list(argv)
     parsed = _parse_overrides(argv)
     first = dict(zip((o.input_line for o in parsed), first_values(parsed), strict=True))
-    return [first.get(a, a) for a in argv if a not in ("-m", "--multirun") and not a.startswith("hydra.mode=")]
+    return [
+        first.get(a, a)
+        for a in argv
+        if a not in ("-m", "--multirun") and not a.startswith("hydra.mode=")
+    ]
 
 
 def sweep_folder_name(command: str, argv: Sequence[str]) -> str:
-    """A folder name from the swept keys and the fixed values; adding values to a swept key does not change it."""
+    """A folder name from the swept keys and the fixed values; adding values to a swept key does not
+    change it."""
     parsed = _parse_overrides(argv)
     swept = [o.key_or_group for o in parsed if o.is_sweep_override()]
     fixed = sorted((o.key_or_group, str(o.input_line)) for o in parsed if not o.is_sweep_override())
-    names = [command, *(text for key, text in fixed if key == "algo"), *sorted(key.rsplit(".", 1)[-1] for key in swept)]
+    names = [
+        command,
+        *(text for key, text in fixed if key == "algo"),
+        *sorted(key.rsplit(".", 1)[-1] for key in swept),
+    ]
     mark = short_digest([command, *(f"{key}=*" for key in swept), *(text for _, text in fixed)])
     return f"{path_safe_text('-'.join(names))}-{mark}"
 
@@ -97,15 +115,22 @@ def pin_sweep_folder(argv: Sequence[str], folder: Path) -> list[str]:
 
     Points are named after the swept values.
     """
-    keys = ",".join(sorted(f"'{o.key_or_group}'" for o in _parse_overrides(argv) if not o.is_sweep_override()))
+    keys = ",".join(
+        sorted(f"'{o.key_or_group}'" for o in _parse_overrides(argv) if not o.is_sweep_override())
+    )
     kept = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
-    return [*kept, f"hydra.sweep.dir='{folder}'", f"hydra.job.config.override_dirname.exclude_keys=[{keys}]"]
+    return [
+        *kept,
+        f"hydra.sweep.dir='{folder}'",
+        f"hydra.job.config.override_dirname.exclude_keys=[{keys}]",
+    ]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One start of a sweep. token: tells its points from those of earlier starts in the same folder; total:
-    how many points there will be, None = not known; began: seconds since the epoch, for all its workers."""
+    """One start of a sweep. token: tells its points from those of earlier starts in the same
+    folder; total: how many points there will be, None = not known; began: seconds since the epoch,
+    for all its workers."""
 
     command: str
     folder: Path
@@ -113,8 +138,11 @@ class Sweep:
     total: int | None = None
     began: float = field(default_factory=time.time)
 
-    def run_point(self, path: Path, work: Callable[[], int], check: Callable[[], object] = lambda: None) -> int:
-        """Run one point, or skip it where it is finished -> status; a failing point does not stop the others.
+    def run_point(
+        self, path: Path, work: Callable[[], int], check: Callable[[], object] = lambda: None
+    ) -> int:
+        """Run one point, or skip it where it is finished -> status; a failing point does not stop
+        the others.
 
         check: raises where what is finished there is not what is asked for now.
         """
@@ -137,39 +165,63 @@ class Sweep:
     def describe_progress(self) -> str:
         """How far the whole sweep is, whichever processes its points run in."""
         marks = [read_json(file) for file in self.folder.glob(f"*/{POINT_FILE}")]
-        ended = [mark["status"] for mark in marks if mark.get("sweep") == self.token and mark["status"] is not None]
+        ended = [
+            mark["status"]
+            for mark in marks
+            if mark.get("sweep") == self.token and mark["status"] is not None
+        ]
         failed = f", {ended.count(1)} failed" if 1 in ended else ""
-        known, spent = "" if self.total is None else f" of {self.total}", time.time() - self.began
+        known = "" if self.total is None else f" of {self.total}"
+        spent = time.time() - self.began
         left = (self.total or 0) - len(ended)
-        rest = f", about {format_seconds(spent / len(ended) * left)} left" if left > 0 and ended else ""
+        rest = (
+            f", about {format_seconds(spent / len(ended) * left)} left"
+            if left > 0 and ended
+            else ""
+        )
         return f"sweep: {len(ended)}{known} points{failed}, {format_seconds(spent)} so far{rest}"
 
     def _write_mark(self, path: Path, status: int | None, error: str = "") -> None:
         write_json(path / POINT_FILE, {"sweep": self.token, "status": status, "error": error})
 
     def point_statuses(self) -> dict[Path, int]:
-        """Folder -> status of every point that this start reached; an interrupted one counts as failed."""
-        marks = {file.parent: read_json(file) for file in sorted(self.folder.glob(f"*/{POINT_FILE}"))}
+        """Folder -> status of every point that this start reached; an interrupted one counts as
+        failed."""
+        marks = {
+            file.parent: read_json(file) for file in sorted(self.folder.glob(f"*/{POINT_FILE}"))
+        }
         mine = {path: mark for path, mark in marks.items() if mark.get("sweep") == self.token}
-        return {path: 1 if mark["status"] is None else int(mark["status"]) for path, mark in mine.items()}
+        return {
+            path: 1 if mark["status"] is None else int(mark["status"])
+            for path, mark in mine.items()
+        }
 
     def finish_sweep(self) -> int:
-        """Write the comparison of all finished points -> 2 after a contradiction, 1 after a failure, else 0."""
+        """Write the comparison of all finished points -> 2 after a contradiction, 1 after a
+        failure, else 0."""
         found = self.point_statuses()
-        # A training that diverged has status 1 and is shown too. A point that says that it ended and is not as it
-        # was sealed stays in the list: reading it ends in one line, where leaving it out would say nothing.
-        done = [path for path, status in found.items() if status != 1 or is_sealed(path, self.command)]
+        # A training that diverged has status 1 and is shown too. A point that says that it ended
+        # and is not as it
+        # was sealed stays in the list: reading it ends in one line, where leaving it out would say
+        # nothing.
+        done = [
+            path for path, status in found.items() if status != 1 or is_sealed(path, self.command)
+        ]
         failed = [path for path, status in found.items() if status == 1]
         print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
         for path in failed:
             print(
-                f"privdd: error: {path.name} failed: {point_error(path) or why_not_done(path, self.command)}",
+                f"privdd: error: {path.name} failed: "
+                f"{point_error(path) or why_not_done(path, self.command)}",
                 file=sys.stderr,
             )
         if done and self.command == "audit":
             from privdd.verification.run_folder import compare
 
-            print(f"comparison: {compare(done, self.folder)}\nfrontier: {self.folder / 'frontier.csv'}")
+            print(
+                f"comparison: {compare(done, self.folder)}\nfrontier: "
+                f"{self.folder / 'frontier.csv'}"
+            )
         trained = [path for path in done if (path / "training.json").is_file()]
         if trained and self.command == "train":
             from privdd.reporting.comparison import print_training_table, write_training_table
@@ -207,7 +259,8 @@ def _try_point(work: Callable[[], int]) -> tuple[int, str]:
 
 
 def stored_status(path: Path) -> int:
-    """The exit status that a finished run had: 2 where it found a contradiction, 1 where its training diverged."""
+    """The exit status that a finished run had: 2 where it found a contradiction, 1 where its
+    training diverged."""
     findings = read_json_object(path / FINDINGS, optional=True)
     if findings.get("verdict") == "contradiction":
         return 2

@@ -1,9 +1,10 @@
-"""To a device and back: everything that a task holds is placed once, at its entry, and its results once, at its exit.
+"""To a device and back: everything that a task holds is placed once, at its entry, and its results
+once, at its exit.
 
-Inside of a task nobody says where a tensor goes. Random numbers are the exception: they come from named streams on the CPU,
-so that they are the same on every device; those of many steps are copied to the device together, for a transfer a tensor
-costs more than a step. Whoever repeats a computation and compares, or resumes a run, needs ``deterministic_kernels``.
-"""
+Inside of a task nobody says where a tensor goes. Random numbers are the exception: they come from
+named streams on the CPU, so that they are the same on every device; those of many steps are copied
+to the device together, for a transfer a tensor costs more than a step. Whoever repeats a
+computation and compares, or resumes a run, needs ``deterministic_kernels``."""
 
 from __future__ import annotations
 
@@ -20,22 +21,36 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from attacks.tensors import average_pool as average_pool  # for ``models``, which imports nothing of attacks
+from attacks.tensors import (
+    average_pool as average_pool,
+)  # for ``models``, which imports nothing of attacks
 from attacks.tensors import copy_to_device as copy_to_device
 from attacks.tensors import draw_ahead, memory_budget
 from privdd.core.types import State
 
 T = TypeVar("T")
-UNCHANGED_TYPES = (str, bytes, int, float, complex, bool, type(None), type, torch.Generator, torch.device)
+UNCHANGED_TYPES = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    type(None),
+    type,
+    torch.Generator,
+    torch.device,
+)
 
 
 def to_device(value: T, device: str | torch.device) -> T:
-    """``value`` with every tensor in it on ``device``; what holds none, or only tensors that are there, is itself.
+    """``value`` with every tensor in it on ``device``; what holds none, or only tensors that are
+    there, is itself.
 
-    Looked into are mappings, lists, tuples, dataclasses, networks (copied, never moved in place), and of functions what
-    they closed over, were bound to or were given beforehand (``functools.partial``). What is met twice is moved once. Cached
-    properties of a dataclass that holds a moved tensor are not taken along.
-    """
+    Looked into are mappings, lists, tuples, dataclasses, networks (copied, never moved in place),
+    and of functions what they closed over, were bound to or were given beforehand
+    (``functools.partial``). What is met twice is moved once. Cached properties of a dataclass that
+    holds a moved tensor are not taken along."""
     return _DeviceMove(torch.device(device))(value)  # type: ignore[no-any-return]
 
 
@@ -62,13 +77,17 @@ class _DeviceMove:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._move_dataclass(value)
         if isinstance(value, Mapping):
-            return self._rebuild_if_moved(value, list(value.values()), lambda found: dict(zip(value, found)))
+            return self._rebuild_if_moved(
+                value, list(value.values()), lambda found: dict(zip(value, found))
+            )
         if isinstance(value, list | tuple):
             named = getattr(type(value), "_make", type(value))
             return self._rebuild_if_moved(value, list(value), named)
         return self._move_callable(value)
 
-    def _rebuild_if_moved(self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]) -> Any:
+    def _rebuild_if_moved(
+        self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]
+    ) -> Any:
         found = [self(part) for part in parts]
         return value if all(new is old for new, old in zip(found, parts)) else make(found)
 
@@ -82,12 +101,16 @@ class _DeviceMove:
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
 
         def rebuild_dataclass(found: list[Any]) -> Any:
-            new = object.__new__(type(value))  # its own checks were made already, and may read values
+            new = object.__new__(
+                type(value)
+            )  # its own checks were made already, and may read values
             for name, part in zip(names, found):
                 object.__setattr__(new, name, part)
             return new
 
-        return self._rebuild_if_moved(value, [getattr(value, name) for name in names], rebuild_dataclass)
+        return self._rebuild_if_moved(
+            value, [getattr(value, name) for name in names], rebuild_dataclass
+        )
 
     def _move_callable(self, value: Any) -> Any:
         if isinstance(value, functools.partial):
@@ -99,7 +122,9 @@ class _DeviceMove:
             return self._rebuild_if_moved(
                 value, [value.__self__], lambda found: types.MethodType(value.__func__, found[0])
             )
-        if isinstance(value, types.FunctionType) and (value.__closure__ or value.__defaults__ or value.__kwdefaults__):
+        if isinstance(value, types.FunctionType) and (
+            value.__closure__ or value.__defaults__ or value.__kwdefaults__
+        ):
             return self._move_function(value)
         return value
 
@@ -108,7 +133,9 @@ class _DeviceMove:
 
         def rebuild_function(found: list[Any]) -> Any:
             closure = tuple(types.CellType(*held) for held in found[0])
-            new = types.FunctionType(function.__code__, function.__globals__, function.__name__, found[1], closure)
+            new = types.FunctionType(
+                function.__code__, function.__globals__, function.__name__, found[1], closure
+            )
             new.__kwdefaults__ = found[2]
             return functools.update_wrapper(new, function)
 
@@ -125,10 +152,13 @@ def _cell_contents(cell: types.CellType) -> tuple[Any, ...]:
         return ()
 
 
-def stream_to_device(draw: Callable[[int], Mapping[str, Tensor]], steps: int, device: torch.device) -> Iterator[State]:
-    """``draw(t)`` for t = 0, ..., steps - 1, on ``device``, as ``draw_ahead``. ``draw`` takes streams by name, or from a
-    generator that is nobody else's before the last step."""
-    at, names = iter(range(steps)), list[tuple[str, ...]]()
+def stream_to_device(
+    draw: Callable[[int], Mapping[str, Tensor]], steps: int, device: torch.device
+) -> Iterator[State]:
+    """``draw(t)`` for t = 0, ..., steps - 1, on ``device``, as ``draw_ahead``. ``draw`` takes
+    streams by name, or from a generator that is nobody else's before the last step."""
+    at = iter(range(steps))
+    names = list[tuple[str, ...]]()
 
     def draw_next() -> tuple[Tensor, ...]:
         drawn = draw(next(at))
@@ -139,17 +169,22 @@ def stream_to_device(draw: Callable[[int], Mapping[str, Tensor]], steps: int, de
         yield dict(zip(names.pop(0), row))
 
 
-BYTES_PER_PIXEL = 2**15  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
+BYTES_PER_PIXEL = (
+    2**15
+)  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
 
 
 def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
-    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number that was asked for.
+    """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number
+    that was asked for.
 
-    ``cached`` is the default, for a CPU's cache; where it was left as it is, a GPU takes as many as fit into its memory.
-    """
+    ``cached`` is the default, for a CPU's cache; where it was left as it is, a GPU takes as many as
+    fit into its memory."""
     if images.device.type == "cpu" or usual != cached:
         return usual
-    return max(usual, memory_budget(images.device, 0) // (BYTES_PER_PIXEL * math.prod(images.shape[-2:])))
+    return max(
+        usual, memory_budget(images.device, 0) // (BYTES_PER_PIXEL * math.prod(images.shape[-2:]))
+    )
 
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -159,16 +194,24 @@ DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 @contextmanager
 def deterministic_kernels(device: torch.device | str) -> Iterator[None]:
-    """On a GPU: kernels of a fixed order, and float32 in full (TF32 keeps 10 bits of 23), as on the CPU.
+    """On a GPU: kernels of a fixed order, and float32 in full (TF32 keeps 10 bits of 23), as on the
+    CPU.
 
     Raises torch's RuntimeError, inside, at an operation that has no such kernel.
     """
     if torch.device(device).type == "cpu":
         yield
         return
-    os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])  # read at the first product of matrices
-    products, convolutions = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = torch.are_deterministic_algorithms_enabled(), products.allow_tf32, convolutions.allow_tf32
+    os.environ.setdefault(
+        CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0]
+    )  # read at the first product of matrices
+    products = torch.backends.cuda.matmul
+    convolutions = torch.backends.cudnn
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        products.allow_tf32,
+        convolutions.allow_tf32,
+    )
     memory: Any = torch.utils.deterministic
     filled = memory.fill_uninitialized_memory  # a kernel more for every new tensor
     torch.use_deterministic_algorithms(True)

@@ -1,6 +1,6 @@
-"""Neighbouring relations, privacy units, hard examples, and rules of the settings groups whose classes need torch: stated once,
-checked by the classes and, before torch is imported, of what was typed. Each rule raises ValueError, one line with key, value
-and what is allowed.
+"""Neighbouring relations, privacy units, hard examples, and rules of the settings groups whose
+classes need torch: stated once, checked by the classes and, before torch is imported, of what was
+    typed. Each rule raises ValueError, one line with key, value and what is allowed.
 """
 
 from __future__ import annotations
@@ -10,19 +10,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from privdd.core.validation import BadConfig, DataNotFound, check_choice, check_integer, is_number, setting_error
+from privdd.core.validation import (
+    BadConfig,
+    DataNotFound,
+    check_choice,
+    check_integer,
+    is_number,
+    setting_error,
+)
 
 PARTITION_NAMES = ("dirichlet", "classes", "subset", "iid", "domains", "corrupted")
 BY_DOMAIN = ("domains", "corrupted")
 MOST_CLIENTS = 10**6
 MOST_RECORDS = 10**8
 DATASET_NAMES = (
-    "digits", "mnist", "fashion_mnist", "cifar10", "cifar100", "svhn", "usps", "emnist", "npz", "folder", "domain_folder", "digit_domains",
+    "digits",
+    "mnist",
+    "fashion_mnist",
+    "cifar10",
+    "cifar100",
+    "svhn",
+    "usps",
+    "emnist",
+    "npz",
+    "folder",
+    "domain_folder",
+    "digit_domains",
     "corrupted",
-)  # fmt: skip
+)
 LARGEST_SIDE = 4096
-# Constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and FedLGD build; torchvision's
-# examples), computed by their authors over public training sets: no statistic of a client's records leaves it.
+# Constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and
+# FedLGD build; torchvision's examples), computed by their authors over public training sets: no
+# statistic of a client's records leaves it.
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation by channel
 PUBLISHED_SCALES: dict[str, Scale] = {
     "mnist": ((0.1307,), (0.3081,)),
@@ -39,14 +58,21 @@ SETTINGS_BY_KIND = {  # kind of engine -> the settings that it reads
     "ray": ("workers", "threads", "retries", "address", "mixed", "timeout"),
 }
 NO_SHUFFLE = (
-    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and Talwar 2021) needs uploads that say "
-    "little about all of a client's data; under privacy.unit=record an upload hides one record, and under unit=client its "
+    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and "
+    "Talwar 2021) needs uploads that say "
+    "little about all of a client's data; under privacy.unit=record an upload hides one "
+    "record, and under unit=client its "
     "Gaussian noise has no pure local epsilon. Allowed are local, secagg"
 )
 NORMS = ("instance", "group", "batch", "none")
 POOLINGS = ("avg", "max")
 INITS = ("default", "uniform_half")
-LARGEST = {"width": 2**20, "depth": 1000, "groups": 2**20, "latent": 2**24}  # beyond, a network takes hours to lay out
+LARGEST = {
+    "width": 2**20,
+    "depth": 1000,
+    "groups": 2**20,
+    "latent": 2**24,
+}  # beyond, a network takes hours to lay out
 # What a field left at None means, by network; networks that lack a field ignore it.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "convnet": {"width": 128, "norm": "instance", "pooling": "avg"},
@@ -63,7 +89,8 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def reads_files(name: str, source: str | None = None) -> bool:
-    """Whether the data set ``name`` (of ``corrupted``: the one that it corrupts) is read from files, in data.root."""
+    """Whether the data set ``name`` (of ``corrupted``: the one that it corrupts) is read from
+    files, in data.root."""
     return (source if name == "corrupted" else name) != "digits"
 
 
@@ -74,7 +101,10 @@ def check_partition(partition: Any) -> None:
         if partition.clients is None:
             raise ValueError("partition.clients=None: an integer >= 1 is needed")
         if not 1 <= partition.clients <= MOST_CLIENTS:
-            raise BadConfig(f"partition.clients={partition.clients}: from 1 to {MOST_CLIENTS} clients are needed")
+            raise BadConfig(
+                f"partition.clients={partition.clients}: from 1 to {MOST_CLIENTS} clients "
+                "are needed"
+            )
     check_heldout(partition.heldout)
     check_test_fraction(partition.test_fraction)
     check_count("partition.per_domain", partition.per_domain)
@@ -107,9 +137,13 @@ def check_heldout(heldout: float | int) -> None:
     """A fraction in [0, 1) or a number of records."""
     number = is_number(heldout) and math.isfinite(heldout)
     if number and heldout > MOST_RECORDS:
-        raise ValueError(f"partition.heldout={heldout!r}: at most {MOST_RECORDS} records can be held out")
+        raise ValueError(
+            f"partition.heldout={heldout!r}: at most {MOST_RECORDS} records can be held out"
+        )
     if not number or heldout < 0 or (isinstance(heldout, float) and heldout >= 1):
-        raise ValueError(f"partition.heldout={heldout!r}: a fraction in [0, 1) or a number of records is needed")
+        raise ValueError(
+            f"partition.heldout={heldout!r}: a fraction in [0, 1) or a number of records is needed"
+        )
 
 
 def check_test_fraction(fraction: float) -> None:
@@ -129,7 +163,8 @@ def check_data(data: Any) -> None:
         published_scale(data.name)
 
 
-OWN_DATA = {  # data sets of the user's own: what data.root has to name, whether that is a file, and what it holds
+# data sets of the user's own: what data.root has to name, whether that is a file, and what it holds
+OWN_DATA = {
     "npz": ("FILE", True, "a .npz file with arrays x and y"),
     "folder": ("DIR", False, "a folder with one subfolder for each class"),
     "domain_folder": ("DIR", False, "a folder with one subfolder for each domain"),
@@ -137,21 +172,27 @@ OWN_DATA = {  # data sets of the user's own: what data.root has to name, whether
 
 
 def own_data_place(name: str, root: Any) -> Path:
-    """Where data of the user's own lie; name: one of ``OWN_DATA``. Raises DataNotFound if they are not named, or not there."""
+    """Where data of the user's own lie; name: one of ``OWN_DATA``. Raises DataNotFound if they are
+    not named, or not there."""
     shown, is_file, needed = OWN_DATA[name]
     if root is None:
         raise DataNotFound(f"data={name}: data.root={shown} is needed, {needed}")
     place = Path(str(root)).expanduser()
     if not (place.is_file() if is_file else place.is_dir()):
-        raise DataNotFound(f"data.root={root}: no such {'file' if is_file else 'folder'}; data={name} needs {needed}")
+        raise DataNotFound(
+            f"data.root={root}: no such {'file' if is_file else 'folder'}; data={name} "
+            f"needs {needed}"
+        )
     return place
 
 
 def published_scale(name: str) -> Scale:
-    """Mean and standard deviation of a data set by channel, by which networks standardise its images."""
+    """Mean and standard deviation of a data set by channel, by which networks standardise its
+    images."""
     if name not in PUBLISHED_SCALES:
         raise BadConfig(
-            f"data.standardise=true: no published mean and deviation for data={name}, and those of private records would "
+            f"data.standardise=true: no published mean and deviation for data={name}, and "
+            "those of private records would "
             f"have to be protected; allowed for {', '.join(PUBLISHED_SCALES)}"
         )
     return PUBLISHED_SCALES[name]
@@ -159,7 +200,9 @@ def published_scale(name: str) -> Scale:
 
 def check_engine(settings: Any) -> None:
     if settings.kind not in SETTINGS_BY_KIND:
-        raise ValueError(f"engine.kind={settings.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}")
+        raise ValueError(
+            f"engine.kind={settings.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}"
+        )
     for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
         value = getattr(settings, name)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -169,7 +212,11 @@ def check_engine(settings: Any) -> None:
     if not isinstance(settings.mixed, bool):
         raise ValueError(f"engine.mixed={settings.mixed!r}: allowed are true, false")
     seconds = settings.timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds < math.inf:
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 1 <= seconds < math.inf
+    ):
         raise ValueError(f"engine.timeout={seconds!r}: a number of seconds, at least 1, is needed")
 
 
@@ -177,10 +224,13 @@ def check_capture(capture: Any) -> None:
     """Its rounds and clients; which surfaces there are, ``CaptureSettings`` knows."""
     for name, words in (("rounds", ("all", "first_last")), ("clients", ("all", "auto", "victim"))):
         value = getattr(capture, name)
-        chosen = isinstance(value, list | tuple) and all(type(one) is int and one >= 0 for one in value)
+        chosen = isinstance(value, list | tuple) and all(
+            type(one) is int and one >= 0 for one in value
+        )
         if not chosen and value not in words:
             raise ValueError(
-                f"capture.{name}={value}: allowed are {', '.join(words)} or a list of whole numbers from 0"
+                f"capture.{name}={value}: allowed are {', '.join(words)} or a list of "
+                "whole numbers from 0"
             )
 
 
@@ -190,7 +240,10 @@ def check_trust(trust: Any) -> None:
         raise BadConfig(NO_SHUFFLE)
     if trust.least is not None:
         check_integer(
-            "trust.least", trust.least, 2, "a whole number from 2 is needed, or null for all clients of a round"
+            "trust.least",
+            trust.least,
+            2,
+            "a whole number from 2 is needed, or null for all clients of a round",
         )
     check_integer("trust.colluding", trust.colluding)
     if not is_number(trust.dropout) or not 0 <= trust.dropout < 1:
@@ -204,7 +257,9 @@ def check_model(model: Any) -> None:
         raise ValueError(f"model.name={model.name!r}: one of {', '.join(MODEL_DEFAULTS)}")
     for field, most in LARGEST.items():
         value = getattr(model, field)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most
+        ):
             raise ValueError(f"model.{field}={value!r}: an integer from 1 to {most} is needed")
     for field, allowed in (("norm", NORMS), ("pooling", POOLINGS), ("init", INITS)):
         value = getattr(model, field)
@@ -213,7 +268,9 @@ def check_model(model: Any) -> None:
     if model.name == "projection" and (model.depth or 2) > 4:
         raise ValueError(f"model.depth={model.depth}: the projection has 1 to 4 convolutions")
     if model.name == "projection" and model.width and math.isqrt(model.width) ** 2 != model.width:
-        raise ValueError(f"model.width={model.width}: the projection needs a square number (1, 4, 9, 16, ...)")
+        raise ValueError(
+            f"model.width={model.width}: the projection needs a square number (1, 4, 9, 16, ...)"
+        )
 
 
 Relation = Literal["add_remove", "zero_out", "replace"]
@@ -223,8 +280,8 @@ UNITS = ("record", "client")
 
 @dataclass(frozen=True)
 class HardExamples:
-    """How many audited records get another label, and how many become a near-duplicate, with another label, of a record
-    that the client always trains on. 0 and more; none by default."""
+    """How many audited records get another label, and how many become a near-duplicate, with
+    another label, of a record that the client always trains on. 0 and more; none by default."""
 
     mislabelled: int = 0
     near_duplicates: int = 0

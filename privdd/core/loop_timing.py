@@ -1,8 +1,8 @@
 """Timing a part of a long computation: loops that are cut short.
 
-A training loop goes through ``timed_steps``. Within ``truncate_loops`` a loop that has had its time is left, and what its
-other steps would have taken is added to ``cpu_seconds``. Results are then good to be timed, and for nothing else.
-"""
+A training loop goes through ``timed_steps``. Within ``truncate_loops`` a loop that has had its time
+is left, and what its other steps would have taken is added to ``cpu_seconds``. Results are then
+good to be timed, and for nothing else."""
 
 from __future__ import annotations
 
@@ -14,23 +14,33 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 LOOP_ALLOWANCE = 0.5  # CPU seconds of one loop, where a run is estimated
-LONG_STEP = 2.0  # CPU seconds, from which a first step stands for all others; a shorter one may have been slow to start
+# CPU seconds, from which a first step stands for all others; a shorter one may have been slow to
+# start
+LONG_STEP = 2.0
 T = TypeVar("T")
 
 
 @dataclass
 class TruncatedLoops:
-    """allowance: CPU seconds of one loop, its first step always; owed: CPU seconds of all steps so far that were left out."""
+    """allowance: CPU seconds of one loop, its first step always; owed: CPU seconds of all steps so
+    far that were left out."""
 
     allowance: float
     owed: float = 0.0
 
     def run_first_steps(self, loop: Sequence[T]) -> Iterator[T]:
-        """The steps of ``loop`` that are run. The first is slower than others, and counts only where it is alone."""
+        """The steps of ``loop`` that are run. The first is slower than others, and counts only
+        where it is alone."""
         began = warm = self.cpu_seconds()
         for done, item in enumerate(loop):
-            if self.cpu_seconds() - began > (self.allowance if done > 1 else max(self.allowance, LONG_STEP)):
-                each = (self.cpu_seconds() - warm) / (done - 1) if done > 1 else self.cpu_seconds() - began
+            if self.cpu_seconds() - began > (
+                self.allowance if done > 1 else max(self.allowance, LONG_STEP)
+            ):
+                each = (
+                    (self.cpu_seconds() - warm) / (done - 1)
+                    if done > 1
+                    else self.cpu_seconds() - began
+                )
                 self.owed += each * (len(loop) - done)
                 return
             if done == 1:
@@ -48,9 +58,12 @@ _TRUNCATION: ContextVar[TruncatedLoops | None] = ContextVar("truncation", defaul
 @contextmanager
 def truncate_loops(allowance: float) -> Iterator[TruncatedLoops]:
     """Within, each loop is left after ``allowance`` CPU seconds."""
-    loops, before = TruncatedLoops(allowance), _TRUNCATION.get()
+    loops = TruncatedLoops(allowance)
+    before = _TRUNCATION.get()
     try:
-        _TRUNCATION.set(loops)  # inside: an interruption right after it would cut short what trains later
+        _TRUNCATION.set(
+            loops
+        )  # inside: an interruption right after it would cut short what trains later
         yield loops
     finally:
         _TRUNCATION.set(before)

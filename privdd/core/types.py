@@ -1,5 +1,6 @@
-"""The types of the training stack (records, shards, artifacts, problems), and flat states: one mapping of named tensors for every
-server state and client memory. Nothing here holds hidden state; that is what makes replay, resume and distribution simple."""
+"""The types of the training stack (records, shards, artifacts, problems), and flat states: one
+mapping of named tensors for every server state and client memory. Nothing here holds hidden state;
+that is what makes replay, resume and distribution simple."""
 
 from __future__ import annotations
 
@@ -46,18 +47,21 @@ class Records:
 
 
 NOT_HANDED_OVER = (
-    "local is handed client, train, nulls and classes alone: a client's test and held-out records are no part of what a guarantee "
+    "local is handed client, train, nulls and classes alone: a client's test and "
+    "held-out records are no part of what a guarantee "
     "covers, so nothing that is sent may depend on them"
 )
 
 
 class NotHandedOver(AttributeError, ValueError):
-    """Records that client work asks for and is not given: one line for the user, and an absent attribute for Python."""
+    """Records that client work asks for and is not given: one line for the user, and an absent
+    attribute for Python."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """What ``Method.local`` is handed of a client's data: what it trains on, and nothing else. nulls: as of ``Shard``."""
+    """What ``Method.local`` is handed of a client's data: what it trains on, and nothing else.
+    nulls: as of ``Shard``."""
 
     client: int
     train: Records
@@ -80,10 +84,12 @@ class ClientData:
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's data, as the simulator holds them: train feeds its uploads, test its personal accuracy, heldout the audit.
+    """One client's data, as the simulator holds them: train feeds its uploads, test its personal
+    accuracy, heldout the audit.
 
-    nulls: records that zero-out adjacency has replaced: black images that keep id and label. They contribute zero to every
-    query; a method that releases one row per record releases theirs too.
+    nulls: records that zero-out adjacency has replaced: black images that keep id and label. They
+        contribute zero to every query; a method that releases one row per record releases theirs
+        too.
     """
 
     client: int
@@ -112,9 +118,10 @@ class Artifact:
 
     value: flat mapping of tensors. private=True claims that the value depends on the client's data
     only through outputs of ``ctx.mechanism``; the non-interference test holds every method to it.
-    public: why the value needs no protection (for example: labels under zero-out adjacency), else empty.
-    flags: side conditions of a mechanism's proof that only the method knows; a false one makes the release non-private.
-    """
+    public: why the value needs no protection (for example: labels under zero-out adjacency), else
+        empty.
+    flags: side conditions of a mechanism's proof that only the method knows; a false one makes the
+        release non-private."""
 
     value: Tensors
     private: bool = False
@@ -132,7 +139,8 @@ Work = tuple[Upload, State]  # what a round of a client makes: what it sends, an
 
 @dataclass(frozen=True)
 class Received:
-    """The messages that the server holds from one client after one round. Only ``Channel.send`` makes these."""
+    """The messages that the server holds from one client after one round. Only ``Channel.send``
+    makes these."""
 
     client: int
     round: int
@@ -141,7 +149,8 @@ class Received:
 
 @dataclass(frozen=True)
 class Problem:
-    """The public facts before training: record shape (c, h, w), classes, clients, rounds, device."""
+    """The public facts before training: record shape (c, h, w), classes, clients, rounds,
+    device."""
 
     shape: tuple[int, int, int]
     classes: int
@@ -155,15 +164,19 @@ class Problem:
 
 
 def name_class_cell(label: int) -> str:
-    """The partition of a release that holds the records of one class, as ledgers and recorded noise name it."""
+    """The partition of a release that holds the records of one class, as ledgers and recorded noise
+    name it."""
     return f"label:{label}"
 
 
-UNKNOWN_CELL = -1  # no class: a partition by something else than the label, whose records only their contributions tell
+# no class: a partition by something else than the label, whose records only their contributions
+# tell
+UNKNOWN_CELL = -1
 
 
 def class_of_cell(partition: str | None) -> int | None:
-    """The class of such a partition; None where a release is not partitioned, ``UNKNOWN_CELL`` where its cells are no classes."""
+    """The class of such a partition; None where a release is not partitioned, ``UNKNOWN_CELL``
+    where its cells are no classes."""
     if partition is None:
         return None
     kind, _, label = partition.partition(":")
@@ -188,7 +201,9 @@ def flatten_values(values: Mapping[str, Tensors]) -> dict[str, Tensor]:
 
 def nest_values(state: State) -> dict[str, dict[str, Tensor]]:
     """The inverse of ``flatten_values``."""
-    return {name: unpack(name, state) for name in dict.fromkeys(key.split("/", 1)[0] for key in state)}
+    return {
+        name: unpack(name, state) for name in dict.fromkeys(key.split("/", 1)[0] for key in state)
+    }
 
 
 REMOTE_MEMORY = "remembered"

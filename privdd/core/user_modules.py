@@ -7,7 +7,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-# Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the import fails although data
+# Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the
+# import fails although data
 # sets and transforms need none of them: they are declared without an implementation.
 
 MISSING_OPERATORS = {
@@ -18,8 +19,9 @@ _operator_libraries: list[Any] = []  # a Library that is collected takes its ope
 
 
 def import_torchvision(module: str = "torchvision") -> ModuleType:
-    """``import torchvision[.module]``, declaring missing operators where the plain import fails. Raises ImportError where it is
-    not installed, and RuntimeError where it fails for another reason."""
+    """``import torchvision[.module]``, declaring missing operators where the plain import fails.
+    Raises ImportError where it is not installed, and RuntimeError where it fails for another
+    reason."""
     try:
         return importlib.import_module(module)
     except RuntimeError as error:
@@ -44,7 +46,8 @@ def _declare_operators() -> None:
 
 
 def import_user_module(name: str) -> ModuleType:
-    """``importlib.import_module``, tried again where torchvision was what failed. Raises whatever the module raises."""
+    """``importlib.import_module``, tried again where torchvision was what failed. Raises whatever
+    the module raises."""
     try:
         return importlib.import_module(name)
     except RuntimeError as error:

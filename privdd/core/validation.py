@@ -1,7 +1,7 @@
 """Checks of single settings, and commands of the form KEY=VALUE. Imports no torch.
 
-Each message names the key, the value and what is allowed, in one line. A command declares its keys once, and help, refusals
-and types come from there.
+Each message names the key, the value and what is allowed, in one line. A command declares its keys
+once, and help, refusals and types come from there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class BadConfig(ValueError):
 
 
 class DataNotFound(ValueError):
-    """The data set is neither on this machine nor could it be fetched; the message says what was tried."""
+    """The data set is neither on this machine nor could it be fetched; the message says what was
+    tried."""
 
 
 LARGEST_INTEGER = 2**63
@@ -43,7 +44,9 @@ def is_number(value: Any) -> bool:
 
 def check_finite(key: str, value: float) -> None:
     """Raises BadConfig for NaN, the infinities and what no 64-bit integer holds."""
-    if abs(value) >= LARGEST_INTEGER or not math.isfinite(value):  # in this order: isfinite overflows at 10**400
+    if abs(value) >= LARGEST_INTEGER or not math.isfinite(
+        value
+    ):  # in this order: isfinite overflows at 10**400
         raise setting_error(key, value, FINITE)
 
 
@@ -56,15 +59,20 @@ def check_number(key: str, value: Any, *, optional: bool = False) -> None:
     check_finite(key, value)
 
 
-def check_share(key: str, value: Any, needed: str = "a number in (0, 1) is needed", *, one: bool = False) -> None:
+def check_share(
+    key: str, value: Any, needed: str = "a number in (0, 1) is needed", *, one: bool = False
+) -> None:
     """A number above 0 and below 1; ``one``: 1 itself is allowed too."""
     check_number(key, value)
     if not 0 < value < 1 and not (one and value == 1):
         raise setting_error(key, value, needed)
 
 
-def check_integer(key: str, value: Any, least: int = 0, needed: str = "", *, most: int | None = None) -> int:
-    """``value`` as an int from ``least`` to ``most``; 12.0 is 12. needed: what is said of a smaller number instead."""
+def check_integer(
+    key: str, value: Any, least: int = 0, needed: str = "", *, most: int | None = None
+) -> int:
+    """``value`` as an int from ``least`` to ``most``; 12.0 is 12. needed: what is said of a smaller
+    number instead."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         value = int(value)  # numpy's
     check_number(key, value)
@@ -74,7 +82,9 @@ def check_integer(key: str, value: Any, least: int = 0, needed: str = "", *, mos
         raise setting_error(key, value, needed or describe_integer_range(least, most))
     if most is not None and value > most:
         raise setting_error(
-            key, value, f"at most {most} are allowed" if needed else describe_integer_range(least, most)
+            key,
+            value,
+            f"at most {most} are allowed" if needed else describe_integer_range(least, most),
         )
     return int(value)
 
@@ -98,9 +108,12 @@ MAX_LIST_LENGTH = 100  # numbers of one list
 
 
 def parse_integer(key: str, text: str, least: int = 0, most: int | None = None) -> int:
-    """A text of digits as an int. Raises BadConfig for any other text, and for a number out of range."""
+    """A text of digits as an int. Raises BadConfig for any other text, and for a number out of
+    range."""
     digits = text.strip()
-    plain = digits.isascii() and digits.isdigit() and len(digits) < 20  # of thousands of digits int() raises
+    plain = (
+        digits.isascii() and digits.isdigit() and len(digits) < 20
+    )  # of thousands of digits int() raises
     if not plain or not least <= int(digits) <= (LARGEST_INTEGER - 1 if most is None else most):
         raise BadConfig(f"{key}={text}: {describe_integer_range(least, most)}")
     return int(digits)
@@ -111,7 +124,8 @@ def parse_integer_list(key: str, text: str) -> tuple[int, ...]:
     first, dash, last = text.partition("-")
     if not dash:
         return tuple(dict.fromkeys(parse_integer(key, part) for part in text.split(",")))
-    low, high = parse_integer(key, first), parse_integer(key, last)
+    low = parse_integer(key, first)
+    high = parse_integer(key, last)
     if not low <= high < low + MAX_LIST_LENGTH:
         raise BadConfig(f"{key}={text}: from the smaller to the larger, at most {MAX_LIST_LENGTH}")
     return tuple(range(low, high + 1))
@@ -128,7 +142,8 @@ def parse_literal(text: str) -> Any:
 
 
 Reader = Callable[[str, str], Any]  # (key, text) -> value; raises BadConfig, one line
-HELP_WIDTH, HELP_INDENT = 120, 24
+HELP_WIDTH = 120
+HELP_INDENT = 24
 MANY_KEYS = 16  # of a command: fewer are listed where a key is unknown
 
 
@@ -162,7 +177,9 @@ def read_word(*allowed: str) -> Reader:
 
     def read_allowed(key: str, text: str) -> str:
         if text not in allowed:
-            raise BadConfig(f"{key}={text}: {_suggest(text, allowed)}allowed are {', '.join(allowed)}")
+            raise BadConfig(
+                f"{key}={text}: {_suggest(text, allowed)}allowed are {', '.join(allowed)}"
+            )
         return text
 
     return read_allowed
@@ -170,7 +187,9 @@ def read_word(*allowed: str) -> Reader:
 
 def read_shape(key: str, text: str) -> tuple[int, ...]:
     """The sizes of one record, as in 1,28,28."""
-    sizes = tuple(parse_integer(key, part) for part in text.strip("()[]").split(",") if part.strip())
+    sizes = tuple(
+        parse_integer(key, part) for part in text.strip("()[]").split(",") if part.strip()
+    )
     if not sizes or not all(1 <= n <= 4096 for n in sizes) or math.prod(sizes) > 2**24:
         raise BadConfig(f"{key}={text}: sizes of one record are needed, as in 1,28,28")
     return sizes
@@ -183,7 +202,8 @@ def _suggest(word: str, known: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a command: its name ("args.*": any name behind the dot), how its text is read, its value and meaning in the help."""
+    """One key of a command: its name ("args.*": any name behind the dot), how its text is read, its
+    value and meaning in the help."""
 
     name: str
     read: Reader
@@ -192,12 +212,15 @@ class Key:
 
     def matches(self, key: str) -> bool:
         prefix = self.name.removesuffix("*")
-        return key == self.name or (self.name.endswith(".*") and key.startswith(prefix) and key != prefix)
+        return key == self.name or (
+            self.name.endswith(".*") and key.startswith(prefix) and key != prefix
+        )
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that takes KEY=VALUE. usage: its first lines; about: what it does; closing: after the keys."""
+    """A command that takes KEY=VALUE. usage: its first lines; about: what it does; closing: after
+    the keys."""
 
     usage: str
     about: str
@@ -206,7 +229,8 @@ class Command:
     unknown: str = "unknown"
 
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Key -> value. Raises BadConfig, one line, for anything that is not understood, and for a key that is given twice."""
+        """Key -> value. Raises BadConfig, one line, for anything that is not understood, and for a
+        key that is given twice."""
         found: dict[str, Any] = {}
         for item in argv:
             key, equals, text = item.partition("=")
@@ -217,7 +241,9 @@ class Command:
             known = next((one for one in self.keys if one.matches(key)), None)
             if known is None:
                 names = [one.name for one in self.keys]
-                allowed = f"allowed are {', '.join(names)}" if len(names) < MANY_KEYS else "see --help"
+                allowed = (
+                    f"allowed are {', '.join(names)}" if len(names) < MANY_KEYS else "see --help"
+                )
                 raise BadConfig(f"{key}: {self.unknown}; {_suggest(key, names) or allowed}".strip())
             found[key] = known.read(key, text)
         return found
@@ -234,11 +260,20 @@ class Command:
                 head = f"  {key.name.replace('*', 'NAME')}={key.shown}"
                 first = head.ljust(HELP_INDENT) if len(head) < HELP_INDENT else f"{head}  "
                 lines.append(
-                    textwrap.fill(key.help, HELP_WIDTH, initial_indent=first, subsequent_indent=" " * HELP_INDENT)
+                    textwrap.fill(
+                        key.help,
+                        HELP_WIDTH,
+                        initial_indent=first,
+                        subsequent_indent=" " * HELP_INDENT,
+                    )
                 )
         return "\n".join([*lines, *(["", self.closing] if self.closing else []), ""])
 
 
 def values_below(found: Mapping[str, Any], group: str) -> dict[str, Any]:
     """What was typed as GROUP.NAME=VALUE, by name."""
-    return {key.removeprefix(f"{group}."): value for key, value in found.items() if key.startswith(f"{group}.")}
+    return {
+        key.removeprefix(f"{group}."): value
+        for key, value in found.items()
+        if key.startswith(f"{group}.")
+    }

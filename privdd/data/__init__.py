@@ -1,4 +1,5 @@
-"""Data: sources by name (``load_dataset``), partitions over clients (``Partition``) and shards (``make_shards``)."""
+"""Data: sources by name (``load_dataset``), partitions over clients (``Partition``) and shards
+(``make_shards``)."""
 
 from privdd.core.validation import DataNotFound
 from privdd.data.dataset import Dataset

@@ -1,5 +1,7 @@
-"""A labelled image set, split into train and test, with what it truly is. ``data.standardise`` standardises by published
-constants: nothing is computed from the records at hand, so that no statistic of theirs leaves a client."""
+"""A labelled image set, split into train and test, with what it truly is. ``data.standardise``
+standardises by published
+constants: nothing is computed from the records at hand, so that no statistic of theirs leaves a
+    client."""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ NOT_PUBLISHED = "; these are not the published files"  # part of a note
 class Dataset:
     """name: as asked for; note: one honest sentence on the source.
 
-    domain, test_domain: (n,) int64, the domain of each record (None: one domain); domains: their names.
-    """
+    domain, test_domain: (n,) int64, the domain of each record (None: one domain); domains: their
+        names."""
 
     train: Records
     test: Records
@@ -36,7 +38,10 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not len(self.train) or not len(self.test):
-            raise ValueError(f"data.name={self.name!r}: train has {len(self.train)} and test {len(self.test)} records")
+            raise ValueError(
+                f"data.name={self.name!r}: train has {len(self.train)} and test "
+                f"{len(self.test)} records"
+            )
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise ValueError(f"data.name={self.name!r}: train and test images differ in shape")
         for records in (self.train, self.test):
@@ -51,7 +56,9 @@ class Dataset:
         """All images at size x size (bilinear, antialiased)."""
         if size is None or self.shape[1:] == (size, size):
             return self
-        return replace(self, train=_resize_records(self.train, size), test=_resize_records(self.test, size))
+        return replace(
+            self, train=_resize_records(self.train, size), test=_resize_records(self.test, size)
+        )
 
     def limited(self, train: int | None, test: int | None, keys: Keys) -> Dataset:
         """At most so many records of each split, drawn at random and kept in order."""
@@ -72,19 +79,23 @@ def digest_records(parts: Iterable[Records]) -> str:
     for records in parts:
         for tensor in (records.x, records.y, records.ids):
             digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            digest.update(
+                tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            )
     return digest.hexdigest()
 
 
 def digest_split(dataset: Dataset, shards: Sequence[Shard]) -> str:
-    """The identity of a run's data: every client's records and labels, how they are split, and the test records."""
+    """The identity of a run's data: every client's records and labels, how they are split, and the
+    test records."""
     parts = [dataset.test]
     for shard in shards:
         parts += [shard.train, shard.test, shard.heldout]
     return digest_records(parts)
 
 
-# Of images in [0, 1], labels and ids as they are read, training and test: whole sets, before limits and sizes.
+# Of images in [0, 1], labels and ids as they are read, training and test: whole sets, before limits
+# and sizes.
 PUBLISHED_DIGESTS = {
     "digits": "92cb3c9c648d0f88cb92d8f826af96a3",
     "fashion_mnist": "119e03a51536ac185d84f44467953641",
@@ -102,8 +113,10 @@ def mark_unpublished(dataset: Dataset) -> Dataset:
 def dataset_from_pairs(
     name: str, note: str, classes: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
 ) -> Dataset:
-    """From (x (n, c, h, w) uint8 or float in [0, 1], y (n,)) pairs; ids number train first, then test."""
-    n, m = len(train[1]), len(test[1])
+    """From (x (n, c, h, w) uint8 or float in [0, 1], y (n,)) pairs; ids number train first, then
+    test."""
+    n = len(train[1])
+    m = len(test[1])
     ids = torch.arange(n + m)
     return Dataset(_to_records(*train, ids[:n]), _to_records(*test, ids[n:]), classes, name, note)
 
@@ -115,7 +128,9 @@ def _to_records(x: Tensor, y: Tensor, ids: Tensor) -> Records:
 
 def _resize_records(records: Records, size: int) -> Records:
     parts = [
-        F.interpolate(x, size=(size, size), mode="bilinear", antialias=True, align_corners=False).clamp_(0, 1)
+        F.interpolate(
+            x, size=(size, size), mode="bilinear", antialias=True, align_corners=False
+        ).clamp_(0, 1)
         for x in records.x.split(4096)
     ]
     return Records(torch.cat(parts), records.y, records.ids)
@@ -130,4 +145,7 @@ def _draw_positions(count: int, limit: int | None, keys: Keys) -> Tensor:
 def describe_standardisation(name: str) -> str:
     """For a report: what networks see."""
     mean, std = (", ".join(f"{value:g}" for value in part) for part in published_scale(name))
-    return f"networks see it standardised by published constants (mean {mean}, standard deviation {std})"
+    return (
+        f"networks see it standardised by published constants (mean {mean}, standard "
+        f"deviation {std})"
+    )

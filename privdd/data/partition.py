@@ -1,11 +1,11 @@
-"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022), clients' shards, and audited
-records that are made hard to fit.
+"""Who holds which record: label partitions by the rules of NIID-Bench (Li et al., ICDE 2022),
+clients' shards, and audited records that are made hard to fit.
 
-Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to two clients. ``rng`` is
-the only source of chance. A shard is what a client trains on, its own test records, and what the audit holds out. A model
-learns an ordinary record from its neighbours, and has to memorise one whose label they speak against (Aerni, Zhang and
-Tramer 2024): an audit of ordinary ones understates what the most exposed lose.
-"""
+Each rule takes the labels (n,) and gives one sorted int64 index array per client; no record goes to
+two clients. ``rng`` is the only source of chance. A shard is what a client trains on, its own test
+records, and what the audit holds out. A model learns an ordinary record from its neighbours, and
+has to memorise one whose label they speak against (Aerni, Zhang and Tramer 2024): an audit of
+ordinary ones understates what the most exposed lose."""
 
 from __future__ import annotations
 
@@ -42,13 +42,15 @@ def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[Index]:
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), clients)]
 
 
-def dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generator, min_size: int = 10) -> list[Index]:
+def dirichlet(
+    labels: Labels, clients: int, alpha: float, rng: np.random.Generator, min_size: int = 10
+) -> list[Index]:
     """Each class is cut by proportions from Dirichlet(alpha); every record is given out.
 
-    NIID-Bench's "noniid-labeldir" (FedDM, FedRD; FedFed with min_size = number of classes): a client
-    that already holds its even share n / clients gets nothing of the next class, and the whole draw is
-    repeated until every client has ``min_size`` records. Raises ValueError where that cannot be.
-    """
+    NIID-Bench's "noniid-labeldir" (FedDM, FedRD; FedFed with min_size = number of classes): a
+    client that already holds its even share n / clients gets nothing of the next class, and the
+    whole draw is repeated until every client has ``min_size`` records. Raises ValueError where that
+    cannot be."""
     labels = _check_labels(labels, clients, min_size)
     check_alpha(alpha)
     values, counts = np.unique(labels, return_counts=True)
@@ -57,7 +59,8 @@ def dirichlet(labels: Labels, clients: int, alpha: float, rng: np.random.Generat
         if given.sum(0).min() >= min_size:
             return _deal_records(labels, values, given, rng)
     raise ValueError(
-        f"partition.min_size={min_size}: not reached in {ATTEMPTS} draws with {clients} clients and "
+        f"partition.min_size={min_size}: not reached in {ATTEMPTS} draws with {clients} "
+        "clients and "
         f"alpha={alpha}; lower it, raise alpha or take fewer clients"
     )
 
@@ -71,24 +74,35 @@ def classes_per_client(
     """
     labels = _check_labels(labels, clients, min_size)
     values = np.unique(labels)
-    if isinstance(classes, bool) or not isinstance(classes, int | np.integer) or not 1 <= classes <= len(values):
-        raise ValueError(f"partition.classes={classes}: an integer from 1 to {len(values)} (classes at hand)")
+    if (
+        isinstance(classes, bool)
+        or not isinstance(classes, int | np.integer)
+        or not 1 <= classes <= len(values)
+    ):
+        raise ValueError(
+            f"partition.classes={classes}: an integer from 1 to {len(values)} (classes at hand)"
+        )
     held = [_held_classes(client, classes, len(values), rng) for client in range(clients)]
     parts: list[list[Index]] = [[] for _ in range(clients)]
     for at, value in enumerate(values):
         holders = [client for client in range(clients) if at in held[client]]
         if holders:
-            for client, piece in zip(holders, np.array_split(_shuffle_class(labels, value, rng), len(holders))):
+            for client, piece in zip(
+                holders, np.array_split(_shuffle_class(labels, value, rng), len(holders))
+            ):
                 parts[client].append(piece)
     return _join_parts(parts, min_size)
 
 
-def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, min_size: int = 1) -> list[Index]:
-    """One dominant class for each client, a little of all others (FedFed's "Subset", after Lin et al.).
+def subset(
+    labels: Labels, clients: int, main: float, rng: np.random.Generator, min_size: int = 1
+) -> list[Index]:
+    """One dominant class for each client, a little of all others (FedFed's "Subset", after Lin et
+    al.).
 
     Client i's class is i mod C. The clients of a class share the fraction ``main`` of it in [0, 1],
-    everyone else shares the rest; a class that is nobody's is shared by all. Every record is given out.
-    """
+    everyone else shares the rest; a class that is nobody's is shared by all. Every record is given
+    out."""
     labels = _check_labels(labels, clients, min_size)
     check_main(main)
     values = np.unique(labels)
@@ -100,7 +114,9 @@ def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, 
         if count not in (0, clients):
             share = np.where(owners, main / count, (1 - main) / (clients - count))
         index = _shuffle_class(labels, value, rng)
-        for client, piece in enumerate(np.split(index, (np.cumsum(share)[:-1] * len(index)).astype(int))):
+        for client, piece in enumerate(
+            np.split(index, (np.cumsum(share)[:-1] * len(index)).astype(int))
+        ):
             parts[client].append(piece)
     return _join_parts(parts, min_size)
 
@@ -108,13 +124,20 @@ def subset(labels: Labels, clients: int, main: float, rng: np.random.Generator, 
 def _check_labels(labels: Labels, clients: int, min_size: int = 1) -> NDArray[np.int64]:
     labels = np.asarray(labels)
     if labels.ndim != 1 or (labels.size and not np.issubdtype(labels.dtype, np.integer)):
-        raise ValueError(f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}")
+        raise ValueError(
+            f"labels: an integer array (n,) is needed, got {labels.dtype} {labels.shape}"
+        )
     for field, value in (("clients", clients), ("min_size", min_size)):
         check_count(f"partition.{field}", int(value) if isinstance(value, np.integer) else value)
     if clients > len(labels):
-        raise ValueError(f"partition.clients={clients}: more clients than the {len(labels)} records")
+        raise ValueError(
+            f"partition.clients={clients}: more clients than the {len(labels)} records"
+        )
     if clients * min_size > len(labels):
-        raise ValueError(f"partition.min_size={min_size}: {clients} clients need more than the {len(labels)} records")
+        raise ValueError(
+            f"partition.min_size={min_size}: {clients} clients need more than the "
+            f"{len(labels)} records"
+        )
     return labels.astype(np.int64)
 
 
@@ -139,8 +162,13 @@ def _dirichlet_counts(
     return given
 
 
-def _deal_records(labels: Labels, values: Labels, given: NDArray[np.int64], rng: np.random.Generator) -> list[Index]:
-    pieces = [np.split(_shuffle_class(labels, value, rng), np.cumsum(row)[:-1]) for value, row in zip(values, given)]
+def _deal_records(
+    labels: Labels, values: Labels, given: NDArray[np.int64], rng: np.random.Generator
+) -> list[Index]:
+    pieces = [
+        np.split(_shuffle_class(labels, value, rng), np.cumsum(row)[:-1])
+        for value, row in zip(values, given)
+    ]
     return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
 
 
@@ -154,7 +182,10 @@ def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
     out = [np.sort(np.concatenate(part)) if part else np.empty(0, np.int64) for part in parts]
     smallest = min(map(len, out))
     if smallest < min_size:
-        raise ValueError(f"partition.min_size={min_size}: a client got {smallest}; take fewer clients or lower it")
+        raise ValueError(
+            f"partition.min_size={min_size}: a client got {smallest}; take fewer clients "
+            "or lower it"
+        )
     return out
 
 
@@ -162,10 +193,13 @@ def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
 class Partition:
     """name: dirichlet | classes | subset | iid (by label), domains | corrupted (one domain after the other).
 
-    clients: None for the two by domain, which have per_domain clients for each. alpha: of dirichlet and corrupted. classes:
-    held by each client. main: share of a class that its dominant clients hold. min_size: records that each client must get at
-    least. heldout: records of each client that are never trained on, a fraction in [0, 1) or a number (at most half of what
-    the client has). test_fraction: share of each client's records kept for its own test (FedRD: 0.2); 0 takes the common
+    clients: None for the two by domain, which have per_domain clients for each. alpha: of dirichlet
+        and corrupted. classes:
+    held by each client. main: share of a class that its dominant clients hold. min_size: records
+        that each client must get at
+    least. heldout: records of each client that are never trained on, a fraction in [0, 1) or a
+        number (at most half of what the client has). test_fraction: share of each client's records
+        kept for its own test (FedRD: 0.2); 0 takes the common
     test records in the client's class proportions instead.
     """
 
@@ -185,14 +219,17 @@ class Partition:
             object.__setattr__(self, "clients", None)
 
     def deal_records(self, data: Dataset, keys: Keys) -> list[Index]:
-        """Positions in ``data.train`` of each client. Raises ValueError where the rule cannot be met."""
+        """Positions in ``data.train`` of each client. Raises ValueError where the rule cannot be
+        met."""
         labels = data.train.y.numpy()
         rng = keys.fold("partition", self.name).numpy()
         if self.name in BY_DOMAIN:
             return self._deal_by_domain(labels, data, rng)
         return self._apply_rule(labels, self.clients or 1, rng)
 
-    def _apply_rule(self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator) -> list[Index]:
+    def _apply_rule(
+        self, labels: NDArray[np.int64], clients: int, rng: np.random.Generator
+    ) -> list[Index]:
         if self.name in ("iid", "domains"):
             return iid(labels, clients, rng)
         if self.name in ("dirichlet", "corrupted"):
@@ -201,14 +238,20 @@ class Partition:
             return classes_per_client(labels, clients, self.classes, rng, self.min_size)
         return subset(labels, clients, self.main, rng, self.min_size)
 
-    def _deal_by_domain(self, labels: NDArray[np.int64], data: Dataset, rng: np.random.Generator) -> list[Index]:
+    def _deal_by_domain(
+        self, labels: NDArray[np.int64], data: Dataset, rng: np.random.Generator
+    ) -> list[Index]:
         if data.domain is None:
-            raise ValueError(f"partition.name={self.name!r}: data.name={data.name!r} has no domains")
+            raise ValueError(
+                f"partition.name={self.name!r}: data.name={data.name!r} has no domains"
+            )
         out = []
         for domain in range(len(data.domains)):
             at = torch.nonzero(data.domain == domain).flatten().numpy()
             if not len(at):
-                raise ValueError(f"data.limit: domain {data.domains[domain]!r} is left without a record")
+                raise ValueError(
+                    f"data.limit: domain {data.domains[domain]!r} is left without a record"
+                )
             out += [at[part] for part in self._apply_rule(labels[at], self.per_domain, rng)]
         return out
 
@@ -217,35 +260,45 @@ ENOUGH_TEST_RECORDS = 50  # personal test records worth having
 
 
 def make_shards(data: Dataset, partition: Partition, keys: Keys) -> list[Shard]:
-    """Deal ``data`` by ``partition`` and cut each client's records at random into train, test, heldout.
+    """Deal ``data`` by ``partition`` and cut each client's records at random into train, test,
+    heldout.
 
-    Held-out records are the audit's non-members. Raises ValueError where the partition cannot be met or a client would be
-    left without a training record.
+    Held-out records are the audit's non-members. Raises ValueError where the partition cannot be
+    met or a client would be left without a training record.
     """
     dealt = partition.deal_records(data, keys)
-    heldout, fraction = partition.heldout, partition.test_fraction
-    return [_cut_shard(client, data, torch.from_numpy(at), keys, heldout, fraction) for client, at in enumerate(dealt)]
+    heldout = partition.heldout
+    fraction = partition.test_fraction
+    return [
+        _cut_shard(client, data, torch.from_numpy(at), keys, heldout, fraction)
+        for client, at in enumerate(dealt)
+    ]
 
 
-def _cut_shard(client: int, data: Dataset, at: Tensor, keys: Keys, heldout: float | int, fraction: float) -> Shard:
+def _cut_shard(
+    client: int, data: Dataset, at: Tensor, keys: Keys, heldout: float | int, fraction: float
+) -> Shard:
     order = at[torch.randperm(len(at), generator=keys.fold("shard", client).torch())]
     out = min(round(heldout * len(at)) if isinstance(heldout, float) else heldout, len(at) // 2)
     own = math.ceil(fraction * len(at))
     if out + own >= len(at):
         raise ValueError(
-            f"partition.heldout={heldout}: client {client} has {len(at)} records, {out} held out and {own} for test "
+            f"partition.heldout={heldout}: client {client} has {len(at)} records, {out} "
+            f"held out and {own} for test "
             f"leave none to train on"
         )
     pieces = [
-        data.train.take(piece.sort().values) for piece in (order[:out], order[out : out + own], order[out + own :])
+        data.train.take(piece.sort().values)
+        for piece in (order[:out], order[out : out + own], order[out + own :])
     ]
     test = pieces[1] if own else _matching_test_records(data, at, keys.fold("test", client))
     return Shard(client, pieces[2], test, pieces[0], data.classes)
 
 
 def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
-    """Common test records in the client's class proportions, and of its domain where there are domains: as many as the scarcest
-    class allows; where that is under ENOUGH_TEST_RECORDS, scarce classes fall short instead."""
+    """Common test records in the client's class proportions, and of its domain where there are
+    domains: as many as the scarcest class allows; where that is under ENOUGH_TEST_RECORDS, scarce
+        classes fall short instead."""
     here = torch.arange(len(data.test))
     if data.domain is not None and data.test_domain is not None:
         here = here[data.test_domain == data.domain[at[0]]]
@@ -255,7 +308,9 @@ def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
     shares = torch.where(held, counts, 0.0)
     if not held.any():
         return data.test.take(here[:0])
-    scale = max(float((at_hand[held] / shares[held]).min()), ENOUGH_TEST_RECORDS / float(shares.sum()))
+    scale = max(
+        float((at_hand[held] / shares[held]).min()), ENOUGH_TEST_RECORDS / float(shares.sum())
+    )
     wanted = torch.minimum((shares * scale).round(), at_hand).long()
     shuffled = here[torch.randperm(len(here), generator=keys.torch())]
     labels = data.test.y[shuffled]
@@ -263,17 +318,21 @@ def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
     return data.test.take(torch.cat(picked).sort().values)
 
 
-DUPLICATE_NOISE = 0.02  # standard deviation of a near-duplicate's pixels around its twin's: too little to be seen
+DUPLICATE_NOISE = (
+    0.02  # standard deviation of a near-duplicate's pixels around its twin's: too little to be seen
+)
 
 
 def draw_audited_positions(size: int, records: int, keys: Keys) -> Tensor:
-    """The audited positions of a client with ``size`` records, in the order drawn: at most three quarters of them."""
+    """The audited positions of a client with ``size`` records, in the order drawn: at most three
+    quarters of them."""
     count = min(records, max(1, 3 * size // 4))
     return torch.randperm(size, generator=keys.fold("audited").torch())[:count]
 
 
 def positions_by_kind(tail: HardExamples, drawn: Tensor) -> dict[str, Tensor]:
-    """kind -> its positions in the client's data, in the order drawn; kinds without a record are left out."""
+    """kind -> its positions in the client's data, in the order drawn; kinds without a record are
+    left out."""
     first = tail.mislabelled
     parts = {"mislabelled": drawn[:first], "near_duplicates": drawn[first : tail.size]}
     return {kind: at for kind, at in parts.items() if len(at)}
@@ -282,12 +341,15 @@ def positions_by_kind(tail: HardExamples, drawn: Tensor) -> dict[str, Tensor]:
 def add_hard_examples(shard: Shard, tail: HardExamples, records: int, keys: Keys) -> Shard:
     """The shard with that many of its audited records made hard to fit; ids stay.
 
-    keys: those that the audited records are drawn with. Labels are drawn among the client's own other classes. Raises
-    BadConfig where the client cannot have this tail.
+    keys: those that the audited records are drawn with. Labels are drawn among the client's own
+        other classes. Raises BadConfig where the client cannot have this tail.
     """
-    drawn, train = draw_audited_positions(len(shard.train), records, keys), shard.train
+    drawn = draw_audited_positions(len(shard.train), records, keys)
+    train = shard.train
     check_hard_examples(tail, len(drawn), len(train), int(train.y.unique().numel()))
-    x, y, generator = train.x.clone(), train.y.clone(), keys.fold("tail").torch()
+    x = train.x.clone()
+    y = train.y.clone()
+    generator = keys.fold("tail").torch()
     kinds = positions_by_kind(tail, drawn)
     for at in kinds.get("mislabelled", drawn[:0]).tolist():
         y[at] = _draw_other_label(int(train.y[at]), train, generator)
@@ -302,17 +364,22 @@ def add_hard_examples(shard: Shard, tail: HardExamples, records: int, keys: Keys
 
 
 def check_hard_examples(tail: HardExamples, audited: int, size: int, classes: int) -> None:
-    """Raises BadConfig, one line, where a client with ``size`` records of so many classes cannot have this tail."""
+    """Raises BadConfig, one line, where a client with ``size`` records of so many classes cannot
+    have this tail."""
     if tail.size > audited:
-        raise BadConfig(f"audit.tail: {tail.size} records, and {audited} of the audited client are audited")
+        raise BadConfig(
+            f"audit.tail: {tail.size} records, and {audited} of the audited client are audited"
+        )
     if tail.near_duplicates > size - audited:
         raise BadConfig(
-            f"audit.tail.near_duplicates={tail.near_duplicates}: each needs a record that is never audited, and the audited "
+            f"audit.tail.near_duplicates={tail.near_duplicates}: each needs a record that "
+            "is never audited, and the audited "
             f"client has {size - audited}; audit fewer (audit.records)"
         )
     if tail.size and classes < 2:
         raise BadConfig(
-            "audit.tail: the audited client holds one class, so there is no other label; take another audit.client"
+            "audit.tail: the audited client holds one class, so there is no other label; "
+            "take another audit.client"
         )
 
 

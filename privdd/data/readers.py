@@ -1,5 +1,7 @@
-"""Readers of standard data sets (scikit-learn's digits, MNIST from idx files, what torchvision downloads) and of a user's own
-images: an npz of arrays, or a folder with one subfolder for each class. The digits need no network and no file."""
+"""Readers of standard data sets (scikit-learn's digits, MNIST from idx files, what torchvision
+downloads) and of a user's own
+images: an npz of arrays, or a folder with one subfolder for each class. The digits need no network
+    and no file."""
 
 from __future__ import annotations
 
@@ -30,12 +32,14 @@ from privdd.core.validation import DataNotFound
 from privdd.data.dataset import Dataset, dataset_from_pairs
 
 DIGITS_NOTE = (
-    "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, every fifth for test"
+    "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, "
+    "every fifth for test"
 )
 
 
 def load_digits_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
-    """1438 training and 359 test images (1, 8, 8); the split is fixed: every fifth record is for test."""
+    """1438 training and 359 test images (1, 8, 8); the split is fixed: every fifth record is for
+    test."""
     x, y = _read_digits()
     test = torch.arange(len(y)) % 5 == 4
     return dataset_from_pairs(name, DIGITS_NOTE, 10, (x[~test], y[~test]), (x[test], y[test]))
@@ -43,24 +47,31 @@ def load_digits_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
 
 @cache
 def _read_digits() -> tuple[Tensor, Tensor]:
-    """(n, 1, 8, 8) images in [0, 1] and labels, from a table of text that takes longer to read than most things made of it."""
+    """(n, 1, 8, 8) images in [0, 1] and labels, from a table of text that takes longer to read than
+    most things made of it."""
     from sklearn.datasets import load_digits  # slow to import, so only here
 
     bunch = load_digits()
-    return torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1), torch.from_numpy(bunch.target).long()
+    return torch.from_numpy(bunch.images / 16.0).float().unsqueeze(1), torch.from_numpy(
+        bunch.target
+    ).long()
 
 
 DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
 
 
 def data_folder() -> Path:
-    """The folder of downloads when data.root is not set: PRIVDD_DATA, else privdd in $XDG_CACHE_HOME or ~/.cache.
+    """The folder of downloads when data.root is not set: PRIVDD_DATA, else privdd in
+    $XDG_CACHE_HOME or ~/.cache.
 
-    Raises DataNotFound for a user without a home, and on a bare machine, which has the folder that is named and no other.
-    """
-    own, shared = os.environ.get(DATA_VARIABLE), os.environ.get("XDG_CACHE_HOME")
+    Raises DataNotFound for a user without a home, and on a bare machine, which has the folder that
+    is named and no other."""
+    own = os.environ.get(DATA_VARIABLE)
+    shared = os.environ.get("XDG_CACHE_HOME")
     if is_bare() and not own:
-        raise DataNotFound(f"{BARE_VARIABLE}=1 hides this machine's data: set data.root or {DATA_VARIABLE}")
+        raise DataNotFound(
+            f"{BARE_VARIABLE}=1 hides this machine's data: set data.root or {DATA_VARIABLE}"
+        )
     try:
         return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
     except RuntimeError:
@@ -71,7 +82,8 @@ DOWNLOAD_TIMEOUT = 20.0  # seconds that a silent server may hold a download up
 
 
 def fetch_torchvision(cls: str, root: Path, download: bool = True, **arguments: Any) -> Any:
-    """The torchvision data set, from ``root`` when complete there, else downloaded into it where allowed."""
+    """The torchvision data set, from ``root`` when complete there, else downloaded into it where
+    allowed."""
     kind = getattr(import_torchvision("torchvision.datasets"), cls)
     try:
         return kind(str(root), download=False, **arguments)
@@ -149,9 +161,13 @@ def load_idx_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
 
 
 def _find_idx_files(folder: Path) -> list[Path]:
-    """Images and labels for training, then for testing, plain or gzipped; [] where one is missing."""
+    """Images and labels for training, then for testing, plain or gzipped; [] where one is
+    missing."""
     names = [f"{split}-{kind}" for split in IDX_SPLITS for kind in IDX_KINDS]
-    found = [next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None) for name in names]
+    found = [
+        next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None)
+        for name in names
+    ]
     return [path for path in found if path] if all(found) else []
 
 
@@ -160,7 +176,8 @@ def _read_idx_folder(name: str, folder: Path) -> Dataset:
         raise DataNotFound(f"{folder}: idx files are missing")
     pairs = []
     for split, images, labels in zip(IDX_SPLITS, files[::2], files[1::2]):
-        x, y = read_idx(images), read_idx(labels)
+        x = read_idx(images)
+        y = read_idx(labels)
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
             raise ValueError(f"{folder}: {split} has images {x.shape} and labels {y.shape}")
         pairs.append((torch.from_numpy(x.copy()).unsqueeze(1), torch.from_numpy(y.copy()).long()))
@@ -187,7 +204,8 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """The uint8 array of a plain or gzipped idx file. Raises ValueError where the file is damaged, or larger than 4 GiB.
+    """The uint8 array of a plain or gzipped idx file. Raises ValueError where the file is damaged,
+    or larger than 4 GiB.
 
     No more is unpacked than the header declares: 3 MB of gzip may hold gigabytes.
     """
@@ -209,7 +227,9 @@ def _read_idx_stream(stream: IO[bytes], path: Path) -> NDArray[np.uint8]:
     shape = tuple(int(side) for side in np.frombuffer(sides[: len(sides) // 4 * 4], dtype=">u4"))
     size = math.prod(shape)
     if len(shape) != dimensions or size > LARGEST_IDX:
-        raise ValueError(f"{path}: damaged, or larger than {LARGEST_IDX >> 30} GiB, of shape {shape}")
+        raise ValueError(
+            f"{path}: damaged, or larger than {LARGEST_IDX >> 30} GiB, of shape {shape}"
+        )
     data = stream.read(size + 1)  # one more shows that there is more
     if len(data) != size:
         count = "more" if len(data) > size else str(len(data))
@@ -234,13 +254,17 @@ def _split_arguments(name: str, train: bool) -> dict[str, Any]:
     return {"train": train, **({"split": "balanced"} if name == "emnist" else {})}
 
 
-def load_torchvision_dataset(name: str, root: Path | None, keys: Keys, download: bool = True) -> Dataset:
+def load_torchvision_dataset(
+    name: str, root: Path | None, keys: Keys, download: bool = True
+) -> Dataset:
     """Raises DataNotFound with the folder searched and the reason why the download failed."""
     cls, classes, note = TORCHVISION_DATASETS[name]
     folder = root or data_folder()
     try:
         parts = [
-            _to_tensors(name, fetch_torchvision(cls, folder, download, **_split_arguments(name, train)))
+            _to_tensors(
+                name, fetch_torchvision(cls, folder, download, **_split_arguments(name, train))
+            )
             for train in (True, False)
         ]
     except (OSError, RuntimeError) as error:
@@ -281,8 +305,9 @@ Pair = tuple[Tensor, Tensor]
 
 
 def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
-    """data.root is the file: x (n, h, w), (n, h, w, c) or (n, c, h, w), whole numbers from 0 to 255 or float in [0, 1]; y (n,)
-    integers from 0 (or x_train and y_train, as Keras names them); x_test and y_test where there is a test split (else a fifth is drawn). domain (n,), and
+    """data.root is the file: x (n, h, w), (n, h, w, c) or (n, c, h, w), whole numbers from 0 to 255
+    or float in [0, 1]; y (n,) integers from 0 (or x_train and y_train, as Keras names them); x_test
+    and y_test where there is a test split (else a fifth is drawn). domain (n,), and
     domain_test with a test split: integers or text that say where each record is from.
 
     Raises DataNotFound without the file and ValueError where an array does not fit.
@@ -293,7 +318,9 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
         with np.load(root, allow_pickle=False) as stored:
             names = sorted(stored.files)
             arrays = {key: stored[key] for key in (*ARRAYS, *KERAS_NAMES) if key in names}
-    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+    except (
+        Exception
+    ) as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
         raise ValueError(
             f"data.root={root}: not a .npz file of plain arrays, as numpy.savez writes it "
             f"({' '.join(str(error).split())[:120]})"
@@ -301,7 +328,9 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     if not {"x", "y"} & set(arrays):
         arrays = {KERAS_NAMES.get(key, key): value for key, value in arrays.items()}
     if not {"x", "y"} <= set(arrays):
-        raise ValueError(f"data.root={root}: arrays x and y (or x_train and y_train) are needed, found {names}")
+        raise ValueError(
+            f"data.root={root}: arrays x and y (or x_train and y_train) are needed, found {names}"
+        )
     train = _check_pair(root, arrays["x"], arrays["y"])
     rows = torch.arange(len(train[1])), torch.arange(0)
     if {"x_test", "y_test"} <= set(arrays):
@@ -314,42 +343,58 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     return add_domains(flat, root, arrays, rows) if "domain" in arrays else flat
 
 
-def add_domains(flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair) -> Dataset:
-    """The data set with the domain of each record; rows: of the train and test records where one array held both."""
+def add_domains(
+    flat: Dataset, root: Path, arrays: Mapping[str, NDArray[np.generic]], rows: Pair
+) -> Dataset:
+    """The data set with the domain of each record; rows: of the train and test records where one
+    array held both."""
     split = {"x_test", "y_test"} <= set(arrays)
     none = arrays["domain"][:0]
     given = [arrays["domain"], arrays.get("domain_test", none) if split else none]
     for key, array in zip(("domain", "domain_test"), given):
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ValueError(
-                f"data.root={root}: {key} (n,) must hold integers or text, got {array.dtype} {array.shape}"
+                f"data.root={root}: {key} (n,) must hold integers or text, got "
+                f"{array.dtype} {array.shape}"
             )
     names, at = np.unique(np.concatenate([a.astype(str) for a in given]), return_inverse=True)
     found = torch.from_numpy(at.astype(np.int64))
-    train, test = found.split([len(a) for a in given]) if split else (found[rows[0]], found[rows[1]])
+    train, test = (
+        found.split([len(a) for a in given]) if split else (found[rows[0]], found[rows[1]])
+    )
     if (len(train), len(test)) != (len(flat.train), len(flat.test)):
         raise ValueError(
-            f"data.root={root}: domain and domain_test must say where each of {len(flat.train)} training and "
+            f"data.root={root}: domain and domain_test must say where each of "
+            f"{len(flat.train)} training and "
             f"{len(flat.test)} test records is from, got {len(train)} and {len(test)}"
         )
     return replace(flat, domains=tuple(str(name) for name in names), domain=train, test_domain=test)
 
 
 def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None = None) -> Dataset:
-    """data.root holds one subfolder for each class, or train/ and test/ that do; classes in name order, hidden names passed over.
+    """data.root holds one subfolder for each class, or train/ and test/ that do; classes in name
+    order, hidden names passed over.
 
-    All images become size x size (needed where they differ in size); colour if any image is coloured. Raises DataNotFound
-    where there are none, and ValueError, naming the file, for one that cannot be read for what it shows.
-    """
+    All images become size x size (needed where they differ in size); colour if any image is
+    coloured. Raises DataNotFound where there are none, and ValueError, naming the file, for one
+    that cannot be read for what it shows."""
     root = own_data_place("folder", root)
-    bases = [root / "train", root / "test"] if (root / "train").is_dir() and (root / "test").is_dir() else [root]
-    named = [sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name)) for base in bases]
+    bases = (
+        [root / "train", root / "test"]
+        if (root / "train").is_dir() and (root / "test").is_dir()
+        else [root]
+    )
+    named = [
+        sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name))
+        for base in bases
+    ]
     names = named[0]
     if not names:
         raise DataNotFound(f"data.root={root}: no class subfolders in {bases[0]}")
     if apart := sorted(set(names) ^ set(named[-1])):
         raise ValueError(
-            f"data.root={root}: train and test must hold the same class subfolders; {apart[0]} is in one alone"
+            f"data.root={root}: train and test must hold the same class subfolders; "
+            f"{apart[0]} is in one alone"
         )
     listed = [_list_images(base, names) for base in bases]
     grey = all(_is_grey(path) for files in listed for path, _ in files)
@@ -360,14 +405,20 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
     train, test = (_tensors(*pair) for pair in (*pairs, pairs[0])[:2])
     if len(pairs) == 1:
         train, test = ((train[0][at], train[1][at]) for at in _draw_split(len(train[1]), keys))
-    return dataset_from_pairs(name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test)
+    return dataset_from_pairs(
+        name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test
+    )
 
 
 def _check_pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
     if x.ndim not in (3, 4) or y.ndim != 1 or len(x) != len(y) or not len(y):
-        raise ValueError(f"data.root={root}: x (n, h, w[, c]) and y (n,) are needed, got {x.shape} and {y.shape}")
+        raise ValueError(
+            f"data.root={root}: x (n, h, w[, c]) and y (n,) are needed, got {x.shape} and {y.shape}"
+        )
     if not x.size:
-        raise ValueError(f"data.root={root}: images of at least one pixel are needed, got {x.shape}")
+        raise ValueError(
+            f"data.root={root}: images of at least one pixel are needed, got {x.shape}"
+        )
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise ValueError(f"data.root={root}: y must hold integers >= 0, got {y.dtype}")
     x = _check_pictures(root, x)
@@ -381,20 +432,26 @@ def _check_pair(root: Path, x: NDArray[np.generic], y: NDArray[np.generic]) -> P
 
 
 def _check_pictures(root: Path, x: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Bytes as they are, whole numbers from 0 to 255 as bytes, reals in [0, 1] as float32. Raises ValueError for others."""
-    low, high = float(x.min()), float(x.max())
+    """Bytes as they are, whole numbers from 0 to 255 as bytes, reals in [0, 1] as float32. Raises
+    ValueError for others."""
+    low = float(x.min())
+    high = float(x.max())
     if x.dtype.kind == "b":
         return x.astype(np.float32)
     if x.dtype.kind in "iu" and low >= 0 and high <= 255:
         if high <= 1 and x.any():
             raise ValueError(
-                f"data.root={root}: whole numbers are read as 0 to 255, and these are 0 and 1 alone; give 0 and 255, or reals"
+                f"data.root={root}: whole numbers are read as 0 to 255, and these are 0 "
+                "and 1 alone; give 0 and 255, or reals"
             )
         return x.astype(np.uint8)
     if x.dtype.kind == "f" and low >= 0 and high <= 1:
         return x.astype(np.float32)
     got = f"{x.dtype} with NaN" if np.isnan(low) else f"{x.dtype} from {low:g} to {high:g}"
-    raise ValueError(f"data.root={root}: pixels must be whole numbers from 0 to 255 or reals from 0 to 1, got {got}")
+    raise ValueError(
+        f"data.root={root}: pixels must be whole numbers from 0 to 255 or reals from 0 to "
+        f"1, got {got}"
+    )
 
 
 def _tensors(x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
@@ -402,17 +459,22 @@ def _tensors(x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
 
 
 def _count_classes(root: Path, labels: Tensor) -> int:
-    """How many classes there are: labels 0, 1, ... without a gap, since a gap would be a class of no record."""
+    """How many classes there are: labels 0, 1, ... without a gap, since a gap would be a class of
+    no record."""
     found = labels.unique()
     gaps = torch.nonzero(found != torch.arange(len(found)))
     if len(gaps):
-        missing, label = int(gaps[0]), int(found[int(gaps[0])])
+        missing = int(gaps[0])
+        label = int(found[int(gaps[0])])
         raise ValueError(
-            f"data.root={root}: y must number the classes 0, 1, ... without a gap, got {label} but no {missing}; "
+            f"data.root={root}: y must number the classes 0, 1, ... without a gap, got "
+            f"{label} but no {missing}; "
             "np.unique(y, return_inverse=True)[1] numbers them"
         )
     if len(found) < 2:
-        raise ValueError(f"data.root={root}: records of at least two classes are needed, y holds one")
+        raise ValueError(
+            f"data.root={root}: records of at least two classes are needed, y holds one"
+        )
     return len(found)
 
 
@@ -431,10 +493,15 @@ def hidden(name: str) -> bool:
 def _list_images(base: Path, names: list[str]) -> list[tuple[Path, int]]:
     found = []
     for label, name in enumerate(names):
-        mine = [p for p in sorted((base / name).glob("*")) if p.suffix.lower() in SUFFIXES and not hidden(p.name)]
+        mine = [
+            p
+            for p in sorted((base / name).glob("*"))
+            if p.suffix.lower() in SUFFIXES and not hidden(p.name)
+        ]
         if not mine:
             raise DataNotFound(
-                f"data.root={base}: no images ({', '.join(sorted(SUFFIXES))}) in the class subfolder {name}; they lie in it, "
+                f"data.root={base}: no images ({', '.join(sorted(SUFFIXES))}) in the "
+                f"class subfolder {name}; they lie in it, "
                 "not in folders below it"
             )
         found += [(path, label) for path in mine]
@@ -443,7 +510,8 @@ def _list_images(base: Path, names: list[str]) -> list[tuple[Path, int]]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The picture, of one of ``FORMATS`` and of bounded size. Raises ValueError, naming the file, for anything else."""
+    """The picture, of one of ``FORMATS`` and of bounded size. Raises ValueError, naming the file,
+    for anything else."""
     from PIL import Image
 
     shown = "".join(sign if sign.isprintable() else "?" for sign in str(path))
@@ -451,17 +519,31 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise ValueError(f"{shown}: no file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is lower
+            warnings.simplefilter(
+                "ignore", Image.DecompressionBombWarning
+            )  # the limit below is lower
             with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > LARGEST_PICTURE:
-                    raise ValueError(f"{image.width} x {image.height} pixels; at most {LARGEST_PICTURE} are read")
-                if image.format != "MPO" and getattr(image, "n_frames", 1) > 1:  # MPO: a photo beside its preview
+                    raise ValueError(
+                        f"{image.width} x {image.height} pixels; at most {LARGEST_PICTURE} are read"
+                    )
+                if (
+                    image.format != "MPO" and getattr(image, "n_frames", 1) > 1
+                ):  # MPO: a photo beside its preview
                     raise ValueError(f"{image.n_frames} pictures in one file; one is read")  # type: ignore[attr-defined]
                 yield image
-    except Exception as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error and others
-        why = "its size was declared as too large" if isinstance(error, Image.DecompressionBombError) else str(error)
+    except (
+        Exception
+    ) as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error and others
+        why = (
+            "its size was declared as too large"
+            if isinstance(error, Image.DecompressionBombError)
+            else str(error)
+        )
         said = " ".join(why.replace(str(path), shown).split())[:200]
-        raise ValueError(f"{shown}: not a picture that is read ({said or type(error).__name__})") from error
+        raise ValueError(
+            f"{shown}: not a picture that is read ({said or type(error).__name__})"
+        ) from error
 
 
 def _is_grey(path: Path) -> bool:
@@ -475,20 +557,28 @@ def _is_grey(path: Path) -> bool:
 def _read_images(
     root: Path, files: list[tuple[Path, int]], size: int | None, grey: bool
 ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """(n, c, h, w) bytes, or float32 in [0, 1] where a picture holds more than bytes; labels (n,)."""
-    arrays, total = [], 0
+    """(n, c, h, w) bytes, or float32 in [0, 1] where a picture holds more than bytes; labels
+    (n,)."""
+    arrays = []
+    total = 0
     for path, _ in files:
         with _opened(path) as image:
             arrays.append(_pixels(image, size, grey))
         total += arrays[-1].nbytes
         if total > LARGEST_FOLDER:
-            raise ValueError(f"data.root={root}: the images take more than {LARGEST_FOLDER >> 30} GiB; set data.size")
+            raise ValueError(
+                f"data.root={root}: the images take more than {LARGEST_FOLDER >> 30} GiB; "
+                "set data.size"
+            )
     if len({a.shape for a in arrays}) > 1:
-        raise ValueError(f"data.root={root}: the images differ in size; set data.size to bring them to one")
+        raise ValueError(
+            f"data.root={root}: the images differ in size; set data.size to bring them to one"
+        )
     deep = [a for a in arrays if a.dtype != np.uint8]
     if deep and all(0 < float(a.max()) <= FEW_BITS for a in deep):
         raise ValueError(
-            f"data.root={root}: pictures of 16 bits whose brightest value is {max(float(a.max()) for a in deep) * 65535:.0f} "
+            f"data.root={root}: pictures of 16 bits whose brightest value is "
+            f"{max(float(a.max()) for a in deep) * 65535:.0f} "
             "would be almost black; write them with all 16 bits, or with 8"
         )
     if deep:
@@ -499,22 +589,31 @@ def _read_images(
 
 
 def _pixels(image: Image.Image, size: int | None, grey: bool) -> NDArray[np.generic]:
-    """(h, w) or (h, w, 3): bytes; of pictures with more bits, float32 in [0, 1]. Raises ValueError for what is ambiguous."""
+    """(h, w) or (h, w, 3): bytes; of pictures with more bits, float32 in [0, 1]. Raises ValueError
+    for what is ambiguous."""
     from PIL import Image, ImageOps
 
     turned = ImageOps.exif_transpose(image)
     if turned.mode not in (*GREY, *COLOURED):
-        raise ValueError(f"mode {turned.mode}: its range of values is not known; write it with 8 or 16 bits")
-    if ("A" in turned.getbands() or "transparency" in turned.info) and np.asarray(turned.convert("RGBA"))[
-        ..., 3
-    ].min() < 255:
-        raise ValueError("some pixels are transparent, and what lies behind them is not said; flatten it first")
+        raise ValueError(
+            f"mode {turned.mode}: its range of values is not known; write it with 8 or 16 bits"
+        )
+    if ("A" in turned.getbands() or "transparency" in turned.info) and np.asarray(
+        turned.convert("RGBA")
+    )[..., 3].min() < 255:
+        raise ValueError(
+            "some pixels are transparent, and what lies behind them is not said; flatten it first"
+        )
     if turned.mode in DEEP or turned.mode == "F":
         values = np.asarray(turned, dtype=np.float32) / (1 if turned.mode == "F" else 65535)
         if not (values.min() >= 0 and values.max() <= 1):  # NaN fails too
-            raise ValueError(f"reals from {values.min():g} to {values.max():g}; those of pictures lie in 0 to 1")
+            raise ValueError(
+                f"reals from {values.min():g} to {values.max():g}; those of pictures lie in 0 to 1"
+            )
         if size is not None:
-            values = np.asarray(Image.fromarray(values).resize((size, size), Image.Resampling.BILINEAR)).clip(0, 1)
+            values = np.asarray(
+                Image.fromarray(values).resize((size, size), Image.Resampling.BILINEAR)
+            ).clip(0, 1)
         return values if grey else np.repeat(values[..., None], 3, -1)
     picture = turned.convert("L" if grey else "RGB")
     if size is not None:

@@ -1,8 +1,9 @@
-"""``load_dataset``: any data set by name; those of several domains: digits from several sources, one source under corruptions.
+"""``load_dataset``: any data set by name; those of several domains: digits from several sources,
+one source under corruptions.
 
-Two digit domains can be made offline, digits over photo patches and digits typeset in fonts. They stand in for MNIST-M
-(Ganin et al. 2016) and SynthDigits and are named for what they are: "MNIST-M-like" and "font digits".
-"""
+Two digit domains can be made offline, digits over photo patches and digits typeset in fonts. They
+stand in for MNIST-M (Ganin et al. 2016) and SynthDigits and are named for what they are:
+"MNIST-M-like" and "font digits"."""
 
 from __future__ import annotations
 
@@ -36,17 +37,23 @@ from privdd.data.readers import (
 
 DIGIT_SIDE = 28
 FONTS = (
-    "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans-Oblique.ttf", "DejaVuSansMono.ttf", "DejaVuSansMono-Bold.ttf",
-    "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSerif-Italic.ttf",
-)  # fmt: skip
+    "DejaVuSans.ttf",
+    "DejaVuSans-Bold.ttf",
+    "DejaVuSans-Oblique.ttf",
+    "DejaVuSansMono.ttf",
+    "DejaVuSansMono-Bold.ttf",
+    "DejaVuSerif.ttf",
+    "DejaVuSerif-Bold.ttf",
+    "DejaVuSerif-Italic.ttf",
+)
 
 
 @lru_cache(maxsize=1)
 def load_photos() -> tuple[tuple[str, ...], tuple[NDArray[np.floating], ...]]:
     """Natural photos that installed packages ship: their names, and images (h, w, 3) in [0, 1].
 
-    scikit-learn's china and flower, which every installation has: the same command gives the same records everywhere.
-    """
+    scikit-learn's china and flower, which every installation has: the same command gives the same
+    records everywhere."""
     from sklearn.datasets import load_sample_images
 
     images = tuple(np.asarray(image, np.float32) / 255 for image in load_sample_images().images)
@@ -54,20 +61,23 @@ def load_photos() -> tuple[tuple[str, ...], tuple[NDArray[np.floating], ...]]:
 
 
 def blend_on_photos(digits: Tensor, rng: np.random.Generator) -> Tensor:
-    """|photo patch - digit| (Ganin et al. 2016, section 4): (n, 1, s, s) -> (n, 3, s, s), both in [0, 1]."""
+    """|photo patch - digit| (Ganin et al. 2016, section 4): (n, 1, s, s) -> (n, 3, s, s), both in
+    [0, 1]."""
     _, images = load_photos()
     side = digits.shape[-1]
     which = rng.integers(len(images), size=len(digits))
     patches = np.empty((len(digits), side, side, 3), np.float32)
     for at, image in enumerate(which):
         height, width = images[image].shape[:2]
-        top, left = rng.integers(height - side + 1), rng.integers(width - side + 1)
+        top = rng.integers(height - side + 1)
+        left = rng.integers(width - side + 1)
         patches[at] = images[image][top : top + side, left : left + side]
     return (torch.from_numpy(patches).permute(0, 3, 1, 2) - digits).abs()
 
 
 def draw_font_digits(count: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Digits in eight DejaVu fonts, random size, place, tilt (15 degrees) and colours: (n, 3, 28, 28), (n,)."""
+    """Digits in eight DejaVu fonts, random size, place, tilt (15 degrees) and colours: (n, 3, 28,
+    28), (n,)."""
     labels = rng.integers(10, size=count)
     masks = np.empty((count, DIGIT_SIDE, DIGIT_SIDE), np.float32)
     for at, label in enumerate(labels):
@@ -99,7 +109,9 @@ def _draw_glyph(digit: int, rng: np.random.Generator) -> NDArray[np.floating]:
     return np.asarray(tilted, np.float32) / 255
 
 
-def _draw_colours(count: int, rng: np.random.Generator) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _draw_colours(
+    count: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Ink and paper (n, 3, 1, 1) whose mean brightness differs by at least 0.3."""
     paper = rng.uniform(0, 1, (count, 3))
     gap = rng.uniform(0.3, 0.5, (count, 1))
@@ -132,16 +144,17 @@ class DomainLimits:
 def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> Dataset:
     """Digits as (3, 28, 28), one domain for each source, under its honest name.
 
-    MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST records), font digits; SVHN
-    and USPS where torchvision finds them in ``root``. MNIST is taken from ``root`` alone too: nothing is downloaded, and
-    without ``root`` the records do not depend on the machine. Without MNIST the photo domain takes scikit-learn's digits,
-    half for each.
+    MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST
+    records), font digits; SVHN and USPS where torchvision finds them in ``root``. MNIST is taken
+    from ``root`` alone too: nothing is downloaded, and without ``root`` the records do not depend
+        on the machine. Without MNIST the photo domain takes scikit-learn's digits, half for each.
     """
     own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
     mnist = None if root is None else find_idx_dataset("mnist", root)
     whole = mnist or own
     halves = [
-        [records.take(torch.arange(at, len(records), 2)) for records in (whole.train, whole.test)] for at in range(2)
+        [records.take(torch.arange(at, len(records), 2)) for records in (whole.train, whole.test)]
+        for at in range(2)
     ]
     plain, blended = (replace(whole, train=train, test=test) for train, test in halves)
     label = "MNIST-M-like" if mnist else "scikit-learn digits over photos"
@@ -150,68 +163,114 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     over_photos = _limited_domain(label, blended, limits, keys)
     rng = keys.fold("photos").numpy()
     parts.append(
-        Domain(label, *((blend_on_photos(x[:, :1], rng), y) for x, y in (over_photos.train, over_photos.test)))
+        Domain(
+            label,
+            *(
+                (blend_on_photos(x[:, :1], rng), y)
+                for x, y in (over_photos.train, over_photos.test)
+            ),
+        )
     )
     rng = keys.fold("fonts").numpy()
-    counts = (made if limit is None else limit for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS))
+    counts = (
+        made if limit is None else limit
+        for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS)
+    )
     parts.append(Domain("font digits", *(draw_font_digits(count, rng) for count in counts)))
     if root is not None:
         parts += _available_domains(root, limits, keys)
     sources = ", ".join(part.name for part in parts)
-    return _join_domains("digit_domains", f"digit domains {sources}; photos: {', '.join(load_photos()[0])}", 10, parts)
+    return _join_domains(
+        "digit_domains",
+        f"digit domains {sources}; photos: {', '.join(load_photos()[0])}",
+        10,
+        parts,
+    )
 
 
 def corrupt_domains(
-    source: Dataset, severity: int, corruptions: str | Sequence[str], limits: DomainLimits, keys: Keys
+    source: Dataset,
+    severity: int,
+    corruptions: str | Sequence[str],
+    limits: DomainLimits,
+    keys: Keys,
 ) -> Dataset:
     """``source`` cut into equal parts, each under one corruption: no record is in two domains."""
     names = corruption_names(source.shape[0], corruptions)
     splits = ((source.train, limits.train), (source.test, limits.test))
-    orders = [torch.randperm(len(whole), generator=keys.fold(at).torch()) for at, (whole, _) in enumerate(splits)]
+    orders = [
+        torch.randperm(len(whole), generator=keys.fold(at).torch())
+        for at, (whole, _) in enumerate(splits)
+    ]
     dealt = [order.tensor_split(len(names)) for order in orders]
     parts = []
     for at, name in enumerate(names):
         taken = [whole.take(dealt[side][at][:limit]) for side, (whole, limit) in enumerate(splits)]
         streams = [keys.fold(name, side).torch() for side in range(2)]
-        parts.append(Domain(name, *((corrupt_images(name, t.x, severity, g), t.y) for t, g in zip(taken, streams))))
-    note = f"{source.note}; under {len(names)} corruptions at severity {severity}, each record under one"
+        parts.append(
+            Domain(
+                name,
+                *((corrupt_images(name, t.x, severity, g), t.y) for t, g in zip(taken, streams)),
+            )
+        )
+    note = (
+        f"{source.note}; under {len(names)} corruptions at severity {severity}, each record "
+        "under one"
+    )
     return _join_domains("corrupted", note, source.classes, parts)
 
 
-def load_domain_folder(root: Path | None, size: int | None, limits: DomainLimits, keys: Keys) -> Dataset:
-    """data.root holds one subfolder for each domain, and each of them what ``custom.folder`` reads (FedLGD's RETINA).
+def load_domain_folder(
+    root: Path | None, size: int | None, limits: DomainLimits, keys: Keys
+) -> Dataset:
+    """data.root holds one subfolder for each domain, and each of them what ``custom.folder`` reads
+    (FedLGD's RETINA).
 
-    All images become (3, size, size). Raises DataNotFound without such subfolders, ValueError where two domains do
-    not have the same classes.
+    All images become (3, size, size). Raises DataNotFound without such subfolders, ValueError where
+    two domains do not have the same classes.
     """
     if (
         root is None
         or not root.is_dir()
-        or not (names := sorted(p.name for p in root.iterdir() if p.is_dir() and not hidden(p.name)))
+        or not (
+            names := sorted(p.name for p in root.iterdir() if p.is_dir() and not hidden(p.name))
+        )
     ):
         raise DataNotFound(
-            f"data.root={root}: data.name=domain_folder needs a folder with one subfolder for each domain"
+            f"data.root={root}: data.name=domain_folder needs a folder with one subfolder "
+            "for each domain"
         )
-    parts, classes, first = [], 0, ""
+    parts = []
+    classes = 0
+    first = ""
     for name in names:
         data = load_image_folder("folder", root / name, keys.fold(name), size)
         found = data.note.partition(": ")[2]  # the classes, by name
         if first and found != first:
-            raise ValueError(f"data.root={root}: {names[0]} has the classes {first}, {name} has {found}")
-        first, classes = found, data.classes
+            raise ValueError(
+                f"data.root={root}: {names[0]} has the classes {first}, {name} has {found}"
+            )
+        first = found
+        classes = data.classes
         parts.append(_limited_domain(name, data, limits, keys))
     shapes = {tuple(part.train[0].shape[1:]) for part in parts}
     if len(shapes) > 1:
-        raise ValueError(f"data.root={root}: the domains differ in size; set data.size to bring them to one")
+        raise ValueError(
+            f"data.root={root}: the domains differ in size; set data.size to bring them to one"
+        )
     return _join_domains(
-        "domain_folder", f"the user's images in {root.name}, domains {', '.join(names)}: {first}", classes, parts
+        "domain_folder",
+        f"the user's images in {root.name}, domains {', '.join(names)}: {first}",
+        classes,
+        parts,
     )
 
 
 def _limited_domain(name: str, data: Dataset, limits: DomainLimits, keys: Keys) -> Domain:
     cut = data.limited(limits.train, limits.test, keys.fold("domain", name))
     colour = [
-        part.x if part.x.shape[1] == 3 else part.x.expand(-1, 3, -1, -1).contiguous() for part in (cut.train, cut.test)
+        part.x if part.x.shape[1] == 3 else part.x.expand(-1, 3, -1, -1).contiguous()
+        for part in (cut.train, cut.test)
     ]
     return Domain(name, (colour[0], cut.train.y), (colour[1], cut.test.y))
 
@@ -225,7 +284,10 @@ def _available_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> l
             continue
         out.append(
             _limited_domain(
-                label, data.limited(limits.train, limits.test, keys.fold(name)).resized(DIGIT_SIDE), limits, keys
+                label,
+                data.limited(limits.train, limits.test, keys.fold(name)).resized(DIGIT_SIDE),
+                limits,
+                keys,
             )
         )
     return out
@@ -234,11 +296,15 @@ def _available_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> l
 def _join_domains(name: str, note: str, classes: int, parts: list[Domain]) -> Dataset:
     """One data set whose records remember their domain; ids are new, over all domains."""
     splits = [part.train for part in parts], [part.test for part in parts]
-    train, test = ((torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for pairs in splits)
-    domain, test_domain = (
-        torch.cat([torch.full((len(y),), at) for at, (_, y) in enumerate(pairs)]) for pairs in splits
+    train, test = (
+        (torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for pairs in splits
     )
-    flat, names = dataset_from_pairs(name, note, classes, train, test), tuple(part.name for part in parts)
+    domain, test_domain = (
+        torch.cat([torch.full((len(y),), at) for at, (_, y) in enumerate(pairs)])
+        for pairs in splits
+    )
+    flat = dataset_from_pairs(name, note, classes, train, test)
+    names = tuple(part.name for part in parts)
     return replace(flat, domains=names, domain=domain, test_domain=test_domain)
 
 
@@ -266,15 +332,23 @@ def load_dataset(
 ) -> Dataset:
     """The data set ``name`` as images in [0, 1].
 
-    root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so many
-    training records, test_limit (limit where None) test records, drawn by ``keys``; of each domain for
-    digit_domains, domain_folder and corrupted. source, severity, corruptions: of ``corrupt_domains`` only. standardise: networks
-    standardise the images, which stay in [0, 1] here; the note says so. Raises ValueError
-    for an unknown name or bad number and DataNotFound (a ValueError) where the data cannot be had.
+    root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so
+        many training records, test_limit (limit where None) test records, drawn by ``keys``; of
+        each domain for
+    digit_domains, domain_folder and corrupted. source, severity, corruptions: of
+    ``corrupt_domains`` only. standardise: networks standardise the images, which stay in [0, 1]
+        here; the note says so. Raises ValueError for an unknown name or bad number and DataNotFound
+        (a ValueError) where the data cannot be had.
     """
-    check_data(SimpleNamespace(name=name, size=size, limit=limit, test_limit=test_limit, standardise=standardise))
+    check_data(
+        SimpleNamespace(
+            name=name, size=size, limit=limit, test_limit=test_limit, standardise=standardise
+        )
+    )
     if standardise:
-        found = load_dataset(name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys)
+        found = load_dataset(
+            name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys
+        )
         return replace(found, note=f"{found.note}; {seen_as(name)}")
     place = None if root is None else Path(root).expanduser()
     limits = DomainLimits(limit, limit if test_limit is None else test_limit)
@@ -287,8 +361,16 @@ def load_dataset(
         if source in ("corrupted", "digit_domains", "domain_folder"):
             raise ValueError(f"data.source={source!r}: a data set of one domain is needed")
         return corrupt_domains(
-            load_dataset(source, root=root, size=size, keys=keys), severity, corruptions, limits, here
+            load_dataset(source, root=root, size=size, keys=keys),
+            severity,
+            corruptions,
+            limits,
+            here,
         )
-    whole = load_image_folder(name, place, here, size) if name == "folder" else SOURCES[name](name, place, here)
+    whole = (
+        load_image_folder(name, place, here, size)
+        if name == "folder"
+        else SOURCES[name](name, place, here)
+    )
     whole = mark_unpublished(whole)
     return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)

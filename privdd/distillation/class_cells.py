@@ -1,11 +1,12 @@
-"""Distillation of many shadow runs at once, cut into cells: one class of one run, learned from its records; and what its images
+"""Distillation of many shadow runs at once, cut into cells: one class of one run, learned from its
+records; and what its images
 start as: real records, noise, smooth noise, or noise with each class's own statistics.
 
-Distribution matching treats each class alone. Each record of a draw gets a pseudo-random priority from its id alone; a batch
-is the records of smallest priority among those present, which is a uniform sample without replacement. Removing one record
-therefore moves a batch by at most one place, the order of records does not matter, and replays can share one pass. Batches are
-drawn on the CPU and sent to the records' device many steps at a time.
-"""
+Distribution matching treats each class alone. Each record of a draw gets a pseudo-random priority
+from its id alone; a batch is the records of smallest priority among those present, which is a
+uniform sample without replacement. Removing one record therefore moves a batch by at most one
+place, the order of records does not matter, and replays can share one pass. Batches are drawn on
+the CPU and sent to the records' device many steps at a time."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class ClassCells:
     @property
     def labels(self) -> Tensor:
         """The class of every cell, (M,)."""
-        return torch.cat([torch.full((len(g.present),), g.label) for g in self.groups] or [torch.zeros(0)]).long()
+        return torch.cat(
+            [torch.full((len(g.present),), g.label) for g in self.groups] or [torch.zeros(0)]
+        ).long()
 
     @property
     def worlds(self) -> Tensor:
@@ -75,10 +78,12 @@ def single_client_cells(records: Records, classes: int) -> ClassCells:
 
 
 def cut_cells(pool: Records, present: Tensor, classes: int) -> ClassCells:
-    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool: one for each class that a world holds."""
+    """The cells of the worlds whose records are the rows of ``present`` (K, n) bool: one for each
+    class that a world holds."""
     slot = torch.full((len(present), classes), -1, dtype=torch.long)
     groups: list[ClassSubsets] = []
-    labels, start = pool.y.cpu(), 0
+    labels = pool.y.cpu()
+    start = 0
     for label in labels.unique().tolist():
         at = (labels == label).nonzero()[:, 0]
         held = present[:, at].any(1)
@@ -92,29 +97,39 @@ def cut_cells(pool: Records, present: Tensor, classes: int) -> ClassCells:
 def batched_cells(shards: Sequence[ClientData]) -> ClassCells:
     """The cells of K worlds of one client, from the records that each holds.
 
-    The pool is what all worlds hold, then the rest, each in the order of ids. Raises ValueError where a
-    record's id appears twice in a shard.
+    The pool is what all worlds hold, then the rest, each in the order of ids. Raises ValueError
+    where a record's id appears twice in a shard.
     """
     held = [set(shard.train.ids.tolist()) for shard in shards]
     if any(len(ids) != len(shard.train) for ids, shard in zip(held, shards)):
         raise ValueError("records: their ids must differ from each other")
     common = set.intersection(*held)
     pool, _ = pool_records([shard.train for shard in shards])
-    pool = pool.take(sorted(range(len(pool)), key=lambda i: (int(pool.ids[i]) not in common, int(pool.ids[i]))))
-    present = torch.tensor([[identity in ids for identity in pool.ids.tolist()] for ids in held], dtype=torch.bool)
+    pool = pool.take(
+        sorted(range(len(pool)), key=lambda i: (int(pool.ids[i]) not in common, int(pool.ids[i])))
+    )
+    present = torch.tensor(
+        [[identity in ids for identity in pool.ids.tolist()] for ids in held], dtype=torch.bool
+    )
     return cut_cells(pool, present.reshape(len(shards), len(pool)), shards[0].classes)
 
 
 def labelled_images(cells: ClassCells, images: Tensor, world: int) -> tuple[Tensor, Tensor]:
-    """One world's set: images (m, c, h, w) by class and labels (m,), from the cells' (M, ipc, c, h, w)."""
+    """One world's set: images (m, c, h, w) by class and labels (m,), from the cells' (M, ipc, c, h,
+    w)."""
     held = cells.slot[world][cells.slot[world] >= 0]
     return images[held].flatten(0, 1), cells.labels[held].repeat_interleave(images.shape[1])
 
 
-def build_set_upload(images: Tensor, labels: Tensor, name: str = "images", *, private: bool) -> Upload:
+def build_set_upload(
+    images: Tensor, labels: Tensor, name: str = "images", *, private: bool
+) -> Upload:
     """The message of images (M, ipc, c, h, w) of classes ``labels`` (M,)."""
     y = labels.repeat_interleave(images.shape[1])
-    return {name: Artifact({"x": images.flatten(0, 1)}, private=private), "labels": Artifact({"y": y}, private=private)}
+    return {
+        name: Artifact({"x": images.flatten(0, 1)}, private=private),
+        "labels": Artifact({"y": y}, private=private),
+    }
 
 
 def build_uploads(cells: ClassCells, images: Tensor, name: str = "images") -> list[Upload]:
@@ -134,20 +149,24 @@ def _mix_bits(z: np.ndarray) -> np.ndarray:
 
 
 def record_priorities(ids: Tensor, keys: Keys) -> Tensor:
-    """A pseudo-random int64 for each id (n,), from ``keys`` and that id alone; smaller comes first."""
+    """A pseudo-random int64 for each id (n,), from ``keys`` and that id alone; smaller comes
+    first."""
     return torch.from_numpy((_record_seeds(ids, keys) >> np.uint64(1)).astype(np.int64))
 
 
 def _record_seeds(ids: Tensor, keys: Keys) -> np.ndarray:
     """64 bits for each id, from ``keys`` and that id alone."""
-    return _mix_bits(_mix_bits(ids.cpu().numpy().astype(np.uint64) + GAMMA) ^ np.uint64(keys.integer()))
+    return _mix_bits(
+        _mix_bits(ids.cpu().numpy().astype(np.uint64) + GAMMA) ^ np.uint64(keys.integer())
+    )
 
 
 def draw_record_normals(ids: Tensor, keys: Keys, numbers: int) -> Tensor:
-    """Standard normal draws (n, numbers) of records with these ids (n,), each row from ``keys`` and its id alone.
+    """Standard normal draws (n, numbers) of records with these ids (n,), each row from ``keys`` and
+    its id alone.
 
-    SplitMix64 started at each record's own 64 bits; uniforms of 52 bits, all inside (0, 1), through the
-    inverse distribution function.
+    SplitMix64 started at each record's own 64 bits; uniforms of 52 bits, all inside (0, 1), through
+    the inverse distribution function.
     """
     counter = np.arange(1, numbers + 1, dtype=np.uint64) * GAMMA
     bits = _mix_bits(_record_seeds(ids, keys)[:, None] + counter) >> np.uint64(12)
@@ -164,7 +183,8 @@ def take_smallest(priority: Tensor, present: Tensor, batch: int) -> Tensor:
 
 
 def first_records(priority: Tensor, present: Tensor, count: int) -> Tensor:
-    """Positions (M, count) of each row's records in order of priority, starting over when they run out.
+    """Positions (M, count) of each row's records in order of priority, starting over when they run
+    out.
 
     Raises ValueError for a row without any record.
     """
@@ -179,18 +199,23 @@ def first_records(priority: Tensor, present: Tensor, count: int) -> Tensor:
 class RealBatch:
     """The records of one step, on the records' device.
 
-    at: positions (b,) in the pool of those that some cell takes, group by group; taken: of each group which of its u
-    records each of its m cells takes, (m, u) bool.
+    at: positions (b,) in the pool of those that some cell takes, group by group; taken: of each
+        group which of its u records each of its m cells takes, (m, u) bool.
     """
 
     at: Tensor
     taken: list[Tensor]
 
 
-def draw_real_batches(cells: ClassCells, size: int, keys: Callable[[int], Keys], steps: int) -> Iterator[RealBatch]:
-    """The batches of steps t = 0, ..., steps - 1, of ``size`` records of each cell, by the streams ``keys(t)``."""
+def draw_real_batches(
+    cells: ClassCells, size: int, keys: Callable[[int], Keys], steps: int
+) -> Iterator[RealBatch]:
+    """The batches of steps t = 0, ..., steps - 1, of ``size`` records of each cell, by the streams
+    ``keys(t)``."""
     ids = cells.pool.ids.cpu()
-    for drawn in stream_to_device(lambda t: _draw_step_records(cells, ids, size, keys(t)), steps, cells.pool.x.device):
+    for drawn in stream_to_device(
+        lambda t: _draw_step_records(cells, ids, size, keys(t)), steps, cells.pool.x.device
+    ):
         at, *rows = drawn.values()
         yield RealBatch(at, rows)
 
@@ -206,7 +231,10 @@ def _draw_step_records(cells: ClassCells, ids: Tensor, size: int, keys: Keys) ->
 LOG = logging.getLogger("privdd")
 Init = Literal["real", "noise", "smooth", "statistics"]
 PUBLIC_STARTS = ("noise", "smooth")  # starts that read no record
-BLOB, MIDDLE, SPREAD = 4, 0.35, 0.25  # of smooth noise: pixels between knots, mean and deviation at a knot
+# of smooth noise: pixels between knots, mean and deviation at a knot
+BLOB = 4
+MIDDLE = 0.35
+SPREAD = 0.25
 
 
 def check_init(init: str) -> None:
@@ -215,7 +243,9 @@ def check_init(init: str) -> None:
         raise ValueError(f"start={init!r}: allowed are {', '.join(get_args(Init))}")
 
 
-def draw_noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
+def draw_noise_images(
+    labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+) -> Tensor:
     """N(0, 1) images (M, ipc, *shape): one stream per class, whatever other classes are there.
 
     keys: of all M cells, or one for each.
@@ -229,15 +259,23 @@ def draw_noise_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], key
 
 
 def start_streams(cells: ClassCells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[Keys]:
-    """The streams that images start from: ``keys`` for all cells, or for each cell its world's in ``own`` (K,)."""
-    return keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
+    """The streams that images start from: ``keys`` for all cells, or for each cell its world's in
+    ``own`` (K,)."""
+    return (
+        keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
+    )
 
 
-def draw_smooth_images(labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]) -> Tensor:
-    """Low-frequency noise in [0, 1], (M, ipc, *shape), from the same streams: matching need not smooth it first."""
+def draw_smooth_images(
+    labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+) -> Tensor:
+    """Low-frequency noise in [0, 1], (M, ipc, *shape), from the same streams: matching need not
+    smooth it first."""
     channels, height, width = shape
     knots = draw_noise_images(labels, ipc, (channels, -(-height // BLOB), -(-width // BLOB)), keys)
-    blown = F.interpolate(knots.flatten(0, 1), size=(height, width), mode="bicubic", align_corners=False)
+    blown = F.interpolate(
+        knots.flatten(0, 1), size=(height, width), mode="bicubic", align_corners=False
+    )
     return (MIDDLE + SPREAD * blown).clamp(0, 1).unflatten(0, knots.shape[:2])
 
 
@@ -265,8 +303,9 @@ def draw_initial_images(
     """The first images (M, ipc, *shape) of every cell; each world starts as it would if run alone.
 
     real: the cell's records of smallest priority, starting over where it has fewer than ``ipc``;
-    noise: N(0, 1), shared by the cells of a class; smooth: see ``draw_smooth_images``; statistics: N(0, 1) with the
-    channel means and deviations of the cell's records (``total``: see ``channel_statistics``). keys: one for all cells,
+    noise: N(0, 1), shared by the cells of a class; smooth: see ``draw_smooth_images``; statistics:
+        N(0, 1) with the channel means and deviations of the cell's records (``total``: see
+        ``channel_statistics``). keys: one for all cells,
     or one for each.
     """
     check_init(init)
@@ -275,20 +314,27 @@ def draw_initial_images(
     noise = draw_public_start(init, cells.labels, ipc, shape, keys).to(cells.pool.x.device)
     if init in PUBLIC_STARTS or not len(cells):
         return noise
-    held = copy_to_device([g.at[present] for g in cells.groups for present in g.present], cells.pool.x.device)
+    held = copy_to_device(
+        [g.at[present] for g in cells.groups for present in g.present], cells.pool.x.device
+    )
     return scale_noise(noise, *_stack_statistics([cells.pool.x[at] for at in held], total))
 
 
 def _select_real_images(
     cells: ClassCells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
 ) -> Tensor:
-    ids, streams = cells.pool.ids.cpu(), [keys] * len(cells) if isinstance(keys, Keys) else keys
+    ids = cells.pool.ids.cpu()
+    streams = [keys] * len(cells) if isinstance(keys, Keys) else keys
     held = [(g.at, present[None]) for g in cells.groups for present in g.present]
     rows = [
         at[first_records(record_priorities(ids[at], key.fold("real")), present, ipc)]
         for (at, present), key in zip(held, streams, strict=True)
     ]
-    return cells.pool.x[torch.cat(rows).to(cells.pool.x.device)] if rows else torch.zeros((0, ipc, *shape))
+    return (
+        cells.pool.x[torch.cat(rows).to(cells.pool.x.device)]
+        if rows
+        else torch.zeros((0, ipc, *shape))
+    )
 
 
 def carry_over_images(fresh: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> Tensor:
@@ -311,7 +357,8 @@ def memory_of_replay(cells: ClassCells, images: Tensor, world: int) -> State:
 
 
 def warn_short_classes(shard: ClientData, ipc: int, keys: Keys) -> None:
-    """Say which classes of a client cannot fill a real start, or that it holds nothing; replays do not."""
+    """Say which classes of a client cannot fill a real start, or that it holds nothing; replays do
+    not."""
     if "world" in keys.path:
         return
     if not len(shard.train):
@@ -320,7 +367,10 @@ def warn_short_classes(shard: ClientData, ipc: int, keys: Keys) -> None:
     counts = torch.bincount(shard.train.y.cpu(), minlength=shard.classes)
     if short := ((counts > 0) & (counts < ipc)).nonzero()[:, 0].tolist():
         LOG.warning(
-            "client %d: classes %s hold fewer than ipc=%d records: a real start repeats them", shard.client, short, ipc
+            "client %d: classes %s hold fewer than ipc=%d records: a real start repeats them",
+            shard.client,
+            short,
+            ipc,
         )
 
 
@@ -336,8 +386,11 @@ def channel_statistics(x: Tensor, total: int | None = None) -> tuple[Tensor, Ten
     return mean.to(x), (square - mean.square()).clamp_min(0).sqrt().to(x)
 
 
-def class_statistics(records: Records, classes: int, *, released: bool = False) -> tuple[Tensor, Tensor]:
-    """``channel_statistics`` of every class, (C, c) each; a class without records has mean 0 and deviation 0.
+def class_statistics(
+    records: Records, classes: int, *, released: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``channel_statistics`` of every class, (C, c) each; a class without records has mean 0 and
+    deviation 0.
 
     released: divide by the client's total, as the published code does.
     """

@@ -1,13 +1,15 @@
 """Distribution matching: synthetic images whose mean embeddings follow those of the real records.
 
-Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one network is drawn for all
-classes, real records are embedded without a graph, and the loss is sum over classes of ||mean embedding of real - mean
-embedding of synthetic||^2. The networks are freshly initialised ones, or draws around the server's model.
+Zhao and Bilen, "Dataset Condensation with Distribution Matching" (WACV 2023). Per iteration one
+network is drawn for all classes, real records are embedded without a graph, and the loss is sum
+over classes of ||mean embedding of real - mean embedding of synthetic||^2. The networks are freshly
+initialised ones, or draws around the server's model.
 
-Siamese augmentation: Zhao and Bilen, "Dataset Condensation with Differentiable Siamese Augmentation" (ICML 2021): one
-operation is drawn per call and applied with the same numbers to real and synthetic images. Every number comes from the
-generator that the caller hands in: the published code reseeds the global generator from a clock, after which any noise
-drawn from it can be guessed.
+Siamese augmentation: Zhao and Bilen, "Dataset Condensation with Differentiable Siamese
+    Augmentation" (ICML 2021): one operation is drawn per call and applied with the same numbers to
+    real and synthetic images. Every number comes from the
+generator that the caller hands in: the published code reseeds the global generator from a clock,
+    after which any noise drawn from it can be guessed.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ def _shift_image(x: Tensor, rows: int, columns: int) -> Tensor:
     """x moved down by ``rows`` and right by ``columns``, zeros coming in."""
     h, w = x.shape[-2:]
     padded = F.pad(x, (max(columns, 0), max(-columns, 0), max(rows, 0), max(-rows, 0)))
-    top, left = max(-rows, 0), max(-columns, 0)
+    top = max(-rows, 0)
+    left = max(-columns, 0)
     return padded[..., top : top + h, left : left + w]
 
 
@@ -90,11 +93,16 @@ def parse_strategy(strategy: str) -> tuple[str, ...]:
     """
     names = tuple(strategy.split("_"))
     if unknown := [name for name in names if name not in _OPERATIONS]:
-        raise ValueError(f"augment={strategy!r}: unknown {unknown}; allowed are {sorted(_OPERATIONS)} joined by '_'")
+        raise ValueError(
+            f"augment={strategy!r}: unknown {unknown}; allowed are {sorted(_OPERATIONS)} "
+            "joined by '_'"
+        )
     return names
 
 
-def draw_transform(strategy: str, shape: tuple[int, int, int], generator: torch.Generator) -> Transform:
+def draw_transform(
+    strategy: str, shape: tuple[int, int, int], generator: torch.Generator
+) -> Transform:
     """One operation of ``strategy`` with its numbers, for images of ``shape`` (c, h, w)."""
     names = parse_strategy(strategy)
     name = names[_draw_integer(0, len(names) - 1, generator)]
@@ -102,7 +110,8 @@ def draw_transform(strategy: str, shape: tuple[int, int, int], generator: torch.
 
 
 def record_transform_of(strategy: str, shape: tuple[int, int, int]) -> RecordTransform | None:
-    """(records (b, c, h, w) of ``shape``, generator) -> all of them under one drawn operation; None for "none"."""
+    """(records (b, c, h, w) of ``shape``, generator) -> all of them under one drawn operation; None
+    for "none"."""
     if set(parse_strategy(strategy)) == {"none"}:
         return None
     return lambda x, generator: draw_transform(strategy, shape, generator)(x)
@@ -117,24 +126,33 @@ def _draw_uniform(low: float, high: float, generator: torch.Generator) -> float:
 
 
 def _draw_crop(h: int, w: int, g: torch.Generator) -> dict[str, float]:
-    rows, columns = int(h * CROP + 0.5), int(w * CROP + 0.5)
+    rows = int(h * CROP + 0.5)
+    columns = int(w * CROP + 0.5)
     return {"rows": _draw_integer(-rows, rows, g), "columns": _draw_integer(-columns, columns, g)}
 
 
 def _draw_cutout(h: int, w: int, g: torch.Generator) -> dict[str, float]:
     """A square whose centre is uniform over the image, so that it may hang over the edge."""
-    height, width = int(h * CUTOUT + 0.5), int(w * CUTOUT + 0.5)
-    top, left = _draw_integer(0, h - 1, g) - height // 2, _draw_integer(0, w - 1, g) - width // 2
+    height = int(h * CUTOUT + 0.5)
+    width = int(w * CUTOUT + 0.5)
+    top = _draw_integer(0, h - 1, g) - height // 2
+    left = _draw_integer(0, w - 1, g) - width // 2
     return {"top": top, "left": left, "height": height, "width": width}
 
 
 def _draw_scale(h: int, w: int, g: torch.Generator) -> dict[str, float]:
-    return {"a": _draw_uniform(1 / SCALE, SCALE, g), "b": 0.0, "c": 0.0, "d": _draw_uniform(1 / SCALE, SCALE, g)}
+    return {
+        "a": _draw_uniform(1 / SCALE, SCALE, g),
+        "b": 0.0,
+        "c": 0.0,
+        "d": _draw_uniform(1 / SCALE, SCALE, g),
+    }
 
 
 def _draw_rotation(h: int, w: int, g: torch.Generator) -> dict[str, float]:
     angle = torch.deg2rad(torch.tensor(_draw_uniform(-ROTATE, ROTATE, g), dtype=torch.float64))
-    cosine, sine = float(angle.cos()), float(angle.sin())
+    cosine = float(angle.cos())
+    sine = float(angle.sin())
     return {"a": cosine, "b": -sine, "c": sine, "d": cosine}
 
 
@@ -146,34 +164,48 @@ def _draw_colours(h: int, w: int, g: torch.Generator) -> dict[str, float]:
     }
 
 
-# operation -> (what it does to images with its numbers, how its numbers are drawn for images of height h and width w)
-_OPERATIONS: Mapping[str, tuple[Callable[..., Tensor], Callable[[int, int, torch.Generator], dict[str, float]]]] = {
+# operation -> (what it does to images with its numbers, how its numbers are drawn for images of
+# height h and width w)
+_OPERATIONS: Mapping[
+    str, tuple[Callable[..., Tensor], Callable[[int, int, torch.Generator], dict[str, float]]]
+] = {
     "none": (lambda x: x, lambda h, w, g: {}),
     "color": (_change_colours, _draw_colours),
     "crop": (_shift_image, _draw_crop),
     "cutout": (_erase_square, _draw_cutout),
-    "flip": (lambda x, flip: x.flip(-1) if flip else x, lambda h, w, g: {"flip": _draw_uniform(0, 1, g) < FLIP}),
+    "flip": (
+        lambda x, flip: x.flip(-1) if flip else x,
+        lambda h, w, g: {"flip": _draw_uniform(0, 1, g) < FLIP},
+    ),
     "scale": (_apply_affine, _draw_scale),
     "rotate": (_apply_affine, _draw_rotation),
 }
 
 
 def sample_grid(x: Tensor, grid: Tensor) -> Tensor:
-    """``F.grid_sample`` of x (n, c, h, w) at one ``grid`` (h, w, 2) for all: bilinear, zeros outside, corners not aligned.
+    """``F.grid_sample`` of x (n, c, h, w) at one ``grid`` (h, w, 2) for all: bilinear, zeros
+    outside, corners not aligned.
 
     Off the CPU as a weighted sum of four selections, whose gradient is repeatable.
     """
     if x.device.type == "cpu":
-        return F.grid_sample(x, grid.expand(len(x), -1, -1, -1), mode="bilinear", align_corners=False)
+        return F.grid_sample(
+            x, grid.expand(len(x), -1, -1, -1), mode="bilinear", align_corners=False
+        )
     height, width = x.shape[-2:]
-    across, down = ((grid[..., 0] + 1) * width - 1) / 2, ((grid[..., 1] + 1) * height - 1) / 2
-    left, top, total = across.floor(), down.floor(), torch.zeros_like(x)
+    across = ((grid[..., 0] + 1) * width - 1) / 2
+    down = ((grid[..., 1] + 1) * height - 1) / 2
+    left = across.floor()
+    top = down.floor()
+    total = torch.zeros_like(x)
     for column in (left, left + 1):
         for row in (top, top + 1):
             share = (1 - (across - column).abs()) * (1 - (down - row).abs())
             inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
             at = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-            total = total + x.flatten(2).index_select(2, at.long().flatten()).view_as(x) * (share * inside)
+            total = total + x.flatten(2).index_select(2, at.long().flatten()).view_as(x) * (
+                share * inside
+            )
     return total
 
 
@@ -184,20 +216,26 @@ CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
 
 @torch.no_grad()
 def embed_images(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
-    """Embeddings (n, p) without a graph, ``chunk`` images at a time (0 = all at once; on a GPU the usual number is larger);
-    (0, p) of no images.
+    """Embeddings (n, p) without a graph, ``chunk`` images at a time (0 = all at once; on a GPU the
+    usual number is larger); (0, p) of no images.
 
     Not every layer takes an empty batch, so that the width of none is read off one black image.
     """
     if not len(x):
         return embed(x.new_zeros(1, *x.shape[1:]))[:0]
-    return torch.cat([embed(part) for part in x.split(max_images_per_batch(x, chunk, CHUNK) or len(x))])
+    return torch.cat(
+        [embed(part) for part in x.split(max_images_per_batch(x, chunk, CHUNK) or len(x))]
+    )
 
 
 def record_embeddings(embed: Embed, x: Tensor, chunk: int = CHUNK) -> Tensor:
-    """``embed``, where a mechanism is to bound what one record does: a row is a function of its image alone, in every bit."""
+    """``embed``, where a mechanism is to bound what one record does: a row is a function of its
+    image alone, in every bit."""
     rows = compute_rows(
-        lambda _, part: {"": embed_images(embed, part, 0)}, {}, x, at_most=max_images_per_batch(x, chunk, CHUNK)
+        lambda _, part: {"": embed_images(embed, part, 0)},
+        {},
+        x,
+        at_most=max_images_per_batch(x, chunk, CHUNK),
     )
     return rows[""]
 
@@ -211,7 +249,8 @@ class _Embedding(nn.Module):
 
     def __init__(self, model: nn.Module, logits: bool) -> None:
         super().__init__()
-        self.model, self.logits = model, logits
+        self.model = model
+        self.logits = logits
 
     def forward(self, x: Tensor) -> Tensor:
         features = self.model.features(x)  # type: ignore[operator]
@@ -220,31 +259,41 @@ class _Embedding(nn.Module):
 
 def _joint_norm(tensors: Mapping[str, Tensor]) -> float:
     """Euclidean norm over all tensors together."""
-    return float(torch.stack([t.square().sum(dtype=torch.float64) for t in tensors.values()]).sum().sqrt())
+    return float(
+        torch.stack([t.square().sum(dtype=torch.float64) for t in tensors.values()]).sum().sqrt()
+    )
 
 
 def build_embedder(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Embed:
-    """x (b, c, h, w) -> (b, d) features of ``model`` at ``state``, or (b, d + C) with the logits."""
+    """x (b, c, h, w) -> (b, d) features of ``model`` at ``state``, or (b, d + C) with the
+    logits."""
     view = _Embedding(model, logits)
     named = {f"model.{name}": tensor.detach() for name, tensor in state.items()}
     return lambda x: functional_call(view, named, (x,))
 
 
-def draw_in_ball(state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator) -> State:
+def draw_in_ball(
+    state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator
+) -> State:
     """w + rho u with u uniform on the sphere over all parameters ``names`` together; buffers stay.
 
-    Xiong et al. 2023 (FedDM) draw N(w, I) truncated at radius rho = 5; in 3e5 dimensions such a draw
-    has norm about 566, so the truncation always acts and this is its law. Raises ValueError for a
-    negative radius.
+    Xiong et al. 2023 (FedDM) draw N(w, I) truncated at radius rho = 5; in 3e5 dimensions such a
+    draw has norm about 566, so the truncation always acts and this is its law. Raises ValueError
+    for a negative radius.
     """
     return _apply_moves(state, _draw_moves(state, names, rho, generator))
 
 
-def _draw_moves(state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator) -> State:
+def _draw_moves(
+    state: Mapping[str, Tensor], names: Iterable[str], rho: float, generator: torch.Generator
+) -> State:
     """rho u, on the generator's device."""
     if not rho >= 0:
         raise ValueError(f"rho={rho}: a radius of at least 0 is needed")
-    noise = {name: torch.randn(state[name].shape, generator=generator, device=generator.device) for name in names}
+    noise = {
+        name: torch.randn(state[name].shape, generator=generator, device=generator.device)
+        for name in names
+    }
     norm = _joint_norm(noise)
     return {name: drawn * (rho / norm) for name, drawn in noise.items()}
 
@@ -254,7 +303,8 @@ def _apply_moves(state: Mapping[str, Tensor], moves: Mapping[str, Tensor]) -> St
 
 
 def project_to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], rho: float) -> State:
-    """The nearest state whose distance to ``centre``, over all its tensors together, is at most rho."""
+    """The nearest state whose distance to ``centre``, over all its tensors together, is at most
+    rho."""
     gaps = {name: state[name] - centre[name] for name in centre}
     norm = _joint_norm(gaps)
     if norm <= rho:
@@ -266,8 +316,8 @@ def project_to_ball(state: Mapping[str, Tensor], centre: Mapping[str, Tensor], r
 class DrawnNetworks:
     """A network for each iteration, from numbers that are drawn on the CPU and sent to ``device``.
 
-    draw: iteration -> the numbers, from a stream of that iteration; network: those numbers on the device -> network.
-    """
+    draw: iteration -> the numbers, from a stream of that iteration; network: those numbers on the
+        device -> network."""
 
     draw: Callable[[int], State]
     network: Callable[[State], Embed]
@@ -284,11 +334,21 @@ class DrawnNetworks:
 
 def iterate_networks(networks: Networks, steps: int) -> Iterator[Embed]:
     """The networks of iterations 0, ..., steps - 1, each when it is asked for."""
-    return networks.iterate_networks(steps) if isinstance(networks, DrawnNetworks) else map(networks, range(steps))
+    return (
+        networks.iterate_networks(steps)
+        if isinstance(networks, DrawnNetworks)
+        else map(networks, range(steps))
+    )
 
 
 def networks_in_ball(
-    model: nn.Module, state: Mapping[str, Tensor], names: Iterable[str], rho: float, keys: Keys, *, logits: bool
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    names: Iterable[str],
+    rho: float,
+    keys: Keys,
+    *,
+    logits: bool,
 ) -> Networks:
     """Networks around the server's model: one draw per iteration, the same for all classes."""
     names = tuple(names)
@@ -307,7 +367,8 @@ def fresh_networks(
     logits: bool = False,
     device: str | torch.device = "cpu",
 ) -> Networks:
-    """Newly initialised networks: ``initial`` gives a state from a generator; one draw per iteration."""
+    """Newly initialised networks: ``initial`` gives a state from a generator; one draw per
+    iteration."""
     return DrawnNetworks(
         lambda t: initial(keys.fold(t).torch()),
         lambda state: build_embedder(model, state, logits=logits),
@@ -315,7 +376,9 @@ def fresh_networks(
     )
 
 
-def fixed_network(model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False) -> Networks:
+def fixed_network(
+    model: nn.Module, state: Mapping[str, Tensor], *, logits: bool = False
+) -> Networks:
     """The same network at every iteration (FedLGD's iterative matching)."""
     embed = build_embedder(model, state, logits=logits)
     return lambda t: embed
@@ -359,7 +422,9 @@ class MatchingStreams:
         return MatchingStreams(ctx.keys.fold(*part, "batch"), ctx.public(*part, "augment"))
 
 
-def matching_gradient(images: Tensor, targets: Tensor, embed: Embed, *, chunk: int = CHUNK) -> Tensor:
+def matching_gradient(
+    images: Tensor, targets: Tensor, embed: Embed, *, chunk: int = CHUNK
+) -> Tensor:
     """Gradient of sum_m ||targets_m - mean_j embed(images_mj)||^2 with respect to the images.
 
     images (M, ipc, c, h, w), targets (M, p) -> (M, ipc, c, h, w). Cells go through the network in
@@ -383,13 +448,16 @@ def mean_real_embeddings(
     settings: MatchingSettings,
     real_map: Embed | None = None,
 ) -> Tensor:
-    """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all cells.
+    """Mean embedding of one batch of every cell, (M, p): each record is embedded once for all
+    cells.
 
     real_map: applied to a record between ``transform`` and the network (FedRD's projection).
     """
     x = transform(cells.pool.x[batch.at])
     whole = embed if real_map is None else compose_maps(real_map, embed)
-    embeddings = embed_images(whole, x, settings.chunk).split([rows.shape[1] for rows in batch.taken])
+    embeddings = embed_images(whole, x, settings.chunk).split(
+        [rows.shape[1] for rows in batch.taken]
+    )
     weights = [rows.to(e) for rows, e in zip(batch.taken, embeddings)]
     return torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, embeddings)])
 
@@ -413,12 +481,17 @@ def match_distributions(
 ) -> Tensor:
     """Learn the images of every cell: (M, ipc, c, h, w) -> the same shape.
 
-    Works for one client or for many replays of it (``cells``): the real records are embedded once for all.
-    """
-    velocity, steps = torch.zeros_like(images), settings.iterations if len(cells) else 0
+    Works for one client or for many replays of it (``cells``): the real records are embedded once
+    for all."""
+    velocity = torch.zeros_like(images)
+    steps = settings.iterations if len(cells) else 0
     batches = draw_real_batches(cells, settings.batch, streams.batch.fold, steps)
-    for t, embed, batch in zip(timed_steps(range(steps)), iterate_networks(networks, steps), batches):
-        transform = draw_transform(settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch())  # type: ignore[arg-type]
+    for t, embed, batch in zip(
+        timed_steps(range(steps)), iterate_networks(networks, steps), batches
+    ):
+        transform = draw_transform(
+            settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch()
+        )  # type: ignore[arg-type]
         targets = mean_real_embeddings(batch, cells, embed, transform, settings, real_map)
         synthetic = compose_maps(transform, embed) if settings.augment_synthetic else embed
         gradient = matching_gradient(images, targets, synthetic, chunk=settings.chunk)

@@ -1,7 +1,7 @@
 """FedFed's feature split (Yang et al. 2023, Eqs. 8-9): x = q(x) + x_s, and only x_s is shared.
 
-A generator q reproduces as much of the image as it can, while a classifier must still predict the label from the
-rest, x_s = x - q(x), under the noise that it will be shared with.
+A generator q reproduces as much of the image as it can, while a classifier must still predict the
+label from the rest, x_s = x - q(x), under the noise that it will be shared with.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import FeatureNoise
 from privdd.training.dp_sgd import QUERY, count_private_steps, dp_local_sgd
 
-CLASSIFIER, GENERATOR = "classifier.", "generator."
+CLASSIFIER = "classifier."
+GENERATOR = "generator."
 
 
 def sent_networks(broadcast: Values) -> State:
@@ -46,10 +47,11 @@ def inner_state(prefix: str, state: Tensors) -> State:
 class SplitLoss:
     """Weights of the joint loss (released code: re 5 x 10, ce 2, kl 0.005, x_ce 0.4).
 
-    stds: scales of the noise under which the classifier must read x_s, one per copy; distribution: its law, for
-    laplace of scale b (standard deviation b sqrt 2). rho: bound on ||x_s|| / ||x|| (section 3.3), None for no bound
-    (the released code has none). These three are the mechanism's own (``for_mechanism``), not settings of the loss.
-    """
+    stds: scales of the noise under which the classifier must read x_s, one per copy; distribution:
+        its law, for laplace of scale b (standard deviation b sqrt 2). rho: bound on ||x_s|| / ||x||
+        (section 3.3), None for no bound
+    (the released code has none). These three are the mechanism's own (``for_mechanism``), not
+    settings of the loss."""
 
     reconstruction: float = 50.0
     feature_ce: float = 2.0
@@ -60,14 +62,19 @@ class SplitLoss:
     distribution: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
-        check_non_negative(self, "reconstruction", "feature_ce", "kl", "image_ce", under="algo.loss.")
+        check_non_negative(
+            self, "reconstruction", "feature_ce", "kl", "image_ce", under="algo.loss."
+        )
         if self.rho is not None and not 0 < self.rho <= 1:
             raise ValueError(f"algo.loss.rho={self.rho}: null or a number in (0, 1] is needed")
         if not self.stds or any(not 0 <= s < math.inf for s in self.stds):
-            raise ValueError(f"algo.loss.stds={self.stds}: finite numbers from 0 are needed, one per copy")
+            raise ValueError(
+                f"algo.loss.stds={self.stds}: finite numbers from 0 are needed, one per copy"
+            )
 
     def for_mechanism(self, mechanism: Mechanism | None, numbers: int) -> SplitLoss:
-        """The loss for features of so many numbers that this mechanism releases; None: they are released as they are."""
+        """The loss for features of so many numbers that this mechanism releases; None: they are
+        released as they are."""
         if mechanism is None:
             return replace(self, stds=(0.0,), rho=None)
         if not isinstance(mechanism, FeatureNoise):
@@ -94,7 +101,8 @@ class FeatureSplit(nn.Module):
         self.classifier = classifier
 
     def forward(self, x: Tensor, y: Tensor, noise: Mapping[str, Tensor], loss: SplitLoss) -> Tensor:
-        """The joint loss of a batch. noise: ``latent`` (b, z) and ``copy_i`` (b, c, h, w), standard normal."""
+        """The joint loss of a batch. noise: ``latent`` (b, z) and ``copy_i`` (b, c, h, w), standard
+        normal."""
         q, mu, logvar = self.generator(x, noise["latent"])
         shared = bound_features(x - q, x, loss.rho)
         drawn = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
@@ -120,13 +128,17 @@ def build_split_skeleton(
     return FeatureSplit(build(generator, shape, classes), build(classifier, shape, classes))
 
 
-def feature_map(generator: nn.Module, state: Tensors, rho: float | None) -> Callable[[Tensor], Tensor]:
-    """x (n, c, h, w) -> x_s, the part of x that ``generator`` with parameters ``state`` does not reproduce."""
+def feature_map(
+    generator: nn.Module, state: Tensors, rho: float | None
+) -> Callable[[Tensor], Tensor]:
+    """x (n, c, h, w) -> x_s, the part of x that ``generator`` with parameters ``state`` does not
+    reproduce."""
 
     def map_features(x: Tensor) -> Tensor:
         generator.eval()
         parts = [
-            bound_features(p - functional_call(generator, dict(state), (p, None))[0], p, rho) for p in x.split(256)
+            bound_features(p - functional_call(generator, dict(state), (p, None))[0], p, rho)
+            for p in x.split(256)
         ]
         return torch.cat(parts) if parts else x
 
@@ -134,21 +146,31 @@ def feature_map(generator: nn.Module, state: Tensors, rho: float | None) -> Call
 
 
 def laplace_from_normal(normal: Tensor) -> Tensor:
-    """Standard normal draws -> Laplace draws of scale 1 with the same signs: P(|Z| > z) = P(|L| > -log P(|Z| > z))."""
+    """Standard normal draws -> Laplace draws of scale 1 with the same signs: P(|Z| > z) = P(|L| >
+    -log P(|Z| > z))."""
     return -normal.sign() * torch.erfc(normal.abs() / math.sqrt(2)).log()
 
 
-def draw_batch_noise(x: Tensor, latent: int, copies: int, generator: torch.Generator) -> dict[str, Tensor]:
+def draw_batch_noise(
+    x: Tensor, latent: int, copies: int, generator: torch.Generator
+) -> dict[str, Tensor]:
     """The standard normal draws of one batch."""
     noise = {"latent": torch.randn(len(x), latent, generator=generator)}
     return noise | {f"copy_{i}": torch.randn(x.shape, generator=generator) for i in range(copies)}
 
 
-def draw_record_noise(ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: int, copies: int) -> dict[str, Tensor]:
-    """The noise of ``draw_batch_noise`` for records with these ids (n,): each record's draws from ``keys`` and its id alone."""
+def draw_record_noise(
+    ids: Tensor, keys: Keys, shape: tuple[int, ...], latent: int, copies: int
+) -> dict[str, Tensor]:
+    """The noise of ``draw_batch_noise`` for records with these ids (n,): each record's draws from
+    ``keys`` and its id alone."""
     size = math.prod(shape)
-    parts = draw_record_normals(ids, keys, latent + copies * size).split([latent, *[size] * copies], 1)
-    return {"latent": parts[0]} | {f"copy_{i}": part.unflatten(1, shape) for i, part in enumerate(parts[1:])}
+    parts = draw_record_normals(ids, keys, latent + copies * size).split(
+        [latent, *[size] * copies], 1
+    )
+    return {"latent": parts[0]} | {
+        f"copy_{i}": part.unflatten(1, shape) for i, part in enumerate(parts[1:])
+    }
 
 
 def train_split(
@@ -164,7 +186,8 @@ def train_split(
     epochs: int,
     generator: torch.Generator,
 ) -> tuple[State, State]:
-    """AdamW epochs from ``state``; the moments are kept in ``optimiser`` (the released code keeps them).
+    """AdamW epochs from ``state``; the moments are kept in ``optimiser`` (the released code keeps
+    them).
 
     Returns (new state, new optimiser state); neither input is changed.
     """
@@ -173,10 +196,13 @@ def train_split(
     adam = torch.optim.AdamW(learned.values(), lr=lr, weight_decay=weight_decay, fused=True)
     _load_moments(adam, learned, optimiser)
     model.train()
-    latent = int(getattr(model.generator, "latent"))  # noqa: B009  (typed as Module attribute otherwise)
+    latent = int(getattr(model.generator, "latent"))  # noqa: B009
     for _ in timed_steps(range(epochs)):
-        for index in timed_steps(torch.randperm(len(records), generator=generator).split(batch_size)):
-            x, y = records.x[index], records.y[index]
+        for index in timed_steps(
+            torch.randperm(len(records), generator=generator).split(batch_size)
+        ):
+            x = records.x[index]
+            y = records.y[index]
             noise = to_device(draw_batch_noise(x, latent, len(loss.stds), generator), x.device)
             adam.zero_grad()
             functional_call(model, current, (x, y, noise, loss)).backward()
@@ -212,10 +238,11 @@ def train_split_privately(
 ) -> State:
     """The joint loss, each record's gradient clipped over generator and classifier together.
 
-    The loss's own draws are no secret, so a record's are keyed by step and record id: drawn by position
-    in the batch, one record more or less would change the draws, and with them the gradients, of others.
-    """
-    shape, copies = tuple(records.x.shape[1:]), len(loss.stds)
+    The loss's own draws are no secret, so a record's are keyed by step and record id: drawn by
+    position in the batch, one record more or less would change the draws, and with them the
+    gradients, of others."""
+    shape = tuple(records.x.shape[1:])
+    copies = len(loss.stds)
     latent = int(model.generator.latent)  # type: ignore[arg-type]
 
     def draw_step_noise(step: int, ids: Tensor) -> tuple[Tensor, ...]:

@@ -1,14 +1,16 @@
 """Gradient matching: images whose training gradient points where a given gradient points.
 
-Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), section 3: per layer and output unit
-1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the average of the clients' gradients on the server.
-``GradientImages`` is their algorithm 1: for each new network, and T times as it is trained on the images, the images of every
-class take a step towards the records' gradient. ``SetGeneration`` is Chen, Kerkouche and Fritz, "Private Set Generation with
-Discriminative Information" (NeurIPS 2022), algorithm 1: in newly drawn networks, the records' gradients are clipped one by
-one, summed and noised (DP-SGD), the images follow them, and the network then trains on the images. Noise is spent on the
-records' gradient alone; all else is post-processing. Momentum begins anew with each query (the released code keeps one
-optimiser for all).
-"""
+Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021), section 3: per
+layer and output unit 1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the
+average of the clients' gradients on the server.
+``GradientImages`` is their algorithm 1: for each new network, and T times as it is trained on the
+    images, the images of every class take a step towards the records' gradient. ``SetGeneration``
+    is Chen, Kerkouche and Fritz, "Private Set Generation with
+Discriminative Information" (NeurIPS 2022), algorithm 1: in newly drawn networks, the records'
+gradients are clipped one by one, summed and noised (DP-SGD), the images follow them, and the
+network then trains on the images. Noise is spent on the records' gradient alone; all else is
+post-processing. Momentum begins anew with each query (the released code keeps one optimiser for
+all)."""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tenso
     for name in a:
         if a[name].ndim < 2:
             continue
-        left, right = a[name].flatten(1), b[name].flatten(1)
+        left = a[name].flatten(1)
+        right = b[name].flatten(1)
         norms = left.norm(dim=1) * right.norm(dim=1)
         total = total + (1 - (left * right).sum(1) / (norms + EPSILON)).sum()
     return total
@@ -62,17 +65,24 @@ def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tenso
 
 def compared_weights(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights in ``state`` whose gradients are compared: parameters of at least two axes."""
-    return {name: state[name].detach() for name, parameter in model.named_parameters() if parameter.ndim >= 2}
+    return {
+        name: state[name].detach()
+        for name, parameter in model.named_parameters()
+        if parameter.ndim >= 2
+    }
 
 
 def weight_gradients(
     model: nn.Module, state: Mapping[str, Tensor], x: Tensor, y: Tensor, *, graph: bool = False
 ) -> dict[str, Tensor]:
-    """Gradient of the cross-entropy of x (b, c, h, w) and y (b,) at ``state``, of the weights that are compared.
+    """Gradient of the cross-entropy of x (b, c, h, w) and y (b,) at ``state``, of the weights that
+    are compared.
 
     graph: it can be differentiated by x.
     """
-    params = {name: value.requires_grad_(True) for name, value in compared_weights(model, state).items()}
+    params = {
+        name: value.requires_grad_(True) for name, value in compared_weights(model, state).items()
+    }
     loss = F.cross_entropy(functional_call(model, {**state, **params}, (x,)), y)
     return dict(zip(params, torch.autograd.grad(loss, list(params.values()), create_graph=graph)))
 
@@ -88,12 +98,14 @@ def match_gradient(
     lr: float,
     momentum: float,
 ) -> Tensor:
-    """Move ``images`` (m, c, h, w) until the gradient of their cross-entropy at ``state`` fits ``target``.
+    """Move ``images`` (m, c, h, w) until the gradient of their cross-entropy at ``state`` fits
+    ``target``.
 
     target: gradient by parameter name; its length does not matter. One batch holds all images. The
     model should be free of batch norm. Returns the images.
     """
-    x, velocity = images.detach(), torch.zeros_like(images)
+    x = images.detach()
+    velocity = torch.zeros_like(images)
     for _ in timed_steps(range(iterations)):
         x = x.detach().requires_grad_(True)
         distance = gradient_distance(weight_gradients(model, state, x, labels, graph=True), target)
@@ -104,10 +116,10 @@ def match_gradient(
 
 @dataclass(frozen=True, kw_only=True)
 class GradientImages(Distiller):
-    """ipc: images per class; start: real | noise | statistics; networks: new networks, one after the other; matches:
-    steps on the images in each; batch: real records per class and step; lr, momentum: SGD on the images; between matches
-    the network is trained on all images for network_steps of SGD at network_lr, in batches of network_batch.
-    """
+    """ipc: images per class; start: real | noise | statistics; networks: new networks, one after
+    the other; matches: steps on the images in each; batch: real records per class and step; lr,
+    momentum: SGD on the images; between matches the network is trained on all images for
+        network_steps of SGD at network_lr, in batches of network_batch."""
 
     ipc: int = 10
     start: Literal["real", "noise", "statistics"] = "real"
@@ -122,16 +134,21 @@ class GradientImages(Distiller):
 
     def __post_init__(self) -> None:
         check_init(self.start)
-        check_counts(self, "ipc", "matches", "batch", "network_steps", "network_batch", under="virtual.")
+        check_counts(
+            self, "ipc", "matches", "batch", "network_steps", "network_batch", under="virtual."
+        )
         check_counts(self, "networks", least=0, under="virtual.")
         check_positive(self, "lr", "network_lr", under="virtual.")
         check_below_one(self, "momentum", under="virtual.")
 
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         cells = single_client_cells(shard.train, shard.classes)
-        images = draw_initial_images(self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+        images = draw_initial_images(
+            self.start, cells, self.ipc, shard.shape, ctx.keys.fold("start")
+        ).to(shard.train.x)
         count = self.networks if len(cells) else 0
-        streams, law = ctx.public("gradient", "networks"), partial(initial, model, shard.shape, shard.classes)
+        streams = ctx.public("gradient", "networks")
+        law = partial(initial, model, shard.shape, shard.classes)
         starts = stream_to_device(lambda k: law(streams.fold(k).torch()), count, images.device)
         gradient = ctx.keys.fold("gradient")
 
@@ -141,39 +158,57 @@ class GradientImages(Distiller):
         batches = draw_real_batches(cells, self.batch, batch_stream, count * self.matches)
         labels = cells.labels.to(images.device).repeat_interleave(self.ipc)
         for k, state in zip(timed_steps(range(count)), starts):
-            network, velocity = build_skeleton(model, shard.shape, shard.classes), torch.zeros_like(images)
+            network = build_skeleton(model, shard.shape, shard.classes)
+            velocity = torch.zeros_like(images)
             for t, batch in zip(timed_steps(range(self.matches)), batches):
                 if t:
-                    whole, stream = as_records(images.flatten(0, 1), labels), gradient.fold(k, "training", t).torch()
+                    whole = as_records(images.flatten(0, 1), labels)
+                    stream = gradient.fold(k, "training", t).torch()
                     length = {"steps": self.network_steps, "batch_size": self.network_batch}
-                    state = local_sgd(network, state, whole, lr=self.network_lr, generator=stream, **length)[0]  # type: ignore[arg-type]
-                velocity = self.momentum * velocity + class_matching_gradient(network, state, cells, images, batch)
+                    state = local_sgd(
+                        network, state, whole, lr=self.network_lr, generator=stream, **length
+                    )[0]  # type: ignore[arg-type]
+                velocity = self.momentum * velocity + class_matching_gradient(
+                    network, state, cells, images, batch
+                )
                 images = images - self.lr * velocity
         return images_to_memory(images, cells.labels)
 
 
 def class_matching_gradient(
-    network: nn.Module, state: Mapping[str, Tensor], cells: ClassCells, images: Tensor, batch: RealBatch
+    network: nn.Module,
+    state: Mapping[str, Tensor],
+    cells: ClassCells,
+    images: Tensor,
+    batch: RealBatch,
 ) -> Tensor:
-    """Gradient (M, ipc, c, h, w), by the images, of the distance of each class's gradient to that of real records."""
+    """Gradient (M, ipc, c, h, w), by the images, of the distance of each class's gradient to that
+    of real records."""
     parts = []
-    for group, own, at in zip(cells.groups, images, batch.at.split([rows.shape[1] for rows in batch.taken])):
+    for group, own, at in zip(
+        cells.groups, images, batch.at.split([rows.shape[1] for rows in batch.taken])
+    ):
         target = weight_gradients(network, state, cells.pool.x[at], cells.pool.y[at])
         x = own.detach().requires_grad_(True)
-        found = weight_gradients(network, state, x, torch.full((len(own),), group.label, device=own.device), graph=True)
+        found = weight_gradients(
+            network, state, x, torch.full((len(own),), group.label, device=own.device), graph=True
+        )
         parts.append(torch.autograd.grad(gradient_distance(found, target), x)[0])
     return torch.stack(parts)
 
 
 SET_GRADIENT_QUERY = "set_gradient"
 NETWORKS_AT_ONCE = 64  # networks whose gradients are kept until the images have followed them
-GradientQuery = Callable[[Tensors], Tensors]  # a network's state -> the records' gradient there, by name
+GradientQuery = Callable[
+    [Tensors], Tensors
+]  # a network's state -> the records' gradient there, by name
 
 
 @dataclass(frozen=True)
 class SetGeneration:
-    """networks: newly drawn ones, each at first untrained; turns: times that the images learn in one network, between
-    which it trains on them; reads: noised gradients in one turn; steps: of the images along each of them; lr,
+    """networks: newly drawn ones, each at first untrained; turns: times that the images learn in
+    one network, between which it trains on them; reads: noised gradients in one turn; steps: of the
+    images along each of them; lr,
     momentum: of these; net_lr, net_epochs: of the network's training on the images."""
 
     networks: int = 1000
@@ -197,10 +232,19 @@ class SetGeneration:
 
 
 def generate_set(
-    images: Tensor, labels: Tensor, model: nn.Module, draw: Callable[[int], State], read: GradientQuery, settings: SetGeneration, keys: Keys
-) -> Tensor:  # fmt: skip
-    """Images (m, c, h, w) of ``labels`` (m,) after ``settings.releases`` reads; draw: number -> a new network's state."""
-    follow = partial(match_gradient, model, iterations=settings.steps, lr=settings.lr, momentum=settings.momentum)
+    images: Tensor,
+    labels: Tensor,
+    model: nn.Module,
+    draw: Callable[[int], State],
+    read: GradientQuery,
+    settings: SetGeneration,
+    keys: Keys,
+) -> Tensor:
+    """Images (m, c, h, w) of ``labels`` (m,) after ``settings.releases`` reads; draw: number -> a
+    new network's state."""
+    follow = partial(
+        match_gradient, model, iterations=settings.steps, lr=settings.lr, momentum=settings.momentum
+    )
     if settings.turns == 1:
         return _generate_in_new_networks(images, labels, draw, read, settings, follow)
     for number in timed_steps(range(settings.networks)):
@@ -210,32 +254,42 @@ def generate_set(
                 length = {"epochs": settings.net_epochs, "batch_size": min(256, len(labels))}
                 stream = keys.fold("net", number, turn).torch()
                 own = as_records(images, labels)
-                state = local_sgd(model, state, own, lr=settings.net_lr, generator=stream, **length)[0]  # type: ignore[arg-type]
+                state = local_sgd(
+                    model, state, own, lr=settings.net_lr, generator=stream, **length
+                )[0]  # type: ignore[arg-type]
             for _ in timed_steps(range(settings.reads)):
                 images = follow(state, read(state), images, labels)
     return images
 
 
 def _generate_in_new_networks(
-    images: Tensor, labels: Tensor, draw: Callable[[int], State], read: GradientQuery, settings: SetGeneration,
+    images: Tensor,
+    labels: Tensor,
+    draw: Callable[[int], State],
+    read: GradientQuery,
+    settings: SetGeneration,
     follow: Callable[[State, Tensors, Tensor, Tensor], Tensor],
-) -> Tensor:  # fmt: skip
-    """Where no network learns from the images, no read depends on them. The reads come first: a test of what is released
-    stops after the last one."""
+) -> Tensor:
+    """Where no network learns from the images, no read depends on them. The reads come first: a
+    test of what is released stops after the last one."""
     for first in timed_steps(range(0, settings.networks, NETWORKS_AT_ONCE)):
         some = range(first, min(first + NETWORKS_AT_ONCE, settings.networks))
         noised = [
-            (state, [read(state) for _ in timed_steps(range(settings.reads))]) for state in map(draw, timed_steps(some))
+            (state, [read(state) for _ in timed_steps(range(settings.reads))])
+            for state in map(draw, timed_steps(some))
         ]
         for network in timed_steps(range(len(some))):
-            state, gradients = noised[network % len(noised)]  # fewer were read where a price runs a part
+            state, gradients = noised[
+                network % len(noised)
+            ]  # fewer were read where a price runs a part
             for number in timed_steps(range(settings.reads)):
                 images = follow(state, gradients[number % len(gradients)], images, labels)
     return images
 
 
 def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> GradientQuery:
-    """The records' gradient through ``ctx.mechanism``: of all weights that matching looks at, a Poisson sample a read."""
+    """The records' gradient through ``ctx.mechanism``: of all weights that matching looks at, a
+    Poisson sample a read."""
     loss = dp_sgd.cross_entropy_of(model)
 
     def query_gradient(state: Tensors) -> Tensors:
@@ -243,8 +297,12 @@ def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> G
             return loss({**state, **weights}, x, y)
 
         taken = ctx.sample(SET_GRADIENT_QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        x, y, weights = records.x[taken], records.y[taken], compared_weights(model, state)
-        released = ctx.mechanism(SET_GRADIENT_QUERY, dp_sgd.record_gradients(loss_of_record, weights, x, y))
+        x = records.x[taken]
+        y = records.y[taken]
+        weights = compared_weights(model, state)
+        released = ctx.mechanism(
+            SET_GRADIENT_QUERY, dp_sgd.record_gradients(loss_of_record, weights, x, y)
+        )
         return {name: value.to(state[name]) for name, value in released.items()}
 
     return query_gradient

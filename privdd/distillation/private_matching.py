@@ -1,11 +1,11 @@
 """Distillation whose images depend on the records only through noised queries.
 
 Two queries serve it. "embedding": a few noisy mean embeddings, then any number of matching steps on
-them. "synthetic_gradient": every step's gradient is noised (clipped by record, or by batch as the papers print it). For the
-matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the gradient is a mean over records of
-g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the synthetic mean embedding: each g_i reads one record, so clipping
-it bounds what that record does. It costs a pull-back per record. Either way every class of a public list is synthesised.
-"""
+them. "synthetic_gradient": every step's gradient is noised (clipped by record, or by batch as the
+papers print it). For the matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the
+gradient is a mean over records of g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the
+synthetic mean embedding: each g_i reads one record, so clipping it bounds what that record does. It
+    costs a pull-back per record. Either way every class of a public list is synthesised."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ from privdd.privacy.batch_invariance import compute_rows
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
 
-# Under add/remove one record changes one row (its class) of one release per map, by a vector of norm at
-# most the clip norm: K full-batch maps over R rounds are sqrt(K R) / z-GDP, and everything computed from
-# the targets afterwards is post-processing. This needs maps that are public (drawn from public coins or
-# from earlier protected outputs), that treat each record alone (no batch norm in training mode), and a
-# release for every class of a public list, present or not.
+# Under add/remove one record changes one row (its class) of one release per map, by a vector of
+# norm at
+# most the clip norm: K full-batch maps over R rounds are sqrt(K R) / z-GDP, and everything computed
+# from the targets afterwards is post-processing. This needs maps that are public (drawn from public
+# coins or from earlier protected outputs), that treat each record alone (no batch norm in training
+# mode), and a release for every class of a public list, present or not.
 QUERY = "embedding"
 
 
@@ -57,14 +58,17 @@ def release_embeddings(
     counts: Tensor | None = None,
     chunk: int = 64,
 ) -> list[Tensor]:
-    """Target mean embeddings of every class, one (C, p) tensor a map, through ``ctx.mechanism("embedding")``.
+    """Target mean embeddings of every class, one (C, p) tensor a map, through
+    ``ctx.mechanism("embedding")``.
 
-    A map that puts logits behind its features has both clipped together. centres: a public point (p,)
-    or one a class (C, p) for each map, which embeddings are measured and clipped from (default 0), for
-    instance the mean embedding of the current synthetic images. Without counts the mechanism's
-    normaliser, a public constant, divides the sums: target = centre + sum / N, shrunk or stretched for
-    classes of another size. counts: public or already protected class sizes (C,), see ``estimation_weights``.
-    With a sampling probability below 1 every map sees its own Poisson sample. Raises ValueError for
+    A map that puts logits behind its features has both clipped together. centres: a public point
+    (p,) or one a class (C, p) for each map, which embeddings are measured and clipped from (default
+    0), for instance the mean embedding of the current synthetic images. Without counts the
+    mechanism's normaliser, a public constant, divides the sums: target = centre + sum / N, shrunk
+    or stretched for
+    classes of another size. counts: public or already protected class sizes (C,), see
+        ``estimation_weights``. With a sampling probability below 1 every map sees its own Poisson
+        sample. Raises ValueError for
     centres that do not match the maps.
     """
     if centres is not None and len(centres) != len(maps):
@@ -82,29 +86,34 @@ def release_embeddings(
             sums.append(ctx.mechanism(QUERY, own, partition=name_class_cell(label))["embedding"])
         moves = torch.stack(sums).to(centre)
         if counts is not None:
-            moves *= estimation_weights(counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)).to(centre)  # type: ignore[arg-type]
+            moves *= estimation_weights(
+                counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)
+            ).to(centre)  # type: ignore[arg-type]
         targets.append(centre + moves)
     return targets
 
 
 def estimation_weights(counts: Tensor, mechanism: ClippedSum, width: int, reads: int) -> Tensor:
-    """Factors that turn a released sum / N into an estimate of each class's mean move from its centre, (C, 1).
+    """Factors that turn a released sum / N into an estimate of each class's mean move from its
+    centre, (C, 1).
 
     A noised sum is n m + z C e with |m| about C and e standard normal in ``width`` dimensions; the
     linear estimate of least squared error over ``reads`` such sums is the sum times
-    n / (n**2 + z**2 width / reads): nearly 1 / n where the class is large, nearly 0 (the target stays at
-    its public centre) where noise drowns it. n is the expected number of sampled records, at least 1.
-    """
+    n / (n**2 + z**2 width / reads): nearly 1 / n where the class is large, nearly 0 (the target
+    stays at its public centre) where noise drowns it. n is the expected number of sampled records,
+    at least 1."""
     expected = (counts.reshape(-1, 1) * mechanism.sampling_probability).clamp_min(1.0)
     drowned = mechanism.noise_multiplier**2 * width / reads
     return mechanism.normaliser * expected / (expected.square() + drowned)
 
 
 def release_class_counts(records: Records, class_list: Sequence[int], ctx: ClientContext) -> Tensor:
-    """Noised number of records of each class, (C,) at least 0, through ``ctx.mechanism("class_counts")``.
+    """Noised number of records of each class, (C,) at least 0, through
+    ``ctx.mechanism("class_counts")``.
 
-    One record adds one to one class: set clip_norm 1 and normaliser 1. Classes come from a public list,
-    so presence is protected as well. With a sampling probability q below 1 a Poisson sample is counted
+    One record adds one to one class: set clip_norm 1 and normaliser 1. Classes come from a public
+        list, so presence is protected as well. With a sampling probability q below 1 a Poisson
+        sample is counted
     and the noised count divided by q.
     """
     q = float(ctx.mechanisms["class_counts"].sampling_probability)
@@ -116,12 +125,14 @@ def release_class_counts(records: Records, class_list: Sequence[int], ctx: Clien
 GRADIENT_QUERY = "synthetic_gradient"
 
 
-def record_image_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: int | None = None) -> Tensor:
+def record_image_gradients(
+    images: Tensor, embed: Embed, x: Tensor, *, chunk: int | None = None
+) -> Tensor:
     """Every record's exact gradient g_i: images (m, c, h, w), x (n, c, h, w) -> (n, m, c, h, w).
 
-    The graph holds the synthetic images only; ``chunk`` records are pulled back at a time (default: 1, a
-    loop, on a CPU, where it is fastest; 32 elsewhere). The mean over records is the gradient of the
-    matching loss.
+    The graph holds the synthetic images only; ``chunk`` records are pulled back at a time (default:
+    1, a loop, on a CPU, where it is fastest; 32 elsewhere). The mean over records is the gradient
+    of the matching loss.
     """
     chunk = chunk or (1 if images.device.type == "cpu" else 32)
     mean, pull = vjp(lambda s: embed(s).mean(0), images.detach())  # type: ignore[misc]  # v -> J^T v
@@ -129,28 +140,38 @@ def record_image_gradients(images: Tensor, embed: Embed, x: Tensor, *, chunk: in
     if chunk == 1:
         parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
         return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
-    return compute_rows(lambda _, part: {"": vmap(pull)(part)[0].detach()}, {}, residuals, at_most=chunk)[""]
+    return compute_rows(
+        lambda _, part: {"": vmap(pull)(part)[0].detach()}, {}, residuals, at_most=chunk
+    )[""]
 
 
 def mean_image_gradients(
-    images: Tensor, embed: Embed, batches: Sequence[Tensor], real: Embed | None = None, real_chunk: int = CHUNK
+    images: Tensor,
+    embed: Embed,
+    batches: Sequence[Tensor],
+    real: Embed | None = None,
+    real_chunk: int = CHUNK,
 ) -> Tensor:
-    """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for each.
+    """The gradient of every class's matching loss in one pass: images (C, m, c, h, w), a batch for
+    each.
 
-    real: the map of the records (None: as the images'); so many at a time (0: all, which batch norm in train mode
-    needs). A class whose batch is empty has gradient zero.
+    real: the map of the records (None: as the images'); so many at a time (0: all, which batch norm
+        in train mode needs). A class whose batch is empty has gradient zero.
     """
     leaf = images.detach().requires_grad_(True)
     with torch.enable_grad():
         means = embed(leaf.flatten(0, 1)).unflatten(0, images.shape[:2]).mean(1)
-    rows = embed_images(real or embed, torch.cat(list(batches)), real_chunk).split([len(x) for x in batches])
+    rows = embed_images(real or embed, torch.cat(list(batches)), real_chunk).split(
+        [len(x) for x in batches]
+    )
     targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
     (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
     return gradient
 
 
 def images_by_class(records: Records, class_list: Sequence[int]) -> list[Tensor]:
-    """The images (n_c, c, h, w) of every class of the list: cut once for many steps, for each cut waits for a GPU."""
+    """The images (n_c, c, h, w) of every class of the list: cut once for many steps, for each cut
+    waits for a GPU."""
     return [records.x[records.y == label] for label in class_list]
 
 
@@ -166,13 +187,14 @@ def release_gradients(
     real: Embed | None = None,
     real_chunk: int = CHUNK,
 ) -> Tensor:
-    """Protected matching gradient of every class's images, through ``ctx.mechanism("synthetic_gradient")``.
+    """Protected matching gradient of every class's images, through
+    ``ctx.mechanism("synthetic_gradient")``.
 
-    images (C, m, c, h, w) -> (C, m, c, h, w); records: or their images ``images_by_class``. A mechanism that clips records gets every record's
-    gradient of a Poisson sample of the class. One that clips the batch mean, as the papers print it,
-    gets that mean, of a fixed number ``batch`` of records drawn anew (None = all of the class), which ``real``
-    embeds where it is given (see ``mean_image_gradients``).
-    """
+    images (C, m, c, h, w) -> (C, m, c, h, w); records: or their images ``images_by_class``. A
+    mechanism that clips records gets every record's gradient of a Poisson sample of the class. One
+    that clips the batch mean, as the papers print it, gets that mean, of a fixed number ``batch``
+    of records drawn anew (None = all of the class), which ``real`` embeds where it is given (see
+    ``mean_image_gradients``)."""
     cells = images_by_class(records, class_list) if isinstance(records, Records) else records
     if ctx.mechanisms[GRADIENT_QUERY].per_record:
         taken = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
@@ -182,14 +204,17 @@ def release_gradients(
         means = mean_image_gradients(images, embed, drawn, real, real_chunk)
         rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
     released = [
-        ctx.mechanism(GRADIENT_QUERY, {"gradient": gradients}, partition=name_class_cell(label))["gradient"]
+        ctx.mechanism(GRADIENT_QUERY, {"gradient": gradients}, partition=name_class_cell(label))[
+            "gradient"
+        ]
         for label, gradients in zip(class_list, rows)
     ]
     return torch.stack(released).to(images)
 
 
 def _select_rows(x: Tensor, sample: Tensor) -> Tensor:
-    """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and not waited for."""
+    """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and
+    not waited for."""
     return x if bool(sample.all()) else x[sample.nonzero()[:, 0].to(x.device)]
 
 
@@ -197,7 +222,9 @@ def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientConte
     if batch is None or len(x) <= batch:
         return x
     step = len(ctx.outputs)
-    order = torch.randperm(len(x), generator=ctx.keys.fold("batch", GRADIENT_QUERY, label, step).torch())
+    order = torch.randperm(
+        len(x), generator=ctx.keys.fold("batch", GRADIENT_QUERY, label, step).torch()
+    )
     return x[order[:batch].to(x.device)]
 
 
@@ -210,11 +237,13 @@ def is_protected(mechanisms: Mapping[str, Mechanism]) -> bool:
 
 
 def restrict_as_printed(shard: ClientData, ctx: ClientContext) -> ClientContext:
-    """The context in which a client sends the classes that it holds, as the papers print it, where the batch mean is clipped.
+    """The context in which a client sends the classes that it holds, as the papers print it, where
+    the batch mean is clipped.
 
-    Which these are depends on the records and is protected by nothing: sound variants send every class of the public list.
-    """
-    mechanism, held = ctx.mechanisms.get(GRADIENT_QUERY), set(shard.train.y.tolist())
+    Which these are depends on the records and is protected by nothing: sound variants send every
+    class of the public list."""
+    mechanism = ctx.mechanisms.get(GRADIENT_QUERY)
+    held = set(shard.train.y.tolist())
     if mechanism is None or mechanism.per_record or not held:
         return ctx
     classes = tuple(label for label in ctx.problem.class_list if label in held)
@@ -222,21 +251,30 @@ def restrict_as_printed(shard: ClientData, ctx: ClientContext) -> ClientContext:
 
 
 def check_no_batch_norm(norm: str | None, where: str) -> None:
-    """Raises ValueError for batch norm, under which one record moves the embeddings of all others."""
+    """Raises ValueError for batch norm, under which one record moves the embeddings of all
+    others."""
     if norm == "batch":
-        raise ValueError(f"{where}.norm=batch: with it one record changes all embeddings; use instance, group or none")
+        raise ValueError(
+            f"{where}.norm=batch: with it one record changes all embeddings; use "
+            "instance, group or none"
+        )
 
 
-def check_fitting_settings(fitting: FittingSettings | None, least: float, mechanisms: Mapping[str, Mechanism]) -> None:
-    """Raises ValueError for settings that have an effect only with a mechanism that this run does not set."""
+def check_fitting_settings(
+    fitting: FittingSettings | None, least: float, mechanisms: Mapping[str, Mechanism]
+) -> None:
+    """Raises ValueError for settings that have an effect only with a mechanism that this run does
+    not set."""
     if fitting is not None and "embedding" not in mechanisms:
         raise ValueError(
-            f"fitting={fitting!r}: follows noised reads, so privacy must set a mechanism for 'embedding' "
+            f"fitting={fitting!r}: follows noised reads, so privacy must set a mechanism "
+            "for 'embedding' "
             "(privacy=public_embedding); set fitting=null for plain matching in the same map"
         )
     if least and "class_counts" not in mechanisms:
         raise ValueError(
-            f"least={least!r}: compares noised counts, so privacy must set a mechanism for 'class_counts'; "
+            f"least={least!r}: compares noised counts, so privacy must set a mechanism "
+            "for 'class_counts'; "
             "set least=0 to send every class"
         )
 
@@ -249,14 +287,17 @@ def draw_public_maps(
     streams: MatchingStreams,
     real_map: Embed | None = None,
 ) -> list[tuple[Embed, Embed]]:
-    """``count`` maps, of a record and of a synthetic image each, with its own network and transform of records of ``shape``.
+    """``count`` maps, of a record and of a synthetic image each, with its own network and transform
+    of records of ``shape``.
 
     real_map: a public map between transformed record and network (FedRD's frozen projection).
     """
     maps = []
     for k, embed in enumerate(iterate_networks(networks, count)):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(k).torch())
-        real = compose_maps(transform if real_map is None else compose_maps(transform, real_map), embed)
+        real = compose_maps(
+            transform if real_map is None else compose_maps(transform, real_map), embed
+        )
         maps.append((real, compose_maps(transform, embed) if settings.augment_synthetic else embed))
     return maps
 
@@ -273,11 +314,12 @@ def match_embeddings(
     settings: MatchingSettings,
     ctx: ClientContext,
 ) -> Tensor:
-    """Images (C, ipc, c, h, w) after matching noisy mean embeddings, one class of the public list each.
+    """Images (C, ipc, c, h, w) after matching noisy mean embeddings, one class of the public list
+    each.
 
-    Embeddings are centred on those of the images at the start, which are public. Noised class counts
-    divide the sums where ``privacy`` sets a mechanism for "class_counts", else its public constant.
-    """
+    Embeddings are centred on those of the images at the start, which are public. Noised class
+    counts divide the sums where ``privacy`` sets a mechanism for "class_counts", else its public
+    constant."""
     classes = ctx.problem.class_list
     counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
     real, synthetic = zip(*views)
@@ -292,13 +334,20 @@ def match_embeddings(
 
 
 def fit_embeddings(
-    images: Tensor, view: Embed, records: Records, fitting: FittingSettings, ctx: ClientContext, *, least: float = 0.0
+    images: Tensor,
+    view: Embed,
+    records: Records,
+    fitting: FittingSettings,
+    ctx: ClientContext,
+    *,
+    least: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """(images of the kept classes (M, ipc, c, h, w), which of the public list are kept (C,) bool).
 
-    One noised read of the records in one public map; the rest is post-processing. A class whose noised count
-    is below ``least`` is left out: its target would be noise about the centre, and its images mislabelled.
-    """
+    One noised read of the records in one public map; the rest is post-processing. A class whose
+    noised count
+    is below ``least`` is left out: its target would be noise about the centre, and its images
+        mislabelled."""
     classes = ctx.problem.class_list
     counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
     centre = mean_embeddings(images, view).mean(0)
@@ -318,35 +367,46 @@ def match_noised_gradients(
 ) -> Tensor:
     """Images (C, ipc, c, h, w) after steps whose gradients are noised one by one.
 
-    project: where only records are transformed (FedRD, equation 7), what makes of them what the networks see; None: records
-    and images are transformed alike.
+    project: where only records are transformed (FedRD, equation 7), what makes of them what the
+        networks see; None: records and images are transformed alike.
     """
     shape = tuple(images.shape[2:] if project is None else records.x.shape[1:])
-    velocity, cells = torch.zeros_like(images), images_by_class(records, ctx.problem.class_list)
-    for t, network in zip(timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)):
+    velocity = torch.zeros_like(images)
+    cells = images_by_class(records, ctx.problem.class_list)
+    for t, network in zip(
+        timed_steps(range(settings.iterations)), iterate_networks(networks, settings.iterations)
+    ):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
-        embed, own = compose_maps(transform, network), dict[str, Any]()
+        embed = compose_maps(transform, network)
+        own = dict[str, Any]()
         if project is not None:
             real = compose_maps(compose_maps(transform, project), network)
-            embed, own = network, {"real": real, "real_chunk": settings.chunk}
-        gradient = release_gradients(images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch, **own)
+            embed = network
+            own = {"real": real, "real_chunk": settings.chunk}
+        gradient = release_gradients(
+            images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch, **own
+        )
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images
 
 
-def count_queries(mechanisms: Mapping[str, Mechanism], maps: int, iterations: int) -> dict[str, int]:
-    """How often each query is asked for one class in one run of ``maps`` maps and ``iterations`` steps."""
+def count_queries(
+    mechanisms: Mapping[str, Mechanism], maps: int, iterations: int
+) -> dict[str, int]:
+    """How often each query is asked for one class in one run of ``maps`` maps and ``iterations``
+    steps."""
     counts = {"embedding": maps, "synthetic_gradient": iterations, "class_counts": 1}
     return {name: count for name, count in counts.items() if name in mechanisms}
 
 
 @dataclass(frozen=True)
 class MatchingSteps:
-    """All that a matching step needs beside the records; anyone can compute it from the public random streams.
+    """All that a matching step needs beside the records; anyone can compute it from the public
+    random streams.
 
     maps: step -> the map of images (transform, then network); project: a record (b, c, h, w) as an
-    image of that space; start: N(0, 1) images (m, c, h, w) -> what the images start as. untestable: why nothing can
-    be tested on these steps, "" where it can.
+    image of that space; start: N(0, 1) images (m, c, h, w) -> what the images start as. untestable:
+    why nothing can be tested on these steps, "" where it can.
     """
 
     maps: Callable[[int], Embed]
@@ -357,9 +417,13 @@ class MatchingSteps:
 
 
 def step_maps(
-    networks: Networks, settings: MatchingSettings, streams: MatchingStreams, shape: tuple[int, int, int]
+    networks: Networks,
+    settings: MatchingSettings,
+    streams: MatchingStreams,
+    shape: tuple[int, int, int],
 ) -> Networks:
-    """Step -> map: that step's transform and then its network, as records and images are both seen."""
+    """Step -> map: that step's transform and then its network, as records and images are both
+    seen."""
 
     def map_at_step(step: int) -> Embed:
         transform = draw_transform(settings.augment, shape, streams.augment.fold(step).torch())

@@ -1,8 +1,8 @@
 """Virtual images: what a client trains on in place of its records.
 
-A distiller makes them once, or the records stand for themselves. FedLGD's (Huang et al. 2024, section 3.3.1 and equation 1):
-a long first distillation by plain distribution matching in new random networks, then short refinements in the current global
-feature extractor.
+A distiller makes them once, or the records stand for themselves. FedLGD's (Huang et al. 2024,
+section 3.3.1 and equation 1): a long first distillation by plain distribution matching in new
+random networks, then short refinements in the current global feature extractor.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ from privdd.federated.method import RecordTransform
 from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.training.sgd import Loss
 
-MatchingStage = tuple[MatchingSettings, Networks, MatchingStreams, int]  # the number: of noised reads
-IMAGES_PREFIX = "images/"  # where a client's memory keeps them: images/x (M, ipc, c, h, w) and images/label (M,)
+MatchingStage = tuple[
+    MatchingSettings, Networks, MatchingStreams, int
+]  # the number: of noised reads
+# where a client's memory keeps them: images/x (M, ipc, c, h, w) and images/label (M,)
+IMAGES_PREFIX = "images/"
 
 
 class Distiller(ABC):
@@ -54,14 +57,16 @@ class Distiller(ABC):
 
     @abstractmethod
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
-        """The images of each class that the client holds, for its memory (see IMAGES_PREFIX), in networks like ``model``."""
+        """The images of each class that the client holds, for its memory (see IMAGES_PREFIX), in
+        networks like ``model``."""
 
     def replace_records(self, images: State, shard: ClientData) -> ClientData:
         """The client with its images, one after the other by class, where its records were.
 
-        Records that zero-out adjacency blackened are gone too: what they would have changed is in the images.
-        """
-        x, label = images["images/x"], images["images/label"]
+        Records that zero-out adjacency blackened are gone too: what they would have changed is in
+        the images."""
+        x = images["images/x"]
+        label = images["images/label"]
         own = as_records(x.flatten(0, 1), label.to(x.device).repeat_interleave(x.shape[1]))
         return replace(shard, train=own, nulls=None)
 
@@ -71,13 +76,15 @@ class Distiller(ABC):
         return True
 
     def record_transform(self, shape: tuple[int, int, int]) -> RecordTransform | None:
-        """How records of ``shape`` (c, h, w) are transformed at random before they are distilled; None if they are not."""
+        """How records of ``shape`` (c, h, w) are transformed at random before they are distilled;
+        None if they are not."""
         return None
 
 
 @dataclass(frozen=True)
 class OwnRecords(Distiller):
-    """No distillation: the client's records stand for themselves. The grid's control, and the identity in tests."""
+    """No distillation: the client's records stand for themselves. The grid's control, and the
+    identity in tests."""
 
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         return {}
@@ -98,7 +105,8 @@ def images_in_memory(memory: State) -> State:
 def replace_by_images(
     distiller: Distiller, model: ModelSpec, memory: State, shard: ClientData, ctx: ClientContext
 ) -> tuple[ClientData, State]:
-    """(the client as its method sees it, the images to remember): made once, in the first round that needs them."""
+    """(the client as its method sees it, the images to remember): made once, in the first round
+    that needs them."""
     images = images_in_memory(memory) or distiller.distil(model, shard, ctx)
     return distiller.replace_records(images, shard), images
 
@@ -107,10 +115,11 @@ def replace_by_images(
 class VirtualImages(Distiller):
     """How a client's virtual images are distilled, by distribution matching.
 
-    ipc: images per class; start: real | noise | statistics; released_statistics: class statistics as
-    the published code computes them (see ``class_statistics``); warmup, refine: settings of the first
-    distillation and of each refinement; warmup_reads, refine_reads: noised reads of the records that
-    each takes where a mechanism is set for "embedding".
+    ipc: images per class; start: real | noise | statistics; released_statistics: class statistics
+        as the published code computes them (see ``class_statistics``); warmup, refine: settings of
+        the first
+    distillation and of each refinement; warmup_reads, refine_reads: noised reads of the records
+    that each takes where a mechanism is set for "embedding".
     """
 
     warmup: MatchingSettings
@@ -126,8 +135,11 @@ class VirtualImages(Distiller):
         check_init(self.start)
 
     def record_transform(self, shape: tuple[int, int, int]) -> RecordTransform | None:
-        """The first distillation's, which all images come from; the refinements' if that one reads records as they are."""
-        return record_transform_of(self.warmup.augment, shape) or record_transform_of(self.refine.augment, shape)
+        """The first distillation's, which all images come from; the refinements' if that one reads
+        records as they are."""
+        return record_transform_of(self.warmup.augment, shape) or record_transform_of(
+            self.refine.augment, shape
+        )
 
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         """The images of the first distillation, in new networks."""
@@ -136,17 +148,30 @@ class VirtualImages(Distiller):
         return images_to_memory(self.distil_cells(cells, {}, stages, shard, ctx), cells.labels)
 
     def matching_stages(
-        self, spec: ModelSpec, broadcast: Values, shard: ClientData, ctx: ClientContext, *, first: bool, refine: bool
+        self,
+        spec: ModelSpec,
+        broadcast: Values,
+        shard: ClientData,
+        ctx: ClientContext,
+        *,
+        first: bool,
+        refine: bool,
     ) -> list[MatchingStage]:
         """The matching runs of this round."""
-        model, stages = build_skeleton(spec, shard.shape, shard.classes), []
+        model = build_skeleton(spec, shard.shape, shard.classes)
+        stages = []
         if first:
-            law, device = partial(initial, spec, shard.shape, shard.classes), shard.train.x.device
+            law = partial(initial, spec, shard.shape, shard.classes)
+            device = shard.train.x.device
             networks = fresh_networks(model, law, ctx.public("warmup", "networks"), device=device)
-            stages.append((self.warmup, networks, MatchingStreams.of_round(ctx, "warmup"), self.warmup_reads))
+            stages.append(
+                (self.warmup, networks, MatchingStreams.of_round(ctx, "warmup"), self.warmup_reads)
+            )
         if refine:
             networks = fixed_network(model, broadcast["model"])
-            stages.append((self.refine, networks, MatchingStreams.of_round(ctx, "refine"), self.refine_reads))
+            stages.append(
+                (self.refine, networks, MatchingStreams.of_round(ctx, "refine"), self.refine_reads)
+            )
         return stages
 
     def distil_cells(
@@ -158,8 +183,10 @@ class VirtualImages(Distiller):
         ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
-        """The images (M, ipc, c, h, w) of every cell after this round's ``stages``; ``own``: see ``start_streams``."""
-        total, streams = len(cells.pool) if self.released_statistics else None, start_streams(cells, ctx.keys, own)
+        """The images (M, ipc, c, h, w) of every cell after this round's ``stages``; ``own``: see
+        ``start_streams``."""
+        total = len(cells.pool) if self.released_statistics else None
+        streams = start_streams(cells, ctx.keys, own)
         images = draw_initial_images(self.start, cells, self.ipc, shard.shape, streams, total=total)
         images = carry_over_images(images.to(shard.train.x), cells.labels, memory)
         for settings, networks, matching_streams, _ in stages:
@@ -169,16 +196,20 @@ class VirtualImages(Distiller):
     def distil_protected(
         self, memory: State, stages: list[MatchingStage], shard: ClientData, ctx: ClientContext
     ) -> tuple[Tensor, Tensor]:
-        """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the records alone.
+        """Images (C, ipc, c, h, w) and classes (C,) of the public list, by noised reads of the
+        records alone.
 
         Raises ValueError unless the images start as noise.
         """
         if self.start != "noise":
             raise ValueError(
-                f"virtual.start={self.start!r}: a guarantee needs noise, any other start reads the records"
+                f"virtual.start={self.start!r}: a guarantee needs noise, any other start "
+                "reads the records"
             )
         labels = torch.tensor(ctx.problem.class_list)
-        images = draw_noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
+        images = draw_noise_images(labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
+            shard.train.x
+        )
         images = carry_over_images(images, labels, memory)
         for settings, networks, streams, reads in stages:
             views = draw_public_maps(networks, reads, shard.shape, settings, streams)
@@ -192,13 +223,17 @@ def as_records(x: Tensor, y: Tensor) -> Records:
 
 
 def tied_loss(shared: Records, weight: float, temperature: float, regulariser: str) -> Loss:
-    """Equation 2: cross-entropy of a batch + weight * supervised contrast of batch and all of ``shared``; or, with
-    regulariser "mmd" (figure 3a), + weight * MMD between the two."""
+    """Equation 2: cross-entropy of a batch + weight * supervised contrast of batch and all of
+    ``shared``; or, with regulariser "mmd" (figure 3a), + weight * MMD between the two."""
 
     def batch_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        features, anchors = net.features(x), net.features(shared.x)  # type: ignore[operator]
+        # type: ignore[operator]
+        features = net.features(x)
+        anchors = net.features(shared.x)
         if regulariser == "contrastive":
-            tie = supervised_contrastive(torch.cat([features, anchors]), torch.cat([y, shared.y]), temperature)
+            tie = supervised_contrastive(
+                torch.cat([features, anchors]), torch.cat([y, shared.y]), temperature
+            )
         else:
             tie = class_mmd(features, y, anchors, shared.y)
         return F.cross_entropy(net.head(features), y) + weight * tie  # type: ignore[operator]
@@ -207,8 +242,9 @@ def tied_loss(shared: Records, weight: float, temperature: float, regulariser: s
 
 
 def class_mmd(a: Tensor, a_labels: Tensor, b: Tensor, b_labels: Tensor) -> Tensor:
-    """Mean over common classes of the squared MMD (Gretton et al. 2012, biased, at most 2) with a Gaussian kernel as wide as
-    the mean distance, as the released code bounds it; features (n, d) -> scalar; 0 with none."""
+    """Mean over common classes of the squared MMD (Gretton et al. 2012, biased, at most 2) with a
+    Gaussian kernel as wide as the mean distance, as the released code bounds it; features (n, d) ->
+    scalar; 0 with none."""
     common = [c for c in a_labels.unique().tolist() if bool((b_labels == c).any())]
     gaps = [gaussian_mmd(a[a_labels == c], b[b_labels == c]) for c in common]
     return torch.stack(gaps).mean() if gaps else a.sum() * 0

@@ -7,15 +7,42 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privdd.core.validation import BadConfig, Command, Key, Reader, read_count, read_literal, values_below
+from privdd.core.validation import (
+    BadConfig,
+    Command,
+    Key,
+    Reader,
+    read_count,
+    read_literal,
+    values_below,
+)
 
 TARGET_PREFIX = "target."
 FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates")
 SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
 KEYS_BY_KIND = {  # what a target of each kind reads beside train, heldout and records
-    "model": ("model", "args", "weights", "training", "shadows", "transform", "queries", *SGD_SETTINGS),
+    "model": (
+        "model",
+        "args",
+        "weights",
+        "training",
+        "shadows",
+        "transform",
+        "queries",
+        *SGD_SETTINGS,
+    ),
     "synthetic": ("synthetic", "args", "generator", "shadows"),
-    "updates": ("model", "args", "weights", "training", "shadows", "updates", "kind", "client", *SGD_SETTINGS),
+    "updates": (
+        "model",
+        "args",
+        "weights",
+        "training",
+        "shadows",
+        "updates",
+        "kind",
+        "client",
+        *SGD_SETTINGS,
+    ),
     "recording": ("model", "args"),  # the client is chosen before
 }
 
@@ -30,43 +57,98 @@ def _target_key(name: str, read: Reader, shown: str = "", help: str = "") -> Key
 
 
 TARGET = Command(
-    "python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
-    "       python -m privdd.audit target.synthetic=FILE target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
-    "       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS target.weights=FILE target.train=... target.heldout=...",
-    "Audits what was trained elsewhere. Exit status: 0 done, whatever leaks; 2 a stated epsilon is contradicted; 3 a limit of the policy is broken or not decided; 1 error.",
+    "python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE "
+    "target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
+    "       python -m privdd.audit target.synthetic=FILE target.train=FILE "
+    "target.heldout=FILE [KEY=VALUE ...]\n"
+    "       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS "
+    "target.weights=FILE target.train=... target.heldout=...",
+    "Audits what was trained elsewhere. Exit status: 0 done, whatever leaks; 2 a stated "
+    "epsilon is contradicted; 3 a limit of the policy is broken or not decided; 1 error.",
     (
-        _target_key("model", read_quoted, "NAME", "a torch module, made with target.args.NAME=VALUE, or a function that predicts"),
+        _target_key(
+            "model",
+            read_quoted,
+            "NAME",
+            "a torch module, made with target.args.NAME=VALUE, or a function that predicts",
+        ),
         _target_key("args.*", read_literal),
-        _target_key("weights", read_quoted, "FILE", "its weights: .safetensors, or a state_dict in .pt"),
-        _target_key("train", read_quoted, "FILE", ".npz with x (n, ...) and y (n,): the training records; target.heldout: others of the same kind"),
+        _target_key(
+            "weights", read_quoted, "FILE", "its weights: .safetensors, or a state_dict in .pt"
+        ),
+        _target_key(
+            "train",
+            read_quoted,
+            "FILE",
+            ".npz with x (n, ...) and y (n,): the training records; target.heldout: others "
+            "of the same kind",
+        ),
         _target_key("heldout", read_quoted),
-        _target_key("training", read_quoted, "NAME", "function (x, y, seed) -> model: shadow models are trained (target.shadows=64); or sgd: the same network from new first values, by target.lr= target.steps= target.batch= target.momentum="),
-        _target_key("transform", read_quoted, "NAME", "function (x, seed) -> x, as training transforms a batch (crop, flip): shadow models are asked about target.queries=18 copies of each record, the record among them"),
+        _target_key(
+            "training",
+            read_quoted,
+            "NAME",
+            "function (x, y, seed) -> model: shadow models are trained (target.shadows=64); "
+            "or sgd: the same network from new first values, by target.lr= target.steps= "
+            "target.batch= target.momentum=",
+        ),
+        _target_key(
+            "transform",
+            read_quoted,
+            "NAME",
+            "function (x, seed) -> x, as training transforms a batch (crop, flip): shadow "
+            "models are asked about target.queries=18 copies of each record, the record "
+            "among them",
+        ),
         _target_key("queries", read_count(1)),
         *(_target_key(name, read_literal) for name in SGD_SETTINGS),
         _target_key("shadows", read_count()),
         _target_key("synthetic", read_quoted, "FILE", ".npz of a synthetic set instead of a model"),
-        _target_key("generator", read_quoted, "NAME", "function (x, y, seed) -> (x, y), or distribution_matching, privdd's own (target.args.per_class=10 iterations=200 batch= lr= start=)"),
-        _target_key("updates", read_quoted, "DIR", "captured updates, DIR/round_000/client_0.safetensors; how their client trained, where known: target.lr= target.steps= target.batch= target.momentum=. Shadow updates are trained with target.training=sgd by these, or by a function (model, x, y, seed) -> model"),
-        _target_key("kind", read_quoted, "update", "what the updates are: update, model or gradient"),
+        _target_key(
+            "generator",
+            read_quoted,
+            "NAME",
+            "function (x, y, seed) -> (x, y), or distribution_matching, privdd's own "
+            "(target.args.per_class=10 iterations=200 batch= lr= start=)",
+        ),
+        _target_key(
+            "updates",
+            read_quoted,
+            "DIR",
+            "captured updates, DIR/round_000/client_0.safetensors; how their client trained, "
+            "where known: target.lr= target.steps= target.batch= target.momentum=. Shadow "
+            "updates are trained with target.training=sgd by these, or by a function (model, "
+            "x, y, seed) -> model",
+        ),
+        _target_key(
+            "kind", read_quoted, "update", "what the updates are: update, model or gradient"
+        ),
         _target_key("client", read_count(), "0", "the client whose records target.train are"),
         _target_key("records", read_count(8), "10000", "audited at most"),
         *(Key(f"stated.{name}", read_literal) for name in ("epsilon", "delta", "relation", "unit")),
         *(Key(name, read_quoted) for name in ("name", "out", "engine")),
-        Key("policy", read_quoted, "FILE", "limits that the result has to keep, else exit status 3; fail_on.LIMIT=VALUE: one of them (docs/tutorials/gate.md)"),
+        Key(
+            "policy",
+            read_quoted,
+            "FILE",
+            "limits that the result has to keep, else exit status 3; fail_on.LIMIT=VALUE: "
+            "one of them (docs/tutorials/gate.md)",
+        ),
         Key("fail_on.*", read_quoted),
         *(Key(name, read_count()) for name in ("seed", "engine.workers")),
         Key("confidence", read_literal),
     ),
-    "  stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out stated.unit=record|client\n"
+    "  stated.epsilon= stated.delta=1e-5 stated.relation=replace|add_remove|zero_out "
+    "stated.unit=record|client\n"
     "  seed=0 name=LABEL confidence=0.95 engine=serial|processes|ray engine.workers=0 out=DIR",
     "unknown for a target from outside",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class TargetArguments:
-    """The parsed arguments. files, names, counts: by their key without "target."; args: of the model's class, or of a generator of ``RECIPES``."""
+    """The parsed arguments. files, names, counts: by their key without "target."; args: of the
+    model's class, or of a generator of ``RECIPES``."""
 
     given: dict[str, Any]
     args: dict[str, Any] = field(default_factory=dict)
@@ -83,9 +165,13 @@ class TargetArguments:
 
 
 def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArguments:
-    """kind: of ``KEYS_BY_KIND``; "": by what was typed. Raises BadConfig, one line, for what is not understood or not read."""
+    """kind: of ``KEYS_BY_KIND``; "": by what was typed. Raises BadConfig, one line, for what is not
+    understood or not read."""
     found = TARGET.parse(
-        [item.replace("hydra.run.dir=", "out=") if item.startswith("hydra.") else item for item in argv]
+        [
+            item.replace("hydra.run.dir=", "out=") if item.startswith("hydra.") else item
+            for item in argv
+        ]
     )
     whats = [name for name in ("synthetic", "updates") if TARGET_PREFIX + name in found]
     if len(whats) > 1 or (not whats and TARGET_PREFIX + "model" not in found):
@@ -98,4 +184,6 @@ def _check_keys_read(found: Mapping[str, Any], kind: str) -> None:
     read = ("train", "heldout", "records", *KEYS_BY_KIND[kind])
     for key in found:
         if key.startswith(TARGET_PREFIX) and key.split(".")[1] not in read:
-            raise BadConfig(f"{key}: not read of {'a recording' if kind == 'recording' else f'target.{kind}'}")
+            raise BadConfig(
+                f"{key}: not read of {'a recording' if kind == 'recording' else f'target.{kind}'}"
+            )

@@ -1,8 +1,11 @@
-"""Updates that were captured in somebody's federation: membership, label counts and reconstruction of one client's records.
+"""Updates that were captured in somebody's federation: membership, label counts and reconstruction
+of one client's records.
 
-``DIR/round_000/client_0.safetensors`` holds tensors under the names of the model's state_dict. What they are is said by
-``target.kind``: "update" (what the client's weights changed by), "model" (its weights) or "gradient". The model that it
-started from is ``DIR/round_000/server.safetensors``; of a single round it may be ``target.weights``.
+``DIR/round_000/client_0.safetensors`` holds tensors under the names of the model's state_dict. What
+they are is said by
+``target.kind``: "update" (what the client's weights changed by), "model" (its weights) or
+    "gradient". The model that it started from is ``DIR/round_000/server.safetensors``; of a single
+    round it may be ``target.weights``.
 """
 
 from __future__ import annotations
@@ -25,7 +28,17 @@ from attacks.membership.attack import MembershipAttack, blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.threshold import LossThreshold
-from attacks.types import Adversary, Attack, Capture, Family, Knowledge, Surface, Truth, View, Worlds
+from attacks.types import (
+    Adversary,
+    Attack,
+    Capture,
+    Family,
+    Knowledge,
+    Surface,
+    Truth,
+    View,
+    Worlds,
+)
 from privdd.auditing.attack_tasks import attack_stream, error_budget
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig, check_choice, check_integer, check_number
@@ -45,7 +58,9 @@ from privdd.runtime.files import DamagedRun, list_plain_files
 from privdd.runtime.run_folder import read_tensors
 
 UPDATE_FILE = re.compile(r"round_(\d{1,6})/client_(\d{1,6})\.safetensors")
-SERVER_FILE = "server.safetensors"  # beside the clients' files of a round: the model that they were sent
+SERVER_FILE = (
+    "server.safetensors"  # beside the clients' files of a round: the model that they were sent
+)
 UPDATE_KINDS = ("update", "model", "gradient")
 
 
@@ -62,12 +77,15 @@ class CapturedUpdates:
         mine = tuple(one for one in self.captures if one.client == client)
         if not mine:
             known = ", ".join(str(k) for k in sorted({one.client for one in self.captures}))
-            raise BadConfig(f"target.client={client}: nothing was captured of it; there are {known}")
+            raise BadConfig(
+                f"target.client={client}: nothing was captured of it; there are {known}"
+            )
         return mine
 
 
 def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> CapturedUpdates:
-    """Every file of the folder. Raises BadConfig, one line, where there are none, or one does not fit the model."""
+    """Every file of the folder. Raises BadConfig, one line, where there are none, or one does not
+    fit the model."""
     check_choice("target.kind", kind, UPDATE_KINDS)
     if not folder.is_dir():
         raise BadConfig(f"target.updates={folder}: no such folder")
@@ -78,13 +96,17 @@ def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> Captured
     if not names:
         raise BadConfig(f"target.updates={folder}: holds no round_000/client_0.safetensors")
     rounds = sorted({name.split("/")[0] for name in names})
-    unknown = [one for one in rounds if len(rounds) > 1 and not (folder / one / SERVER_FILE).is_file()]
+    unknown = [
+        one for one in rounds if len(rounds) > 1 and not (folder / one / SERVER_FILE).is_file()
+    ]
     if unknown:
         why = "of several rounds, each started from its own model"
         raise BadConfig(f"target.updates={folder}: {unknown[0]}/{SERVER_FILE} is needed: {why}")
     surface = Surface.GRADIENT if kind == "gradient" else Surface.UPDATE
     found = [_read_capture(folder, name, model, kind) for name in names]
-    return CapturedUpdates(tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind)
+    return CapturedUpdates(
+        tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind
+    )
 
 
 def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Capture:
@@ -104,26 +126,37 @@ def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Captu
 
 
 def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, if each has a name and a shape of the model's. Raises BadConfig for another, and for NaN."""
+    """The tensors, if each has a name and a shape of the model's. Raises BadConfig for another, and
+    for NaN."""
     try:
         value = read_tensors(path)
     except DamagedRun as error:
         raise BadConfig(f"target.updates={error}") from None
     for name, tensor in value.items():
         if name not in own or own[name].shape != tensor.shape:
-            there = f"the model's is {tuple(own[name].shape)}" if name in own else "the model has none of this name"
+            there = (
+                f"the model's is {tuple(own[name].shape)}"
+                if name in own
+                else "the model has none of this name"
+            )
             raise BadConfig(f"target.updates={path}: {name} {tuple(tensor.shape)}: {there}")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise BadConfig(f"target.updates={path}: NaN or infinity in {name}")
     return dict(value)
 
 
-SIGNAL_OF_ATTACK = {"gradient_alignment": "alignment", "joint_gradients": "joint", "confidence_gain": "confidence"}
+SIGNAL_OF_ATTACK = {
+    "gradient_alignment": "alignment",
+    "joint_gradients": "joint",
+    "confidence_gain": "confidence",
+}
 NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
 NO_SHADOWS = "needs how the client trained: target.training, a function or sgd"
 NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
 MAX_BATCH_RECORDS = 32  # records behind one gradient that are sought pixel by pixel
-INVERSION_ITERATIONS, INVERSION_BUDGET, TOTAL_VARIATION_WEIGHT = 600, 6000, 1e-3
+INVERSION_ITERATIONS = 600
+INVERSION_BUDGET = 6000
+TOTAL_VARIATION_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -144,13 +177,18 @@ class LocalTraining:
             raise BadConfig(f"target.momentum={self.momentum}: a number in [0, 1) is needed")
         for name in ("steps", "batch"):
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_integer(f"target.{name}", getattr(self, name), 1))  # 12.0 is 12
+                object.__setattr__(
+                    self, name, check_integer(f"target.{name}", getattr(self, name), 1)
+                )  # 12.0 is 12
 
     def attack_settings(self) -> dict[str, Any]:
         """The local settings that attacks assume; a single step of rate one by default."""
         return {
-            "lr": self.lr or 1.0, "local_steps": self.steps or 1, "momentum": self.momentum, "batch_size": self.batch,
-        }  # fmt: skip
+            "lr": self.lr or 1.0,
+            "local_steps": self.steps or 1,
+            "momentum": self.momentum,
+            "batch_size": self.batch,
+        }
 
 
 def audit_client_updates(
@@ -165,51 +203,93 @@ def audit_client_updates(
     about: Mapping[str, Any],
     fit: TrainingFunction | None = None,
 ) -> ExternalAudit:
-    """The audit of what one client sent; train: its own records; fit: trains shadow updates, "sgd" for plain SGD as
-    ``local`` describes it. Raises BadConfig, one line, for what does not fit."""
+    """The audit of what one client sent; train: its own records; fit: trains shadow updates, "sgd"
+    for plain SGD as ``local`` describes it. Raises BadConfig, one line, for what does not fit."""
     began = time.monotonic()
     if not isinstance(model, nn.Module):
         raise BadConfig("target.model: a torch module is needed to read updates")
     classes = _count_classes(model, train, heldout)
-    mine, keys = updates.captures_of_client(client), Keys(settings.seed).fold("target")
+    mine = updates.captures_of_client(client)
+    keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    note = f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it was captured"
+    note = (
+        f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it "
+        "was captured"
+    )
     sent = updates.kind == "gradient"
     if sent and fit not in (None, SGD_NAME):
-        raise BadConfig(f"target.training: of a captured gradient only {SGD_NAME} is read; no function is called")
-    others, drew = list[tuple[Capture, ...]](), False
+        raise BadConfig(
+            f"target.training: of a captured gradient only {SGD_NAME} is read; no "
+            "function is called"
+        )
+    others = list[tuple[Capture, ...]]()
+    drew = False
     if shadows:
         each = None if sent else training_function_of(fit, local)
         others, drew = compute_shadow_updates(each, model, mine, game, keys, settings.engine)
     signals = target_and_shadow_signals(model, [mine, *others], game.records, classes, sent)
     made = time.monotonic()
     known = _attacker_knowledge(model, game, train, classes, local, stated)
-    blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
+    blind = blind_record_scores(
+        game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch()
+    )
     worlds = Worlds(signals, game.masks, blind, game.records.y)
     view = View(updates.surface, Adversary.SERVER, mine[:1], known, worlds)
     readable = {name: signal for name, signal in SIGNAL_OF_ATTACK.items() if signal in signals}
-    attacks: dict[str, MembershipAttack] = {n: LossThreshold(s, settings.confidence) for n, s in readable.items()}
+    attacks: dict[str, MembershipAttack] = {
+        n: LossThreshold(s, settings.confidence) for n, s in readable.items()
+    }
     best = "joint" if "joint" in signals else "alignment"
-    attacks |= {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)} if shadows else {}
+    attacks |= (
+        {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)}
+        if shadows
+        else {}
+    )
     missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     keys = Keys(settings.seed)
     judged = games.judge_attacks(view, attacks, missing, game, keys, budget, note)
-    judged += _judge_inversions(view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}")
-    done, notes = time.monotonic(), {"note": GLOBAL_DRAWS} if drew else {}
-    facts = games.target_facts("updates", train, heldout, game, judged, None, about.get("notes", []))
-    clients, rounds = (1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round"))
+    judged += _judge_inversions(
+        view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}"
+    )
+    done = time.monotonic()
+    notes = {"note": GLOBAL_DRAWS} if drew else {}
+    facts = games.target_facts(
+        "updates", train, heldout, game, judged, None, about.get("notes", [])
+    )
+    clients, rounds = (
+        1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round")
+    )
     return ExternalAudit(
-        str(about.get("name", "updates")), str(about.get("data", "arrays")), settings.seed,
-        [HeldArtifact(updates.surface, updates.kind, one.value, one.round, one.client) for one in updates.captures],
-        judged, stated, budget, {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
-        {**about, **notes, "client": client, "records": [len(train), len(heldout)], "shape": list(train.record_shape)}, clients, rounds,
-    )  # fmt: skip
+        str(about.get("name", "updates")),
+        str(about.get("data", "arrays")),
+        settings.seed,
+        [
+            HeldArtifact(updates.surface, updates.kind, one.value, one.round, one.client)
+            for one in updates.captures
+        ],
+        judged,
+        stated,
+        budget,
+        {"worlds": made - began, "attacks": done - made, "total": done - began},
+        facts,
+        None,
+        {
+            **about,
+            **notes,
+            "client": client,
+            "records": [len(train), len(heldout)],
+            "shape": list(train.record_shape),
+        },
+        clients,
+        rounds,
+    )
 
 
 def _count_classes(model: nn.Module, train: LabelledRecords, heldout: LabelledRecords) -> int:
-    """How many classes the model has. Raises BadConfig where it, or the records, cannot be read by gradients."""
+    """How many classes the model has. Raises BadConfig where it, or the records, cannot be read by
+    gradients."""
     check_network_records(train, heldout)
     predict = build_predictor(model, "target.model")
     classes = predict.count_classes(train.x, torch.cat([train.y, heldout.y]))
@@ -227,36 +307,60 @@ def _attacker_knowledge(
     local: LocalTraining,
     stated: StatedLimit,
 ) -> Knowledge:
-    told = {**local.attack_settings(), "batch_records": len(train), "delta": stated.exchange_limit()[1]}
+    told = {
+        **local.attack_settings(),
+        "batch_records": len(train),
+        "delta": stated.exchange_limit()[1],
+    }
     shape = train.record_shape if len(train.record_shape) == 3 else (1, 1, 1)
     kind = next(model.parameters()).dtype
     public = game.reference.x.to(kind) if game.reference.x.is_floating_point() else game.reference.x
-    return Knowledge((shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=told)
+    return Knowledge(
+        (shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=told
+    )
 
 
-def training_function_of(fit: TrainingFunction | None, local: LocalTraining) -> TrainingFunction | PlainSGD | None:
+def training_function_of(
+    fit: TrainingFunction | None, local: LocalTraining
+) -> TrainingFunction | PlainSGD | None:
     """Plain SGD as ``local`` describes it where "sgd" is said, else the owner's function."""
     if fit != SGD_NAME:
         return fit
     if local.lr is None or local.steps is None:
-        raise BadConfig("target.training=sgd: needs target.lr and target.steps (and target.batch, target.momentum)")
+        raise BadConfig(
+            "target.training=sgd: needs target.lr and target.steps (and target.batch, "
+            "target.momentum)"
+        )
     return PlainSGD(local.lr, local.steps, local.batch, local.momentum)
 
 
 def _judge_inversions(
-    view: View, train: LabelledRecords, heldout: LabelledRecords, local: LocalTraining, keys: Keys, note: str
+    view: View,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    local: LocalTraining,
+    keys: Keys,
+    note: str,
 ) -> list[games.JudgedAttack]:
     """Label counts, and records rebuilt, from the first capture; what cannot be tried says why."""
-    described = view.surface == Surface.GRADIENT or (local.lr is not None and local.steps is not None)
+    described = view.surface == Surface.GRADIENT or (
+        local.lr is not None and local.steps is not None
+    )
     pictures = train.has_pictures and min(train.record_shape[1:]) >= 5
     attacks = _inversion_attacks(view.surface, len(train)) if pictures and described else {}
     search = "update_inversion" if view.surface == Surface.UPDATE else "gradient_inversion"
     many = f"{len(train)} records stand behind one gradient; at most {MAX_BATCH_RECORDS} are sought"
     why = NO_PICTURES if not pictures else NO_STEPS if not described else many
-    kind = next(view.knowledge.model.parameters()).dtype if view.knowledge.model is not None else torch.float32
+    kind = (
+        next(view.knowledge.model.parameters()).dtype
+        if view.knowledge.model is not None
+        else torch.float32
+    )
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
-    found = [_judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()]
+    found = [
+        _judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()
+    ]
     for name in ("label_counts", "analytic_inversion", search):
         family = Family.LABEL if name == "label_counts" else Family.GRADIENT_INVERSION
         if name not in attacks:
@@ -265,16 +369,25 @@ def _judge_inversions(
 
 
 def _inversion_attacks(surface: Surface, records: int) -> dict[str, Attack]:
-    search = InvertingGradients(objective="cosine", iterations=INVERSION_ITERATIONS, tv=TOTAL_VARIATION_WEIGHT, lr=0.03)
-    found: dict[str, Attack] = {"label_counts": LabelCounts(), "analytic_inversion": AnalyticInversion()}
+    search = InvertingGradients(
+        objective="cosine", iterations=INVERSION_ITERATIONS, tv=TOTAL_VARIATION_WEIGHT, lr=0.03
+    )
+    found: dict[str, Attack] = {
+        "label_counts": LabelCounts(),
+        "analytic_inversion": AnalyticInversion(),
+    }
     if surface == Surface.UPDATE:
-        found["update_inversion"] = UpdateInversion(search, INVERSION_BUDGET, min(records, MAX_BATCH_RECORDS))
+        found["update_inversion"] = UpdateInversion(
+            search, INVERSION_BUDGET, min(records, MAX_BATCH_RECORDS)
+        )
     elif records <= MAX_BATCH_RECORDS:
         found["gradient_inversion"] = GradientInversion(search)
     return found
 
 
-def _judge_inversion(name: str, attack: Attack, view: View, truth: Truth, keys: Keys, note: str) -> games.JudgedAttack:
+def _judge_inversion(
+    name: str, attack: Attack, view: View, truth: Truth, keys: Keys, note: str
+) -> games.JudgedAttack:
     why = attack.nothing_to_read(view)
     if why:
         return games.findings_without_attack(view.surface, [name], why, note, attack.family)[0]
@@ -283,5 +396,6 @@ def _judge_inversion(name: str, attack: Attack, view: View, truth: Truth, keys: 
     finding = attack.judge(evidence, view, truth)
     kept = {key: value for key, value in finding.figures.items() if not key.startswith("roc_")}
     return games.JudgedAttack(
-        games.annotate_finding(finding.with_measures(seconds=time.monotonic() - began), name, note), kept
+        games.annotate_finding(finding.with_measures(seconds=time.monotonic() - began), name, note),
+        kept,
     )

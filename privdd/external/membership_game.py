@@ -1,11 +1,11 @@
-"""The membership game on a target that someone else trained: fair coins that its owner knew nothing of, the attacks judged by them, and
-what a reader has to know of the files.
+"""The membership game on a target that someone else trained: fair coins that its owner knew nothing
+of, the attacks judged by them, and what a reader has to know of the files.
 
-For each audited record a fair coin is tossed first. On heads it is the next record of a random order of the training
-set, on tails the next of the held-out set. If both sets were drawn from one distribution, this is the game of a training
-in which each audited record was put in by that coin, its place being taken by another record of the same distribution
-otherwise; so bounds hold for one record *exchanged* (Steinke, Nasr and Jagielski 2023; relation replace).
-"""
+For each audited record a fair coin is tossed first. On heads it is the next record of a random
+order of the training set, on tails the next of the held-out set. If both sets were drawn from one
+distribution, this is the game of a training in which each audited record was put in by that coin,
+its place being taken by another record of the same distribution otherwise; so bounds hold for one
+record *exchanged* (Steinke, Nasr and Jagielski 2023; relation replace)."""
 
 from __future__ import annotations
 
@@ -31,22 +31,35 @@ from attacks.membership.attack import (
 )
 from attacks.membership.label_only import first_replay
 from attacks.membership.signals import logit_scaled, ridge_readout
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
+from attacks.types import (
+    Adversary,
+    Attack,
+    Evidence,
+    Family,
+    Finding,
+    Knowledge,
+    Surface,
+    Truth,
+    View,
+    Worlds,
+)
 from privdd.auditing.attack_tasks import ErrorBudget, attack_seeds, attack_stream, corrected_bound
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
 from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps
 from privdd.reporting.wording import format_share
 
-COIN_SIGMAS = 5.2  # an order of coins that would use up one set is as rare as one in five million, and is tossed again
+# an order of coins that would use up one set is as rare as one in five million, and is tossed again
+COIN_SIGMAS = 5.2
 MAX_REFERENCE = 1000
 
 
 @dataclass(frozen=True)
 class DuplicateRecords:
-    """Equal records. inside, outside: places of the training and held-out records that may be audited. training, heldout:
-    records that equal an earlier one of their file; shared: held-out ones that equal a training record; single: whether
-    each audited record is the only one of its kind, else it stands for all its copies."""
+    """Equal records. inside, outside: places of the training and held-out records that may be
+    audited. training, heldout: records that equal an earlier one of their file; shared: held-out
+        ones that equal a training record; single: whether each audited record is the only one of
+        its kind, else it stands for all its copies."""
 
     inside: Tensor
     outside: Tensor
@@ -57,24 +70,30 @@ class DuplicateRecords:
 
 
 def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> DuplicateRecords:
-    """Records that are the only ones of their kind in both files are audited, a fair game, if they are half of all kinds;
-    else one of each kind."""
+    """Records that are the only ones of their kind in both files are audited, a fair game, if they
+    are half of all kinds; else one of each kind."""
     kind = _number_equal_records(train.x, heldout.x)
     own, other = kind.split([len(train), len(heldout)])
     count, apart = (torch.bincount(one, minlength=len(kind)) for one in (own, other))
-    alone, apart_alone = (count[own] == 1) & (apart[own] == 0), (apart[other] == 1) & (count[other] == 0)
-    first, first_apart = _is_first(own) & (apart[own] == 0), _is_first(other) & (count[other] == 0)
+    alone = (count[own] == 1) & (apart[own] == 0)
+    apart_alone = (apart[other] == 1) & (count[other] == 0)
+    first = _is_first(own) & (apart[own] == 0)
+    first_apart = _is_first(other) & (count[other] == 0)
     single = 2 * int(alone.sum()) >= int(_is_first(own).sum())
     inside, outside = (alone, apart_alone) if single else (first, first_apart)
     return DuplicateRecords(
-        torch.nonzero(inside).flatten(), torch.nonzero(outside).flatten(), len(own) - int(_is_first(own).sum()),
-        len(other) - int(_is_first(other).sum()), int((count[other] > 0).sum()), single,
-    )  # fmt: skip
+        torch.nonzero(inside).flatten(),
+        torch.nonzero(outside).flatten(),
+        len(own) - int(_is_first(own).sum()),
+        len(other) - int(_is_first(other).sum()),
+        int((count[other] > 0).sum()),
+        single,
+    )
 
 
 def _number_equal_records(*sets: Tensor) -> Tensor:
-    """(n,): one number for records that are equal, number by number; what single precision cannot tell apart is, unless all
-    sets are of higher precision."""
+    """(n,): one number for records that are equal, number by number; what single precision cannot
+    tell apart is, unless all sets are of higher precision."""
     exact = torch.promote_types(sets[0].dtype, sets[-1].dtype)
     if exact == torch.float64 and any(one.dtype != exact for one in sets):
         exact = torch.float32
@@ -87,15 +106,18 @@ def _number_equal_records(*sets: Tensor) -> Tensor:
 
 def _is_first(kind: Tensor) -> Tensor:
     """(n,) bool: whether no earlier record is of the same kind."""
-    seen = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(0, kind, torch.arange(len(kind)), "amin")
+    seen = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(
+        0, kind, torch.arange(len(kind)), "amin"
+    )
     return seen[kind] == torch.arange(len(kind))
 
 
 @dataclass(frozen=True)
 class CoinGame:
-    """records: the n audited ones; masks (K, n) bool, row 0 the target's; row (n,): where each stands in its own file.
-    rest: training records that are not audited, in every shadow model too; reference: held-out ones that the attacker
-    knows."""
+    """records: the n audited ones; masks (K, n) bool, row 0 the target's; row (n,): where each
+    stands in its own file.
+    rest: training records that are not audited, in every shadow model too; reference: held-out ones
+        that the attacker knows."""
 
     records: LabelledRecords
     masks: Tensor
@@ -111,25 +133,32 @@ class CoinGame:
     def shadow_set(self, world: int) -> LabelledRecords:
         """The training records of shadow model ``world``, at least one."""
         mine = self.records.select_rows(self.masks[world])
-        return replace(self.rest, x=torch.cat([self.rest.x, mine.x]), y=torch.cat([self.rest.y, mine.y]))
+        return replace(
+            self.rest, x=torch.cat([self.rest.x, mine.x]), y=torch.cat([self.rest.y, mine.y])
+        )
 
 
 def audited_count(members: int, others: int, most: int) -> int:
-    """The most records n, up to ``most``, for which n fair coins use up neither set but with a chance of 2e-7."""
+    """The most records n, up to ``most``, for which n fair coins use up neither set but with a
+    chance of 2e-7."""
     least = min(members, others)
-    root = -COIN_SIGMAS / 2 + math.sqrt(COIN_SIGMAS**2 / 4 + 2 * least)  # least = n / 2 + SIGMAS sqrt(n) / 2
+    root = -COIN_SIGMAS / 2 + math.sqrt(
+        COIN_SIGMAS**2 / 4 + 2 * least
+    )  # least = n / 2 + SIGMAS sqrt(n) / 2
     return min(most, int(root * root))
 
 
 def draw_coin_game(
     train: LabelledRecords, heldout: LabelledRecords, records: int, shadows: int, keys: Keys
 ) -> CoinGame:
-    """The game with ``shadows`` worlds beside the target. Raises BadConfig where the sets are too small."""
+    """The game with ``shadows`` worlds beside the target. Raises BadConfig where the sets are too
+    small."""
     repeats = find_duplicates(train, heldout)
     others = repeats.outside
     reference = min(MAX_REFERENCE, len(others) // 3)
     shuffled = others[torch.randperm(len(others), generator=keys.fold("held-out").torch())]
-    aside, left = shuffled[:reference], shuffled[reference:]
+    aside = shuffled[:reference]
+    left = shuffled[reference:]
     count = audited_count(len(repeats.inside), len(left), records)
     if repeats.shared == len(heldout):
         said = f"each of its {len(heldout)} records is in target.train too"
@@ -137,12 +166,16 @@ def draw_coin_game(
     if count < 8:
         same = f" (of which {repeats.shared} equal a training record)" if repeats.shared else ""
         raise BadConfig(
-            f"target.train, target.heldout: {len(train)} and {len(heldout)} records{same} leave {count} to audit; "
+            f"target.train, target.heldout: {len(train)} and {len(heldout)} records{same} "
+            f"leave {count} to audit; "
             "at least 8 are needed, better 1000"
         )
-    order = repeats.inside[torch.randperm(len(repeats.inside), generator=keys.fold("train").torch())]
+    order = repeats.inside[
+        torch.randperm(len(repeats.inside), generator=keys.fold("train").torch())
+    ]
     member = _draw_coins(count, min(len(order), len(left)), keys.fold("coins", "target").torch())
-    inside, outside = order[: int(member.sum())], left[: int((~member).sum())]
+    inside = order[: int(member.sum())]
+    outside = left[: int((~member).sum())]
     row = torch.empty(count, dtype=torch.long)
     row[member], row[~member] = inside, outside
     x = torch.empty(count, *train.record_shape, dtype=train.x.dtype)
@@ -157,7 +190,8 @@ def draw_coin_game(
 
 
 def _unaudited_rows(train: LabelledRecords, order: Tensor, audited: Tensor) -> Tensor:
-    """Places of the training records that are no copy of an audited one: the other candidates first, as they were drawn."""
+    """Places of the training records that are no copy of an audited one: the other candidates
+    first, as they were drawn."""
     kind = _number_equal_records(train.x)
     free = ~torch.isin(kind, kind[audited])
     others = torch.ones(len(train), dtype=torch.bool)
@@ -174,22 +208,36 @@ def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
 
 
 def view_of_outputs(
-    surface: Surface, adversary: Adversary, game: CoinGame, logits: Tensor, classes: int, delta: float, keys: Keys
+    surface: Surface,
+    adversary: Adversary,
+    game: CoinGame,
+    logits: Tensor,
+    classes: int,
+    delta: float,
+    keys: Keys,
 ) -> View:
-    """Logits (K, n + m + (q - 1) n, C) of the models of a game, as an adversary sees them: for audited records, reference ones
-    and, copy after copy, further queries of the audited ones."""
-    records, x, public = game.records, game.records.x, game.reference.x
+    """Logits (K, n + m + (q - 1) n, C) of the models of a game, as an adversary sees them: for
+    audited records, reference ones and, copy after copy, further queries of the audited ones."""
+    records = game.records
+    x = game.records.x
+    public = game.reference.x
     if records.has_gaps or game.reference.has_gaps:
         x, public = fill_gaps(x, public)
-    own, theirs, copies = logits.split([len(records), len(public), logits.shape[1] - len(records) - len(public)], 1)
+    own, theirs, copies = logits.split(
+        [len(records), len(public), logits.shape[1] - len(records) - len(public)], 1
+    )
     blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
     signals = {"confidence": logit_scaled(own, records.y)}
     queries = {}
     if copies.shape[1]:
         asked = [own, *copies.split(len(records), 1)]
         queries = {"confidence": torch.stack([logit_scaled(one, records.y) for one in asked], -1)}
-    worlds = Worlds(signals, game.masks, blind, records.y, own, theirs, records=x.double(), queries=queries)
-    known = Knowledge((1, 1, 1), classes, public.double(), game.reference.y, settings={"delta": delta})
+    worlds = Worlds(
+        signals, game.masks, blind, records.y, own, theirs, records=x.double(), queries=queries
+    )
+    known = Knowledge(
+        (1, 1, 1), classes, public.double(), game.reference.y, settings={"delta": delta}
+    )
     return View(surface, adversary, (), known, worlds)
 
 
@@ -198,12 +246,17 @@ BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
 RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
 MAX_EXPOSED = 10  # most exposed records that a finding names
 FILES_DIFFER_NOTE = (
-    "training and held-out records can be told apart without the target (blind control): part of this is that "
+    "training and held-out records can be told apart without the target (blind control): "
+    "part of this is that "
     "difference, and no bound on epsilon follows"
 )
-COPIES_TOGETHER_NOTE = "each audited record stands for all its copies: no bound on epsilon follows for one of them"
+COPIES_TOGETHER_NOTE = (
+    "each audited record stands for all its copies: no bound on epsilon follows for one of them"
+)
 _NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
-NO_TRUTH = Truth(*_NO_RECORDS, *_NO_RECORDS, torch.zeros(1))  # a membership attack is judged by the coins
+NO_TRUTH = Truth(
+    *_NO_RECORDS, *_NO_RECORDS, torch.zeros(1)
+)  # a membership attack is judged by the coins
 
 
 @dataclass(frozen=True)
@@ -223,25 +276,41 @@ def judge_attacks(
     budget: ErrorBudget,
     note: str,
 ) -> list[JudgedAttack]:
-    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run says why, as do
+    """Each membership attack on the view, whose worlds' row 0 is the target; one that cannot run
+    says why, as do
     ``missing`` ones. note: where the view comes from, which also names the random stream."""
     best = next((name for name in RANKING_ATTACKS if name in attacks), "")
     found = []
     for name, attack in attacks.items():
         try:
             found.append(_judge_attack(name, attack, view, game, keys, budget, note, name == best))
-        except (ValueError, ArithmeticError, torch.linalg.LinAlgError) as error:  # on few records, or odd ones
+        except (
+            ValueError,
+            ArithmeticError,
+            torch.linalg.LinAlgError,
+        ) as error:  # on few records, or odd ones
             why = " ".join(str(error).split())[:200]
-            found += findings_without_attack(view.surface, [name], f"it could not run ({why})", note)
+            found += findings_without_attack(
+                view.surface, [name], f"it could not run ({why})", note
+            )
     for name, why in missing.items():
         found += findings_without_attack(view.surface, [name], why, note)
     return found
 
 
 def _judge_attack(
-    name: str, attack: Attack, view: View, game: CoinGame, keys: Keys, budget: ErrorBudget, note: str, naming: bool
+    name: str,
+    attack: Attack,
+    view: View,
+    game: CoinGame,
+    keys: Keys,
+    budget: ErrorBudget,
+    note: str,
+    naming: bool,
 ) -> JudgedAttack:
-    began, worlds, row = time.monotonic(), require_worlds(view), game.row
+    began = time.monotonic()
+    worlds = require_worlds(view)
+    row = game.row
     why = attack.nothing_to_read(view)
     if why:
         return JudgedAttack(annotate_finding(unreadable_finding(attack, view, why), name, note))
@@ -262,29 +331,46 @@ def _judge_attack(
     decisive: dict[str, Any] = {"epsilon_familywise": joint, "tests": budget.tests}
     unlike = bool(is_separable(worlds.blind, worlds.masks[0]))
     if unlike or not game.repeats.single:
-        finding = replace(finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES})
+        finding = replace(
+            finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES}
+        )
         decisive = {}
     exposed = most_exposed_rows(scores[0], worlds.masks[0], row) if naming else []
     decisive |= {"most_exposed": exposed} if exposed else {}
     if diagnostics := {**finding.measures.get("diagnostics", {}), **decisive}:
         finding = finding.with_measures(diagnostics=diagnostics)
-    places = f"most exposed training records, by their place in the file from 0: {', '.join(map(str, exposed))}"
+    places = (
+        "most exposed training records, by their place in the file from 0: "
+        f"{', '.join(map(str, exposed))}"
+    )
     shadows = f"{len(worlds.masks) - 1} shadow models" if len(worlds.masks) > 1 else ""
-    notes = [note, FILES_DIFFER_NOTE * unlike, COPIES_TOGETHER_NOTE * (not game.repeats.single), places * bool(exposed)]
-    finding = annotate_finding(finding, name, *notes, shadows).with_measures(seconds=time.monotonic() - began)
+    notes = [
+        note,
+        FILES_DIFFER_NOTE * unlike,
+        COPIES_TOGETHER_NOTE * (not game.repeats.single),
+        places * bool(exposed),
+    ]
+    finding = annotate_finding(finding, name, *notes, shadows).with_measures(
+        seconds=time.monotonic() - began
+    )
     count = len(row)
     kept = {
-        "scores": scores[0].double(), "members": target.masks.flatten().to(torch.uint8), "place": row,
-        "blind": target.blind.double().expand(1, count).flatten(), "record": torch.arange(count),
+        "scores": scores[0].double(),
+        "members": target.masks.flatten().to(torch.uint8),
+        "place": row,
+        "blind": target.blind.double().expand(1, count).flatten(),
+        "record": torch.arange(count),
         "world": torch.zeros(count, dtype=torch.long),
-    }  # fmt: skip
+    }
     return JudgedAttack(finding, kept)
 
 
 def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
     file = f"{finding.surface}.{name}.safetensors"
     said = [*notes, str(finding.measures.get("note", ""))]
-    return replace(finding.with_measures(note="; ".join(filter(None, said)), figure=file), attack=name)
+    return replace(
+        finding.with_measures(note="; ".join(filter(None, said)), figure=file), attack=name
+    )
 
 
 def most_exposed_rows(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
@@ -295,16 +381,26 @@ def most_exposed_rows(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
 
 
 def findings_without_attack(
-    surface: Surface, attacks: Sequence[str], why: str, note: str, family: Family = Family.MEMBERSHIP
+    surface: Surface,
+    attacks: Sequence[str],
+    why: str,
+    note: str,
+    family: Family = Family.MEMBERSHIP,
 ) -> list[JudgedAttack]:
     """A row for each attack that could not be tried, with the reason."""
     bare = Finding(surface, "", family, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"})
-    return [JudgedAttack(annotate_finding(bare, name, note, f"not attacked: {why}")) for name in attacks]
+    return [
+        JudgedAttack(annotate_finding(bare, name, note, f"not attacked: {why}")) for name in attacks
+    ]
 
 
-CLASSIFIER_COMPONENTS, MAX_CLASSIFIED = 24, 1000  # of the classifier of labels: principal components, records of a file
+# of the classifier of labels: principal components, records of a file
+CLASSIFIER_COMPONENTS = 24
+MAX_CLASSIFIED = 1000
 MAX_ACCURACY_RECORDS = 10_000  # training records that a model is asked about for its accuracy
-MOST_COMPARED, MOST_AMONG = 500, 2000  # held-out records that are compared with so many training records
+# held-out records that are compared with so many training records
+MOST_COMPARED = 500
+MOST_AMONG = 2000
 CLOSE = 0.1  # of the usual distance
 MANY_CLOSE = 0.1  # of the held-out records so close: nothing can be told
 RARE_CHANCE = 1e-5  # a chance below which two files that were drawn alike do not look so different
@@ -325,69 +421,102 @@ def target_facts(
     notes: Sequence[str] = (),
     **more: Any,
 ) -> dict[str, Any]:
-    """``target`` of findings.json. accuracies: on training and held-out records; notes, more: what the caller knows."""
+    """``target`` of findings.json. accuracies: on training and held-out records; notes, more: what
+    the caller knows."""
     repeats = game.repeats
-    inside, outside = train.select_rows(repeats.inside), heldout.select_rows(repeats.outside)
+    inside = train.select_rows(repeats.inside)
+    outside = heldout.select_rows(repeats.outside)
     near = _near_copy_doubts(inside, outside)
-    # The files' own difference comes first; what the target shows of it counts only where these show none
+    # The files' own difference comes first; what the target shows of it counts only where these
+    # show none
     doubts = [*near[1:], *_difference_doubts(judged), *_label_doubts(inside, outside)]
-    doubts = doubts or _accuracy_doubts(accuracies, min(len(train), MAX_ACCURACY_RECORDS), len(heldout))
+    doubts = doubts or _accuracy_doubts(
+        accuracies, min(len(train), MAX_ACCURACY_RECORDS), len(heldout)
+    )
     facts: dict[str, Any] = {
-        "kind": kind, "training": len(train), "heldout": len(heldout), "repeated": repeats.training,
-        "repeated_heldout": repeats.heldout, "shared": repeats.shared, "copies_together": not repeats.single,
+        "kind": kind,
+        "training": len(train),
+        "heldout": len(heldout),
+        "repeated": repeats.training,
+        "repeated_heldout": repeats.heldout,
+        "shared": repeats.shared,
+        "copies_together": not repeats.single,
         "notes": [*_describe_duplicates(game, len(train), len(heldout)), *near[:1], *notes],
         "doubts": (doubts or _reversal_doubts(judged))[:1],
-    }  # fmt: skip
+    }
     if accuracies is not None:
         facts["accuracy_training"] = accuracies[0]
     return facts | more
 
 
 def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
-    """Whether held-out records are near-copies of training records more often than these of each other; then what follows."""
+    """Whether held-out records are near-copies of training records more often than these of each
+    other; then what follows."""
     own, other = fill_gaps(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
     if len(own) < 2 * MIN_RECORDS or len(other) < MIN_RECORDS:
         return []
     spread = torch.cat([own, other]).std(0).clamp_min(1e-12)
-    own, other = own / spread, other / spread
+    own = own / spread
+    other = other / spread
     between = nearest_records(own[:MOST_COMPARED], own, 2)[0][:, 1]
     close = CLOSE * float(between.median())
-    among, found = int((between < close).sum()), int((nearest_records(other, own)[0][:, 0] < close).sum())
-    if _chance_of_gap(among / len(between), found / len(other), len(between), len(other)) > RARE_CHANCE:
+    among = int((between < close).sum())
+    found = int((nearest_records(other, own)[0][:, 0] < close).sum())
+    if (
+        _chance_of_gap(among / len(between), found / len(other), len(between), len(other))
+        > RARE_CHANCE
+    ):
         return []
     said = (
-        f"{found} of {len(other)} held-out records that were compared with {len(own)} training records are near-copies of one: "
-        f"nearer than a tenth of the usual distance, as {among} of {len(between)} training records are to another."
+        f"{found} of {len(other)} held-out records that were compared with {len(own)} "
+        "training records are near-copies of one: "
+        f"nearer than a tenth of the usual distance, as {among} of {len(between)} "
+        "training records are to another."
     )
-    doubt = f"Held-out records are near-copies of training records ({found} of {len(other)}), {UNREADABLE_NOTE}."
+    doubt = (
+        f"Held-out records are near-copies of training records ({found} of {len(other)}), "
+        f"{UNREADABLE_NOTE}."
+    )
     return [said, doubt] if found >= MANY_CLOSE * len(other) else [said]
 
 
 def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
-    """A classifier of half of the training records is right on the others as often as on held-out ones, if labels were
-    given alike."""
+    """A classifier of half of the training records is right on the others as often as on held-out
+    ones, if labels were given alike."""
     size = min(MAX_CLASSIFIED, len(train))
     classes = 1 + max(int(train.y.max()), int(heldout.y.max()))
     if classes < 2 or size < 2 * MIN_RECORDS or len(heldout) < MIN_RECORDS:
         return []
     x, other = fill_gaps(train.x[:size], heldout.x[:size])
-    centre, spread = x.mean(0), x.std(0).clamp_min(1e-12)
+    centre = x.mean(0)
+    spread = x.std(0).clamp_min(1e-12)
     x, other = ((one - centre) / spread for one in (x, other))
     if x.shape[1] > CLASSIFIER_COMPONENTS:
         axes = torch.linalg.svd(x, full_matrices=False).Vh[:CLASSIFIER_COMPONENTS].T
-        x, other = x @ axes, other @ axes
+        x = x @ axes
+        other = other @ axes
     half = torch.arange(size) % 2 == 0
     asked = add_constant(torch.cat([x[~half], other]))
-    guess = ridge_readout(add_constant(x[half]).float(), train.y[:size][half], asked.float(), classes).argmax(1)
+    guess = ridge_readout(
+        add_constant(x[half]).float(), train.y[:size][half], asked.float(), classes
+    ).argmax(1)
     right = guess == torch.cat([train.y[:size][~half], heldout.y[:size]])
     count = int((~half).sum())
-    own, apart = float(right[:count].double().mean()), float(right[count:].double().mean())
-    chances = _chance_of_gap(own, apart, count, len(other)), _chance_of_gap(apart, own, len(other), count)
+    own = float(right[:count].double().mean())
+    apart = float(right[count:].double().mean())
+    chances = (
+        _chance_of_gap(own, apart, count, len(other)),
+        _chance_of_gap(apart, own, len(other), count),
+    )
     if min(chances) > RARE_CHANCE:
         return []
-    right_on = f"right on {format_share(own)} of other training records, and on {format_share(apart)} of held-out ones"
+    right_on = (
+        f"right on {format_share(own)} of other training records, and on "
+        f"{format_share(apart)} of held-out ones"
+    )
     return [
-        f"The labels of the two files do not fit their records alike: a classifier of training records is {right_on}. "
+        "The labels of the two files do not fit their records alike: a classifier of "
+        f"training records is {right_on}. "
         f"Until this is understood, {UNREADABLE_NOTE.removeprefix('so ')}."
     ]
 
@@ -398,33 +527,50 @@ def add_constant(x: Tensor) -> Tensor:
 
 
 def _chance_of_gap(less: float, more: float, first: int, second: int) -> float:
-    """The chance that two shares of the same distribution lie so far apart in this direction (two proportions, one-sided)."""
+    """The chance that two shares of the same distribution lie so far apart in this direction (two
+    proportions, one-sided)."""
     both = (less * first + more * second) / (first + second)
     spread = math.sqrt(both * (1 - both) * (1 / first + 1 / second))
     return float(norm.sf((more - less) / spread)) if spread else 1.0
 
 
 def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[str]:
-    found, said = game.repeats, []
+    found = game.repeats
+    said = []
     if found.shared:
-        why = "they say nothing of records that were not used, and were left out with these training records"
+        why = (
+            "they say nothing of records that were not used, and were left out with these "
+            "training records"
+        )
         said.append(f"{found.shared} of {heldout} held-out records equal a training record: {why}.")
     then = (
         "only records that occur once were audited"
         if found.single
-        else "each was audited once for all its copies, and no bound on ε is given, since it would be for all copies together"
+        else "each was audited once for all its copies, and no bound on ε is given, since it "
+        "would be for all copies together"
     )
-    for count, whole, what in ((found.training, training, "training"), (found.heldout, heldout, "held-out")):
+    for count, whole, what in (
+        (found.training, training, "training"),
+        (found.heldout, heldout, "held-out"),
+    ):
         if count:
-            said.append(f"{count} of {whole} {what} records repeat another one of their file: {then}.")
+            said.append(
+                f"{count} of {whole} {what} records repeat another one of their file: {then}."
+            )
     return said
 
 
 def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
-    found = [one.finding.measures for one in judged if FILES_DIFFER_NOTE in str(one.finding.measures.get("note", ""))]
+    found = [
+        one.finding.measures
+        for one in judged
+        if FILES_DIFFER_NOTE in str(one.finding.measures.get("note", ""))
+    ]
     if not found:
         return []
-    auc = f"blind control, AUC {format_share(max(float(one.get('blind_auc', 0.5)) for one in found))}"
+    auc = (
+        f"blind control, AUC {format_share(max(float(one.get('blind_auc', 0.5)) for one in found))}"
+    )
     why = f"the files differ in more than in what was used, {UNREADABLE_NOTE}"
     return [f"Training and held-out records can be told apart without the target ({auc}): {why}."]
 
@@ -441,7 +587,9 @@ def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     return [f"An attack ranks held-out records above training records ({auc}): {EXCHANGED_NOTE}"]
 
 
-def _accuracy_doubts(accuracies: tuple[float, float] | None, training: int, heldout: int) -> list[str]:
+def _accuracy_doubts(
+    accuracies: tuple[float, float] | None, training: int, heldout: int
+) -> list[str]:
     """A model that is right less often on what it was trained on."""
     if accuracies is None:
         return []
@@ -449,5 +597,6 @@ def _accuracy_doubts(accuracies: tuple[float, float] | None, training: int, held
         return []
     own, other = map(format_share, accuracies)
     return [
-        f"The model is right on {own} of the training records and on {other} of the held-out ones: {EXCHANGED_NOTE}"
+        f"The model is right on {own} of the training records and on {other} of the "
+        f"held-out ones: {EXCHANGED_NOTE}"
     ]

@@ -1,4 +1,5 @@
-"""A trained model of any kind as one function from records to logits, and the user's own network with weights from a file that can run nothing."""
+"""A trained model of any kind as one function from records to logits, and the user's own network
+with weights from a file that can run nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +24,35 @@ from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
 PLAIN_FORMAT = RecordFormat()
 QUERY_BATCH = 1024
 NEEDED_OUTPUTS = "finite numbers (b, C), or (b,), are needed"
-METHODS = ("predict_proba", "decision_function", "predict")  # of an estimator, the most telling first
-MAX_LABEL_SPREAD = 10  # labels that go up to more than so many times their number are names of classes
-PROBABILITY_FLOOR = 1e-6  # for a probability of 0 or 1, as trees give it: its logarithm stays finite
-ROUNDING_TOLERANCE = 0.05  # by how much the probabilities of one record may sum to something else, after rounding
-MIN_PERCENT = 30.0  # decision values that are never negative do not reach so far: they are percentages
+METHODS = (
+    "predict_proba",
+    "decision_function",
+    "predict",
+)  # of an estimator, the most telling first
+MAX_LABEL_SPREAD = (
+    10  # labels that go up to more than so many times their number are names of classes
+)
+PROBABILITY_FLOOR = (
+    1e-6  # for a probability of 0 or 1, as trees give it: its logarithm stays finite
+)
+ROUNDING_TOLERANCE = (
+    0.05  # by how much the probabilities of one record may sum to something else, after rounding
+)
+MIN_PERCENT = (
+    30.0  # decision values that are never negative do not reach so far: they are percentages
+)
 
-OutputKind = Literal["", "labels", "probabilities", "shares", "separate", "positive", "percent", "decisions", "logits"]
+OutputKind = Literal[
+    "",
+    "labels",
+    "probabilities",
+    "shares",
+    "separate",
+    "positive",
+    "percent",
+    "decisions",
+    "logits",
+]
 OUTPUT_KINDS: dict[OutputKind, str] = {
     "labels": "predicted labels",
     "probabilities": "probabilities of the classes",
@@ -44,9 +67,10 @@ OUTPUT_KINDS: dict[OutputKind, str] = {
 
 @dataclass(frozen=True)
 class Predictor:
-    """ask: records (b, ...) -> whatever the model gives; key: what messages call it; method: of an estimator. order: the
-    classes of its columns, names: those that are asked for, where they are others; reading: what its numbers are, ""
-    where each answer shows it."""
+    """ask: records (b, ...) -> whatever the model gives; key: what messages call it; method: of an
+    estimator. order: the
+    classes of its columns, names: those that are asked for, where they are others; reading: what
+        its numbers are, "" where each answer shows it."""
 
     ask: Callable[[Tensor], Any]
     key: str
@@ -56,14 +80,18 @@ class Predictor:
     reading: OutputKind = ""
 
     def __call__(self, x: Tensor, classes: int = 2) -> Tensor:
-        """(n, C >= classes) float64, softmax of which are the model's probabilities. Raises BadConfig."""
+        """(n, C >= classes) float64, softmax of which are the model's probabilities. Raises
+        BadConfig."""
         return self.to_logits(self.query_outputs(x), classes)
 
     def query_outputs(self, x: Tensor) -> NDArray[Any]:
-        """The model's outputs for all records: numbers (n,) or (n, C), or labels (n,). Raises BadConfig."""
+        """The model's outputs for all records: numbers (n,) or (n, C), or labels (n,). Raises
+        BadConfig."""
         parts = [self._query_batch(part) for part in x.split(QUERY_BATCH)]
         if len({part.shape[1:] for part in parts}) > 1:
-            raise BadConfig(f"{self.key}: gives numbers for another set of classes from one batch to the next")
+            raise BadConfig(
+                f"{self.key}: gives numbers for another set of classes from one batch to the next"
+            )
         return np.concatenate(parts)
 
     def _query_batch(self, x: Tensor) -> NDArray[Any]:
@@ -73,23 +101,37 @@ class Predictor:
             raise
         except Exception as error:  # whatever the model raises
             said = " ".join(str(error).split())[:200]
-            raise BadConfig(f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {said}") from error
+            raise BadConfig(
+                f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {said}"
+            ) from error
         found = _as_output_array(given, self.key)
         found = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
         if found.ndim not in (1, 2) or found.dtype.kind not in "biufUSO":
             raise BadConfig(f"{self.key}: gives {found.dtype} {found.shape}; {NEEDED_OUTPUTS}")
         if len(found) != len(x):
-            raise BadConfig(f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, classes) is needed")
-        if found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0:  # logarithms of probabilities, some of 0
+            raise BadConfig(
+                f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, "
+                "classes) is needed"
+            )
+        if (
+            found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0
+        ):  # logarithms of probabilities, some of 0
             found = np.maximum(found, np.log(PROBABILITY_FLOOR).astype(found.dtype))
         if found.dtype.kind == "f" and not np.isfinite(found).all():
-            holes = " for records with missing values" if x.is_floating_point() and bool(x.isnan().any()) else ""
+            holes = (
+                " for records with missing values"
+                if x.is_floating_point() and bool(x.isnan().any())
+                else ""
+            )
             odd = f"with NaN or infinity{holes}"
-            raise BadConfig(f"{self.key}: gives {found.dtype} {found.shape} {odd}; {NEEDED_OUTPUTS}")
+            raise BadConfig(
+                f"{self.key}: gives {found.dtype} {found.shape} {odd}; {NEEDED_OUTPUTS}"
+            )
         return found
 
     def to_logits(self, answers: NDArray[Any], classes: int) -> Tensor:
-        """(n, C >= classes) float64 of answers, each column the class of its number. Raises BadConfig."""
+        """(n, C >= classes) float64 of answers, each column the class of its number. Raises
+        BadConfig."""
         if self.order is not None and answers.ndim == 2 and answers.shape[1] != len(self.order):
             count = f"{answers.shape[1]} numbers for each record"
             raise BadConfig(f"{self.key}: gives {count}, and has {len(self.order)} classes")
@@ -101,49 +143,65 @@ class Predictor:
         if self.order is None or self.names is None or np.array_equal(self.order, self.names):
             return found
         at = {name: place for place, name in enumerate(self.order.tolist())}
-        least = found.min(1).values + float(np.log(PROBABILITY_FLOOR))  # of a class that this model was not trained on
-        return torch.stack([found[:, at[name]] if name in at else least for name in self.names.tolist()], 1)
+        least = found.min(1).values + float(
+            np.log(PROBABILITY_FLOOR)
+        )  # of a class that this model was not trained on
+        return torch.stack(
+            [found[:, at[name]] if name in at else least for name in self.names.tolist()], 1
+        )
 
     def _label_positions(self, answers: NDArray[Any], classes: int) -> NDArray[np.int64]:
         """Predicted labels as places of their classes."""
         names = range(classes) if self.names is None else self.names.tolist()
         place = {name: at for at, name in enumerate(names)}
-        known, back = np.unique(answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True)
+        known, back = np.unique(
+            answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True
+        )
         if unknown := [name for name in known.tolist() if name not in place]:
             known_ones = f"the labels that are known go from {min(place)} to {max(place)}"
             raise BadConfig(f"{self.key}: predicts the label {unknown[0]}; {known_ones}")
         return np.array([place[name] for name in known.tolist()], np.int64)[back]
 
     def count_classes(self, x: Tensor, labels: Tensor) -> int:
-        """How many classes it knows. Raises BadConfig where it cannot read such records, or a label is not among them."""
+        """How many classes it knows. Raises BadConfig where it cannot read such records, or a label
+        is not among them."""
         most = int(labels.max()) + 1
         answers = self.query_outputs(x[:2])
         if infer_output_kind(answers, self.key, max(2, most), self.method) == "labels":
             return max(2, most)  # predicted labels: they do not say which other classes there are
         known = self.to_logits(answers, max(2, most)).shape[1]
         if most > known:
-            raise BadConfig(f"{self.key}: knows {known} classes, {_describe_high_label(labels, known)}")
+            raise BadConfig(
+                f"{self.key}: knows {known} classes, {_describe_high_label(labels, known)}"
+            )
         return known
 
 
 def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_FORMAT) -> Predictor:
-    """A torch module (set to eval mode), a scikit-learn estimator, or a function of records, given as ``form`` says they
-    were brought. It may give probabilities or logits (b, C), probabilities or decision values (b,) of the second of two
-    classes, or labels (b,). Raises BadConfig."""
+    """A torch module (set to eval mode), a scikit-learn estimator, or a function of records, given
+    as ``form`` says they were brought. It may give probabilities or logits (b, C), probabilities or
+    decision values (b,) of the second of two classes, or labels (b,). Raises BadConfig."""
     if isinstance(model, nn.Module):
         if form.has_text:
-            raise BadConfig(f"{key}: a torch module reads numbers, and the records have columns of text")
+            raise BadConfig(
+                f"{key}: a torch module reads numbers, and the records have columns of text"
+            )
         model.eval()
         return Predictor(lambda x: _call_module(model, x, key), key)
     given = PLAIN_FORMAT if form.kind == "torch" else form
     for name in METHODS:
         method = getattr(model, name, None)
         if callable(method):
-            return Predictor(lambda x, f=method: f(given.original_rows(x)), key, name, _class_order(model, key))  # type: ignore[misc]
+            return Predictor(
+                lambda x, f=method: f(given.original_rows(x)), key, name, _class_order(model, key)
+            )  # type: ignore[misc]
     if callable(model):
-        owner, name = getattr(model, "__self__", None), str(getattr(model, "__name__", ""))
+        owner = getattr(model, "__self__", None)
+        name = str(getattr(model, "__name__", ""))
         if name in METHODS:
-            return Predictor(lambda x: model(given.original_rows(x)), key, name, _class_order(owner, key))
+            return Predictor(
+                lambda x: model(given.original_rows(x)), key, name, _class_order(owner, key)
+            )
         return Predictor(lambda x: model(form.original_rows(x)), key)
     needed = "a torch module, a scikit-learn estimator or a function is needed"
     raise BadConfig(f"{key}: {needed}, got {type(model).__name__}")
@@ -152,37 +210,63 @@ def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_F
 def resolve_classes(
     predict: Predictor, train: LabelledRecords, heldout: LabelledRecords, rows: NDArray[np.int64]
 ) -> tuple[Predictor, LabelledRecords, LabelledRecords, int, list[str]]:
-    """(predictor, training and held-out records with labels as places of its classes, how many these are, notes for a
-    reader). How answers are read is seen from all held-out records and these ``rows`` of the training ones. Raises
-    BadConfig."""
+    """(predictor, training and held-out records with labels as places of its classes, how many
+    these are, notes for a reader). How answers are read is seen from all held-out records and these
+    ``rows`` of the training ones. Raises BadConfig."""
     train, heldout = align_columns({"target.train": train, "target.heldout": heldout})
-    answers = predict.query_outputs(torch.cat([train.x[torch.from_numpy(rows)], heldout.x.to(train.x.dtype)]))
+    answers = predict.query_outputs(
+        torch.cat([train.x[torch.from_numpy(rows)], heldout.x.to(train.x.dtype)])
+    )
     labels = [train.original_labels(), heldout.original_labels()]
-    names, notes = predict.order, list[str]()
+    names = predict.order
+    notes = list[str]()
     if names is None:
         names, notes = _infer_classes(predict.key, answers, labels)
-    numbered = [one.number_labels(names, f"target.{name}") for name, one in (("train", train), ("heldout", heldout))]
+    numbered = [
+        one.number_labels(names, f"target.{name}")
+        for name, one in (("train", train), ("heldout", heldout))
+    ]
     plain = np.array_equal(names, np.arange(len(names)))
     predict = replace(predict, names=None if plain and predict.order is None else names)
-    predict = replace(predict, reading=infer_output_kind(answers, predict.key, len(names), predict.method))
+    predict = replace(
+        predict, reading=infer_output_kind(answers, predict.key, len(names), predict.method)
+    )
     known = predict.to_logits(answers[:2], len(names)).shape[1]
     return predict, numbered[0], numbered[1], known, notes
 
 
-def _infer_classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) -> tuple[NDArray[Any], list[str]]:
-    """Which classes a model without names for them knows, in the order of its outputs; and a note where that was guessed."""
+def _infer_classes(
+    key: str, answers: NDArray[Any], labels: list[NDArray[Any]]
+) -> tuple[NDArray[Any], list[str]]:
+    """Which classes a model without names for them knows, in the order of its outputs; and a note
+    where that was guessed."""
     if len({one.dtype.kind == "U" for one in labels}) > 1:
         raise BadConfig("target.heldout: y holds text in one file, and numbers in the other")
     seen = np.unique(np.concatenate(labels))
-    if answers.ndim == 1 and answers.dtype.kind in "biuUSO":  # predicted labels: they name their classes
-        every = np.unique(np.concatenate([seen, answers.astype(str) if answers.dtype.kind in "USO" else answers]))
-        if every.dtype.kind == "U" or every.min() < 0 or every.max() > MAX_LABEL_SPREAD * len(every):
+    if (
+        answers.ndim == 1 and answers.dtype.kind in "biuUSO"
+    ):  # predicted labels: they name their classes
+        every = np.unique(
+            np.concatenate([seen, answers.astype(str) if answers.dtype.kind in "USO" else answers])
+        )
+        if (
+            every.dtype.kind == "U"
+            or every.min() < 0
+            or every.max() > MAX_LABEL_SPREAD * len(every)
+        ):
             return every, []
         return np.arange(max(2, int(every.max()) + 1)), []
-    count = 2 if answers.ndim == 1 and len(seen) <= 2 else answers.shape[1] if answers.ndim == 2 else len(seen)
+    count = (
+        2
+        if answers.ndim == 1 and len(seen) <= 2
+        else answers.shape[1]
+        if answers.ndim == 2
+        else len(seen)
+    )
     if seen.dtype.kind == "U":
         raise BadConfig(
-            f"{key}: y holds text ({str(seen[0])!r}, ...), and the model does not say which of its {count} outputs is which class; "
+            f"{key}: y holds text ({str(seen[0])!r}, ...), and the model does not say "
+            f"which of its {count} outputs is which class; "
             "give whole numbers from 0 in the order of its outputs, or an estimator with classes_"
         )
     if seen.tolist() == [-1, 1] and count == 2:
@@ -193,17 +277,28 @@ def _infer_classes(key: str, answers: NDArray[Any], labels: list[NDArray[Any]]) 
             said = f"gives one number for each record, and y holds {len(seen)} classes"
             raise BadConfig(f"{key}: {said}; a classifier is needed")
     if seen[0] < 0 or seen[-1] >= count:
-        raise BadConfig(f"{key}: knows {count} classes, {_describe_high_label(torch.from_numpy(seen), count)}")
+        raise BadConfig(
+            f"{key}: knows {count} classes, {_describe_high_label(torch.from_numpy(seen), count)}"
+        )
     return np.arange(count), []
 
 
 def _describe_high_label(labels: Tensor, known: int) -> str:
     """The error text for labels that are not all below ``known``, with advice."""
-    low, high = int(labels.min()), int(labels.max())
-    said = f"labels go up to {high} (0 is the first)" if low >= 0 else f"labels go down to {low} (0 is the first)"
+    low = int(labels.min())
+    high = int(labels.max())
+    said = (
+        f"labels go up to {high} (0 is the first)"
+        if low >= 0
+        else f"labels go down to {low} (0 is the first)"
+    )
     if low == 1 and high == known:
         return f"{said}; give y - 1 if they count from 1"
-    return f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order" if low < 0 else said
+    return (
+        f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order"
+        if low < 0
+        else said
+    )
 
 
 def _class_order(model: Any, key: str) -> NDArray[Any] | None:
@@ -212,23 +307,35 @@ def _class_order(model: Any, key: str) -> NDArray[Any] | None:
     if named is None:
         return None
     if isinstance(named, list) and named and isinstance(named[0], np.ndarray):
-        raise BadConfig(f"{key}: predicts {len(named)} labels for each record; one class a record is needed")
+        raise BadConfig(
+            f"{key}: predicts {len(named)} labels for each record; one class a record is needed"
+        )
     order = np.asarray(named)
-    return order.astype(str) if order.dtype.kind == "O" and all(isinstance(one, str) for one in order) else order
+    return (
+        order.astype(str)
+        if order.dtype.kind == "O" and all(isinstance(one, str) for one in order)
+        else order
+    )
 
 
-def infer_output_kind(answers: NDArray[Any], key: str, classes: int, method: str = "") -> OutputKind:
-    """The kind of output that numbers (n,) or (n, C) are. Raises BadConfig for one number a record where there are more than two classes."""
+def infer_output_kind(
+    answers: NDArray[Any], key: str, classes: int, method: str = ""
+) -> OutputKind:
+    """The kind of output that numbers (n,) or (n, C) are. Raises BadConfig for one number a record
+    where there are more than two classes."""
     if answers.dtype.kind not in "biuf" or (answers.ndim == 1 and answers.dtype.kind in "biu"):
         if answers.ndim == 2:
             raise BadConfig(f"{key}: gives {answers.dtype} {answers.shape}; {NEEDED_OUTPUTS}")
         return "labels"
-    low, high = float(answers.min()), float(answers.max())
+    low = float(answers.min())
+    high = float(answers.max())
     if answers.ndim == 1:
         if classes > 2:
             if _are_labels(answers, classes):
                 return "labels"
-            raise BadConfig(f"{key}: gives one number for each record, and there are {classes} classes")
+            raise BadConfig(
+                f"{key}: gives one number for each record, and there are {classes} classes"
+            )
         if method == "decision_function" or low < 0:
             return "decisions"
         return "positive" if high <= 1 else "percent" if MIN_PERCENT < high <= 100 else "decisions"
@@ -268,9 +375,15 @@ def _as_output_array(values: Any, key: str) -> NDArray[Any]:
             plain = values.detach().cpu()
             return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
         found = np.asarray(values)
-        return found.astype(np.float64) if found.dtype.kind == "O" and not isinstance(found.flat[0], str) else found
+        return (
+            found.astype(np.float64)
+            if found.dtype.kind == "O" and not isinstance(found.flat[0], str)
+            else found
+        )
     except (ValueError, TypeError) as error:  # lists of unequal lengths
-        raise BadConfig(f"{key}: gives no array of numbers ({' '.join(str(error).split())[:100]})") from None
+        raise BadConfig(
+            f"{key}: gives no array of numbers ({' '.join(str(error).split())[:100]})"
+        ) from None
 
 
 def _log_probabilities(probabilities: NDArray[Any]) -> Tensor:
@@ -291,7 +404,8 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
 
 
 def _describe_way_out(outputs: Any) -> str:
-    """What to do about a module that gives several outputs: a function of three lines, with the one that fits."""
+    """What to do about a module that gives several outputs: a function of three lines, with the one
+    that fits."""
     place = ""
     if isinstance(outputs, Mapping):
         place = next((f"[{name!r}]" for name in ("logits", *outputs) if name in outputs), "[NAME]")
@@ -299,25 +413,43 @@ def _describe_way_out(outputs: Any) -> str:
         place = f"[{len(outputs) - 1}]"
     held = f" ({', '.join(map(str, outputs))})" if isinstance(outputs, Mapping) else ""
     return (
-        f"a tensor (b, classes) is needed{held}. Give a function in its place, in a file of yours: model = Net(...); "
+        f"a tensor (b, classes) is needed{held}. Give a function in its place, in a file "
+        "of yours: model = Net(...); "
         "model.load_state_dict(torch.load(FILE, weights_only=True)); "
-        f"def predict(x): return model.eval()(torch.as_tensor(x).float()){place}.detach()  (target.model=file:predict)"
+        f"def predict(x): return model.eval()(torch.as_tensor(x).float()){place}.detach() "
+        " (target.model=file:predict)"
     )
 
 
 PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")
 STATE_DICT_KEYS = (
-    "state_dict", "model_state_dict", "model", "net", "network", "weights", "params", "module", "ema", "model_ema",
-)  # fmt: skip
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "weights",
+    "params",
+    "module",
+    "ema",
+    "model_ema",
+)
 MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
-PYTHON_HINT = "load it in your own program for privdd.api.audit_model, or name a predict function as target.model"
+PYTHON_HINT = (
+    "load it in your own program for privdd.api.audit_model, or name a predict function as "
+    "target.model"
+)
 
 
-def load_target_model(name: str, args: Mapping[str, Any], weights: Path | None) -> tuple[Any, list[str]]:
-    """The model that ``module:Class`` builds with ``args`` and a file's weights, or a function as it is; and notes on the
-    weights. Raises BadConfig, one line."""
+def load_target_model(
+    name: str, args: Mapping[str, Any], weights: Path | None
+) -> tuple[Any, list[str]]:
+    """The model that ``module:Class`` builds with ``args`` and a file's weights, or a function as
+    it is; and notes on the weights. Raises BadConfig, one line."""
     if Path(name).suffix.lower() in PICKLE_SUFFIXES and ":" not in name:
-        raise BadConfig(f"target.model={name}: a pickle can run any program and is not read; {PYTHON_HINT}")
+        raise BadConfig(
+            f"target.model={name}: a pickle can run any program and is not read; {PYTHON_HINT}"
+        )
     target = load_target(name, "target.model")
     if inspect.isclass(target):
         target = make_instance(target, args, f"target.model={name}")
@@ -328,44 +460,62 @@ def load_target_model(name: str, args: Mapping[str, Any], weights: Path | None) 
         if weights is not None:
             notes = load_weights(target, weights)
         elif inspect.isclass(load_target(name, "target.model")):
-            raise BadConfig(f"target.model={name}: target.weights=FILE is needed; a new network has seen no record")
+            raise BadConfig(
+                f"target.model={name}: target.weights=FILE is needed; a new network has "
+                "seen no record"
+            )
     elif weights is not None:
-        raise BadConfig(f"target.weights={weights}: {name} is no torch module, so nothing is read from it")
+        raise BadConfig(
+            f"target.weights={weights}: {name} is no torch module, so nothing is read from it"
+        )
     return target, notes
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load a file of weights into ``model`` -> how they were read. Raises BadConfig naming missing, unknown and misshapen
-    ones."""
-    found, own = read_weights(path), model.state_dict()
-    notes, kind = list[str](), type(model).__name__
+    """Load a file of weights into ``model`` -> how they were read. Raises BadConfig naming missing,
+    unknown and misshapen ones."""
+    found = read_weights(path)
+    own = model.state_dict()
+    notes = list[str]()
+    kind = type(model).__name__
     if isinstance(found, list):
         if len(found) != len(own):
-            raise BadConfig(f"target.weights={path}: {len(found)} arrays without names; {kind} has {len(own)}")
+            raise BadConfig(
+                f"target.weights={path}: {len(found)} arrays without names; {kind} has {len(own)}"
+            )
         found = dict(zip(own, found))
         order = "they were taken in the order of the model's state_dict"
         notes.append(f"The {len(own)} arrays of {path.name} have no names; {order}.")
     found, taken = _strip_prefix(found, own)
     notes += [f"The names in {path.name} begin with {taken}, which was taken off."] if taken else []
-    missing, unknown = sorted(own.keys() - found.keys()), sorted(found.keys() - own.keys())
+    missing = sorted(own.keys() - found.keys())
+    unknown = sorted(found.keys() - own.keys())
     other = [
         f"{name} is {tuple(found[name].shape)}, the model's is {tuple(own[name].shape)}"
         for name in sorted(own.keys() & found.keys())
         if found[name].shape != own[name].shape
     ]
-    wrong = [f"{word} {_list_names(some)}" for word, some in (("missing", missing), ("unknown", unknown)) if some]
+    wrong = [
+        f"{word} {_list_names(some)}"
+        for word, some in (("missing", missing), ("unknown", unknown))
+        if some
+    ]
     wrong += other[:3]
     if wrong:
         raise BadConfig(f"target.weights={path}: do not fit {kind}: {'; '.join(wrong)}")
-    if broken := [name for name, value in found.items() if not torch.isfinite(value.double()).all()]:
+    if broken := [
+        name for name, value in found.items() if not torch.isfinite(value.double()).all()
+    ]:
         raise BadConfig(f"target.weights={path}: NaN or infinity in {_list_names(broken)}")
     model.load_state_dict(dict(found))
     return notes
 
 
-def _strip_prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Mapping[str, Tensor], str]:
-    """The weights without a prefix that wrappers of the model put before all names (``module.``, ``_orig_mod.``), and that
-    prefix."""
+def _strip_prefix(
+    found: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> tuple[Mapping[str, Tensor], str]:
+    """The weights without a prefix that wrappers of the model put before all names (``module.``,
+    ``_orig_mod.``), and that prefix."""
     first = next(iter(found), "").split(".")
     for depth in range(1, len(first)):
         prefix = ".".join(first[:depth]) + "."
@@ -378,8 +528,8 @@ def _strip_prefix(found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tup
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
-    """name -> tensor, or a list of arrays, of safetensors, ``.npz``, or ``.pt`` by torch's restricted reader
-    (weights_only)."""
+    """name -> tensor, or a list of arrays, of safetensors, ``.npz``, or ``.pt`` by torch's
+    restricted reader (weights_only)."""
     if not path.is_file():
         raise BadConfig(f"target.weights={path}: no such file")
     suffix = path.suffix.lower()
@@ -394,34 +544,60 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
         said = f".safetensors, .npz or a state_dict in .pt is read, never a pickle; {PYTHON_HINT}"
         raise BadConfig(f"target.weights={path}: {said}")
     try:
-        found = torch.load(io.BytesIO(read_bytes(path, LARGEST_TENSORS)), map_location="cpu", weights_only=True)
+        found = torch.load(
+            io.BytesIO(read_bytes(path, LARGEST_TENSORS)), map_location="cpu", weights_only=True
+        )
     except Exception as error:  # zip, pickle and torch raise their own
-        said = "objects of Python" if "weights" in str(error).lower() else " ".join(str(error).split())[:80]
+        said = (
+            "objects of Python"
+            if "weights" in str(error).lower()
+            else " ".join(str(error).split())[:80]
+        )
         said = f"holds more than tensors, or is damaged ({said}); save model.state_dict()"
         raise BadConfig(f"target.weights={path}: {said}") from error
     found = _unwrap_state_dict(found)
-    if isinstance(found, list | tuple) and found and all(isinstance(value, Tensor) for value in found):
+    if (
+        isinstance(found, list | tuple)
+        and found
+        and all(isinstance(value, Tensor) for value in found)
+    ):
         return list(found)
-    if not isinstance(found, Mapping) or not found or not all(isinstance(value, Tensor) for value in found.values()):
-        raise BadConfig(f"target.weights={path}: no state_dict (name -> tensor); save model.state_dict()")
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(value, Tensor) for value in found.values())
+    ):
+        raise BadConfig(
+            f"target.weights={path}: no state_dict (name -> tensor); save model.state_dict()"
+        )
     return {str(name): value for name, value in found.items()}
 
 
 def _unwrap_state_dict(found: Any) -> Any:
-    """The state dict below the keys that training scripts use; a model may have a part of such a name itself."""
+    """The state dict below the keys that training scripts use; a model may have a part of such a
+    name itself."""
     for _ in range(MAX_WRAPPERS):
         keys = STATE_DICT_KEYS if isinstance(found, Mapping) else ()
-        found = next((found[key] for key in keys if isinstance(found.get(key), Mapping | list | tuple)), found)
+        found = next(
+            (found[key] for key in keys if isinstance(found.get(key), Mapping | list | tuple)),
+            found,
+        )
     return found
 
 
 def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
-    """Arrays of ``numpy.savez``: by name, or in order where they were given none (arr_0, arr_1, ...)."""
+    """Arrays of ``numpy.savez``: by name, or in order where they were given none (arr_0, arr_1,
+    ...)."""
     found, _ = read_archive(f"target.weights={path}", path)
     try:
         arrays = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
-    except (TypeError, ValueError) as error:  # text, numbers that torch does not have, another byte order
-        raise BadConfig(f"target.weights={path}: not an .npz of plain numbers ({str(error)[:80]})") from error
+    except (
+        TypeError,
+        ValueError,
+    ) as error:  # text, numbers that torch does not have, another byte order
+        raise BadConfig(
+            f"target.weights={path}: not an .npz of plain numbers ({str(error)[:80]})"
+        ) from error
     if set(arrays) == {f"arr_{at}" for at in range(len(arrays))}:
         return [arrays[f"arr_{at}"] for at in range(len(arrays))]
     return arrays

@@ -1,9 +1,10 @@
-"""``python -m privdd.audit run=DIR target.model=...``: a federation of someone else's that was recorded, and what its components claim.
+"""``python -m privdd.audit run=DIR target.model=...``: a federation of someone else's that was
+recorded, and what its components claim.
 
-The audited client's training records and held-out ones play the game of ``membership_game``. Its updates are attacked by
-all recorded rounds together (each record's part in every update, solved for together with the others'), the last
-update and the final model by the loss and by a quantile regression. No shadow models: nobody told how the app trains.
-"""
+The audited client's training records and held-out ones play the game of ``membership_game``. Its
+updates are attacked by all recorded rounds together (each record's part in every update, solved for
+together with the others'), the last update and the final model by the loss and by a quantile
+regression. No shadow models: nobody told how the app trains."""
 
 from __future__ import annotations
 
@@ -39,7 +40,13 @@ from privdd.external.membership_game import (
 from privdd.external.predictor import Predictor, build_predictor
 from privdd.external.recorded_numbers import judge_reported_counts
 from privdd.external.records import check_network_records
-from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit, parse_stated_limit, write_audit_folder
+from privdd.external.run_folder import (
+    ExternalAudit,
+    HeldArtifact,
+    StatedLimit,
+    parse_stated_limit,
+    write_audit_folder,
+)
 from privdd.external.runner import audit_settings, choose_output_folder, read_target_records
 from privdd.privacy.mechanism import LedgerRow
 from privdd.recording import network
@@ -55,13 +62,17 @@ from privdd.reporting.policy import policy_of_arguments
 from privdd.reporting.terminal import conclude_audit
 from privdd.runtime.run_folder import check_folder_free
 
-AGGREGATES_SCOPE = "the aggregates of all rounds; updates before them are not covered, so no bound is compared with it"
+AGGREGATES_SCOPE = (
+    "the aggregates of all rounds; updates before them are not covered, so no bound is "
+    "compared with it"
+)
 UPDATES_SCOPE = "the arrays of this client's updates of all recorded rounds"
 
 
 @dataclass(frozen=True)
 class ClaimedLimit(StatedLimit):
-    """source: the component whose claim this is; also: claims that are shown and not compared with anything."""
+    """source: the component whose claim this is; also: claims that are shown and not compared with
+    anything."""
 
     source: str = ""
     also: tuple[Mapping[str, Any], ...] = ()
@@ -75,15 +86,20 @@ class ClaimedLimit(StatedLimit):
 
 
 def find_claimed_limit(recording: Recording, node: int, stated: Mapping[str, Any]) -> StatedLimit:
-    """The limit typed as ``stated.*``, else the one that a component claims for the client's updates, else none."""
+    """The limit typed as ``stated.*``, else the one that a component claims for the client's
+    updates, else none."""
     if stated:
         return parse_stated_limit(stated)
     ledger = recording_ledger(recording)
     whole = ledger.epsilon(surfaces=[Surface.GLOBAL_MODEL])
     whys = [row.why for row in ledger.releases if row.surface == Surface.GLOBAL_MODEL]
-    also = tuple(_claim_entry(whole, ledger.delta, _claim_source(one), AGGREGATES_SCOPE) for one in whys)
+    also = tuple(
+        _claim_entry(whole, ledger.delta, _claim_source(one), AGGREGATES_SCOPE) for one in whys
+    )
     epsilon = ledger.epsilon(surfaces=[Surface.UPDATE], client=node)
-    mine = [row.why for row in ledger.releases if row.surface == Surface.UPDATE and row.client == node]
+    mine = [
+        row.why for row in ledger.releases if row.surface == Surface.UPDATE and row.client == node
+    ]
     why = next(filter(None, mine), "")
     if not math.isfinite(epsilon) or not epsilon > 0 or not why:
         return ClaimedLimit(delta=ledger.delta, also=also)
@@ -126,20 +142,30 @@ def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
     if not any(item.startswith("target.") for item in rest):
         nodes = ", ".join(map(str, all_client_nodes(recordings)))
         raise BadConfig(
-            f"run={path}: a whole recording of clients {nodes}; to audit it, give target.model=module:Net, target.train=FILE.npz "
-            "and target.heldout=FILE.npz (records of one client, and others like them), and target.client= of several"
+            f"run={path}: a whole recording of clients {nodes}; to audit it, give "
+            "target.model=module:Net, target.train=FILE.npz "
+            "and target.heldout=FILE.npz (records of one client, and others like them), "
+            "and target.client= of several"
         )
     typed = parse_target_arguments(rest, "recording")
     policy = policy_of_arguments(typed.given)
     out = choose_output_folder(typed.get("out"))
     check_folder_free(out)
-    client = next((item.removeprefix("target.client=") for item in argv if item.startswith("target.client=")), None)
+    client = next(
+        (item.removeprefix("target.client=") for item in argv if item.startswith("target.client=")),
+        None,
+    )
     number = None if client is None else int(client) if client.isdecimal() else -1
     if (found := find_client(recordings, number)) is None:
-        raise BadConfig(f"target.client={client}: one of {', '.join(map(str, all_client_nodes(recordings)))} is needed")
+        raise BadConfig(
+            f"target.client={client}: one of "
+            f"{', '.join(map(str, all_client_nodes(recordings)))} is needed"
+        )
     recording, node = found
     add_search_folder(Path.cwd())
-    model = network.build_network(load_target(str(typed.get("target.model")), "target.model"), typed.args)
+    model = network.build_network(
+        load_target(str(typed.get("target.model")), "target.model"), typed.args
+    )
     audit = audit_recorded_client(recording, node, model, typed, began)
     result = write_audit_folder(audit, out, ["python", "-m", "privdd.audit", *argv])
     return conclude_audit(result, out, policy, sys.stdout)
@@ -162,7 +188,11 @@ def audit_recorded_client(
     final = recording.final_message()
     if final is not None:
         network.load_parameters(model, final.read_arrays())
-        views.append(_model_view(Surface.GLOBAL_MODEL, Adversary.PUBLIC, model, game, keys, limit.exchange_limit()[1]))
+        views.append(
+            _model_view(
+                Surface.GLOBAL_MODEL, Adversary.PUBLIC, model, game, keys, limit.exchange_limit()[1]
+            )
+        )
     attacks = [_attacks_on_view(view, settings.confidence) for view in views]
     budget = error_budget(settings.confidence, sum(map(len, attacks)), 0)
     judged: list[JudgedAttack] = []
@@ -170,7 +200,11 @@ def audit_recorded_client(
         judged += judge_attacks(view, those, {}, game, Keys(settings.seed), budget, RECORDED_NOTE)
     counts = judge_reported_counts(replies, train.y, 1 + int(torch.cat([train.y, heldout.y]).max()))
     judged += counts
-    about = {"recording": str(recording.head.get("library", "")), "client": node, "records": [len(train), len(heldout)]}
+    about = {
+        "recording": str(recording.head.get("library", "")),
+        "client": node,
+        "records": [len(train), len(heldout)],
+    }
     accuracy = None
     if final is not None:
         outputs = build_predictor(model, "target.model")(heldout.x, int(heldout.y.max()) + 1)
@@ -178,60 +212,100 @@ def audit_recorded_client(
     facts = target_facts("recording", train, heldout, game, judged)
     done = time.monotonic()
     return ExternalAudit(
-        str(typed.get("name") or "recorded federation"), typed.file_path("train").name, settings.seed, list(_held_artifacts(recording, replies)),
-        judged, limit, budget, {"attacks": done - began, "total": done - began}, facts, accuracy, about,
-        len(recording.client_nodes), len(replies),
-    )  # fmt: skip
+        str(typed.get("name") or "recorded federation"),
+        typed.file_path("train").name,
+        settings.seed,
+        list(_held_artifacts(recording, replies)),
+        judged,
+        limit,
+        budget,
+        {"attacks": done - began, "total": done - began},
+        facts,
+        accuracy,
+        about,
+        len(recording.client_nodes),
+        len(replies),
+    )
 
 
 def _model_view(
-    surface: Surface, adversary: Adversary, model: nn.Module, game: CoinGame, keys: Keys, delta: float
+    surface: Surface,
+    adversary: Adversary,
+    model: nn.Module,
+    game: CoinGame,
+    keys: Keys,
+    delta: float,
 ) -> View:
     """The loaded model's signals of the audited records."""
     predict: Predictor = build_predictor(model, "target.model")
-    records, reference = game.records, game.reference
+    records = game.records
+    reference = game.reference
     classes = predict.count_classes(records.x, torch.cat([records.y, reference.y]))
-    logits = torch.cat([predict(records.x, classes), predict(reference.x.to(records.x.dtype), classes)])
+    logits = torch.cat(
+        [predict(records.x, classes), predict(reference.x.to(records.x.dtype), classes)]
+    )
     return view_of_outputs(surface, adversary, game, logits[None], classes, delta, keys)
 
 
 def _update_view(
-    recording: Recording, replies: Sequence[RecordedMessage], model: nn.Module, game: CoinGame, keys: Keys, delta: float
+    recording: Recording,
+    replies: Sequence[RecordedMessage],
+    model: nn.Module,
+    game: CoinGame,
+    keys: Keys,
+    delta: float,
 ) -> View:
-    """Signals of the client's updates: "joint", over the rounds, and "confidence", of the last local model."""
-    at = np.unique(np.linspace(0, len(replies) - 1, min(MAX_ROUNDS_READ, len(replies))).round().astype(int))
+    """Signals of the client's updates: "joint", over the rounds, and "confidence", of the last
+    local model."""
+    at = np.unique(
+        np.linspace(0, len(replies) - 1, min(MAX_ROUNDS_READ, len(replies))).round().astype(int)
+    )
     parts = [_record_parts(recording, replies[i], model, game) for i in at]
     joint = torch.stack([part / part.std(correction=0).clamp_min(1e-300) for part in parts]).sum(0)
-    sent, replied = recording.broadcast_before(replies[-1]).read_arrays(), recording.replied_parameters(replies[-1])
+    sent = recording.broadcast_before(replies[-1]).read_arrays()
+    replied = recording.replied_parameters(replies[-1])
     network.load_parameters(model, network.align_state(model, {**sent, **replied}))
     view = _model_view(Surface.UPDATE, Adversary.SERVER, model, game, keys, delta)
     worlds = require_worlds(view)
     return replace(view, worlds=replace(worlds, signals={**worlds.signals, "joint": joint[None]}))
 
 
-def _record_parts(recording: Recording, reply: RecordedMessage, model: nn.Module, game: CoinGame) -> Tensor:
-    """(n,): each audited record's part in one update, by ridge regression on all descents; of a large network every k-th
-    parameter is read."""
+def _record_parts(
+    recording: Recording, reply: RecordedMessage, model: nn.Module, game: CoinGame
+) -> Tensor:
+    """(n,): each audited record's part in one update, by ridge regression on all descents; of a
+    large network every k-th parameter is read."""
     before = recording.broadcast_before(reply).read_arrays()
     network.load_parameters(model, before)
     every = network.thinning_step(model, len(game.records))
-    rows = network.record_descents(model, game.records.x.numpy(), game.records.y.numpy(), every).astype(np.float64)
+    rows = network.record_descents(
+        model, game.records.x.numpy(), game.records.y.numpy(), every
+    ).astype(np.float64)
     gram = rows @ rows.T
     ridge = 1e-2 * float(np.trace(gram)) / len(gram)
-    update = network.parameter_difference(model, before, recording.replied_parameters(reply))[::every]
-    return torch.from_numpy(np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), rows @ update))
+    update = network.parameter_difference(model, before, recording.replied_parameters(reply))[
+        ::every
+    ]
+    return torch.from_numpy(
+        np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), rows @ update)
+    )
 
 
 def _attacks_on_view(view: View, confidence: float) -> dict[str, MembershipAttack]:
     given: dict[str, Any] = {"confidence": confidence}
-    found: dict[str, MembershipAttack] = {"loss_threshold": LossThreshold(**given, signal="confidence")}
+    found: dict[str, MembershipAttack] = {
+        "loss_threshold": LossThreshold(**given, signal="confidence")
+    }
     if view.worlds is not None and "joint" in view.worlds.signals:
         found["tracing"] = LossThreshold(**given, signal="joint")
     return found | {"quantile_regression": QuantileRegression(**given, signal="confidence")}
 
 
-def _held_artifacts(recording: Recording, replies: Sequence[RecordedMessage]) -> Iterator[HeldArtifact]:
-    """The artifacts that the server and the public hold: the client's replies, as client 0 in rounds from 0, and the final model."""
+def _held_artifacts(
+    recording: Recording, replies: Sequence[RecordedMessage]
+) -> Iterator[HeldArtifact]:
+    """The artifacts that the server and the public hold: the client's replies, as client 0 in
+    rounds from 0, and the final model."""
     for round, reply in enumerate(replies):
         why = _protection_note(reply.heading.claims)
         yield HeldMessage(Surface.UPDATE, "update", reply.read_arrays(), round, 0, why)
@@ -240,11 +314,19 @@ def _held_artifacts(recording: Recording, replies: Sequence[RecordedMessage]) ->
         yield HeldMessage(Surface.GLOBAL_MODEL, "final model", final.read_arrays(), why=why)
 
 
-def _held_counts(replies: Sequence[RecordedMessage], judged: Sequence[JudgedAttack]) -> Iterator[HeldArtifact]:
+def _held_counts(
+    replies: Sequence[RecordedMessage], judged: Sequence[JudgedAttack]
+) -> Iterator[HeldArtifact]:
     """The numbers beside the replies, where some of them count records."""
     for round, reply in enumerate(replies) if judged else ():
-        numbers = {name: torch.as_tensor(value) for name, value in reply.heading.metrics.items() if not _is_text(value)}
-        yield HeldMessage(Surface.COUNTS, "metrics", numbers, round, 0, "no mechanism was recognised")
+        numbers = {
+            name: torch.as_tensor(value)
+            for name, value in reply.heading.metrics.items()
+            if not _is_text(value)
+        }
+        yield HeldMessage(
+            Surface.COUNTS, "metrics", numbers, round, 0, "no mechanism was recognised"
+        )
 
 
 def _is_text(value: Any) -> bool:
@@ -253,4 +335,8 @@ def _is_text(value: Any) -> bool:
 
 def _protection_note(claims: Sequence[Mapping[str, Any]]) -> str:
     names = ", ".join(str(claim.get("component"))[:60] for claim in claims)
-    return f"protected as {names} claims; nothing here proves it" if names else "no mechanism was recognised"
+    return (
+        f"protected as {names} claims; nothing here proves it"
+        if names
+        else "no mechanism was recognised"
+    )

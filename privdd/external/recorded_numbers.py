@@ -1,7 +1,8 @@
-"""Numbers that travel beside a client's recorded arrays are messages too: label counts, small groups, changes over rounds.
+"""Numbers that travel beside a client's recorded arrays are messages too: label counts, small
+groups, changes over rounds.
 
-Read are whole numbers whose name says that they count something (``COUNT_WORDS``): one number, such as Flower's
-"num-examples", or one number a class, in one list or under names that end in the class.
+Read are whole numbers whose name says that they count something (``COUNT_WORDS``): one number, such
+as Flower's "num-examples", or one number a class, in one list or under names that end in the class.
 """
 
 from __future__ import annotations
@@ -19,15 +20,20 @@ from attacks.types import Adversary, Family, Finding, Surface
 from privdd.external.membership_game import JudgedAttack, annotate_finding
 from privdd.recording.recording import RecordedMessage
 
-COUNT_WORDS = frozenset({"count", "counts", "examples", "samples", "records", "instances", "histogram", "labels"})
+COUNT_WORDS = frozenset(
+    {"count", "counts", "examples", "samples", "records", "instances", "histogram", "labels"}
+)
 OTHER_WORDS = frozenset({"batch", "batches", "epoch", "epochs", "step", "steps", "round", "rounds"})
-SMALL_GROUP = 10  # records: a count from 1 to 9 is of a group that statistical offices would not publish
+SMALL_GROUP = (
+    10  # records: a count from 1 to 9 is of a group that statistical offices would not publish
+)
 SHOWN = 5  # of each kind, in the note
 
 
 @dataclass(frozen=True)
 class ReportedCounts:
-    """What one client reported: round -> name -> counts. single: one number a round; by_class: (classes,) numbers a round."""
+    """What one client reported: round -> name -> counts. single: one number a round; by_class:
+    (classes,) numbers a round."""
 
     single: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     by_class: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)
@@ -53,7 +59,8 @@ def read_reported_counts(replies: Sequence[RecordedMessage], classes: int) -> Re
 
 
 def counts_something(name: str) -> bool:
-    """Whether a metric's name says that it counts records: "num-examples", and not "batch-count"."""
+    """Whether a metric's name says that it counts records: "num-examples", and not
+    "batch-count"."""
     words = set(re.split(r"[^a-z]+", name.lower()))
     return bool(words & COUNT_WORDS) and not words & OTHER_WORDS
 
@@ -61,8 +68,14 @@ def counts_something(name: str) -> bool:
 def _whole_numbers(value: Any) -> list[int]:
     """The values as whole numbers of at least 0; [] where one of them is not."""
     values = value if isinstance(value, list) else [value]
-    sound = [isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in values]
-    return [int(one) for one in values] if all(sound) and all(one == int(one) for one in values) else []
+    sound = [
+        isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in values
+    ]
+    return (
+        [int(one) for one in values]
+        if all(sound) and all(one == int(one) for one in values)
+        else []
+    )
 
 
 def _join_class_names(metrics: Mapping[str, Any], classes: int) -> dict[str, Any]:
@@ -79,17 +92,21 @@ def _join_class_names(metrics: Mapping[str, Any], classes: int) -> dict[str, Any
     return joined
 
 
-def judge_reported_counts(replies: Sequence[RecordedMessage], labels: Tensor, classes: int) -> list[JudgedAttack]:
-    """The finding of ``label_counts`` on the numbers beside the arrays, [] where none counts anything.
+def judge_reported_counts(
+    replies: Sequence[RecordedMessage], labels: Tensor, classes: int
+) -> list[JudgedAttack]:
+    """The finding of ``label_counts`` on the numbers beside the arrays, [] where none counts
+    anything.
 
-    labels (n,): of the client's true training records. diagnostics: "sent", "small_groups", "changes". label_accuracy
-    where a histogram was sent, of its last round.
+    labels (n,): of the client's true training records. diagnostics: "sent", "small_groups",
+        "changes". label_accuracy where a histogram was sent, of its last round.
     """
     reported = read_reported_counts(replies, classes)
     if not reported:
         return []
     true = torch.bincount(labels.long(), minlength=classes)
-    small, changes = list(_small_groups(reported)), list(_changes(reported))
+    small = list(_small_groups(reported))
+    changes = list(_changes(reported))
     measures: dict[str, Any] = {"n": len(labels)}
     if reported.by_class:
         rounds = next(iter(reported.by_class.values()))
@@ -97,7 +114,9 @@ def judge_reported_counts(replies: Sequence[RecordedMessage], labels: Tensor, cl
         measures |= {"label_accuracy": label_overlap(sent, true)}
         measures["baselines"] = {"label_accuracy_chance": chance_overlap(true)}
     everything = {**reported.single, **reported.by_class}
-    sent_in = {name: {str(t): value for t, value in rounds.items()} for name, rounds in everything.items()}
+    sent_in = {
+        name: {str(t): value for t, value in rounds.items()} for name, rounds in everything.items()
+    }
     measures["diagnostics"] = {"sent": sent_in, "small_groups": small, "changes": changes}
     notes = [
         f"numbers beside the arrays: {', '.join(everything)}",

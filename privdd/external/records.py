@@ -1,4 +1,5 @@
-"""Labelled records of any shape, from an npz file or from arrays, tables and sparse matrices; and distances between them."""
+"""Labelled records of any shape, from an npz file or from arrays, tables and sparse matrices; and
+distances between them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ MAX_DENSE_NUMBERS = 2**28  # numbers of a sparse matrix that are written out: 2 
 
 @dataclass(frozen=True)
 class RecordColumn:
-    """A column of a table. values: what codes 0, 1, ... stand for, in a column of text or kinds; None in one of numbers."""
+    """A column of a table. values: what codes 0, 1, ... stand for, in a column of text or kinds;
+    None in one of numbers."""
 
     name: Any
     dtype: Any
@@ -43,7 +45,8 @@ class RecordFormat:
 
     @property
     def has_codes(self) -> bool:
-        """Whether some numbers are codes or whole numbers, so that a value between two of them is none."""
+        """Whether some numbers are codes or whole numbers, so that a value between two of them is
+        none."""
         return any(column.values is not None or column.dtype.kind != "f" for column in self.columns)
 
     @property
@@ -63,8 +66,8 @@ class RecordFormat:
 
 @dataclass(frozen=True)
 class LabelledRecords:
-    """x (n, ...), pictures that were bytes now in [0, 1]; y (n,) int64, whole numbers from 0, or with ``names`` (c,) places
-    in these labels."""
+    """x (n, ...), pictures that were bytes now in [0, 1]; y (n,) int64, whole numbers from 0, or
+    with ``names`` (c,) places in these labels."""
 
     x: Tensor
     y: Tensor
@@ -105,25 +108,34 @@ class LabelledRecords:
         return self.form.original_rows(self.x), torch.from_numpy(labels) if numbers else labels
 
     def number_labels(self, names: NDArray[Any], key: str) -> LabelledRecords:
-        """The records with labels as positions in ``names``, the classes of a model. Raises BadConfig for a label that is none."""
+        """The records with labels as positions in ``names``, the classes of a model. Raises
+        BadConfig for a label that is none."""
         place = {name: at for at, name in enumerate(names.tolist())}
         known, back = np.unique(self.original_labels(), return_inverse=True)
         unknown = [name for name in known.tolist() if name not in place]
         if unknown:
-            raise BadConfig(f"{key}: y holds {_list_few(unknown)}, the model's classes are {_list_few(names.tolist())}")
+            raise BadConfig(
+                f"{key}: y holds {_list_few(unknown)}, the model's classes are "
+                f"{_list_few(names.tolist())}"
+            )
         at = np.array([place[name] for name in known.tolist()], np.int64)[back]
         plain = np.array_equal(names, np.arange(len(names)))
         return replace(self, y=torch.from_numpy(at), names=None if plain else names)
 
 
-def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool = True) -> LabelledRecords:
-    """An npz with x (n, ...) and y (n,), which may be missing (every label 0) without ``labels``. Raises BadConfig, naming
-    ``key`` and file."""
+def read_records(
+    key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool = True
+) -> LabelledRecords:
+    """An npz with x (n, ...) and y (n,), which may be missing (every label 0) without ``labels``.
+    Raises BadConfig, naming ``key`` and file."""
     where = f"{key}={path}"
     if not path.is_file():
         raise BadConfig(f"{where}: no such file")
     if path.suffix.lower() in (".pkl", ".pickle", ".joblib", ".csv"):
-        raise BadConfig(f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', x=x, y=y))")
+        raise BadConfig(
+            f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', "
+            "x=x, y=y))"
+        )
     arrays, found = read_archive(where, path, ("x", "y", *KERAS_NAMES))
     if not {"x", "y"} & set(arrays):  # arrays as Keras names them
         arrays = {KERAS_NAMES[name]: value for name, value in arrays.items()}
@@ -133,20 +145,32 @@ def read_records(key: str, path: Path, *, least: int = MIN_RECORDS, labels: bool
     return records_from_arrays(where, arrays["x"], arrays.get("y"), least=least)
 
 
-def read_archive(where: str, path: Path, only: Sequence[str] = ()) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Arrays of an npz, all or those of ``only``, and the names of all. Raises BadConfig, beginning with ``where``."""
+def read_archive(
+    where: str, path: Path, only: Sequence[str] = ()
+) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Arrays of an npz, all or those of ``only``, and the names of all. Raises BadConfig, beginning
+    with ``where``."""
     try:
         check_archive(path)
         with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files if name in (only or stored.files)}, sorted(stored.files)
-    except Exception as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
-        raise BadConfig(f"{where}: not an .npz of plain arrays ({' '.join(str(error).split())[:120]})") from error
+            return {
+                name: stored[name] for name in stored.files if name in (only or stored.files)
+            }, sorted(stored.files)
+    except (
+        Exception
+    ) as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+        raise BadConfig(
+            f"{where}: not an .npz of plain arrays ({' '.join(str(error).split())[:120]})"
+        ) from error
 
 
-def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS) -> LabelledRecords:
-    """Checked records and labels of arrays, tensors, tables of pandas, sparse matrices; NaN comes through, and a column of
-    dates is one of days since 1970. Raises
-    BadConfig, naming ``key``, for other shapes, values that are no numbers or infinite, and labels that name no class."""
+def records_from_arrays(
+    key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS
+) -> LabelledRecords:
+    """Checked records and labels of arrays, tensors, tables of pandas, sparse matrices; NaN comes
+    through, and a column of dates is one of days since 1970. Raises
+    BadConfig, naming ``key``, for other shapes, values that are no numbers or infinite, and labels
+    that name no class."""
     values, form = _values_and_format(key, x)
     labels = np.zeros(len(values) if values.ndim else 0, np.int64) if y is None else _as_array(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
@@ -157,16 +181,22 @@ def records_from_arrays(key: str, x: Any, y: Any = None, *, least: int = MIN_REC
     if len(values) < least:
         raise BadConfig(f"{key}: {len(values)} records; at least {least} are needed")
     if values.dtype.kind not in "biuf" or not values[0].size:
-        raise BadConfig(f"{key}: x must hold numbers, got {values.dtype} {values.shape}; text needs a table of pandas")
+        raise BadConfig(
+            f"{key}: x must hold numbers, got {values.dtype} {values.shape}; text needs a "
+            "table of pandas"
+        )
     if values.dtype.kind == "f" and np.isinf(values).any():
         where = _locate_first(np.isinf(values))
-        raise BadConfig(f"{key}: x must hold finite numbers or NaN for missing ones; {where} is infinite")
+        raise BadConfig(
+            f"{key}: x must hold finite numbers or NaN for missing ones; {where} is infinite"
+        )
     whole, names = number_labels(key, labels)
     return LabelledRecords(_scale_bytes(values), torch.from_numpy(whole), form, names)
 
 
 def check_network_records(train: LabelledRecords, heldout: LabelledRecords) -> None:
-    """Raises BadConfig for sets of different shapes, labels that are no whole numbers from 0, and missing values."""
+    """Raises BadConfig for sets of different shapes, labels that are no whole numbers from 0, and
+    missing values."""
     check_same_shape("target.train", train, "target.heldout", heldout)
     for key, one in (("target.train", train), ("target.heldout", heldout)):
         if one.names is not None:
@@ -178,11 +208,14 @@ def check_network_records(train: LabelledRecords, heldout: LabelledRecords) -> N
 def check_no_gaps(key: str, one: LabelledRecords) -> None:
     """Raises BadConfig where values are missing, which distances and gradients do not allow for."""
     if one.has_gaps:
-        raise BadConfig(f"{key}: x must hold finite numbers; {_locate_first(one.x.isnan().numpy())} is NaN")
+        raise BadConfig(
+            f"{key}: x must hold finite numbers; {_locate_first(one.x.isnan().numpy())} is NaN"
+        )
 
 
 def align_columns(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
-    """Sets by what messages call them, with text of tables coded in one way. Raises BadConfig where their records differ."""
+    """Sets by what messages call them, with text of tables coded in one way. Raises BadConfig where
+    their records differ."""
     (first, one), *others = sets.items()
     made = [one]
     for key, other in others:
@@ -191,21 +224,28 @@ def align_columns(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
     return [replace(each, form=replace(each.form, columns=made[-1].form.columns)) for each in made]
 
 
-def _recode_columns(first: str, mine: Sequence[RecordColumn], key: str, other: LabelledRecords) -> LabelledRecords:
+def _recode_columns(
+    first: str, mine: Sequence[RecordColumn], key: str, other: LabelledRecords
+) -> LabelledRecords:
     """The set with its columns coded as ``mine``; values that these do not have come after them."""
     theirs = other.form.columns
     names = [[column.name for column in columns] for columns in (mine, theirs)]
     if names[0] != names[1]:
         ours, others = (_list_few(one) or "without names" for one in names)
         raise BadConfig(f"{key}: columns {others}; those of {first} are {ours}")
-    x, made = other.x.clone(), []
+    x = other.x.clone()
+    made = []
     for at, (left, right) in enumerate(zip(mine, theirs)):
         if (left.values is None) != (right.values is None):
-            raise BadConfig(f"{key}: column {left.name} holds {right.dtype}; that of {first} holds {left.dtype}")
+            raise BadConfig(
+                f"{key}: column {left.name} holds {right.dtype}; that of {first} holds {left.dtype}"
+            )
         values = None
         if left.values is not None and right.values is not None:
             values = tuple(dict.fromkeys((*left.values, *right.values)))
-            codes = torch.tensor([*(values.index(value) for value in right.values), math.nan], dtype=torch.float64)
+            codes = torch.tensor(
+                [*(values.index(value) for value in right.values), math.nan], dtype=torch.float64
+            )
             x[:, at] = codes[torch.where(x[:, at].isnan(), len(right.values), x[:, at]).long()]
         made.append(replace(left, values=values))
     return replace(other, x=x, form=replace(other.form, columns=tuple(made)))
@@ -214,12 +254,15 @@ def _recode_columns(first: str, mine: Sequence[RecordColumn], key: str, other: L
 def check_same_shape(first: str, one: LabelledRecords, second: str, other: LabelledRecords) -> None:
     """Raises BadConfig where records of two sets differ in shape."""
     if one.record_shape != other.record_shape:
-        raise BadConfig(f"{second}: records of shape {other.record_shape}, those of {first} have {one.record_shape}")
+        raise BadConfig(
+            f"{second}: records of shape {other.record_shape}, those of {first} have "
+            f"{one.record_shape}"
+        )
 
 
 def fill_gaps(*sets: Tensor) -> list[Tensor]:
-    """Sets (n, ...) as (n, d) float64: NaN becomes the column's mean over all, and each column with gaps is followed by one
-    that shows them."""
+    """Sets (n, ...) as (n, d) float64: NaN becomes the column's mean over all, and each column with
+    gaps is followed by one that shows them."""
     whole = [x.flatten(1).double() for x in sets]
     every = torch.cat(whole)
     holes = every.isnan()
@@ -227,14 +270,19 @@ def fill_gaps(*sets: Tensor) -> list[Tensor]:
         return whole
     some = holes.any(0)
     mean = torch.nan_to_num(every.nanmean(0))
-    return [torch.cat([torch.where(x.isnan(), mean, x), x.isnan()[:, some].double()], 1) for x in whole]
+    return [
+        torch.cat([torch.where(x.isnan(), mean, x), x.isnan()[:, some].double()], 1) for x in whole
+    ]
 
 
 def _values_and_format(key: str, x: Any) -> tuple[NDArray[Any], RecordFormat]:
     """The numbers as an array, and the form in which the caller gave them."""
     if sparse.issparse(x):
         if np.prod(x.shape, dtype=float) > MAX_DENSE_NUMBERS:
-            raise BadConfig(f"{key}: a sparse matrix of {x.shape} is too large to be written out; give fewer columns")
+            raise BadConfig(
+                f"{key}: a sparse matrix of {x.shape} is too large to be written out; "
+                "give fewer columns"
+            )
         return np.asarray(x.toarray()), RecordFormat("sparse")
     if hasattr(x, "columns") and hasattr(x, "iloc"):
         return _encode_table(key, x)
@@ -244,7 +292,9 @@ def _values_and_format(key: str, x: Any) -> tuple[NDArray[Any], RecordFormat]:
             values = values.astype(np.float64)
         except (TypeError, ValueError):
             kind = type(values.flat[0]).__name__
-            raise BadConfig(f"{key}: x holds {kind} and other objects; give numbers, or a table of pandas") from None
+            raise BadConfig(
+                f"{key}: x holds {kind} and other objects; give numbers, or a table of pandas"
+            ) from None
     return values, RecordFormat("torch" if isinstance(x, Tensor) else "numpy")
 
 
@@ -252,7 +302,8 @@ def _encode_table(key: str, table: Any) -> tuple[NDArray[Any], RecordFormat]:
     from pandas import CategoricalDtype, factorize
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-    columns, parts = [], []
+    columns = []
+    parts = []
     for at, name in enumerate(table.columns):
         series = table.iloc[:, at]
         if is_numeric_dtype(series.dtype) or is_bool_dtype(series.dtype):
@@ -264,11 +315,15 @@ def _encode_table(key: str, table: Any) -> tuple[NDArray[Any], RecordFormat]:
             parts.append(_dates_to_days(series))
             continue
         if series.dtype.kind not in "OUT" and not isinstance(series.dtype, CategoricalDtype):
-            raise BadConfig(f"{key}: column {name} holds {series.dtype}; numbers, dates, text or kinds are read")
+            raise BadConfig(
+                f"{key}: column {name} holds {series.dtype}; numbers, dates, text or kinds are read"
+            )
         codes, values = factorize(series.astype(object))
         columns.append(RecordColumn(name, series.dtype, tuple(values)))
         parts.append(np.where(codes < 0, np.nan, codes.astype(np.float64)))
-    return np.stack(parts, 1) if parts else np.zeros((len(table), 0)), RecordFormat("table", tuple(columns))
+    return np.stack(parts, 1) if parts else np.zeros((len(table), 0)), RecordFormat(
+        "table", tuple(columns)
+    )
 
 
 def _dates_to_days(series: Any) -> NDArray[np.float64]:
@@ -284,7 +339,9 @@ def _days_to_dates(days: NDArray[Any], dtype: Any) -> Any:
 
     rounded = Series(to_datetime(Series(days * SECONDS_PER_DAY).round(3), unit="s"))
     zone = getattr(dtype, "tz", None)
-    return (rounded if zone is None else rounded.dt.tz_localize("UTC").dt.tz_convert(zone)).astype(dtype)
+    return (rounded if zone is None else rounded.dt.tz_localize("UTC").dt.tz_convert(zone)).astype(
+        dtype
+    )
 
 
 def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
@@ -299,7 +356,8 @@ def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
             made.append(Series(own).astype(column.dtype))
             continue
         at = np.where(np.isnan(own), len(column.values), own).astype(int)
-        series, kind = Series(np.array([*column.values, None], dtype=object)[at]), column.dtype
+        series = Series(np.array([*column.values, None], dtype=object)[at])
+        kind = column.dtype
         if isinstance(kind, CategoricalDtype) and not set(kind.categories) >= set(column.values):
             kind = CategoricalDtype(column.values)
         made.append(series.astype(kind))
@@ -311,14 +369,18 @@ def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
 def _as_array(values: Any) -> NDArray[Any]:
     if isinstance(values, Tensor):
         plain = values.detach().cpu()
-        small = plain.is_floating_point() and plain.dtype not in (torch.float16, torch.float32, torch.float64)
+        small = plain.is_floating_point() and plain.dtype not in (
+            torch.float16,
+            torch.float32,
+            torch.float64,
+        )
         return (plain.float() if small else plain).numpy()
     return np.asarray(values)
 
 
 def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
-    """-> (labels as whole numbers from 0, None); for text, and for numbers below 0 or above ``MAX_LABEL``, (positions in the
-    sorted names, these names). Raises BadConfig."""
+    """-> (labels as whole numbers from 0, None); for text, and for numbers below 0 or above
+    ``MAX_LABEL``, (positions in the sorted names, these names). Raises BadConfig."""
     if labels.dtype.kind == "O":
         if any(one is None or one != one for one in labels.tolist()):
             raise BadConfig(f"{key}: y must hold a label for each record; some are missing")
@@ -327,11 +389,17 @@ def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], ND
     if labels.dtype.kind in "US":
         names, back = np.unique(labels.astype(str), return_inverse=True)
         return back.astype(np.int64), names
-    if labels.dtype.kind not in "biuf" or not np.isfinite(labels).all() or not (labels == np.floor(labels)).all():
+    if (
+        labels.dtype.kind not in "biuf"
+        or not np.isfinite(labels).all()
+        or not (labels == np.floor(labels)).all()
+    ):
         said = f"{labels.dtype}"
         if labels.dtype.kind == "f":
             said += f" with {labels[~np.isfinite(labels) | (labels != np.floor(labels))][0]:g}"
-        raise BadConfig(f"{key}: y must hold whole numbers or text, one class for each record, got {said}")
+        raise BadConfig(
+            f"{key}: y must hold whole numbers or text, one class for each record, got {said}"
+        )
     if (most := np.abs(labels.astype(np.float64)).max()) > 2**53:
         raise BadConfig(f"{key}: y must number or name classes, got labels up to {most:.3g}")
     whole = labels.astype(np.int64)
@@ -347,7 +415,9 @@ def _scale_bytes(values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(values.astype(np.float32) / 255)
     if values.dtype.kind in "bu":
         values = values.astype(np.int64)
-    if values.dtype.itemsize > 8 or not values.dtype.isnative:  # torch has neither long doubles nor foreign byte orders
+    if (
+        values.dtype.itemsize > 8 or not values.dtype.isnative
+    ):  # torch has neither long doubles nor foreign byte orders
         values = values.astype(np.float64 if values.dtype.kind == "f" else np.int64)
     return torch.from_numpy(np.ascontiguousarray(values))
 
@@ -377,7 +447,8 @@ def flatten_records(x: Tensor, scale: Tensor | None = None) -> Tensor:
 
 
 def coordinate_scales(x: Tensor, pictures: bool) -> Tensor:
-    """(d,): the unit of each coordinate: 1 for pixels, else its standard deviation over x (n, ...), 1 where that is 0."""
+    """(d,): the unit of each coordinate: 1 for pixels, else its standard deviation over x (n, ...),
+    1 where that is 0."""
     values = flatten_records(x)
     if pictures:
         return torch.ones(values.shape[1], dtype=torch.float64)

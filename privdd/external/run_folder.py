@@ -1,4 +1,5 @@
-"""The run folder of an audit of an external target (ledger, evidence, findings, page, seal), and the epsilon that someone states of the target."""
+"""The run folder of an audit of an external target (ledger, evidence, findings, page, seal), and
+the epsilon that someone states of the target."""
 
 from __future__ import annotations
 
@@ -31,9 +32,9 @@ from privdd.runtime.run_files import hold_run_folder, remove_half_written
 from privdd.runtime.run_folder import RunFolder, check_folder_free, run_provenance, write_tensors
 from privdd.runtime.seal import seal_folder
 
-# The coins of ``membership_game`` show what exchanging a record does. A statement for records added or removed, or for whole
-# clients, covers an exchange in two steps (Dwork and Roth 2014, theorem 2.2, for a group of two):
-# (epsilon, delta) becomes (2 epsilon, (1 + exp(epsilon)) delta).
+# The coins of ``membership_game`` show what exchanging a record does. A statement for records added
+# or removed, or for whole clients, covers an exchange in two steps (Dwork and Roth 2014, theorem
+# 2.2, for a group of two): (epsilon, delta) becomes (2 epsilon, (1 + exp(epsilon)) delta).
 
 
 STATED_RELATIONS = ("add_remove", "replace", "zero_out")
@@ -61,16 +62,20 @@ class StatedLimit:
         check_choice("stated.unit", self.unit, STATED_UNITS)
         if self.epsilon is not None and self.exchange_limit()[1] >= 1:
             raise BadConfig(
-                f"stated.epsilon={self.epsilon:g} stated.delta={self.delta:g} {self.relation}: allows anything to be "
+                f"stated.epsilon={self.epsilon:g} stated.delta={self.delta:g} "
+                f"{self.relation}: allows anything to be "
                 "learned of a record that is exchanged for another, so nothing can contradict it"
             )
 
     def exchange_limit(self) -> tuple[float, float]:
-        """(epsilon, delta) for one record exchanged for another; epsilon infinite where nothing is stated."""
+        """(epsilon, delta) for one record exchanged for another; epsilon infinite where nothing is
+        stated."""
         epsilon = math.inf if self.epsilon is None else float(self.epsilon)
         if self.relation == "replace" or self.epsilon is None:
             return epsilon, self.delta
-        return 2 * epsilon, (1 + math.exp(min(epsilon, 700.0))) * self.delta  # exp of more than 709 overflows
+        return 2 * epsilon, (
+            1 + math.exp(min(epsilon, 700.0))
+        ) * self.delta  # exp of more than 709 overflows
 
     def claim_entries(self) -> list[dict[str, Any]]:
         """``privacy.claims`` of findings.json."""
@@ -82,18 +87,25 @@ class StatedLimit:
         if self.relation == "replace":
             return [{**entry, "why": why}]
         typed = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
-        stated = f"stated is epsilon = {self.epsilon:g} at delta = {self.delta:g} for one {self.unit} ({self.relation})"
+        stated = (
+            f"stated is epsilon = {self.epsilon:g} at delta = {self.delta:g} for one "
+            f"{self.unit} ({self.relation})"
+        )
         steps = "one record exchanged for another is two such steps"
         return [{**entry, "typed": typed, "why": f"{stated}; {steps}; {why}"}]
 
 
 def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
-    """From ``stated.*`` settings without their prefix. Raises BadConfig; without an epsilon nothing else may be given."""
+    """From ``stated.*`` settings without their prefix. Raises BadConfig; without an epsilon nothing
+    else may be given."""
     if given and given.get("epsilon") is None:
         raise BadConfig(f"stated.{next(iter(given))}: stated.epsilon is needed beside it")
     known = ("epsilon", "delta", "relation", "unit")
     if unknown := [name for name in given if name not in known]:
-        raise BadConfig(f"stated.{unknown[0]}: unknown; known are {', '.join(f'stated.{name}' for name in known)}")
+        raise BadConfig(
+            f"stated.{unknown[0]}: unknown; known are "
+            f"{', '.join(f'stated.{name}' for name in known)}"
+        )
     return StatedLimit(**given)
 
 
@@ -102,7 +114,8 @@ UNPROTECTED_REASON = "it was made outside privdd: nothing here shows a limit on 
 
 @dataclass(frozen=True)
 class HeldArtifact:
-    """One thing that attackers hold: its surface, a name, its tensors (only shapes and a digest are kept)."""
+    """One thing that attackers hold: its surface, a name, its tensors (only shapes and a digest are
+    kept)."""
 
     surface: Surface
     name: str
@@ -113,14 +126,22 @@ class HeldArtifact:
     def ledger_row(self) -> LedgerRow:
         visible = ("public",) if self.client == SERVER else ("server",)
         return LedgerRow(
-            self.round, self.client, self.name, str(self.surface), visible, tensor_shapes(self.value), digest_tensors(self.value),
-            dpa.NonPrivateDpEvent(), nonprivate_reason=UNPROTECTED_REASON,
-        )  # fmt: skip
+            self.round,
+            self.client,
+            self.name,
+            str(self.surface),
+            visible,
+            tensor_shapes(self.value),
+            digest_tensors(self.value),
+            dpa.NonPrivateDpEvent(),
+            nonprivate_reason=UNPROTECTED_REASON,
+        )
 
 
 @dataclass(frozen=True)
 class ExternalAudit:
-    """The result of the audit of a target. about: what the manifest says of the target; target: what findings.json says of it (``membership_game``)."""
+    """The result of the audit of a target. about: what the manifest says of the target; target:
+    what findings.json says of it (``membership_game``)."""
 
     name: str
     data: str
@@ -138,7 +159,8 @@ class ExternalAudit:
 
 
 def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -> Findings:
-    """Everything into the folder ``path``, findings.json last. Raises BadConfig where another process writes there."""
+    """Everything into the folder ``path``, findings.json last. Raises BadConfig where another
+    process writes there."""
     with hold_run_folder(path):
         check_folder_free(path)
         folder = RunFolder(path)
@@ -149,9 +171,13 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
         for artifact in run.seen:  # unprotected: epsilon is infinite, whatever is stated
             ledger.append([artifact.ledger_row()])
         for one in run.judged:
-            write_tensors(folder.path / "evidence" / str(one.finding.measures["figure"]), one.evidence_tensors)
+            write_tensors(
+                folder.path / "evidence" / str(one.finding.measures["figure"]), one.evidence_tensors
+            )
         write_ledger(folder.ledger_file, ledger)
-        result = validate_findings(to_plain_json(_findings_document(run, ledger)), str(folder.findings_file))
+        result = validate_findings(
+            to_plain_json(_findings_document(run, ledger)), str(folder.findings_file)
+        )
         write_findings(result, folder.findings_file)
         write_report(path)
         seal_folder(path)
@@ -162,24 +188,42 @@ def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
     surfaces = list(_surface_rows(run, ledger))
     head = {name: getattr(ledger, name) for name in ("delta", "unit", "relation")}
     head["epsilon"] = epsilon_by_accountant(ledger)
-    utility = {} if run.accuracy is None else {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
+    utility = (
+        {}
+        if run.accuracy is None
+        else {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
+    )
     return {
         "schema": 2,
         "run": {
-            "algo": run.name, "data": run.data, "preset": "none", "seed": run.seed, "version": __version__,
-            "clients": run.clients, "rounds": run.rounds,
-            "seconds": {name: round(run.seconds.get(name, 0.0), 3) for name in ("train", "worlds", "attacks", "total")},
+            "algo": run.name,
+            "data": run.data,
+            "preset": "none",
+            "seed": run.seed,
+            "version": __version__,
+            "clients": run.clients,
+            "rounds": run.rounds,
+            "seconds": {
+                name: round(run.seconds.get(name, 0.0), 3)
+                for name in ("train", "worlds", "attacks", "total")
+            },
         },
         "target": dict(run.target),
         **utility,
-        "privacy": {**head, "claims": run.stated.claim_entries(), "multiplicity": run.budget.to_json()},
+        "privacy": {
+            **head,
+            "claims": run.stated.claim_entries(),
+            "multiplicity": run.budget.to_json(),
+        },
         "surfaces": surfaces,
         "findings": [
-            finding_row(one.finding, _stated_epsilon(run), refutes_limit(one.finding, _stated_epsilon(run)))
+            finding_row(
+                one.finding, _stated_epsilon(run), refutes_limit(one.finding, _stated_epsilon(run))
+            )
             for one in run.judged
         ],
         "verdict": worst_verdict(row["verdict"] for row in surfaces),
-    }  # fmt: skip
+    }
 
 
 def _stated_epsilon(run: ExternalAudit) -> float | None:
@@ -198,13 +242,17 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
         epsilon = epsilon_by_accountant(ledger, [surface])
         yield {
             "surface": surface,
-            "sender": "server" if Surface(surface) in SENT_BY_SERVER or releases[0].client == SERVER else "client",
+            "sender": "server"
+            if Surface(surface) in SENT_BY_SERVER or releases[0].client == SERVER
+            else "client",
             "names": list(dict.fromkeys(r.name for r in releases)),
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": "unknown",
             "epsilon": epsilon,
-            "audited": True if tried else f"not attacked: {'; '.join(dict.fromkeys(notes)) or 'no attack applies'}",
+            "audited": True
+            if tried
+            else f"not attacked: {'; '.join(dict.fromkeys(notes)) or 'no attack applies'}",
             "verdict": decide_verdict(epsilon, _stated_epsilon(run), mine),
         }
 
@@ -218,7 +266,10 @@ def _manifest_entries(run: ExternalAudit, command: Sequence[str]) -> dict[str, A
         "target": dict(run.about),
         "seconds": dict(run.seconds),
         "machine": {
-            "system": platform.system(), "processor": platform.machine(), "python": sys.version.split()[0], "torch": torch.__version__,
+            "system": platform.system(),
+            "processor": platform.machine(),
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
         },
         **run_provenance(),
-    }  # fmt: skip
+    }

@@ -1,4 +1,5 @@
-"""Audits of external targets: as the command ``python -m privdd.audit target.*``, and as functions for scripts and notebooks."""
+"""Audits of external targets: as the command ``python -m privdd.audit target.*``, and as functions
+for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,13 @@ from torch import nn
 
 from privdd.blackbox.target import add_search_folder
 from privdd.core.validation import BadConfig
-from privdd.external.arguments import FILE_KEYS, SGD_SETTINGS, TARGET_PREFIX, TargetArguments, parse_target_arguments
+from privdd.external.arguments import (
+    FILE_KEYS,
+    SGD_SETTINGS,
+    TARGET_PREFIX,
+    TargetArguments,
+    parse_target_arguments,
+)
 from privdd.external.client_updates import (
     LocalTraining,
     audit_client_updates,
@@ -52,19 +59,25 @@ def audit_model(
     transform: Callable[..., Any] | None = None,
     queries: int = 18,
 ) -> Findings:
-    """Membership of a trained model's records -> what findings.json holds; the page lies in ``out``.
+    """Membership of a trained model's records -> what findings.json holds; the page lies in
+    ``out``.
 
-    model: a torch module, a scikit-learn estimator, or a function of records (see ``external.predictor``); train,
-    heldout: (x, y), x (n, ...) of any shape and y (n,) labels from 0, NumPy or torch, drawn from one distribution;
-    fit: (x, y, seed) -> model, trained as this one was: with it, ``shadows`` models give each record its own scale
-    (LiRA, RMIA); transform: (x, seed) -> x, as that training transforms a batch, if it does: these attacks then ask about
-    ``queries`` copies of each record, the record among them; stated: {"epsilon": 3, "delta": 1e-5, "relation": "add_remove", "unit": "record"}, which a bound above
-    it contradicts. Raises ValueError, one line, for what cannot be audited.
-    """
+    model: a torch module, a scikit-learn estimator, or a function of records (see
+        ``external.predictor``); train,
+    heldout: (x, y), x (n, ...) of any shape and y (n,) labels from 0, NumPy or torch, drawn from
+        one distribution;
+    fit: (x, y, seed) -> model, trained as this one was: with it, ``shadows`` models give each
+        record its own scale (LiRA, RMIA); transform: (x, seed) -> x, as that training transforms a
+        batch, if it does: these attacks then ask about
+    ``queries`` copies of each record, the record among them; stated: {"epsilon": 3, "delta": 1e-5,
+    "relation": "add_remove", "unit": "record"}, which a bound above it contradicts. Raises
+    ValueError, one line, for what cannot be audited."""
     settings = ExternalAuditSettings(
         seed, records, shadows, engine=engine or Engine(), transform=transform, queries=queries
     )
-    return _audit_arrays(audit_trained_model, model, train, heldout, fit, stated, settings, name, out)
+    return _audit_arrays(
+        audit_trained_model, model, train, heldout, fit, stated, settings, name, out
+    )
 
 
 def audit_synthetic(
@@ -81,13 +94,17 @@ def audit_synthetic(
     out: Path | str | None = None,
     engine: Engine | None = None,
 ) -> Findings:
-    """Membership, copies, singling out, linkability and inference of a synthetic set -> what findings.json holds.
-    synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with it, shadow sets give
-    each record its own scale. The rest as of ``audit_model``. Raises ValueError, one line, for what cannot be audited."""
+    """Membership, copies, singling out, linkability and inference of a synthetic set -> what
+    findings.json holds.
+    synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with
+        it, shadow sets give each record its own scale. The rest as of ``audit_model``. Raises
+        ValueError, one line, for what cannot be audited."""
     settings = ExternalAuditSettings(seed, records, shadows, engine=engine or Engine())
     pair = synthetic if isinstance(synthetic, tuple | list) else (synthetic, None)
     target = records_from_arrays("synthetic", *pair, least=2)
-    return _audit_arrays(audit_synthetic_data, target, train, heldout, generator, stated, settings, name, out)
+    return _audit_arrays(
+        audit_synthetic_data, target, train, heldout, generator, stated, settings, name, out
+    )
 
 
 def _audit_arrays(
@@ -111,7 +128,11 @@ def _audit_arrays(
 
 def choose_output_folder(out: Path | str | None) -> Path:
     """The one that was asked for, else a new one under ./outputs."""
-    return Path(out) if out is not None else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
+    return (
+        Path(out)
+        if out is not None
+        else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
+    )
 
 
 def _records_of_pair(key: str, pair: Any) -> LabelledRecords:
@@ -133,27 +154,40 @@ def run_target_audit(argv: Sequence[str]) -> int:
 
 
 def _audit_target(typed: TargetArguments) -> ExternalAudit:
-    stated, settings = parse_stated_limit(typed.stated), audit_settings(typed)
-    train, heldout = read_target_records(typed, "train"), read_target_records(typed, "heldout")
-    label = str(typed.get("name") or typed.get("target.model") or "synthetic set").rpartition(":")[2]
+    stated = parse_stated_limit(typed.stated)
+    settings = audit_settings(typed)
+    train = read_target_records(typed, "train")
+    heldout = read_target_records(typed, "heldout")
+    label = str(typed.get("name") or typed.get("target.model") or "synthetic set").rpartition(":")[
+        2
+    ]
     paths = {name: typed.file_path(name) for name in FILE_KEYS if typed.get(TARGET_PREFIX + name)}
     files = {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
     about: dict[str, Any] = {"name": label, "data": typed.file_path("train").name, "files": files}
     if typed.get("target.synthetic"):
         made = read_records("target.synthetic", typed.file_path("synthetic"), least=2, labels=False)
-        return audit_synthetic_data(made, train, heldout, _generator_function(typed), stated, settings, about)
+        return audit_synthetic_data(
+            made, train, heldout, _generator_function(typed), stated, settings, about
+        )
     weights = typed.file_path("weights") if typed.get("target.weights") else None
     model, notes = load_target_model(str(typed.get("target.model")), typed.args, weights)
     about |= {"notes": notes} if notes else {}
     if typed.get("target.updates"):
         if not isinstance(model, nn.Module):
             raise BadConfig("target.model: a torch module is needed to read updates")
-        updates = read_captured_updates(typed.file_path("updates"), model, typed.get("target.kind") or "update")
-        client, local = typed.get("target.client"), LocalTraining(**_sgd_settings(typed))
+        updates = read_captured_updates(
+            typed.file_path("updates"), model, typed.get("target.kind") or "update"
+        )
+        client = typed.get("target.client")
+        local = LocalTraining(**_sgd_settings(typed))
         whose = min(one.client for one in updates.captures) if client is None else client
         fit = typed.get("target.training")
-        return audit_client_updates(model, updates, whose, train, heldout, local, stated, settings, about, fit)
-    return audit_trained_model(model, train, heldout, _training_function(typed, model), stated, settings, about)
+        return audit_client_updates(
+            model, updates, whose, train, heldout, local, stated, settings, about, fit
+        )
+    return audit_trained_model(
+        model, train, heldout, _training_function(typed, model), stated, settings, about
+    )
 
 
 def _training_function(typed: TargetArguments, model: Any) -> TrainingFunction | None:
@@ -175,7 +209,9 @@ def _generator_function(typed: TargetArguments) -> TrainingFunction | None:
     if name in RECIPES:
         return make_recipe(str(name), dict(typed.args))
     if typed.args:
-        raise BadConfig(f"target.args.*: read of target.model and of the generators {', '.join(RECIPES)}")
+        raise BadConfig(
+            f"target.args.*: read of target.model and of the generators {', '.join(RECIPES)}"
+        )
     return name
 
 
@@ -195,6 +231,9 @@ def audit_settings(typed: TargetArguments, **usual: int) -> ExternalAuditSetting
     if typed.get("engine.workers") is not None:
         engine["workers"] = typed.get("engine.workers")
     given: dict[str, Any] = {name: typed.get(name) for name in ("seed", "confidence")}
-    given |= {name: typed.get(TARGET_PREFIX + name) for name in ("records", "shadows", "transform", "queries")}
+    given |= {
+        name: typed.get(TARGET_PREFIX + name)
+        for name in ("records", "shadows", "transform", "queries")
+    }
     known = {name: value for name, value in given.items() if value is not None}
     return ExternalAuditSettings(**(usual | known), engine=Engine(**engine))

@@ -1,4 +1,5 @@
-"""Shadow models and shadow updates of a target: trained by the owner's function, or by plain SGD with known settings; and the signals of updates."""
+"""Shadow models and shadow updates of a target: trained by the owner's function, or by plain SGD
+with known settings; and the signals of updates."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from attacks.membership.signals import SMALL_RIDGE_SHARE, gradient_alignment, logit_scaled, ridge_coefficients
+from attacks.membership.signals import (
+    SMALL_RIDGE_SHARE,
+    gradient_alignment,
+    logit_scaled,
+    ridge_coefficients,
+)
 from attacks.types import Capture
 from privdd.auditing.signal_extraction import RecordGradients
 from privdd.blackbox.target import load_target
@@ -26,13 +32,16 @@ from privdd.external.records import LabelledRecords
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import show_progress
 
-TrainingFunction = str | Callable[..., Any]  # (x, y, seed) -> what was made; or its name, module:function
+TrainingFunction = (
+    str | Callable[..., Any]
+)  # (x, y, seed) -> what was made; or its name, module:function
 MAX_SEED = 2**31 - 1  # scikit-learn takes no more
 
 
 @dataclass(frozen=True)
 class ShadowModelTask:
-    """One training. asked: the records that the shadow model is asked about; names: the target's classes."""
+    """One training. asked: the records that the shadow model is asked about; names: the target's
+    classes."""
 
     fit: TrainingFunction
     key: str
@@ -43,10 +52,17 @@ class ShadowModelTask:
 
 
 def shadow_outputs(
-    fit: TrainingFunction, key: str, game: CoinGame, asked: Tensor, names: NDArray[Any], keys: Keys, engine: Engine
+    fit: TrainingFunction,
+    key: str,
+    game: CoinGame,
+    asked: Tensor,
+    names: NDArray[Any],
+    keys: Keys,
+    engine: Engine,
 ) -> tuple[Tensor, bool]:
-    """(K - 1, a, C) outputs of the shadow models for ``asked`` (a, ...), and whether training drew from torch's global
-    generator. Raises BadConfig, naming ``key``, where the function fails or gives no model."""
+    """(K - 1, a, C) outputs of the shadow models for ``asked`` (a, ...), and whether training drew
+    from torch's global generator. Raises BadConfig, naming ``key``, where the function fails or
+    gives no model."""
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
     tasks = [ShadowModelTask(fit, key, game.shadow_set(k), seed, asked, names) for k, seed in seeds]
     outputs, drew = run_tasks(train_shadow_model, tasks, "train shadow models", engine)
@@ -59,10 +75,11 @@ TRANSFORM_KEY = "target.transform"
 def transformed_copies(
     transform: TrainingFunction | None, records: LabelledRecords, queries: int, keys: Keys
 ) -> list[Tensor]:
-    """queries - 1 copies of the records (n, ...) under draws of the owner's transform; none without one.
+    """queries - 1 copies of the records (n, ...) under draws of the owner's transform; none without
+    one.
 
-    transform: (x, seed) -> x, as training transforms a batch. Raises BadConfig, one line, for what it raises and for
-    copies of another shape or with numbers that are not finite.
+    transform: (x, seed) -> x, as training transforms a batch. Raises BadConfig, one line, for what
+        it raises and for copies of another shape or with numbers that are not finite.
     """
     if transform is None:
         return []
@@ -71,7 +88,8 @@ def transformed_copies(
     for at in range(1, queries):
         try:
             made = function(
-                records.form.original_rows(records.x.clone()), keys.fold("queries", at).integer() % MAX_SEED
+                records.form.original_rows(records.x.clone()),
+                keys.fold("queries", at).integer() % MAX_SEED,
             )
             copy_of_records = torch.as_tensor(made).to(records.x.dtype)
         except Exception as error:  # whatever the function raises
@@ -79,8 +97,14 @@ def transformed_copies(
             raise BadConfig(
                 f"{TRANSFORM_KEY}: failed on {len(records)} records: {type(error).__name__}: {said}"
             ) from error
-        if copy_of_records.shape != records.x.shape or not torch.isfinite(copy_of_records.double()).all():
-            said = f"gives {tuple(copy_of_records.shape)}; finite numbers {tuple(records.x.shape)}, one copy a record, are needed"
+        if (
+            copy_of_records.shape != records.x.shape
+            or not torch.isfinite(copy_of_records.double()).all()
+        ):
+            said = (
+                f"gives {tuple(copy_of_records.shape)}; finite numbers "
+                f"{tuple(records.x.shape)}, one copy a record, are needed"
+            )
             raise BadConfig(f"{TRANSFORM_KEY}: {said}")
         found.append(copy_of_records)
     return found
@@ -93,7 +117,8 @@ def draw_shadow_seeds(game: CoinGame, keys: Keys) -> list[int]:
 def run_tasks(
     function: Callable[[Any], Any], tasks: Sequence[Any], label: str, engine: Engine
 ) -> tuple[list[Any], bool]:
-    """What every task made, and whether any drew from torch's global generator: function: task -> (made, drew)."""
+    """What every task made, and whether any drew from torch's global generator: function: task ->
+    (made, drew)."""
     done = []
     with show_progress(label, len(tasks)) as bar:
         for result in engine.map(function, tasks):
@@ -103,7 +128,8 @@ def run_tasks(
 
 
 def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
-    """Outputs (n, C) of one shadow model; whether its training drew from torch's global generator."""
+    """Outputs (n, C) of one shadow model; whether its training drew from torch's global
+    generator."""
     model, drew = call_user_function(task.fit, task.key, task.records, task.seed)
     predict = replace(build_predictor(model, task.key, task.records.form), names=task.names)
     return predict(task.asked, len(task.names)), drew
@@ -112,8 +138,8 @@ def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
 def call_user_function(
     fit: TrainingFunction, key: str, records: LabelledRecords, seed: int, *sent: nn.Module
 ) -> tuple[Any, bool]:
-    """(what the user's function makes of the records, whether it drew from torch's global generator); sent: a model to
-    start from. Raises BadConfig for any exception of it."""
+    """(what the user's function makes of the records, whether it drew from torch's global
+    generator); sent: a model to start from. Raises BadConfig for any exception of it."""
     function = load_target(fit, key) if isinstance(fit, str) else fit
     if sent and not _takes_four_arguments(function):
         raise BadConfig(f"{key}: for updates a function (model, x, y, seed) is needed")
@@ -122,33 +148,45 @@ def call_user_function(
         made = function(*sent, *records.original_arrays(), seed)
     except Exception as error:  # whatever the function raises
         said = " ".join(str(error).split())[:200]
-        raise BadConfig(f"{key}: failed on {len(records)} records: {type(error).__name__}: {said}") from error
+        raise BadConfig(
+            f"{key}: failed on {len(records)} records: {type(error).__name__}: {said}"
+        ) from error
     return made, not torch.equal(before, torch.get_rng_state())
 
 
-MAX_JOINT_NUMBERS = 50_000_000  # numbers of all records' gradients together, up to which they are solved for jointly
+# numbers of all records' gradients together, up to which they are solved for jointly
+MAX_JOINT_NUMBERS = 50_000_000
 
 
 def target_and_shadow_signals(
-    model: nn.Module, worlds: Sequence[Sequence[Capture]], records: LabelledRecords, classes: int, gradients_sent: bool
+    model: nn.Module,
+    worlds: Sequence[Sequence[Capture]],
+    records: LabelledRecords,
+    classes: int,
+    gradients_sent: bool,
 ) -> dict[str, Tensor]:
-    """name -> (K, n) float64, the mean over captures; worlds: the same rounds each, sent the same models. "alignment":
-    cosine of the change with each record's own descent direction (the gradient attack of Nasr, Shokri and Houmansadr
-    2019); "joint": the same for all records at once, by ridge regression, where their gradients fit into memory;
-    "confidence": by how much the client's training raised it, not of a sent gradient."""
+    """name -> (K, n) float64, the mean over captures; worlds: the same rounds each, sent the same
+    models. "alignment": cosine of the change with each record's own descent direction (the gradient
+    attack of Nasr, Shokri and Houmansadr 2019); "joint": the same for all records at once, by ridge
+    regression, where their gradients fit into memory; "confidence": by how much the client's
+    training raised it, not of a sent gradient."""
     found: dict[str, list[Tensor]] = {}
     for same_round in zip(*worlds, strict=True):
-        sent, names = same_round[0], [name for name, _ in model.named_parameters()]
+        sent = same_round[0]
+        names = [name for name, _ in model.named_parameters()]
         steps = torch.stack([_update_step(one, names, gradients_sent) for one in same_round])
         joint = len(records) * steps.shape[1] <= MAX_JOINT_NUMBERS
-        cosines, kept = [], []
+        cosines = []
+        kept = []
         for block in iterate_record_gradients(model, sent, records):
             rows = block.double()
             cosines.append(torch.stack([gradient_alignment(step.double(), rows) for step in steps]))
             kept += [block] if joint else []
         found.setdefault("alignment", []).append(torch.cat(cosines, 1))
         if joint:
-            found.setdefault("joint", []).append(ridge_coefficients(steps, -torch.cat(kept), SMALL_RIDGE_SHARE))
+            found.setdefault("joint", []).append(
+                ridge_coefficients(steps, -torch.cat(kept), SMALL_RIDGE_SHARE)
+            )
         if not gradients_sent:
             before = _confidence_of(model, sent.broadcast, sent, records, classes)
             after = [_confidence_of(model, one.value, one, records, classes) for one in same_round]
@@ -159,22 +197,32 @@ def target_and_shadow_signals(
 def _update_step(capture: Capture, names: Sequence[str], gradients_sent: bool) -> Tensor:
     """(p,): the change of all parameters, or minus the gradient."""
     value = {name: capture.value[name].to(capture.broadcast[name].dtype) for name in names}
-    change = {name: -value[name] if gradients_sent else value[name] - capture.broadcast[name] for name in names}
+    change = {
+        name: -value[name] if gradients_sent else value[name] - capture.broadcast[name]
+        for name in names
+    }
     return torch.cat([change[name].flatten() for name in names])
 
 
-def iterate_record_gradients(model: nn.Module, capture: Capture, records: LabelledRecords) -> Iterable[Tensor]:
+def iterate_record_gradients(
+    model: nn.Module, capture: Capture, records: LabelledRecords
+) -> Iterable[Tensor]:
     """Blocks (b, p) of each record's loss gradient at the model that was sent, in eval mode."""
     plain = copy_with_weights(model, capture.broadcast)
     weights = {name: value.detach() for name, value in plain.named_parameters()}  # tied ones once
-    state, names = weights | dict(plain.named_buffers()), tuple(weights)
+    state = weights | dict(plain.named_buffers())
+    names = tuple(weights)
     kind = state[names[0]].dtype
     x = records.x.to(kind) if records.x.is_floating_point() else records.x
     return RecordGradients(plain, state, x, records.y, names).iterate_blocks()
 
 
 def _confidence_of(
-    model: nn.Module, state: Mapping[str, Tensor], capture: Capture, records: LabelledRecords, classes: int
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    capture: Capture,
+    records: LabelledRecords,
+    classes: int,
 ) -> Tensor:
     held = copy_with_weights(model, {**capture.broadcast, **state})
     return logit_scaled(build_predictor(held, "target.model")(records.x, classes), records.y)
@@ -187,17 +235,20 @@ def copy_with_weights(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Modul
     return held.eval()
 
 
-# Trained by the owner's function ``(model, x, y, seed) -> model``, which is given the model that the server sent in each round,
-# or by plain SGD with the known settings (``SGD_NAME``); a gradient needs neither.
+# Trained by the owner's function ``(model, x, y, seed) -> model``, which is given the model that
+# the server sent in each round, or by plain SGD with the known settings (``SGD_NAME``); a gradient
+# needs neither.
 
 
 TRAINING_KEY = "target.training"
-SGD_NAME = "sgd"  # as a training function: plain SGD by target.lr, target.steps, target.batch and target.momentum
+# as a training function: plain SGD by target.lr, target.steps, target.batch and target.momentum
+SGD_NAME = "sgd"
 
 
 @dataclass(frozen=True)
 class PlainSGD:
-    """Minibatches of ``batch`` records in a random order, epoch after epoch; None: all records at each step."""
+    """Minibatches of ``batch`` records in a random order, epoch after epoch; None: all records at
+    each step."""
 
     lr: float
     steps: int
@@ -205,13 +256,16 @@ class PlainSGD:
     momentum: float = 0.0
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor, seed: int) -> nn.Module:
-        generator, waiting = torch.Generator().manual_seed(seed), torch.empty(0, dtype=torch.long)
+        generator = torch.Generator().manual_seed(seed)
+        waiting = torch.empty(0, dtype=torch.long)
         optimizer = torch.optim.SGD(model.parameters(), lr=self.lr, momentum=self.momentum)
-        kind, size = next(model.parameters()).dtype, min(self.batch or len(x), len(x))
+        kind = next(model.parameters()).dtype
+        size = min(self.batch or len(x), len(x))
         for _ in range(self.steps):
             if len(waiting) < size:
                 waiting = torch.randperm(len(x), generator=generator)
-            rows, waiting = waiting[:size], waiting[size:]
+            rows = waiting[:size]
+            waiting = waiting[size:]
             optimizer.zero_grad()
             given = x[rows].to(kind) if x.is_floating_point() else x[rows]
             nn.functional.cross_entropy(model(given), y[rows]).backward()
@@ -238,19 +292,26 @@ def compute_shadow_updates(
     keys: Keys,
     engine: Engine,
 ) -> tuple[list[tuple[Capture, ...]], bool]:
-    """The K - 1 other worlds' captures, and whether their training drew from torch's global generator; fit: None where
-    gradients were sent. Raises BadConfig, one line, where the function fails or gives no model of these weights."""
+    """The K - 1 other worlds' captures, and whether their training drew from torch's global
+    generator; fit: None where gradients were sent. Raises BadConfig, one line, where the function
+    fails or gives no model of these weights."""
     each = fit or PlainSGD(1.0, 1)
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
-    tasks = [ShadowUpdateTask(each, model, tuple(rounds), game.shadow_set(k), seed) for k, seed in seeds]
+    tasks = [
+        ShadowUpdateTask(each, model, tuple(rounds), game.shadow_set(k), seed) for k, seed in seeds
+    ]
     work = train_shadow_update if fit else differentiate_shadow_update
     return run_tasks(work, tasks, "train shadow updates", engine)
 
 
 def train_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, ...], bool]:
-    """Each round's weights, from the model that was sent in it; whether the global generator was drawn from."""
+    """Each round's weights, from the model that was sent in it; whether the global generator was
+    drawn from."""
     before = torch.get_rng_state()
-    made = tuple(replace(one, value=_trained_weights(task, one, task.seed + at)) for at, one in enumerate(task.rounds))
+    made = tuple(
+        replace(one, value=_trained_weights(task, one, task.seed + at))
+        for at, one in enumerate(task.rounds)
+    )
     return made, not torch.equal(before, torch.get_rng_state())
 
 
@@ -258,28 +319,43 @@ def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, 
     """The mean gradient over the world's records, at the model that was sent; nothing is drawn."""
     found = []
     for one in task.rounds:
-        plain, x = copy_with_weights(task.model, one.broadcast), task.records.x
+        plain = copy_with_weights(task.model, one.broadcast)
+        x = task.records.x
         kind = next(plain.parameters()).dtype
-        nn.functional.cross_entropy(plain(x.to(kind) if x.is_floating_point() else x), task.records.y).backward()
-        grads = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in plain.named_parameters()}
-        found.append(replace(one, value={name: grads.get(name, value) for name, value in one.value.items()}))
+        nn.functional.cross_entropy(
+            plain(x.to(kind) if x.is_floating_point() else x), task.records.y
+        ).backward()
+        grads = {
+            name: torch.zeros_like(p) if p.grad is None else p.grad
+            for name, p in plain.named_parameters()
+        }
+        found.append(
+            replace(one, value={name: grads.get(name, value) for name, value in one.value.items()})
+        )
     return tuple(found), False
 
 
 def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[str, Tensor]:
-    started, records = copy_with_weights(task.model, one.broadcast).train(), task.records
+    started = copy_with_weights(task.model, one.broadcast).train()
+    records = task.records
     if isinstance(task.fit, PlainSGD):
         made: Any = task.fit(started, records.x, records.y, seed)
     else:
         made, _ = call_user_function(task.fit, TRAINING_KEY, records, seed, started)
     if not isinstance(made, nn.Module):
-        raise BadConfig(f"{TRAINING_KEY}: returned a {type(made).__name__}; the trained torch module is needed")
+        raise BadConfig(
+            f"{TRAINING_KEY}: returned a {type(made).__name__}; the trained torch module is needed"
+        )
     state = {name: value.detach() for name, value in made.state_dict().items()}
     for name, value in sorted(one.value.items()):
         if name not in state or state[name].shape != value.shape:
-            raise BadConfig(f"{TRAINING_KEY}: the model that it returned has no {name} {tuple(value.shape)}")
+            raise BadConfig(
+                f"{TRAINING_KEY}: the model that it returned has no {name} {tuple(value.shape)}"
+            )
         if not torch.isfinite(state[name].double()).all():
-            raise BadConfig(f"{TRAINING_KEY}: NaN or infinity in {name} of the model that it returned")
+            raise BadConfig(
+                f"{TRAINING_KEY}: NaN or infinity in {name} of the model that it returned"
+            )
     return {name: state[name].to(value.dtype) for name, value in one.value.items()}
 
 
@@ -291,28 +367,45 @@ def _takes_four_arguments(function: Any) -> bool:
     return True
 
 
-# First values follow PyTorch's default laws (uniform within 1 / sqrt(fan-in); norms start as the identity).
+# First values follow PyTorch's default laws (uniform within 1 / sqrt(fan-in); norms start as the
+# identity).
 
 
-DRAWN_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+DRAWN_LAYERS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
 NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
 class NetworkRetraining:
-    """A training function (x, y, seed) -> model, from new first values of ``model``. Raises BadConfig for layers whose laws
-    are not known."""
+    """A training function (x, y, seed) -> model, from new first values of ``model``. Raises
+    BadConfig for layers whose laws are not known."""
 
     model: nn.Module
     training: PlainSGD
 
     def __post_init__(self) -> None:
         for name, part in self.model.named_modules():
-            own = [leaf for leaf, _ in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False))]
+            own = [
+                leaf
+                for leaf, _ in (
+                    *part.named_parameters(recurse=False),
+                    *part.named_buffers(recurse=False),
+                )
+            ]
             if own and not isinstance(part, DRAWN_LAYERS + NORM_LAYERS):
                 raise BadConfig(
-                    f"target.training=sgd: {name or type(part).__name__} ({type(part).__name__}) holds "
-                    f"{', '.join(own)}, whose first values are not known here; give a function (x, y, seed) -> model"
+                    f"target.training=sgd: {name or type(part).__name__} "
+                    f"({type(part).__name__}) holds "
+                    f"{', '.join(own)}, whose first values are not known here; give a "
+                    "function (x, y, seed) -> model"
                 )
 
     def __call__(self, x: Any, y: Any, seed: int) -> nn.Module:
@@ -330,12 +423,16 @@ def copy_with_new_weights(model: nn.Module, generator: torch.Generator) -> nn.Mo
                 for parameter in part.parameters(recurse=False):
                     parameter.uniform_(-bound, bound, generator=generator)
             elif isinstance(part, NORM_LAYERS):
-                for name, value in (*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)):
+                for name, value in (
+                    *part.named_parameters(recurse=False),
+                    *part.named_buffers(recurse=False),
+                ):
                     value.fill_(1 if name in ("weight", "running_var") else 0)
     return made.requires_grad_(True)
 
 
 def _fan_in(part: nn.Module) -> int:
-    """As PyTorch counts it: the second dimension of the weight, also for transposed convolutions, times the kernel."""
+    """As PyTorch counts it: the second dimension of the weight, also for transposed convolutions,
+    times the kernel."""
     weight: torch.Tensor = part.weight  # type: ignore[assignment]
     return weight.shape[1] * math.prod(weight.shape[2:])

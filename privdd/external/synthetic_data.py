@@ -1,4 +1,5 @@
-"""A synthetic data set from outside: membership, copies, singling out, linkability and inference."""
+"""A synthetic data set from outside: membership, copies, singling out, linkability and
+inference."""
 
 from __future__ import annotations
 
@@ -24,7 +25,11 @@ from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
 from privdd.core.types import Records
 from privdd.core.validation import BadConfig, check_choice, check_integer, check_number
-from privdd.distillation.class_cells import draw_initial_images, labelled_images, single_client_cells
+from privdd.distillation.class_cells import (
+    draw_initial_images,
+    labelled_images,
+    single_client_cells,
+)
 from privdd.distillation.distribution_matching import (
     MatchingSettings,
     MatchingStreams,
@@ -43,40 +48,63 @@ from privdd.external.records import (
     records_from_arrays,
 )
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
-from privdd.external.shadow_models import TrainingFunction, call_user_function, draw_shadow_seeds, run_tasks
+from privdd.external.shadow_models import (
+    TrainingFunction,
+    call_user_function,
+    draw_shadow_seeds,
+    run_tasks,
+)
 from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
-REFERENCE_NEIGHBOURS = 5  # of the reference set, whose density is an average; of the synthetic set the nearest counts
+REFERENCE_NEIGHBOURS = (
+    5  # of the reference set, whose density is an average; of the synthetic set the nearest counts
+)
 
 
 def synthetic_signals(
-    synthetic: LabelledRecords, records: LabelledRecords, reference: LabelledRecords, scale: Tensor, classes: int
+    synthetic: LabelledRecords,
+    records: LabelledRecords,
+    reference: LabelledRecords,
+    scale: Tensor,
+    classes: int,
 ) -> dict[str, Tensor]:
-    """name -> (n,) float64. "distance": minus the distance to the nearest synthetic record; "density": the logarithm of
-    the distance to the reference over that, a nearest-neighbour form of the density ratio of van Breugel et al. (2023,
-    DOMIAS); "confidence": logit-scaled, of a ridge classifier trained on the synthetic set, where it has two classes."""
+    """name -> (n,) float64. "distance": minus the distance to the nearest synthetic record;
+    "density": the logarithm of the distance to the reference over that, a nearest-neighbour form of
+    the density ratio of van Breugel et al. (2023, DOMIAS); "confidence": logit-scaled, of a ridge
+    classifier trained on the synthetic set, where it has two classes."""
     own, made, known = (flatten_records(one.x, scale) for one in (records, synthetic, reference))
     distance = nearest_records(own, made)[0][:, 0]
     around = nearest_records(own, known, min(REFERENCE_NEIGHBOURS, len(known)))[0].mean(1)
-    found = {"distance": -distance, "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log()}
+    found = {
+        "distance": -distance,
+        "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log(),
+    }
     if classes > 1 and len(synthetic.y.unique()) > 1 and int(synthetic.y.max()) < classes:
-        outputs = ridge_readout(games.add_constant(made).float(), synthetic.y, games.add_constant(own).float(), classes)
+        outputs = ridge_readout(
+            games.add_constant(made).float(), synthetic.y, games.add_constant(own).float(), classes
+        )
         found["confidence"] = logit_scaled(outputs.double(), records.y)
     return found
 
 
-# Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in synthetic data" (PoPETs 2023),
-# sections 4.1 to 4.3, reimplemented in their simplest form. Each attack is run against training records, and in the same
-# way against held-out ones (the control); only what it does better on the first is the synthetic set's doing.
+# Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in
+# synthetic data" (PoPETs 2023), sections 4.1 to 4.3, reimplemented in their simplest form. Each
+# attack is run against training records, and in the same way against held-out ones (the control);
+# only what it does better on the first is the synthetic set's doing.
 
 
-MAX_RISK_ATTACKS = (
-    2000  # records that are attacked, as many as the source attacks; all others still count as neighbours
+# records that are attacked, as many as the source attacks; all others still count as neighbours
+MAX_RISK_ATTACKS = 2000
+MAX_KIND_VALUES = (
+    12  # a column with at most so many different values holds kinds, and is compared for equality
 )
-MAX_KIND_VALUES = 12  # a column with at most so many different values holds kinds, and is compared for equality
-CLOSE_SHARE = 0.05  # of a number's value: nearer guesses are right, as in the source's implementation
-PREDICATE_COUNT, PREDICATE_COLUMNS = 500, 3  # predicates that are kept, and columns in each
+CLOSE_SHARE = (
+    0.05  # of a number's value: nearer guesses are right, as in the source's implementation
+)
+# predicates that are kept, and columns in each
+PREDICATE_COUNT = 500
+PREDICATE_COLUMNS = 3
 TRIES_PER_PREDICATE = 4  # draws for each that is kept
 
 
@@ -94,7 +122,8 @@ class TableRisk:
 
     @property
     def chance_rate(self) -> float:
-        """The most that an attack may do without the synthetic set: upper end of the control's 95 % interval."""
+        """The most that an attack may do without the synthetic set: upper end of the control's 95 %
+        interval."""
         return binomial_interval(self.control, self.attacks)[1]
 
     @property
@@ -105,15 +134,20 @@ class TableRisk:
 
 
 def _kind_columns(*sets: Tensor) -> Tensor:
-    """Which columns hold kinds, by all records: a few synthetic ones hold few values of anything."""
+    """Which columns hold kinds, by all records: a few synthetic ones hold few values of
+    anything."""
     return torch.tensor([len(column.unique()) <= MAX_KIND_VALUES for column in torch.cat(sets).T])
 
 
-def singling_out_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
-    """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names exactly one training
-    record of (n, d)."""
+def singling_out_risk(
+    synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator
+) -> TableRisk:
+    """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names
+    exactly one training record of (n, d)."""
     size = min(len(train), len(heldout))
-    inside, outside = (x[torch.randperm(len(x), generator=generator)[:size]] for x in (train, heldout))
+    inside, outside = (
+        x[torch.randperm(len(x), generator=generator)[:size]] for x in (train, heldout)
+    )
     kinds = _kind_columns(synthetic, train, heldout)
     middle = synthetic.median(0).values
     hits = control = made = tried = 0
@@ -121,23 +155,33 @@ def singling_out_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generat
         tried += 1
         row = synthetic[int(torch.randint(len(synthetic), (1,), generator=generator))]
         columns = torch.randperm(len(row), generator=generator)[:PREDICATE_COLUMNS]
-        picked = [int(_matches_predicate(x, row, columns, kinds, middle).sum()) for x in (synthetic, inside, outside)]
+        picked = [
+            int(_matches_predicate(x, row, columns, kinds, middle).sum())
+            for x in (synthetic, inside, outside)
+        ]
         if picked[0] == 1:
             made += 1
-            hits, control = hits + (picked[1] == 1), control + (picked[2] == 1)
+            hits = hits + (picked[1] == 1)
+            control = control + (picked[2] == 1)
     return TableRisk(hits, control, made)
 
 
-def _matches_predicate(x: Tensor, row: Tensor, columns: Tensor, kinds: Tensor, middle: Tensor) -> Tensor:
-    """(n,) bool: equal in columns of kinds; elsewhere at least as far from the middle as the record, on its side."""
-    values, at = x[:, columns], row[columns]
+def _matches_predicate(
+    x: Tensor, row: Tensor, columns: Tensor, kinds: Tensor, middle: Tensor
+) -> Tensor:
+    """(n,) bool: equal in columns of kinds; elsewhere at least as far from the middle as the
+    record, on its side."""
+    values = x[:, columns]
+    at = row[columns]
     beyond = torch.where(at >= middle[columns], values >= at, values <= at)
     return torch.where(kinds[columns], values == at, beyond).all(1)
 
 
-def linkability_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
-    """Section 4.2: two halves of a record's columns are linked where both halves' nearest synthetic records have one in
-    common."""
+def linkability_risk(
+    synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator
+) -> TableRisk:
+    """Section 4.2: two halves of a record's columns are linked where both halves' nearest synthetic
+    records have one in common."""
     if synthetic.shape[1] < 2:
         raise ValueError("linkability: at least 2 columns are needed")
     size = min(len(train), len(heldout), MAX_RISK_ATTACKS)
@@ -151,9 +195,11 @@ def linkability_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generato
     return TableRisk(found[0], found[1], size)
 
 
-def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator) -> TableRisk:
-    """Section 4.3: one secret column, drawn for each record, is taken from the nearest synthetic record; right is the same
-    kind, or a value within ``CLOSE_SHARE``."""
+def inference_risk(
+    synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator
+) -> TableRisk:
+    """Section 4.3: one secret column, drawn for each record, is taken from the nearest synthetic
+    record; right is the same kind, or a value within ``CLOSE_SHARE``."""
     if synthetic.shape[1] < 2:
         raise ValueError("inference: at least 2 columns are needed")
     size = min(len(train), len(heldout), MAX_RISK_ATTACKS)
@@ -163,7 +209,12 @@ def inference_risk(synthetic: Tensor, train: Tensor, heldout: Tensor, generator:
         asked = x[torch.randperm(len(x), generator=generator)[:size]]
         secret = torch.randint(x.shape[1], (size,), generator=generator)
         columns = secret.unique().tolist()
-        found.append(sum(_count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c])) for c in columns))
+        found.append(
+            sum(
+                _count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c]))
+                for c in columns
+            )
+        )
     return TableRisk(found[0], found[1], size)
 
 
@@ -174,10 +225,15 @@ def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bo
     return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
 
 
-TABLE_RISKS = {"singling_out": singling_out_risk, "linkability": linkability_risk, "inference": inference_risk}
+TABLE_RISKS = {
+    "singling_out": singling_out_risk,
+    "linkability": linkability_risk,
+    "inference": inference_risk,
+}
 SYNTHETIC_NOTE = "the synthetic set as it was brought"
 GAPS_NOTE = (
-    "{} missing values were read as their column's mean over the three files, and whether a value is missing as a column of "
+    "{} missing values were read as their column's mean over the three files, and "
+    "whether a value is missing as a column of "
     "its own."
 )
 NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
@@ -204,7 +260,8 @@ def audit_synthetic_data(
     settings: ExternalAuditSettings,
     about: Mapping[str, Any],
 ) -> ExternalAudit:
-    """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit together."""
+    """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit
+    together."""
     began = time.monotonic()
     given = {"target.train": train, "target.heldout": heldout, "target.synthetic": synthetic}
     if generator is not None and settings.shadows:  # it is given the records as they were brought
@@ -215,7 +272,11 @@ def audit_synthetic_data(
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    sets, drew = _generate_shadow_sets(generator, game, keys, settings) if generator and shadows else ([], False)
+    sets, drew = (
+        _generate_shadow_sets(generator, game, keys, settings)
+        if generator and shadows
+        else ([], False)
+    )
     made = time.monotonic()
     pictures = train.has_pictures and heldout.has_pictures
     scale = coordinate_scales(game.reference.x, pictures)
@@ -223,7 +284,9 @@ def audit_synthetic_data(
     attacks = _synthetic_attacks(view, shadows, settings.confidence)
     missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = games.judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE)
+    judged = games.judge_attacks(
+        view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE
+    )
     apart = heldout.select_rows(game.repeats.outside)
     judged += _judge_copies(view.surface, (synthetic, train, apart), scale, pictures, keys)
     judged += _judge_risks(view.surface, (synthetic, train, apart), scale, keys)
@@ -232,15 +295,28 @@ def audit_synthetic_data(
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
     return ExternalAudit(
-        str(about.get("name", "synthetic set")), str(about.get("data", "arrays")), settings.seed,
-        [HeldArtifact(view.surface, "synthetic set", {"x": synthetic.x, "y": synthetic.y})], judged, stated, budget,
-        {"worlds": made - began, "attacks": done - made, "total": done - began}, facts, None,
-        {**about, **notes, "records": [len(synthetic), len(train), len(heldout)], "shape": list(train.record_shape)},
-    )  # fmt: skip
+        str(about.get("name", "synthetic set")),
+        str(about.get("data", "arrays")),
+        settings.seed,
+        [HeldArtifact(view.surface, "synthetic set", {"x": synthetic.x, "y": synthetic.y})],
+        judged,
+        stated,
+        budget,
+        {"worlds": made - began, "attacks": done - made, "total": done - began},
+        facts,
+        None,
+        {
+            **about,
+            **notes,
+            "records": [len(synthetic), len(train), len(heldout)],
+            "shape": list(train.record_shape),
+        },
+    )
 
 
 def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:
-    """Training, held-out and synthetic records with columns and labels coded alike. Raises BadConfig where they are not alike."""
+    """Training, held-out and synthetic records with columns and labels coded alike. Raises
+    BadConfig where they are not alike."""
     keys = ("target.train", "target.heldout", "target.synthetic")
     made = align_columns(dict(zip(keys, sets)))
     if any(one.has_gaps for one in made):
@@ -252,8 +328,9 @@ def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:
 
 
 def _fill_table_gaps(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
-    """Tables whose missing values are the column's mean over all sets, each such column followed by one that shows where they
-    were (``fill_gaps``). Raises BadConfig for missing values in anything but tables."""
+    """Tables whose missing values are the column's mean over all sets, each such column followed by
+    one that shows where they were (``fill_gaps``). Raises BadConfig for missing values in anything
+    but tables."""
     if any(one.x.ndim != 2 for one in sets.values()):
         for key, one in sets.items():
             check_no_gaps(key, one)
@@ -267,7 +344,8 @@ def _generate_shadow_sets(
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
     tasks = [ShadowSetTask(generator, game.shadow_set(k), seed) for k, seed in seeds]
     found, drew = run_tasks(generate_shadow_set, tasks, "generate shadow sets", settings.engine)
-    made, names = [], game.records.names
+    made = []
+    names = game.records.names
     for one in found:
         one = align_columns({"target.train": game.records, "target.generator": one})[1]
         check_no_gaps("target.generator", one)
@@ -294,10 +372,14 @@ def _synthetic_view(
     found = [synthetic_signals(one, game.records, game.reference, scale, classes) for one in sets]
     names = [name for name in found[0] if all(name in one for one in found)]
     signals = {name: torch.stack([one[name] for one in found]) for name in names}
-    blind = blind_record_scores(game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch())
+    blind = blind_record_scores(
+        game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch()
+    )
     worlds = Worlds(signals, game.masks, blind, game.records.y)
     delta = {"delta": stated.exchange_limit()[1]}
-    known = Knowledge((1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta)
+    known = Knowledge(
+        (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta
+    )
     surface = Surface.SYNTHETIC_IMAGES if pictures else Surface.SYNTHETIC_REPRESENTATIONS
     return View(surface, Adversary.PUBLIC, (), known, worlds)
 
@@ -336,39 +418,64 @@ def _judge_copies(
         },
     }
     said = (
-        f"of {found.released} synthetic records {found.exact} equal one of {found.training} training records "
-        f"({found.exact_heldout} one of {found.heldout} held-out ones) and {found.near} lie nearer to one than any held-out "
+        f"of {found.released} synthetic records {found.exact} equal one of "
+        f"{found.training} training records "
+        f"({found.exact_heldout} one of {found.heldout} held-out ones) and {found.near} "
+        "lie nearer to one than any held-out "
         f"record does ({found.near_heldout} the other way round)"
     )
-    told = "identified: share that is nearer to a training record than to any of as many held-out ones"
+    told = (
+        "identified: share that is nearer to a training record than to any of as many held-out ones"
+    )
     finding = Finding(surface, "copy_detection", Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
     kept: dict[str, Tensor] = {"distance": found.distance, "place": found.place}
     if pictures:
         shown = found.distance.argsort(stable=True)[:SHOWN_PAIRS]
-        kept |= {"real": train.x[found.place[shown]].float(), "reconstructed": synthetic.x[shown].float().clamp(0, 1)}
-    return [games.JudgedAttack(games.annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, said, told), kept)]
+        kept |= {
+            "real": train.x[found.place[shown]].float(),
+            "reconstructed": synthetic.x[shown].float().clamp(0, 1),
+        }
+    return [
+        games.JudgedAttack(
+            games.annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, said, told), kept
+        )
+    ]
 
 
 def _judge_risks(
     surface: Surface, sets: Sequence[LabelledRecords], scale: Tensor, keys: Keys
 ) -> list[games.JudgedAttack]:
-    """Judge the risks of tables; the class is a column like any other. sets: synthetic, training and held-out records."""
+    """Judge the risks of tables; the class is a column like any other. sets: synthetic, training
+    and held-out records."""
     if any(one.x.ndim != 2 for one in sets):
-        return games.findings_without_attack(surface, [*TABLE_RISKS], NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION)
-    made, own, other = (torch.cat([flatten_records(one.x, scale), one.y[:, None].double()], 1) for one in sets)
-    found = {name: risk(made, own, other, keys.fold(name).torch()) for name, risk in TABLE_RISKS.items()}
+        return games.findings_without_attack(
+            surface, [*TABLE_RISKS], NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION
+        )
+    made, own, other = (
+        torch.cat([flatten_records(one.x, scale), one.y[:, None].double()], 1) for one in sets
+    )
+    found = {
+        name: risk(made, own, other, keys.fold(name).torch()) for name, risk in TABLE_RISKS.items()
+    }
     return [_judge_risk(surface, name, risk) for name, risk in found.items()]
 
 
 def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAttack:
     if not risk.attacks:
         why = "no predicate named a single synthetic record"
-        return games.findings_without_attack(surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION)[0]
+        return games.findings_without_attack(
+            surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION
+        )[0]
     measures: dict[str, Any] = {
-        "identified": risk.hit_rate, "identified_chance": risk.chance_rate, "n": risk.attacks,
+        "identified": risk.hit_rate,
+        "identified_chance": risk.chance_rate,
+        "n": risk.attacks,
         "diagnostics": {"risk": risk.excess_risk, "hits": risk.hits, "control_hits": risk.control},
-    }  # fmt: skip
-    said = f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, {risk.control} on held-out ones"
+    }
+    said = (
+        f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, "
+        f"{risk.control} on held-out ones"
+    )
     told = "chance: upper end of the control's 95 % interval"
     finding = Finding(surface, name, Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
     finding = games.annotate_finding(finding, name, SYNTHETIC_NOTE, said, told)
@@ -381,8 +488,9 @@ MAX_RECIPE_COUNT = 10**6  # of each count
 
 @dataclass(frozen=True)
 class DistributionMatching:
-    """Zhao and Bilen (WACV 2023), ``per_class`` images: mean features in ``iterations`` random networks are those of
-    ``batch`` records of a class; lr: of SGD on the images; width: filters. Raises BadConfig."""
+    """Zhao and Bilen (WACV 2023), ``per_class`` images: mean features in ``iterations`` random
+    networks are those of ``batch`` records of a class; lr: of SGD on the images; width: filters.
+    Raises BadConfig."""
 
     per_class: int = 10
     iterations: int = 200
@@ -395,7 +503,9 @@ class DistributionMatching:
 
     def __post_init__(self) -> None:
         for name in ("per_class", "iterations", "batch", "width"):
-            value = check_integer(f"target.args.{name}", getattr(self, name), 1, most=MAX_RECIPE_COUNT)
+            value = check_integer(
+                f"target.args.{name}", getattr(self, name), 1, most=MAX_RECIPE_COUNT
+            )
             object.__setattr__(self, name, value)  # 12.0 is 12
         check_number("target.args.lr", self.lr)
         if not self.lr > 0:
@@ -403,19 +513,25 @@ class DistributionMatching:
         check_choice("target.args.start", self.start, START_IMAGES)
 
     def __call__(self, x: Any, y: Any, seed: int) -> tuple[Tensor, Tensor]:
-        """Pictures x (n, c, h, w) in [0, 1] and labels y (n,) -> (classes * per_class, c, h, w) and labels. Raises
-        ValueError for others."""
-        pictures, labels = torch.as_tensor(x).float(), torch.as_tensor(y).long()
+        """Pictures x (n, c, h, w) in [0, 1] and labels y (n,) -> (classes * per_class, c, h, w) and
+        labels. Raises ValueError for others."""
+        pictures = torch.as_tensor(x).float()
+        labels = torch.as_tensor(y).long()
         if pictures.ndim != 4 or min(pictures.shape[2:]) < 8:
             shape = tuple(pictures.shape[1:])
-            raise ValueError(f"records of shape {shape}: pictures (c, h, w) of 8 x 8 at least are needed")
-        keys, classes = Keys(seed), int(labels.max()) + 1
+            raise ValueError(
+                f"records of shape {shape}: pictures (c, h, w) of 8 x 8 at least are needed"
+            )
+        keys = Keys(seed)
+        classes = int(labels.max()) + 1
         shape = (pictures.shape[1], pictures.shape[2], pictures.shape[3])
         spec = ModelSpec("convnet", width=self.width)
         cells = single_client_cells(Records(pictures, labels, torch.arange(len(labels))), classes)
         begin = partial(initial, spec, shape, classes)
         networks = fresh_networks(build(spec, shape, classes), begin, keys.fold("networks"))
-        settings = MatchingSettings(self.iterations, batch=self.batch, lr=self.lr, chunk=self.at_once)
+        settings = MatchingSettings(
+            self.iterations, batch=self.batch, lr=self.lr, chunk=self.at_once
+        )
         start = draw_initial_images(self.start, cells, self.per_class, shape, keys.fold("start"))
         streams = MatchingStreams(keys.fold("batch"), keys.fold("augment"))
         made = match_distributions(cells, start, networks, settings, streams)

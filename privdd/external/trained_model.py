@@ -1,4 +1,5 @@
-"""A trained model from outside: membership of its training records, from its outputs or from its predicted labels alone."""
+"""A trained model from outside: membership of its training records, from its outputs or from its
+predicted labels alone."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ from privdd.runtime.engine import Engine
 
 @dataclass(frozen=True)
 class LabelQueries(MembershipAttack):
-    """The share of a record's disturbed copies that keep its label. labels_of: records (b, ...) -> labels (b,). Pictures
-    are shifted and noised as in ``attacks.membership.label_only``, others noised, in units of each coordinate's spread."""
+    """The share of a record's disturbed copies that keep its label. labels_of: records (b, ...) ->
+    labels (b,). Pictures are shifted and noised as in ``attacks.membership.label_only``, others
+    noised, in units of each coordinate's spread."""
 
     labels_of: Callable[[Tensor], Tensor] = lambda x: x
     pictures: bool = False
@@ -58,9 +60,14 @@ class LabelQueries(MembershipAttack):
 
 
 def noised_robustness(
-    labels_of: Callable[[Tensor], Tensor], x: Tensor, y: Tensor, copies: int, generator: torch.Generator
+    labels_of: Callable[[Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    copies: int,
+    generator: torch.Generator,
 ) -> Tensor:
-    """(n,) in [0, 1]: the share of copies of each record (n, ...) with noise at LEVELS spreads that get its label (n,)."""
+    """(n,) in [0, 1]: the share of copies of each record (n, ...) with noise at LEVELS spreads that
+    get its label (n,)."""
     values = x.double()
     spread = values.std(0)
     right = [(labels_of(x) == y).double()]
@@ -78,13 +85,17 @@ NO_COPIES = "disturbed copies need records of real numbers without gaps"
 GUESSED_KINDS = ("shares", "separate", "percent")  # readings that a reader has to know of
 MANY_RECORDS = 2000  # records from which fewer disturbed copies of each are asked about
 MAX_COUNT = 10**6  # records, and shadow models
-GLOBAL_DRAWS = "the training function draws from torch's global generator: another run gives other shadow models"
+GLOBAL_DRAWS = (
+    "the training function draws from torch's global generator: another run gives other "
+    "shadow models"
+)
 
 
 @dataclass(frozen=True)
 class ExternalAuditSettings:
-    """records: audited at most; shadows: models that are trained where a training function is given, 0 = none; transform:
-    (x, seed) -> x, as training transforms a batch, or its name; queries: copies of a record that are then asked about."""
+    """records: audited at most; shadows: models that are trained where a training function is
+    given, 0 = none; transform: (x, seed) -> x, as training transforms a batch, or its name;
+    queries: copies of a record that are then asked about."""
 
     seed: int = 0
     records: int = 10_000
@@ -112,17 +123,22 @@ def audit_trained_model(
     settings: ExternalAuditSettings,
     about: Mapping[str, Any],
 ) -> ExternalAudit:
-    """The audit of a model. Raises BadConfig, one line, for a model that cannot read the records, and the like."""
+    """The audit of a model. Raises BadConfig, one line, for a model that cannot read the records,
+    and the like."""
     began = time.monotonic()
     check_same_shape("target.train", train, "target.heldout", heldout)
-    some = np.unique(np.linspace(0, len(train) - 1, min(len(train), games.MAX_ACCURACY_RECORDS)).astype(np.int64))
+    some = np.unique(
+        np.linspace(0, len(train) - 1, min(len(train), games.MAX_ACCURACY_RECORDS)).astype(np.int64)
+    )
     predict = build_predictor(model, "target.model", train.form)
     predict, train, heldout, classes, told = resolve_classes(predict, train, heldout, some)
     names = np.arange(classes) if predict.names is None else predict.names
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    copies = transformed_copies(settings.transform if shadows else None, game.records, settings.queries, keys)
+    copies = transformed_copies(
+        settings.transform if shadows else None, game.records, settings.queries, keys
+    )
     asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
     logits, drew = _model_outputs(predict, fit, game, asked, names, keys, settings.engine)
     trained = time.monotonic()
@@ -131,14 +147,26 @@ def audit_trained_model(
     missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     delta = stated.exchange_limit()[1]
-    view = games.view_of_outputs(Surface.GLOBAL_MODEL, Adversary.PUBLIC, game, logits, classes, delta, keys)
-    judged = games.judge_attacks(view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE)
+    view = games.view_of_outputs(
+        Surface.GLOBAL_MODEL, Adversary.PUBLIC, game, logits, classes, delta, keys
+    )
+    judged = games.judge_attacks(
+        view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE
+    )
     at = torch.from_numpy(some)
-    right = (_accuracy_of(predict, train.select_rows(at), classes), _accuracy_of(predict, heldout, classes))
+    right = (
+        _accuracy_of(predict, train.select_rows(at), classes),
+        _accuracy_of(predict, heldout, classes),
+    )
     read = OUTPUT_KINDS[predict.reading]
-    told += [f"The model's outputs were read as {read}."] if predict.reading in GUESSED_KINDS else []
+    told += (
+        [f"The model's outputs were read as {read}."] if predict.reading in GUESSED_KINDS else []
+    )
     if copies:
-        told.append(f"Each record was asked about as it is and in {len(copies)} copies under the training's transform.")
+        told.append(
+            f"Each record was asked about as it is and in {len(copies)} copies under the "
+            "training's transform."
+        )
     facts = games.target_facts(
         "model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read
     )
@@ -146,11 +174,24 @@ def audit_trained_model(
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS} if drew else {}
     return ExternalAudit(
-        str(about.get("name", "model")), str(about.get("data", "arrays")), settings.seed,
-        [HeldArtifact(Surface.GLOBAL_MODEL, "model", value)], judged, stated, budget,
-        {"worlds": trained - began, "attacks": done - trained, "total": done - began}, facts, right[1],
-        {**about, **notes, "records": [len(train), len(heldout)], "shape": list(train.record_shape), "classes": classes},
-    )  # fmt: skip
+        str(about.get("name", "model")),
+        str(about.get("data", "arrays")),
+        settings.seed,
+        [HeldArtifact(Surface.GLOBAL_MODEL, "model", value)],
+        judged,
+        stated,
+        budget,
+        {"worlds": trained - began, "attacks": done - trained, "total": done - began},
+        facts,
+        right[1],
+        {
+            **about,
+            **notes,
+            "records": [len(train), len(heldout)],
+            "shape": list(train.record_shape),
+            "classes": classes,
+        },
+    )
 
 
 def _model_outputs(
@@ -168,7 +209,10 @@ def _model_outputs(
         return own, False
     others, drew = shadow_outputs(fit, "target.training", game, asked, names, keys, engine)
     if others.shape[1:] != own.shape[1:]:
-        raise BadConfig(f"target.training: gives models of {others.shape[2]} classes, target.model has {own.shape[2]}")
+        raise BadConfig(
+            f"target.training: gives models of {others.shape[2]} classes, target.model "
+            f"has {own.shape[2]}"
+        )
     return torch.cat([own, others]), drew
 
 

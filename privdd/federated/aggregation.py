@@ -1,10 +1,12 @@
-"""Averages and sums of what clients sent, and who sees it: every upload (local), or sums alone (secure aggregation).
+"""Averages and sums of what clients sent, and who sees it: every upload (local), or sums alone
+(secure aggregation).
 
-Secure aggregation is the ideal functionality: the server is handed the sum over the clients that stay, if they are
-enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run; ``tests/system/test_flower_secagg.py`` runs Flower's
-over the same uploads. Clients deal the noise among themselves (``privdd.privacy.mechanisms.noise_share``): each adds a share
-that reaches the target over ``least - colluding`` clients, so that the sum has it however many drop out or tell the server
-their shares. The ledger states what the sum costs.
+Secure aggregation is the ideal functionality: the server is handed the sum over the clients that
+stay, if they are enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run;
+``tests/system/test_flower_secagg.py`` runs Flower's over the same uploads. Clients deal the noise
+among themselves (``privdd.privacy.mechanisms.noise_share``): each adds a share that reaches the
+    target over ``least - colluding`` clients, so that the sum has it however many drop out or tell
+    the server their shares. The ledger states what the sum costs.
 """
 
 from __future__ import annotations
@@ -47,10 +49,14 @@ def client_weights(inbox: Sequence[Received]) -> Tensor:
 
 
 def check_alike(clients: Sequence[Received], name: str) -> None:
-    """Raises ValueError, one line, for a client whose upload ``name`` has other tensors than that of the first."""
+    """Raises ValueError, one line, for a client whose upload ``name`` has other tensors than that
+    of the first."""
     first = clients[0]
     if absent := [one.client for one in clients if name not in one.values]:
-        raise ValueError(f"round {first.round}, client {absent[0]}: sent no {name!r}, which the server needs of each")
+        raise ValueError(
+            f"round {first.round}, client {absent[0]}: sent no {name!r}, which the server "
+            "needs of each"
+        )
     for one in clients[1:]:
         missing = sorted(first.values[name].keys() - one.values[name].keys())
         extra = sorted(one.values[name].keys() - first.values[name].keys())
@@ -58,11 +64,14 @@ def check_alike(clients: Sequence[Received], name: str) -> None:
             says = [f"lacks {missing[0]!r}"] if missing else []
             says += [f"also has {extra[0]!r}"] if extra else []
             what = f"round {one.round}, client {one.client}: {name!r} {' and '.join(says)}"
-            raise ValueError(f"{what}, unlike that of client {first.client}: all must send the same tensors")
+            raise ValueError(
+                f"{what}, unlike that of client {first.client}: all must send the same tensors"
+            )
 
 
 def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None) -> State:
-    """Weighted mean of upload ``name``, tensor by tensor, in float64 -> {tensor name: float64 tensor}.
+    """Weighted mean of upload ``name``, tensor by tensor, in float64 -> {tensor name: float64
+    tensor}.
 
     weights: (clients,) in client order, default ``client_weights``; they are used as given.
     """
@@ -71,19 +80,26 @@ def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None)
     weights = client_weights(inbox) if weights is None else weights
     first = clients[0].values[name]
     return {
-        key: sum((w * c.values[name][key].double() for w, c in zip(weights, clients)), torch.zeros(())) for key in first
+        key: sum(
+            (w * c.values[name][key].double() for w, c in zip(weights, clients)), torch.zeros(())
+        )
+        for key in first
     }
 
 
 SUM_CLIENT = -2  # in the place of a client's number: the sum over a round's clients
-ANALYST_ONLY = ("analyst",)  # who holds a single upload that is added up before the server sees it: nobody
+ANALYST_ONLY = (
+    "analyst",
+)  # who holds a single upload that is added up before the server sees it: nobody
 TrustModel = Literal["local", "secagg", "shuffle"]
 
 
 @dataclass(frozen=True)
 class Trust:
-    """name: what the server sees; least: fewest clients whose sum it learns, None = as many as a round asks;
-    dropout: chance that a client drops out of a round, in [0, 1); colluding: clients that may give their noise away."""
+    """name: what the server sees; least: fewest clients whose sum it learns, None = as many as a
+    round asks;
+    dropout: chance that a client drops out of a round, in [0, 1); colluding: clients that may give
+        their noise away."""
 
     name: TrustModel = "local"
     least: int | None = None
@@ -102,40 +118,53 @@ class Trust:
         return self.name == "secagg"
 
     def min_clients(self, asked: int) -> int:
-        """The fewest clients whose sum is revealed, of a round that asks so many. Raises BadConfig if it cannot be."""
+        """The fewest clients whose sum is revealed, of a round that asks so many. Raises BadConfig
+        if it cannot be."""
         if self.least is None and self.dropout:
             raise BadConfig(
-                f"trust.dropout={self.dropout:g}: set trust.least, the fewest clients whose sum is revealed"
+                f"trust.dropout={self.dropout:g}: set trust.least, the fewest clients "
+                "whose sum is revealed"
             )
         fewest = asked if self.least is None else int(self.least)
         if not 2 <= fewest <= asked:
-            raise BadConfig(f"trust.least={fewest}: a round asks {asked} client(s); a number from 2 to that is needed")
+            raise BadConfig(
+                f"trust.least={fewest}: a round asks {asked} client(s); a number from 2 "
+                "to that is needed"
+            )
         return fewest
 
     def noise_shares(self, asked: int) -> int:
-        """Over how many clients the noise is dealt. Raises BadConfig where nobody is left to add any."""
+        """Over how many clients the noise is dealt. Raises BadConfig where nobody is left to add
+        any."""
         parts = self.min_clients(asked) - self.colluding
         if parts < 1:
             raise BadConfig(
-                f"trust.colluding={self.colluding}: fewer than trust.least={self.min_clients(asked)} is needed"
+                f"trust.colluding={self.colluding}: fewer than "
+                f"trust.least={self.min_clients(asked)} is needed"
             )
         return parts
 
     def remaining_clients(self, asked: Sequence[int], keys: Keys) -> list[int]:
-        """The clients that remain in a round after public coins; none if they are too few for a sum."""
+        """The clients that remain in a round after public coins; none if they are too few for a
+        sum."""
         if not self.is_summed or not self.dropout:
             return list(asked)
         coins = torch.rand(len(asked), generator=keys.fold("dropouts").torch(), dtype=torch.float64)
         left = [client for client, coin in zip(asked, coins.tolist()) if coin >= self.dropout]
         return left if len(left) >= self.min_clients(len(asked)) else []
 
-    def split_mechanisms(self, mechanisms: Mapping[str, Mechanism], asked: int) -> dict[str, Mechanism]:
-        """The mechanisms as each client applies them. Raises BadConfig for one whose noise cannot be dealt."""
+    def split_mechanisms(
+        self, mechanisms: Mapping[str, Mechanism], asked: int
+    ) -> dict[str, Mechanism]:
+        """The mechanisms as each client applies them. Raises BadConfig for one whose noise cannot
+        be dealt."""
         if not self.is_summed:
             return dict(mechanisms)
         parts = self.noise_shares(asked)
         try:
-            return {name: noise_share_of(mechanism, parts) for name, mechanism in mechanisms.items()}
+            return {
+                name: noise_share_of(mechanism, parts) for name, mechanism in mechanisms.items()
+            }
         except ValueError as why:
             raise BadConfig(f"trust={self.name}: {why}") from None
 
@@ -144,24 +173,34 @@ LOCAL = Trust()
 
 
 def sum_uploads(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Received:
-    """The server's input from a round: the sum of all uploads, or their mean (their number is public); float32."""
-    clients, over = sort_by_client(inbox), len(inbox) if kind == "mean" else 1
+    """The server's input from a round: the sum of all uploads, or their mean (their number is
+    public); float32."""
+    clients = sort_by_client(inbox)
+    over = len(inbox) if kind == "mean" else 1
 
     for name in inbox[0].values:
         check_alike(clients, name)
 
     def add_up(sent: Sequence[Tensors]) -> Tensors:
-        return {key: (torch.stack([value[key].double() for value in sent]).sum(0) / over).float() for key in sent[0]}
+        return {
+            key: (torch.stack([value[key].double() for value in sent]).sum(0) / over).float()
+            for key in sent[0]
+        }
 
-    values = {name: add_up([received.values[name] for received in clients]) for name in inbox[0].values}
+    values = {
+        name: add_up([received.values[name] for received in clients]) for name in inbox[0].values
+    }
     return Received(SUM_CLIENT, inbox[0].round, values)
 
 
 def sum_ledger_rows(
-    total: Received, uploads: Mapping[str, Surface], visible_to: Mapping[str, tuple[str, ...]],
+    total: Received,
+    uploads: Mapping[str, Surface],
+    visible_to: Mapping[str, tuple[str, ...]],
     ids: Mapping[str, Sequence[int]],
-) -> list[LedgerRow]:  # fmt: skip
-    """The ledger rows of what the server is handed; ids: name -> rows of the single uploads that were added."""
+) -> list[LedgerRow]:
+    """The ledger rows of what the server is handed; ids: name -> rows of the single uploads that
+    were added."""
     return [
         LedgerRow(
             round=total.round,

@@ -32,14 +32,16 @@ def check_round_budget(budget: float, plan: Plan, ledger: Ledger, round: int) ->
     projected = projected_epsilon(plan, ledger, round)
     if projected > budget:
         raise BudgetExceeded(
-            f"privacy.budget={budget:g}: round {round + 1} of {plan.method.rounds} is refused: after it, "
+            f"privacy.budget={budget:g}: round {round + 1} of {plan.method.rounds} is "
+            "refused: after it, "
             f"epsilon would be {projected:.4g} at delta {ledger.delta:g} (unit {ledger.unit}, "
             f"{ledger.relation}); {round} rounds ran"
         )
 
 
 def projected_epsilon(plan: Plan, ledger: Ledger, round: int) -> float:
-    """Epsilon of the worst participant after ``round``: its ledger rows and what the round is planned to spend."""
+    """Epsilon of the worst participant after ``round``: its ledger rows and what the round is
+    planned to spend."""
     counts = plan.method.spends(round, plan.mechanisms)
     if counts is None:
         method = type(plan.method).__name__
@@ -54,5 +56,7 @@ def projected_epsilon(plan: Plan, ledger: Ledger, round: int) -> float:
         spent: Collection[Tally] = ledger.totals(client=client) or {Tally()}
         for total in spent:
             after = add_tallies(total, planned)
-            worst = max(worst, epsilon_of(after, ledger.delta, relation=ledger.relation, accountant="pld"))
+            worst = max(
+                worst, epsilon_of(after, ledger.delta, relation=ledger.relation, accountant="pld")
+            )
     return worst

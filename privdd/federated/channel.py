@@ -1,9 +1,9 @@
 """The only way from a client to the server.
 
 ``Channel.send`` is the sole producer of what ``aggregate`` receives: it refuses undeclared names,
-applies the mechanism set for a name, writes the ledger row, detaches, clones and digests. So no value travels
-without its row. Noise added inside local work goes through ``ClientContext.mechanism``, which writes
-its own rows.
+applies the mechanism set for a name, writes the ledger row, detaches, clones and digests. So no
+value travels without its row. Noise added inside local work goes through
+``ClientContext.mechanism``, which writes its own rows.
 """
 
 from __future__ import annotations
@@ -38,15 +38,19 @@ class TranscriptEnded(ValueError):
     """A method asks for more releases than the recorded transcript has, or for others."""
 
 
-def find_answer(transcript: Sequence[Tensors], answered: int, name: str, released: Tensors) -> Tensors:
-    """The recorded output that answers query ``name`` after ``answered`` others. Raises TranscriptEnded where there is none
-    left, or the one there has other tensors than ``released``: then another query was asked at this place."""
+def find_answer(
+    transcript: Sequence[Tensors], answered: int, name: str, released: Tensors
+) -> Tensors:
+    """The recorded output that answers query ``name`` after ``answered`` others. Raises
+    TranscriptEnded where there is none left, or the one there has other tensors than ``released``:
+    then another query was asked at this place."""
     if answered >= len(transcript):
         raise TranscriptEnded(f"query {name!r}: more releases than the recorded {len(transcript)}")
     answer = transcript[answered]
     if answer.keys() != released.keys():
         raise TranscriptEnded(
-            f"query {name!r}: release {answered + 1} was of {sorted(answer)}, not of {sorted(released)}"
+            f"query {name!r}: release {answered + 1} was of {sorted(answer)}, not of "
+            f"{sorted(released)}"
         )
     return answer
 
@@ -76,15 +80,20 @@ def detach_copy(value: Tensors) -> dict[str, Tensor]:
 
 def draw_coins(probability: float, count: int, noise: Noise) -> Tensor:
     """Independent coins (count,) bool, each heads with ``probability``."""
-    return noise.uniform((count,)) < probability if probability < 1 else torch.ones(count, dtype=torch.bool)
+    return (
+        noise.uniform((count,)) < probability
+        if probability < 1
+        else torch.ones(count, dtype=torch.bool)
+    )
 
 
 class ReleaseObserver(Protocol):
-    """Follows a client's round, draw by draw and release by release: noise logs, and all tests that instrument a client.
+    """Follows a client's round, draw by draw and release by release: noise logs, and all tests that
+    instrument a client.
 
-    Where a round is played again (``InstrumentedContext`` of the guarantee tests) ``output`` is None, ``taken`` is everybody,
-    and what the two return is the client's answer; in a client's own round that is not read.
-    """
+    Where a round is played again (``InstrumentedContext`` of the guarantee tests) ``output`` is
+    None, ``taken`` is everybody, and what the two return is the client's answer; in a client's own
+    round that is not read."""
 
     def on_sample(self, name: str, probability: float, taken: Tensor) -> Tensor | None:
         """A draw of ``ctx.sample``: who is taken (n,) bool."""
@@ -97,7 +106,8 @@ class ReleaseObserver(Protocol):
         partition: str | None = None,
         given: Tensors | None = None,
     ) -> Tensors | None:
-        """An output of ``mechanism``; given: the contributions that it is computed from, record by record; None for uploads."""
+        """An output of ``mechanism``; given: the contributions that it is computed from, record by
+        record; None for uploads."""
 
 
 @dataclass
@@ -109,7 +119,9 @@ class OutputLog:
     def on_sample(self, *draw: object) -> None:
         """Draws are not kept."""
 
-    def on_release(self, mechanism: Mechanism, name: str, output: Output | None, *asked: object) -> None:
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, *asked: object
+    ) -> None:
         if output is not None:
             self.outputs.append((name, output))
 
@@ -118,10 +130,10 @@ class OutputLog:
 class ClientContext:
     """A client's tools in one round besides its data: random streams, mechanisms, its ledger rows.
 
-    transcript, when given, answers queries with recorded mechanism outputs, though rows are of the client's own: the
-    non-interference test feeds one client's outputs to another client's data. stream: what else the noise depends
-    on (``Plan.noise_stream``); noise: one stream for all private draws of the round, in order; a copy made by ``replace``
-    goes on in it.
+    transcript, when given, answers queries with recorded mechanism outputs, though rows are of the
+    client's own: the non-interference test feeds one client's outputs to another client's data.
+    stream: what else the noise depends on (``Plan.noise_stream``); noise: one stream for all
+        private draws of the round, in order; a copy made by ``replace`` goes on in it.
     """
 
     round: int
@@ -138,7 +150,9 @@ class ClientContext:
     taken: list[tuple[str, Tensor]] = field(default_factory=list)  # every sample drawn, (n,) bool
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
-    sampled: dict[str, set[str | None]] = field(default_factory=dict)  # query -> cells released since its last sample
+    sampled: dict[str, set[str | None]] = field(
+        default_factory=dict
+    )  # query -> cells released since its last sample
     observer: ReleaseObserver | None = None
 
     def __post_init__(self) -> None:
@@ -155,7 +169,8 @@ class ClientContext:
         return name in self.mechanisms
 
     def sample(self, name: str, count: int) -> Tensor:
-        """Poisson sample of ``count`` records with the mechanism's own probability -> (count,) bool.
+        """Poisson sample of ``count`` records with the mechanism's own probability -> (count,)
+        bool.
 
         It serves one release of all records, or one of each partition cell.
         """
@@ -167,19 +182,27 @@ class ClientContext:
         self.taken.append((name, taken))
         return taken
 
-    def mechanism(self, name: str, contributions: Tensors, *, partition: str | None = None) -> Tensors:
+    def mechanism(
+        self, name: str, contributions: Tensors, *, partition: str | None = None
+    ) -> Tensors:
         """Release a query on per-record contributions through the mechanism set for ``name``.
 
         contributions: tensors whose first axis runs over the records that take part. Raises
-        UndeclaredArtifact for a name outside ``queries``, KeyError where no mechanism is set, and ValueError for a
-        sampling probability below 1 without a sample of its own, for the accounting counts on that sample's coins.
-        """
+        UndeclaredArtifact for a name outside ``queries``, KeyError where no mechanism is set, and
+        ValueError for a sampling probability below 1 without a sample of its own, for the
+        accounting counts on that sample's coins."""
         if name not in self.queries:
-            raise UndeclaredArtifact(f"query {name!r} is not declared; declared are {sorted(self.queries)}")
+            raise UndeclaredArtifact(
+                f"query {name!r} is not declared; declared are {sorted(self.queries)}"
+            )
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
         recorded = self.transcript
-        replayed = None if recorded is None else find_answer(recorded, len(self.outputs), name, there.value)
+        replayed = (
+            None
+            if recorded is None
+            else find_answer(recorded, len(self.outputs), name, there.value)
+        )
         output = to_device(there, "cpu")  # what is kept of it; the client computes on where it is
         if self.observer is not None:
             self.observer.on_release(self.mechanisms[name], name, output, partition, contributions)
@@ -190,16 +213,27 @@ class ClientContext:
         return there.value if replayed is None else to_device(replayed, device_of(contributions))
 
     def _spend_sample(self, name: str, partition: str | None) -> None:
-        q, cells = float(self.mechanisms[name].sampling_probability), self.sampled.get(name)
-        if q < 1 and (cells is None or (cells and (partition is None or cells & {partition, None}))):
+        q = float(self.mechanisms[name].sampling_probability)
+        cells = self.sampled.get(name)
+        if q < 1 and (
+            cells is None or (cells and (partition is None or cells & {partition, None}))
+        ):
             why = "no sample was drawn" if cells is None else "its last sample was released already"
-            raise ValueError(f"query {name!r}, sampling probability {q:g}: {why}; call ctx.sample({name!r}, n) for it")
+            raise ValueError(
+                f"query {name!r}, sampling probability {q:g}: {why}; call "
+                f"ctx.sample({name!r}, n) for it"
+            )
         self.sampled.setdefault(name, set()).add(partition)
 
     def _merge_into_last_row(self, row: LedgerRow) -> bool:
         """Fold a repeated application into the last row of the same query (count grows)."""
         for at, last in reversed(list(enumerate(self.rows))):
-            if (last.name, last.partition, last.event, last.flags) == (row.name, row.partition, row.event, row.flags):
+            if (last.name, last.partition, last.event, last.flags) == (
+                row.name,
+                row.partition,
+                row.event,
+                row.flags,
+            ):
                 self.rows[at] = replace(last, count=last.count + 1, digest=row.digest)
                 return True
         return False
@@ -248,13 +282,16 @@ class Channel:
     def send(self, upload: Upload, ctx: ClientContext) -> tuple[Received, list[LedgerRow]]:
         """Pass one client's upload on: (what the server receives, the ledger rows in order).
 
-        Rows of mechanisms spent inside local work come first; ``post_of`` counts from the first row.
-        """
-        rows, values = list(ctx.rows), dict[str, Tensors]()
+        Rows of mechanisms spent inside local work come first; ``post_of`` counts from the first
+        row."""
+        rows = list(ctx.rows)
+        values = dict[str, Tensors]()
         inner = tuple(range(len(rows)))
         for name, artifact in upload.items():
             if name not in self.uploads:
-                raise UndeclaredArtifact(f"upload {name!r} is not declared; declared are {sorted(self.uploads)}")
+                raise UndeclaredArtifact(
+                    f"upload {name!r} is not declared; declared are {sorted(self.uploads)}"
+                )
             value, row = self._release_artifact(name, artifact, ctx, inner)
             values[name] = detach_copy(value)
             rows.append(row)
@@ -271,7 +308,9 @@ class Channel:
             if ctx.observer is not None:
                 ctx.observer.on_release(self.mechanisms[name], name, output)
             row = _build_row(ctx, name, surface, output, visible)
-            return output.value, replace(row, post_of=inner)  # what it protects may have been computed from them
+            return output.value, replace(
+                row, post_of=inner
+            )  # what it protects may have been computed from them
         free = artifact.private or bool(artifact.public)
         output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
         row = _build_row(ctx, name, surface, output, visible)
@@ -282,13 +321,21 @@ class Channel:
         return artifact.value, replace(row, nonprivate_reason=NO_MECHANISM)
 
 
-def link_to_broadcast(rows: Sequence[LedgerRow], first: int, sent: tuple[int, ...]) -> list[LedgerRow]:
-    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients compute from it.
+def link_to_broadcast(
+    rows: Sequence[LedgerRow], first: int, sent: tuple[int, ...]
+) -> list[LedgerRow]:
+    """Rows of one client with ledger ids in ``post_of``: with what was broadcast, where clients
+    compute from it.
 
-    That is post-processing, and what goes into a mechanism: its surface costs what came before as well.
-    """
-    read = [row.why == POST_PROCESSING or not isinstance(row.event, UNPROTECTED_EVENTS) for row in rows]
-    own = [tuple(first + of for of in row.post_of) + (sent if reads else ()) for row, reads in zip(rows, read)]
+    That is post-processing, and what goes into a mechanism: its surface costs what came before as
+    well."""
+    read = [
+        row.why == POST_PROCESSING or not isinstance(row.event, UNPROTECTED_EVENTS) for row in rows
+    ]
+    own = [
+        tuple(first + of for of in row.post_of) + (sent if reads else ())
+        for row, reads in zip(rows, read)
+    ]
     return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
 
 

@@ -1,4 +1,5 @@
-"""Checkpoints between rounds, written so that a kill at any moment leaves the last complete one intact."""
+"""Checkpoints between rounds, written so that a kill at any moment leaves the last complete one
+intact."""
 
 from __future__ import annotations
 
@@ -26,15 +27,19 @@ from privdd.runtime.files import (
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 SCHEMA = 1
-DATA_KEY = "data"  # of checkpoint.json and manifest.json: the digest of all records, labels and their split
-NOISE_STREAM_VERSION = 2  # how noise is drawn: a run of another number would go on with other noise than it began with
+# of checkpoint.json and manifest.json: the digest of all records, labels and their split
+DATA_KEY = "data"
+NOISE_STREAM_VERSION = (
+    2  # how noise is drawn: a run of another number would go on with other noise than it began with
+)
 STATE_FILES = ("server.safetensors", "memories.safetensors", "ledger.json")
 STATE_FOLDER = re.compile(r"round_\d{4,}")
 SNAPSHOT_NAME = re.compile(r"victim_\d{4,}\.safetensors")
 
 
 def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> None:
-    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not name. data: as of ``Plan``."""
+    """Write a new numbered state, then point ``checkpoint.json`` at it, then drop what it does not
+    name. data: as of ``Plan``."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
     before = read_json(folder.checkpoint_file)["digests"] if folder.checkpoint_file.exists() else {}
@@ -46,7 +51,9 @@ def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> No
         _save_snapshot(folder, snapshot)
     files = _state_files(folder, name, progress.snapshots)
     # a snapshot never changes once it is written, so its digest is reused
-    digests = {str(f.relative_to(place.parent)): before.get(f.name) or _file_digest(f) for f in files}
+    digests = {
+        str(f.relative_to(place.parent)): before.get(f.name) or _file_digest(f) for f in files
+    }
     head = {
         "schema": SCHEMA,
         "streams": NOISE_STREAM_VERSION,
@@ -56,7 +63,9 @@ def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> No
         "accuracy": list(progress.accuracy),
         "diverged": progress.diverged,
         "uploaded": [{str(k): size for k, size in counts.items()} for counts in progress.uploaded],
-        "downloaded": [{str(k): size for k, size in counts.items()} for counts in progress.downloaded],
+        "downloaded": [
+            {str(k): size for k, size in counts.items()} for counts in progress.downloaded
+        ],
         "sent": dict(progress.sent),
         "sent_ids": list(progress.sent_ids),
         "inbox_ids": list(progress.inbox_ids),
@@ -92,7 +101,8 @@ def _verify_files(folder: RunFolder, digests: Mapping[str, str], files: Iterable
 
 
 def _delete_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:
-    """States that a checkpoint does not name: older ones, and what a killed ``save_checkpoint`` left behind.
+    """States that a checkpoint does not name: older ones, and what a killed ``save_checkpoint``
+    left behind.
 
     Only files that a run writes go, and folders that are empty then.
     """
@@ -100,7 +110,10 @@ def _delete_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) ->
     for old in state.glob("round_*"):
         if old.name == name or not STATE_FOLDER.fullmatch(old.name):
             continue
-        for part in [*STATE_FILES, *(f.name for f in old.glob(f"{HALF_WRITTEN_PREFIX}*") if is_half_written(f.name))]:
+        for part in [
+            *STATE_FILES,
+            *(f.name for f in old.glob(f"{HALF_WRITTEN_PREFIX}*") if is_half_written(f.name)),
+        ]:
             (old / part).unlink(missing_ok=True)
         with suppress(OSError):  # somebody else's file lies there
             old.rmdir()
@@ -114,8 +127,11 @@ def _save_snapshot(folder: RunFolder, snapshot: Snapshot) -> None:
     place = _snapshot_file(folder, snapshot.round)
     if place.exists():  # by an earlier checkpoint of this run: ``load_checkpoint`` drops any other
         return
-    broadcast, sent = flatten_values(snapshot.broadcast), flatten_values(snapshot.sent)
-    write_tensors(place, flatten_values({"broadcast": broadcast, "memory": snapshot.memory, "sent": sent}))
+    broadcast = flatten_values(snapshot.broadcast)
+    sent = flatten_values(snapshot.sent)
+    write_tensors(
+        place, flatten_values({"broadcast": broadcast, "memory": snapshot.memory, "sent": sent})
+    )
 
 
 def _snapshot_file(folder: RunFolder, round: int) -> Path:
@@ -134,7 +150,8 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
     unfinished = len(head.get("accuracy", ())) < plan.method.rounds
     if plan.mechanisms and unfinished and head.get("streams", 1) != NOISE_STREAM_VERSION:
         raise DamagedRun(
-            f"{folder.path}: stopped by a version of privdd that drew its noise otherwise; start it again in another folder"
+            f"{folder.path}: stopped by a version of privdd that drew its noise "
+            "otherwise; start it again in another folder"
         )
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
@@ -144,10 +161,15 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
         progress = Progress(
             round=int(head["round"]),
             server=read_tensors(place / "server.safetensors"),
-            memories={int(k): unpack(k, memories) for k in dict.fromkeys(key.split("/", 1)[0] for key in memories)},
+            memories={
+                int(k): unpack(k, memories)
+                for k in dict.fromkeys(key.split("/", 1)[0] for key in memories)
+            },
             ledger=Ledger.from_json(read_json(place / "ledger.json")),
             accuracy=tuple(float(a) for a in head["accuracy"]),
-            diverged=None if head.get("diverged") is None else int(head["diverged"]),  # absent in older runs
+            diverged=None
+            if head.get("diverged") is None
+            else int(head["diverged"]),  # absent in older runs
             uploaded=_parse_counts(head["uploaded"]),
             downloaded=_parse_counts(head["downloaded"]),
             sent={str(k): str(v) for k, v in head["sent"].items()},
@@ -158,19 +180,23 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DamagedRun):
             raise
-        raise DamagedRun(f"{folder.checkpoint_file}: damaged ({' '.join(str(error).split())[:100]})") from None
+        raise DamagedRun(
+            f"{folder.checkpoint_file}: damaged ({' '.join(str(error).split())[:100]})"
+        ) from None
     _delete_unnamed(folder, place.name, progress.snapshots)
     return progress
 
 
 def check_same_data(folder: RunFolder, data: str) -> None:
-    """Raises BadConfig, one line, where the run in a folder began with other data than those of the digest ``data``."""
+    """Raises BadConfig, one line, where the run in a folder began with other data than those of the
+    digest ``data``."""
     if not data or not folder.checkpoint_file.exists():
         return
     began_with = read_json_object(folder.checkpoint_file).get(DATA_KEY)
     if began_with and began_with != data:
         raise BadConfig(
-            f"{folder.path}: began with other data (digest {str(began_with)[:12]}, here {data[:12]}): records, labels or their "
+            f"{folder.path}: began with other data (digest {str(began_with)[:12]}, here "
+            f"{data[:12]}): records, labels or their "
             "split differ; bring the first ones back, or use another folder"
         )
 

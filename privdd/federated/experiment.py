@@ -1,4 +1,5 @@
-"""``Experiment``: everything that a run needs, assembled and checked; and which sent artifacts its folder keeps."""
+"""``Experiment``: everything that a run needs, assembled and checked; and which sent artifacts its
+folder keeps."""
 
 from __future__ import annotations
 
@@ -18,15 +19,16 @@ from privdd.privacy.ledger import Ledger
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import RunFolder, write_tensors
 
-MAX_CAPTURED_BYTES = 2e9  # bytes of all clients' uploads in a run, above which "auto" keeps the audited client's alone
+# bytes of all clients' uploads in a run, above which "auto" keeps the audited client's alone
+MAX_CAPTURED_BYTES = 2e9
 
 
 @dataclass(frozen=True)
 class CaptureSettings:
     """Which sent artifacts are kept: each of surfaces, rounds, clients is "all" or a selection.
 
-    clients "auto": those of all clients, unless uploads of that size from all of them in all rounds take more than
-    ``MAX_CAPTURED_BYTES``;
+    clients "auto": those of all clients, unless uploads of that size from all of them in all rounds
+    take more than ``MAX_CAPTURED_BYTES``;
     then the audited client's alone, which is what attacks read.
     """
 
@@ -37,16 +39,21 @@ class CaptureSettings:
     def __post_init__(self) -> None:
         check_capture(self)
         known = {str(surface) for surface in Surface}
-        if self.surfaces != "all" and not (isinstance(self.surfaces, list | tuple) and {*self.surfaces} <= known):
+        if self.surfaces != "all" and not (
+            isinstance(self.surfaces, list | tuple) and {*self.surfaces} <= known
+        ):
             allowed = f"all or a list of surfaces ({', '.join(sorted(known))})"
             raise ValueError(f"capture.surfaces={self.surfaces}: allowed are {allowed}")
 
     def check_selection(self, plan: Plan) -> None:
-        """Raises ValueError, one line, for a round or a client that the run does not have: nothing of it could be kept."""
+        """Raises ValueError, one line, for a round or a client that the run does not have: nothing
+        of it could be kept."""
         for name, count in (("rounds", plan.method.rounds), ("clients", plan.problem.clients)):
             chosen = getattr(self, name)
             if not isinstance(chosen, str) and max(chosen, default=0) >= count:
-                raise ValueError(f"capture.{name}={list(chosen)}: this run has {name} 0 to {count - 1}")
+                raise ValueError(
+                    f"capture.{name}={list(chosen)}: this run has {name} 0 to {count - 1}"
+                )
 
     def is_kept(self, plan: Plan, round: int, received: Received, size: int = 0) -> bool:
         """Whether an upload of ``size`` bytes is kept."""
@@ -55,21 +62,30 @@ class CaptureSettings:
         victim = received.client in (plan.victim, SUM_CLIENT)
         whole = size * plan.method.rounds * len(plan.asked_clients(0))  # where no client drops out
         clients = {"all": True, "victim": victim, "auto": victim or whole <= MAX_CAPTURED_BYTES}
-        of_client = clients[self.clients] if isinstance(self.clients, str) else received.client in self.clients
+        of_client = (
+            clients[self.clients]
+            if isinstance(self.clients, str)
+            else received.client in self.clients
+        )
         return in_round and of_client
 
     def write_uploads(self, folder: RunFolder, plan: Plan, inbox: Sequence[Received]) -> None:
         for received in inbox:
             if not self.is_kept(plan, received.round, received, count_bytes(received.values)):
                 continue
-            names = [n for n in received.values if self.surfaces == "all" or plan.method.uploads[n] in self.surfaces]
+            names = [
+                n
+                for n in received.values
+                if self.surfaces == "all" or plan.method.uploads[n] in self.surfaces
+            ]
             if chosen := flatten_values({name: received.values[name] for name in names}):
                 write_tensors(folder.artifact_file(received.round, received.client), chosen)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A run, assembled and checked, before anything is computed. auditing: None if the run only trains."""
+    """A run, assembled and checked, before anything is computed. auditing: None if the run only
+    trains."""
 
     run: RunSettings
     privacy: PrivacySettings

@@ -1,10 +1,10 @@
 """The noise log of a run: what its noise and its sampling were, noted while it trains.
 
-A ``RoundLog`` follows one client through one round. Of every protected release it keeps the residual, (released - clean) /
-noise scale, as statistics and a sample; of every Poisson draw, who was taken; of the audited client, what the analyst of a
-guarantee observes (``ObservedRound``). That is private: it travels from worker to auditor with a task's result, stays in
-memory, and is never written to a run folder.
-"""
+A ``RoundLog`` follows one client through one round. Of every protected release it keeps the
+residual, (released - clean) / noise scale, as statistics and a sample; of every Poisson draw, who
+was taken; of the audited client, what the analyst of a guarantee observes (``ObservedRound``). That
+is private: it travels from worker to auditor with a task's result, stays in memory, and is never
+    written to a run folder."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ from privdd.privacy.mechanism import Mechanism, Output
 
 @dataclass(frozen=True)
 class ObservedRound:
-    """One round of the audited client as the analyst observed it: every released query in order, and what led to them.
+    """One round of the audited client as the analyst observed it: every released query in order,
+    and what led to them.
 
-    taken: the samples that were drawn, (name, (n,) bool), in order. They are private, stay in memory, and are for
-    tests of the guarantee alone.
+    taken: the samples that were drawn, (name, (n,) bool), in order. They are private, stay in
+        memory, and are for tests of the guarantee alone.
     """
 
     round: int
@@ -39,16 +40,28 @@ class ObservedRound:
 
 
 Law = Literal["gaussian", "laplace"]
-RESIDUALS_PER_RELEASE, FIRST_RESIDUALS = 4096, 256  # kept of a release; of those beyond half of ``ROUND_RESIDUALS``
+# kept of a release; of those beyond half of ``ROUND_RESIDUALS``
+RESIDUALS_PER_RELEASE = 4096
+FIRST_RESIDUALS = 256
 ROUND_RESIDUALS = 2**18  # of one client round, all releases together
-NEAR_BOUNDS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4)  # residuals within these are counted, of all numbers
+NEAR_BOUNDS = (
+    0.0,
+    2.0**-10,
+    2.0**-7,
+    2.0**-4,
+)  # residuals within these are counted, of all numbers
 FAR_BOUNDS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)  # and those beyond these
-CORRELATED_RELEASES, CORRELATED_NUMBERS = 2, 2**18  # of a name in a round, and their first numbers
-RUN_RESIDUALS = 2**24  # of all other clients in a run; beyond it the first of each release, up to twice as many
+# of a name in a round, and their first numbers
+CORRELATED_RELEASES = 2
+CORRELATED_NUMBERS = 2**18
+RUN_RESIDUALS = (
+    2**24
+)  # of all other clients in a run; beyond it the first of each release, up to twice as many
 
 
 def noise_law_of(event: dpa.DpEvent) -> Law | None:
-    """The law of the noise that an event is accounted for; None for any other than Gaussian and Laplace."""
+    """The law of the noise that an event is accounted for; None for any other than Gaussian and
+    Laplace."""
     if isinstance(event, dpa.GaussianDpEvent):
         return "gaussian"
     if isinstance(event, dpa.LaplaceDpEvent):
@@ -62,10 +75,12 @@ def noise_law_of(event: dpa.DpEvent) -> Law | None:
 
 
 def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]:
-    """Tensor name -> residuals (copies, *shape), standard normal if the noise is what the output states.
+    """Tensor name -> residuals (copies, *shape), standard normal if the noise is what the output
+    states.
 
-    In whole steps where it is on a lattice: the clean value lies between them. Laplace noise is taken to normal scores. Raises ValueError, which says what is missing, where the output
-    does not show its clean value, or states no noise, or noise of another law.
+    In whole steps where it is on a lattice: the clean value lies between them. Laplace noise is
+        taken to normal scores. Raises ValueError, which says what is missing, where the output does
+        not show its clean value, or states no noise, or noise of another law.
     """
     law = noise_law_of(output.event)
     if law is None:
@@ -101,7 +116,8 @@ def _noise_scales(mechanism: Mechanism, output: Output, clean: Tensor, copies: i
 
 
 def autocorrelation_peak(values: Tensor) -> tuple[int, float, int]:
-    """(numbers compared, correlation, shifts tried) at the shift where a vector is most like itself; by Fourier transform."""
+    """(numbers compared, correlation, shifts tried) at the shift where a vector is most like
+    itself; by Fourier transform."""
     v = values[:CORRELATED_NUMBERS].double()
     widths = torch.arange(len(v), 0, -1)  # numbers compared at each shift
     if len(v) < 16 or not float(v.norm()):
@@ -116,14 +132,23 @@ def autocorrelation_peak(values: Tensor) -> tuple[int, float, int]:
 
 
 def count_magnitudes(values: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How many residuals lie within each of ``NEAR_BOUNDS``, and how many beyond each of ``FAR_BOUNDS``."""
+    """How many residuals lie within each of ``NEAR_BOUNDS``, and how many beyond each of
+    ``FAR_BOUNDS``."""
     bounds = torch.tensor((*NEAR_BOUNDS, *FAR_BOUNDS), dtype=torch.float64)
-    within = torch.bucketize(values.double().abs(), bounds).bincount(minlength=len(bounds) + 1).cumsum(0).tolist()
-    return tuple(within[: len(NEAR_BOUNDS)]), tuple(len(values) - count for count in within[len(NEAR_BOUNDS) : -1])
+    within = (
+        torch.bucketize(values.double().abs(), bounds)
+        .bincount(minlength=len(bounds) + 1)
+        .cumsum(0)
+        .tolist()
+    )
+    return tuple(within[: len(NEAR_BOUNDS)]), tuple(
+        len(values) - count for count in within[len(NEAR_BOUNDS) : -1]
+    )
 
 
 def chosen_sizes(values: Tensor, share: float) -> Tensor:
-    """The sizes of about this share of all residuals but zeros: which, their float32 bits alone decide."""
+    """The sizes of about this share of all residuals but zeros: which, their float32 bits alone
+    decide."""
     found = values.abs().float()
     bits = (found.contiguous().view(torch.int32).long() * 2654435761) & 0xFFFFFFFF
     return found[(found > 0) & (bits <= share * 0xFFFFFFFF)]
@@ -136,12 +161,15 @@ def _take_evenly(value: Tensor) -> Tensor:
 
 
 def residual_spacing(output: Output) -> float:
-    """The largest distance of neighbouring values that a residual of this release can have, in noise scales.
+    """The largest distance of neighbouring values that a residual of this release can have, in
+    noise scales.
 
-    That of the lattice; of floating point where the values are too large for it; and of a coarser grid that the released
-    values show by themselves: rounding what was noised is harmless, and residuals then take few values.
-    """
-    std, step = float(output.noise_std), output.lattice or 0.0
+    That of the lattice; of floating point where the values are too large for it; and of a coarser
+    grid that the released
+    values show by themselves: rounding what was noised is harmless, and residuals then take few
+        values."""
+    std = float(output.noise_std)
+    step = output.lattice or 0.0
     for value in output.value.values():
         if not value.numel():
             continue
@@ -157,14 +185,19 @@ def residual_spacing(output: Output) -> float:
 
 @dataclass
 class ReleaseLog:
-    """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals, at the same
-    places in every release of the same shape; records: how many contributed, None where it is one row each;
-    judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why there is nothing;
-    marked: where there are more than the sample holds, the sizes of a ``share`` of all residuals, chosen by their own bits, so
-    that of equal sizes all are there or none; near, far: of all numbers, residuals within each of ``NEAR_BOUNDS`` and beyond each of ``FAR_BOUNDS``; step: the largest distance, in
+    """One release. squares: tensor -> (numbers, sum of squared residuals); sample: some residuals,
+    at the same places in every release of the same shape; records: how many contributed, None where
+    it is one row each;
+    judged, off: numbers whose low bits were looked at, and those off any lattice; missing: why
+        there is nothing;
+    marked: where there are more than the sample holds, the sizes of a ``share`` of all residuals,
+        chosen by their own bits, so that of equal sizes all are there or none; near, far: of all
+        numbers, residuals within each of ``NEAR_BOUNDS`` and beyond each of ``FAR_BOUNDS``; step:
+        the largest distance, in
     noise scales, of neighbouring values that a residual can have (lattice or floating point);
-    event: what the mechanism said that it costs; echo: (numbers compared, correlation) of the residuals with
-    themselves at the shift where they are most alike, and how many shifts were tried, of the audited client's first releases.
+    event: what the mechanism said that it costs; echo: (numbers compared, correlation) of the
+        residuals with themselves at the shift where they are most alike, and how many shifts were
+        tried, of the audited client's first releases.
     """
 
     name: str
@@ -200,7 +233,8 @@ class SamplingLog:
 
 @dataclass
 class RoundLog:
-    """One client's round. held: its training records; observed: what it released, on its way to the auditor; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
+    """One client's round. held: its training records; observed: what it released, on its way to the
+    auditor; columns: (name, tensor) -> (releases, sums of squared residuals of each number)."""
 
     round: int
     client: int
@@ -214,7 +248,9 @@ class RoundLog:
 
     def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
         """A draw of ``ctx.sample``."""
-        self.samples.append(SamplingLog(name, probability, taken.detach().cpu().clone(), len(self.releases)))
+        self.samples.append(
+            SamplingLog(name, probability, taken.detach().cpu().clone(), len(self.releases))
+        )
 
     def on_release(
         self,
@@ -224,7 +260,11 @@ class RoundLog:
         partition: str | None = None,
         given: Tensors | None = None,
     ) -> None:
-        if output is None or isinstance(output.event, dpa.NonPrivateDpEvent) or not all(output.flags.values()):
+        if (
+            output is None
+            or isinstance(output.event, dpa.NonPrivateDpEvent)
+            or not all(output.flags.values())
+        ):
             return  # nothing is promised of it
         count = count_records(given) if given and mechanism.per_record else None
         noted = ReleaseLog(name, partition, count, event=output.event)
@@ -254,46 +294,58 @@ class RoundLog:
                 noted.low_bits_checked += seen.judged
                 noted.off_lattice += seen.off
         if self.audited:
-            self._add_columns(name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out")))
+            self._add_columns(
+                name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out"))
+            )
 
     def _select_residuals(self, values: Tensor) -> Tensor:
-        """The first numbers, and others spread over the rest: at the same places in every client's sample, while there is
-        room."""
-        most = RESIDUALS_PER_RELEASE if self.residuals_kept < ROUND_RESIDUALS // 2 else FIRST_RESIDUALS
+        """The first numbers, and others spread over the rest: at the same places in every client's
+        sample, while there is room."""
+        most = (
+            RESIDUALS_PER_RELEASE if self.residuals_kept < ROUND_RESIDUALS // 2 else FIRST_RESIDUALS
+        )
         size = min(most, ROUND_RESIDUALS - self.residuals_kept)
         if size <= 0 or not len(values):
             return torch.zeros(0)
-        head, rest = values[: min(size, FIRST_RESIDUALS)], values[FIRST_RESIDUALS:]
+        head = values[: min(size, FIRST_RESIDUALS)]
+        rest = values[FIRST_RESIDUALS:]
         step = max(1, len(rest) // max(size - FIRST_RESIDUALS, 1))
         some = torch.cat([head, rest[::step][: max(size - FIRST_RESIDUALS, 0)]]).float()
         self.residuals_kept += len(some)
         return some
 
     def _add_columns(self, name: str, gaps: Mapping[str, Tensor], *, rows: bool) -> None:
-        """Add up squares number by number: over releases, or over the rows of one that has a row for each record."""
+        """Add up squares number by number: over releases, or over the rows of one that has a row
+        for each record."""
         for key, gap in gaps.items():
             table = gap.flatten(0, 1) if rows and gap.ndim > 2 else gap
-            count, total = self.columns.get((name, key), (0, torch.zeros(table.shape[1:], dtype=torch.float64)))
+            count, total = self.columns.get(
+                (name, key), (0, torch.zeros(table.shape[1:], dtype=torch.float64))
+            )
             if total.shape == table.shape[1:]:
                 self.columns[name, key] = count + len(table), total + table.square().sum(0)
 
 
 @dataclass
 class NoiseLog:
-    """All that was watched of a run: (round, client) -> ``RoundLog``. victim: the audited client."""
+    """All that was watched of a run: (round, client) -> ``RoundLog``. victim: the audited
+    client."""
 
     victim: int
     rounds: dict[tuple[int, int], RoundLog] = field(default_factory=dict)
     residuals_kept: int = 0
 
     def add_round(self, watch: RoundLog) -> None:
-        """Keep what was noted; once ``RUN_RESIDUALS`` residuals of other clients are kept, their first ones, and at last only sums."""
+        """Keep what was noted; once ``RUN_RESIDUALS`` residuals of other clients are kept, their
+        first ones, and at last only sums."""
         if not watch.audited:
             kept = self.residuals_kept + watch.residuals_kept
             most = RESIDUALS_PER_RELEASE if kept <= RUN_RESIDUALS else FIRST_RESIDUALS
             most = 0 if self.residuals_kept >= 2 * RUN_RESIDUALS else most
             for noted in watch.releases:
-                noted.sample = noted.sample[:most].clone() if most < len(noted.sample) else noted.sample
+                noted.sample = (
+                    noted.sample[:most].clone() if most < len(noted.sample) else noted.sample
+                )
                 noted.marked = noted.marked if most == RESIDUALS_PER_RELEASE else torch.zeros(0)
                 self.residuals_kept += len(noted.sample) + len(noted.marked)
         self.rounds[watch.round, watch.client] = watch

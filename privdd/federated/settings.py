@@ -1,7 +1,7 @@
 """Typed settings that check themselves; no code below the commands reads the config by name.
 
-Each ``__post_init__`` raises BadConfig, one line that names the key, the value and what is allowed. NaN and the
-infinities are refused, and true or false is no number.
+Each ``__post_init__`` raises BadConfig, one line that names the key, the value and what is allowed.
+NaN and the infinities are refused, and true or false is no number.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MAX_COUNT = 10**6  # of each count of an audit
 class RunSettings:
     """What names a run, and the settings that all of its parts share.
 
-    algo: its label in tables; data, preset: names; participation: share of clients drawn each round, in (0, 1];
+    algo: its label in tables; data, preset: names; participation: share of clients drawn each
+        round, in (0, 1];
     fingerprint: a digest of all settings that affect what clients send (not of how it is attacked).
     """
 
@@ -45,13 +46,19 @@ class RunSettings:
     fingerprint: str
 
     def __post_init__(self) -> None:
-        for key, value in (("name", self.algo), ("data.name", self.data), ("preset.name", self.preset)):
+        for key, value in (
+            ("name", self.algo),
+            ("data.name", self.data),
+            ("preset.name", self.preset),
+        ):
             check_text(key, value)
         check_number("seed", self.seed)
         if not isinstance(self.seed, int) or self.seed < 0:
             raise setting_error("seed", self.seed, "a whole number from 0 is needed")
         if self.device not in DEVICES:
-            raise BadConfig(f"device={self.device}: allowed are cpu, and cuda where a GPU is present")
+            raise BadConfig(
+                f"device={self.device}: allowed are cpu, and cuda where a GPU is present"
+            )
         check_share("participation", self.participation, "a share in (0, 1] is needed", one=True)
 
 
@@ -59,9 +66,12 @@ class RunSettings:
 class PrivacySettings:
     """The privacy statement of a run. Its mechanisms are objects of their own, in the plan.
 
-    delta: in (0, 1); epsilon: the target that the noise is chosen for, None = as the mechanisms are set;
-    noise_multiplier: what the mechanisms were given, None where it is no one number; clip_norm likewise.
-    paired_noise: noise depends on seed, round and client alone, so that runs with one seed share it.
+    delta: in (0, 1); epsilon: the target that the noise is chosen for, None = as the mechanisms are
+        set;
+    noise_multiplier: what the mechanisms were given, None where it is no one number; clip_norm
+        likewise.
+    paired_noise: noise depends on seed, round and client alone, so that runs with one seed share
+        it.
     budget: the largest epsilon allowed; a round that would exceed it is refused before it runs.
     """
 
@@ -79,7 +89,9 @@ class PrivacySettings:
     def __post_init__(self) -> None:
         check_text("privacy.name", self.name)
         if not isinstance(self.paired_noise, bool):
-            raise setting_error("privacy.paired_noise", self.paired_noise, "true or false is needed")
+            raise setting_error(
+                "privacy.paired_noise", self.paired_noise, "true or false is needed"
+            )
         check_share("privacy.delta", self.delta)
         for key in ("epsilon", "noise_multiplier", "clip_norm", "budget"):
             check_number(f"privacy.{key}", getattr(self, key), optional=True)
@@ -93,14 +105,16 @@ class PrivacySettings:
 
     @property
     def is_for_release(self) -> bool:
-        """Whether the noise protects what is published: nobody else can draw it again, and no other run holds it."""
+        """Whether the noise protects what is published: nobody else can draw it again, and no other
+        run holds it."""
         return self.noise_source != "seed" and not self.paired_noise
 
 
 @dataclass(frozen=True)
 class GuaranteeBudget:
-    """The budget of guarantee tests. runs: with and as many without the record, side by side; slow_runs: the same where releases
-    are made one by one; images: synthetic images a class in those runs (no theorem names a number)."""
+    """The budget of guarantee tests. runs: with and as many without the record, side by side;
+    slow_runs: the same where releases are made one by one; images: synthetic images a class in
+        those runs (no theorem names a number)."""
 
     runs: int = 200
     slow_runs: int = 20
@@ -109,7 +123,11 @@ class GuaranteeBudget:
     def __post_init__(self) -> None:
         for name, least in (("runs", 20), ("slow_runs", 20), ("images", 1)):
             object.__setattr__(
-                self, name, check_integer(f"audit.guarantee.{name}", getattr(self, name), least, most=MAX_COUNT)
+                self,
+                name,
+                check_integer(
+                    f"audit.guarantee.{name}", getattr(self, name), least, most=MAX_COUNT
+                ),
             )
 
 
@@ -140,17 +158,23 @@ COUNTS = {
 class AuditSettings:
     """How a run is audited.
 
-    client: the audited one, auto = the one with most records. records: how many are audited; each is in the run by a
-    fair coin flip. worlds: replays of the audited client (one shadow model each), the real run included. federations:
-    replays of the whole federation. victims: records that each reconstruction attack is tried on. confidence: of
-    guarantee tests, in (0, 1). training: how replays are trained. canaries:
-    crafted records that fair coins add to the audited client's data. rounds: how many of a phase are replayed, the
-    latest included (one in the stored configs of earlier versions). require: whether every surface has to be
-    attacked. transcripts: how many transcripts of noised sums a closed form reads, the real one included, where nothing else
-    is sent; processed_worlds, processed_federations: how many of the replays of the client, and of the federation, are
-    then run. federation_rounds: how many last rounds are each replayed federation's own, 0 = all. waive: surface -> why
-    it is not attacked. tail: how many audited records are made hard to fit. worst_pictures: whether the run folder and the
-    report show the most exposed records themselves, which are the client's own data.
+    client: the audited one, auto = the one with most records. records: how many are audited; each
+        is in the run by a
+    fair coin flip. worlds: replays of the audited client (one shadow model each), the real run
+        included. federations:
+    replays of the whole federation. victims: records that each reconstruction attack is tried on.
+        confidence: of guarantee tests, in (0, 1). training: how replays are trained. canaries:
+    crafted records that fair coins add to the audited client's data. rounds: how many of a phase
+    are replayed, the latest included (one in the stored configs of earlier versions). require:
+    whether every surface has to be
+    attacked. transcripts: how many transcripts of noised sums a closed form reads, the real one
+        included, where nothing else is sent; processed_worlds, processed_federations: how many of
+        the replays of the client, and of the federation, are
+    then run. federation_rounds: how many last rounds are each replayed federation's own, 0 = all.
+        waive: surface -> why
+    it is not attacked. tail: how many audited records are made hard to fit. worst_pictures: whether
+        the run folder and the report show the most exposed records themselves, which are the
+        client's own data.
     """
 
     client: int | Literal["auto"]
@@ -173,12 +197,18 @@ class AuditSettings:
     processed_federations: int = 8
 
     def __post_init__(self) -> None:
-        known = isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
+        known = (
+            isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
+        )
         if not known and self.client != "auto":
-            raise setting_error("audit.client", self.client, "auto, or a client's number from 0, is needed")
+            raise setting_error(
+                "audit.client", self.client, "auto, or a client's number from 0, is needed"
+            )
         for name, (least, needed) in COUNTS.items():
             object.__setattr__(
-                self, name, check_integer(f"audit.{name}", getattr(self, name), least, needed, most=MAX_COUNT)
+                self,
+                name,
+                check_integer(f"audit.{name}", getattr(self, name), least, needed, most=MAX_COUNT),
             )
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
@@ -186,9 +216,13 @@ class AuditSettings:
         check_choice("audit.training", self.training, get_args(TrainingMode))
         check_choice("audit.require", self.require, get_args(Required))
         if not isinstance(self.worst_pictures, bool):
-            raise setting_error("audit.worst_pictures", self.worst_pictures, "true or false is needed")
+            raise setting_error(
+                "audit.worst_pictures", self.worst_pictures, "true or false is needed"
+            )
         if self.waive:
-            from attacks.types import Surface  # imports torch, which a refused value should not have to wait for
+            from attacks.types import (
+                Surface,
+            )  # imports torch, which a refused value should not have to wait for
 
         for surface, reason in self.waive.items():
             check_choice("audit.waive", surface, [str(s) for s in Surface])

@@ -1,7 +1,8 @@
 """Rounds: the only caller of a method's ``local`` and ``aggregate``.
 
-Also here: a client whose reply could not be used (the round goes on without it, and the ledger keeps what it cost); which
-rounds of the audited client are kept, to be replayed after training; and whether there are enough clients for client-level
+Also here: a client whose reply could not be used (the round goes on without it, and the ledger
+    keeps what it cost); which rounds of the audited client are kept, to be replayed after training;
+    and whether there are enough clients for client-level
 privacy, known before training from public numbers alone.
 """
 
@@ -18,7 +19,14 @@ from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Shard, State, Tensors, Values
-from privdd.federated.aggregation import ANALYST_ONLY, LOCAL, SUM_CLIENT, Trust, sum_ledger_rows, sum_uploads
+from privdd.federated.aggregation import (
+    ANALYST_ONLY,
+    LOCAL,
+    SUM_CLIENT,
+    Trust,
+    sum_ledger_rows,
+    sum_uploads,
+)
 from privdd.federated.channel import (
     Channel,
     ClientContext,
@@ -41,8 +49,8 @@ SNAPSHOTS_PER_PHASE = 8  # rounds of a phase: more cost an audit time, and a che
 def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
     """At most ``most`` (2 or more) of increasing ``rounds``, the first and the last among them.
 
-    Dropped one by one, the one that leaves the smallest gap first: so rounds that arrive one at a time stay spread
-    over all of them, without it being known how many will come.
+    Dropped one by one, the one that leaves the smallest gap first: so rounds that arrive one at a
+    time stay spread over all of them, without it being known how many will come.
     """
     left = list(rounds)
     while len(left) > most:
@@ -63,13 +71,19 @@ class DroppedClient:
 
 
 def dropped_rows(
-    planned: Sequence[LedgerRow], uploads: Mapping[str, Surface], dropped: DroppedClient, why: str, *, uncovered: bool
+    planned: Sequence[LedgerRow],
+    uploads: Mapping[str, Surface],
+    dropped: DroppedClient,
+    why: str,
+    *,
+    uncovered: bool,
 ) -> list[LedgerRow]:
-    """The ledger rows of a dropped client: all that its round was planned to spend, and a row that says why.
+    """The ledger rows of a dropped client: all that its round was planned to spend, and a row that
+    says why.
 
-    What it sent was received, used or not, so its planned releases count. uncovered: it also sent what no planned
-    mechanism covers, or says that it spent something else, so that last row has no finite epsilon.
-    """
+    What it sent was received, used or not, so its planned releases count. uncovered: it also sent
+    what no planned mechanism covers, or says that it spent something else, so that last row has no
+    finite epsilon."""
     unknown = [replace(row, shape={}, digest="") for row in planned]
     note = LedgerRow(
         round=dropped.round,
@@ -90,11 +104,13 @@ def dropped_rows(
 class Plan:
     """How a federation runs: who takes part, which noise, which client is audited.
 
-    fraction: share of clients drawn each round (at least one); victim: the audited client. settings: a digest of
-    the settings that this run differs in from others with its seed; paired_noise: draw the same noise all the same;
-    trust: what the server sees of the uploads (mechanisms: as each client applies them under it). data: a digest of all
-    records, labels and their split ("" = not known): results of other data do not belong to this run.
-    """
+    fraction: share of clients drawn each round (at least one); victim: the audited client.
+        settings: a digest of the settings that this run differs in from others with its seed;
+            paired_noise: draw the same noise all the same;
+    trust: what the server sees of the uploads (mechanisms: as each client applies them under it).
+        data: a digest of all
+    records, labels and their split ("" = not known): results of other data do not belong to this
+        run."""
 
     keys: Keys
     problem: Problem
@@ -124,17 +140,21 @@ class Plan:
     def noise_stream(self) -> str:
         """What noise depends on besides seed, secret, round and client.
 
-        Two runs that share noise undo it: z n + u and 4 z n + u give u. So it is another one wherever a setting or
-        a mechanism is, unless ``paired_noise`` asks for the same.
+        Two runs that share noise undo it: z n + u and 4 z n + u give u. So it is another one
+            wherever a setting or a mechanism is, unless ``paired_noise`` asks for the same.
         """
         return "" if self.paired_noise else settings_hash([self.settings, self.mechanisms])
 
     def participants(self, round: int) -> list[int]:
-        """The participants of a round, in increasing order: the clients asked, without those that drop out."""
-        return self.trust.remaining_clients(self.asked_clients(round), Keys(self.keys.seed).fold("public", round))
+        """The participants of a round, in increasing order: the clients asked, without those that
+        drop out."""
+        return self.trust.remaining_clients(
+            self.asked_clients(round), Keys(self.keys.seed).fold("public", round)
+        )
 
     def asked_clients(self, round: int) -> list[int]:
-        """Public, seeded client sampling without replacement, in increasing order; all where the method needs them."""
+        """Public, seeded client sampling without replacement, in increasing order; all where the
+        method needs them."""
         count = max(1, round_half_up(self.fraction * self.problem.clients))
         if count == self.problem.clients or self.method.everyone(round):
             return list(range(self.problem.clients))
@@ -147,7 +167,9 @@ class Plan:
         inner = {name: m for name, m in self.mechanisms.items() if name in self.method.queries}
         keys = self.keys.fold("round", round, "client", client)
         held = (inner, self.method.queries, self.noise_source, self.relation)
-        return ClientContext(round, client, keys, self.problem, *held, **{"stream": self.noise_stream, **more})
+        return ClientContext(
+            round, client, keys, self.problem, *held, **{"stream": self.noise_stream, **more}
+        )
 
 
 def round_half_up(value: float) -> int:
@@ -167,7 +189,8 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Progress:
-    """The whole state of a run between two rounds; ``checkpoint`` writes it, ``resume`` reads it."""
+    """The whole state of a run between two rounds; ``checkpoint`` writes it, ``resume`` reads
+    it."""
 
     round: int
     server: State
@@ -177,7 +200,9 @@ class Progress:
     diverged: int | None = None  # the first round after which there was no finite model
     uploaded: tuple[Mapping[int, int], ...] = ()  # by round: client -> bytes
     downloaded: tuple[Mapping[int, int], ...] = ()
-    sent: Mapping[str, str] = field(default_factory=dict)  # broadcast name -> digest the clients hold
+    sent: Mapping[str, str] = field(
+        default_factory=dict
+    )  # broadcast name -> digest the clients hold
     sent_ids: tuple[int, ...] = ()  # ledger ids of the server's latest rows
     inbox_ids: tuple[int, ...] = ()  # ... and of all that it received since
     snapshots: Mapping[int, Snapshot] = field(default_factory=dict)
@@ -185,8 +210,8 @@ class Progress:
 
 @dataclass(frozen=True)
 class WatchedValues(Mapping[str, Tensors]):
-    """A client's messages as ``aggregate`` is given them. read: is given the names that it looks at, for what the server sends
-    later depends on no other message."""
+    """A client's messages as ``aggregate`` is given them. read: is given the names that it looks
+    at, for what the server sends later depends on no other message."""
 
     values_by_name: Mapping[str, Tensors]
     read: set[str]
@@ -223,8 +248,11 @@ def client_step(task: ClientTask) -> StepResult:
     return observed_step(task)[0]
 
 
-def observed_step(task: ClientTask, watch: RoundLog | None = None) -> tuple[StepResult, ObservedRound | None]:
-    """``client_step``, and the queries that the audited client released; watch: notes noise and sampling."""
+def observed_step(
+    task: ClientTask, watch: RoundLog | None = None
+) -> tuple[StepResult, ObservedRound | None]:
+    """``client_step``, and the queries that the audited client released; watch: notes noise and
+    sampling."""
     ctx = task.plan.client_context(task.round, task.client, observer=watch)
     upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
     received, rows = task.plan.channel.send(upload, ctx)
@@ -237,7 +265,9 @@ def observed_step(task: ClientTask, watch: RoundLog | None = None) -> tuple[Step
 
 def logged_step(task: ClientTask) -> tuple[StepResult, RoundLog]:
     """``client_step``, and what its noise and its sampling were."""
-    watch = RoundLog(task.round, task.client, task.client == task.plan.victim, len(task.shard.train))
+    watch = RoundLog(
+        task.round, task.client, task.client == task.plan.victim, len(task.shard.train)
+    )
     answer, watch.observed = observed_step(task, watch)
     return answer, watch
 
@@ -256,28 +286,43 @@ def run_round(
     transcript: list[ObservedRound] | None = None,
     record: NoiseLog | None = None,
 ) -> tuple[Progress, list[Received], Values]:
-    """One round: (new progress, what the server received in client order, or the sum of it, what it had broadcast).
+    """One round: (new progress, what the server received in client order, or the sum of it, what it
+    had broadcast).
 
-    last_broadcast: the broadcast of the round before, so that tensors which did not change are not hashed again; transcript: is
-    given what the audited client released; record: what the noise and the sampling of all clients were.
+    last_broadcast: the broadcast of the round before, so that tensors which did not change are not
+        hashed again; transcript: is given what the audited client released; record: what the noise
+        and the sampling of all clients were.
     """
     t = progress.round
     broadcast = plan.method.broadcast(progress.server)
     progress, fresh = _record_broadcast(plan, progress, broadcast, last_broadcast or {})
     chosen = plan.participants(t)
-    tasks = [ClientTask(plan, t, k, broadcast, progress.memories.get(k, {}), shards[k]) for k in chosen]
-    ledger, memories = progress.ledger, dict(progress.memories)
+    tasks = [
+        ClientTask(plan, t, k, broadcast, progress.memories.get(k, {}), shards[k]) for k in chosen
+    ]
+    ledger = progress.ledger
+    memories = dict(progress.memories)
     inbox: list[Received] = []
     ids: list[int] = []
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in _collect_answers(engine, tasks, record, transcript):
-        rows = [replace(row, visible_to=ANALYST_ONLY) for row in rows] if plan.trust.is_summed else rows
-        written = ledger.append(link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True)
-        if isinstance(received, DroppedClient):  # nothing of it is used, so nothing that the server sends depends on it
+        rows = (
+            [replace(row, visible_to=ANALYST_ONLY) for row in rows]
+            if plan.trust.is_summed
+            else rows
+        )
+        written = ledger.append(
+            link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True
+        )
+        if isinstance(
+            received, DroppedClient
+        ):  # nothing of it is used, so nothing that the server sends depends on it
             continue
         if strange := sorted(received.values.keys() - plan.method.uploads.keys()):
-            raise ValueError(f"round {t}, client {received.client}: {strange[0]!r} {UNDECLARED_ARRIVAL}")
+            raise ValueError(
+                f"round {t}, client {received.client}: {strange[0]!r} {UNDECLARED_ARRIVAL}"
+            )
         ids.extend(written)
         inbox.append(received)
         memories[received.client] = memory
@@ -308,18 +353,28 @@ def run_round(
 
 
 def _aggregate_messages(plan: Plan, round: int, server: State, inbox: Sequence[Received]) -> State:
-    """The server's next state. Raises ValueError, one line, where it looks for a message or tensor that was not sent."""
+    """The server's next state. Raises ValueError, one line, where it looks for a message or tensor
+    that was not sent."""
     try:
         return plan.method.aggregate(server, inbox, plan.keys.fold("round", round, "server"))
     except KeyError as missing:
-        what = f"round {round}: {type(plan.method).__name__}.aggregate finds no {missing} in what clients sent"
-        raise ValueError(f"{what}: each upload must hold all tensors that the server needs") from missing
+        what = (
+            f"round {round}: {type(plan.method).__name__}.aggregate finds no {missing} in "
+            "what clients sent"
+        )
+        raise ValueError(
+            f"{what}: each upload must hold all tensors that the server needs"
+        ) from missing
 
 
 def _collect_answers(
-    engine: Engine, tasks: Sequence[ClientTask], record: NoiseLog | None, transcript: list[ObservedRound] | None
+    engine: Engine,
+    tasks: Sequence[ClientTask],
+    record: NoiseLog | None,
+    transcript: list[ObservedRound] | None,
 ) -> Iterator[StepResult | tuple[DroppedClient, list[LedgerRow], State]]:
-    """The clients' answers in order. Real clients keep their noise, and what they release, to themselves."""
+    """The clients' answers in order. Real clients keep their noise, and what they release, to
+    themselves."""
     if (record is None and transcript is None) or engine.clients_remember:
         yield from engine.map(client_step, tasks)
         return
@@ -344,7 +399,8 @@ def _replace_by_sum(
     of = {name: [row.id for row in rows if row.name == name] for name in total.values}
     return [total], list(
         ledger.append(
-            sum_ledger_rows(total, plan.method.uploads, plan.method.audit_hooks.visible_to, of), absolute=True
+            sum_ledger_rows(total, plan.method.uploads, plan.method.audit_hooks.visible_to, of),
+            absolute=True,
         )
     )
 
@@ -356,17 +412,30 @@ def publish_final_state(plan: Plan, progress: Progress) -> Progress:
 
 
 def _record_broadcast(
-    plan: Plan, progress: Progress, broadcast: Values, last_broadcast: Values, visible_to: tuple[str, ...] = ("peer",)
+    plan: Plan,
+    progress: Progress,
+    broadcast: Values,
+    last_broadcast: Values,
+    visible_to: tuple[str, ...] = ("peer",),
 ) -> tuple[Progress, int]:
-    """Ledger rows for what the server sends for the first time or changed; the rest clients already have."""
+    """Ledger rows for what the server sends for the first time or changed; the rest clients already
+    have."""
     undeclared = sorted(set(broadcast) - set(plan.method.broadcasts))
     if undeclared:
-        raise ValueError(f"broadcast of undeclared {undeclared}; declared are {sorted(plan.method.broadcasts)}")
-    rows, digests, fresh = [], dict(progress.sent), 0
+        raise ValueError(
+            f"broadcast of undeclared {undeclared}; declared are {sorted(plan.method.broadcasts)}"
+        )
+    rows = []
+    digests = dict(progress.sent)
+    fresh = 0
     origin = tuple(sorted({*progress.sent_ids, *progress.inbox_ids}))
     for name, value in broadcast.items():
         last = last_broadcast.get(name)
-        same = last is not None and last.keys() == value.keys() and all(last[key] is t for key, t in value.items())
+        same = (
+            last is not None
+            and last.keys() == value.keys()
+            and all(last[key] is t for key, t in value.items())
+        )
         mark = digests[name] if same else digest_tensors(value)
         if digests.get(name) == mark:
             continue
@@ -381,7 +450,9 @@ def _record_broadcast(
             shape=tensor_shapes(value),
             digest=mark,
             event=dpa.NoOpDpEvent(),
-            why="computed by the server from what it had received" if origin else "public initial state",
+            why="computed by the server from what it had received"
+            if origin
+            else "public initial state",
             post_of=origin,
         )
         rows.append(row)
@@ -392,9 +463,15 @@ def _record_broadcast(
 
 
 def _update_snapshots(
-    plan: Plan, kept: Mapping[int, Snapshot], round: int, broadcast: Values, memory: State, inbox: Sequence[Received]
+    plan: Plan,
+    kept: Mapping[int, Snapshot],
+    round: int,
+    broadcast: Values,
+    memory: State,
+    inbox: Sequence[Received],
 ) -> dict[int, Snapshot]:
-    """Rounds of the victim spread over every phase, with its first and latest; all rounds where memory links them."""
+    """Rounds of the victim spread over every phase, with its first and latest; all rounds where
+    memory links them."""
     in_sum = plan.trust.is_summed and plan.victim in plan.participants(round)
     mine = [r for r in inbox if r.client == plan.victim or (in_sum and r.client == SUM_CLIENT)]
     if not mine:
@@ -402,27 +479,35 @@ def _update_snapshots(
     new = Snapshot(round, broadcast, memory, mine[0].values, plan.method.audit_hooks.phase(round))
     if plan.method.audit_hooks.remembers(round, memory) or any(s.memory for s in kept.values()):
         return {**kept, round: new}
-    alike = sorted(t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent))
+    alike = sorted(
+        t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent)
+    )
     left = select_spread_rounds([*alike, round], SNAPSHOTS_PER_PHASE)
     return {**{t: s for t, s in kept.items() if t not in alike or t in left}, round: new}
 
 
-MAX_NOISE_TO_SIGNAL = 1.0  # noise over signal, after all rounds, above which little or nothing is learned
+MAX_NOISE_TO_SIGNAL = (
+    1.0  # noise over signal, after all rounds, above which little or nothing is learned
+)
 
 
 def noise_to_signal(plan: Plan) -> tuple[float, int] | None:
-    """(noise over signal after all rounds, clients of a round at which it would be ``MAX_NOISE_TO_SIGNAL``); None without such noise.
+    """(noise over signal after all rounds, clients of a round at which it would be
+    ``MAX_NOISE_TO_SIGNAL``); None without such noise.
 
-    The averaged update of one round is at most the clip norm C long, and its noise is about s sqrt(d) long, for d parameters
-    and noise of std s on each number of the average. Over R rounds what is learned adds up R times, noise sqrt(R) times. On
-    digits (a small MLP) 0.6 cost 5 points of accuracy (100 clients, epsilon 8), and 1.8 left chance (10 clients, ``fedavg_adaptive``).
-    """
+    The averaged update of one round is at most the clip norm C long, and its noise is about s
+    sqrt(d) long, for d parameters and noise of std s on each number of the average. Over R rounds
+    what is learned adds up R times, noise sqrt(R) times. On digits (a small MLP) 0.6 cost 5 points
+    of accuracy (100 clients, epsilon 8), and 1.8 left chance (10 clients, ``fedavg_adaptive``)."""
     mechanism = plan.mechanisms.get("update")
     network = plan.method.audit_hooks.classifier(plan.problem)
     if not isinstance(mechanism, ClientLevel) or network is None:
         return None
-    numbers, clients = sum(p.numel() for p in network.parameters()), len(plan.asked_clients(0))
-    each = mechanism.noise_std / mechanism.clip_norm  # one client's; under secagg this falls as clients become more
+    numbers = sum(p.numel() for p in network.parameters())
+    clients = len(plan.asked_clients(0))
+    each = (
+        mechanism.noise_std / mechanism.clip_norm
+    )  # one client's; under secagg this falls as clients become more
     ratio = each * math.sqrt(numbers / clients / plan.method.rounds)
     needed = clients * (ratio / MAX_NOISE_TO_SIGNAL) ** (1 if plan.trust.is_summed else 2)
     return ratio, math.ceil(needed)
@@ -436,6 +521,8 @@ def too_few_clients_warning(plan: Plan) -> str:
     ratio, needed = found
     more = "" if plan.trust.is_summed else ", or trust=secagg"
     return (
-        f"privacy.unit=client: {len(plan.asked_clients(0))} clients a round are too few: over all rounds the noise of the averaged update "
-        f"is {ratio:.3g} times as long as what can be learned; about {needed} clients are needed, or a smaller model{more}"
+        f"privacy.unit=client: {len(plan.asked_clients(0))} clients a round are too few: "
+        "over all rounds the noise of the averaged update "
+        f"is {ratio:.3g} times as long as what can be learned; about {needed} clients are "
+        f"needed, or a smaller model{more}"
     )

@@ -1,8 +1,9 @@
-"""Components of other libraries as callables on arrays, for ``privdd.check``, and the table of docs/components.md.
+"""Components of other libraries as callables on arrays, for ``privdd.check``, and the table of
+docs/components.md.
 
-An adapter calls the component and records; it repeats no part of what it judges: no clipping, no noise, no scale
-(tests/integrations/test_components.py reads them). Each row of the table has the command that repeats it.
-"""
+An adapter calls the component and records; it repeats no part of what it judges: no clipping, no
+noise, no scale (tests/integrations/test_components.py reads them). Each row of the table has the
+command that repeats it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from typing import Any
 
 from privdd.blackbox.verdict import BREAKS, KEEPS, Checked
 
-COMPONENT_ADAPTERS = {  # class or function -> the file and the function that make it callable, and what that calls
+# class or function -> the file and the function that make it callable, and what that calls
+COMPONENT_ADAPTERS = {
     "LocalDpMod": "flower_components:adapt_local_dp:ClientApp",
     "DifferentialPrivacyServerSideFixedClipping": "flower_components:adapt_strategy:start",
     "DifferentialPrivacyClientSideFixedClipping": "flower_components:adapt_strategy:start",
@@ -46,55 +48,115 @@ COMPONENT_ADAPTERS = {  # class or function -> the file and the function that ma
     "Count": "library_components:adapt_aggregation:quick_result",
 }
 COMPONENT_LIBRARIES = (
-    "flwr", "opacus", "jax_privacy", "pfl", "nvflare", "dp_accounting", "diffprivlib", "opendp", "pydp",
-)  # fmt: skip
+    "flwr",
+    "opacus",
+    "jax_privacy",
+    "pfl",
+    "nvflare",
+    "dp_accounting",
+    "diffprivlib",
+    "opendp",
+    "pydp",
+)
 
 
 def adapt_component(
     target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> tuple[Any, dict[str, Any]] | None:
-    """A class without arguments whose instances take arrays, and what it states by itself; None for what is not known.
+    """A class without arguments whose instances take arrays, and what it states by itself; None for
+    what is not known.
 
-    args: of the component, as on the command line; stated: as given there. Raises BadConfig for bad arguments.
-    """
-    name, module = getattr(target, "__name__", ""), str(getattr(target, "__module__", ""))
+    args: of the component, as on the command line; stated: as given there. Raises BadConfig for bad
+        arguments."""
+    name = getattr(target, "__name__", "")
+    module = str(getattr(target, "__module__", ""))
     if name not in COMPONENT_ADAPTERS or module.split(".")[0] not in COMPONENT_LIBRARIES:
         return None
     file, function, _ = COMPONENT_ADAPTERS[name].split(":")
-    return getattr(importlib.import_module(f"privdd.integrations.{file}"), function)(target, args, stated)
+    return getattr(importlib.import_module(f"privdd.integrations.{file}"), function)(
+        target, args, stated
+    )
 
 
-SECONDS, MIDDLE, LONG, LONGEST, MOST = 10, 20, 30, 40, 60  # of processor time, for components of 0.1 ms to 3 ms a call
+# of processor time, for components of 0.1 ms to 3 ms a call
+SECONDS = 10
+MIDDLE = 20
+LONG = 30
+LONGEST = 40
+MOST = 60
 STRATEGY = "flwr.serverapp.strategy:DifferentialPrivacy"
-LOCAL, ENGINE, ACCOUNTING = "flwr.clientapp.mod:LocalDpMod", "opacus:PrivacyEngine", "dp_accounting."
-PFL, JAX, NVFLARE, TOOLS, PYDP = (
-    "pfl.privacy.", "jax_privacy.", "nvflare.app_common.", "diffprivlib.tools:", "pydp.algorithms.laplacian:"
-)  # fmt: skip
-CROWD = ("args.noise_multiplier=1", "args.clipping_norm=1", "input.clients=3", "input.shapes=[[20]]")
-ADAPTIVE = ("args.noise_multiplier=0.5", "args.clipped_count_stddev=1", "input.clients=3", "input.shapes=[[20]]")
+LOCAL = "flwr.clientapp.mod:LocalDpMod"
+ENGINE = "opacus:PrivacyEngine"
+ACCOUNTING = "dp_accounting."
+
+PFL = "pfl.privacy."
+JAX = "jax_privacy."
+NVFLARE = "nvflare.app_common."
+TOOLS = "diffprivlib.tools:"
+PYDP = "pydp.algorithms.laplacian:"
+CROWD = (
+    "args.noise_multiplier=1",
+    "args.clipping_norm=1",
+    "input.clients=3",
+    "input.shapes=[[20]]",
+)
+ADAPTIVE = (
+    "args.noise_multiplier=0.5",
+    "args.clipped_count_stddev=1",
+    "input.clients=3",
+    "input.shapes=[[20]]",
+)
 SMALL = ("args.noise_multiplier=1", "input.rows=[40,50]")  # 40 records in batches of 2
-WHOLE = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.batch_size=64", "input.rows=[8,6]")  # one batch
-EPOCH = ("args.noise_multiplier=1", "args.loss_reduction=sum", "args.poisson_sampling=false", "args.steps=0",
-         "args.batch_size=1", "args.records=10", "relation=zero_out", "input.rows=[10,4]")  # fmt: skip
+WHOLE = (
+    "args.noise_multiplier=1",
+    "args.loss_reduction=sum",
+    "args.batch_size=64",
+    "input.rows=[8,6]",
+)  # one batch
+EPOCH = (
+    "args.noise_multiplier=1",
+    "args.loss_reduction=sum",
+    "args.poisson_sampling=false",
+    "args.steps=0",
+    "args.batch_size=1",
+    "args.records=10",
+    "relation=zero_out",
+    "input.rows=[10,4]",
+)
 COLUMN = ("args.epsilon=1", "args.bounds=[0,1]", "input.rows=[20,1]")
 NONE_STATED = ("stated.epsilon=5", "stated.delta=1e-5")  # put to a component that states none
-CLASSIC = "its noise is sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon below 1 only; at delta 1e-5 it falls short from 8.4 on"
-WEIGHTS = ("the server weighs clients by the counts they state (num-examples), and the noise is sized for equal "
-           "weights: one client may be nearly the whole mean; with its accountant Flower refuses such weights")  # fmt: skip
-DIVISOR = ("the noise is divided by int(records x rate), which is 2 with 40 records and 1 with 39; where the number of records "
-           "is public, this does not count")  # fmt: skip
-SHUFFLED = "the engine accounts for Poisson batches of this rate, and here each record is in one batch of every epoch for certain"
+CLASSIC = (
+    "its noise is sqrt(2 ln(1.25 / delta)) / epsilon, which is proven for epsilon below 1 "
+    "only; at delta 1e-5 it falls short from 8.4 on"
+)
+WEIGHTS = (
+    "the server weighs clients by the counts they state (num-examples), and the noise is "
+    "sized for equal "
+    "weights: one client may be nearly the whole mean; with its accountant Flower "
+    "refuses such weights"
+)
+DIVISOR = (
+    "the noise is divided by int(records x rate), which is 2 with 40 records and 1 with 39; "
+    "where the number of records "
+    "is public, this does not count"
+)
+SHUFFLED = (
+    "the engine accounts for Poisson batches of this rate, and here each record is in one "
+    "batch of every epoch for certain"
+)
 LIBRARIES = {  # package -> its name at the package index, where that is another one
-    "jax_privacy": "jax-privacy", "pydp": "python-dp", "dp_accounting": "dp-accounting",
-}  # fmt: skip
+    "jax_privacy": "jax-privacy",
+    "pydp": "python-dp",
+    "dp_accounting": "dp-accounting",
+}
 
 
 @dataclass(frozen=True)
 class ComponentRow:
     """One component under check: arguments of ``privdd.check``, and the configuration in words.
 
-    reason: why it does not keep what is stated, as read in the component's own code; empty where it does.
-    """
+    reason: why it does not keep what is stated, as read in the component's own code; empty where it
+        does."""
 
     mechanism: str
     what: str
@@ -125,80 +187,296 @@ class ComponentRow:
 
 
 def _local(epsilon: str, sensitivity: str = "1") -> tuple[str, ...]:
-    return ("args.clipping_norm=1", f"args.sensitivity={sensitivity}", f"stated.epsilon={epsilon}", "stated.delta=1e-5",
-            "input.shapes=[[20]]")  # fmt: skip
+    return (
+        "args.clipping_norm=1",
+        f"args.sensitivity={sensitivity}",
+        f"stated.epsilon={epsilon}",
+        "stated.delta=1e-5",
+        "input.shapes=[[20]]",
+    )
 
 
 ROWS = (
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 8", _local("8"), MIDDLE),
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 10", _local("10"), reason=CLASSIC),
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 20", _local("20"), reason=CLASSIC),
-    ComponentRow(LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1e-4, epsilon 10", _local("10", "1e-4"), reason="the noise is for the sensitivity that is given, which nothing holds against the clip of 1"),
-    ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "Server-side fixed clipping over FedAvg, start()", "3 clients, any weights", CROWD, LONGEST, reason=WEIGHTS),
-    ComponentRow(f"{STRATEGY}ServerSideFixedClipping", "the same with Flower's RdpAccountant", "3 clients, which must have equal weights",
-        ("args.noise_multiplier=1", "args.clipping_norm=1", "args.accountant=true", "args.clients=3", "input.clients=3",
-         "input.shapes=[[20]]"), MOST),
-    ComponentRow(f"{STRATEGY}ClientSideFixedClipping", "Client-side fixed clipping with its mod, start()", "3 clients, any weights", CROWD, LONGEST, reason=WEIGHTS),
-    ComponentRow(f"{STRATEGY}ServerSideAdaptiveClipping", "Server-side adaptive clipping over FedAvg, start()", "3 clients, any weights", ADAPTIVE, LONGEST, reason=WEIGHTS),
-    ComponentRow(f"{STRATEGY}ClientSideAdaptiveClipping", "Client-side adaptive clipping with its mod, start()", "3 clients, any weights", ADAPTIVE, LONGEST, reason=WEIGHTS),
-    ComponentRow(ENGINE, "make_private, as it comes (PRV accountant)", "40 records, batches of 2, one step", SMALL, LONG, reason=DIVISOR),
-    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, 40 records, batches of 2, one step", (*SMALL, "args.loss_reduction=sum"), MOST),
-    ComponentRow(ENGINE, "make_private", "loss_reduction=sum, all records in the batch", WHOLE, MOST),
-    ComponentRow(ENGINE, "make_private, per-layer clipping", "three layers, clip 1 each, sum, all records",
-        (*WHOLE, "args.clipping=per_layer", "args.layers=3", "args.max_grad_norm=[1,1,1]"), MOST),
-    ComponentRow(ENGINE, "make_private, ghost clipping", "sum, all records", (*WHOLE, "args.grad_sample_mode=ghost"), MOST),
-    ComponentRow(ENGINE, "make_private, poisson_sampling=False", "shuffled loader, an epoch of 10 batches, sum",
-        (*EPOCH, "args.shuffle=true"), LONG, reason=SHUFFLED),
-    ComponentRow(f"{ACCOUNTING}pld:PLDAccountant", "PLDAccountant, REPLACE_ONE", "with make_private, sum, all records",
-        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), MOST),
-    ComponentRow(f"{ACCOUNTING}rdp:RdpAccountant", "RdpAccountant, REPLACE_ONE", "with make_private, sum, all records",
-        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"), LONG, reason="it reads the multiplier as noise over the norm of a record, as GaussianDpEvent does, though replacing a record shifts the sum by up to twice that norm; the PLD accountant doubles it"),
-    ComponentRow(f"{JAX}experimental.execution_plan:BandMFExecutionPlanConfig", "execution plan: sampler, clipped gradient, noise",
-        "one step, rate 0.5, its zero-out relation", ("args.noise_multiplier=1", "args.sampling_prob=0.5", "input.rows=[20,6]"), MIDDLE),
-    ComponentRow(f"{JAX}clipping:clipped_fun", "clipped_fun with matrix_factorization_privatizer", "clip 1, independent noise, one sum",
-        ("args.noise_multiplier=1", "input.rows=[20,6]"), MIDDLE),
-    ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism.privatize", "clip 1, the update alone", ("args.epsilon=2",)),
-    ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism.privatize", "the same, and the metrics that come with it",
-        ("args.epsilon=2", "args.with_metrics=true"), reason="the norm before the clip is among them, without noise; they must stay with the user"),
-    ComponentRow(f"{PFL}gaussian_mechanism:GaussianMechanism", "GaussianMechanism from PLDPrivacyAccountant, central",
-        "3 users of weight 1", ("args.epsilon=2", "args.accountant=true", "input.clients=3", "input.shapes=[[20]]"), MIDDLE),
-    ComponentRow(f"{PFL}adaptive_clipping:AdaptiveClippingGaussianMechanism", "AdaptiveClippingGaussianMechanism",
-        "3 users, one round", ("args.epsilon=2", "input.clients=3", "input.shapes=[[20]]"), MIDDLE),
-    ComponentRow(f"{PFL}laplace_mechanism:LaplaceMechanism", "LaplaceMechanism.privatize", "clip 1 in L1", ("args.epsilon=2",)),
-    ComponentRow(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", "SVTPrivacy", "as it comes, 20 numbers", ("input.shapes=[[20]]",)),
-    ComponentRow(f"{NVFLARE}filters.svt_privacy:SVTPrivacy", "SVTPrivacy", "gamma 1, tau 0.1, epsilon 1 and 1, 20 numbers",
-        ("args.gamma=1", "args.tau=0.1", "args.epsilon_release=1", "args.epsilon=1", "input.shapes=[[20]]")),
-    ComponentRow(f"{NVFLARE}filters.percentile_privacy:PercentilePrivacy", "PercentilePrivacy", "as it comes; it states no epsilon", NONE_STATED, reason="it clips and drops small numbers, and adds no noise"),
-    ComponentRow(f"{NVFLARE}statistics.min_max_cleanser:AddNoiseToMinMax", "AddNoiseToMinMax", "0.1 to 0.3; it states no epsilon",
-        ("args.min_noise_level=0.1", "args.max_noise_level=0.3", *NONE_STATED), reason="its noise is a share of the value between two bounds: values that differ enough are never mistaken"),
+    ComponentRow(
+        LOCAL, "LocalDpMod in a ClientApp", "clip 1, sensitivity 1, epsilon 8", _local("8"), MIDDLE
+    ),
+    ComponentRow(
+        LOCAL,
+        "LocalDpMod in a ClientApp",
+        "clip 1, sensitivity 1, epsilon 10",
+        _local("10"),
+        reason=CLASSIC,
+    ),
+    ComponentRow(
+        LOCAL,
+        "LocalDpMod in a ClientApp",
+        "clip 1, sensitivity 1, epsilon 20",
+        _local("20"),
+        reason=CLASSIC,
+    ),
+    ComponentRow(
+        LOCAL,
+        "LocalDpMod in a ClientApp",
+        "clip 1, sensitivity 1e-4, epsilon 10",
+        _local("10", "1e-4"),
+        reason="the noise is for the sensitivity that is given, which nothing holds against the "
+        "clip of 1",
+    ),
+    ComponentRow(
+        f"{STRATEGY}ServerSideFixedClipping",
+        "Server-side fixed clipping over FedAvg, start()",
+        "3 clients, any weights",
+        CROWD,
+        LONGEST,
+        reason=WEIGHTS,
+    ),
+    ComponentRow(
+        f"{STRATEGY}ServerSideFixedClipping",
+        "the same with Flower's RdpAccountant",
+        "3 clients, which must have equal weights",
+        (
+            "args.noise_multiplier=1",
+            "args.clipping_norm=1",
+            "args.accountant=true",
+            "args.clients=3",
+            "input.clients=3",
+            "input.shapes=[[20]]",
+        ),
+        MOST,
+    ),
+    ComponentRow(
+        f"{STRATEGY}ClientSideFixedClipping",
+        "Client-side fixed clipping with its mod, start()",
+        "3 clients, any weights",
+        CROWD,
+        LONGEST,
+        reason=WEIGHTS,
+    ),
+    ComponentRow(
+        f"{STRATEGY}ServerSideAdaptiveClipping",
+        "Server-side adaptive clipping over FedAvg, start()",
+        "3 clients, any weights",
+        ADAPTIVE,
+        LONGEST,
+        reason=WEIGHTS,
+    ),
+    ComponentRow(
+        f"{STRATEGY}ClientSideAdaptiveClipping",
+        "Client-side adaptive clipping with its mod, start()",
+        "3 clients, any weights",
+        ADAPTIVE,
+        LONGEST,
+        reason=WEIGHTS,
+    ),
+    ComponentRow(
+        ENGINE,
+        "make_private, as it comes (PRV accountant)",
+        "40 records, batches of 2, one step",
+        SMALL,
+        LONG,
+        reason=DIVISOR,
+    ),
+    ComponentRow(
+        ENGINE,
+        "make_private",
+        "loss_reduction=sum, 40 records, batches of 2, one step",
+        (*SMALL, "args.loss_reduction=sum"),
+        MOST,
+    ),
+    ComponentRow(
+        ENGINE, "make_private", "loss_reduction=sum, all records in the batch", WHOLE, MOST
+    ),
+    ComponentRow(
+        ENGINE,
+        "make_private, per-layer clipping",
+        "three layers, clip 1 each, sum, all records",
+        (*WHOLE, "args.clipping=per_layer", "args.layers=3", "args.max_grad_norm=[1,1,1]"),
+        MOST,
+    ),
+    ComponentRow(
+        ENGINE,
+        "make_private, ghost clipping",
+        "sum, all records",
+        (*WHOLE, "args.grad_sample_mode=ghost"),
+        MOST,
+    ),
+    ComponentRow(
+        ENGINE,
+        "make_private, poisson_sampling=False",
+        "shuffled loader, an epoch of 10 batches, sum",
+        (*EPOCH, "args.shuffle=true"),
+        LONG,
+        reason=SHUFFLED,
+    ),
+    ComponentRow(
+        f"{ACCOUNTING}pld:PLDAccountant",
+        "PLDAccountant, REPLACE_ONE",
+        "with make_private, sum, all records",
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"),
+        MOST,
+    ),
+    ComponentRow(
+        f"{ACCOUNTING}rdp:RdpAccountant",
+        "RdpAccountant, REPLACE_ONE",
+        "with make_private, sum, all records",
+        ("args.noise_multiplier=2", "args.relation=REPLACE_ONE", "input.rows=[8,6]"),
+        LONG,
+        reason="it reads the multiplier as noise over the norm of a record, as GaussianDpEvent "
+        "does, though replacing a record shifts the sum by up to twice that norm; the "
+        "PLD accountant doubles it",
+    ),
+    ComponentRow(
+        f"{JAX}experimental.execution_plan:BandMFExecutionPlanConfig",
+        "execution plan: sampler, clipped gradient, noise",
+        "one step, rate 0.5, its zero-out relation",
+        ("args.noise_multiplier=1", "args.sampling_prob=0.5", "input.rows=[20,6]"),
+        MIDDLE,
+    ),
+    ComponentRow(
+        f"{JAX}clipping:clipped_fun",
+        "clipped_fun with matrix_factorization_privatizer",
+        "clip 1, independent noise, one sum",
+        ("args.noise_multiplier=1", "input.rows=[20,6]"),
+        MIDDLE,
+    ),
+    ComponentRow(
+        f"{PFL}gaussian_mechanism:GaussianMechanism",
+        "GaussianMechanism.privatize",
+        "clip 1, the update alone",
+        ("args.epsilon=2",),
+    ),
+    ComponentRow(
+        f"{PFL}gaussian_mechanism:GaussianMechanism",
+        "GaussianMechanism.privatize",
+        "the same, and the metrics that come with it",
+        ("args.epsilon=2", "args.with_metrics=true"),
+        reason="the norm before the clip is among them, without noise; they must stay with the "
+        "user",
+    ),
+    ComponentRow(
+        f"{PFL}gaussian_mechanism:GaussianMechanism",
+        "GaussianMechanism from PLDPrivacyAccountant, central",
+        "3 users of weight 1",
+        ("args.epsilon=2", "args.accountant=true", "input.clients=3", "input.shapes=[[20]]"),
+        MIDDLE,
+    ),
+    ComponentRow(
+        f"{PFL}adaptive_clipping:AdaptiveClippingGaussianMechanism",
+        "AdaptiveClippingGaussianMechanism",
+        "3 users, one round",
+        ("args.epsilon=2", "input.clients=3", "input.shapes=[[20]]"),
+        MIDDLE,
+    ),
+    ComponentRow(
+        f"{PFL}laplace_mechanism:LaplaceMechanism",
+        "LaplaceMechanism.privatize",
+        "clip 1 in L1",
+        ("args.epsilon=2",),
+    ),
+    ComponentRow(
+        f"{NVFLARE}filters.svt_privacy:SVTPrivacy",
+        "SVTPrivacy",
+        "as it comes, 20 numbers",
+        ("input.shapes=[[20]]",),
+    ),
+    ComponentRow(
+        f"{NVFLARE}filters.svt_privacy:SVTPrivacy",
+        "SVTPrivacy",
+        "gamma 1, tau 0.1, epsilon 1 and 1, 20 numbers",
+        (
+            "args.gamma=1",
+            "args.tau=0.1",
+            "args.epsilon_release=1",
+            "args.epsilon=1",
+            "input.shapes=[[20]]",
+        ),
+    ),
+    ComponentRow(
+        f"{NVFLARE}filters.percentile_privacy:PercentilePrivacy",
+        "PercentilePrivacy",
+        "as it comes; it states no epsilon",
+        NONE_STATED,
+        reason="it clips and drops small numbers, and adds no noise",
+    ),
+    ComponentRow(
+        f"{NVFLARE}statistics.min_max_cleanser:AddNoiseToMinMax",
+        "AddNoiseToMinMax",
+        "0.1 to 0.3; it states no epsilon",
+        ("args.min_noise_level=0.1", "args.max_noise_level=0.3", *NONE_STATED),
+        reason="its noise is a share of the value between two bounds: values that differ enough "
+        "are never mistaken",
+    ),
     ComponentRow(f"{TOOLS}mean", "tools.mean", "bounds 0 and 1, 20 records", COLUMN),
     ComponentRow(f"{TOOLS}var", "tools.var", "bounds 0 and 1, 20 records", COLUMN),
     ComponentRow(f"{TOOLS}median", "tools.median", "bounds 0 and 1, 20 records", COLUMN),
-    ComponentRow(f"{TOOLS}histogram", "tools.histogram", "4 bins, range 0 to 1",
-        ("args.epsilon=1", "args.bins=4", "args.range=[0,1]", "input.rows=[20,1]")),
-    ComponentRow(f"{TOOLS}histogram", "tools.histogram", "as it comes: no range (it warns)", ("args.epsilon=1", "input.rows=[20,1]"), reason="the edges of its bins are the smallest and the largest value of the data, as its warning says"),
-    ComponentRow("opendp.measurements:make_laplace", "make_laplace on a clamped sum", "bounds 0 and 1",
-        ("args.epsilon=1", "input.rows=[20,1]")),
-    ComponentRow(f"{PYDP}BoundedSum", "BoundedSum", "bounds 0 and 1", ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]")),
-    ComponentRow(f"{PYDP}BoundedMean", "BoundedMean", "bounds 0 and 1", ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]")),
+    ComponentRow(
+        f"{TOOLS}histogram",
+        "tools.histogram",
+        "4 bins, range 0 to 1",
+        ("args.epsilon=1", "args.bins=4", "args.range=[0,1]", "input.rows=[20,1]"),
+    ),
+    ComponentRow(
+        f"{TOOLS}histogram",
+        "tools.histogram",
+        "as it comes: no range (it warns)",
+        ("args.epsilon=1", "input.rows=[20,1]"),
+        reason="the edges of its bins are the smallest and the largest value of the data, as its "
+        "warning says",
+    ),
+    ComponentRow(
+        "opendp.measurements:make_laplace",
+        "make_laplace on a clamped sum",
+        "bounds 0 and 1",
+        ("args.epsilon=1", "input.rows=[20,1]"),
+    ),
+    ComponentRow(
+        f"{PYDP}BoundedSum",
+        "BoundedSum",
+        "bounds 0 and 1",
+        ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]"),
+    ),
+    ComponentRow(
+        f"{PYDP}BoundedMean",
+        "BoundedMean",
+        "bounds 0 and 1",
+        ("args.epsilon=1", "args.lower_bound=0", "args.upper_bound=1", "input.rows=[20,1]"),
+    ),
     ComponentRow(f"{PYDP}Count", "Count", "as it comes", ("args.epsilon=1", "input.rows=[20,1]")),
-)  # fmt: skip
+)
 COLUMNS = (
-    "Component", "Version", "Configuration", "States", "kappa", "Certified (any / by law)", "By law and shift", "Verdict",
-    "Shown by", "Reason", "Calls", "Command", "kappa on",
-)  # fmt: skip
+    "Component",
+    "Version",
+    "Configuration",
+    "States",
+    "kappa",
+    "Certified (any / by law)",
+    "By law and shift",
+    "Verdict",
+    "Shown by",
+    "Reason",
+    "Calls",
+    "Command",
+    "kappa on",
+)
 VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
 Cells = Mapping[str, str]
 
 
 def known_cells(page: Path, row: ComponentRow) -> Cells | None:
-    """The row as the table has it, where its command and its library's version (if it is installed) are the same, else None."""
+    """The row as the table has it, where its command and its library's version (if it is installed)
+    are the same, else None."""
     table = page.parent / "data" / f"{page.stem}-1.csv"
     if not table.is_file():
         return None
     with table.open(newline="", encoding="utf-8") as file:
-        found = [cells for cells in csv.DictReader(file) if cells.get("Command") == row.check_command]
-    known = (cells for cells in found if row.version in (None, cells.get("Version")) and set(cells) == set(COLUMNS))
+        found = [
+            cells for cells in csv.DictReader(file) if cells.get("Command") == row.check_command
+        ]
+    known = (
+        cells
+        for cells in found
+        if row.version in (None, cells.get("Version")) and set(cells) == set(COLUMNS)
+    )
     return next((cells | _reason_cell(row, cells["Verdict"]) for cells in known), None)
 
 
@@ -211,14 +489,42 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
     refuting = [look for look in result.looks if look.outcome == "refuted"]
     shown = max(refuting, key=lambda look: look.epsilon).says if refuting else ""
     verdict = _verdict_cell(result)
-    said = (row.what, str(row.version), row.configuration, stated, kappa, bounds, exact, verdict, shown, "",
-            str(result.calls), row.check_command, result.worst or "")  # fmt: skip
+    said = (
+        row.what,
+        str(row.version),
+        row.configuration,
+        stated,
+        kappa,
+        bounds,
+        exact,
+        verdict,
+        shown,
+        "",
+        str(result.calls),
+        row.check_command,
+        result.worst or "",
+    )
     return dict(zip(COLUMNS, said)) | _reason_cell(row, verdict)
 
 
 def missing_cells(row: ComponentRow, why: str = "not checked here") -> Cells:
-    """A row that was not checked: its library is not installed, and was not when the table was made, or the check broke off."""
-    said = (row.what, row.library, row.configuration, "", "", "", "", why, "", "", "", row.check_command, "")
+    """A row that was not checked: its library is not installed, and was not when the table was
+    made, or the check broke off."""
+    said = (
+        row.what,
+        row.library,
+        row.configuration,
+        "",
+        "",
+        "",
+        "",
+        why,
+        "",
+        "",
+        "",
+        row.check_command,
+        "",
+    )
     return dict(zip(COLUMNS, said))
 
 
@@ -227,19 +533,30 @@ def format_component_page(rows: Iterable[Cells], command: str) -> str:
     lines = [
         "# Components of other libraries",
         "",
-        "What `python -m privdd.check` says of components of other libraries, each called as its documentation calls it: Opacus",
-        "through `make_private`, Flower through `ClientApp` and `Strategy.start`, NVFlare through `Filter.process`. No adapter",
-        "repeats a part of what it judges. A configuration is judged, not a project: another one may keep what this one does not.",
-        "*Keeps* means that nothing was found that refutes the statement in so many calls; of a row that was *not checked here*",
-        "nothing is known. States: epsilon and delta by the library's own accountant or argument, and which data are neighbours;",
-        "where it has a noise multiplier alone, that of the Gaussian mechanism, and where it states nothing, 5 was put to it.",
-        "kappa: the largest shift seen over the noise, in units of what is stated (1 = as stated). Certified: a lower bound on",
-        "epsilon at confidence 0.99, for any mechanism, and given the noise's law or its declared batches. By law and shift:",
-        "epsilon of the largest shift that a record was seen to make under the same noise, where the noise's law was tested.",
+        "What `python -m privdd.check` says of components of other libraries, each "
+        "called as its documentation calls it: Opacus",
+        "through `make_private`, Flower through `ClientApp` and `Strategy.start`, "
+        "NVFlare through `Filter.process`. No adapter",
+        "repeats a part of what it judges. A configuration is judged, not a project: "
+        "another one may keep what this one does not.",
+        "*Keeps* means that nothing was found that refutes the statement in so many "
+        "calls; of a row that was *not checked here*",
+        "nothing is known. States: epsilon and delta by the library's own accountant or "
+        "argument, and which data are neighbours;",
+        "where it has a noise multiplier alone, that of the Gaussian mechanism, and "
+        "where it states nothing, 5 was put to it.",
+        "kappa: the largest shift seen over the noise, in units of what is stated (1 = "
+        "as stated). Certified: a lower bound on",
+        "epsilon at confidence 0.99, for any mechanism, and given the noise's law or its "
+        "declared batches. By law and shift:",
+        "epsilon of the largest shift that a record was seen to make under the same "
+        "noise, where the noise's law was tested.",
         "Shown by: what refuted the statement. Reason: why, as read in the library's code.",
         "",
-        f"Made by `{command}`; each row has its own command, and the inputs on which kappa was largest. A row is checked",
-        "again when its command or the library's version changes, or when it was deleted from the table. The libraries are not",
+        f"Made by `{command}`; each row has its own command, and the inputs on which "
+        "kappa was largest. A row is checked",
+        "again when its command or the library's version changes, or when it was deleted "
+        "from the table. The libraries are not",
         "dependencies of privdd: a row whose library is not installed stays as it was.",
         "",
         f"| {' | '.join(COLUMNS)} |",

@@ -1,4 +1,5 @@
-"""Flower's mods and strategies as an app uses them: a ``ClientApp`` with its mods, and ``Strategy.start`` over its nodes."""
+"""Flower's mods and strategies as an app uses them: a ``ClientApp`` with its mods, and
+``Strategy.start`` over its nodes."""
 
 from __future__ import annotations
 
@@ -31,18 +32,24 @@ class _Federation:
     """An app of one process, its nodes, and the grid that a strategy sends its messages through."""
 
     def __init__(self, mods: Sequence[Any]) -> None:
-        self.app, self.replies = ClientApp(mods=list(mods)), dict[int, tuple[Arrays, int]]()
+        self.app = ClientApp(mods=list(mods))
+        self.replies = dict[int, tuple[Arrays, int]]()
 
         @self.app.train()
         def train(message: Message, context: Context) -> Message:
             arrays, weight = self.replies[message.metadata.dst_node_id]
-            sent: dict[str, Any] = {"arrays": _array_record(arrays), "metrics": MetricRecord({"num-examples": weight})}
+            sent: dict[str, Any] = {
+                "arrays": _array_record(arrays),
+                "metrics": MetricRecord({"num-examples": weight}),
+            }
             return Message(content=RecordDict(sent), reply_to=message)
 
     def get_node_ids(self) -> list[int]:
         return list(self.replies)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         return [self.send_message(message) for message in messages]
 
     def send_message(self, message: Message) -> Message:
@@ -54,10 +61,13 @@ class _Federation:
 
 
 def _begin_run() -> None:
-    """Messages need a task that they belong to; in an app Flower sets it. Its log is several lines a call."""
+    """Messages need a task that they belong to; in an app Flower sets it. Its log is several lines
+    a call."""
     from flwr.supercore.task_identity import TaskIdentity
 
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+    TaskIdentity.run_id = 1
+    TaskIdentity.node_id = 0
+    TaskIdentity.task_id = 1
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
@@ -85,10 +95,17 @@ def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, A
         def __call__(self, update: Arrays) -> list[np.ndarray]:
             self.federation.replies[1] = (update, 100)
             sent = RecordDict({"arrays": _array_record([np.zeros_like(one) for one in update])})
-            reply = self.federation.send_message(Message(content=sent, dst_node_id=1, message_type="train"))
+            reply = self.federation.send_message(
+                Message(content=sent, dst_node_id=1, message_type="train")
+            )
             return next(iter(reply.content.array_records.values())).to_numpy_ndarrays()
 
-    return LocalDp, {"epsilon": given["epsilon"], "delta": given["delta"], "kind": "update", "relation": "zero_out"}
+    return LocalDp, {
+        "epsilon": given["epsilon"],
+        "delta": given["delta"],
+        "kind": "update",
+        "relation": "zero_out",
+    }
 
 
 def _make_accountant(clients: int, delta: float) -> Any:
@@ -97,35 +114,46 @@ def _make_accountant(clients: int, delta: float) -> Any:
 
     if not hasattr(serverapp, "PrivacyConfig"):
         raise BadConfig("args.accountant=true: Flower 1.42 or later is needed")
-    relation, sampling = serverapp.NeighboringRelation, serverapp.SamplingMethod
+    relation = serverapp.NeighboringRelation
+    sampling = serverapp.SamplingMethod
     config = serverapp.PrivacyConfig(
-        target_delta=delta, population_size=clients, neighboring_relation=relation.ADD_OR_REMOVE_ONE,
+        target_delta=delta,
+        population_size=clients,
+        neighboring_relation=relation.ADD_OR_REMOVE_ONE,
         sampling_method=sampling.NO_AMPLIFICATION,
-    )  # fmt: skip
+    )
     return serverapp.RdpAccountant(config)
 
 
 def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """One round of ``Strategy.start``, with Flower's mods in every client where it clips there.
 
-    args: of the strategy; accountant=true: Flower's own accountant counts along, and all clients weigh the same. Its
-    statement is what its accountant says after the round, else the Gaussian mechanism's for its noise multiplier, for
+    args: of the strategy; accountant=true: Flower's own accountant counts along, and all clients
+        weigh the same. Its statement is what its accountant says after the round, else the Gaussian
+        mechanism's for its noise multiplier, for
     one client zeroed.
     """
     _begin_run()
     noise_multiplier = number_argument(args, "noise_multiplier")
     clients = check_integer("args.clients", args.get("clients", 10), 1, most=1000)
-    delta, accounted = float(stated.get("delta", DELTA)), bool(args.get("accountant", False))
+    delta = float(stated.get("delta", DELTA))
+    accounted = bool(args.get("accountant", False))
     given = {name: value for name, value in args.items() if name not in ("accountant", "clients")}
 
     class Strategy:
         def __init__(self) -> None:
             self.federation = _Federation(STRATEGY_MODS.get(target.__name__, ()))
-            self.strategy, self.accountant = None, None
+            self.strategy = None
+            self.accountant = None
 
         def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
             if self.strategy is None:
-                over = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_evaluate_nodes=0, min_available_nodes=1)
+                over = FedAvg(
+                    fraction_evaluate=0.0,
+                    min_train_nodes=1,
+                    min_evaluate_nodes=0,
+                    min_available_nodes=1,
+                )
                 named: dict[str, Any] = {"num_sampled_clients": len(updates), "strategy": over}
                 if accounted:
                     self.accountant = named["accountant"] = _make_accountant(len(updates), delta)
@@ -135,7 +163,12 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
             self.federation.replies.update(enumerate(zip(updates, told), 1))
             zeros = _array_record([np.zeros_like(one) for one in updates[0]])
             strategy: Any = self.strategy
-            made = strategy.start(grid=self.federation, initial_arrays=zeros, num_rounds=1, train_config=ConfigRecord())
+            made = strategy.start(
+                grid=self.federation,
+                initial_arrays=zeros,
+                num_rounds=1,
+                train_config=ConfigRecord(),
+            )
             if not made.arrays:
                 raise ValueError("the strategy did not aggregate")
             return made.arrays.to_numpy_ndarrays()
@@ -146,4 +179,9 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
         epsilon = float(dpa.get_epsilon_gaussian(noise_multiplier, delta))
     else:
         epsilon = float(first.accountant.get_privacy_spent().epsilon)
-    return Strategy, {"epsilon": epsilon, "delta": delta, "kind": "aggregate", "relation": "zero_out"}
+    return Strategy, {
+        "epsilon": epsilon,
+        "delta": delta,
+        "kind": "aggregate",
+        "relation": "zero_out",
+    }

@@ -1,10 +1,11 @@
-"""Two lines that record a federation of someone else's on Flower, for ``python -m privdd.audit run=DIR``.
+"""Two lines that record a federation of someone else's on Flower, for ``python -m privdd.audit
+run=DIR``.
 
-At the clients ``ClientApp(mods=[privdd_tap("run"), ...])``, first in the list, so that it sees what really leaves; at
-the server ``strategy = tapped(strategy, "run")``. Each is enough by itself. They change nothing that is sent, and
-whatever goes wrong with a recording is logged and marked in it; the training never hears of it. What recognised components
-claim of their own privacy is recorded too, and not checked here.
-"""
+At the clients ``ClientApp(mods=[privdd_tap("run"), ...])``, first in the list, so that it sees what
+really leaves; at the server ``strategy = tapped(strategy, "run")``. Each is enough by itself. They
+change nothing that is sent, and whatever goes wrong with a recording is logged and marked in it;
+the training never hears of it. What recognised components claim of their own privacy is recorded
+too, and not checked here."""
 
 from __future__ import annotations
 
@@ -41,14 +42,24 @@ from privdd.runtime.files import check_private
 
 MAX_MODS = 50  # mods that are looked through
 DP_STRATEGIES = {
-    "DifferentialPrivacyServerSideFixedClipping", "DifferentialPrivacyClientSideFixedClipping",
-    "DifferentialPrivacyServerSideAdaptiveClipping", "DifferentialPrivacyClientSideAdaptiveClipping",
-}  # fmt: skip
-CLAIM_SETTINGS = ("clipping_norm", "sensitivity", "epsilon", "delta", "noise_multiplier", "num_sampled_clients")
+    "DifferentialPrivacyServerSideFixedClipping",
+    "DifferentialPrivacyClientSideFixedClipping",
+    "DifferentialPrivacyServerSideAdaptiveClipping",
+    "DifferentialPrivacyClientSideAdaptiveClipping",
+}
+CLAIM_SETTINGS = (
+    "clipping_norm",
+    "sensitivity",
+    "epsilon",
+    "delta",
+    "noise_multiplier",
+    "num_sampled_clients",
+)
 
 
 def mods_below(call_next: Callable[..., Any]) -> Iterator[Any]:
-    """The mods that a message still goes through: Flower keeps them in the closures that it chains them by."""
+    """The mods that a message still goes through: Flower keeps them in the closures that it chains
+    them by."""
     for _ in range(MAX_MODS):
         inside: dict[str, Any] = {}
         if isinstance(call_next, FunctionType):
@@ -60,14 +71,17 @@ def mods_below(call_next: Callable[..., Any]) -> Iterator[Any]:
 
 
 def claims_of_mods(call_next: Callable[..., Any]) -> tuple[dict[str, Any], ...]:
-    """The claims of the mods below: those of ``LocalDpMod``, about the arrays of one reply to ``train``.
+    """The claims of the mods below: those of ``LocalDpMod``, about the arrays of one reply to
+    ``train``.
 
     Its formula is the classical one, noise = sensitivity sqrt(2 ln(1.25 / delta)) / epsilon.
     """
     return tuple(
         _build_claim(mod, "reply", math.sqrt(2 * math.log(1.25 / mod.delta)) / mod.epsilon)
         for mod in mods_below(call_next)
-        if _flower_class_name(mod) == "LocalDpMod" and 0 < mod.epsilon < math.inf and 0 < mod.delta < 1
+        if _flower_class_name(mod) == "LocalDpMod"
+        and 0 < mod.epsilon < math.inf
+        and 0 < mod.delta < 1
     )
 
 
@@ -79,15 +93,25 @@ def claims_of_strategy(strategy: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _flower_class_name(part: Any) -> str:
-    """The name of a class of Flower's own; "" for anything else, a subclass included: it may do something else."""
+    """The name of a class of Flower's own; "" for anything else, a subclass included: it may do
+    something else."""
     kind = type(part)
     return kind.__name__ if kind.__module__.split(".")[0] == "flwr" else ""
 
 
 def _build_claim(part: Any, covers: str, multiplier: float) -> dict[str, Any]:
-    settings = {name: value for name, value in vars(part).items() if name in CLAIM_SETTINGS and is_number(value)}
+    settings = {
+        name: value
+        for name, value in vars(part).items()
+        if name in CLAIM_SETTINGS and is_number(value)
+    }
     component = _flower_class_name(part)
-    return {"component": component, "settings": settings, "covers": covers, "noise_multiplier": multiplier}
+    return {
+        "component": component,
+        "settings": settings,
+        "covers": covers,
+        "noise_multiplier": multiplier,
+    }
 
 
 RECORDING = "a recording, as private as the models themselves,"
@@ -112,10 +136,15 @@ def message_arrays(content: RecordDict) -> dict[str, np.ndarray]:
 
 def message_numbers(content: RecordDict) -> dict[str, Any]:
     """The numbers that travel beside the arrays: RECORD/NAME -> a number or a list of numbers."""
-    found = {f"{name}/{key}": value for name, record in content.metric_records.items() for key, value in record.items()}
+    found = {
+        f"{name}/{key}": value
+        for name, record in content.metric_records.items()
+        for key, value in record.items()
+    }
     text = lambda value: value if np.isfinite(value) else str(value)  # noqa: E731
     return {
-        name: [text(one) for one in value] if isinstance(value, list) else text(value) for name, value in found.items()
+        name: [text(one) for one in value] if isinstance(value, list) else text(value)
+        for name, value in found.items()
     }
 
 
@@ -130,10 +159,11 @@ def message_round(message: Message) -> int:
 
 
 def privdd_tap(run: str | Path, *, beside_app: bool = False) -> Callable[..., Message]:
-    """A mod for ``ClientApp(mods=[...])`` that records what the client gets and sends, in RUN/clients/NODE.
+    """A mod for ``ClientApp(mods=[...])`` that records what the client gets and sends, in
+    RUN/clients/NODE.
 
-    Raises BadConfig where RUN lies with a Flower app, into whose bundle flwr would pack it, unless beside_app.
-    """
+    Raises BadConfig where RUN lies with a Flower app, into whose bundle flwr would pack it, unless
+    beside_app."""
     if not beside_app:
         check_private(Path(run), RECORDING)
 
@@ -141,9 +171,13 @@ def privdd_tap(run: str | Path, *, beside_app: bool = False) -> Callable[..., Me
         message: Message, context: Context, call_next: Callable[[Message, Context], Message]
     ) -> Message:
         recorder = MessageRecorder(
-            Path(run) / CLIENTS_FOLDER / str(context.node_id), "client", {"library": flower_version(), "claims": []}
+            Path(run) / CLIENTS_FOLDER / str(context.node_id),
+            "client",
+            {"library": flower_version(), "claims": []},
         )
-        heading = recorder.run_safely("what a message is", lambda: _message_heading(message, context, call_next))
+        heading = recorder.run_safely(
+            "what a message is", lambda: _message_heading(message, context, call_next)
+        )
         pending = heading and recorder.run_safely(
             "the start of a message", lambda: _record_received(recorder, heading, message)
         )
@@ -154,14 +188,17 @@ def privdd_tap(run: str | Path, *, beside_app: bool = False) -> Callable[..., Me
                 pending.remove_mark()
         if heading and not reply.has_error():
             recorder.run_safely(
-                f"the reply to {heading.kind} of round {heading.round}", lambda: _record_sent(recorder, heading, reply)
+                f"the reply to {heading.kind} of round {heading.round}",
+                lambda: _record_sent(recorder, heading, reply),
             )
         return reply
 
     return record_and_forward
 
 
-def _message_heading(message: Message, context: Context, call_next: Callable[..., Any]) -> MessageHeading:
+def _message_heading(
+    message: Message, context: Context, call_next: Callable[..., Any]
+) -> MessageHeading:
     partition = context.node_config.get("partition-id")
     return MessageHeading(
         message_round(message),
@@ -174,7 +211,9 @@ def _message_heading(message: Message, context: Context, call_next: Callable[...
     )
 
 
-def _record_received(recorder: MessageRecorder, heading: MessageHeading, message: Message) -> PendingMark:
+def _record_received(
+    recorder: MessageRecorder, heading: MessageHeading, message: Message
+) -> PendingMark:
     pending = PendingMark(recorder.folder, heading.round, heading.kind)
     if not (recorder.folder / HEAD_FILE).is_file():
         recorder.write_head()
@@ -196,20 +235,26 @@ def tapped(
     budget: float | None = None,
     delta: float = 1e-5,
 ) -> Strategy:
-    """The strategy with its messages recorded in RUN from now on. Raises TypeError for anything else.
+    """The strategy with its messages recorded in RUN from now on. Raises TypeError for anything
+    else.
 
-    budget: the largest epsilon that the strategy's own noise may add up to, at ``delta`` and per client: a round that
-    would exceed it raises BudgetExceeded before it is sent. A strategy without noise of Flower's own has no such number.
+    budget: the largest epsilon that the strategy's own noise may add up to, at ``delta`` and per
+        client: a round that would exceed it raises BudgetExceeded before it is sent. A strategy
+            without noise of Flower's own has no such number.
 
-    Raises BadConfig as ``privdd_tap`` does. A folder that holds a recording already is left alone: RUN-2, RUN-3, ... are taken then, which is logged.
-    """
+    Raises BadConfig as ``privdd_tap`` does. A folder that holds a recording already is left alone:
+    RUN-2, RUN-3, ... are taken then, which is logged."""
     if not isinstance(strategy, Strategy):
-        raise TypeError(f"tapped({type(strategy).__name__}): a strategy of flwr.serverapp.strategy is needed")
+        raise TypeError(
+            f"tapped({type(strategy).__name__}): a strategy of flwr.serverapp.strategy is needed"
+        )
     if not beside_app:
         check_private(Path(run), RECORDING)
     claims = claims_of_strategy(strategy)
     if budget is not None and not claims:
-        raise BadConfig(f"budget={budget}: {type(strategy).__name__} adds no noise that could be counted")
+        raise BadConfig(
+            f"budget={budget}: {type(strategy).__name__} adds no noise that could be counted"
+        )
     recorder = _server_recorder(strategy, Path(run))
     tap = _ServerRecorder(recorder, claims, budget, delta)
     for kind in ("train", "evaluate"):
@@ -222,14 +267,18 @@ def tapped(
 def _server_recorder(strategy: Strategy, run: Path) -> MessageRecorder:
     from privdd.recording.recording import LOG
 
-    folder, number = run, 1
+    folder = run
+    number = 1
     while (folder / HEAD_FILE).exists():
         number += 1
         folder = run.with_name(f"{run.name}-{number}")
     if folder != run:
-        LOG.warning("PRIVDD TAP: %s holds a recording already; this one is written to %s", run, folder)
+        LOG.warning(
+            "PRIVDD TAP: %s holds a recording already; this one is written to %s", run, folder
+        )
     kind = type(strategy)
-    name, claims = f"{kind.__module__}.{kind.__qualname__}", list(claims_of_strategy(strategy))
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    claims = list(claims_of_strategy(strategy))
     more = {"library": flower_version(), "strategy": name, "claims": claims}
     recorder = MessageRecorder(folder, "server", more)
     recorder.run_safely("the head of the recording", recorder.write_head)
@@ -237,7 +286,8 @@ def _server_recorder(strategy: Strategy, run: Path) -> MessageRecorder:
 
 
 class _ServerRecorder:
-    """Functions around a strategy's own; each calls it once and hands on what it was given and what it returns."""
+    """Functions around a strategy's own; each calls it once and hands on what it was given and what
+    it returns."""
 
     def __init__(
         self,
@@ -252,7 +302,8 @@ class _ServerRecorder:
         self.delta = delta
 
     def _check_budget(self, server_round: int) -> None:
-        """Refuse a round after which the claimed noise costs more than the budget, as if every client took part."""
+        """Refuse a round after which the claimed noise costs more than the budget, as if every
+        client took part."""
         if self.budget is None:
             return
         noise_multiplier = float(self.claims[0]["noise_multiplier"])
@@ -260,32 +311,40 @@ class _ServerRecorder:
         projected = epsilon(event, self.delta)
         if projected > self.budget:
             raise BudgetExceeded(
-                f"budget={self.budget:g}: round {server_round} is refused: after it, epsilon would be "
+                f"budget={self.budget:g}: round {server_round} is refused: after it, "
+                "epsilon would be "
                 f"{projected:.4g} at delta {self.delta:g} (unit client, add_remove)"
             )
 
-    def wrap_configure(self, kind: str, own: Callable[..., Iterable[Message]]) -> Callable[..., Any]:
+    def wrap_configure(
+        self, kind: str, own: Callable[..., Iterable[Message]]
+    ) -> Callable[..., Any]:
         def configure_and_record(server_round: int, *args: Any, **more: Any) -> Any:
             if kind == "train":
                 self._check_budget(server_round)
             messages = list(own(server_round, *args, **more))
             self.recorder.run_safely(
-                f"what round {server_round} sent", lambda: self._record_broadcast(server_round, kind, messages)
+                f"what round {server_round} sent",
+                lambda: self._record_broadcast(server_round, kind, messages),
             )
             return messages
 
         return configure_and_record
 
     def wrap_aggregate(self, kind: str, own: Callable[..., Any]) -> Callable[..., Any]:
-        def record_and_aggregate(server_round: int, replies: Iterable[Message], *args: Any, **more: Any) -> Any:
+        def record_and_aggregate(
+            server_round: int, replies: Iterable[Message], *args: Any, **more: Any
+        ) -> Any:
             held = list(replies)  # before the strategy reads them: some take the arrays out
             self.recorder.run_safely(
-                f"what round {server_round} received", lambda: self._record_replies(server_round, kind, held)
+                f"what round {server_round} received",
+                lambda: self._record_replies(server_round, kind, held),
             )
             result = own(server_round, held, *args, **more)
             if kind == "train":
                 self.recorder.run_safely(
-                    f"the model after round {server_round}", lambda: self._record_final(server_round, result)
+                    f"the model after round {server_round}",
+                    lambda: self._record_final(server_round, result),
                 )
             return result
 
@@ -302,7 +361,9 @@ class _ServerRecorder:
                 state = COMPLETE  # every round that ran is recorded
                 raise
             finally:
-                self.recorder.run_safely("the end of the recording", lambda: self.recorder.close_recording(state))
+                self.recorder.run_safely(
+                    "the end of the recording", lambda: self.recorder.close_recording(state)
+                )
 
         return start_and_record
 
@@ -310,7 +371,13 @@ class _ServerRecorder:
         """One file for a content that all clients get, one for each client otherwise."""
         same = len({id(message.content) for message in messages}) == 1
         for message in messages[:1] if same else messages:
-            self._record_message(round, SERVER_NODE if same else message.metadata.dst_node_id, kind, BROADCAST, message)
+            self._record_message(
+                round,
+                SERVER_NODE if same else message.metadata.dst_node_id,
+                kind,
+                BROADCAST,
+                message,
+            )
 
     def _record_replies(self, round: int, kind: str, replies: list[Message]) -> None:
         for reply in replies:
@@ -318,9 +385,15 @@ class _ServerRecorder:
                 self._record_message(round, reply.metadata.src_node_id, kind, REPLY, reply)
 
     def _record_message(
-        self, round: int, node: int, kind: str, part: Literal["broadcast", "reply"], message: Message
+        self,
+        round: int,
+        node: int,
+        kind: str,
+        part: Literal["broadcast", "reply"],
+        message: Message,
     ) -> None:
-        run, numbers = int(message.metadata.run_id), message_numbers(message.content)
+        run = int(message.metadata.run_id)
+        numbers = message_numbers(message.content)
         heading = MessageHeading(round, int(node), kind, part, run, metrics=numbers)
         self.recorder.record_message(heading, message_arrays(message.content))
 
@@ -328,5 +401,7 @@ class _ServerRecorder:
         arrays, metrics = result
         if arrays is not None:
             numbers = {} if metrics is None else message_numbers(RecordDict({"metrics": metrics}))
-            heading = MessageHeading(round, SERVER_NODE, "train", FINAL, metrics=numbers, claims=self.claims)
+            heading = MessageHeading(
+                round, SERVER_NODE, "train", FINAL, metrics=numbers, claims=self.claims
+            )
             self.recorder.record_message(heading, message_arrays(RecordDict({"arrays": arrays})))

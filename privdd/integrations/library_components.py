@@ -1,4 +1,5 @@
-"""Components of Opacus, NVFlare, pfl, jax-privacy, diffprivlib, OpenDP and PyDP, called as their documentation calls them.
+"""Components of Opacus, NVFlare, pfl, jax-privacy, diffprivlib, OpenDP and PyDP, called as their
+documentation calls them.
 
 Each library but Opacus is imported when one of its components is.
 """
@@ -36,11 +37,16 @@ def _without(args: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in args.items() if name not in names}
 
 
-def _adapt_release(release: Callable[..., Any], relation: str, epsilon: float, delta: float = 0.0) -> Adapted:
+def _adapt_release(
+    release: Callable[..., Any], relation: str, epsilon: float, delta: float = 0.0
+) -> Adapted:
     """A function of the records, called again for each transcript."""
     return _callable_class(lambda: release), {
-        "epsilon": epsilon, "delta": delta, "kind": "records", "relation": relation,
-    }  # fmt: skip
+        "epsilon": epsilon,
+        "delta": delta,
+        "kind": "records",
+        "relation": relation,
+    }
 
 
 def _callable_class(make: Callable[[], Callable[..., Any]]) -> type:
@@ -59,8 +65,8 @@ def _callable_class(make: Callable[[], Callable[..., Any]]) -> type:
 def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """NVFlare: ``Filter.process`` of an update of weights, as a client's chain of filters calls it.
 
-    args: of the filter; numbers: of the update that its accountant is asked about (default 20). It states what that says of
-    a call; a filter without an accountant states nothing.
+    args: of the filter; numbers: of the update that its accountant is asked about (default 20). It
+        states what that says of a call; a filter without an accountant states nothing.
     """
     from nvflare.apis.dxo import DXO, DataKind, from_shareable
     from nvflare.apis.fl_context import FLContext
@@ -68,7 +74,8 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     logging.getLogger(target.__name__).setLevel(logging.CRITICAL)
     numbers = check_integer("args.numbers", args.get("numbers", 20), 1, most=1_000_000)
-    given, context = _without(args, "numbers"), FLContext()
+    given = _without(args, "numbers")
+    context = FLContext()
 
     def make() -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
         component = target(**given)
@@ -76,7 +83,9 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
 
         def process(update: Sequence[np.ndarray]) -> list[np.ndarray]:
             named = {str(at): part for at, part in enumerate(update)}
-            sent = from_shareable(component.process(DXO(DataKind.WEIGHT_DIFF, named).to_shareable(), context))
+            sent = from_shareable(
+                component.process(DXO(DataKind.WEIGHT_DIFF, named).to_shareable(), context)
+            )
             return [sent.data[name] for name in named]
 
         process.component = component  # type: ignore[attr-defined]
@@ -90,8 +99,11 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
     return _callable_class(make), said
 
 
-def adapt_statistics_cleanser(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """NVFlare: a cleanser's ``apply`` on the smallest and largest value of a column, its federated statistics. States nothing."""
+def adapt_statistics_cleanser(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
+    """NVFlare: a cleanser's ``apply`` on the smallest and largest value of a column, its federated
+    statistics. States nothing."""
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
 
     def make() -> Callable[[np.ndarray], dict[str, Any]]:
@@ -100,7 +112,10 @@ def adapt_statistics_cleanser(target: Any, args: Mapping[str, Any], stated: Mapp
 
         def release(x: np.ndarray) -> dict[str, Any]:
             column = x[:, 0]
-            values = {"min": {"set": {"column": float(column.min())}}, "max": {"set": {"column": float(column.max())}}}
+            values = {
+                "min": {"set": {"column": float(column.min())}},
+                "max": {"set": {"column": float(column.max())}},
+            }
             return component.apply(values, "site")[0]
 
         return release
@@ -114,14 +129,17 @@ def _pfl_statistics(update: Sequence[np.ndarray]) -> Any:
     return MappedVectorStatistics({str(at): part for at, part in enumerate(update)}, weight=1)
 
 
-def _adapt_pfl_local(make: Callable[[], Any], args: Mapping[str, Any], said: Mapping[str, Any]) -> Adapted:
-    """A user's ``privatize``, with pfl's numpy operations; a copy of one mechanism for each transcript, since making one
-    looks for its noise scale, which takes longer than thirty calls."""
+def _adapt_pfl_local(
+    make: Callable[[], Any], args: Mapping[str, Any], said: Mapping[str, Any]
+) -> Adapted:
+    """A user's ``privatize``, with pfl's numpy operations; a copy of one mechanism for each
+    transcript, since making one looks for its noise scale, which takes longer than thirty calls."""
     from pfl.internal.ops import numpy_ops
     from pfl.internal.ops.selector import set_framework_module
 
     set_framework_module(numpy_ops)
-    told, first = bool(args.get("with_metrics", False)), functools.cache(make)
+    told = bool(args.get("with_metrics", False))
+    first = functools.cache(make)
 
     def privatize_copy() -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
         mechanism = copy.deepcopy(first())
@@ -129,24 +147,33 @@ def _adapt_pfl_local(make: Callable[[], Any], args: Mapping[str, Any], said: Map
         def privatize(update: Sequence[np.ndarray]) -> list[np.ndarray]:
             released, metrics = mechanism.privatize(_pfl_statistics(update))
             sent = [released[str(at)] for at in range(len(update))]
-            return [*sent, np.array([value.overall_value for _, value in metrics])] if told else sent
+            return (
+                [*sent, np.array([value.overall_value for _, value in metrics])] if told else sent
+            )
 
         return privatize
 
     return _callable_class(privatize_copy), {"kind": "update", "relation": "zero_out", **said}
 
 
-def adapt_gaussian_mechanism(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """pfl: ``GaussianMechanism.construct_single_iteration(clipping_bound, epsilon, delta)``; it keeps what these say.
+def adapt_gaussian_mechanism(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
+    """pfl: ``GaussianMechanism.construct_single_iteration(clipping_bound, epsilon, delta)``; it
+    keeps what these say.
 
-    args: epsilon (needed), clipping_bound (default 1), delta; with_metrics: the metrics that come with the update leave the
-    user too; accountant=true: from ``PLDPrivacyAccountant`` instead, and ``postprocess_server`` on the sum over users.
+    args: epsilon (needed), clipping_bound (default 1), delta; with_metrics: the metrics that come
+        with the update leave the user too; accountant=true: from ``PLDPrivacyAccountant`` instead,
+        and ``postprocess_server`` on the sum over users.
     """
-    bound, epsilon = float(args.get("clipping_bound", 1.0)), number_argument(args, "epsilon")
+    bound = float(args.get("clipping_bound", 1.0))
+    epsilon = number_argument(args, "epsilon")
     delta = float(args.get("delta", stated.get("delta", DELTA)))
     said = {"epsilon": epsilon, "delta": delta}
     if not args.get("accountant", False):
-        return _adapt_pfl_local(lambda: target.construct_single_iteration(bound, epsilon, delta), args, said)
+        return _adapt_pfl_local(
+            lambda: target.construct_single_iteration(bound, epsilon, delta), args, said
+        )
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
     accountant = _pfl_accountant(epsilon, delta)
@@ -158,28 +185,44 @@ def _pfl_accountant(epsilon: float, delta: float) -> Any:
     from pfl.privacy.privacy_accountant import PLDPrivacyAccountant
 
     return PLDPrivacyAccountant(
-        num_compositions=1, sampling_probability=1.0, mechanism="gaussian", epsilon=epsilon, delta=delta
+        num_compositions=1,
+        sampling_probability=1.0,
+        mechanism="gaussian",
+        epsilon=epsilon,
+        delta=delta,
     )
 
 
-def adapt_adaptive_clipping(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """pfl: ``AdaptiveClippingGaussianMechanism.construct_from_privacy_accountant``, one round; epsilon needed.
+def adapt_adaptive_clipping(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
+    """pfl: ``AdaptiveClippingGaussianMechanism.construct_from_privacy_accountant``, one round;
+    epsilon needed.
 
-    args: initial_clipping_bound, clipping_indicator_noise_stddev, adaptive_clipping_norm_quantile, log_space_step_size.
-    """
+    args: initial_clipping_bound, clipping_indicator_noise_stddev, adaptive_clipping_norm_quantile,
+        log_space_step_size."""
 
-    epsilon, delta = number_argument(args, "epsilon"), float(args.get("delta", stated.get("delta", DELTA)))
+    epsilon = number_argument(args, "epsilon")
+    delta = float(args.get("delta", stated.get("delta", DELTA)))
     accountant = _pfl_accountant(epsilon, delta)
     given = {
-        "initial_clipping_bound": 1.0, "clipping_indicator_noise_stddev": 5.0, "adaptive_clipping_norm_quantile": 0.5,
-        "log_space_step_size": 0.2, **_without(args, "epsilon", "delta"),
-    }  # fmt: skip
-    make = functools.partial(target.construct_from_privacy_accountant, accountant=accountant, **given)
+        "initial_clipping_bound": 1.0,
+        "clipping_indicator_noise_stddev": 5.0,
+        "adaptive_clipping_norm_quantile": 0.5,
+        "log_space_step_size": 0.2,
+        **_without(args, "epsilon", "delta"),
+    }
+    make = functools.partial(
+        target.construct_from_privacy_accountant, accountant=accountant, **given
+    )
     return _adapt_pfl_central(make, {"epsilon": epsilon, "delta": delta}, adaptive=True)
 
 
-def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any], adaptive: bool = False) -> Adapted:
-    """Every user's ``postprocess_one_user``, pfl's sum of statistics, and ``postprocess_server``; each user weighs 1.
+def _adapt_pfl_central(
+    make: Callable[[], Any], said: Mapping[str, Any], adaptive: bool = False
+) -> Adapted:
+    """Every user's ``postprocess_one_user``, pfl's sum of statistics, and ``postprocess_server``;
+    each user weighs 1.
 
     adaptive: the next round's users are sent the clip that moved, which is thus released too.
     """
@@ -194,56 +237,86 @@ def _adapt_pfl_central(make: Callable[[], Any], said: Mapping[str, Any], adaptiv
     def begin_round() -> Callable[..., list[np.ndarray]]:
         mechanism = make()
 
-        def release(updates: Sequence[Sequence[np.ndarray]], weights: Sequence[int]) -> list[np.ndarray]:
+        def release(
+            updates: Sequence[Sequence[np.ndarray]], weights: Sequence[int]
+        ) -> list[np.ndarray]:
             users = [
                 mechanism.postprocess_one_user(
                     stats=_pfl_statistics(update),
-                    user_context=UserContext(num_datapoints=1, seed=secrets.randbits(31), user_id=str(at)),
+                    user_context=UserContext(
+                        num_datapoints=1, seed=secrets.randbits(31), user_id=str(at)
+                    ),
                 )[0]
                 for at, update in enumerate(updates)
             ]
             central = CentralContext(
-                current_central_iteration=0, do_evaluation=False, cohort_size=len(users), population=None,
-                algorithm_params=None, model_train_params=None, seed=secrets.randbits(31),
-            )  # fmt: skip
+                current_central_iteration=0,
+                do_evaluation=False,
+                cohort_size=len(users),
+                population=None,
+                algorithm_params=None,
+                model_train_params=None,
+                seed=secrets.randbits(31),
+            )
             total, _ = mechanism.postprocess_server(
-                stats=sum(users[1:], start=users[0]), central_context=central, aggregate_metrics=Metrics()
+                stats=sum(users[1:], start=users[0]),
+                central_context=central,
+                aggregate_metrics=Metrics(),
             )
             sent = [total[str(at)] for at in range(len(updates[0]))]
-            return [*sent, np.array(get_param_value(mechanism.mutable_clipping_bound))] if adaptive else sent
+            return (
+                [*sent, np.array(get_param_value(mechanism.mutable_clipping_bound))]
+                if adaptive
+                else sent
+            )
 
         return release
 
     return _callable_class(begin_round), {"kind": "aggregate", "relation": "zero_out", **said}
 
 
-def adapt_laplace_mechanism(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+def adapt_laplace_mechanism(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
     """pfl: ``LaplaceMechanism(clipping_bound, epsilon)``: clipped in L1, pure epsilon."""
-    bound, epsilon = float(args.get("clipping_bound", 1.0)), number_argument(args, "epsilon")
-    return _adapt_pfl_local(lambda: target(bound, epsilon), args, {"epsilon": epsilon, "delta": 0.0})
+    bound = float(args.get("clipping_bound", 1.0))
+    epsilon = number_argument(args, "epsilon")
+    return _adapt_pfl_local(
+        lambda: target(bound, epsilon), args, {"epsilon": epsilon, "delta": 0.0}
+    )
 
 
-def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """jax-privacy: a ``BandMFExecutionPlanConfig``'s plan: its batches, its clipped gradient and its noise, one step.
+def adapt_execution_plan(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
+    """jax-privacy: a ``BandMFExecutionPlanConfig``'s plan: its batches, its clipped gradient and
+    its noise, one step.
 
-    args: noise_multiplier (needed), sampling_prob and others of the configuration. It states what the configuration's
-    accountant says of the plan's event. Batches are padded to the size of the data, so that each size is compiled once.
+    args: noise_multiplier (needed), sampling_prob and others of the configuration. It states what
+        the configuration's accountant says of the plan's event. Batches are padded to the size of
+        the data, so that each size is compiled once.
     """
     import jax
     from jax_privacy.batch_selection import pad_to_multiple_of
 
-    z, delta = number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
+    z = number_argument(args, "noise_multiplier")
+    delta = float(stated.get("delta", DELTA))
     usual = {"iterations": 1, "strategy": [1.0], "epsilon": None, "delta": None}
     config = target(**{**usual, **args, "noise_multiplier": z})
-    plan, accountant = config.plan, copy.deepcopy(config.accountant)
+    plan = config.plan
+    accountant = copy.deepcopy(config.accountant)
     epsilon = float(accountant.compose(plan.dp_event).get_epsilon(delta))
     gradient = plan.clipped_grad(lambda params, row: jax.numpy.vdot(params, row[0]))
     noise = plan.noise_addition_transform
-    states: dict[int, Any] = {}  # of the noise, by the width of a row: each step goes on from the one before
+    states: dict[
+        int, Any
+    ] = {}  # of the noise, by the width of a row: each step goes on from the one before
 
     @jax.jit
     def step(x: Any, padding: Any, state: Any) -> Any:
-        return noise.update(gradient(jax.numpy.zeros(x.shape[1]), x, is_padding_example=padding), state)
+        return noise.update(
+            gradient(jax.numpy.zeros(x.shape[1]), x, is_padding_example=padding), state
+        )
 
     def release(x: np.ndarray) -> np.ndarray:
         width = x.shape[1]
@@ -258,16 +331,19 @@ def adapt_execution_plan(target: Any, args: Mapping[str, Any], stated: Mapping[s
 
 
 def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """jax-privacy: ``clipped_fun`` of the rows themselves, then ``matrix_factorization_privatizer`` with independent noise.
+    """jax-privacy: ``clipped_fun`` of the rows themselves, then ``matrix_factorization_privatizer``
+    with independent noise.
 
-    args: noise_multiplier (needed), and arguments of ``clipped_fun``, whose sums are scaled to sensitivity 1. It states what
-    dp-accounting says of the Gaussian mechanism, for a row more or less.
+    args: noise_multiplier (needed), and arguments of ``clipped_fun``, whose sums are scaled to
+        sensitivity 1. It states what dp-accounting says of the Gaussian mechanism, for a row more
+        or less.
     """
     import dp_accounting as dpa
     import jax
     from jax_privacy.noise_addition import matrix_factorization_privatizer
 
-    z, delta = number_argument(args, "noise_multiplier"), float(stated.get("delta", DELTA))
+    z = number_argument(args, "noise_multiplier")
+    delta = float(stated.get("delta", DELTA))
     usual = {"l2_clip_norm": 1.0, "rescale_to_unit_norm": True, "keep_batch_dim": False}
     clipped = target(lambda row: row, **{**usual, **_without(args, "noise_multiplier")})
 
@@ -283,28 +359,38 @@ def adapt_clipped_sum(target: Any, args: Mapping[str, Any], stated: Mapping[str,
     return _adapt_release(release, "add_remove", float(dpa.get_epsilon_gaussian(z, delta)), delta)
 
 
-def adapt_statistics_tool(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """diffprivlib: a function of ``diffprivlib.tools`` on the first column, with the number of records public.
+def adapt_statistics_tool(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
+    """diffprivlib: a function of ``diffprivlib.tools`` on the first column, with the number of
+    records public.
 
     args: its keywords; bounds and range are pairs. It states its epsilon.
     """
     epsilon = number_argument(args, "epsilon")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in args.items()}
+    given = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
+    }
     release = lambda x: target(x[:, 0], **given)  # noqa: E731
     relation = "add_remove" if "histogram" in target.__name__ else "replace"
     return _adapt_release(release, relation, epsilon)
 
 
 def adapt_measurement(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """OpenDP: a clamped sum of the first column through ``make_laplace``, its scale by ``binary_search_chain``.
+    """OpenDP: a clamped sum of the first column through ``make_laplace``, its scale by
+    ``binary_search_chain``.
 
     args: epsilon (needed), lower and upper.
     """
     import opendp.prelude as opendp
 
     opendp.enable_features("contrib")
-    epsilon, bounds = number_argument(args, "epsilon"), (float(args.get("lower", 0.0)), float(args.get("upper", 1.0)))
-    space = opendp.vector_domain(opendp.atom_domain(T=float, nan=False)), opendp.symmetric_distance()
+    epsilon = number_argument(args, "epsilon")
+    bounds = (float(args.get("lower", 0.0)), float(args.get("upper", 1.0)))
+    space = (
+        opendp.vector_domain(opendp.atom_domain(T=float, nan=False)),
+        opendp.symmetric_distance(),
+    )
     total = space >> opendp.t.then_clamp(bounds) >> opendp.t.then_sum()
     chain = lambda scale: total >> target(*total.output_space, scale)  # noqa: E731
     measurement = opendp.binary_search_chain(chain, d_in=1, d_out=epsilon)
@@ -313,17 +399,29 @@ def adapt_measurement(target: Any, args: Mapping[str, Any], stated: Mapping[str,
 
 
 def adapt_aggregation(target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """PyDP: ``quick_result`` of an algorithm on the first column. args: epsilon (needed), lower_bound and upper_bound."""
+    """PyDP: ``quick_result`` of an algorithm on the first column. args: epsilon (needed),
+    lower_bound and upper_bound."""
     epsilon = number_argument(args, "epsilon")
-    release = lambda x: target(dtype="float", **args).quick_result([float(value) for value in x[:, 0]])  # noqa: E731
+
+    def release(x):
+        return target(dtype="float", **args).quick_result([float(value) for value in x[:, 0]])
+
     return _adapt_release(release, "add_remove", epsilon)
 
 
-OURS = ("records", "batch_size", "shuffle", "steps", "layers", "accountant")  # the others are keywords of make_private
+OURS = (
+    "records",
+    "batch_size",
+    "shuffle",
+    "steps",
+    "layers",
+    "accountant",
+)  # the others are keywords of make_private
 
 
 class _Parts(nn.Module):
-    """Linear scores of the parts of a row, one layer each: the gradient of their sum for one row is that row."""
+    """Linear scores of the parts of a row, one layer each: the gradient of their sum for one row is
+    that row."""
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
@@ -331,7 +429,9 @@ class _Parts(nn.Module):
         self.parts = nn.ModuleList(nn.Linear(width, 1, bias=False) for width in self.widths)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([part(columns) for part, columns in zip(self.parts, x.split(self.widths, dim=1))], dim=1)
+        return torch.cat(
+            [part(columns) for part, columns in zip(self.parts, x.split(self.widths, dim=1))], dim=1
+        )
 
 
 class _ScoreLoss(nn.Module):
@@ -343,22 +443,40 @@ class _ScoreLoss(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = scores.sum(dim=1)
-        return each if self.reduction == "none" else each.mean() if self.reduction == "mean" else each.sum()
+        return (
+            each
+            if self.reduction == "none"
+            else each.mean()
+            if self.reduction == "mean"
+            else each.sum()
+        )
 
 
 class _Training:
     """One training run on the rows: a new engine, model, optimizer and loader each time."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        usual = {"records": 40, "batch_size": 2, "shuffle": False, "steps": 1, "layers": 1, "accountant": "prv"}
+        usual = {
+            "records": 40,
+            "batch_size": 2,
+            "shuffle": False,
+            "steps": 1,
+            "layers": 1,
+            "accountant": "prv",
+        }
         self.given = {**usual, **given}
-        self.asked = {"max_grad_norm": 1.0, **{name: v for name, v in given.items() if name not in OURS}}
+        self.asked = {
+            "max_grad_norm": 1.0,
+            **{name: v for name, v in given.items() if name not in OURS},
+        }
         self.batches = 0  # of an epoch
         self.engine = PrivacyEngine(accountant=self.given["accountant"])
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:
-        given, reduction = self.given, self.asked.get("loss_reduction", "mean")
-        width, layers = x.shape[1], given["layers"]
+        given = self.given
+        reduction = self.asked.get("loss_reduction", "mean")
+        width = x.shape[1]
+        layers = given["layers"]
         model: Any = _Parts(width, layers) if layers > 1 else nn.Linear(width, 1, bias=False)
         criterion = _ScoreLoss(reduction)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -367,7 +485,8 @@ class _Training:
         model, optimizer, *wrapped, loader = self.engine.make_private(
             module=model, optimizer=optimizer, criterion=criterion, data_loader=loader, **self.asked
         )
-        self.batches, released = len(loader), list[np.ndarray]()
+        self.batches = len(loader)
+        released = list[np.ndarray]()
         for rows, labels in loader:
             optimizer.zero_grad()
             (wrapped[0] if wrapped else criterion)(model(rows), labels).backward()
@@ -378,11 +497,14 @@ class _Training:
         return released
 
 
-def adapt_privacy_engine(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
+def adapt_privacy_engine(
+    target: type, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> Adapted:
     """``make_private``, and steps of the optimizer and the loader that it returns.
 
-    args: batch_size and shuffle of the loader, steps (0: one epoch), layers of the model, accountant (of the engine), keywords
-    of ``make_private``. It states what the engine says after the steps on ``records`` rows. Raises BadConfig.
+    args: batch_size and shuffle of the loader, steps (0: one epoch), layers of the model,
+        accountant (of the engine), keywords of ``make_private``. It states what the engine says
+        after the steps on ``records`` rows. Raises BadConfig.
     """
     for name in ("records", "batch_size", "steps", "layers"):
         check_integer(f"args.{name}", args.get(name, 1), 0, most=10_000)
@@ -392,23 +514,39 @@ def adapt_privacy_engine(target: type, args: Mapping[str, Any], stated: Mapping[
     once = _Training(args)
     once(np.ones((once.given["records"], 4)))
     epsilon = float(once.engine.get_epsilon(delta))
-    said: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "kind": "records", "relation": "add_remove"}
-    if not once.asked.get("poisson_sampling", True):  # batches of a fixed size: how many records there are is public
+    said: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "kind": "records",
+        "relation": "add_remove",
+    }
+    if not once.asked.get(
+        "poisson_sampling", True
+    ):  # batches of a fixed size: how many records there are is public
         said["relation"] = "zero_out"
         if once.given["shuffle"]:
-            said |= {"sampling": "shuffled", "batches": once.batches, "noise_multiplier": noise_multiplier}
+            said |= {
+                "sampling": "shuffled",
+                "batches": once.batches,
+                "noise_multiplier": noise_multiplier,
+            }
 
     return _callable_class(lambda: _Training(args)), said
 
 
 def adapt_accountant(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
-    """What an accountant of dp-accounting says of one Gaussian event, held against Opacus's clipped sum of all rows.
+    """What an accountant of dp-accounting says of one Gaussian event, held against Opacus's clipped
+    sum of all rows.
 
     args: noise_multiplier of both; relation=REPLACE_ONE, the accountant's, else its default.
     """
     relation = NeighboringRelation[str(args.get("relation", "ADD_OR_REMOVE_ONE"))]
     spent: Any = target(neighboring_relation=relation)
-    whole = {"batch_size": 10_000, "loss_reduction": "sum", **{k: v for k, v in args.items() if k != "relation"}}
+    whole = {
+        "batch_size": 10_000,
+        "loss_reduction": "sum",
+        **{k: v for k, v in args.items() if k != "relation"},
+    }
     training, said = adapt_privacy_engine(PrivacyEngine, whole, stated)
     spent.compose(GaussianDpEvent(float(args["noise_multiplier"])))
     kind = "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_remove"

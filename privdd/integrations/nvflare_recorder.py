@@ -1,7 +1,9 @@
-"""A filter that records a federation of someone else's on NVFlare, for ``python -m privdd.audit run=DIR``.
+"""A filter that records a federation of someone else's on NVFlare, for ``python -m privdd.audit
+run=DIR``.
 
-``PrivddTap("run")`` stands last among a client's task result filters, so that it sees what really leaves, and first among its
-task data filters. It changes nothing; whatever goes wrong is logged and marked in the recording. None of NVFlare's own
+``PrivddTap("run")`` stands last among a client's task result filters, so that it sees what really
+leaves, and first among its task data filters. It changes nothing; whatever goes wrong is logged and
+marked in the recording. None of NVFlare's own
 privacy filters is recognised: everything counts as unprotected. Needs ``pip install nvflare``.
 """
 
@@ -21,7 +23,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from privdd.recording import CLIENTS_FOLDER, HEAD_FILE
-from privdd.recording.recording import BROADCAST, DIFFERENCE_KEY, REPLY, MessageHeading, MessageRecorder
+from privdd.recording.recording import (
+    BROADCAST,
+    DIFFERENCE_KEY,
+    REPLY,
+    MessageHeading,
+    MessageRecorder,
+)
 
 NVFLARE = f"nvflare {version('nvflare')}"
 ROUND_HEADERS = ("current_round", "contribution_round")
@@ -44,26 +52,41 @@ class PrivddTap(Filter):
         name = str(fl_ctx.get_identity_name() or "client")
         folder = Path(self.run) / CLIENTS_FOLDER / str(client_number(name))
         recorder = MessageRecorder(folder, "client", {"library": NVFLARE, "claims": []})
-        recorder.run_safely("a message", lambda: self._record_message(recorder, name, shareable, fl_ctx))
+        recorder.run_safely(
+            "a message", lambda: self._record_message(recorder, name, shareable, fl_ctx)
+        )
         return shareable
 
-    def _record_message(self, recorder: MessageRecorder, name: str, shareable: Shareable, fl_ctx: FLContext) -> None:
+    def _record_message(
+        self, recorder: MessageRecorder, name: str, shareable: Shareable, fl_ctx: FLContext
+    ) -> None:
         if shareable.get_return_code() != ReturnCode.OK or "DXO" not in shareable:
             return
         out = self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_RESULT_CHAIN
         dxo = from_shareable(shareable)
         if dxo.data_kind not in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
-            raise ValueError(f"a message of kind {dxo.data_kind}: weights or their differences are recorded")
+            raise ValueError(
+                f"a message of kind {dxo.data_kind}: weights or their differences are recorded"
+            )
         if not (recorder.folder / HEAD_FILE).is_file():
             recorder.write_head()
-        numbers = {f"meta/{key}": value for key, value in dxo.meta.items() if out and type(value) in (int, float)}
+        numbers = {
+            f"meta/{key}": value
+            for key, value in dxo.meta.items()
+            if out and type(value) in (int, float)
+        }
         if dxo.data_kind == DataKind.WEIGHT_DIFF:
             numbers[DIFFERENCE_KEY] = 1
         last = re.search(r"(\d+)$", name)
         heading = MessageHeading(
-            _message_round(recorder.folder, shareable, out), client_number(name), "train", REPLY if out else BROADCAST, 0,
-            int(last[1]) if last else None, numbers,
-        )  # fmt: skip
+            _message_round(recorder.folder, shareable, out),
+            client_number(name),
+            "train",
+            REPLY if out else BROADCAST,
+            0,
+            int(last[1]) if last else None,
+            numbers,
+        )
         recorder.record_message(heading, {key: _to_array(value) for key, value in dxo.data.items()})
 
 
@@ -72,7 +95,8 @@ def _to_array(value: Any) -> np.ndarray:
 
 
 def _message_round(folder: Path, shareable: Shareable, out: bool) -> int:
-    """The round as NVFlare's workflows state it; a reply without a round answers the last one sent."""
+    """The round as NVFlare's workflows state it; a reply without a round answers the last one
+    sent."""
     for name in ROUND_HEADERS:
         value = shareable.get_header(name)
         if isinstance(value, int):

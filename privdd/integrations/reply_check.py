@@ -1,11 +1,14 @@
-"""A client's reply against the plan: the server writes the ledger, the client's own rows only countersign it.
+"""A client's reply against the plan: the server writes the ledger, the client's own rows only
+countersign it.
 
-Names, types and sizes are checked first, then the bytes; nothing is unpickled. What a reply must look like is known before it
-comes: the server works the round out on records that nobody owns, for everything public about a reply is the same for any
-records, as the tests of what leaves a client hold every method to. From the plan come the events, their number,
-sensitivities, norms and flags; from the received tensors names, shapes, types and digests. Only the client knows the digest
-of what its mechanisms released inside local work, and whether a side condition of a proof failed: it may say so.
-"""
+Names, types and sizes are checked first, then the bytes; nothing is unpickled. What a reply must
+look like is known before it
+comes: the server works the round out on records that nobody owns, for everything public about a
+    reply is the same for any records, as the tests of what leaves a client hold every method to.
+    From the plan come the events, their number,
+sensitivities, norms and flags; from the received tensors names, shapes, types and digests. Only the
+client knows the digest of what its mechanisms released inside local work, and whether a side
+condition of a proof failed: it may say so."""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ class FederationFailed(ValueError):
 
 
 class BadReply(ValueError):
-    """Why a reply cannot be used. uncovered: something that no planned mechanism covers has reached the server."""
+    """Why a reply cannot be used. uncovered: something that no planned mechanism covers has reached
+    the server."""
 
     def __init__(self, reason: str, *, uncovered: bool = False) -> None:
         super().__init__(printable_line(reason))
@@ -57,7 +61,9 @@ class BadReply(ValueError):
 
 def printable_line(text: object, most: int = 200) -> str:
     """A stranger's text as one line of printable characters."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text)[: 4 * most].split()))[:most]
+    return "".join(c if c.isprintable() else "?" for c in " ".join(str(text)[: 4 * most].split()))[
+        :most
+    ]
 
 
 def to_message_records(values: State, **words: str | int | float) -> RecordDict:
@@ -73,27 +79,35 @@ def to_message_records(values: State, **words: str | int | float) -> RecordDict:
 def tensors_from_message(content: RecordDict) -> State:
     """The tensors of a message of one's own making, in their order."""
     stored = content.array_records["tensors"].to_torch_state_dict()
-    return {name: stored[name] for name in json.loads(str(content.config_records["words"]["order"]))}
+    return {
+        name: stored[name] for name in json.loads(str(content.config_records["words"]["order"]))
+    }
 
 
 def read_reply_words(content: RecordDict, wanted: Mapping[str, type]) -> dict[str, Any]:
-    """The words of a reply. Raises BadReply unless they are those of ``wanted``, each of its type."""
+    """The words of a reply. Raises BadReply unless they are those of ``wanted``, each of its
+    type."""
     if "words" not in content.config_records:
         raise BadReply("has no words")
     words = dict(content.config_records["words"])
     if set(words) != set(wanted):
-        missing, unknown = sorted(set(wanted) - set(words)), sorted(set(words) - set(wanted))
+        missing = sorted(set(wanted) - set(words))
+        unknown = sorted(set(words) - set(wanted))
         raise BadReply(f"its words lack {missing}, and have unknown {unknown}")
     for name, kind in wanted.items():
         if type(words[name]) is not kind:
-            raise BadReply(f"{name}={printable_line(repr(words[name]), 60)}: a {kind.__name__} is needed")
+            raise BadReply(
+                f"{name}={printable_line(repr(words[name]), 60)}: a {kind.__name__} is needed"
+            )
     return words
 
 
 def read_reply_arrays(content: RecordDict, order: str) -> dict[str, Array]:
     """The arrays of a reply by name, in the order that it states. Raises BadReply."""
     if set(content) != {"tensors", "words"} or "tensors" not in content.array_records:
-        raise BadReply(f"holds the records {sorted(content)}; words and tensors are needed", uncovered=True)
+        raise BadReply(
+            f"holds the records {sorted(content)}; words and tensors are needed", uncovered=True
+        )
     stored = dict(content.array_records["tensors"])
     names = json.loads(order)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -106,9 +120,13 @@ def read_reply_arrays(content: RecordDict, order: str) -> dict[str, Array]:
 def read_reply_tensor(name: str, array: Array, dtype: torch.dtype) -> torch.Tensor:
     """The tensor behind an array, once its bytes are what its head says. Raises BadReply."""
     if array.stype != "numpy.ndarray":
-        raise BadReply(f"{name}: stored as {printable_line(array.stype, 30)}; numpy.ndarray is needed")
+        raise BadReply(
+            f"{name}: stored as {printable_line(array.stype, 30)}; numpy.ndarray is needed"
+        )
     data = BytesIO(array.data)
-    head = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(npy.read_magic(data))
+    head = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(
+        npy.read_magic(data)
+    )
     if head is None:
         raise BadReply(f"{name}: an unknown version of numpy's format")
     shape, _, kind = head(data)
@@ -128,7 +146,8 @@ SET_SURFACES = frozenset(
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """The layout of one tensor of a reply. shape: with the length of the rehearsal; free: a client may send another length."""
+    """The layout of one tensor of a reply. shape: with the length of the rehearsal; free: a client
+    may send another length."""
 
     surface: Surface
     dtype: torch.dtype
@@ -138,7 +157,8 @@ class TensorLayout:
 
 @dataclass(frozen=True)
 class ExpectedReply:
-    """layouts: "upload/tensor" -> what it looks like; rows: the ledger rows, those inside local work first;
+    """layouts: "upload/tensor" -> what it looks like; rows: the ledger rows, those inside local
+    work first;
     classes: labels lie below."""
 
     layouts: Mapping[str, TensorLayout]
@@ -153,13 +173,17 @@ class ExpectedReply:
 
 def rehearse_round(task: ClientTask) -> ExpectedReply:
     """One client's round on made-up records."""
-    plan = replace(task.plan, noise_source="seed")  # of made-up records: no secret is needed, and none is here
+    plan = replace(
+        task.plan, noise_source="seed"
+    )  # of made-up records: no secret is needed, and none is here
     task = replace(task, plan=plan)
     made_up = replace(task, shard=made_up_shard(plan, task.client), memory={})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what the made-up records lack says nothing of anyone's
         received, rows, memory = client_step(made_up)
-        if task.memory and memory:  # a client that was here before: its round may differ from a first one
+        if (
+            task.memory and memory
+        ):  # a client that was here before: its round may differ from a first one
             received, rows, _ = client_step(replace(made_up, memory=memory))
     layouts = {}
     for name, tensor in flatten_values(received.values).items():
@@ -176,19 +200,23 @@ def made_up_shard(plan: Plan, client: int) -> Shard:
     each = max(2, plan.method.audit_hooks.images_per_class())
     y = torch.tensor(problem.class_list).repeat_interleave(each)
     generator = plan.keys.fold("public", "rehearsal").torch()
-    records = Records(torch.rand(len(y), *problem.shape, generator=generator), y, torch.arange(len(y)))
+    records = Records(
+        torch.rand(len(y), *problem.shape, generator=generator), y, torch.arange(len(y))
+    )
     none = records.take([])
     return Shard(client, records, none, none, problem.classes)
 
 
 class Rehearsals:
-    """Remembers rehearsals: rounds that are alike in all that decides a reply's form need only one."""
+    """Remembers rehearsals: rounds that are alike in all that decides a reply's form need only
+    one."""
 
     def __init__(self) -> None:
         self._known: dict[object, ExpectedReply] = {}
 
     def expected_reply(self, task: ClientTask, *, anew: bool = False) -> ExpectedReply:
-        """The expected form of ``task``'s reply. anew: for this very round, whatever is remembered."""
+        """The expected form of ``task``'s reply. anew: for this very round, whatever is
+        remembered."""
         key = _rehearsal_key(task)
         if anew or key not in self._known:
             self._known[key] = rehearse_round(task)
@@ -198,16 +226,33 @@ class Rehearsals:
 
 
 def _rehearsal_key(task: ClientTask) -> object:
-    """The key of all that a reply's form may depend on; a method without public costs is rehearsed every round."""
-    method, round = task.plan.method, task.round
+    """The key of all that a reply's form may depend on; a method without public costs is rehearsed
+    every round."""
+    method = task.plan.method
+    round = task.round
     spends = method.spends(round, task.plan.mechanisms)
-    when = round if spends is None else (round == 0, method.audit_hooks.phase(round), tuple(sorted(spends.items())))
-    sent = tuple(sorted((name, tuple(tensor.shape)) for name, tensor in flatten_values(task.broadcast).items()))
+    when = (
+        round
+        if spends is None
+        else (round == 0, method.audit_hooks.phase(round), tuple(sorted(spends.items())))
+    )
+    sent = tuple(
+        sorted(
+            (name, tuple(tensor.shape)) for name, tensor in flatten_values(task.broadcast).items()
+        )
+    )
     return when, sent, bool(task.memory)
 
 
 OnBadReply = Literal["stop", "drop"]
-REPLY_WORDS = {"client": int, "round": int, "asked": str, "rows": str, "remembers": int, "order": str}
+REPLY_WORDS = {
+    "client": int,
+    "round": int,
+    "asked": str,
+    "rows": str,
+    "remembers": int,
+    "order": str,
+}
 HEX_DIGITS = frozenset("0123456789abcdef")
 
 
@@ -215,7 +260,8 @@ HEX_DIGITS = frozenset("0123456789abcdef")
 class ReplyRules:
     """A server's rules for unusable replies, and the bounds that make a reply unusable.
 
-    bad_reply: stop = the federation ends, to be resumed; drop = the round goes on without that client.
+    bad_reply: stop = the federation ends, to be resumed; drop = the round goes on without that
+        client.
     largest: no number of a reply may be further from zero; above 0.
     """
 
@@ -232,7 +278,8 @@ class ReplyRules:
 def check_reply(
     task: ClientTask, reply: Message, expected: ExpectedReply, asked: str, rules: ReplyRules
 ) -> tuple[Received, list[LedgerRow], State]:
-    """The checked reply: received messages, ledger rows, and whether the client has a memory. Raises BadReply.
+    """The checked reply: received messages, ledger rows, and whether the client has a memory.
+    Raises BadReply.
 
     asked: digest of the broadcast that the reply must be an answer to.
     """
@@ -244,10 +291,17 @@ def check_reply(
         rows = countersign_rows(derive_rows(expected, values, stated), stated)
     except BadReply:
         raise
-    except Exception as error:  # whatever a stranger's bytes do to a reader, it is this reply that is wrong
+    except (
+        Exception
+    ) as error:  # whatever a stranger's bytes do to a reader, it is this reply that is wrong
         raise BadReply(f"cannot be read ({type(error).__name__}: {error})") from None
-    # the server learns that a client remembers something (replays must then start at its first round), never what
-    return Received(task.client, task.round, values), rows, remote_memory_marker() if words["remembers"] else {}
+    # the server learns that a client remembers something (replays must then start at its first
+    # round), never what
+    return (
+        Received(task.client, task.round, values),
+        rows,
+        remote_memory_marker() if words["remembers"] else {},
+    )
 
 
 def _check_words(words: Mapping[str, Any], task: ClientTask, asked: str) -> None:
@@ -261,23 +315,32 @@ def _check_words(words: Mapping[str, Any], task: ClientTask, asked: str) -> None
         raise BadReply(f"remembers={words['remembers']}: 0 or 1 is needed")
 
 
-def _read_values(reply: Message, order: str, expected: ExpectedReply, rules: ReplyRules) -> Mapping[str, Tensors]:
-    arrays, wanted = read_reply_arrays(reply.content, order), expected.layouts
+def _read_values(
+    reply: Message, order: str, expected: ExpectedReply, rules: ReplyRules
+) -> Mapping[str, Tensors]:
+    arrays = read_reply_arrays(reply.content, order)
+    wanted = expected.layouts
     if unknown := sorted(set(arrays) - set(wanted)):
         raise BadReply(f"sends {unknown[:5]}, which the plan does not have", uncovered=True)
     if missing := sorted(set(wanted) - set(arrays)):
         raise BadReply(f"lacks {missing[:5]}")
-    found = {name: read_reply_tensor(name, array, wanted[name].dtype) for name, array in arrays.items()}
+    found = {
+        name: read_reply_tensor(name, array, wanted[name].dtype) for name, array in arrays.items()
+    }
     for name, tensor in found.items():
         _check_tensor(name, tensor, wanted[name], rules, expected.classes)
     _check_lengths(found, wanted)
     return nest_values({name: found[name] for name in wanted})
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, layout: TensorLayout, rules: ReplyRules, classes: int) -> None:
+def _check_tensor(
+    name: str, tensor: torch.Tensor, layout: TensorLayout, rules: ReplyRules, classes: int
+) -> None:
     shape = tuple(tensor.shape)
     if len(shape) != len(layout.shape) or shape[layout.free :] != layout.shape[layout.free :]:
-        needed = ", ".join(["any length"] * layout.free + [str(n) for n in layout.shape[layout.free :]])
+        needed = ", ".join(
+            ["any length"] * layout.free + [str(n) for n in layout.shape[layout.free :]]
+        )
         raise BadReply(f"{name} has shape {shape}; ({needed}) is needed")
     if not torch.isfinite(tensor).all():
         raise BadReply(f"{name} holds NaN or infinity")
@@ -291,7 +354,8 @@ def _check_tensor(name: str, tensor: torch.Tensor, layout: TensorLayout, rules: 
 
 
 def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, TensorLayout]) -> None:
-    """Images and their labels are as many; so are features and labels, as often as each is shared."""
+    """Images and their labels are as many; so are features and labels, as often as each is
+    shared."""
     sets = [name for name in wanted if wanted[name].free and wanted[name].shape[0]]
     for one, other in pairwise(sets):
         if len(found[one]) * wanted[other].shape[0] != len(found[other]) * wanted[one].shape[0]:
@@ -302,39 +366,64 @@ def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Tenso
 def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
     """The client's own rows. Raises BadReply for more of them than the plan has."""
     releases = Ledger.from_json(text).releases
-    rows = [LedgerRow(**{f.name: getattr(release, f.name) for f in fields(LedgerRow)}) for release in releases]
+    rows = [
+        LedgerRow(**{f.name: getattr(release, f.name) for f in fields(LedgerRow)})
+        for release in releases
+    ]
     if len(rows) != len(expected.rows):
         more = len(rows) > len(expected.rows)
-        raise BadReply(f"states {len(rows)} ledger rows where the plan has {len(expected.rows)}", uncovered=more)
+        raise BadReply(
+            f"states {len(rows)} ledger rows where the plan has {len(expected.rows)}",
+            uncovered=more,
+        )
     return rows
 
 
-def derive_rows(expected: ExpectedReply, values: Mapping[str, Tensors], stated: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The ledger rows of what was received. stated: the client's, for the digests that only it knows."""
+def derive_rows(
+    expected: ExpectedReply, values: Mapping[str, Tensors], stated: Sequence[LedgerRow]
+) -> list[LedgerRow]:
+    """The ledger rows of what was received. stated: the client's, for the digests that only it
+    knows."""
     rows = []
     for at, row in enumerate(expected.rows):
         if at >= expected.inner_row_count:
-            rows.append(replace(row, shape=tensor_shapes(values[row.name]), digest=digest_tensors(values[row.name])))
+            rows.append(
+                replace(
+                    row,
+                    shape=tensor_shapes(values[row.name]),
+                    digest=digest_tensors(values[row.name]),
+                )
+            )
         elif len(stated[at].digest) != 32 or not HEX_DIGITS.issuperset(stated[at].digest):
-            raise BadReply(f"row {at} ({row.name}) states digest {printable_line(stated[at].digest, 40)!r}")
+            raise BadReply(
+                f"row {at} ({row.name}) states digest {printable_line(stated[at].digest, 40)!r}"
+            )
         else:
             rows.append(replace(row, digest=stated[at].digest))
     return rows
 
 
 def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """The derived rows, where the client's agree field by field. Raises BadReply, naming the first that does not."""
+    """The derived rows, where the client's agree field by field. Raises BadReply, naming the first
+    that does not."""
     kept = []
     for at, (row, theirs) in enumerate(zip(rows, stated, strict=True)):
         row = _admit_failed_condition(row, theirs)
         for field in fields(LedgerRow):
-            mine, other = getattr(row, field.name), getattr(theirs, field.name)
+            mine = getattr(row, field.name)
+            other = getattr(theirs, field.name)
             if field.name == "event":
-                mine, other = event_to_json(mine), event_to_json(other)
+                mine = event_to_json(mine)
+                other = event_to_json(other)
             if field.name == "noise_std" and isinstance(row.event, dpa.NonPrivateDpEvent):
-                row = replace(row, noise_std=other)  # nothing is promised; the scale may be the data's
+                row = replace(
+                    row, noise_std=other
+                )  # nothing is promised; the scale may be the data's
             elif mine != other:
-                said = f"row {at} ({row.name}) states {field.name} {printable_line(other, 50)}; the plan and what came say "
+                said = (
+                    f"row {at} ({row.name}) states {field.name} {printable_line(other, 50)}; "
+                    "the plan and what came say "
+                )
                 costs = field.name == "event" and not isinstance(theirs.event, dpa.NoOpDpEvent)
                 raise BadReply(f"{said}{printable_line(mine, 50)}", uncovered=costs)
         kept.append(row)
@@ -343,9 +432,14 @@ def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> 
 
 def _admit_failed_condition(row: LedgerRow, theirs: LedgerRow) -> LedgerRow:
     """A client may say that a side condition failed, which only makes its release non-private."""
-    broken = sorted(name for name, holds in theirs.flags.items() if not holds and row.flags.get(name))
+    broken = sorted(
+        name for name, holds in theirs.flags.items() if not holds and row.flags.get(name)
+    )
     if not broken:
         return row
-    reason = f"side conditions fail: {', '.join(sorted(n for n, holds in theirs.flags.items() if not holds))}"
+    reason = (
+        "side conditions fail: "
+        f"{', '.join(sorted(n for n, holds in theirs.flags.items() if not holds))}"
+    )
     flags = {name: holds and name not in broken for name, holds in row.flags.items()}
     return replace(row, flags=flags, event=dpa.NonPrivateDpEvent(), nonprivate_reason=reason)

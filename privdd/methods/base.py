@@ -1,4 +1,5 @@
-"""What families of methods share: one network that the server trains, or a linear head over a public map."""
+"""What families of methods share: one network that the server trains, or a linear head over a
+public map."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from privdd.training.sgd import predict_images
 
 @dataclass(frozen=True, kw_only=True)
 class ServerNetwork(Method, AuditHooks):
-    """model: the network that the server trains and sends; it must treat each image alone (no batch norm)."""
+    """model: the network that the server trains and sends; it must treat each image alone (no batch
+    norm)."""
 
     model: ModelSpec
 
@@ -34,7 +36,9 @@ class ServerNetwork(Method, AuditHooks):
         check_no_batch_norm(self.model.norm, "model")
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        return pack("model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch()))
+        return pack(
+            "model", initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
+        )
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         return predict_images(self.model, unpack("model", server), x)
@@ -49,7 +53,8 @@ class ServerNetwork(Method, AuditHooks):
 
 @dataclass(frozen=True, kw_only=True)
 class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
-    """rows: the public map, whose rows the head reads. Relatives say what a client sends of its rows."""
+    """rows: the public map, whose rows the head reads. Relatives say what a client sends of its
+    rows."""
 
     rows: PublicRows
 
@@ -58,13 +63,17 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
     shares_work: ClassVar[bool] = True
 
     @abstractmethod
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
+    def from_rows(
+        self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         """A client's round; rows: of its records (n, d), as the public map sees them."""
 
     def init(self, problem: Problem, keys: Keys) -> State:
         return {"model/head.weight": torch.zeros(problem.classes, self.rows.width + 1)}
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         return self.from_rows(broadcast, embed_shards(self.rows, [shard])[0], shard, ctx)
 
     def local_batched(
@@ -96,7 +105,9 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
     def sent_state(self, broadcast: Values) -> State | None:
         return dict(broadcast["model"])
 
-    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
+    def maps(
+        self, broadcast: Values, memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
         return {"embedding": self.rows, "public": self.rows}
 
     def settings(self, shard_size: int) -> Mapping[str, Any]:

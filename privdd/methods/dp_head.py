@@ -1,8 +1,10 @@
-"""A linear head over a public map, trained by full-batch gradient descent on clipped, noised sums of gradients.
+"""A linear head over a public map, trained by full-batch gradient descent on clipped, noised sums
+of gradients.
 
-DP-SGD (Abadi et al. 2016, algorithm 1) at sampling probability 1 on the last layer alone, as transfer learning under
-privacy does it (Tramer and Boneh, ICLR 2021; De et al. 2022): the baseline that a distilled set in the same map is up
-against.
+DP-SGD (Abadi et al. 2016, algorithm 1) at sampling probability 1 on the last layer alone, as
+transfer learning under
+privacy does it (Tramer and Boneh, ICLR 2021; De et al. 2022): the baseline that a distilled set in
+    the same map is up against.
 """
 
 from __future__ import annotations
@@ -18,7 +20,17 @@ from attacks.types import Surface
 from attacks.validation import check_below_one, check_counts, check_positive
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, ClientData, Problem, Received, Records, State, Tensors, Values, Work
+from privdd.core.types import (
+    Artifact,
+    ClientData,
+    Problem,
+    Received,
+    Records,
+    State,
+    Tensors,
+    Values,
+    Work,
+)
 from privdd.distillation.public_features import head_gradients
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
@@ -32,10 +44,11 @@ COUNTED = 0.25  # share of the clip norm with which a record is counted: the res
 
 @dataclass(frozen=True, kw_only=True)
 class DPHead(PublicMap):
-    """rounds: steps, each of which is one noised release by every client; lr: of a step along the sum of what the
-    clients sent over the number of records; noisiest: the server's step is made so much shorter that the noise in it has at most
-    this standard deviation in every number (None: never); momentum: heavy ball, of the server; local_steps: noised
-    steps that a client takes by itself between two rounds (1: gradient descent; more: DP-FedAvg).
+    """rounds: steps, each of which is one noised release by every client; lr: of a step along the
+    sum of what the clients sent over the number of records; noisiest: the server's step is made so
+    much shorter that the noise in it has at most this standard deviation in every number (None:
+    never); momentum: heavy ball, of the server; local_steps: noised steps that a client takes by
+    itself between two rounds (1: gradient descent; more: DP-FedAvg).
 
     Each record adds its gradient and, beside it, a constant: so the number of records is known as
     well, noised, and averaged over the rounds. Without a mechanism nothing is clipped or noised.
@@ -59,19 +72,34 @@ class DPHead(PublicMap):
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = super().init(problem, keys)
-        return {**state, "velocity/head.weight": torch.zeros_like(state["model/head.weight"]),
-                "seen/count": torch.zeros(1), "seen/rounds": torch.zeros(1)}  # fmt: skip
+        return {
+            **state,
+            "velocity/head.weight": torch.zeros_like(state["model/head.weight"]),
+            "seen/count": torch.zeros(1),
+            "seen/rounds": torch.zeros(1),
+        }
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
+    def from_rows(
+        self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         private = ctx.protected(QUERY)
-        weight, total, count = broadcast["model"]["head.weight"], torch.zeros(()), torch.zeros(())
+        weight = broadcast["model"]["head.weight"]
+        total = torch.zeros(())
+        count = torch.zeros(())
         for _ in timed_steps(range(self.local_steps)):
             sums = _release_sums(weight, rows, shard.train, ctx)
-            total, count = total + sums["head.weight"], count + sums["count"]
-            weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums["count"].clamp_min(1)
+            total = total + sums["head.weight"]
+            count = count + sums["count"]
+            weight = weight - self.lr / self.local_steps * sums["head.weight"] / sums[
+                "count"
+            ].clamp_min(1)
         std = float(ctx.mechanisms[QUERY].noise_std) if private else 0.0  # type: ignore[attr-defined]
         variance = torch.tensor([std**2 / self.local_steps])
-        value = {"head.weight": total / self.local_steps, "count": count / self.local_steps, "variance": variance}
+        value = {
+            "head.weight": total / self.local_steps,
+            "count": count / self.local_steps,
+            "variance": variance,
+        }
         return {"gradient": Artifact(value, private=private)}, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
@@ -88,29 +116,46 @@ class DPHead(PublicMap):
         if self.noisiest is not None:
             step = step.minimum(self.noisiest / noise.clamp_min(1e-30))
         weight = server["model/head.weight"] - step * velocity
-        return {**server, "model/head.weight": weight, "velocity/head.weight": velocity, "seen/count": count,
-                "seen/rounds": rounds, "seen/noise": noise}  # fmt: skip
+        return {
+            **server,
+            "model/head.weight": weight,
+            "velocity/head.weight": velocity,
+            "seen/count": count,
+            "seen/rounds": rounds,
+            "seen/noise": noise,
+        }
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """Sums suffice if a client takes one step between two rounds; later steps depend on earlier ones and do not add."""
+        """Sums suffice if a client takes one step between two rounds; later steps depend on earlier
+        ones and do not add."""
         return "sum" if self.local_steps == 1 else None
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {name: self.local_steps for name in mechanisms if name == QUERY}
 
     def settings(self, shard_size: int) -> dict[str, float]:
-        return {"lr": self.lr, "momentum": 0.0, "batch_size": max(1, shard_size), "local_steps": self.local_steps}
+        return {
+            "lr": self.lr,
+            "momentum": 0.0,
+            "batch_size": max(1, shard_size),
+            "local_steps": self.local_steps,
+        }
 
 
 def _release_sums(weight: Tensor, rows: Tensor, records: Records, ctx: ClientContext) -> Tensors:
-    """Sums over the records: of their gradients, and of one each; through the mechanism where there is one."""
+    """Sums over the records: of their gradients, and of one each; through the mechanism where there
+    is one."""
     if not ctx.protected(QUERY):
         own = head_gradients(weight, rows.to(weight), records.y)
         return {"head.weight": own.left.T @ own.right, "count": torch.tensor([float(len(rows))])}
     clip = float(ctx.mechanisms[QUERY].clip_norm)  # type: ignore[attr-defined]
     taken = ctx.sample(QUERY, len(rows)).to(rows.device)
-    rows, y = rows[taken].to(weight), records.y[taken]
+    rows = rows[taken].to(weight)
+    y = records.y[taken]
     gradient = head_gradients(weight, rows, y, clip * (1 - COUNTED**2) ** 0.5)
-    parts: dict[str, Part] = {"head.weight": gradient, "count": torch.full((len(y), 1), clip * COUNTED)}
+    parts: dict[str, Part] = {
+        "head.weight": gradient,
+        "count": torch.full((len(y), 1), clip * COUNTED),
+    }
     sums = ctx.mechanism(QUERY, FactoredRows(parts))
     return {"head.weight": sums["head.weight"], "count": sums["count"] / (clip * COUNTED)}

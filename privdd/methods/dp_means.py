@@ -1,7 +1,8 @@
-"""Class means in a public map, one noised release by every client: records go to the class of the nearest mean.
+"""Class means in a public map, one noised release by every client: records go to the class of the
+nearest mean.
 
-Prototypes in a pre-trained map under differential privacy, as DPPL's (Papernot's group, 2024; there one mean a class
-as well): a baseline that any distilled set which carries class means must reach.
+Prototypes in a pre-trained map under differential privacy, as DPPL's (Papernot's group, 2024; there
+one mean a class as well): a baseline that any distilled set which carries class means must reach.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ QUERY = "class_sums"
 
 @dataclass(frozen=True, kw_only=True)
 class DPMeans(PublicMap):
-    """least: classes of a smaller share of the counted records are left out, for their means would be noise.
+    """least: classes of a smaller share of the counted records are left out, for their means would
+    be noise.
 
-    A client sends the sum of its rows of every class, how many they are (both noised, where a mechanism is set: a row
-    ends with a constant, so that one release has both), and the public variance of the noise. One round.
-    """
+    A client sends the sum of its rows of every class, how many they are (both noised, where a
+    mechanism is set: a row ends with a constant, so that one release has both), and the public
+        variance of the noise. One round."""
 
     least: float = 0.01
 
@@ -42,23 +44,39 @@ class DPMeans(PublicMap):
         if not 0 <= self.least < 1:
             raise ValueError(f"least={self.least!r}: a share in [0, 1)")
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
-        private, sums = ctx.protected(QUERY), []
-        taken = ctx.sample(QUERY, len(rows)).to(rows.device) if private else torch.ones(len(rows), dtype=torch.bool)
-        rows, y = rows[taken], shard.train.y[taken]
+    def from_rows(
+        self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext
+    ) -> Work:
+        private = ctx.protected(QUERY)
+        sums = []
+        taken = (
+            ctx.sample(QUERY, len(rows)).to(rows.device)
+            if private
+            else torch.ones(len(rows), dtype=torch.bool)
+        )
+        rows = rows[taken]
+        y = shard.train.y[taken]
         for label in ctx.problem.class_list:
             mine = {"sum": rows[y == label]}
             found = (
-                ctx.mechanism(QUERY, mine, partition=name_class_cell(label)) if private else {"sum": mine["sum"].sum(0)}
+                ctx.mechanism(QUERY, mine, partition=name_class_cell(label))
+                if private
+                else {"sum": mine["sum"].sum(0)}
             )
             sums.append(found["sum"])
         total = torch.stack(sums)
         variance = float(ctx.mechanisms[QUERY].noise_std) ** 2 if private else 0.0  # type: ignore[attr-defined]
-        value = {"sum": total, "count": total[:, -1] / self.rows.last_entry, "variance": torch.tensor([variance])}
+        value = {
+            "sum": total,
+            "count": total[:, -1] / self.rows.last_entry,
+            "variance": torch.tensor([variance]),
+        }
         return {"prototypes": Artifact(value, private=private)}, {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         sent = [received.values["prototypes"] for received in sort_by_client(inbox)]
-        total, variance = (torch.stack([one[n].double() for one in sent]).sum(0) for n in ("sum", "variance"))
+        total, variance = (
+            torch.stack([one[n].double() for one in sent]).sum(0) for n in ("sum", "variance")
+        )
         head = nearest_mean_head(total, variance, self.rows.last_entry, self.least)
         return {**server, "model/head.weight": head.float()}

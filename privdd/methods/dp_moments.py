@@ -1,8 +1,9 @@
-"""Second moments and class sums in a public map, one noised release by every client: ridge regression on the labels.
+"""Second moments and class sums in a public map, one noised release by every client: ridge
+regression on the labels.
 
-Sufficient statistics under the Gaussian mechanism (Dwork et al. STOC 2014, "Analyze Gauss"; Wang, UAI 2018: the ridge
-grows with the noise): a baseline on equal terms for what a distilled set in the same map carries.
-"""
+Sufficient statistics under the Gaussian mechanism (Dwork et al. STOC 2014, "Analyze Gauss"; Wang,
+UAI 2018: the ridge grows with the noise): a baseline on equal terms for what a distilled set in the
+    same map carries."""
 
 from __future__ import annotations
 
@@ -26,12 +27,12 @@ QUERY = "second_moments"
 
 @dataclass(frozen=True, kw_only=True)
 class DPMoments(PublicMap):
-    """ridge: the penalty, in units of the size of the noise's eigenvalues; share: of each record's squared length that
-    goes to the second moments, the rest to its class's sum.
+    """ridge: the penalty, in units of the size of the noise's eigenvalues; share: of each record's
+    squared length that goes to the second moments, the rest to its class's sum.
 
-    In one round a client sends the sum of its rows x by class, the public variance of the noise, and the upper triangle of
-    the sum of x x'. Entries off the diagonal are multiplied by the square root of two, so that the norm is the matrix's.
-    """
+    In one round a client sends the sum of its rows x by class, the public variance of the noise,
+    and the upper triangle of the sum of x x'. Entries off the diagonal are multiplied by the square
+    root of two, so that the norm is the matrix's."""
 
     ridge: float = 1.0
     share: float = 0.5
@@ -46,15 +47,21 @@ class DPMoments(PublicMap):
         if not 0 < self.share < 1:
             raise ValueError(f"share={self.share!r}: a share in (0, 1)")
 
-    def from_rows(self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext) -> Work:
-        private, variance = ctx.protected(QUERY), 0.0
+    def from_rows(
+        self, broadcast: Values, rows: Tensor, shard: ClientData, ctx: ClientContext
+    ) -> Work:
+        private = ctx.protected(QUERY)
+        variance = 0.0
         if private:
             mechanism = ctx.mechanisms[QUERY]
             taken = ctx.sample(QUERY, len(rows)).to(rows.device)
-            clip, variance = float(mechanism.clip_norm), float(mechanism.noise_std) ** 2  # type: ignore[attr-defined]
+            # type: ignore[attr-defined]
+            clip = float(mechanism.clip_norm)
+            variance = float(mechanism.noise_std) ** 2
             own = record_moments(rows[taken], shard.train.y[taken], ctx.problem.classes, self.share)
             sums = ctx.mechanism(QUERY, {name: clip * value for name, value in own.items()})
-            sums, variance = {name: value / clip for name, value in sums.items()}, variance / clip**2
+            sums = {name: value / clip for name, value in sums.items()}
+            variance = variance / clip**2
         else:
             own = record_moments(rows, shard.train.y, ctx.problem.classes, self.share)
             sums = {name: value.sum(0) for name, value in own.items()}

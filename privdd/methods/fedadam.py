@@ -16,8 +16,8 @@ from privdd.methods.fedavg import FedAvg
 class FedAdam(FedAvg):
     """m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, w -= server_lr m / (sqrt(v) + tau).
 
-    g is the pseudo-gradient; beta1, beta2 in [0, 1); tau > 0 is the degree of adaptivity (large = less),
-    and v starts at tau^2, as the algorithm's initialisation asks.
+    g is the pseudo-gradient; beta1, beta2 in [0, 1); tau > 0 is the degree of adaptivity (large =
+    less), and v starts at tau^2, as the algorithm's initialisation asks.
     """
 
     server_lr: float = 0.1
@@ -39,9 +39,16 @@ class FedAdam(FedAvg):
         return {**state, **pack("first", first), **pack("second", second)}
 
     def server_step(self, server: State, gradient: State) -> State:
-        first, second = unpack("first", server), unpack("second", server)
+        first = unpack("first", server)
+        second = unpack("second", server)
         m = {n: self.beta1 * first[n].double() + (1 - self.beta1) * g for n, g in gradient.items()}
-        v = {n: self.beta2 * second[n].double() + (1 - self.beta2) * g * g for n, g in gradient.items()}
+        v = {
+            n: self.beta2 * second[n].double() + (1 - self.beta2) * g * g
+            for n, g in gradient.items()
+        }
         step = {n: m[n] / (v[n].sqrt() + self.tau) for n in gradient}
         moments = {**pack("first", m), **pack("second", v)}
-        return {**super().server_step(server, step), **{n: t.to(server[n]) for n, t in moments.items()}}
+        return {
+            **super().server_step(server, step),
+            **{n: t.to(server[n]) for n, t in moments.items()},
+        }

@@ -1,4 +1,5 @@
-"""Federated averaging (McMahan et al. 2017, algorithm 1) and the hooks that its relatives override."""
+"""Federated averaging (McMahan et al. 2017, algorithm 1) and the hooks that its relatives
+override."""
 
 from __future__ import annotations
 
@@ -55,7 +56,15 @@ COMBINING_HOOKS = ("outcome", "aggregate", "pseudo_gradient", "uploads")
 class FedAvg(
     Method,
     AuditHooks,
-    hooks=("start", "loss", "correction", "outcome", "pseudo_gradient", "server_step", "sees_features"),
+    hooks=(
+        "start",
+        "loss",
+        "correction",
+        "outcome",
+        "pseudo_gradient",
+        "server_step",
+        "sees_features",
+    ),
 ):
     """Each client trains the global model on its records; the server averages the results.
 
@@ -67,9 +76,9 @@ class FedAvg(
     "update" (client-level privacy) must clip changes, so such a run uses ``client_private()``.
     With a mechanism for "dpsgd" training is DP-SGD, every upload is post-processing of it, and no
     record count leaves; relatives whose loss DP-SGD cannot protect declare no such query.
-    Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed), balanced:
-    in passes of as many as the client's records, equally many of every class. A relative that would not see them has
-    ``sees_features = False``.
+    Where the broadcast holds "features" and "labels", every step adds a batch of them (FedFed),
+    balanced: in passes of as many as the client's records, equally many of every class. A relative
+        that would not see them has ``sees_features = False``.
     """
 
     model: ModelSpec
@@ -92,7 +101,10 @@ class FedAvg(
         "count": Surface.COUNTS,
     }
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
-    broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, "buffers": Surface.GLOBAL_MODEL}
+    broadcasts: ClassVar[Mapping[str, Surface]] = {
+        "model": Surface.GLOBAL_MODEL,
+        "buffers": Surface.GLOBAL_MODEL,
+    }
 
     def __post_init__(self) -> None:
         check_counts(self, "rounds", "batch_size")
@@ -103,7 +115,8 @@ class FedAvg(
             raise ValueError(f"weighting={self.weighting!r}: allowed are records, uniform")
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """A relative that changes how clients train is trained one by one, unless it says how many train at once."""
+        """A relative that changes how clients train is trained one by one, unless it says how many
+        train at once."""
         super().__init_subclass__(**more)
         nearest = next(base for base in cls.__mro__[1:] if issubclass(base, FedAvg))
         changed = any(getattr(cls, name) is not getattr(nearest, name) for name in TRAINING_HOOKS)
@@ -114,8 +127,11 @@ class FedAvg(
         return replace(self, update_is_delta=True, weighting="uniform")
 
     def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
-        """The mean suffices if all clients weigh alike and no noise is added inside local training."""
-        changed = any(getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINING_HOOKS)
+        """The mean suffices if all clients weigh alike and no noise is added inside local
+        training."""
+        changed = any(
+            getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINING_HOOKS
+        )
         return None if changed or self.weighting != "uniform" or "dpsgd" in mechanisms else "mean"
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
@@ -128,8 +144,8 @@ class FedAvg(
     def correction(self, turn: ClientRound) -> Correction | None:
         """What is done to each gradient; None is nothing.
 
-        Where ``vectorised``, it acts on each entry by itself: it is also asked for K clients at once, whose
-        parameters, gradients and memory then have a first axis over the clients.
+        Where ``vectorised``, it acts on each entry by itself: it is also asked for K clients at
+        once, whose parameters, gradients and memory then have a first axis over the clients.
         """
         return None
 
@@ -159,11 +175,16 @@ class FedAvg(
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = initial(self.model, problem.shape, problem.classes, keys.fold("model").torch())
-        params, buffers = split_state(build_skeleton(self.model, problem.shape, problem.classes), state)
+        params, buffers = split_state(
+            build_skeleton(self.model, problem.shape, problem.classes), state
+        )
         return {**pack("model", params), **pack("buffers", buffers)}
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
-        private, turn = ctx.protected("dpsgd"), ClientRound(broadcast, memory, shard, ctx)
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
+        private = ctx.protected("dpsgd")
+        turn = ClientRound(broadcast, memory, shard, ctx)
         trained = self._train_privately(turn) if private else self._train_client(turn)
         values, memory = self.outcome(turn, trained)
         return {name: Artifact(value, private=private) for name, value in values.items()}, memory
@@ -175,22 +196,36 @@ class FedAvg(
         shards: Sequence[ClientData],
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
-        """Train all clients as one wide network, each with its own batches; None for layers without such a form, under DP-SGD,
-        and where records are mixed with shared features."""
+        """Train all clients as one wide network, each with its own batches; None for layers without
+        such a form, under DP-SGD, and where records are mixed with shared features."""
         model = build_skeleton(self.model, shards[0].shape, shards[0].classes)
-        if "features" in broadcast or any(ctx.protected("dpsgd") for ctx in contexts) or not is_vectorisable(model):
+        if (
+            "features" in broadcast
+            or any(ctx.protected("dpsgd") for ctx in contexts)
+            or not is_vectorisable(model)
+        ):
             return None
-        if not all(len(shard.train) for shard in shards):  # who has nothing to train on does not train
+        if not all(
+            len(shard.train) for shard in shards
+        ):  # who has nothing to train on does not train
             return None
-        turns = [ClientRound(broadcast, m, shard, ctx) for m, shard, ctx in zip(memories, shards, contexts)]
-        done = [self.outcome(turn, trained) for turn, trained in zip(turns, self._train_batched(turns))]
+        turns = [
+            ClientRound(broadcast, m, shard, ctx)
+            for m, shard, ctx in zip(memories, shards, contexts)
+        ]
+        done = [
+            self.outcome(turn, trained) for turn, trained in zip(turns, self._train_batched(turns))
+        ]
         return [({name: Artifact(v) for name, v in values.items()}, kept) for values, kept in done]
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         new = {**server, **self.server_step(server, self.pseudo_gradient(server, inbox))}
         if all("buffers" in received.values for received in inbox):
             buffers = average(inbox, "buffers", client_weights(inbox))
-            new |= pack("buffers", {name: value.to(server[f"buffers/{name}"]) for name, value in buffers.items()})
+            new |= pack(
+                "buffers",
+                {name: value.to(server[f"buffers/{name}"]) for name, value in buffers.items()},
+            )
         return new
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
@@ -207,7 +242,9 @@ class FedAvg(
         return build(self.model, problem.shape, problem.classes)
 
     def sent_state(self, broadcast: Values) -> State | None:
-        return {**broadcast.get("buffers", {}), **broadcast["model"]} if "model" in broadcast else None
+        return (
+            {**broadcast.get("buffers", {}), **broadcast["model"]} if "model" in broadcast else None
+        )
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         if name == "buffers":
@@ -220,7 +257,11 @@ class FedAvg(
 
     def settings(self, shard_size: int) -> dict[str, float]:
         own = {"batch_size": self.batch_size, "update_is_delta": self.update_is_delta}
-        return {**self._sgd_settings, **own, "local_steps": count_steps(shard_size, self.batch_size, self.local_epochs)}
+        return {
+            **self._sgd_settings,
+            **own,
+            "local_steps": count_steps(shard_size, self.batch_size, self.local_epochs),
+        }
 
     @property
     def _sgd_settings(self) -> dict[str, Any]:
@@ -229,8 +270,12 @@ class FedAvg(
     def _train_client(self, turn: ClientRound) -> Trained:
         model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
-        hides_counts = self.update_is_delta and self.weighting == "uniform"  # as under client-level privacy
-        if not len(turn.shard.train) and hides_counts:  # no change, clipped and noised like any other
+        hides_counts = (
+            self.update_is_delta and self.weighting == "uniform"
+        )  # as under client-level privacy
+        if (
+            not len(turn.shard.train) and hides_counts
+        ):  # no change, clipped and noised like any other
             return Trained(params, dict(params), dict(buffers), 1)
         state, steps = local_sgd(
             model,
@@ -248,8 +293,10 @@ class FedAvg(
 
     def _train_batched(self, turns: Sequence[ClientRound]) -> list[Trained]:
         """Each client for as many steps as it would train alone."""
-        first, memories = turns[0], [turn.memory for turn in turns]
-        model, start = build_skeleton(self.model, first.shard.shape, first.shard.classes), self.start(first)[0]
+        first = turns[0]
+        memories = [turn.memory for turn in turns]
+        model = build_skeleton(self.model, first.shard.shape, first.shard.classes)
+        start = self.start(first)[0]
         stacked = {name: torch.stack([memory[name] for memory in memories]) for name in memories[0]}
         done = vectorised_sgd(
             model,
@@ -268,7 +315,8 @@ class FedAvg(
         if buffers:
             held = ", ".join(sorted(buffers)[:3])
             raise ValueError(
-                f"model.norm=batch: DP-SGD needs per-record gradients, and {held} mix the records of a batch; "
+                f"model.norm=batch: DP-SGD needs per-record gradients, and {held} mix the "
+                "records of a batch; "
                 "use norm=instance, group or none"
             )
         model = build(self.model, turn.shard.shape, turn.shard.classes)
@@ -284,7 +332,13 @@ class FedAvg(
     def _shared_batches(self, turn: ClientRound) -> SharedBatches | None:
         if "features" not in turn.broadcast:
             return None
-        x, y = turn.broadcast["features"]["x"], turn.broadcast["labels"]["y"]
-        records, generator = Records(x, y, torch.arange(len(y))), turn.ctx.keys.fold("shared").torch()
-        own = len(y) if turn.ctx.protected("dpsgd") else len(turn.shard.train)  # no noise covers a count
-        return SharedBatches(records, generator, self.batch_size, balanced=own if self.balanced else None)
+        x = turn.broadcast["features"]["x"]
+        y = turn.broadcast["labels"]["y"]
+        records = Records(x, y, torch.arange(len(y)))
+        generator = turn.ctx.keys.fold("shared").torch()
+        own = (
+            len(y) if turn.ctx.protected("dpsgd") else len(turn.shard.train)
+        )  # no noise covers a count
+        return SharedBatches(
+            records, generator, self.batch_size, balanced=own if self.balanced else None
+        )

@@ -1,8 +1,10 @@
-"""FedAvg whose clip norm follows a private quantile of the update norms (Andrew, Thakkar, McMahan and Ramaswamy 2021).
+"""FedAvg whose clip norm follows a private quantile of the update norms (Andrew, Thakkar, McMahan
+and Ramaswamy 2021).
 
-A client sends its change over the current clip norm, clipped to 1, and one more number: whether it had to be clipped
-(b - 1/2 for their bit b). Both go through one Gaussian mechanism on the whole vector, so that one multiplier z accounts
-for both; theorem 1 there: z**-2 = z_change**-2 + (2 sigma_bit)**-2. The server moves the clip norm by
+A client sends its change over the current clip norm, clipped to 1, and one more number: whether it
+had to be clipped (b - 1/2 for their bit b). Both go through one Gaussian mechanism on the whole
+vector, so that one multiplier z accounts for both; theorem 1 there: z**-2 = z_change**-2 + (2
+sigma_bit)**-2. The server moves the clip norm by
 what the noised bits say (equation 1, geometric): post-processing, like the model.
 """
 
@@ -25,14 +27,18 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.training.sgd import ClientRound, Trained
 
 BIT = "within"  # the name of the added number in an update
-LEAST, MOST = 1e-6, 1e6  # what noise alone may make of the clip norm
+# what noise alone may make of the clip norm
+LEAST = 1e-6
+MOST = 1e6
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgAdaptive(FedAvg):
-    """clip_start: the first clip norm; quantile: share of the clients whose change shall not be clipped, in [0, 1];
-    clip_lr: of the clip norm's logarithm; bit_share: how much of a unit vector is the bit's, squared its share of
-    the budget. What is clipped is the change, so it needs ``update_is_delta``, which client-level privacy sets.
+    """clip_start: the first clip norm; quantile: share of the clients whose change shall not be
+    clipped, in [0, 1];
+    clip_lr: of the clip norm's logarithm; bit_share: how much of a unit vector is the bit's,
+        squared its share of the budget. What is clipped is the change, so it needs
+        ``update_is_delta``, which client-level privacy sets.
     """
 
     clip_start: float = 1.0
@@ -40,8 +46,13 @@ class FedAvgAdaptive(FedAvg):
     clip_lr: float = 0.2
     bit_share: float = 0.2
 
-    queries: ClassVar[Mapping[str, Surface]] = {}  # changes are what is clipped, not the gradients of records
-    broadcasts: ClassVar[Mapping[str, Surface]] = {**FedAvg.broadcasts, "clip": Surface.GLOBAL_MODEL}
+    queries: ClassVar[
+        Mapping[str, Surface]
+    ] = {}  # changes are what is clipped, not the gradients of records
+    broadcasts: ClassVar[Mapping[str, Surface]] = {
+        **FedAvg.broadcasts,
+        "clip": Surface.GLOBAL_MODEL,
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,11 +66,13 @@ class FedAvgAdaptive(FedAvg):
             raise ValueError(f"bit_share={self.bit_share!r}: a share between 0 and 1")
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
-        """Raises ValueError where updates are not clipped to 1: they are sent in units of the clip norm."""
+        """Raises ValueError where updates are not clipped to 1: they are sent in units of the clip
+        norm."""
         clip = getattr(mechanisms.get("update"), "clip_norm", 1)
         if clip != 1:
             raise ValueError(
-                f"privacy.clip_norm={clip}: fedavg_adaptive sends changes over its own clip norm, and needs privacy=client "
+                f"privacy.clip_norm={clip}: fedavg_adaptive sends changes over its own "
+                "clip norm, and needs privacy=client "
                 "with privacy.clip_norm=1 (algo.clip_start is where its own starts)"
             )
 
@@ -72,7 +85,8 @@ class FedAvgAdaptive(FedAvg):
         return {**super().init(problem, keys), "clip/norm": torch.tensor([float(self.clip_start)])}
 
     def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
-        """The change in units of the clip norm, and the bit; a client without any change sends zeros, the bit's too."""
+        """The change in units of the clip norm, and the bit; a client without any change sends
+        zeros, the bit's too."""
         values, memory = super().outcome(turn, trained)
         if not self.update_is_delta:
             return values, memory
@@ -81,7 +95,9 @@ class FedAvgAdaptive(FedAvg):
         norm = record_norms({name: value.unsqueeze(0) for name, value in change.items()})
         factor = float(clip_factors(norm, 1.0)) * self._max_change_norm
         said = self.bit_share * float(norm != 0) * (1.0 if float(norm) <= 1 else -1.0)
-        sent: dict[str, torch.Tensor] = {name: value.nan_to_num() * factor for name, value in change.items()}
+        sent: dict[str, torch.Tensor] = {
+            name: value.nan_to_num() * factor for name, value in change.items()
+        }
         values["update"] = {**sent, BIT: torch.tensor([said]).to(next(iter(sent.values())))}
         return values, memory
 
@@ -93,7 +109,8 @@ class FedAvgAdaptive(FedAvg):
         return {name: value * unit for name, value in gradient.items() if name != BIT}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """The model's step, and C exp(-clip_lr (share of clients that were not clipped - quantile))."""
+        """The model's step, and C exp(-clip_lr (share of clients that were not clipped -
+        quantile))."""
         new = super().aggregate(server, inbox, keys)
         if not self.update_is_delta:
             return new

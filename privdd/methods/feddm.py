@@ -1,7 +1,7 @@
 """FedDM: clients send distilled images, the server trains on their union.
 
-Xiong, Wang, Cheng, Yu and Hsieh, "FedDM: Iterative Distribution Matching for Communication-Efficient
-Federated Learning" (CVPR 2023), algorithm 1 and equations 8, 9 and 15.
+Xiong, Wang, Cheng, Yu and Hsieh, "FedDM: Iterative Distribution Matching for
+Communication-Efficient Federated Learning" (CVPR 2023), algorithm 1 and equations 8, 9 and 15.
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from torch import Tensor
 from attacks.types import Surface
 from attacks.validation import check_counts, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import ClientData, Problem, Received, Shard, State, Values, Work, pack, unpack
+from privdd.core.types import (
+    ClientData,
+    Problem,
+    Received,
+    Shard,
+    State,
+    Values,
+    Work,
+    pack,
+    unpack,
+)
 from privdd.distillation.class_cells import (
     PUBLIC_STARTS,
     ClassCells,
@@ -61,14 +71,22 @@ from privdd.federated.channel import ClientContext
 from privdd.federated.method import RecordTransform
 from privdd.methods.base import ServerNetwork
 from privdd.models import build_skeleton
-from privdd.privacy.claims import Claim, ClaimedRun, feddm_3_1, feddm_3_2, feddm_membership, matching_claims
+from privdd.privacy.claims import (
+    Claim,
+    ClaimedRun,
+    feddm_3_1,
+    feddm_3_2,
+    feddm_membership,
+    matching_claims,
+)
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.server import ServerTraining, ball_projected_loss, train_on_uploads
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedDM(ServerNetwork):
-    """Images per class are matched in networks around the server's model, then pooled by the server.
+    """Images per class are matched in networks around the server's model, then pooled by the
+    server.
 
     ipc: images per class; start: real | noise | smooth |
     statistics, what images start from each round; carry_over: go on from last
@@ -76,10 +94,11 @@ class FedDM(ServerNetwork):
     logits: match them beside the features; matching: the clients' steps; server: the server's
     training; reads: noised reads of the records a round, where a mechanism is set for "embedding".
 
-    extractor: a public pre-trained map to match in, instead of networks in the ball (pre-training that the
-    paper does not use). It never changes, so that one noised read a round is all it takes; fitting: how images
-    then follow what was read (None: as ``matching`` says), with a mechanism for "embedding" only; least: classes
-    whose noised count is below are not sent, with one for "class_counts" only.
+    extractor: a public pre-trained map to match in, instead of networks in the ball (pre-training
+        that the paper does not use). It never changes, so that one noised read a round is all it
+        takes; fitting: how images
+    then follow what was read (None: as ``matching`` says), with a mechanism for "embedding" only;
+    least: classes whose noised count is below are not sent, with one for "class_counts" only.
 
     Without a mechanism a client sends the classes it holds: a class with fewer records than ``ipc``
     starts from its records over again, a client without records sends an empty set. With one, all
@@ -99,7 +118,10 @@ class FedDM(ServerNetwork):
     fitting: FittingSettings | None = None
     least: float = 0.0
 
-    uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        "images": Surface.SYNTHETIC_IMAGES,
+        "labels": Surface.LABELS,
+    }
     queries: ClassVar[Mapping[str, Surface]] = {
         "embedding": Surface.PROTOTYPES,
         "synthetic_gradient": Surface.GRADIENT,
@@ -114,23 +136,33 @@ class FedDM(ServerNetwork):
         check_positive(self, "rho")
         check_init(self.start)
         if self.carry_over and self.start == "real":
-            raise ValueError("carry_over=True: not with start=real, which draws new records each round")
+            raise ValueError(
+                "carry_over=True: not with start=real, which draws new records each round"
+            )
         super().__post_init__()
         if self.extractor is not None and self.reads != 1:
-            raise ValueError(f"reads={self.reads}: 1 with an extractor, which shows the same at every read")
+            raise ValueError(
+                f"reads={self.reads}: 1 with an extractor, which shows the same at every read"
+            )
         if self.fitting is not None and self.extractor is None:
             raise ValueError("fitting: needs an extractor, for it follows one fixed map")
         if not 0 <= self.least < float("inf") or (self.least and self.fitting is None):
-            raise ValueError(f"least={self.least!r}: a finite number from 0, above 0 with fitting only")
+            raise ValueError(
+                f"least={self.least!r}: a finite number from 0, above 0 with fitting only"
+            )
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         if is_protected(ctx.mechanisms):
             return self._distil_protected(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short_classes(shard, self.ipc, ctx.keys)
         cells = single_client_cells(shard.train, shard.classes)
         images = self._distil_cells(cells, broadcast, memory, shard, ctx)
-        return build_uploads(cells, images)[0], images_to_memory(images, cells.labels) if self.carry_over else {}
+        return build_uploads(cells, images)[0], images_to_memory(
+            images, cells.labels
+        ) if self.carry_over else {}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         """Train the model on the union, inside the ball around where it stood."""
@@ -142,7 +174,10 @@ class FedDM(ServerNetwork):
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
         check_fitting_settings(self.fitting, self.least, mechanisms)
         if is_protected(mechanisms) and self.start not in PUBLIC_STARTS:
-            raise ValueError(f"start={self.start!r}: a guarantee needs start=noise or smooth, others read the records")
+            raise ValueError(
+                f"start={self.start!r}: a guarantee needs start=noise or smooth, others "
+                "read the records"
+            )
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return count_queries(mechanisms, self.reads, self.matching.iterations)
@@ -158,13 +193,26 @@ class FedDM(ServerNetwork):
 
     def settings(self, shard_size: int) -> dict[str, Any]:
         m = self.matching
-        return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.ipc}
+        return {
+            "lr": m.lr,
+            "momentum": m.momentum,
+            "batch_size": m.batch,
+            "local_steps": m.iterations,
+            "ipc": self.ipc,
+        }
 
-    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The matched maps: images -> features (and logits) at the centre of the ball, or the extractor's (public)."""
+    def maps(
+        self, broadcast: Values, memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The matched maps: images -> features (and logits) at the centre of the ball, or the
+        extractor's (public)."""
         if self.extractor is not None:
             return {"embedding": self.extractor, "public": self.extractor}
-        return {"embedding": build_embedder(self.classifier(problem), broadcast["model"], logits=self.logits)}
+        return {
+            "embedding": build_embedder(
+                self.classifier(problem), broadcast["model"], logits=self.logits
+            )
+        }
 
     def remembers(self, round: int, memory: State) -> bool:
         return self.carry_over and round > 0
@@ -178,7 +226,8 @@ class FedDM(ServerNetwork):
     def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> MatchingSteps:
         networks = self._matching_networks(broadcast, shard, ctx)
         return MatchingSteps(
-            step_maps(networks, self.matching, MatchingStreams.of_round(ctx), shard.shape), self.matching
+            step_maps(networks, self.matching, MatchingStreams.of_round(ctx), shard.shape),
+            self.matching,
         )
 
     def local_batched(
@@ -188,22 +237,32 @@ class FedDM(ServerNetwork):
         shards: Sequence[ClientData],
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
-        """The rounds share the first one's batches, so each real record is embedded once for all of them.
+        """The rounds share the first one's batches, so each real record is embedded once for all of
+        them.
 
-        Where images start is each context's own. None under noise, or where something is remembered.
-        """
+        Where images start is each context's own. None under noise, or where something is
+        remembered."""
         if is_protected(contexts[0].mechanisms) or any(memories):
             return None
-        cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
+        cells = batched_cells(shards)
+        own = [ctx.keys for ctx in contexts]
         images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], own)
-        states = [memory_of_replay(cells, images, world) if self.carry_over else {} for world in range(len(shards))]
+        states = [
+            memory_of_replay(cells, images, world) if self.carry_over else {}
+            for world in range(len(shards))
+        ]
         return list(zip(build_uploads(cells, images), states))
 
-    def _matching_networks(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Networks:
+    def _matching_networks(
+        self, broadcast: Values, shard: ClientData, ctx: ClientContext
+    ) -> Networks:
         if (extractor := self.extractor) is not None:
             return lambda t: extractor
-        model, state = build_skeleton(self.model, shard.shape, shard.classes), broadcast["model"]
-        return networks_in_ball(model, state, state, self.rho, ctx.public("networks"), logits=self.logits)
+        model = build_skeleton(self.model, shard.shape, shard.classes)
+        state = broadcast["model"]
+        return networks_in_ball(
+            model, state, state, self.rho, ctx.public("networks"), logits=self.logits
+        )
 
     def _distil_cells(
         self,
@@ -214,29 +273,41 @@ class FedDM(ServerNetwork):
         ctx: ClientContext,
         own: Sequence[Keys] | None = None,
     ) -> Tensor:
-        start = draw_initial_images(self.start, cells, self.ipc, shard.shape, start_streams(cells, ctx.keys, own))
+        start = draw_initial_images(
+            self.start, cells, self.ipc, shard.shape, start_streams(cells, ctx.keys, own)
+        )
         images = carry_over_images(start, cells.labels, memory)
         networks = self._matching_networks(broadcast, shard, ctx)
-        return match_distributions(cells, images, networks, self.matching, MatchingStreams.of_round(ctx))
-
-    def _distil_protected(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
-        """Images of every class (as printed: of those held), from noise and what the mechanisms released."""
-        self.check_mechanisms(ctx.mechanisms)
-        sound, ctx = ctx, restrict_as_printed(shard, ctx)
-        labels = torch.tensor(ctx.problem.class_list)
-        start = draw_public_start(self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")).to(
-            broadcast["model"]["head.weight"]
+        return match_distributions(
+            cells, images, networks, self.matching, MatchingStreams.of_round(ctx)
         )
+
+    def _distil_protected(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
+        """Images of every class (as printed: of those held), from noise and what the mechanisms
+        released."""
+        self.check_mechanisms(ctx.mechanisms)
+        sound = ctx
+        ctx = restrict_as_printed(shard, ctx)
+        labels = torch.tensor(ctx.problem.class_list)
+        start = draw_public_start(
+            self.start, labels, self.ipc, shard.shape, ctx.keys.fold("start")
+        ).to(broadcast["model"]["head.weight"])
         images = carry_over_images(start, labels, memory)
         networks = self._matching_networks(broadcast, shard, ctx)
         streams = MatchingStreams.of_round(ctx)
         if ctx.protected("embedding") and self.fitting is not None:
-            images, kept = fit_embeddings(images, networks(0), shard.train, self.fitting, ctx, least=self.least)
+            images, kept = fit_embeddings(
+                images, networks(0), shard.train, self.fitting, ctx, least=self.least
+            )
             labels = labels[kept]
         elif ctx.protected("embedding"):
             views = draw_public_maps(networks, self.reads, shard.shape, self.matching, streams)
             images = match_embeddings(images, views, shard.train, self.matching, ctx)
         else:
-            images = match_noised_gradients(images, networks, shard.train, self.matching, streams, ctx)
+            images = match_noised_gradients(
+                images, networks, shard.train, self.matching, streams, ctx
+            )
         upload = build_set_upload(images, labels, private=ctx is sound)
         return upload, images_to_memory(images, labels) if self.carry_over else {}

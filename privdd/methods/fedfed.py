@@ -1,4 +1,5 @@
-"""FedFed (Yang et al., NeurIPS 2023): share noised performance-sensitive features, then train on both.
+"""FedFed (Yang et al., NeurIPS 2023): share noised performance-sensitive features, then train on
+both.
 
 Phase A, ``distill_rounds`` rounds: clients train generator and classifier together, the server
 averages both (Algorithm 1). Release, one round: every client sends x_p = x - q(x) + noise of every
@@ -59,17 +60,21 @@ from privdd.training.dp_sgd import count_private_steps
 from privdd.training.sgd import split_state
 
 LABELS_PUBLIC = "declared public: zero-out adjacency removes a record's image and keeps its label"
-UNSEEN = "its clients would not see the shared features; allowed are FedAvg, FedProx, FedNova, Scaffold"
+UNSEEN = (
+    "its clients would not see the shared features; allowed are FedAvg, FedProx, FedNova, Scaffold"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedFed(Method, AuditHooks):
-    """base: the method of phase B; generator: q, or ModelSpec("zero") to share whole images; loss: weights of phase A.
+    """base: the method of phase B; generator: q, or ModelSpec("zero") to share whole images; loss:
+    weights of phase A.
 
-    The noise on the released features, their bound rho and the number of copies belong to the mechanism set for the
-    upload "features"; phase A trains under the same (``released_through``). private_lr, private_momentum:
-    of phase A by DP-SGD. keep_moments: AdamW's moments stay on the client between rounds (the released
-    code). shared_only: phase B trains on shared features alone, so that it is post-processing (the sound
+    The noise on the released features, their bound rho and the number of copies belong to the
+    mechanism set for the upload "features"; phase A trains under the same (``released_through``).
+    private_lr, private_momentum: of phase A by DP-SGD. keep_moments: AdamW's moments stay on the
+        client between rounds (the released code). shared_only: phase B trains on shared features
+        alone, so that it is post-processing (the sound
     profile), on shared_per_round features a round and client, a public constant.
     """
 
@@ -89,7 +94,9 @@ class FedFed(Method, AuditHooks):
 
     on_gpu = "the split into features, their release, local training"
     queries: ClassVar[Mapping[str, Surface]] = {"dpsgd": Surface.GRADIENT}
-    visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(("features", "labels"), ("server", "peer"))
+    visible_to: ClassVar[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
+        ("features", "labels"), ("server", "peer")
+    )
     _own_uploads: ClassVar[Mapping[str, Surface]] = {
         "features": Surface.FEATURES,
         "labels": Surface.LABELS,
@@ -107,7 +114,9 @@ class FedFed(Method, AuditHooks):
         check_non_negative(self, "distill_weight_decay", under="algo.")
         check_below_one(self, "private_momentum", under="algo.")
         if not isinstance(self.base, FedAvg):
-            raise ValueError(f"algo.base={type(self.base).__name__}: a model-averaging method is needed")
+            raise ValueError(
+                f"algo.base={type(self.base).__name__}: a model-averaging method is needed"
+            )
         if not self.base.sees_features:
             raise ValueError(f"algo.base={type(self.base).__name__}: {UNSEEN}")
         shared = {"features": Surface.SHARED_FEATURES, "labels": Surface.SHARED_FEATURES}
@@ -124,18 +133,31 @@ class FedFed(Method, AuditHooks):
         return round == self.distill_rounds
 
     def released_through(self, mechanisms: Mapping[str, Mechanism], problem: Problem) -> FedFed:
-        """Phase A under the noise, the bound and the copies of the mechanism that releases the features."""
-        return replace(self, loss=self.loss.for_mechanism(mechanisms.get("features"), math.prod(problem.shape)))
+        """Phase A under the noise, the bound and the copies of the mechanism that releases the
+        features."""
+        return replace(
+            self, loss=self.loss.for_mechanism(mechanisms.get("features"), math.prod(problem.shape))
+        )
 
     def _split_skeleton(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
         return build_split_skeleton(self.generator, self.base.model, shape, classes)
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        generator = initial(self.generator, problem.shape, problem.classes, keys.fold("generator").torch())
-        classifier = initial(self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch())
-        whole = {GENERATOR + n: t for n, t in generator.items()} | {CLASSIFIER + n: t for n, t in classifier.items()}
+        generator = initial(
+            self.generator, problem.shape, problem.classes, keys.fold("generator").torch()
+        )
+        classifier = initial(
+            self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch()
+        )
+        whole = {GENERATOR + n: t for n, t in generator.items()} | {
+            CLASSIFIER + n: t for n, t in classifier.items()
+        }
         params, buffers = split_state(self._split_skeleton(problem.shape, problem.classes), whole)
-        state = pack("generator", params) | pack("generator_buffers", buffers) | {"round": torch.zeros(1)}
+        state = (
+            pack("generator", params)
+            | pack("generator_buffers", buffers)
+            | {"round": torch.zeros(1)}
+        )
         return state | pack("base", self.base.init(problem, keys))
 
     def broadcast(self, server: State) -> dict[str, Tensors]:
@@ -152,7 +174,10 @@ class FedFed(Method, AuditHooks):
         if t < self.distill_rounds:
             for name, target in (("update", "generator"), ("buffers", "generator_buffers")):
                 if all(name in received.values for received in inbox):
-                    new |= pack(target, {n: v.to(server[f"{target}/{n}"]) for n, v in average(inbox, name).items()})
+                    new |= pack(
+                        target,
+                        {n: v.to(server[f"{target}/{n}"]) for n, v in average(inbox, name).items()},
+                    )
         elif t == self.distill_rounds:
             clients = sort_by_client(inbox)
             new["features/x"] = torch.cat([r.values["features"]["x"] for r in clients])
@@ -162,15 +187,20 @@ class FedFed(Method, AuditHooks):
         return new
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits: of the classifier that phase A trains until phase B begins, then of the global model."""
+        """Logits: of the classifier that phase A trains until phase B begins, then of the global
+        model."""
         if int(server["round"]) > self.distill_rounds:
             return self.base.predict(unpack("base", server), memory, x)
         state = {**unpack("generator", server), **unpack("generator_buffers", server)}
         inner = inner_state(CLASSIFIER, state)
-        model = self._split_skeleton(tuple(x.shape[1:]), len(inner["head.weight"])).classifier.eval()  # type: ignore[arg-type]
+        model = self._split_skeleton(
+            tuple(x.shape[1:]), len(inner["head.weight"])
+        ).classifier.eval()  # type: ignore[arg-type]
         return functional_call(model, inner, (x,))
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         if ctx.round < self.distill_rounds:
             return self._distill_features(broadcast, memory, shard, ctx)
         if ctx.round == self.distill_rounds:
@@ -178,11 +208,17 @@ class FedFed(Method, AuditHooks):
         upload, inner = self._train_on_shared(broadcast, unpack("base", memory), shard, ctx)
         return upload, pack("base", inner)
 
-    def _distill_features(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def _distill_features(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         model = self._split_skeleton(shard.shape, shard.classes)
         state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
-            sgd = {"lr": self.private_lr, "momentum": self.private_momentum, "epochs": self.distill_epochs}
+            sgd = {
+                "lr": self.private_lr,
+                "momentum": self.private_momentum,
+                "epochs": self.distill_epochs,
+            }
             trained = train_split_privately(model, state, shard.train, self.loss, ctx=ctx, **sgd)  # type: ignore[arg-type]
             return {"update": Artifact(trained, private=True)}, memory
         new, moments = train_split(
@@ -198,7 +234,10 @@ class FedFed(Method, AuditHooks):
             generator=ctx.keys.fold("distill").torch(),
         )
         params, buffers = split_state(model, new)
-        upload = {"update": Artifact(params), "count": Artifact({"n": torch.tensor([float(len(shard.train))])})}
+        upload = {
+            "update": Artifact(params),
+            "count": Artifact({"n": torch.tensor([float(len(shard.train))])}),
+        }
         if buffers:
             upload["buffers"] = Artifact(buffers)
         return upload, pack("adam", moments) if self.keep_moments else {}
@@ -210,26 +249,39 @@ class FedFed(Method, AuditHooks):
         """
         with torch.no_grad():
             features = self.maps(broadcast, {}, ctx.problem)["feature"](shard.train.x)
-        y, ids = shard.train.y, shard.train.ids
+        y = shard.train.y
+        ids = shard.train.ids
         if shard.nulls is not None:
             features = torch.cat([features, torch.zeros_like(shard.nulls.x)])
-            y, ids = torch.cat([y, shard.nulls.y]), torch.cat([ids, shard.nulls.ids])
+            y = torch.cat([y, shard.nulls.y])
+            ids = torch.cat([ids, shard.nulls.ids])
         order = ids.argsort()
         public = LABELS_PUBLIC if ctx.relation == "zero_out" and self.shared_only else ""
         return {
-            "features": Artifact({"x": features[order]}, flags={"public_map": ctx.protected("dpsgd")}),
+            "features": Artifact(
+                {"x": features[order]}, flags={"public_map": ctx.protected("dpsgd")}
+            ),
             "labels": Artifact({"y": y[order].repeat(len(self.loss.stds))}, public=public),
         }
 
-    def _train_on_shared(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def _train_on_shared(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         if not self.shared_only:
             return self.base.local(broadcast, memory, shard, ctx)
-        x, y = broadcast["features"]["x"], broadcast["labels"]["y"]
-        drawn = torch.randint(len(y), (self.shared_per_round,), generator=ctx.keys.fold("shared").torch())
+        x = broadcast["features"]["x"]
+        y = broadcast["labels"]["y"]
+        drawn = torch.randint(
+            len(y), (self.shared_per_round,), generator=ctx.keys.fold("shared").torch()
+        )
         public = shard.with_train(Records(x[drawn], y[drawn], drawn))
-        inner = {name: value for name, value in broadcast.items() if name not in ("features", "labels")}
+        inner = {
+            name: value for name, value in broadcast.items() if name not in ("features", "labels")
+        }
         upload, memory = self.base.local(inner, memory, public, replace(ctx, mechanisms={}))
-        return {n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"}, memory
+        return {
+            n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"
+        }, memory
 
     def spends(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
         if round < self.distill_rounds and "dpsgd" in mechanisms:
@@ -241,10 +293,13 @@ class FedFed(Method, AuditHooks):
         return {}
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        """The theorems on shared features, evaluated for this run's noise; R is the rounds that read the features."""
+        """The theorems on shared features, evaluated for this run's noise; R is the rounds that
+        read the features."""
         if (mechanism := plan.mechanisms.get("features")) is None:
             return []
-        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=self.generator.name == "zero")
+        run = feature_run(
+            mechanism, plan.problem, rounds=self.base.rounds, raw=self.generator.name == "zero"
+        )
         return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:
@@ -265,10 +320,13 @@ class FedFed(Method, AuditHooks):
     def record_loss(
         self, name: str, value: Tensors, broadcast: Values, problem: Problem
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """How far a record is from its reconstruction: buffers of phase A may be the generator's alone."""
+        """How far a record is from its reconstruction: buffers of phase A may be the generator's
+        alone."""
         inner = inner_state(GENERATOR, {**sent_networks(broadcast), **value})
         model = self._split_skeleton(problem.shape, problem.classes).generator.eval()
-        return lambda x, y: (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
+        return lambda x, y: (
+            (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
+        )
 
     def remembers(self, round: int, memory: State) -> bool:
         if round <= self.distill_rounds:
@@ -276,16 +334,30 @@ class FedFed(Method, AuditHooks):
         return is_remote_memory(memory) or self.base.remembers(round, unpack("base", memory))
 
     def phase(self, round: int) -> str:
-        return "distill" if round < self.distill_rounds else "release" if round == self.distill_rounds else "train"
+        return (
+            "distill"
+            if round < self.distill_rounds
+            else "release"
+            if round == self.distill_rounds
+            else "train"
+        )
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        return {**self.base.settings(shard_size), "copies": len(self.loss.stds), "noise_stds": self.loss.stds}
+        return {
+            **self.base.settings(shard_size),
+            "copies": len(self.loss.stds),
+            "noise_stds": self.loss.stds,
+        }
 
-    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
+    def maps(
+        self, broadcast: Values, memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
         """The feature map x -> x_s under the generator that the server sent (everyone knows it)."""
         if "generator" not in broadcast:
             return {}
         inner = inner_state(GENERATOR, sent_networks(broadcast))
         return {
-            "feature": feature_map(self._split_skeleton(problem.shape, problem.classes).generator, inner, self.loss.rho)
+            "feature": feature_map(
+                self._split_skeleton(problem.shape, problem.classes).generator, inner, self.loss.rho
+            )
         }

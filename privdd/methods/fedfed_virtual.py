@@ -1,8 +1,10 @@
-"""FedFed where virtual images stand for a client's records: in all of it, in its training alone, or in its release alone.
+"""FedFed where virtual images stand for a client's records: in all of it, in its training alone, or
+in its release alone.
 
-With ``virtual_data`` this makes one grid: any base method, any local distiller (``Distiller``), features released or not.
-FedFed: Yang et al., NeurIPS 2023; virtual data: Huang et al. (FedLGD), TMLR 2024, section 5.1. No paper has this pairing.
-"""
+With ``virtual_data`` this makes one grid: any base method, any local distiller (``Distiller``),
+features released or not.
+FedFed: Yang et al., NeurIPS 2023; virtual data: Huang et al. (FedLGD), TMLR 2024, section 5.1. No
+    paper has this pairing."""
 
 from __future__ import annotations
 
@@ -27,13 +29,15 @@ WHERE = ("everywhere", "training", "release")
 
 @dataclass(frozen=True, kw_only=True)
 class FedFedVirtual(FedFed):
-    """virtual: how a client's images are made, once, in networks like the base method's; where they stand for its
-    records: everywhere, in training (phase B: the features are those of records), or in release (phase A and the
+    """virtual: how a client's images are made, once, in networks like the base method's; where they
+    stand for its
+    records: everywhere, in training (phase B: the features are those of records), or in release
+        (phase A and the
     release: the features are those of images, and phase B trains on records beside them).
 
-    One record may be in all images of its class, so noise on each row says nothing of a record: rows made of images
-    carry the flag ``row_per_record``, which is false, and the ledger counts them as unprotected.
-    """
+    One record may be in all images of its class, so noise on each row says nothing of a record:
+    rows made of images carry the flag ``row_per_record``, which is false, and the ledger counts
+    them as unprotected."""
 
     virtual: Distiller
     where: Literal["everywhere", "training", "release"] = "everywhere"
@@ -49,9 +53,13 @@ class FedFedVirtual(FedFed):
 
     def _uses_images(self, round: int) -> bool:
         """Whether images are in the records' place in this round."""
-        return self.where == "everywhere" or (self.where == "training") == (round > self.distill_rounds)
+        return self.where == "everywhere" or (self.where == "training") == (
+            round > self.distill_rounds
+        )
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         images = images_in_memory(memory)
         rest = {name: value for name, value in memory.items() if name not in images}
         if not self._uses_images(ctx.round):
@@ -59,18 +67,25 @@ class FedFedVirtual(FedFed):
         own, images = replace_by_images(self.virtual, self.base.model, memory, shard, ctx)
         upload, after = super().local(broadcast, rest, own, ctx)
         if self.virtual.mixes_records and ctx.round == self.distill_rounds:
-            flags = {"row_per_record": False}  # the classes with images depend on the records: they are not public
-            upload = {n: replace(a, public="", flags={**a.flags, **flags}) for n, a in upload.items()}
+            flags = {
+                "row_per_record": False
+            }  # the classes with images depend on the records: they are not public
+            upload = {
+                n: replace(a, public="", flags={**a.flags, **flags}) for n, a in upload.items()
+            }
         return upload, {**after, **images}
 
     def rows_are_records(self) -> bool:
         return self.where == "training" or not self.virtual.mixes_records
 
     def remembers(self, round: int, memory: State) -> bool:
-        return (self._uses_images(round) and bool(images_in_memory(memory))) or super().remembers(round, memory)
+        return (self._uses_images(round) and bool(images_in_memory(memory))) or super().remembers(
+            round, memory
+        )
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
-        """That of the images which the network is trained on; in "release" it is trained on the records themselves."""
+        """That of the images which the network is trained on; in "release" it is trained on the
+        records themselves."""
         return self.virtual.record_transform(problem.shape) if self.where != "release" else None
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
@@ -78,7 +93,8 @@ class FedFedVirtual(FedFed):
         return None if images is None else images.detach().reshape(-1, *problem.shape)
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int] | None:  # type: ignore[override]
-        """As FedFed; None (unknown) where rows are not records, since noise on such rows cannot be chosen for a target epsilon."""
+        """As FedFed; None (unknown) where rows are not records, since noise on such rows cannot be
+        chosen for a target epsilon."""
         return super().spends(round, mechanisms) if self.rows_are_records() else None
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:

@@ -1,7 +1,8 @@
-"""FedLGD: federated training on virtual data, distilled locally by clients and globally by the server.
+"""FedLGD: federated training on virtual data, distilled locally by clients and globally by the
+server.
 
-Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset Distillation"
-(TMLR 2024), algorithm 1 and equations 1 to 6.
+Huang et al., "Federated Learning on Virtual Heterogeneous Data with Local-Global Dataset
+Distillation" (TMLR 2024), algorithm 1 and equations 1 to 6.
 """
 
 from __future__ import annotations
@@ -56,22 +57,27 @@ from privdd.training.sgd import local_sgd
 class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
-    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau of them)
-    clients refine and train with cross-entropy alone on their own images; the server then matches the gradient of
-    its images (global_ipc a class; global_iterations, global_lr, global_momentum) to the clients'. In the others
-    clients train on both sets with cross-entropy and contrast times a supervised contrastive term of the given
-    temperature, or (regulariser "mmd", figure 3a) times the distance of class means.
+    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
+        of them) clients refine and train with cross-entropy alone on their own images; the server
+        then matches the gradient of
+    its images (global_ipc a class; global_iterations, global_lr, global_momentum) to the clients'.
+    In the others clients train on both sets with cross-entropy and contrast times a supervised
+    contrastive term of the given temperature, or (regulariser "mmd", figure 3a) times the distance
+    of class means.
 
-    target: "gradient", in selected rounds a client takes one full-batch step, so that its update is the
-    gradient of equation 5; "displacement", a whole epoch as in the released code. server_start: noise (paper)
-    or statistics (released code: the average of the clients' class statistics, which are sent in round 0).
-    always_mixed: both sets in all rounds, the contrastive term in those without matching on the server, as released. stale: a client that sat out the last
-    round goes on from the model it trained last, as released; else it takes the server's. lr, batch_size,
+    target: "gradient", in selected rounds a client takes one full-batch step, so that its update is
+        the gradient of equation 5; "displacement", a whole epoch as in the released code.
+        server_start: noise (paper)
+    or statistics (released code: the average of the clients' class statistics, which are sent in
+    round 0).
+    always_mixed: both sets in all rounds, the contrastive term in those without matching on the
+        server, as released. stale: a client that sat out the last round goes on from the model it
+            trained last, as released; else it takes the server's. lr, batch_size,
     local_epochs: plain SGD of the clients.
 
-    With a mechanism for "embedding" all images come from noised reads of the records, and all that is sent from those.
-    A client without records trains on the server's images where it may, and else sends the model back as it came.
-    """
+    With a mechanism for "embedding" all images come from noised reads of the records, and all that
+    is sent from those. A client without records trains on the server's images where it may, and
+    else sends the model back as it came."""
 
     rounds: int
     virtual: VirtualImages
@@ -93,9 +99,17 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
     refine_first: bool = True
     stale: bool = False
 
-    uploads: ClassVar[Mapping[str, Surface]] = {"update": Surface.UPDATE, "class_statistics": Surface.STATISTICS}
-    queries: ClassVar[Mapping[str, Surface]] = {"embedding": Surface.PROTOTYPES, "class_counts": Surface.COUNTS}
-    _images: ClassVar[Mapping[str, Surface]] = dict.fromkeys(("images", "labels"), Surface.GLOBAL_IMAGES)
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        "update": Surface.UPDATE,
+        "class_statistics": Surface.STATISTICS,
+    }
+    queries: ClassVar[Mapping[str, Surface]] = {
+        "embedding": Surface.PROTOTYPES,
+        "class_counts": Surface.COUNTS,
+    }
+    _images: ClassVar[Mapping[str, Surface]] = dict.fromkeys(
+        ("images", "labels"), Surface.GLOBAL_IMAGES
+    )
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL, **_images}
     worlds_per_pass: ClassVar[int] = 16
     shares_work: ClassVar[bool] = True
@@ -117,7 +131,9 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r}: allowed are {', '.join(allowed)}"
+                )
         super().__post_init__()
 
     def is_selected_round(self, round: int) -> bool:
@@ -136,23 +152,35 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
     def init(self, problem: Problem, keys: Keys) -> State:
         labels = torch.arange(problem.classes)
         noise = draw_noise_images(labels, self.global_ipc, problem.shape, keys.fold("images"))
-        server = {"images/x": noise.flatten(0, 1), "labels/y": labels.repeat_interleave(self.global_ipc)}
+        server = {
+            "images/x": noise.flatten(0, 1),
+            "labels/y": labels.repeat_interleave(self.global_ipc),
+        }
         return super().init(problem, keys) | server
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """The plain average of the models; in selected rounds gradient matching at the old model."""
-        before, clients = unpack("model", server), sort_by_client(inbox)
+        """The plain average of the models; in selected rounds gradient matching at the old
+        model."""
+        before = unpack("model", server)
+        clients = sort_by_client(inbox)
         uniform = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
-        after = {name: value.to(before[name]) for name, value in average(inbox, "update", uniform).items()}
+        after = {
+            name: value.to(before[name])
+            for name, value in average(inbox, "update", uniform).items()
+        }
         images = server["images/x"]
-        if self.server_start == "statistics" and all("class_statistics" in c.values for c in clients):
+        if self.server_start == "statistics" and all(
+            "class_statistics" in c.values for c in clients
+        ):
             mean = average(inbox, "class_statistics", uniform)
             noise = images.unflatten(0, (-1, self.global_ipc))
             images = scale_noise(noise, mean["mean"].float(), mean["std"].float()).flatten(0, 1)
         if self._server_matches(clients[0].round):
             target = {name: before[name] - after[name] for name in after}
             images = match_gradient(
-                build(self.model, tuple(images.shape[1:]), len(before["head.weight"]), images.device),  # type: ignore[arg-type]
+                build(
+                    self.model, tuple(images.shape[1:]), len(before["head.weight"]), images.device
+                ),  # type: ignore[arg-type]
                 before,
                 target,
                 images,
@@ -167,29 +195,41 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         """Selected rounds; the released code adds one at the end."""
         return self.is_selected_round(round) or self.refines_in_round(round)
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         self.check_mechanisms(ctx.mechanisms)
         steps = self._matching_stages(broadcast, memory, shard, ctx)
         if ctx.protected("embedding"):
             images, labels = self.virtual.distil_protected(memory, steps, shard, ctx)
         else:
             cells = single_client_cells(shard.train, shard.classes)
-            images, labels = self.virtual.distil_cells(cells, memory, steps, shard, ctx), cells.labels
+            images = self.virtual.distil_cells(cells, memory, steps, shard, ctx)
+            labels = cells.labels
         own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
         update = self._train_virtual(broadcast, memory, own, shard, ctx)
         upload = {"update": Artifact(update, private=ctx.protected("embedding"))}
         if self.server_start == "statistics" and ctx.round == 0:
-            mean, std = class_statistics(shard.train, shard.classes, released=self.virtual.released_statistics)
+            mean, std = class_statistics(
+                shard.train, shard.classes, released=self.virtual.released_statistics
+            )
             upload["class_statistics"] = Artifact({"mean": mean, "std": std})
         return upload, images_to_memory(images, labels) | self._remember_model(update, ctx)
 
     def _remember_model(self, update: State, ctx: ClientContext) -> State:
         """The model trained last, and when, where a client goes on from it."""
-        return pack("trained", update) | {"trained_in": torch.tensor([ctx.round])} if self.stale else {}
+        return (
+            pack("trained", update) | {"trained_in": torch.tensor([ctx.round])}
+            if self.stale
+            else {}
+        )
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
         if "embedding" in mechanisms and self.server_start != "noise":
-            raise ValueError("server_start=statistics: it sends class statistics as they are; a guarantee needs noise")
+            raise ValueError(
+                "server_start=statistics: it sends class statistics as they are; a "
+                "guarantee needs noise"
+            )
 
     def _matching_stages(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
@@ -198,41 +238,61 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         return self.virtual.matching_stages(self.model, broadcast, shard, ctx, **when)
 
     def everyone(self, round: int) -> bool:
-        """All clients send their statistics in round 0, where the server's images start from them."""
+        """All clients send their statistics in round 0, where the server's images start from
+        them."""
         return round == 0 and self.server_start == "statistics"
 
     def _train_virtual(
         self, broadcast: Values, memory: State, own: Records, shard: ClientData, ctx: ClientContext
     ) -> State:
-        """Plain SGD on the client's images, or on both sets with the regulariser; a single step on the whole set where
-        (before - after) / lr has to be its gradient."""
+        """Plain SGD on the client's images, or on both sets with the regulariser; a single step on
+        the whole set where (before - after) / lr has to be its gradient."""
         late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
         start: Tensors = unpack("trained", memory) if late else broadcast["model"]
-        own, loss, selected = own.to(start["head.weight"].device), None, self.is_selected_round(ctx.round)
+        own = own.to(start["head.weight"].device)
+        loss = None
+        selected = self.is_selected_round(ctx.round)
         if self.always_mixed or not selected:
-            shared = as_records(broadcast["images"]["x"].to(own.x), broadcast["labels"]["y"].to(own.y))
-            plain = self.always_mixed and self._server_matches(ctx.round)  # released code: cross-entropy alone in these
-            loss = tied_loss(shared, 0.0 if plain else self.contrast, self.temperature, self.regulariser)
+            shared = as_records(
+                broadcast["images"]["x"].to(own.x), broadcast["labels"]["y"].to(own.y)
+            )
+            plain = self.always_mixed and self._server_matches(
+                ctx.round
+            )  # released code: cross-entropy alone in these
+            loss = tied_loss(
+                shared, 0.0 if plain else self.contrast, self.temperature, self.regulariser
+            )
             own = as_records(torch.cat([own.x, shared.x]), torch.cat([own.y, shared.y]))
         if not len(own):
             return dict(start)
         length: dict[str, Any] = {"epochs": self.local_epochs, "batch_size": self.batch_size}
         if selected and self.target == "gradient":
             length = {"steps": 1, "batch_size": len(own)}
-        model, generator = build_skeleton(self.model, shard.shape, shard.classes), ctx.keys.fold("train").torch()
+        model = build_skeleton(self.model, shard.shape, shard.classes)
+        generator = ctx.keys.fold("train").torch()
         return local_sgd(model, start, own, lr=self.lr, generator=generator, loss=loss, **length)[0]
 
     def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
-        """How often one client applies each mechanism to one class in one round (all clients in all rounds)."""
-        stages = [self.virtual.warmup_reads] * (round == 0) + [self.virtual.refine_reads] * self.refines_in_round(round)
+        """How often one client applies each mechanism to one class in one round (all clients in all
+        rounds)."""
+        stages = [self.virtual.warmup_reads] * (round == 0) + [
+            self.virtual.refine_reads
+        ] * self.refines_in_round(round)
         counts = {"embedding": sum(stages), "class_counts": len(stages)}
         return {name: count for name, count in counts.items() if name in mechanisms}
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        return [fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"), fedlgd_attacks()]
+        return [
+            fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"),
+            fedlgd_attacks(),
+        ]
 
     def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
-        return memory["images/x"].detach().reshape(-1, *problem.shape) if "images/x" in memory else None
+        return (
+            memory["images/x"].detach().reshape(-1, *problem.shape)
+            if "images/x" in memory
+            else None
+        )
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         return dict(value) if name == "update" else None
@@ -242,7 +302,12 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         return self.virtual.record_transform(problem.shape)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        return {"lr": self.lr, "momentum": 0.0, "batch_size": self.batch_size, "update_is_delta": False}
+        return {
+            "lr": self.lr,
+            "momentum": 0.0,
+            "batch_size": self.batch_size,
+            "update_is_delta": False,
+        }
 
     def remembers(self, round: int, memory: State) -> bool:
         return round > 0
@@ -254,20 +319,24 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         shards: Sequence[ClientData],
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
-        """First rounds at once: they share the first one's batches, but for where images start and how they train.
+        """First rounds at once: they share the first one's batches, but for where images start and
+        how they train.
 
-        None later on (each client has its own images by then), under noise, and where statistics are sent or
-        scaled by a client's number of records.
+        None later on (each client has its own images by then), under noise, and where statistics
+        are sent or scaled by a client's number of records.
         """
         scaled = self.server_start == "statistics" or self.virtual.released_statistics
         if scaled or contexts[0].protected("embedding") or any(memories):
             return None
-        cells, own = batched_cells(shards), [ctx.keys for ctx in contexts]
+        cells = batched_cells(shards)
+        own = [ctx.keys for ctx in contexts]
         steps = self._matching_stages(broadcast, {}, shards[0], contexts[0])
         images = self.virtual.distil_cells(cells, {}, steps, shards[0], contexts[0], own)
         done = []
         for world, (shard, ctx) in enumerate(zip(shards, contexts)):
-            update = self._train_virtual(broadcast, {}, as_records(*labelled_images(cells, images, world)), shard, ctx)
+            update = self._train_virtual(
+                broadcast, {}, as_records(*labelled_images(cells, images, world)), shard, ctx
+            )
             memory = memory_of_replay(cells, images, world) | self._remember_model(update, ctx)
             done.append(({"update": Artifact(update)}, memory))
         return done

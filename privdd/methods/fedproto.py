@@ -1,4 +1,5 @@
-"""FedProto (Tan et al., AAAI 2022): clients share class prototypes only and keep their own models."""
+"""FedProto (Tan et al., AAAI 2022): clients share class prototypes only and keep their own
+models."""
 
 from __future__ import annotations
 
@@ -23,8 +24,11 @@ from privdd.training.sgd import ClientRound, Loss, Replica, Trained, split_state
 
 
 @torch.no_grad()
-def compute_prototypes(model: nn.Module, state: Tensors, records: Records, classes: int, batch: int = 512) -> State:
-    """{"mean": (classes, d) mean features by class, 0 where empty; "count": (classes,)} in float32."""
+def compute_prototypes(
+    model: nn.Module, state: Tensors, records: Records, classes: int, batch: int = 512
+) -> State:
+    """{"mean": (classes, d) mean features by class, 0 where empty; "count": (classes,)} in
+    float32."""
     net = Replica(model, state).module.eval()
     z = torch.cat([net.features(x) for x in records.x.split(batch)])
     member = F.one_hot(records.y, classes).to(z)
@@ -34,11 +38,12 @@ def compute_prototypes(model: nn.Module, state: Tensors, records: Records, class
 
 @dataclass(frozen=True, kw_only=True)
 class FedProto(FedAvg):
-    """weight >= 0: lambda of the distance between a record's features and its class's global prototype.
+    """weight >= 0: lambda of the distance between a record's features and its class's global
+    prototype.
 
-    Every client starts from the same public initial model and keeps its own from then on; prediction is
-    the nearest global prototype (the paper's section 4.4), before the first round the model's own head.
-    """
+    Every client starts from the same public initial model and keeps its own from then on;
+    prediction is the nearest global prototype (the paper's section 4.4), before the first round the
+    model's own head."""
 
     weight: float = 1.0
 
@@ -54,18 +59,27 @@ class FedProto(FedAvg):
     def init(self, problem: Problem, keys: Keys) -> State:
         state = self._initial_model(problem.shape, problem.classes, keys.seed)
         width = state["head.weight"].shape[1]
-        params, buffers = split_state(build_skeleton(self.model, problem.shape, problem.classes), state)
+        params, buffers = split_state(
+            build_skeleton(self.model, problem.shape, problem.classes), state
+        )
         empty = {"mean": torch.zeros(problem.classes, width), "count": torch.zeros(problem.classes)}
         return {**pack("model", params), **pack("buffers", buffers), **pack("prototypes", empty)}
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         kept = unpack("personal", turn.memory)
-        state = kept or self._initial_model(turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed)
-        params, buffers = split_state(build_skeleton(self.model, turn.shard.shape, turn.shard.classes), state)
-        return to_device(params, turn.ctx.problem.device), to_device(buffers, turn.ctx.problem.device)
+        state = kept or self._initial_model(
+            turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed
+        )
+        params, buffers = split_state(
+            build_skeleton(self.model, turn.shard.shape, turn.shard.classes), state
+        )
+        return to_device(params, turn.ctx.problem.device), to_device(
+            buffers, turn.ctx.problem.device
+        )
 
     def loss(self, turn: ClientRound) -> Loss | None:
-        mean, known = turn.broadcast["prototypes"]["mean"], turn.broadcast["prototypes"]["count"] > 0
+        mean = turn.broadcast["prototypes"]["mean"]
+        known = turn.broadcast["prototypes"]["count"] > 0
 
         def prototype_loss(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             z = net.features(x)
@@ -81,12 +95,14 @@ class FedProto(FedAvg):
         return {"prototypes": own}, {**turn.memory, **pack("personal", state)}
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """Global prototype of a class: mean over the records of the clients that hold it (eq. 6)."""
+        """Global prototype of a class: mean over the records of the clients that hold it (eq.
+        6)."""
         sent = [received.values["prototypes"] for received in sort_by_client(inbox)]
         count = torch.stack([s["count"].double() for s in sent])
         mean = (torch.stack([s["mean"].double() for s in sent]) * count[:, :, None]).sum(0)
         total = count.sum(0)
-        present, old = total > 0, server["prototypes/mean"]
+        present = total > 0
+        old = server["prototypes/mean"]
         fresh = (mean / total.clamp(min=1)[:, None]).to(old)
         mean = torch.where(present[:, None], fresh, old)
         count = torch.where(present, total.to(old), server["prototypes/count"])
@@ -94,7 +110,8 @@ class FedProto(FedAvg):
 
     @torch.no_grad()
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Scores (n, C): minus the distance to each known prototype; without a memory, of the initial model."""
+        """Scores (n, C): minus the distance to each known prototype; without a memory, of the
+        initial model."""
         common = {**unpack("model", server), **unpack("buffers", server)}
         state = unpack("personal", memory or {}) or common
         model = build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"]))
@@ -110,4 +127,6 @@ class FedProto(FedAvg):
         return self._initial_model(problem.shape, problem.classes, seed)
 
     def _initial_model(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
-        return initial(self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch())
+        return initial(
+            self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch()
+        )

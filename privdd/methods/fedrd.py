@@ -1,4 +1,5 @@
-"""FedRD: clients send distilled representations of a personal projection, the server trains on them.
+"""FedRD: clients send distilled representations of a personal projection, the server trains on
+them.
 
 "Federated Learning via Representation Distillation" (FedRD), algorithm 1 and equations 2, 5 and 7.
 """
@@ -83,26 +84,33 @@ from privdd.training.sgd import local_adam, predict_images, split_state
 
 Shape = tuple[int, int, int]
 UPLOAD_NAME = "representations"
-PRINTED = "the projection is trained on the records and batch norm couples them, so no record has a gradient of its own"
+PRINTED = (
+    "the projection is trained on the records and batch norm couples them, so no record has "
+    "a gradient of its own"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedRD(Method, AuditHooks):
-    """A client trains its own projection through the frozen task model, then distils what it projects.
+    """A client trains its own projection through the frozen task model, then distils what it
+    projects.
 
-    model: task model on projected images (1, h', w'), also the law of the networks to match in, which
-    are new at each step and, with batch norm, in train mode; projection: the personal map, kept and
+    model: task model on projected images (1, h', w'), also the law of the networks to match in,
+        which are new at each step and, with batch norm, in train mode; projection: the personal
+        map, kept and
     trained on by the client over rounds; dpc: representations per class; start: real | noise |
     statistics, in representation space; matching: the distillation, its
     augmentation on real records only (equation 5); projection_lr, projection_epochs,
     projection_batch: Adam on the projection; server: the server's training.
 
     frozen_projection: a public projection that the server sends makes the representations, and the
-    client's own serves its predictions alone. A guarantee needs this or a personal projection that is itself trained by DP-SGD,
-    through a mechanism for "dpsgd" beside that for the representations (private_lr, and steps as ``projection_epochs`` says):
-    whoever trains a projection on the records otherwise lets one record move all representations. The ledger composes both.
+    client's own serves its predictions alone. A guarantee needs this or a personal projection that
+    is itself trained by DP-SGD, through a mechanism for "dpsgd" beside that for the representations
+    (private_lr, and steps as ``projection_epochs`` says): whoever trains a projection on the
+    records otherwise lets one record move all representations. The ledger composes both.
     reads: noised reads a round. printed: equation 7 and table II
-    as printed, with the personal projection, batch norm and augmentation, under a mechanism that clips the batch's
+    as printed, with the personal projection, batch norm and augmentation, under a mechanism that
+    clips the batch's
     mean: no guarantee comes of it.
 
     Clients without records, and classes with fewer records than dpc, are treated as in FedDM.
@@ -146,7 +154,9 @@ class FedRD(Method, AuditHooks):
         check_positive(self, "projection_lr", "projection_epochs", "private_lr")
         check_init(self.start)
         if self.printed and (self.frozen_projection or self.start != "noise"):
-            raise ValueError("printed=True: table II has a personal projection and starts from noise")
+            raise ValueError(
+                "printed=True: table II has a personal projection and starts from noise"
+            )
         if self.projection.name != "projection":
             raise ValueError(f"projection.name={self.projection.name!r}: must be projection")
 
@@ -159,14 +169,19 @@ class FedRD(Method, AuditHooks):
             server |= pack("projection", self._new_projection(problem.shape, problem.classes, keys))
         return server
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         own = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short_classes(shard, self.dpc, ctx.keys)
         return self._build_upload(broadcast, own, shard, ctx), self._client_memory(broadcast, own)
 
-    def recall(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> State:
-        """The memory that ``local`` would keep, without distilling an upload: a fifth of its work."""
+    def recall(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> State:
+        """The memory that ``local`` would keep, without distilling an upload: a fifth of its
+        work."""
         return self._client_memory(broadcast, self._train_projection(broadcast, memory, shard, ctx))
 
     def _client_memory(self, broadcast: Values, own: Tensors) -> State:
@@ -186,12 +201,14 @@ class FedRD(Method, AuditHooks):
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the task model on a client's own projection.
 
-        Where the shared projection is frozen, the task model is the one that the client's own was trained
-        through. Raises ValueError without the client's memory: there is no global model of images.
-        """
+        Where the shared projection is frozen, the task model is the one that the client's own was
+        trained through. Raises ValueError without the client's memory: there is no global model of
+        images."""
         projection = unpack("projection", memory or {})
         if not projection:
-            raise ValueError("memory={}: FedRD predicts with a client's own projection, which is in its memory")
+            raise ValueError(
+                "memory={}: FedRD predicts with a client's own projection, which is in its memory"
+            )
         state = unpack("task", memory or {}) or unpack("model", server) | unpack("buffers", server)
         with torch.no_grad():
             z = self._build_projector(projection, tuple(x.shape[1:]), len(state["head.weight"]))(x)  # type: ignore[arg-type]
@@ -208,12 +225,25 @@ class FedRD(Method, AuditHooks):
 
     def settings(self, shard_size: int) -> dict[str, Any]:
         m = self.matching
-        return {"lr": m.lr, "momentum": m.momentum, "batch_size": m.batch, "local_steps": m.iterations, "ipc": self.dpc}
+        return {
+            "lr": m.lr,
+            "momentum": m.momentum,
+            "batch_size": m.batch,
+            "local_steps": m.iterations,
+            "ipc": self.dpc,
+        }
 
-    def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The projection behind the representations: public where frozen, else the client's own if known."""
+    def maps(
+        self, broadcast: Values, memory: State, problem: Problem
+    ) -> dict[str, Callable[[Tensor], Tensor]]:
+        """The projection behind the representations: public where frozen, else the client's own if
+        known."""
         state = broadcast.get("projection") or unpack("projection", memory)
-        return {"projection": self._build_projector(state, problem.shape, problem.classes)} if state else {}
+        return (
+            {"projection": self._build_projector(state, problem.shape, problem.classes)}
+            if state
+            else {}
+        )
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         """Equation 5: records are transformed before the projection, representations are not."""
@@ -222,7 +252,10 @@ class FedRD(Method, AuditHooks):
     def grants(self, surface: Surface) -> str:
         if surface != Surface.SYNTHETIC_REPRESENTATIONS or self.frozen_projection:
             return ""
-        return "the adversary is granted the audited client's own projection (kept by the client, never sent)"
+        return (
+            "the adversary is granted the audited client's own projection (kept by the "
+            "client, never sent)"
+        )
 
     def images_per_class(self) -> int:
         return self.dpc
@@ -234,52 +267,80 @@ class FedRD(Method, AuditHooks):
         return round > 0 and not self.frozen_projection
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        m, frozen = self.matching, self.frozen_projection
+        m = self.matching
+        frozen = self.frozen_projection
         printed = matching_claims(
-            (fedrd_1, fedrd_table_2), plan, shards, m, noise_init=self.start == "noise", private_map=not frozen
+            (fedrd_1, fedrd_table_2),
+            plan,
+            shards,
+            m,
+            noise_init=self.start == "noise",
+            private_map=not frozen,
         )
-        return [*printed, fedrd_not_real(real_start=self.start == "real"), fedrd_secret_projection(frozen=frozen)]
+        return [
+            *printed,
+            fedrd_not_real(real_start=self.start == "real"),
+            fedrd_secret_projection(frozen=frozen),
+        ]
 
     def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> MatchingSteps:
         """The public facts of a round's noised steps; none with a projection that is not public."""
         if "projection" not in broadcast:
             return MatchingSteps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
         shape = projected_shape(self.projection, shard.shape)
-        networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
+        networks = self._matching_networks(
+            shape, shard.classes, ctx, broadcast["model"]["head.weight"].device
+        )
         project = self._build_projector(broadcast["projection"], shard.shape, shard.classes)
         start = lambda noise: project(noise.abs().clamp(max=1)).detach()  # noqa: E731
         return MatchingSteps(networks, self.matching, project, start)
 
     def released(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
-        """A client's releases under a guarantee, without the training of its own projection: one that is noised may be any."""
+        """A client's releases under a guarantee, without the training of its own projection: one
+        that is noised may be any."""
         projection = dict(broadcast.get("projection", {}))
         if not projection and ctx.protected(QUERY):
             projection = self._new_projection(shard.shape, shard.classes, ctx.keys)
         if not projection:
             return self.local(broadcast, {}, shard, ctx)[0]
-        return self._build_upload(broadcast, to_device(projection, shard.train.x.device), shard, ctx)
+        return self._build_upload(
+            broadcast, to_device(projection, shard.train.x.device), shard, ctx
+        )
 
     def _new_projection(self, shape: Shape, classes: int, keys: Keys) -> State:
         return initial(self.projection, shape, classes, keys.fold("projection").torch())
 
-    def _build_projector(self, state: Tensors, shape: Shape, classes: int) -> Callable[[Tensor], Tensor]:
-        model, fixed = build_skeleton(self.projection, shape, classes), {n: t.detach() for n, t in state.items()}
+    def _build_projector(
+        self, state: Tensors, shape: Shape, classes: int
+    ) -> Callable[[Tensor], Tensor]:
+        model = build_skeleton(self.projection, shape, classes)
+        fixed = {n: t.detach() for n, t in state.items()}
         return lambda x: functional_call(model, fixed, (x,))
 
-    def _train_projection(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> State:
-        """Equation 2: cross-entropy through the frozen task model, from where the client left off; by DP-SGD where it is protected."""
+    def _train_projection(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> State:
+        """Equation 2: cross-entropy through the frozen task model, from where the client left off;
+        by DP-SGD where it is protected."""
         state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
-        state = to_device(state or self._new_projection(shard.shape, shard.classes, ctx.keys), shard.train.x.device)
+        state = to_device(
+            state or self._new_projection(shard.shape, shard.classes, ctx.keys),
+            shard.train.x.device,
+        )
         task = self.classifier(ctx.problem).eval().requires_grad_(False)
         frozen = {**broadcast["model"], **broadcast.get("buffers", {})}
         net = build_skeleton(self.projection, shard.shape, shard.classes)
         if ctx.protected(QUERY):
 
             def record_loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-                return F.cross_entropy(functional_call(task, frozen, (functional_call(net, dict(params), (x,)),)), y)
+                return F.cross_entropy(
+                    functional_call(task, frozen, (functional_call(net, dict(params), (x,)),)), y
+                )
 
             steps = count_private_steps(ctx.mechanisms[QUERY], self.projection_epochs)
-            return dp_local_sgd(net, state, shard.train, lr=self.private_lr, steps=steps, ctx=ctx, loss=record_loss)
+            return dp_local_sgd(
+                net, state, shard.train, lr=self.private_lr, steps=steps, ctx=ctx, loss=record_loss
+            )
         if not len(shard.train):
             return dict(state)
 
@@ -297,16 +358,27 @@ class FedRD(Method, AuditHooks):
             loss=batch_loss,
         )
 
-    def _matching_networks(self, shape: Shape, classes: int, ctx: ClientContext, device: torch.device) -> Networks:
+    def _matching_networks(
+        self, shape: Shape, classes: int, ctx: ClientContext, device: torch.device
+    ) -> Networks:
         """New networks of the task model's kind, without its last layer."""
         law = partial(initial, self.model, shape, classes)
-        return fresh_networks(build_skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device)
+        return fresh_networks(
+            build_skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device
+        )
 
-    def _build_upload(self, broadcast: Values, own: Tensors, shard: ClientData, ctx: ClientContext) -> Upload:
+    def _build_upload(
+        self, broadcast: Values, own: Tensors, shard: ClientData, ctx: ClientContext
+    ) -> Upload:
         shape = projected_shape(self.projection, shard.shape)
-        project = self._build_projector(broadcast.get("projection", own), shard.shape, shard.classes)
-        networks = self._matching_networks(shape, shard.classes, ctx, broadcast["model"]["head.weight"].device)
-        # real records are transformed, projected and embedded, representations are embedded as they are
+        project = self._build_projector(
+            broadcast.get("projection", own), shard.shape, shard.classes
+        )
+        networks = self._matching_networks(
+            shape, shard.classes, ctx, broadcast["model"]["head.weight"].device
+        )
+        # real records are transformed, projected and embedded, representations are embedded as they
+        # are
         settings = replace(self.matching, augment_synthetic=False)
         settings = replace(settings, chunk=0) if self.model.norm == "batch" else settings
         if not is_protected(ctx.mechanisms):
@@ -317,29 +389,52 @@ class FedRD(Method, AuditHooks):
         return self._distil_protected(project, networks, shard, settings, ctx)
 
     def _distil_held_classes(
-        self, project: Embed, networks: Networks, shard: ClientData, settings: MatchingSettings, ctx: ClientContext
+        self,
+        project: Embed,
+        networks: Networks,
+        shard: ClientData,
+        settings: MatchingSettings,
+        ctx: ClientContext,
     ) -> Upload:
         """Representations (m, *shape) of the classes that the client holds, with their labels."""
-        cells, shape = single_client_cells(shard.train, shard.classes), projected_shape(self.projection, shard.shape)
+        cells = single_client_cells(shard.train, shard.classes)
+        shape = projected_shape(self.projection, shard.shape)
         images = torch.zeros(0, self.dpc, *shape)
         if len(cells):
             projected = cells.with_images(embed_images(project, shard.train.x))
-            first = draw_initial_images(self.start, projected, self.dpc, shape, ctx.keys.fold("start"))
-            streams, first = MatchingStreams.of_round(ctx), first.to(shard.train.x)
-            images = match_distributions(cells, first, networks, settings, streams, real_map=project)
+            first = draw_initial_images(
+                self.start, projected, self.dpc, shape, ctx.keys.fold("start")
+            )
+            streams = MatchingStreams.of_round(ctx)
+            first = first.to(shard.train.x)
+            images = match_distributions(
+                cells, first, networks, settings, streams, real_map=project
+            )
         return build_uploads(cells, images, UPLOAD_NAME)[0]
 
     def _distil_protected(
-        self, project: Embed, networks: Networks, shard: ClientData, settings: MatchingSettings, ctx: ClientContext
+        self,
+        project: Embed,
+        networks: Networks,
+        shard: ClientData,
+        settings: MatchingSettings,
+        ctx: ClientContext,
     ) -> Upload:
-        """Representations of every class of the public list, from noise and what the mechanisms released.
+        """Representations of every class of the public list, from noise and what the mechanisms
+        released.
 
-        project must be public: drawn without the records, or trained under a guarantee. Representations
-        start as projected noise images, which has the scale of projected records where N(0, 1) may not.
+        project must be public: drawn without the records, or trained under a guarantee.
+            Representations start as projected noise images, which has the scale of projected
+            records where N(0, 1) may not.
         """
-        labels, streams = torch.tensor(ctx.problem.class_list), MatchingStreams.of_round(ctx)
-        noise = draw_noise_images(labels, self.dpc, shard.shape, ctx.keys.fold("start")).to(shard.train.x)
-        images = embed_images(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(0, noise.shape[:2])
+        labels = torch.tensor(ctx.problem.class_list)
+        streams = MatchingStreams.of_round(ctx)
+        noise = draw_noise_images(labels, self.dpc, shard.shape, ctx.keys.fold("start")).to(
+            shard.train.x
+        )
+        images = embed_images(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(
+            0, noise.shape[:2]
+        )
         if ctx.protected("embedding"):
             views = draw_public_maps(networks, self.reads, shard.shape, settings, streams, project)
             images = match_embeddings(images, views, shard.train, settings, ctx)
@@ -350,41 +445,64 @@ class FedRD(Method, AuditHooks):
         return build_set_upload(images, labels, UPLOAD_NAME, private=True)
 
     def _distil_as_printed(
-        self, project: Embed, networks: Networks, shard: ClientData, settings: MatchingSettings, ctx: ClientContext
+        self,
+        project: Embed,
+        networks: Networks,
+        shard: ClientData,
+        settings: MatchingSettings,
+        ctx: ClientContext,
     ) -> Upload:
-        """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean gradient noised.
+        """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean
+        gradient noised.
 
-        project is the client's own map, trained on its records without protection, and real records are transformed
-        before it: what is sent is no function of the mechanism's outputs alone, and nothing about it is private. Raises
-        ValueError for a mechanism that clips records.
+        project is the client's own map, trained on its records without protection, and real records
+        are transformed
+        before it: what is sent is no function of the mechanism's outputs alone, and nothing about
+            it is private. Raises ValueError for a mechanism that clips records.
         """
         if not ctx.protected(GRADIENT_QUERY) or ctx.mechanisms[GRADIENT_QUERY].per_record:
             raise ValueError(
-                f"printed=True: equation 7 clips the batch's mean gradient; set privacy=aggregate_clip, not {GRADIENT_QUERY}"
+                "printed=True: equation 7 clips the batch's mean gradient; set "
+                f"privacy=aggregate_clip, not {GRADIENT_QUERY}"
             )
-        ctx, shape = restrict_as_printed(shard, ctx), projected_shape(self.projection, shard.shape)
-        labels, streams = torch.tensor(ctx.problem.class_list), MatchingStreams.of_round(ctx)
+        ctx = restrict_as_printed(shard, ctx)
+        shape = projected_shape(self.projection, shard.shape)
+        labels = torch.tensor(ctx.problem.class_list)
+        streams = MatchingStreams.of_round(ctx)
         start = draw_noise_images(labels, self.dpc, shape, ctx.keys.fold("start")).to(shard.train.x)
-        images = match_noised_gradients(start, networks, shard.train, settings, streams, ctx, project)
+        images = match_noised_gradients(
+            start, networks, shard.train, settings, streams, ctx, project
+        )
         return {
             UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags={"public_map": False}),
-            "labels": Artifact({"y": labels.repeat_interleave(self.dpc)}),  # which classes a client holds
+            "labels": Artifact(
+                {"y": labels.repeat_interleave(self.dpc)}
+            ),  # which classes a client holds
         }
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
-        if QUERY in mechanisms and (self.frozen_projection or self.printed or not is_protected(mechanisms)):
+        if QUERY in mechanisms and (
+            self.frozen_projection or self.printed or not is_protected(mechanisms)
+        ):
             raise ValueError(
-                f"privacy sets a mechanism for {QUERY!r}: it protects a personal projection (algo.frozen_projection=false, "
-                "algo.printed=false), beside a mechanism for what that makes of the records, as in privacy=private_projection"
+                f"privacy sets a mechanism for {QUERY!r}: it protects a personal "
+                "projection (algo.frozen_projection=false, "
+                "algo.printed=false), beside a mechanism for what that makes of the "
+                "records, as in privacy=private_projection"
             )
         if self.printed or not is_protected(mechanisms):
             return
         check_no_batch_norm(self.model.norm, "model")
         if not self.frozen_projection and QUERY not in mechanisms:
             raise ValueError(
-                "frozen_projection=False: a projection trained on the records lets one record move every "
-                "representation; set algo.frozen_projection=true, or train it by DP-SGD (algo=fedrd_personal_dp); "
+                "frozen_projection=False: a projection trained on the records lets one "
+                "record move every "
+                "representation; set algo.frozen_projection=true, or train it by DP-SGD "
+                "(algo=fedrd_personal_dp); "
                 "algo=fedrd_printed runs it as printed, without a guarantee"
             )
         if self.start != "noise":
-            raise ValueError(f"start={self.start!r}: a guarantee needs start=noise, any other start reads the records")
+            raise ValueError(
+                f"start={self.start!r}: a guarantee needs start=noise, any other start "
+                "reads the records"
+            )

@@ -1,4 +1,5 @@
-"""MOON (Li, He and Song, CVPR 2021): features are pulled to the global model's, off the client's last."""
+"""MOON (Li, He and Song, CVPR 2021): features are pulled to the global model's, off the client's
+last."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from privdd.training.sgd import ClientRound, Loss, Replica, Trained
 def model_contrastive_loss(z: Tensor, towards: Tensor, away: Tensor, temperature: float) -> Tensor:
     """Model-contrastive loss (the paper's eq. 3) of features z (b, d): mean over the batch."""
     cosines = torch.stack([F.cosine_similarity(z, towards), F.cosine_similarity(z, away)], dim=1)
-    return F.cross_entropy(cosines / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device))
+    return F.cross_entropy(
+        cosines / temperature, torch.zeros(len(z), dtype=torch.int64, device=z.device)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +50,10 @@ class Moon(FedAvg):
         model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
         present = {**params, **buffers}
-        references = [Replica(model, s).module.eval() for s in (present, unpack("previous", turn.memory) or present)]
+        references = [
+            Replica(model, s).module.eval()
+            for s in (present, unpack("previous", turn.memory) or present)
+        ]
 
         def moon_loss(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             z = net.features(x)

@@ -1,4 +1,5 @@
-"""Federated averaging whose clients train by a function of the user's own: ``algo.training=net:train``."""
+"""Federated averaging whose clients train by a function of the user's own:
+``algo.training=net:train``."""
 
 from __future__ import annotations
 
@@ -22,13 +23,15 @@ NEEDED = "module:function is needed, as in algo.training=net:train"
 
 @dataclass(frozen=True, kw_only=True)
 class OwnTraining(FedAvg):
-    """training: module:function, (model, x, y, seed) -> the trained model, as ``target.training`` takes it.
+    """training: module:function, (model, x, y, seed) -> the trained model, as ``target.training``
+    takes it.
 
-    model: the network as the server sent it, in train mode; x (n, c, h, w), y (n,): a client's records on the run's
-    device; seed: another one for each client and round. What it draws has to come from the seed, or from torch's global
-    generator, which is seeded with it for the time of the call. Shadow clients of an audit are trained by it too.
-    Client-level privacy clips and noises what it gives; DP-SGD would have to act inside of it and is refused.
-    """
+    model: the network as the server sent it, in train mode; x (n, c, h, w), y (n,): a client's
+        records on the run's device; seed: another one for each client and round. What it draws has
+        to come from the seed, or from torch's global
+    generator, which is seeded with it for the time of the call. Shadow clients of an audit are
+    trained by it too. Client-level privacy clips and noises what it gives; DP-SGD would have to act
+    inside of it and is refused."""
 
     training: str = "privdd.methods.own_training:example"
 
@@ -56,15 +59,19 @@ class OwnTraining(FedAvg):
         model = build(self.model, turn.shard.shape, turn.shard.classes, records.x.device)
         model.load_state_dict({**params, **buffers}, strict=False)  # counters of batch norm stay 0
         wanted = {name: (value.shape, value.dtype) for name, value in model.state_dict().items()}
-        made = self._call_training(model.train(), records.x, records.y, turn.ctx.keys.fold("own").integer() % SEEDS)
+        made = self._call_training(
+            model.train(), records.x, records.y, turn.ctx.keys.fold("own").integer() % SEEDS
+        )
         if not isinstance(made, nn.Module):
             raise ValueError(
-                f"algo.training={self.training}: gives a {type(made).__name__}, the trained model is needed"
+                f"algo.training={self.training}: gives a {type(made).__name__}, the "
+                "trained model is needed"
             )
         state = {name: value.detach().clone() for name, value in made.state_dict().items()}
         if {name: (value.shape, value.dtype) for name, value in state.items()} != wanted:
             raise ValueError(
-                f"algo.training={self.training}: gives a network of other names, shapes or types than it was sent"
+                f"algo.training={self.training}: gives a network of other names, shapes "
+                "or types than it was sent"
             )
         return Trained(params, *split_state(model, state), 1)
 
@@ -75,7 +82,9 @@ class OwnTraining(FedAvg):
                 return self._load_function()(model, x.clone(), y.clone(), seed)
             except Exception as error:  # whatever the function raises
                 said = f"{type(error).__name__}: {format_error(error)}"
-                raise ValueError(f"algo.training={self.training}: failed on {len(y)} records: {said}") from error
+                raise ValueError(
+                    f"algo.training={self.training}: failed on {len(y)} records: {said}"
+                ) from error
 
 
 def example(model: nn.Module, x: Tensor, y: Tensor, seed: int) -> nn.Module:

@@ -1,4 +1,5 @@
-"""SCAFFOLD (Karimireddy et al., ICML 2020, algorithm 1, option II): control variates against drift."""
+"""SCAFFOLD (Karimireddy et al., ICML 2020, algorithm 1, option II): control variates against
+drift."""
 
 from __future__ import annotations
 
@@ -21,29 +22,43 @@ from privdd.training.sgd import ClientRound, Correction, Trained
 class Scaffold(FedAvg):
     """Local steps follow g - c_k + c; afterwards c_k becomes c_k - c + (w - w_k) / (steps lr).
 
-    Touches parameters only, starts every control variate at zero, and insists on plain SGD: momentum
-    inflates the estimate in c_k by up to 1 / (1 - momentum). Uploads the change of c_k as "control".
-    """
+    Touches parameters only, starts every control variate at zero, and insists on plain SGD:
+    momentum inflates the estimate in c_k by up to 1 / (1 - momentum). Uploads the change of c_k as
+    "control"."""
 
     momentum: float = 0.0
 
-    uploads: ClassVar[Mapping[str, Surface]] = {**FedAvg.uploads, "control": Surface.CONTROL_VARIATE}
-    broadcasts: ClassVar[Mapping[str, Surface]] = {**FedAvg.broadcasts, "control": Surface.CONTROL_VARIATE}
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        **FedAvg.uploads,
+        "control": Surface.CONTROL_VARIATE,
+    }
+    broadcasts: ClassVar[Mapping[str, Surface]] = {
+        **FedAvg.broadcasts,
+        "control": Surface.CONTROL_VARIATE,
+    }
 
     local_batched = FedAvg.local_batched  # its correction acts on each entry by itself
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.momentum != 0:
-            raise ValueError(f"momentum={self.momentum!r}: only 0 is allowed, SCAFFOLD's estimate needs plain SGD")
+            raise ValueError(
+                f"momentum={self.momentum!r}: only 0 is allowed, SCAFFOLD's estimate "
+                "needs plain SGD"
+            )
 
     def init(self, problem: Problem, keys: Keys) -> State:
         state = super().init(problem, keys)
         zeros = {name: torch.zeros_like(value) for name, value in unpack("model", state).items()}
-        return {**state, **pack("control", zeros), "clients": torch.tensor([float(problem.clients)])}
+        return {
+            **state,
+            **pack("control", zeros),
+            "clients": torch.tensor([float(problem.clients)]),
+        }
 
     def correction(self, turn: ClientRound) -> Correction | None:
-        common, own = turn.broadcast["control"], self._own_control(turn)
+        common = turn.broadcast["control"]
+        own = self._own_control(turn)
         shift = {name: c - own[name] for name, c in common.items()}
 
         def add_control_variates(params: Tensors, grads: Tensors) -> State:
@@ -53,7 +68,8 @@ class Scaffold(FedAvg):
 
     def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)
-        common, own = turn.broadcast["control"], self._own_control(turn)
+        common = turn.broadcast["control"]
+        own = self._own_control(turn)
         scale = trained.steps * self.lr
         change = {n: (trained.start[n] - w) / scale - common[n] for n, w in trained.params.items()}
         mine = {name: own[name] + c for name, c in change.items()}

@@ -1,4 +1,5 @@
-"""VHL (Tang et al., ICML 2022): pure-noise anchor images that every client classifies and aligns with."""
+"""VHL (Tang et al., ICML 2022): pure-noise anchor images that every client classifies and aligns
+with."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from privdd.models.networks import Classifier
 from privdd.training.sgd import ClientRound, Loss, draw_batches
 
 STYLE_SIZE = 64  # dimensions of the latent style (released code: style_dim)
-CENTRE_STD, STYLE_STD = 0.3, 0.1  # spread of the class centres, and around them (released code: sample_z_mean, _std)
+# spread of the class centres, and around them (released code: sample_z_mean, _std)
+CENTRE_STD = 0.3
+STYLE_STD = 0.1
 
 
 @lru_cache(maxsize=1)  # every client and round needs the same images, and drawing them is slow
@@ -28,7 +31,8 @@ def draw_anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys
     """Labelled noise images from an untrained convolutional generator (n, c, h, w) in [0, 1].
 
     A class is a Gaussian in the style space; a linear map and random upsampling convolutions turn
-    styles into images. Everything stems from the public keys, so no record is involved and nothing is
+    styles into images. Everything stems from the public keys, so no record is involved and nothing
+    is
     sent: each party draws the same images. Kept between calls: never change what it returns.
     """
     generator = keys.torch()
@@ -37,17 +41,22 @@ def draw_anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys
         return torch.randn(size, generator=generator)
 
     y = torch.arange(classes).repeat_interleave(per_class)
-    style = (CENTRE_STD * draw_normal(classes, STYLE_SIZE))[y] + STYLE_STD * draw_normal(len(y), STYLE_SIZE)
-    z = F.leaky_relu(style @ draw_normal(STYLE_SIZE, 16 * 4 * 4) / CENTRE_STD / STYLE_SIZE**0.5, 0.2).reshape(
-        -1, 16, 4, 4
+    style = (CENTRE_STD * draw_normal(classes, STYLE_SIZE))[y] + STYLE_STD * draw_normal(
+        len(y), STYLE_SIZE
     )
+    z = F.leaky_relu(
+        style @ draw_normal(STYLE_SIZE, 16 * 4 * 4) / CENTRE_STD / STYLE_SIZE**0.5, 0.2
+    ).reshape(-1, 16, 4, 4)
     while z.shape[-1] < max(shape[1:]):
         z = F.interpolate(z, scale_factor=2, mode="bilinear")
         z = F.leaky_relu(F.conv2d(z, draw_normal(16, 16, 3, 3) / 12, padding=1), 0.2)
         z = F.instance_norm(z + 0.1 * draw_normal(1, 1, *z.shape[2:]))
     image = F.conv2d(z, draw_normal(shape[0], 16, 1, 1) / 4)
-    top, left = (image.shape[-2] - shape[1]) // 2, (image.shape[-1] - shape[2]) // 2
-    return Records(image[:, :, top : top + shape[1], left : left + shape[2]].sigmoid(), y, torch.arange(len(y)))
+    top = (image.shape[-2] - shape[1]) // 2
+    left = (image.shape[-1] - shape[2]) // 2
+    return Records(
+        image[:, :, top : top + shape[1], left : left + shape[2]].sigmoid(), y, torch.arange(len(y))
+    )
 
 
 def supervised_contrast(z: Tensor, y: Tensor, temperature: float) -> Tensor:
@@ -89,14 +98,22 @@ class VHL(FedAvg):
     def loss(self, turn: ClientRound) -> Loss | None:
         if not self.alpha and not self.align:
             return None
-        shard, keys = turn.shard, turn.ctx.keys
-        noise = draw_anchors(shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl"))
-        indices = draw_batches(len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device)
+        shard = turn.shard
+        keys = turn.ctx.keys
+        noise = draw_anchors(
+            shard.shape, shard.classes, self.per_class, Keys(keys.seed).fold("public", "vhl")
+        )
+        indices = draw_batches(
+            len(noise), self.batch_size, keys.fold("anchors").torch(), noise.y.device
+        )
 
         def joint_loss(net: Classifier, x: Tensor, y: Tensor) -> Tensor:
             at = next(indices)
-            extra, labels = noise.x[at].to(x), noise.y[at].to(y)
-            both = net.features(torch.cat([x, extra]))  # batch norm sees records and anchors as one batch
+            extra = noise.x[at].to(x)
+            labels = noise.y[at].to(y)
+            both = net.features(
+                torch.cat([x, extra])
+            )  # batch norm sees records and anchors as one batch
             z, z_extra = both.split([len(x), len(extra)])
             aligned = supervised_contrast(both, torch.cat([y, labels]), self.temperature)
             virtual = F.cross_entropy(net.head(z_extra), labels)

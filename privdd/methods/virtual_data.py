@@ -1,8 +1,9 @@
-"""Any method on virtual data: each client distils its records once and trains on the images in their place.
+"""Any method on virtual data: each client distils its records once and trains on the images in
+their place.
 
-The baselines of FedLGD (Huang et al., TMLR 2024, section 5.1: "we use local virtual data from our initialization
-stage for FL methods other than ours"), and any other pairing of a distiller with a method.
-"""
+The baselines of FedLGD (Huang et al., TMLR 2024, section 5.1: "we use local virtual data from our
+initialization stage for FL methods other than ours"), and any other pairing of a distiller with a
+method."""
 
 from __future__ import annotations
 
@@ -33,11 +34,12 @@ def _ask_inner(hook: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class VirtualData(Method, AuditHooks):
-    """inner: the method that trains; virtual: how a client's images are distilled, in networks like ``model``.
+    """inner: the method that trains; virtual: how a client's images are distilled, in networks like
+    ``model``.
 
-    A client distils in the first round that it takes part in, from the records that it has then, and keeps the
-    images (its memory: ``images/...``; the inner method's is below ``inner/``). Everything else is the inner method's. model must
-    treat each image alone (no batch norm).
+    A client distils in the first round that it takes part in, from the records that it has then,
+    and keeps the images (its memory: ``images/...``; the inner method's is below ``inner/``).
+    Everything else is the inner method's. model must treat each image alone (no batch norm).
     """
 
     inner: FedAvg
@@ -53,7 +55,9 @@ class VirtualData(Method, AuditHooks):
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, FedAvg):
-            raise ValueError(f"algo.inner={type(self.inner).__name__}: a method of local training is needed")
+            raise ValueError(
+                f"algo.inner={type(self.inner).__name__}: a method of local training is needed"
+            )
         if self.virtual.mixes_records:
             check_no_batch_norm(self.model.norm, "model")
         for name in ("uploads", "broadcasts", "visible_to", "accuracy_kind"):
@@ -77,7 +81,9 @@ class VirtualData(Method, AuditHooks):
         "settings"
     )  # as if it trained on the records: how many images there are depends on their classes
 
-    def local(self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext) -> Work:
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
         own, images = replace_by_images(self.virtual, self.model, memory, shard, ctx)
         upload, inner = self.inner.local(broadcast, unpack("inner", memory), own, ctx)
         return upload, {**images, **pack("inner", inner)}
@@ -88,7 +94,9 @@ class VirtualData(Method, AuditHooks):
     def client_private(self) -> VirtualData:
         return replace(self, inner=self.inner.client_private())
 
-    def maps(self, broadcast: Values, memory: State, problem: Problem) -> Mapping[str, Callable[[Tensor], Tensor]]:
+    def maps(
+        self, broadcast: Values, memory: State, problem: Problem
+    ) -> Mapping[str, Callable[[Tensor], Tensor]]:
         return self.inner.maps(broadcast, unpack("inner", memory), problem)
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:

@@ -1,4 +1,5 @@
-"""Networks: a description (``ModelSpec``), its module (``build``) and its initial values (``initial``)."""
+"""Networks: a description (``ModelSpec``), its module (``build``) and its initial values
+(``initial``)."""
 
 from privdd.models.build import build, build_skeleton, initial
 from privdd.models.networks import ModelSpec, projected_shape

@@ -1,9 +1,10 @@
-"""Networks from descriptions: ``build`` gives the module without a random draw, ``initial`` its first values.
+"""Networks from descriptions: ``build`` gives the module without a random draw, ``initial`` its
+first values.
 
-Values follow PyTorch's default laws: convolutions and linear layers U(-1/sqrt(fan_in), 1/sqrt(fan_in)) (the default
-``kaiming_uniform_`` with a = sqrt(5)); norms weight 1, bias 0, running mean 0, running variance 1. All random entries come
-from a single draw of one explicit generator, which is what makes a new network per iteration cheap.
-"""
+Values follow PyTorch's default laws: convolutions and linear layers U(-1/sqrt(fan_in),
+1/sqrt(fan_in)) (the default ``kaiming_uniform_`` with a = sqrt(5)); norms weight 1, bias 0, running
+mean 0, running variance 1. All random entries come from a single draw of one explicit generator,
+which is what makes a new network per iteration cheap."""
 
 from __future__ import annotations
 
@@ -59,17 +60,22 @@ def build_skeleton(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
         network = NETWORKS[spec.name](spec, shape, classes)
     if spec.scale is not None:
         if not isinstance(network, Classifier) or {len(part) for part in spec.scale} != {shape[0]}:
-            raise ValueError(f"model.scale={spec.scale}: for classifiers of images with as many channels")
+            raise ValueError(
+                f"model.scale={spec.scale}: for classifiers of images with as many channels"
+            )
         network.scale = spec.scale
     return network
 
 
-def build(spec: ModelSpec, shape: Shape, classes: int, device: str | torch.device = "cpu") -> nn.Module:
-    """A module of its own for the caller, in train mode, whose values are all NaN until a state is given.
+def build(
+    spec: ModelSpec, shape: Shape, classes: int, device: str | torch.device = "cpu"
+) -> nn.Module:
+    """A module of its own for the caller, in train mode, whose values are all NaN until a state is
+    given.
 
-    Use ``torch.func.functional_call(model, state, (x,))`` or ``model.load_state_dict(state)`` with a state
-    of ``initial``; NaN makes a forgotten state show. Raises ValueError where the images do not fit.
-    """
+    Use ``torch.func.functional_call(model, state, (x,))`` or ``model.load_state_dict(state)`` with
+    a state of ``initial``; NaN makes a forgotten state show. Raises ValueError where the images do
+    not fit."""
     model = copy.deepcopy(build_skeleton(spec, tuple(shape), classes)).to_empty(device=device)  # type: ignore[arg-type]
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.fill_(torch.nan if tensor.is_floating_point() else 0)
@@ -81,7 +87,8 @@ RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 @dataclass(frozen=True)
 class StateEntry:
-    """One tensor of a state: random in [-bound, bound] where bound is set, else constant ``fill``."""
+    """One tensor of a state: random in [-bound, bound] where bound is set, else constant
+    ``fill``."""
 
     name: str
     shape: torch.Size
@@ -95,10 +102,19 @@ def _module_entries(prefix: str, module: nn.Module, spec: ModelSpec) -> list[Sta
     if isinstance(module, RANDOM_LAYERS):
         fan_in = module.weight.size(1) * math.prod(module.weight.shape[2:])  # type: ignore[union-attr, operator, arg-type]
         bound = 0.5 if spec.init == "uniform_half" else 1.0 / math.sqrt(fan_in)
-    tensors = {**dict(module.named_parameters(recurse=False)), **dict(module.named_buffers(recurse=False))}
+    tensors = {
+        **dict(module.named_parameters(recurse=False)),
+        **dict(module.named_buffers(recurse=False)),
+    }
     ones = ("weight", "running_var")
     return [
-        StateEntry(f"{prefix}.{leaf}" if prefix else leaf, t.shape, t.dtype, bound, 1.0 if leaf in ones else 0.0)
+        StateEntry(
+            f"{prefix}.{leaf}" if prefix else leaf,
+            t.shape,
+            t.dtype,
+            bound,
+            1.0 if leaf in ones else 0.0,
+        )
         for leaf, t in tensors.items()
     ]
 
@@ -107,11 +123,17 @@ def _module_entries(prefix: str, module: nn.Module, spec: ModelSpec) -> list[Sta
 def state_layout(spec: ModelSpec, shape: Shape, classes: int) -> tuple[StateEntry, ...]:
     """Every parameter and buffer in state_dict order, with the law of its initial values."""
     model = build_skeleton(spec, shape, classes)
-    entries = {e.name: e for prefix, module in model.named_modules() for e in _module_entries(prefix, module, spec)}
+    entries = {
+        e.name: e
+        for prefix, module in model.named_modules()
+        for e in _module_entries(prefix, module, spec)
+    }
     return tuple(entries[name] for name in model.state_dict())
 
 
-def initial(spec: ModelSpec, shape: Shape, classes: int, generator: torch.Generator) -> dict[str, Tensor]:
+def initial(
+    spec: ModelSpec, shape: Shape, classes: int, generator: torch.Generator
+) -> dict[str, Tensor]:
     """A fresh state (parameters and buffers by state_dict name) on the generator's device.
 
     The same generator state gives the same bits; the global generator is not touched.
@@ -119,7 +141,8 @@ def initial(spec: ModelSpec, shape: Shape, classes: int, generator: torch.Genera
     entries = state_layout(spec, tuple(shape), classes)  # type: ignore[arg-type]
     total = sum(e.shape.numel() for e in entries if e.bound is not None)
     draw = torch.empty(total, device=generator.device).uniform_(-1, 1, generator=generator)
-    state, at = {}, 0
+    state = {}
+    at = 0
     for e in entries:
         if e.bound is None:
             state[e.name] = torch.full(e.shape, e.fill, dtype=e.dtype, device=generator.device)

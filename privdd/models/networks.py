@@ -1,14 +1,16 @@
 """The networks, and the description by which one is chosen (``ModelSpec``).
 
-Classifiers: the distillation ConvNet, two small CNNs, NIID-Bench's simple-cnn, the sigmoid LeNet (Zhu et al., Deep Leakage
-from Gradients, 2019) and the perceptron that gradient inversion papers attack, and ResNet-18 with the CIFAR stem (He et al.
-2016): 3x3 stride 1, no max-pool; with norm=instance it is the network of the dataset condensation code (FedDM, FedLGD), with
-norm=batch and input_norm FedFed's. From images to images: FedFed's generators q(x), of which the beta-VAE at 32x32, width 32,
-latent 2048 and batch norm is the released code's (12,648,774 parameters with three channels), and FedRD's personal projection.
-FedRD's paper gives 8 and 16 filters and the output size (section IV-A); kernel 3, padding 1, stride 2 and one ReLU between
-are the reading under which every size in its Table IV comes out. Figure 5 has one to four convolutions with the same output
-size; how they shrink the image is not stated (``_projection_layers``).
-"""
+Classifiers: the distillation ConvNet, two small CNNs, NIID-Bench's simple-cnn, the sigmoid LeNet
+    (Zhu et al., Deep Leakage from Gradients, 2019) and the perceptron that gradient inversion
+    papers attack, and ResNet-18 with the CIFAR stem (He et al.
+2016): 3x3 stride 1, no max-pool; with norm=instance it is the network of the dataset condensation
+code (FedDM, FedLGD), with norm=batch and input_norm FedFed's. From images to images: FedFed's
+generators q(x), of which the beta-VAE at 32x32, width 32, latent 2048 and batch norm is the
+released code's (12,648,774 parameters with three channels), and FedRD's personal projection.
+FedRD's paper gives 8 and 16 filters and the output size (section IV-A); kernel 3, padding 1, stride
+2 and one ReLU between are the reading under which every size in its Table IV comes out. Figure 5
+has one to four convolutions with the same output size; how they shrink the image is not stated
+(``_projection_layers``)."""
 
 from __future__ import annotations
 
@@ -26,17 +28,19 @@ from privdd.core.group_settings import MODEL_DEFAULTS, check_model
 class ModelSpec:
     """One network of ``privdd.models``; None takes the network's own default (the paper's).
 
-    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae, resnet_generator, zero
-        (FedFed's generators), projection (FedRD's personal projection).
+    name: convnet, resnet18, smallcnn, simplecnn, lenet, mlp (classifiers), vae, resnet_generator,
+        zero (FedFed's generators), projection (FedRD's personal projection).
     width: filters (convnet: of each block; resnet18: of the first stage; mlp: units; projection: of
-        its last convolution, a square number). depth: blocks or hidden layers (projection: convolutions, 1 to 4).
+        its last convolution, a square number). depth: blocks or hidden layers (projection:
+        convolutions, 1 to 4).
     norm: instance | group | batch | none; groups: of the group norm (their greatest common divisor with the channels is
-        used). pooling: avg | max. pad_grey: one-channel images get padding 3 in the first convolution, so 28x28 is treated
-        as 32x32 (the DC / DM code). input_norm: BatchNorm on the raw image (FedFed's code).
+        used). pooling: avg | max. pad_grey: one-channel images get padding 3 in the first
+        convolution, so 28x28 is treated as 32x32 (the DC / DM code). input_norm: BatchNorm on the
+        raw image (FedFed's code).
     latent: size of the vae's code. init: default (PyTorch's law) | uniform_half (every weight and
         bias from U(-1/2, 1/2), the law of DLG's experiments).
-    scale: (mean, standard deviation) by channel, by which a classifier standardises the images that it is given; set by
-        data.standardise.
+    scale: (mean, standard deviation) by channel, by which a classifier standardises the images that
+        it is given; set by data.standardise.
     """
 
     name: str = "convnet"
@@ -64,11 +68,14 @@ Shape = tuple[int, int, int]
 
 
 def norm_layer(spec: ModelSpec, channels: int) -> nn.Module:
-    """The normalisation ``spec.norm`` over ``channels``; instance norm is GroupNorm(C, C) with affine."""
+    """The normalisation ``spec.norm`` over ``channels``; instance norm is GroupNorm(C, C) with
+    affine."""
     if spec.norm == "batch":
         return nn.BatchNorm2d(channels)
     if spec.norm in ("instance", "group"):
-        return nn.GroupNorm(channels if spec.norm == "instance" else math.gcd(spec.groups, channels), channels)
+        return nn.GroupNorm(
+            channels if spec.norm == "instance" else math.gcd(spec.groups, channels), channels
+        )
     return nn.Identity()
 
 
@@ -77,7 +84,8 @@ def pool_layer(kind: str | None) -> nn.Module:
 
 
 def relu_and_pool(pool: nn.Module) -> list[nn.Module]:
-    """ReLU and ``pool``, in the cheaper order: a maximum is the same bits before and after ReLU, a mean is not."""
+    """ReLU and ``pool``, in the cheaper order: a maximum is the same bits before and after ReLU, a
+    mean is not."""
     return [pool, nn.ReLU()] if isinstance(pool, nn.MaxPool2d) else [nn.ReLU(), pool]
 
 
@@ -85,8 +93,9 @@ Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation
 
 
 class Classifier(nn.Module):
-    """forward(x) = head(features(x)); subclasses give ``body`` and ``head``, or an ``extract_features`` (b, d) of their own, which is
-    ``features`` of the standardised images where ``scale`` is set."""
+    """forward(x) = head(features(x)); subclasses give ``body`` and ``head``, or an
+    ``extract_features`` (b, d) of their own, which is ``features`` of the standardised images where
+    ``scale`` is set."""
 
     body: nn.Module
     head: nn.Linear
@@ -105,28 +114,38 @@ class Classifier(nn.Module):
 
 
 def standardise_images(x: Tensor, scale: Scale) -> Tensor:
-    """(x - mean) / std by channel; x (..., K c, h, w), the c channels of K networks side by side."""
+    """(x - mean) / std by channel; x (..., K c, h, w), the c channels of K networks side by
+    side."""
     copies = x.shape[-3] // len(scale[0])
-    mean, std = (torch.tensor(part, dtype=x.dtype, device=x.device).repeat(copies)[:, None, None] for part in scale)
+    mean, std = (
+        torch.tensor(part, dtype=x.dtype, device=x.device).repeat(copies)[:, None, None]
+        for part in scale
+    )
     return (x - mean) / std
 
 
 def grid_after_halvings(shape: Shape, halvings: int, extra: int = 0) -> tuple[int, int]:
-    """Height and width after ``halvings`` floor halvings of (h + extra, w + extra); ValueError at zero."""
+    """Height and width after ``halvings`` floor halvings of (h + extra, w + extra); ValueError at
+    zero."""
     height, width = ((side + extra) >> halvings for side in shape[1:])
     if height < 1 or width < 1:
-        raise ValueError(f"model.depth={halvings}: images of {shape[1]}x{shape[2]} cannot be halved {halvings} times")
+        raise ValueError(
+            f"model.depth={halvings}: images of {shape[1]}x{shape[2]} cannot be halved "
+            f"{halvings} times"
+        )
     return height, width
 
 
 def automatic_depth(shape: Shape) -> int:
-    """Three blocks as published, fewer where less than 2x2 would be left to normalise (8x8 images: two)."""
+    """Three blocks as published, fewer where less than 2x2 would be left to normalise (8x8 images:
+    two)."""
     return max(1, min(3, min(shape[1:]).bit_length() - 2))
 
 
 class ConvNet(Classifier):
-    """Gidaris and Komodakis 2018; Zhao and Bilen, dataset condensation, 2021: depth x {Conv3x3, norm, ReLU, pool 2}, flatten,
-    Linear. With norm=batch, pooling=max and one channel it is FedRD's task model (FedRD, section IV-A).
+    """Gidaris and Komodakis 2018; Zhao and Bilen, dataset condensation, 2021: depth x {Conv3x3,
+    norm, ReLU, pool 2}, flatten, Linear. With norm=batch, pooling=max and one channel it is FedRD's
+    task model (FedRD, section IV-A).
 
     features: (b, width * (h >> depth) * (w >> depth)); depth None is ``automatic_depth``.
     """
@@ -134,7 +153,8 @@ class ConvNet(Classifier):
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         grey = spec.pad_grey and shape[0] == 1
-        width, depth = spec.width or 128, spec.depth or automatic_depth(shape)
+        width = spec.width or 128
+        depth = spec.depth or automatic_depth(shape)
         height, breadth = grid_after_halvings(shape, depth, extra=4 if grey else 0)
         layers: list[nn.Module] = []
         for block in range(depth):
@@ -149,11 +169,13 @@ class ConvNet(Classifier):
 
 
 class SmallCNN(Classifier):
-    """depth x {Conv3x3, norm, ReLU, pool 2}, filters doubling from ``width``, then Linear + ReLU to 4 * width."""
+    """depth x {Conv3x3, norm, ReLU, pool 2}, filters doubling from ``width``, then Linear + ReLU to
+    4 * width."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
-        width, depth = spec.width or 32, spec.depth or 2
+        width = spec.width or 32
+        depth = spec.depth or 2
         height, breadth = grid_after_halvings(shape, depth)
         layers: list[nn.Module] = []
         inputs = shape[0]
@@ -171,7 +193,8 @@ class SmallCNN(Classifier):
 
 
 class SimpleCNN(Classifier):
-    """NIID-Bench's simple-cnn: 5x5 convolutions of 6 and 16 filters, then 120 and 84 units (Li et al. 2022).
+    """NIID-Bench's simple-cnn: 5x5 convolutions of 6 and 16 filters, then 120 and 84 units (Li et
+    al. 2022).
 
     Raises ValueError below 16x16. ``width`` scales all layers from its 6.
     """
@@ -182,12 +205,22 @@ class SimpleCNN(Classifier):
         one, two, three, four = (max(1, round(n * scale)) for n in (6, 16, 120, 84))
         height, breadth = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
         if height < 1 or breadth < 1:
-            raise ValueError(f"model.name='simplecnn': images of {shape[1]}x{shape[2]} are too small (16x16 at least)")
+            raise ValueError(
+                f"model.name='simplecnn': images of {shape[1]}x{shape[2]} are too small "
+                "(16x16 at least)"
+            )
         self.body = nn.Sequential(
-            nn.Conv2d(shape[0], one, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(one, two, 5), nn.MaxPool2d(2), nn.ReLU()
+            nn.Conv2d(shape[0], one, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(one, two, 5),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
         )
         wide = two * height * breadth
-        self.neck = nn.Sequential(nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU())
+        self.neck = nn.Sequential(
+            nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU()
+        )
         self.head = nn.Linear(four, classes)
 
     def extract_features(self, x: Tensor) -> Tensor:
@@ -197,18 +230,21 @@ class SimpleCNN(Classifier):
 class LeNet(Classifier):
     """depth x {Conv5x5 (12 filters), sigmoid}, the first two with stride 2, then Linear.
 
-    Smooth and without pooling, so that second derivatives exist everywhere. DLG's weights: ``init="uniform_half"``.
-    """
+    Smooth and without pooling, so that second derivatives exist everywhere. DLG's weights:
+    ``init="uniform_half"``."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
-        width, depth = spec.width or 12, spec.depth or 3
+        width = spec.width or 12
+        depth = spec.depth or 3
         layers: list[nn.Module] = []
         inputs, (height, breadth) = shape[0], shape[1:]
         for block in range(depth):
             stride = 2 if block < 2 else 1
             layers += [nn.Conv2d(inputs, width, 5, padding=2, stride=stride), nn.Sigmoid()]
-            inputs, height, breadth = width, -(-height // stride), -(-breadth // stride)
+            inputs = width
+            height = -(-height // stride)
+            breadth = -(-breadth // stride)
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(width * height * breadth, classes)
 
@@ -257,10 +293,10 @@ class BasicBlock(nn.Module):
 class ResNet18(Classifier):
     """features: (b, 8 * width), 512 at the paper's width.
 
-    The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels); where more than one cell is left
-    (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512: FedLGD's head for RETINA, whose activation the paper leaves open.
-    With instance norm a stage does not halve 2x2 maps: 1x1 maps would be the same for every image.
-    """
+    The last grid is averaged over 4x4 cells (over all of it below 8x8, as at 28 and 32 pixels);
+    where more than one cell is left (96 pixels: 3x3) a Linear + ReLU neck brings 4608 to 512:
+    FedLGD's head for RETINA, whose activation the paper leaves open. With instance norm a stage
+    does not halve 2x2 maps: 1x1 maps would be the same for every image."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -272,13 +308,22 @@ class ResNet18(Classifier):
         inputs, height, breadth = width, *shape[1:]
         for stage in range(4):
             filters = width << stage
-            stride = 1 if stage == 0 or (spec.norm == "instance" and max(height, breadth) <= 2) else 2
-            blocks += [BasicBlock(inputs, filters, stride, spec), BasicBlock(filters, filters, 1, spec)]
-            inputs, height, breadth = filters, -(-height // stride), -(-breadth // stride)
+            stride = (
+                1 if stage == 0 or (spec.norm == "instance" and max(height, breadth) <= 2) else 2
+            )
+            blocks += [
+                BasicBlock(inputs, filters, stride, spec),
+                BasicBlock(filters, filters, 1, spec),
+            ]
+            inputs = filters
+            height = -(-height // stride)
+            breadth = -(-breadth // stride)
         self.body = nn.Sequential(*blocks)
         self.cells = max(1, -(-shape[1] // 8) // 4), max(1, -(-shape[2] // 8) // 4)
         wide = inputs * self.cells[0] * self.cells[1]
-        self.neck = nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
+        self.neck = (
+            nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
+        )
         self.head = nn.Linear(inputs, classes)
 
     def extract_features(self, x: Tensor) -> Tensor:
@@ -310,16 +355,19 @@ class ResidualBlock(nn.Module):
 class VAE(nn.Module):
     """forward(x, noise=None) -> (reconstruction (b, c, h, w) in [0, 1], mu (b, z), logvar (b, z)).
 
-    noise (b, z) standard normal, drawn by the caller: the code is mu + exp(logvar / 2) * noise. Without
-    noise the code is mu, whatever the mode. Raises ValueError where a side is not divisible by 4.
-    """
+    noise (b, z) standard normal, drawn by the caller: the code is mu + exp(logvar / 2) * noise.
+    Without noise the code is mu, whatever the mode. Raises ValueError where a side is not divisible
+    by 4."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         channels, height, breadth = shape
         if height % 4 or breadth % 4:
-            raise ValueError(f"model.name='vae': sides divisible by 4 are needed, got {height}x{breadth}")
-        d, z = spec.width or 32, spec.latent or 2048
+            raise ValueError(
+                f"model.name='vae': sides divisible by 4 are needed, got {height}x{breadth}"
+            )
+        d = spec.width or 32
+        z = spec.latent or 2048
         half = max(1, d // 2)
         self.grid = (d, height // 4, breadth // 4)
         flat = d * (height // 4) * (breadth // 4)
@@ -329,7 +377,8 @@ class VAE(nn.Module):
         self.mu = nn.Linear(flat, z)
         self.logvar = nn.Linear(flat, z)
         self.expand = nn.Linear(z, flat)
-        # a per-image norm of the output would erase each image's own brightness, so only batch norm ends it
+        # a per-image norm of the output would erase each image's own brightness, so only batch norm
+        # ends it
         end = nn.BatchNorm2d(channels) if spec.norm == "batch" else nn.Identity()
         self.decoder = nn.Sequential(
             ResidualBlock(d, spec),
@@ -372,11 +421,13 @@ def halving_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn
     ]
 
 
-RESIDUAL_BLOCKS = 4  # FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
+# FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
+RESIDUAL_BLOCKS = 4
 
 
 class _CodelessGenerator(nn.Module):
-    """A generator without a code: it returns beside the image one number that is always standard normal."""
+    """A generator without a code: it returns beside the image one number that is always standard
+    normal."""
 
     latent = 1
 
@@ -386,17 +437,21 @@ class _CodelessGenerator(nn.Module):
 
 
 class ResNetGenerator(_CodelessGenerator):
-    """forward(x, noise=None) -> (reconstruction (b, c, h, w) in [0, 1], zeros (b, 1), zeros (b, 1)).
+    """forward(x, noise=None) -> (reconstruction (b, c, h, w) in [0, 1], zeros (b, 1), zeros (b,
+    1)).
 
-    Two halving convolutions, ``RESIDUAL_BLOCKS`` residual blocks, two doubling ones (the image generator of Johnson et al.
-    2016 with the sigmoid of FedFed's VAE); noise is ignored. Raises ValueError where a side is not divisible by 4.
-    """
+    Two halving convolutions, ``RESIDUAL_BLOCKS`` residual blocks, two doubling ones (the image
+    generator of Johnson et al. 2016 with the sigmoid of FedFed's VAE); noise is ignored. Raises
+    ValueError where a side is not divisible by 4."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         channels, height, breadth = shape
         if height % 4 or breadth % 4:
-            raise ValueError(f"model.name='resnet_generator': sides divisible by 4 are needed, got {height}x{breadth}")
+            raise ValueError(
+                "model.name='resnet_generator': sides divisible by 4 are needed, got "
+                f"{height}x{breadth}"
+            )
         d = spec.width or 32
         half = max(1, d // 2)
         self.body = nn.Sequential(
@@ -415,7 +470,8 @@ class ResNetGenerator(_CodelessGenerator):
 
 
 class ZeroGenerator(_CodelessGenerator):
-    """q(x) = 0, so that x_s = x: what is shared is the noised image itself (FedFed, appendix F.3)."""
+    """q(x) = 0, so that x_s = x: what is shared is the noised image itself (FedFed, appendix
+    F.3)."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -425,19 +481,22 @@ class ZeroGenerator(_CodelessGenerator):
 
 
 def projected_shape(spec: ModelSpec, shape: Shape) -> Shape:
-    """Shape (1, h', w') of a projected image; (1, h, w) at the default 16 filters and sides divisible by 4."""
+    """Shape (1, h', w') of a projected image; (1, h, w) at the default 16 filters and sides
+    divisible by 4."""
     root = math.isqrt(spec.width or 16)
     height, width = (root * -(-side // 4) for side in shape[1:])
     return 1, height, width
 
 
 class Projection(nn.Module):
-    """(b, c, h, w) -> (b, 1, h', w'): the 16 quarter-size maps one after the other in memory order."""
+    """(b, c, h, w) -> (b, 1, h', w'): the 16 quarter-size maps one after the other in memory
+    order."""
 
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         self.out = projected_shape(spec, shape)
-        depth, width = spec.depth or 2, spec.width or 16
+        depth = spec.depth or 2
+        width = spec.width or 16
         self.body = nn.Sequential(*_projection_layers(shape[0], width, depth))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -445,8 +504,8 @@ class Projection(nn.Module):
 
 
 def _projection_layers(channels: int, width: int, depth: int) -> list[nn.Module]:
-    """One convolution straight to quarter size, its kernel wide enough to see every pixel; or a chain of which the first and
-    the last halve, those between keep the size and have 16 filters."""
+    """One convolution straight to quarter size, its kernel wide enough to see every pixel; or a
+    chain of which the first and the last halve, those between keep the size and have 16 filters."""
     if depth == 1:
         return [nn.Conv2d(channels, width, 7, stride=4, padding=3)]
     filters = [8, *[16] * (depth - 2)]

@@ -1,9 +1,9 @@
 """Epsilon of a training that is described by its numbers: noise, steps, sampling, delta.
 
 A described training is a list of ``NoisedSteps``: each step sums clipped contributions (of records
-or of clients), adds Gaussian noise of standard deviation ``noise_multiplier`` times the clipping norm,
-and releases the sum. No code is run and no data are read, so the answer holds only if the training
-does what the numbers say; ``privdd.check`` and an audit test that.
+or of clients), adds Gaussian noise of standard deviation ``noise_multiplier`` times the clipping
+norm, and releases the sum. No code is run and no data are read, so the answer holds only if the
+training does what the numbers say; ``privdd.check`` and an audit test that.
 """
 
 from __future__ import annotations
@@ -55,10 +55,13 @@ BY_EPOCH = (
     "each epoch costs one full batch (joint convexity)"
 )
 NO_AMPLIFICATION = (
-    "no amplification is counted for batches of a fixed size: each step costs a full batch whose sum "
+    "no amplification is counted for batches of a fixed size: each step costs a full "
+    "batch whose sum "
     "changes by {change} (coupled batches, joint convexity)"
 )
-ALLOCATION = "privacy loss distribution of random allocation (Feldman and Shenfeld 2025), by PLD_accounting"
+ALLOCATION = (
+    "privacy loss distribution of random allocation (Feldman and Shenfeld 2025), by PLD_accounting"
+)
 STATED = "optimal composition of (epsilon, delta) (Kairouz, Oh and Viswanath 2015, Theorem 3.3)"
 WITHOUT_REPLACEMENT = "RDP of sampling without replacement (Wang, Balle and Kasiviswanathan 2019)"
 
@@ -74,11 +77,14 @@ class NoisedSteps:
         epochs: passes over the records in one round; needs ``batch`` and ``records``, or
             ``sampling_probability``.
         rounds: how often the line is repeated, from 1.
-        records: records (or clients) that take part; batch: how many of them a step takes on average.
+        records: records (or clients) that take part; batch: how many of them a step takes on
+            average.
         sampling_probability: chance of one record to be in one step, in (0, 1].
-        sampling: how batches are formed; None: ``poisson`` if a probability below 1 is given, else ``full``.
+        sampling: how batches are formed; None: ``poisson`` if a probability below 1 is given, else
+            ``full``.
         disjoint: each record takes part in one round only, chosen without looking at the data.
-        release_epsilon, release_delta: a release that is stated as (epsilon, delta), whatever its noise.
+        release_epsilon, release_delta: a release that is stated as (epsilon, delta), whatever its
+            noise.
     """
 
     noise_multiplier: float | None = None
@@ -123,7 +129,9 @@ class NoisedSteps:
         if self.batch is not None and self.records is not None and self.batch > self.records:
             raise setting_error("batch", self.batch, f"must be at most records={self.records}")
         if self.batch is not None and self.sampling_probability is not None:
-            raise BadConfig("batch and sampling_probability exclude each other: one gives the other")
+            raise BadConfig(
+                "batch and sampling_probability exclude each other: one gives the other"
+            )
         if self.steps is not None and self.epochs is not None:
             raise BadConfig("steps and epochs exclude each other: one gives the other")
         if self.epochs is not None and self.batch is None and self.sampling_probability is None:
@@ -131,7 +139,10 @@ class NoisedSteps:
         if self.sampling == "full" and self.probability < 1:
             raise BadConfig("sampling=full: batches of a part of the records are given as well")
         if self.kind != "full" and self.probability == 1 and self.sampling != "poisson":
-            raise BadConfig(f"sampling={self.sampling}: batch and records (or sampling_probability) must be given")
+            raise BadConfig(
+                f"sampling={self.sampling}: batch and records (or sampling_probability) "
+                "must be given"
+            )
 
     @property
     def probability(self) -> float:
@@ -244,8 +255,8 @@ def account(
         delta: in (0, 1).
         relation: how neighbouring data sets differ: add_remove, zero_out or replace.
         unit: whose contribution is clipped, and so protected: a record's or a client's.
-        epsilon: if given, the noise multiplier of the one line without it is found so that the whole
-            training costs just below ``epsilon``.
+        epsilon: if given, the noise multiplier of the one line without it is found so that the
+            whole training costs just below ``epsilon``.
 
     Returns:
         The account; its first field has the noise filled in.
@@ -265,7 +276,9 @@ def account(
     return _count_cost(lines, delta, relation, unit)
 
 
-def _check_request(training: Sequence[NoisedSteps], delta: float, relation: Relation, unit: Unit) -> None:
+def _check_request(
+    training: Sequence[NoisedSteps], delta: float, relation: Relation, unit: Unit
+) -> None:
     if not training:
         raise BadConfig("at least one line of steps must be given")
     try:
@@ -307,9 +320,9 @@ def dominating_event(line: NoisedSteps, relation: Relation) -> dpa.DpEvent:
     """An event that costs at least as much as the line, for noised steps.
 
     Full batches and Poisson batches are their own events. A record is in one batch of each epoch of
-    shuffled or balls-in-bins batches: given all batches, its releases are Gaussian with a shift of 1
-    in one step of each epoch, and divergences are jointly convex. A batch of fixed size that gains a
-    record loses another, so that its sum changes by 2 (under zero_out by 1).
+    shuffled or balls-in-bins batches: given all batches, its releases are Gaussian with a shift of
+    1 in one step of each epoch, and divergences are jointly convex. A batch of fixed size that
+    gains a record loses another, so that its sum changes by 2 (under zero_out by 1).
 
     Raises:
         BadConfig: for shuffled batches under add_remove, where a record more moves all others.
@@ -329,13 +342,16 @@ def dominating_event(line: NoisedSteps, relation: Relation) -> dpa.DpEvent:
         return dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(line.noise_multiplier / change), steps)
     if line.kind == "shuffled" and relation == "add_remove":
         raise UnsupportedEvent(
-            "no proven epsilon for shuffled batches under add_remove: one record more moves the others "
+            "no proven epsilon for shuffled batches under add_remove: one record more "
+            "moves the others "
             "to other batches; relation=zero_out has a bound"
         )
     return dpa.SelfComposedDpEvent(noise, line.epochs_of_round * line.counted_rounds)
 
 
-def _count_cost(lines: tuple[NoisedSteps, ...], delta: float, relation: Relation, unit: Unit) -> Account:
+def _count_cost(
+    lines: tuple[NoisedSteps, ...], delta: float, relation: Relation, unit: Unit
+) -> Account:
     notes = tuple(_describe_conditions(lines, delta, relation, unit))
     try:
         sums = [line for line in lines if line.release_epsilon is None]
@@ -361,7 +377,10 @@ def _count_cost(lines: tuple[NoisedSteps, ...], delta: float, relation: Relation
         epsilon_pld = by_allocation
         proof = ALLOCATION
     best = min(epsilon_pld, math.inf if epsilon_rdp is None else epsilon_rdp)
-    capped = [min(bound, naming_bound_of_claim(best, delta, level)) for level, bound in zip(_levels(), bounds)]
+    capped = [
+        min(bound, naming_bound_of_claim(best, delta, level))
+        for level, bound in zip(_levels(), bounds)
+    ]
     return Account(
         training=lines,
         delta=delta,
@@ -409,7 +428,9 @@ def _unproven_account(
     )
 
 
-def _stated_loss(total: Tally, stated: Sequence[NoisedSteps], relation: Relation) -> pld.PrivacyLossDistribution:
+def _stated_loss(
+    total: Tally, stated: Sequence[NoisedSteps], relation: Relation
+) -> pld.PrivacyLossDistribution:
     """The loss of noised sums and of releases that are stated as (epsilon, delta)."""
     largest = max(line.release_epsilon or 0.0 for line in stated)
     interval = max(FINEST, largest * sum(map(_count_releases, stated)) / POINTS)
@@ -425,7 +446,9 @@ def _count_releases(line: NoisedSteps) -> int:
     return line.steps_of_round * line.counted_rounds
 
 
-def _rdp_epsilon(total: Tally, lines: Sequence[NoisedSteps], delta: float, relation: Relation) -> float | None:
+def _rdp_epsilon(
+    total: Tally, lines: Sequence[NoisedSteps], delta: float, relation: Relation
+) -> float | None:
     """By Renyi divergences; batches of fixed size under replace have a bound of their own there."""
     if relation == "replace" and all(line.kind == "fixed_size" for line in lines):
         accountant = RdpAccountant(neighboring_relation=NEIGHBOURS["replace"])
@@ -443,7 +466,8 @@ def _rdp_epsilon(total: Tally, lines: Sequence[NoisedSteps], delta: float, relat
 
 
 def _tighter_batch_bound(lines: Sequence[NoisedSteps], delta: float, relation: Relation) -> float:
-    """Of one line of balls-in-bins or shuffled batches, if a library has a tighter bound; else infinity."""
+    """Of one line of balls-in-bins or shuffled batches, if a library has a tighter bound; else
+    infinity."""
     line = lines[0]
     if len(lines) != 1 or line.kind not in ("shuffled", "balls_in_bins") or relation == "replace":
         return math.inf
@@ -503,14 +527,17 @@ def _optimistic_epsilon(total: Tally, delta: float, relation: Relation, proven: 
 
 
 def equivalent_mu(epsilon: float, delta: float) -> float:
-    """mu of the Gaussian mechanism whose epsilon at ``delta`` is ``epsilon``; infinite for infinity."""
+    """mu of the Gaussian mechanism whose epsilon at ``delta`` is ``epsilon``; infinite for
+    infinity."""
     if math.isinf(epsilon):
         return math.inf
     if epsilon <= 0:
         return 0.0
 
     def excess(log_mu: float) -> float:
-        with np.errstate(divide="ignore"):  # the library takes a logarithm of zero for a tiny epsilon
+        with np.errstate(
+            divide="ignore"
+        ):  # the library takes a logarithm of zero for a tiny epsilon
             return float(dpa.get_epsilon_gaussian(math.exp(-log_mu), delta)) - epsilon
 
     smallest = math.log(1e-8)
@@ -533,7 +560,9 @@ def _name_proof(line: NoisedSteps, relation: Relation) -> str:
     return BY_EPOCH.format(sampling=line.kind.replace("_", "-"))
 
 
-def _describe_conditions(lines: Sequence[NoisedSteps], delta: float, relation: Relation, unit: Unit) -> list[str]:
+def _describe_conditions(
+    lines: Sequence[NoisedSteps], delta: float, relation: Relation, unit: Unit
+) -> list[str]:
     """What the numbers take for granted, and what is often counted wrongly."""
     notes = []
     if any(line.sampling is None and line.kind == "poisson" for line in lines):
@@ -552,23 +581,31 @@ def _describe_conditions(lines: Sequence[NoisedSteps], delta: float, relation: R
     sizes = [line.records for line in lines if line.records is not None]
     if sizes and delta >= 1 / max(sizes):
         notes.append(
-            f"delta is not below 1/{max(sizes)}: a mechanism that publishes one random {unit} whole would be allowed."
+            f"delta is not below 1/{max(sizes)}: a mechanism that publishes one random "
+            f"{unit} whole would be allowed."
         )
     return notes
 
 
 def _describe_counting(line: NoisedSteps, delta: float, relation: Relation) -> list[str]:
-    """Epsilon of one round, and of one step an epoch: numbers that are often printed as the total."""
+    """Epsilon of one round, and of one step an epoch: numbers that are often printed as the
+    total."""
     notes = []
     if line.rounds > 1 and not line.disjoint:
         once = _describe_epsilons(replace(line, rounds=1), delta, relation)
-        notes.append(f"One round alone costs {once}; {line.rounds} rounds on the same data compose to the total.")
+        notes.append(
+            f"One round alone costs {once}; {line.rounds} rounds on the same data compose "
+            "to the total."
+        )
     if line.epochs is not None and line.batches > 1 and line.kind in ("full", "poisson"):
-        miscounted = _describe_epsilons(replace(line, epochs=None, steps=line.epochs), delta, relation)
+        miscounted = _describe_epsilons(
+            replace(line, epochs=None, steps=line.epochs), delta, relation
+        )
         steps = line.steps_of_round * line.counted_rounds
         notes.append(
             f"{steps:,} steps are counted ({line.counted_rounds} rounds, {line.epochs} epochs, "
-            f"{line.batches} batches). One step an epoch would give {miscounted}, which is too small."
+            f"{line.batches} batches). One step an epoch would give {miscounted}, which "
+            "is too small."
         )
     if line.disjoint and line.rounds > 1:
         joint = _describe_epsilons(replace(line, disjoint=False), delta, relation)

@@ -1,13 +1,16 @@
-"""Privacy events, their normal form, epsilon of an event and noise for an epsilon: dp-accounting, with its traps handled.
+"""Privacy events, their normal form, epsilon of an event and noise for an epsilon: dp-accounting,
+with its traps handled.
 
-Relations: ``add_remove`` (one record more or less), ``zero_out`` (one record replaced by nothing, the
-count being public; same numbers) and ``replace`` (one record exchanged, every sensitivity doubles).
-dp-accounting 0.6 doubles under ``replace`` in its PLD accountant but not in its RDP accountant: here
-both double. Events are dp-accounting's; only those with a proof behind them have a form in the ledger's JSON: Poisson sampling
-has one, shuffling and fixed-size batches have none and are never written down as Poisson. A noise multiplier is noise scale over
-the change that adding or removing one record can cause (L2 for Gaussian, L1 for Laplace). Compositions of Gaussians are exact (Balle and Wang 2018, Theorem 8). Beside epsilon: the whole trade-off curve,
-and bounds for batches that are no Poisson samples (``bound_batch_epsilon``).
-"""
+Relations: ``add_remove`` (one record more or less), ``zero_out`` (one record replaced by nothing,
+    the count being public; same numbers) and ``replace`` (one record exchanged, every sensitivity
+    doubles).
+dp-accounting 0.6 doubles under ``replace`` in its PLD accountant but not in its RDP accountant:
+here both double. Events are dp-accounting's; only those with a proof behind them have a form in the
+ledger's JSON: Poisson sampling has one, shuffling and fixed-size batches have none and are never
+written down as Poisson. A noise multiplier is noise scale over the change that adding or removing
+one record can cause (L2 for Gaussian, L1 for Laplace). Compositions of Gaussians are exact (Balle
+and Wang 2018, Theorem 8). Beside epsilon: the whole trade-off curve, and bounds for batches that
+are no Poisson samples (``bound_batch_epsilon``)."""
 
 from __future__ import annotations
 
@@ -63,10 +66,12 @@ class Tally:
         return not self.poisson and not self.laplace
 
     def covers(self, other: Tally) -> bool:
-        """Whether this holds every release of ``other``, so that its epsilon is at least as large."""
+        """Whether this holds every release of ``other``, so that its epsilon is at least as
+        large."""
         if not self.private:
             return True
-        sampled, laplace = dict(self.poisson), dict(self.laplace)
+        sampled = dict(self.poisson)
+        laplace = dict(self.laplace)
         return (
             other.private
             and self.squared_mu >= other.squared_mu
@@ -87,13 +92,19 @@ DEEPEST = 50  # events inside each other
 
 def _check_count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES:
-        shown = str(value) if not isinstance(value, int) or abs(value) <= MOST_TIMES else "a number of more digits"
+        shown = (
+            str(value)
+            if not isinstance(value, int) or abs(value) <= MOST_TIMES
+            else "a number of more digits"
+        )
         raise UnsupportedEvent(f"count={shown}: an integer from 0 to {MOST_TIMES} is needed")
     return value
 
 
 MAX_MULTIPLIER = 1.7e308  # the largest finite multiplier
-LEAST_NOISE, MOST_NOISE = 1e-100, 1e100  # beyond these, squares overflow: below is no noise, above is taken as this
+# beyond these, squares overflow: below is no noise, above is taken as this
+LEAST_NOISE = 1e-100
+MOST_NOISE = 1e100
 
 
 def add_tallies(first: Tally, second: Tally) -> Tally:
@@ -124,7 +135,9 @@ def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
             kind = "gaussian" if isinstance(event, dpa.GaussianDpEvent) else "laplace"
             return {
                 "type": kind,
-                "noise_multiplier": _check_number(event.noise_multiplier, "noise_multiplier", 0, MAX_MULTIPLIER),
+                "noise_multiplier": _check_number(
+                    event.noise_multiplier, "noise_multiplier", 0, MAX_MULTIPLIER
+                ),
             }
         case dpa.PoissonSampledDpEvent():
             q = _check_number(event.sampling_probability, "sampling_probability", 0, 1)
@@ -132,8 +145,14 @@ def event_to_json(event: dpa.DpEvent) -> dict[str, Any]:
         case dpa.ComposedDpEvent():
             return {"type": "compose", "events": [event_to_json(e) for e in event.events]}
         case dpa.SelfComposedDpEvent():
-            return {"type": "repeat", "count": _check_count(event.count), "event": event_to_json(event.event)}
-    raise UnsupportedEvent(f"{type(event).__name__} has no accounting here: use Gaussian, Laplace or Poisson events")
+            return {
+                "type": "repeat",
+                "count": _check_count(event.count),
+                "event": event_to_json(event.event),
+            }
+    raise UnsupportedEvent(
+        f"{type(event).__name__} has no accounting here: use Gaussian, Laplace or Poisson events"
+    )
 
 
 EVENT_FIELDS = {
@@ -148,23 +167,33 @@ EVENT_FIELDS = {
 
 
 def event_from_json(form: Any, depth: int = 0) -> dpa.DpEvent:
-    """The event behind a JSON form. Raises UnsupportedEvent for unknown types, fields or numbers, and for deep nesting."""
+    """The event behind a JSON form. Raises UnsupportedEvent for unknown types, fields or numbers,
+    and for deep nesting."""
     if depth > DEEPEST:
         raise UnsupportedEvent(f"event: more than {DEEPEST} inside each other")
     kind = form.get("type") if isinstance(form, Mapping) else None
-    if not isinstance(kind, str) or kind not in EVENT_FIELDS or set(form) != EVENT_FIELDS[kind] | {"type"}:
+    if (
+        not isinstance(kind, str)
+        or kind not in EVENT_FIELDS
+        or set(form) != EVENT_FIELDS[kind] | {"type"}
+    ):
         raise UnsupportedEvent(
-            f"event {form!r}: allowed are " + ", ".join(sorted(EVENT_FIELDS)) + " with their own fields"
+            f"event {form!r}: allowed are "
+            + ", ".join(sorted(EVENT_FIELDS))
+            + " with their own fields"
         )
     if kind in ("gaussian", "laplace"):
         z = _check_number(form["noise_multiplier"], "noise_multiplier", 0, MAX_MULTIPLIER)
         return dpa.GaussianDpEvent(z) if kind == "gaussian" else dpa.LaplaceDpEvent(z)
     if kind == "poisson":
         return dpa.PoissonSampledDpEvent(
-            _check_number(form["probability"], "probability", 0, 1), event_from_json(form["event"], depth + 1)
+            _check_number(form["probability"], "probability", 0, 1),
+            event_from_json(form["event"], depth + 1),
         )
     if kind == "repeat":
-        return dpa.SelfComposedDpEvent(event_from_json(form["event"], depth + 1), _check_count(form["count"]))
+        return dpa.SelfComposedDpEvent(
+            event_from_json(form["event"], depth + 1), _check_count(form["count"])
+        )
     if kind == "compose":
         if not isinstance(form["events"], list):
             raise UnsupportedEvent(f"compose.events={form['events']!r}: a list is needed")
@@ -175,13 +204,15 @@ def event_from_json(form: Any, depth: int = 0) -> dpa.DpEvent:
 def tally_events(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
     """The normal form of a composition of (event, how often).
 
-    Raises UnsupportedEvent as ``event_to_json`` does, and for Poisson sampling of anything but Gaussians.
-    """
+    Raises UnsupportedEvent as ``event_to_json`` does, and for Poisson sampling of anything but
+    Gaussians."""
     leaves: Counter[tuple[Any, ...]] = Counter()
     for event, times in events:
         _collect_leaves(event_to_json(event), _check_count(times), leaves)
     leaves = _bound_noise(leaves)
-    gaussian = math.fsum(n / (leaf[1] * leaf[1]) for leaf, n in sorted(leaves.items()) if leaf[0] == "gaussian")
+    gaussian = math.fsum(
+        n / (leaf[1] * leaf[1]) for leaf, n in sorted(leaves.items()) if leaf[0] == "gaussian"
+    )
     return Tally(
         private=("non_private",) not in leaves,
         squared_mu=gaussian,
@@ -191,7 +222,8 @@ def tally_events(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
 
 
 def _bound_noise(leaves: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
-    """The leaves with noise that arithmetic can square; a changed leaf costs more than before, never less."""
+    """The leaves with noise that arithmetic can square; a changed leaf costs more than before,
+    never less."""
     bounded: Counter[tuple[Any, ...]] = Counter()
     for leaf, n in leaves.items():
         if leaf[0] == "non_private" or leaf[-1] < LEAST_NOISE:
@@ -218,7 +250,9 @@ def _collect_leaves(form: Mapping[str, Any], times: int, leaves: Counter[tuple[A
         leaves[(kind, form["noise_multiplier"])] += times
 
 
-def _collect_sampled(q: float, form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]) -> None:
+def _collect_sampled(
+    q: float, form: Mapping[str, Any], times: int, leaves: Counter[tuple[Any, ...]]
+) -> None:
     """Gaussians on one sample are one Gaussian on it; PLD accountants refuse them unmerged."""
     found: Counter[tuple[Any, ...]] = Counter()
     _collect_leaves(form, 1, found)
@@ -243,7 +277,8 @@ NEIGHBOURS = {
     "zero_out": dpa.NeighboringRelation.REPLACE_SPECIAL,
     "replace": dpa.NeighboringRelation.REPLACE_ONE,
 }
-FINEST = 1e-4  # discretisation of the privacy loss; 1e-3 overstates 0.476 as 0.499 at 10,000 sparse steps
+# discretisation of the privacy loss; 1e-3 overstates 0.476 as 0.499 at 10,000 sparse steps
+FINEST = 1e-4
 COARSE = 1e-3  # for bracketing only
 POINTS = 5e5  # about how many grid points a large loss is spread over
 NOISE_RANGE = (2.0**-7, 2.0**20)
@@ -260,12 +295,17 @@ def check_delta(delta: float) -> None:
 
 
 def epsilon(
-    event: dpa.DpEvent, delta: float, *, relation: Relation = "add_remove", accountant: Accountant = "pld"
+    event: dpa.DpEvent,
+    delta: float,
+    *,
+    relation: Relation = "add_remove",
+    accountant: Accountant = "pld",
 ) -> float:
-    """The smallest proven epsilon at ``delta`` of one event; infinite where anything is unprotected.
+    """The smallest proven epsilon at ``delta`` of one event; infinite where anything is
+    unprotected.
 
-    Raises UnsupportedEvent for an event, or an event under this relation, that this accountant cannot
-    bound, and ValueError for a bad delta, relation or accountant.
+    Raises UnsupportedEvent for an event, or an event under this relation, that this accountant
+    cannot bound, and ValueError for a bad delta, relation or accountant.
     """
     return epsilon_of(tally_events([(event, 1)]), delta, relation=relation, accountant=accountant)
 
@@ -275,7 +315,9 @@ def epsilon_of(total: Tally, delta: float, *, relation: Relation, accountant: Ac
     check_delta(delta)
     check_relation(relation)
     if accountant not in get_args(Accountant):
-        raise ValueError(f"accountant={accountant!r}: allowed are {', '.join(get_args(Accountant))}")
+        raise ValueError(
+            f"accountant={accountant!r}: allowed are {', '.join(get_args(Accountant))}"
+        )
     if not total.private:
         return math.inf
     if total.is_empty:
@@ -286,7 +328,9 @@ def epsilon_of(total: Tally, delta: float, *, relation: Relation, accountant: Ac
 @lru_cache(maxsize=4096)
 def _rdp_epsilon(total: Tally, delta: float, relation: Relation) -> float:
     if relation == "replace" and total.poisson:
-        raise UnsupportedEvent("RDP has no bound for Poisson sampling under relation=replace: use accountant=pld")
+        raise UnsupportedEvent(
+            "RDP has no bound for Poisson sampling under relation=replace: use accountant=pld"
+        )
     half = 0.5 if relation == "replace" else 1.0
     accountant = RdpAccountant(neighboring_relation=NEIGHBOURS[relation])
     with _silence_warnings():
@@ -300,12 +344,16 @@ def _compose_events(total: Tally, scale: float) -> dpa.DpEvent:
         parts.append(dpa.GaussianDpEvent(scale / math.sqrt(total.squared_mu)))
     parts += [dpa.SelfComposedDpEvent(dpa.LaplaceDpEvent(scale * b), n) for b, n in total.laplace]
     for (q, z), n in total.poisson:
-        parts.append(dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(scale * z)), n))
+        parts.append(
+            dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(scale * z)), n)
+        )
     return dpa.ComposedDpEvent(parts)
 
 
 @lru_cache(maxsize=4096)
-def _pld_epsilon(total: Tally, delta: float, relation: Relation, interval: float | None = None) -> float:
+def _pld_epsilon(
+    total: Tally, delta: float, relation: Relation, interval: float | None = None
+) -> float:
     if total.is_gaussian:
         mu = math.sqrt(total.squared_mu) * (2 if relation == "replace" else 1)
         return float(dpa.get_epsilon_gaussian(1 / mu, delta))
@@ -318,31 +366,38 @@ def _pld_epsilon(total: Tally, delta: float, relation: Relation, interval: float
 
 
 MOST_STEPS = 2**30  # of one sampled or Laplace event: a loss of more is composed for minutes
-MOST_WORK, MOST_WORK_OF_ONE = 1500, 200  # of all compositions of a ledger, and of one: about so many tenths of a second
+# of all compositions of a ledger, and of one: about so many tenths of a second
+MOST_WORK = 1500
+MOST_WORK_OF_ONE = 200
 
 
 def check_work(totals: Iterable[Tally]) -> None:
-    """Raises UnsupportedEvent for compositions whose accounting would take many minutes: no run that was trained has any.
+    """Raises UnsupportedEvent for compositions whose accounting would take many minutes: no run
+    that was trained has any.
 
-    One event of almost no noise takes as long as many others: its loss is spread over all of the grid.
-    """
+    One event of almost no noise takes as long as many others: its loss is spread over all of the
+    grid."""
     spent = 0.0
     for total in totals:
         if not total.private:
             continue
         if (most := max([0, *(n for _, n in (*total.poisson, *total.laplace))])) > MOST_STEPS:
-            raise UnsupportedEvent(f"{most} releases of one event: at most {MOST_STEPS} are accounted")
+            raise UnsupportedEvent(
+                f"{most} releases of one event: at most {MOST_STEPS} are accounted"
+            )
         work = sum(1 + min(1e-4 / (z * z), 50) for (_, z), _ in total.poisson) + len(total.laplace)
         spent += work
         if work > MOST_WORK_OF_ONE or spent > MOST_WORK:
-            raise UnsupportedEvent("more different events, or compositions of them, than are accounted in some minutes")
+            raise UnsupportedEvent(
+                "more different events, or compositions of them, than are accounted in some minutes"
+            )
 
 
 def _epsilon_ceiling(total: Tally, delta: float, relation: Relation) -> float:
     """A bound that stays finite where the discretised loss overflows to infinity.
 
-    Under add/remove it is RDP's. Under replace, Poisson sampling is ignored: given the sample, the two
-    runs are the full-batch pair or identical, and divergences are jointly convex.
+    Under add/remove it is RDP's. Under replace, Poisson sampling is ignored: given the sample, the
+    two runs are the full-batch pair or identical, and divergences are jointly convex.
     """
     if relation != "replace":
         return _rdp_epsilon(total, delta, relation)
@@ -357,20 +412,25 @@ def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: floa
 
 @lru_cache(maxsize=8)
 def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
-    """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity 2.
+    """The composed privacy loss, rounded upwards; a Laplace release under replace has sensitivity
+    2.
 
-    Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at every epsilon.
-    """
+    Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at
+    every epsilon."""
     width = 2.0 if relation == "replace" else 1.0
     try:
         with _silence_warnings():
             loss = pld.identity(value_discretization_interval=interval)
             if total.squared_mu:
-                loss = loss.compose(_gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval))
+                loss = loss.compose(
+                    _gaussian_loss(1 / math.sqrt(total.squared_mu), 1.0, relation, interval)
+                )
             for (q, z), n in total.poisson:
                 loss = loss.compose(_gaussian_loss(z, q, relation, interval).self_compose(n))
             for b, n in total.laplace:
-                one = pld.from_laplace_mechanism(b, sensitivity=width, value_discretization_interval=interval)
+                one = pld.from_laplace_mechanism(
+                    b, sensitivity=width, value_discretization_interval=interval
+                )
                 loss = loss.compose(one.self_compose(n))
             return loss
     except OverflowError:
@@ -379,30 +439,41 @@ def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.Priv
 
 
 def privacy_loss_of(total: Tally, delta: float, relation: Relation) -> pld.PrivacyLossDistribution:
-    """The privacy loss of a composition on the grid that ``epsilon_of`` takes at ``delta``: upper bounds only.
+    """The privacy loss of a composition on the grid that ``epsilon_of`` takes at ``delta``: upper
+    bounds only.
 
     Raises ValueError for a composition of nothing, or of something unprotected.
     """
     if not total.private or total.is_empty:
         raise ValueError("a composition of protected releases is needed")
-    return composed_loss(total, relation, max(FINEST, _epsilon_ceiling(total, delta, relation) / POINTS))
+    return composed_loss(
+        total, relation, max(FINEST, _epsilon_ceiling(total, delta, relation) / POINTS)
+    )
 
 
-def _gaussian_loss(z: float, q: float, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
+def _gaussian_loss(
+    z: float, q: float, relation: Relation, interval: float
+) -> pld.PrivacyLossDistribution:
     return pld.from_gaussian_mechanism(
-        z, value_discretization_interval=interval, sampling_prob=q, neighboring_relation=NEIGHBOURS[relation]
+        z,
+        value_discretization_interval=interval,
+        sampling_prob=q,
+        neighboring_relation=NEIGHBOURS[relation],
     )
 
 
 @contextmanager
 def _silence_warnings() -> Iterator[None]:
-    """Fractional orders that fail to converge are left out by dp-accounting, which says so each time."""
+    """Fractional orders that fail to converge are left out by dp-accounting, which says so each
+    time."""
     log = logging.getLogger("absl")
     before = log.level
     log.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # overflow in far tails, rounded upwards
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # overflow in far tails, rounded upwards
             yield
     finally:
         log.setLevel(before)
@@ -416,7 +487,8 @@ def calibrate(
     relation: Relation = "add_remove",
     accountant: Accountant = "pld",
 ) -> float:
-    """The noise multiplier z at which ``make_event(z)`` costs between 0.985 and 0.999 of ``epsilon``.
+    """The noise multiplier z at which ``make_event(z)`` costs between 0.985 and 0.999 of
+    ``epsilon``.
 
     The margin keeps a recomputation by other software, with its own rounding, at or below epsilon.
     Raises ValueError where no z in [2**-7, 2**20] reaches it.
@@ -439,7 +511,9 @@ def calibrate(
         if 0.985 * epsilon <= paid <= 0.999 * epsilon:
             return z
         if not 0 < paid < math.inf:
-            raise ValueError(f"no noise multiplier costs just that: {z:.4g} costs {paid:g}; choose it by hand")
+            raise ValueError(
+                f"no noise multiplier costs just that: {z:.4g} costs {paid:g}; choose it by hand"
+            )
         if past and past[0] != z:
             slope = min(-0.3, math.log(paid / past[1]) / math.log(z / past[0]))
         past = (z, paid)
@@ -449,11 +523,15 @@ def calibrate(
 
 def _find_multiplier(cost: Callable[[float], float], target: float) -> float:
     """The z at which a falling cost meets ``target``, to 0.05 %."""
-    low, high = 1.0, 1.0
+    low = 1.0
+    high = 1.0
     while cost(high) > target:
-        low, high = high, high * 2
+        low = high
+        high = high * 2
         if high > NOISE_RANGE[1]:
-            raise ValueError("no noise meets it: another release is unprotected, or costs more by itself")
+            raise ValueError(
+                "no noise meets it: another release is unprotected, or costs more by itself"
+            )
     while cost(low) <= target:
         low, high = low / 2, low
         if low < NOISE_RANGE[0]:
@@ -470,16 +548,22 @@ MOST = 500.0  # and where it overflows
 GRID = 2e4  # at most about so many steps of the discretised loss
 
 
-def trade_off(event: dpa.DpEvent, *, relation: Relation = "add_remove", scale: float = 1.0) -> TradeOff:
-    """The trade-off curve of one event under ``relation``: type I error -> the least type II error of any test for one record.
+def trade_off(
+    event: dpa.DpEvent, *, relation: Relation = "add_remove", scale: float = 1.0
+) -> TradeOff:
+    """The trade-off curve of one event under ``relation``: type I error -> the least type II error
+    of any test for one record.
 
-    What the accountant proves is a profile delta(epsilon) that bounds both orders of every pair of neighbours; the curve that
-    goes with it is the supremum of the curves of all its (epsilon, delta(epsilon)) (Dong, Roth and Su 2022, Proposition 2.12).
-    Privacy losses are rounded upwards and only some epsilons are used, so the curve errs towards less privacy: a mechanism that
-    meets its accounting is on it or above. It is its own inverse. A composition of Gaussians has its closed form instead.
+    What the accountant proves is a profile delta(epsilon) that bounds both orders of every pair of
+    neighbours; the curve that goes with it is the supremum of the curves of all its (epsilon,
+    delta(epsilon)) (Dong, Roth and Su 2022, Proposition 2.12). Privacy losses are rounded upwards
+    and only some epsilons are used, so the curve errs towards less privacy: a mechanism that meets
+    its accounting is on it or above. It is its own inverse. A composition of Gaussians has its
+    closed form instead.
 
-    scale: of the sensitivity, so 2 is the curve of the same releases with half the noise. Raises UnsupportedEvent for
-    what this accountant cannot bound and ValueError for a bad relation or scale.
+    scale: of the sensitivity, so 2 is the curve of the same releases with half the noise. Raises
+        UnsupportedEvent for what this accountant cannot bound and ValueError for a bad relation or
+        scale.
     """
     check_relation(relation)
     if not 0 < scale < math.inf:
@@ -504,7 +588,8 @@ def scale_tally(total: Tally, scale: float) -> Tally:
 
 
 def epsilon_at(event: dpa.DpEvent, delta: float, *, relation: Relation, scale: float) -> float:
-    """The epsilon at ``delta`` of the member ``scale`` of the event's family, rounded upwards; 0 at scale 0."""
+    """The epsilon at ``delta`` of the member ``scale`` of the event's family, rounded upwards; 0 at
+    scale 0."""
     check_delta(delta)
     total = scale_tally(tally_events([(event, 1)]), scale) if scale else Tally()
     if total.is_gaussian or not total.private:
@@ -519,7 +604,8 @@ def _curve_from_losses(total: Tally, relation: Relation) -> TradeOff:
     epsilons = np.linspace(0.0, largest, CURVE_LINES // 2)
     deltas = np.asarray(loss.get_delta_for_epsilon(list(epsilons)), dtype=np.float64)
     with np.errstate(over="ignore"):
-        up, down = np.exp(epsilons), np.exp(-epsilons)
+        up = np.exp(epsilons)
+        down = np.exp(-epsilons)
     # beta >= 1 - delta - e^epsilon alpha, and the same with the errors exchanged
     heights = np.concatenate([[0.0], 1 - deltas, down * (1 - deltas)])
     slopes = np.concatenate([[0.0], np.minimum(up, 1e300), down])
@@ -533,33 +619,48 @@ def _curve_from_losses(total: Tally, relation: Relation) -> TradeOff:
 
 Batches = Literal["shuffled", "balls_in_bins", "poisson"]
 ALLOCATION_LIBRARY = "PLD_accounting"
-SHIFTS = {"shuffled": (2.0, 1.0), "balls_in_bins": (1.0, 0.0)}  # of the batch with the record, and without it
+SHIFTS = {
+    "shuffled": (2.0, 1.0),
+    "balls_in_bins": (1.0, 0.0),
+}  # of the batch with the record, and without it
 COORDINATE_CELLS = 2000  # intervals that the largest coordinate is sorted into
 SHIFT_REACH = 9.0  # standard deviations beyond the shift
 
 
 def bound_batch_epsilon(
-    noise_multiplier: float, delta: float, *, batches: int, epochs: int = 1, sampling: Batches = "shuffled"
+    noise_multiplier: float,
+    delta: float,
+    *,
+    batches: int,
+    epochs: int = 1,
+    sampling: Batches = "shuffled",
 ) -> tuple[float, float]:
-    """(a lower, an upper bound) of epsilon at ``delta`` of noised sums over batches; for ``poisson`` batches at rate 1 / batches
-    both are the accountant's.
+    """(a lower, an upper bound) of epsilon at ``delta`` of noised sums over batches; for
+    ``poisson`` batches at rate 1 / batches both are the accountant's.
 
-    An epoch has T batches and each record is in one of them; a record adds at most 1 to the sum of its batch, which gets
-    Gaussian noise of standard deviation z and is released; how many records there are, and the batches' sizes, are public.
-    ``shuffled``: a permutation of all records is cut into batches, as most loaders do. Neighbours: the record becomes nothing
-    (``zero_out``). ``balls_in_bins``: each record draws its batch by itself; adding a record is then covered too.
+    An epoch has T batches and each record is in one of them; a record adds at most 1 to the sum of
+    its batch, which gets Gaussian noise of standard deviation z and is released; how many records
+    there are, and the batches' sizes, are public.
+    ``shuffled``: a permutation of all records is cut into batches, as most loaders do. Neighbours:
+        the record becomes nothing (``zero_out``). ``balls_in_bins``: each record draws its batch by
+        itself; adding a record is then covered too.
 
-    Upper bounds: given all batches, the releases are Gaussian with a shift of 1 in one batch of each epoch, and divergences
-    are jointly convex. Lower bounds: the pairs of Chua et al. (2024, *How Private are DP-SGD Implementations?*, Theorem 4.2;
-    2025, *Balls-and-Bins Sampling for DP-SGD*), for shuffled batches with all other records opposite to this one, of which
-    each epoch's largest coordinate is kept. Where the library ``PLD_accounting`` (Feldman and Shenfeld 2025; Shenfeld et al.
+    Upper bounds: given all batches, the releases are Gaussian with a shift of 1 in one batch of
+        each epoch, and divergences
+    are jointly convex. Lower bounds: the pairs of Chua et al. (2024, *How Private are DP-SGD
+        Implementations?*, Theorem 4.2; 2025, *Balls-and-Bins Sampling for DP-SGD*), for shuffled
+        batches with all other records opposite to this one, of which
+    each epoch's largest coordinate is kept. Where the library ``PLD_accounting`` (Feldman and
+    Shenfeld 2025; Shenfeld et al.
     2026) is installed, balls-in-bins batches have its bounds, which are almost equal.
 
     noise_multiplier: noise over the clip, above 0; batches: of an epoch, from 1. Raises ValueError.
     """
     check_delta(delta)
     if not 0 < noise_multiplier < math.inf:
-        raise ValueError(f"noise_multiplier={noise_multiplier!r}: a finite number above 0 is needed")
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier!r}: a finite number above 0 is needed"
+        )
     if sampling not in get_args(Batches):
         raise ValueError(f"sampling={sampling!r}: allowed are {', '.join(get_args(Batches))}")
     if not (1 <= batches <= 10**7 and 1 <= epochs <= 10**5):
@@ -580,12 +681,18 @@ def bound_batch_epsilon(
         return max(0.0, float(low)), min(float(high), whole)
     shifts = SHIFTS[sampling]
     orders = (shifts, shifts[::-1])
-    low = max(_largest_coordinate_epsilon(noise_multiplier, delta, batches, epochs, order) for order in orders)
+    low = max(
+        _largest_coordinate_epsilon(noise_multiplier, delta, batches, epochs, order)
+        for order in orders
+    )
     return min(low, whole), whole
 
 
-def _largest_coordinate_epsilon(z: float, delta: float, batches: int, epochs: int, order: tuple[float, float]) -> float:
-    """Epsilon of ``epochs`` largest coordinates with shift order[0] against those with order[1], rounded downwards.
+def _largest_coordinate_epsilon(
+    z: float, delta: float, batches: int, epochs: int, order: tuple[float, float]
+) -> float:
+    """Epsilon of ``epochs`` largest coordinates with shift order[0] against those with order[1],
+    rounded downwards.
 
     The largest of T normal numbers of deviation z, one of them shifted by s, is below c with chance
     Phi((c - s) / z) Phi(c / z)^(T - 1); which one it is tells nothing more, by symmetry.
@@ -596,7 +703,9 @@ def _largest_coordinate_epsilon(z: float, delta: float, batches: int, epochs: in
         log_below = norm.logcdf((edges - shift) / z) + (batches - 1) * norm.logcdf(edges / z)
         above = np.concatenate([[1.0], -np.expm1(log_below), [0.0]])  # accurate where it is small
         masses.append(np.maximum(above[:-1] - above[1:], 0.0))
-    kept = (masses[0] > 0) & (masses[1] > 0)  # what is left out counts for neither: the bound is lower for it
+    kept = (masses[0] > 0) & (
+        masses[1] > 0
+    )  # what is left out counts for neither: the bound is lower for it
     upper, lower = (dict(enumerate(np.log(mass[kept]))) for mass in masses)
     loss = pld.from_two_probability_mass_functions(
         lower, upper, pessimistic_estimate=False, value_discretization_interval=COARSE

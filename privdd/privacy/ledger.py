@@ -1,9 +1,10 @@
 """The ledger: every release of a run, append-only, and the epsilons that follow from it.
 
-Per client and partition cell (``label:3``) the rows of that cell and the rows without a partition are
-composed; the worst cell is the client's total, the worst client the federation's (records of different
-clients are disjoint). Under replace, exchanging a record for one with another label removes it from one cell and
-adds it to another; this costs no more than an exchange within the worst cell. Post-processing rows cost nothing by
+Per client and partition cell (``label:3``) the rows of that cell and the rows without a partition
+are composed; the worst cell is the client's total, the worst client the federation's (records of
+different clients are disjoint). Under replace, exchanging a record for one with another label
+removes it from one cell and adds it to another; this costs no more than an exchange within the
+worst cell. Post-processing rows cost nothing by
 themselves: they point to the rows that they were computed from.
 """
 
@@ -34,7 +35,10 @@ from privdd.privacy.mechanism import LedgerRow
 
 SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them
 SERVER = -1  # the client number of rows that the server writes
-UNPROTECTED_EVENTS = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)  # events without a mechanism behind them
+UNPROTECTED_EVENTS = (
+    dpa.NoOpDpEvent,
+    dpa.NonPrivateDpEvent,
+)  # events without a mechanism behind them
 ROW_FIELDS = tuple(f.name for f in fields(LedgerRow))
 SHARED_FIELDS = (
     "shape",
@@ -59,14 +63,18 @@ class Release(LedgerRow):
 
     def __post_init__(self) -> None:
         if self.id < 0 or any(not 0 <= of < self.id for of in self.post_of):
-            raise ValueError(f"release id={self.id}, post_of={self.post_of}: ids of earlier releases are needed")
+            raise ValueError(
+                f"release id={self.id}, post_of={self.post_of}: ids of earlier releases are needed"
+            )
         if self.count < 1:
             raise ValueError(f"release {self.id}: count={self.count}: an integer >= 1 is needed")
         event_to_json(self.event)
         broken = sorted(name for name, holds in self.flags.items() if not holds)
         if broken and not isinstance(self.event, dpa.NonPrivateDpEvent):
             object.__setattr__(self, "event", dpa.NonPrivateDpEvent())
-            object.__setattr__(self, "nonprivate_reason", f"side conditions fail: {', '.join(broken)}")
+            object.__setattr__(
+                self, "nonprivate_reason", f"side conditions fail: {', '.join(broken)}"
+            )
 
     @property
     def is_protected(self) -> bool:
@@ -77,7 +85,9 @@ class Release(LedgerRow):
 class Ledger:
     """Append-only; one neighbouring relation, one unit and one delta for all of it."""
 
-    def __init__(self, relation: Relation = "add_remove", unit: str = "record", delta: float = 1e-5) -> None:
+    def __init__(
+        self, relation: Relation = "add_remove", unit: str = "record", delta: float = 1e-5
+    ) -> None:
         check_relation(relation)
         check_delta(delta)
         if unit not in UNITS:
@@ -87,14 +97,17 @@ class Ledger:
         self.delta = delta
         self._releases: list[Release] = []
         self._shared: dict[str, Any] = {}
-        self._totals: dict[tuple[frozenset[str] | None, int | None], set[Tally]] = {}  # of the rows so far
+        self._totals: dict[
+            tuple[frozenset[str] | None, int | None], set[Tally]
+        ] = {}  # of the rows so far
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the totals, which can be computed again."""
         return {**vars(self), "_totals": {}}
 
     def copy_rows(self) -> Ledger:
-        """A ledger of the same rows, which rows can be appended to while this one stays as it is."""
+        """A ledger of the same rows, which rows can be appended to while this one stays as it
+        is."""
         copied = Ledger(self.relation, self.unit, self.delta)
         copied._releases = list(self._releases)
         copied._shared = dict(self._shared)
@@ -121,7 +134,11 @@ class Ledger:
         for at, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
-            alike = (*SHARED_FIELDS, "event") if isinstance(row.event, UNPROTECTED_EVENTS) else SHARED_FIELDS
+            alike = (
+                (*SHARED_FIELDS, "event")
+                if isinstance(row.event, UNPROTECTED_EVENTS)
+                else SHARED_FIELDS
+            )
             for name in alike:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
             kept.append(Release(**values, id=first + at))
@@ -135,9 +152,15 @@ class Ledger:
             return
         unit = "client" if release.flags.get("unit:client") else "record"
         if unit != self.unit:
-            raise ValueError(f"{release.name}: its mechanism protects a {unit}, this ledger's unit is a {self.unit}")
+            raise ValueError(
+                f"{release.name}: its mechanism protects a {unit}, this ledger's unit is "
+                f"a {self.unit}"
+            )
         if release.flags.get("relation:zero_out") and self.relation == "add_remove":
-            raise ValueError(f"{release.name}: its count is public: privacy.relation=zero_out or replace is needed")
+            raise ValueError(
+                f"{release.name}: its count is public: privacy.relation=zero_out or "
+                "replace is needed"
+            )
 
     def closure(self, surfaces: Collection[str]) -> list[Release]:
         """Rows of these surfaces and all that they were computed from, in order."""
@@ -162,15 +185,19 @@ class Ledger:
         accountant: Accountant = "pld",
         relation: Relation | None = None,
     ) -> float:
-        """Epsilon of one client's data, or of the worst client's, at ``delta`` (default: the ledger's).
+        """Epsilon of one client's data, or of the worst client's, at ``delta`` (default: the
+        ledger's).
 
-        surfaces: only what these surfaces let out (and what they were computed from). Infinite where
-        any of it is unprotected, or where this accountant has no bound under this relation (a warning
+        surfaces: only what these surfaces let out (and what they were computed from). Infinite
+            where any of it is unprotected, or where this accountant has no bound under this
+            relation (a warning
         says why). Raises ValueError for a relation other than the ledger's: add/remove and zero-out
         rows are accounted alike, but a proof for one is not a proof for the other.
         """
         if relation not in (None, self.relation):
-            raise ValueError(f"relation={relation!r}: this ledger was written for {self.relation!r}")
+            raise ValueError(
+                f"relation={relation!r}: this ledger was written for {self.relation!r}"
+            )
         delta = self.delta if delta is None else delta
         worst = 0.0
         for total in self.totals(surfaces=surfaces, client=client):
@@ -182,11 +209,16 @@ class Ledger:
             worst = max(worst, value)
         return worst
 
-    def totals(self, *, surfaces: Collection[str] | None = None, client: int | None = None) -> set[Tally]:
-        """The candidates of which ``epsilon`` takes the worst: the compositions of each client's partition cells, largest only."""
+    def totals(
+        self, *, surfaces: Collection[str] | None = None, client: int | None = None
+    ) -> set[Tally]:
+        """The candidates of which ``epsilon`` takes the worst: the compositions of each client's
+        partition cells, largest only."""
         key = None if surfaces is None else frozenset(map(str, surfaces)), client
         if key not in self._totals:
-            self._totals[key] = _cell_totals(self.releases if surfaces is None else self.closure(surfaces), client)
+            self._totals[key] = _cell_totals(
+                self.releases if surfaces is None else self.closure(surfaces), client
+            )
         return self._totals[key]
 
     def to_json(self) -> dict[str, Any]:
@@ -194,7 +226,8 @@ class Ledger:
         return json.loads("".join(self.text()))  # type: ignore[no-any-return]
 
     def text(self) -> Iterator[str]:
-        """``to_json`` as JSON in parts, row by row: whole, it would take many times the ledger's memory."""
+        """``to_json`` as JSON in parts, row by row: whole, it would take many times the ledger's
+        memory."""
         head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
         yield f'{json.dumps(head)[:-1]}, "releases": ['
         for release in self._releases:
@@ -203,10 +236,15 @@ class Ledger:
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | str) -> Ledger:
-        """Read ``to_json``'s content or its text. Raises ValueError with one line that names what is wrong."""
+        """Read ``to_json``'s content or its text. Raises ValueError with one line that names what
+        is wrong."""
         if isinstance(data, str):
             data = json.loads(data)
-        if not isinstance(data, Mapping) or data.get("schema") not in (1, SCHEMA) or isinstance(data["schema"], bool):
+        if (
+            not isinstance(data, Mapping)
+            or data.get("schema") not in (1, SCHEMA)
+            or isinstance(data["schema"], bool)
+        ):
             found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"ledger.schema={found!r}: this version reads schemas 1 and {SCHEMA}")
         _check_keys(data, {"schema", "relation", "unit", "delta", "releases"}, "ledger")
@@ -224,7 +262,8 @@ class Ledger:
 
 
 def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
-    """The distinct compositions of all (client, partition cell); the server's own rows touch everyone."""
+    """The distinct compositions of all (client, partition cell); the server's own rows touch
+    everyone."""
     own: dict[int, dict[str | None, list[tuple[dpa.DpEvent, int]]]] = {}
     shared: dict[str | None, list[tuple[dpa.DpEvent, int]]] = {}
     for row in rows:
@@ -237,7 +276,11 @@ def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
         names = {*cells, *shared} - {None} or {None}
         for name in names:
             both = (None,) if name is None else (None, name)
-            totals.add(tally_events(item for key in both for part in (cells, shared) for item in part.get(key, ())))
+            totals.add(
+                tally_events(
+                    item for key in both for part in (cells, shared) for item in part.get(key, ())
+                )
+            )
     return _largest_totals(totals)
 
 
@@ -278,7 +321,9 @@ RELEASE_KEYS = {f.name for f in fields(Release)} - {"why"}
 
 def _row_from_json(item: Mapping[str, Any], schema: int) -> LedgerRow:
     where = f"release {item['id']}"
-    _check_keys(item, RELEASE_KEYS - {"lattice"} | {"records"} if schema == 1 else RELEASE_KEYS, where)
+    _check_keys(
+        item, RELEASE_KEYS - {"lattice"} | {"records"} if schema == 1 else RELEASE_KEYS, where
+    )
     sensitivity = _typed_value(item, "sensitivity", dict, where)
     _check_keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
     whole = {name: _typed_value(item, name, int, where) for name in ("round", "client", "count")}
@@ -290,11 +335,18 @@ def _row_from_json(item: Mapping[str, Any], schema: int) -> LedgerRow:
         **whole,
         **text,
         visible_to=tuple(_typed_list(item["visible_to"], str, f"{where}.visible_to")),
-        shape={key: tuple(_typed_list(dims, int, f"{where}.shape.{key}")) for key, dims in shape.items()},
+        shape={
+            key: tuple(_typed_list(dims, int, f"{where}.shape.{key}"))
+            for key, dims in shape.items()
+        },
         event=event_from_json(item["event"]),
-        partition=None if item["partition"] is None else _typed_value(item, "partition", str, where),
+        partition=None
+        if item["partition"] is None
+        else _typed_value(item, "partition", str, where),
         clip_norm=None if item["clip_norm"] is None else _finite_value(item, "clip_norm", where),
-        sensitivity=None if sensitivity["value"] is None else _finite_value(sensitivity, "value", where),
+        sensitivity=None
+        if sensitivity["value"] is None
+        else _finite_value(sensitivity, "value", where),
         why=_typed_value(sensitivity, "why", str, where),
         noise_std=_finite_value(item, "noise_std", where),
         lattice=None if item.get("lattice") is None else _finite_value(item, "lattice", where),
@@ -308,7 +360,9 @@ def _row_from_json(item: Mapping[str, Any], schema: int) -> LedgerRow:
 
 def _check_keys(data: Mapping[str, Any], wanted: set[str], where: str) -> None:
     if set(data) != wanted:
-        raise ValueError(f"{where}: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}")
+        raise ValueError(
+            f"{where}: missing {sorted(wanted - set(data))}, unknown {sorted(set(data) - wanted)}"
+        )
 
 
 def _typed_value(data: Mapping[str, Any], key: str, kind: type, where: str) -> Any:

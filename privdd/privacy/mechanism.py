@@ -19,11 +19,11 @@ class Output:
     """A mechanism's result: what may leave, and the row that it earns.
 
     event: one application's ``DpEvent``; sensitivity: L2 (or L1 for Laplace) change that one record
-    can cause before noise; noise_std: absolute scale of the noise; flags: the side conditions of the
-    proof (all must be true, else the ledger turns the event into NonPrivateDpEvent); lattice: the public step
-    of which every released number is a multiple (``privdd.privacy.lattice``), None = there is none; shares: how many
-    clients' noise of this scale makes that of the event, in their sum.
-    """
+    can cause before noise; noise_std: absolute scale of the noise; flags: the side conditions of
+    the proof (all must be true, else the ledger turns the event into NonPrivateDpEvent); lattice:
+    the public step of which every released number is a multiple (``privdd.privacy.lattice``), None
+    = there is none; shares: how many clients' noise of this scale makes that of the event, in their
+    sum."""
 
     value: Tensors
     event: dpa.DpEvent
@@ -40,10 +40,12 @@ class Output:
 class Mechanism(ABC):
     """A randomised function of per-record contributions. Subclasses are usually frozen dataclasses.
 
-    sampling_probability: the chance with which each record takes part in one release (Poisson sampling by
-    ``ctx.sample``), in (0, 1]; per_record: whether it reads each record's contribution, or only their mean;
-    for_queries: whether it turns contributions (n, ...) of records into one value (...), which no upload is.
-    Its own settings are fields; helpers start with an underscore, or are named by ``hooks=``.
+    sampling_probability: the chance with which each record takes part in one release (Poisson
+        sampling by ``ctx.sample``), in (0, 1]; per_record: whether it reads each record's
+        contribution, or only their mean;
+    for_queries: whether it turns contributions (n, ...) of records into one value (...), which no
+        upload is. Its own settings are fields; helpers start with an underscore, or are named by
+        ``hooks=``.
     """
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the mechanism
@@ -77,12 +79,14 @@ class Mechanism(ABC):
         Raises ValueError where there is none, so that privacy.epsilon cannot choose the noise.
         """
         raise ValueError(
-            f"privacy.epsilon: {type(self).__name__} says what a release costs only once it is made (it declares no "
+            f"privacy.epsilon: {type(self).__name__} says what a release costs only once "
+            "it is made (it declares no "
             "event); set privacy.noise_multiplier"
         )
 
     def public_constants(self, numbers: int) -> Mapping[str, Any]:
-        """The public facts of the noise on a record of so many numbers: "std", "noise_stds", "copies", ..."""
+        """The public facts of the noise on a record of so many numbers: "std", "noise_stds",
+        "copies", ..."""
         return {}
 
 
@@ -91,11 +95,12 @@ Mechanism._hooks = declared_hooks(Mechanism)
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """One release (an entry of ledger.json) before the ledger numbers it: only what all may know, for rows travel.
+    """One release (an entry of ledger.json) before the ledger numbers it: only what all may know,
+    for rows travel.
 
-    How many records took part is not among it: a class's size and a sample's size are private, and where the
-    number of records is public, because a release has one row for each, ``shape`` says it.
-    """
+    How many records took part is not among it: a class's size and a sample's size are private, and
+    where the number of records is public, because a release has one row for each, ``shape`` says
+    it."""
 
     round: int
     client: int

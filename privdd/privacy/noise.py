@@ -1,10 +1,14 @@
-"""Where privacy noise comes from: the public seed (a simulation), a secret of its owner, or the operating system.
+"""Where privacy noise comes from: the public seed (a simulation), a secret of its owner, or the
+operating system.
 
-Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one from a clock, which
-makes "noise" that can be guessed by enumeration. Draws are float64, by inversion of the distribution function: a uniform
-tail probability on a grid of 2**-52, of 2**-105 where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a
-Laplace draw 73, and there are no gaps between neighbouring draws that the lattice which mechanisms round to (``lattice``)
-could show. ``settings_hash`` is a short name for settings, the same for equal ones in every process and another for any that
+Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
+from a clock, which makes "noise" that can be guessed by enumeration. Draws are float64, by
+inversion of the distribution function: a uniform tail probability on a grid of 2**-52, of 2**-105
+    where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73,
+    and there are no gaps between neighbouring draws that the lattice which mechanisms round to
+    (``lattice``)
+could show. ``settings_hash`` is a short name for settings, the same for equal ones in every process
+and another for any that
 differ: by it two runs of other settings draw other noise.
 """
 
@@ -43,7 +47,8 @@ Draw = Callable[[tuple[int, ...]], Tensor]
 
 @dataclass(frozen=True)
 class CustomNoise:
-    """Noise whose draws are given one by one, as functions of the shape: silence, other laws, the same draw again."""
+    """Noise whose draws are given one by one, as functions of the shape: silence, other laws, the
+    same draw again."""
 
     normal: Draw
     laplace: Draw
@@ -52,10 +57,19 @@ class CustomNoise:
     @staticmethod
     def around(inner: Noise, **changed: Draw) -> CustomNoise:
         """``inner`` with its normal, laplace or uniform draws replaced."""
-        return CustomNoise(**{"normal": inner.normal, "laplace": inner.laplace, "uniform": inner.uniform, **changed})
+        return CustomNoise(
+            **{
+                "normal": inner.normal,
+                "laplace": inner.laplace,
+                "uniform": inner.uniform,
+                **changed,
+            }
+        )
 
 
-ZERO_NOISE = CustomNoise(torch.zeros, torch.zeros, torch.zeros)  # shows a mechanism's value before noise
+ZERO_NOISE = CustomNoise(
+    torch.zeros, torch.zeros, torch.zeros
+)  # shows a mechanism's value before noise
 
 
 class InversionSampler:
@@ -80,19 +94,23 @@ class InversionSampler:
         return tail.log_().mul_(sign)
 
     def _draw_tail(self, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """(uniform in (0, 1], the probability of a magnitude at least as large; a sign, -1 or 1)."""
+        """(uniform in (0, 1], the probability of a magnitude at least as large; a sign, -1 or
+        1)."""
         doubled = self.uniform_grid(shape).mul_(2)
         sign = doubled.floor()
         tail = doubled.sub_(sign).reshape(-1)
         low = (tail < TAIL).nonzero()[:, 0]
-        finer = tail[low] + self.uniform((len(low),)).mul_(2 * GRID)  # inside the cell of the coarse grid
+        finer = tail[low] + self.uniform((len(low),)).mul_(
+            2 * GRID
+        )  # inside the cell of the coarse grid
         tail.add_(GRID)[low] = finer  # the others: its middle
         return tail.reshape(shape), sign.mul_(2).sub_(1)
 
 
 @dataclass(frozen=True)
 class SeededNoise(InversionSampler):
-    """Noise from one named stream of the public seed: repeatable by everyone, so for simulations only."""
+    """Noise from one named stream of the public seed: repeatable by everyone, so for simulations
+    only."""
 
     generator: torch.Generator
 
@@ -113,14 +131,17 @@ class SystemNoise(InversionSampler):
 
 
 class SecretNoise(SystemNoise):
-    """The operating system's noise with its bits from a 256-bit key: repeatable for the owner of the secret alone.
+    """The operating system's noise with its bits from a 256-bit key: repeatable for the owner of
+    the secret alone.
 
-    SHAKE-256 (FIPS 202) of the key and the number of the request: bits that only who knows the key can tell. Torch's generator
+    SHAKE-256 (FIPS 202) of the key and the number of the request: bits that only who knows the key
+    can tell. Torch's generator
     on the CPU is no such stream: it keeps 32 bits of its seed, few enough to try them all.
     """
 
     def __init__(self, key: bytes) -> None:
-        self._key, self._asked = key, 0
+        self._key = key
+        self._asked = 0
 
     def _random_bytes(self, count: int) -> bytes:
         self._asked += 1
@@ -130,8 +151,8 @@ class SecretNoise(SystemNoise):
 def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
     """The noise of one client in one round.
 
-    Raises ValueError for a source other than ``seed``, ``secret`` and ``os``, and for a secret that is not given.
-    """
+    Raises ValueError for a source other than ``seed``, ``secret`` and ``os``, and for a secret that
+    is not given."""
     if source == "secret":
         return SecretNoise(keys.fold("secret", "noise").private())
     if source == "os":
@@ -142,11 +163,12 @@ def noise_for(source: Literal["seed", "secret", "os"], keys: Keys) -> Noise:
 
 
 def settings_hash(value: Any) -> str:
-    """Sixteen hexadecimal digits of plain data and of objects that hold it, such as a plan's mechanisms.
+    """Sixteen hexadecimal digits of plain data and of objects that hold it, such as a plan's
+    mechanisms.
 
-    An object counts by its class's name and its fields (its attributes, where it is no dataclass). What holds neither
-    plain data nor objects of this kind, such as a function, counts by its type alone: its text names an address.
-    """
+    An object counts by its class's name and its fields (its attributes, where it is no dataclass).
+    What holds neither plain data nor objects of this kind, such as a function, counts by its type
+    alone: its text names an address."""
     text = json.dumps(_plain_data(value), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -164,8 +186,13 @@ def _plain_data(value: Any) -> Any:
         return [_plain_data(part) for part in value]
     kind = type(value).__name__
     if is_dataclass(value) and not isinstance(value, type):
-        return [kind, {field.name: _plain_data(getattr(value, field.name)) for field in fields(value)}]
+        return [
+            kind,
+            {field.name: _plain_data(getattr(value, field.name)) for field in fields(value)},
+        ]
     return [
         kind,
-        _plain_data(vars(value)) if type(value).__module__ != "builtins" and hasattr(value, "__dict__") else None,
+        _plain_data(vars(value))
+        if type(value).__module__ != "builtins" and hasattr(value, "__dict__")
+        else None,
     ]

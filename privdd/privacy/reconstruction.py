@@ -1,12 +1,12 @@
 """The largest chance to name a record among k candidates, from a ledger alone (ReRo).
 
-The attacker knows everything but one record, which is one of k known candidates, each as likely as the others.
-For the guess ``z`` let E_z be the outputs at which it is made: under the neighbour without the record the chances
-of the E_z add up to 1, so on average the attacker is right with no more than the power of the best test of
-"without" against "with" at level 1/k (Hayes, Mahloujifar and Balle 2023, Theorem 2, with the blow-up function of
-their Definition 4). A trade-off curve is concave in the level, which carries the bound over the average.
-What unit a "record" is, and which neighbour stands for "without", are the ledger's own.
-"""
+The attacker knows everything but one record, which is one of k known candidates, each as likely as
+the others. For the guess ``z`` let E_z be the outputs at which it is made: under the neighbour
+without the record the chances of the E_z add up to 1, so on average the attacker is right with no
+more than the power of the best test of "without" against "with" at level 1/k (Hayes, Mahloujifar
+and Balle 2023, Theorem 2, with the blow-up function of their Definition 4). A trade-off curve is
+concave in the level, which carries the bound over the average. What unit a "record" is, and which
+neighbour stands for "without", are the ledger's own."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CANDIDATES = (2, 10, 100, 1000)
 class Naming:
     """k candidates; prior = 1/k; bound: no attacker names the record more often (in [prior, 1]).
 
-    attained: the rate of an attacker who compares likelihoods, on k crafted records that lie as far apart as
-    clipping lets them; None where the ledger is not all full-batch Gaussian noise.
+    attained: the rate of an attacker who compares likelihoods, on k crafted records that lie as far
+        apart as clipping lets them; None where the ledger is not all full-batch Gaussian noise.
     """
 
     k: int
@@ -54,8 +54,8 @@ def reconstruction(
 ) -> list[Naming]:
     """The bound for each number of candidates, for one client's data or the worst client's.
 
-    surfaces: only what these let out, and what that was computed from. Raises ValueError for fewer than 2
-    candidates.
+    surfaces: only what these let out, and what that was computed from. Raises ValueError for fewer
+        than 2 candidates.
     """
     chosen = list(candidates)
     for k in chosen:
@@ -63,22 +63,33 @@ def reconstruction(
             raise ValueError(f"candidates={k!r}: an integer >= 2 is needed")
     priors = [1 / k for k in chosen]
     totals = ledger.totals(client=client, surfaces=None if surfaces is None else tuple(surfaces))
-    bounds = [naming_bounds(total, priors, relation=ledger.relation, delta=ledger.delta) for total in totals]
+    bounds = [
+        naming_bounds(total, priors, relation=ledger.relation, delta=ledger.delta)
+        for total in totals
+    ]
     worst = [max(column) for column in zip(priors, *bounds, strict=True)]
-    return [Naming(k, 1 / k, bound, _attained_rate(totals, k, ledger.relation)) for k, bound in zip(chosen, worst)]
+    return [
+        Naming(k, 1 / k, bound, _attained_rate(totals, k, ledger.relation))
+        for k, bound in zip(chosen, worst)
+    ]
 
 
 def _attained_rate(totals: Collection[Tally], k: int, relation: Relation) -> float | None:
     if not all(total.private and total.is_gaussian for total in totals):
         return None
-    return max((attained_naming_rate(_gaussian_mu(total, relation), k) for total in totals), default=1 / k)
+    return max(
+        (attained_naming_rate(_gaussian_mu(total, relation), k) for total in totals), default=1 / k
+    )
 
 
-def naming_bounds(total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5) -> list[float]:
+def naming_bounds(
+    total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5
+) -> list[float]:
     """For each prior chance in (0, 1): the largest chance to name the record.
 
-    Gaussian noise: Phi(mu + Phi^-1(prior)), with mu composed. Otherwise the trade-off curve of the composed
-    privacy loss, rounded upwards, in both orders of the pair; ``delta`` only chooses its grid. 1 where anything is
+    Gaussian noise: Phi(mu + Phi^-1(prior)), with mu composed. Otherwise the trade-off curve of the
+        composed privacy loss, rounded upwards, in both orders of the pair; ``delta`` only chooses
+        its grid. 1 where anything is
     unprotected or no bound is known.
     """
     for prior in priors:
@@ -110,8 +121,8 @@ def _gaussian_mu(total: Tally, relation: Relation) -> float:
 def power_at_levels(loss: PrivacyLossDistribution, levels: Sequence[float]) -> list[float]:
     """The largest power of a test at each level, in the worse order of the pair.
 
-    The loss is rounded upwards, so that the test of largest losses first (Neyman and Pearson) on its atoms has no
-    less power than any test of the mechanism itself.
+    The loss is rounded upwards, so that the test of largest losses first (Neyman and Pearson) on
+    its atoms has no less power than any test of the mechanism itself.
     """
     found = []
     for order in (
@@ -120,18 +131,22 @@ def power_at_levels(loss: PrivacyLossDistribution, levels: Sequence[float]) -> l
         pmf: Any = order.to_dense_pmf()
         losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
         chances = np.maximum(pmf._probs, 0.0)  # convolution leaves some at -1e-17
-        with np.errstate(divide="ignore"):  # an atom of chance 0 has none under the other law either
+        with np.errstate(
+            divide="ignore"
+        ):  # an atom of chance 0 has none under the other law either
             other = np.cumsum(np.exp(np.minimum(np.log(chances) - losses, 0.0))[::-1])
         own = pmf._infinity_mass + np.cumsum(chances[::-1])
-        found.append(np.interp(levels, np.append(0.0, other), np.append(pmf._infinity_mass, own), right=1.0))
+        found.append(
+            np.interp(levels, np.append(0.0, other), np.append(pmf._infinity_mass, own), right=1.0)
+        )
     return [float(power) for power in np.clip(np.max(found, axis=0), levels, 1)]
 
 
 def naming_bound_of_claim(epsilon: float, delta: float, prior: float) -> float:
     """The chance of naming a record that a claimed (epsilon, delta) would allow for any mechanism.
 
-    The trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz et al. 2015).
-    """
+    The trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz et al.
+    2015)."""
     if math.isinf(epsilon):
         return 1.0
     linear = prior * math.exp(min(epsilon, -math.log(prior))) + delta
@@ -139,14 +154,19 @@ def naming_bound_of_claim(epsilon: float, delta: float, prior: float) -> float:
 
 
 def attained_naming_rate(mu: float, k: int) -> float:
-    """How often the likeliest of k candidates is the right one, under Gaussian noise of deviation 1.
+    """How often the likeliest of k candidates is the right one, under Gaussian noise of deviation
+    1.
 
-    The candidates move the output by ``mu`` each, to the corners of a regular simplex (k - 1 or more dimensions):
-    with k = 2 two opposite records, whose rate Phi(mu) is the bound itself.
+    The candidates move the output by ``mu`` each, to the corners of a regular simplex (k - 1 or
+    more dimensions): with k = 2 two opposite records, whose rate Phi(mu) is the bound itself.
     """
     shift = mu * math.sqrt(k / (k - 1))
 
     def weighted_density(x: float) -> float:
-        return math.exp(-0.5 * (x - shift) ** 2 + (k - 1) * float(log_ndtr(x))) / math.sqrt(2 * math.pi)
+        return math.exp(-0.5 * (x - shift) ** 2 + (k - 1) * float(log_ndtr(x))) / math.sqrt(
+            2 * math.pi
+        )
 
-    return float(min(1.0, quad(weighted_density, shift - 12, shift + 12, limit=400, points=[shift])[0]))
+    return float(
+        min(1.0, quad(weighted_density, shift - 12, shift + 12, limit=400, points=[shift])[0])
+    )

@@ -1,4 +1,5 @@
-"""A network of the user's own with recorded parameters in it, and what single records would do to them."""
+"""A network of the user's own with recorded parameters in it, and what single records would do to
+them."""
 
 from __future__ import annotations
 
@@ -29,17 +30,24 @@ def build_network(make: Any, args: Mapping[str, Any]) -> nn.Module:
 
 
 def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The arrays by the names of the model's state: equal names, names with one prefix, or in the state's order. Raises
-    BadConfig."""
+    """The arrays by the names of the model's state: equal names, names with one prefix, or in the
+    state's order. Raises BadConfig."""
     state = model.state_dict()
     found = dict(arrays)
     if set(found) != set(state):
-        prefixes = {name[: -len(last)] for last in list(state)[:1] for name in found if name.endswith(last)}
-        cuts = [{n[len(prefix) :]: a for n, a in found.items() if n.startswith(prefix)} for prefix in prefixes]
+        prefixes = {
+            name[: -len(last)] for last in list(state)[:1] for name in found if name.endswith(last)
+        }
+        cuts = [
+            {n[len(prefix) :]: a for n, a in found.items() if n.startswith(prefix)}
+            for prefix in prefixes
+        ]
         found = next((cut for cut in cuts if set(cut) >= set(state)), found)
     if not set(found) >= set(state):
         if len(found) != len(state):
-            raise BadConfig(f"model=: its state has {len(state)} tensors, the recorded message {len(found)}")
+            raise BadConfig(
+                f"model=: its state has {len(state)} tensors, the recorded message {len(found)}"
+            )
         found = dict(zip(state, found.values()))
     for name, value in state.items():
         if found[name].shape != value.shape:
@@ -49,50 +57,72 @@ def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Ten
 
 
 def load_parameters(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
-    model.load_state_dict({name: value.clone() for name, value in align_state(model, arrays).items()})
+    model.load_state_dict(
+        {name: value.clone() for name, value in align_state(model, arrays).items()}
+    )
 
 
-def parameter_difference(model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> np.ndarray:
+def parameter_difference(
+    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> np.ndarray:
     """after - before of all trained parameters, (p,) float64."""
-    old, new = align_state(model, before), align_state(model, after)
+    old = align_state(model, before)
+    new = align_state(model, after)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    return np.concatenate([(new[name].double() - old[name].double()).reshape(-1).numpy() for name in names])
+    return np.concatenate(
+        [(new[name].double() - old[name].double()).reshape(-1).numpy() for name in names]
+    )
 
 
 def thinning_step(model: nn.Module, count: int) -> int:
     """k, so that every k-th parameter of ``count`` gradients fits into memory."""
-    return max(1, math.ceil(count * sum(p.numel() for p in model.parameters() if p.requires_grad) / MAX_KEPT_NUMBERS))
+    return max(
+        1,
+        math.ceil(
+            count * sum(p.numel() for p in model.parameters() if p.requires_grad) / MAX_KEPT_NUMBERS
+        ),
+    )
 
 
 def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Cross-entropy of each record, (n,) float64. Raises BadConfig for outputs that are no logits of these labels."""
+    """Cross-entropy of each record, (n,) float64. Raises BadConfig for outputs that are no logits
+    of these labels."""
     found = []
     with torch.no_grad():
         for at in range(0, len(y), GRADIENT_BATCH):
-            part, labels = x[at : at + GRADIENT_BATCH], y[at : at + GRADIENT_BATCH]
+            part = x[at : at + GRADIENT_BATCH]
+            labels = y[at : at + GRADIENT_BATCH]
             out = _network_logits(model, part, labels).double()
-            found.append(nn.functional.cross_entropy(out, torch.from_numpy(labels).long(), reduction="none").numpy())
+            found.append(
+                nn.functional.cross_entropy(
+                    out, torch.from_numpy(labels).long(), reduction="none"
+                ).numpy()
+            )
     return np.concatenate(found)
 
 
 def record_descents(
     model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None
 ) -> np.ndarray:
-    """Minus the loss gradient of each record, every k-th parameter: (n, p / k) float32. clip: largest norm of a whole
-    gradient."""
+    """Minus the loss gradient of each record, every k-th parameter: (n, p / k) float32. clip:
+    largest norm of a whole gradient."""
     return np.concatenate([rows.numpy() for rows in _iterate_descents(model, x, y, every, clip)])
 
 
 def class_descent_sums(
     model: nn.Module, x: np.ndarray, y: np.ndarray, every: int = 1, clip: float | None = None
 ) -> np.ndarray:
-    """The sum of the descents of the records of each class that there is, (classes, p / k) float64."""
+    """The sum of the descents of the records of each class that there is, (classes, p / k)
+    float64."""
     labels, at = np.unique(y, return_inverse=True)
     sums: Any = 0
     start = 0
     for rows in _iterate_descents(model, x, y, every, clip):
-        ones = torch.nn.functional.one_hot(torch.from_numpy(at[start : start + len(rows)]), len(labels)).double()
-        sums, start = sums + ones.T @ rows.double(), start + len(rows)
+        ones = torch.nn.functional.one_hot(
+            torch.from_numpy(at[start : start + len(rows)]), len(labels)
+        ).double()
+        sums = sums + ones.T @ rows.double()
+        start = start + len(rows)
     return sums.numpy()
 
 
@@ -101,14 +131,25 @@ def _iterate_descents(
 ) -> Iterator[Tensor]:
     """Batches of rows (b, p / k): side by side where the network allows, else one by one."""
     _network_logits(model, x[:1], y[:1])
-    size = max(1, min(GRADIENT_BATCH, MAX_BATCH_NUMBERS // max(1, sum(p.numel() for p in model.parameters()))))
+    size = max(
+        1,
+        min(
+            GRADIENT_BATCH, MAX_BATCH_NUMBERS // max(1, sum(p.numel() for p in model.parameters()))
+        ),
+    )
     together = True
     for at in range(0, len(y), size):
         part = x[at : at + size], y[at : at + size]
         try:
-            rows = _gradients_together(model, *part) if together else _gradients_one_by_one(model, *part)
-        except RuntimeError:  # what torch.func cannot transform: in-place changes, loops over values, custom functions
-            together, rows = False, _gradients_one_by_one(model, *part)
+            rows = (
+                _gradients_together(model, *part)
+                if together
+                else _gradients_one_by_one(model, *part)
+            )
+        # what torch.func cannot transform: in-place changes, loops over values, custom functions
+        except RuntimeError:
+            together = False
+            rows = _gradients_one_by_one(model, *part)
         if clip is not None:
             rows = rows * (clip / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1.0)
         yield -rows[:, ::every].float()
@@ -116,15 +157,22 @@ def _iterate_descents(
 
 def _gradients_together(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
     own = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    rest = {name: v.detach() for name, v in (*model.named_parameters(), *model.named_buffers()) if name not in own}
+    rest = {
+        name: v.detach()
+        for name, v in (*model.named_parameters(), *model.named_buffers())
+        if name not in own
+    }
 
     def loss_of_record(parameters: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
         out = torch.func.functional_call(model, {**parameters, **rest}, (one[None],))
         return nn.functional.cross_entropy(out, label[None])
 
     kind = next((p.dtype for p in own.values()), torch.float32)
-    records, labels = torch.from_numpy(np.ascontiguousarray(x)).to(kind), torch.from_numpy(y).long()
-    found = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))(own, records, labels)
+    records = torch.from_numpy(np.ascontiguousarray(x)).to(kind)
+    labels = torch.from_numpy(y).long()
+    found = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))(
+        own, records, labels
+    )
     return torch.cat([value.reshape(len(y), -1) for value in found.values()], 1)
 
 
@@ -132,8 +180,11 @@ def _gradients_one_by_one(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Ten
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
     for at in range(len(y)):
-        one, label = x[at : at + 1], y[at : at + 1]
-        loss = nn.functional.cross_entropy(_network_logits(model, one, label), torch.from_numpy(label).long())
+        one = x[at : at + 1]
+        label = y[at : at + 1]
+        loss = nn.functional.cross_entropy(
+            _network_logits(model, one, label), torch.from_numpy(label).long()
+        )
         grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         rows.append(torch.cat([g.reshape(-1) for g in grads]))
     return torch.stack(rows)
@@ -144,7 +195,14 @@ def _network_logits(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
     try:
         out = model(torch.from_numpy(np.ascontiguousarray(x)).to(kind))
     except Exception as error:  # shapes that the user's network does not take
-        raise BadConfig(f"model=: fails on canaries of shape {x.shape[1:]}: {type(error).__name__}: {error}") from error
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != len(x) or out.shape[1] <= int(y.max()):
+        raise BadConfig(
+            f"model=: fails on canaries of shape {x.shape[1:]}: {type(error).__name__}: {error}"
+        ) from error
+    if (
+        not isinstance(out, Tensor)
+        or out.ndim != 2
+        or len(out) != len(x)
+        or out.shape[1] <= int(y.max())
+    ):
         raise BadConfig(f"model=: logits (n, classes) for labels up to {int(y.max())} are needed")
     return out

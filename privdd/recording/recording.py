@@ -1,10 +1,12 @@
-"""A recording of a federation: its messages, what a recorder writes beside the training, and how an audit reads it.
+"""A recording of a federation: its messages, what a recorder writes beside the training, and how an
+audit reads it.
 
-A recording is a folder: ``tap.json``, ``round-001/broadcast.safetensors``, ``round-001/client-7/update.safetensors`` and so on
-(``message_path``), ``failed-*.json`` for what could not be kept, ``pending-*`` while a client works. A recording with either
-of the last two is not complete, and no audit takes it. Nothing that writes may disturb the training beside which it runs;
-who reads wants it complete, of one run, every message as it was written, or refuses it in one line.
-"""
+A recording is a folder: ``tap.json``, ``round-001/broadcast.safetensors``,
+    ``round-001/client-7/update.safetensors`` and so on (``message_path``), ``failed-*.json`` for
+    what could not be kept, ``pending-*`` while a client works. A recording with either
+of the last two is not complete, and no audit takes it. Nothing that writes may disturb the training
+beside which it runs; who reads wants it complete, of one run, every message as it was written, or
+refuses it in one line."""
 
 from __future__ import annotations
 
@@ -48,19 +50,23 @@ BROADCAST: Final = "broadcast"
 REPLY: Final = "reply"
 FINAL: Final = "final"
 SERVER_NODE = -1
-DIFFERENCE_KEY = "privdd/difference"  # among the metrics of a reply that holds changes of parameters, not parameters
-HEADING_KEY = "privdd"  # the only key of the header: with several, safetensors writes other bytes each time
+# among the metrics of a reply that holds changes of parameters, not parameters
+DIFFERENCE_KEY = "privdd/difference"
+HEADING_KEY = (
+    "privdd"  # the only key of the header: with several, safetensors writes other bytes each time
+)
 
 
 @dataclass(frozen=True)
 class MessageHeading:
     """What is known of a message beside its arrays.
 
-    part: broadcast (server to client), reply (client to server) or final (the latest aggregate); kind: train, evaluate
-    or a name of the app's own; node: the client's number, SERVER where the message went to all of them alike; run: the
-    library's number of the run; partition: what the client's own machine calls it, None = not told; metrics: numbers
-    that travelled beside the arrays; claims: what components that were recognised say of their own privacy.
-    """
+    part: broadcast (server to client), reply (client to server) or final (the latest aggregate);
+        kind: train, evaluate or a name of the app's own; node: the client's number, SERVER where
+            the message went to all of them alike; run: the
+    library's number of the run; partition: what the client's own machine calls it, None = not told;
+    metrics: numbers that travelled beside the arrays; claims: what components that were recognised
+        say of their own privacy."""
 
     round: Annotated[int, Field(ge=0)]
     node: Annotated[int, Field(ge=SERVER_NODE)]
@@ -73,11 +79,14 @@ class MessageHeading:
 
 
 def message_path(heading: MessageHeading) -> Path:
-    """The path of the message in its recording: round-001/client-7/update.safetensors and the like."""
+    """The path of the message in its recording: round-001/client-7/update.safetensors and the
+    like."""
     kind = "" if heading.kind == "train" else re.sub(r"[^\w.-]", "_", heading.kind)
     if heading.part == FINAL:
         return Path("final.safetensors")
-    stem = "-".join(filter(None, [BROADCAST, kind])) if heading.part == BROADCAST else kind or "update"
+    stem = (
+        "-".join(filter(None, [BROADCAST, kind])) if heading.part == BROADCAST else kind or "update"
+    )
     here = Path(f"round-{heading.round:03d}")
     if heading.node == SERVER_NODE:
         return here / f"{stem}.safetensors"
@@ -85,9 +94,12 @@ def message_path(heading: MessageHeading) -> Path:
 
 
 def write_message(path: Path, heading: MessageHeading, arrays: Mapping[str, np.ndarray]) -> str:
-    """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without a torch type. Not forced
-    onto the disk, which would cost most of a tap's time: a file that is cut short is refused when it is read."""
-    whole = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()}
+    """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without
+    a torch type. Not forced onto the disk, which would cost most of a tap's time: a file that is
+    cut short is refused when it is read."""
+    whole = {
+        name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
+    }
     tensors = {name: torch.from_numpy(array) for name, array in whole.items()}
     mark = digest_tensors(tensors)
     told = {**asdict(heading), "order": list(tensors), "digest": mark}
@@ -97,7 +109,8 @@ def write_message(path: Path, heading: MessageHeading, arrays: Mapping[str, np.n
 
 
 def read_heading(path: Path) -> tuple[MessageHeading, str, dict[str, tuple[int, ...]]]:
-    """(what is known of a message, the digest of its arrays, their shapes), without the arrays. Raises DamagedRun."""
+    """(what is known of a message, the digest of its arrays, their shapes), without the arrays.
+    Raises DamagedRun."""
     try:
         with path.open("rb") as file:
             size = int.from_bytes(file.read(8), "little")
@@ -109,21 +122,34 @@ def read_heading(path: Path) -> tuple[MessageHeading, str, dict[str, tuple[int, 
         return (*_parse_heading(json.loads(told[HEADING_KEY])), shapes)
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         said = " ".join(str(error).split())[:100]
         raise DamagedRun(f"{path}: no recorded message ({type(error).__name__}: {said})") from None
 
 
 def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
-    """The arrays in the order in which they were sent. Raises DamagedRun where they are not those that were recorded."""
+    """The arrays in the order in which they were sent. Raises DamagedRun where they are not those
+    that were recorded."""
     heading, mark, _ = read_heading(path)
     tensors, told = read_tensors_and_header(path, limit)
     try:
         found = {name: tensors[name] for name in json.loads(told[HEADING_KEY])["order"]}
     except (KeyError, TypeError) as error:
-        raise DamagedRun(f"{path}: not readable as safetensors with what it says of itself ({error})") from None
+        raise DamagedRun(
+            f"{path}: not readable as safetensors with what it says of itself ({error})"
+        ) from None
     if len(found) != len(tensors) or digest_tensors(found) != mark:
-        raise DamagedRun(f"{path}: its arrays of round {heading.round} are not those that were recorded")
+        raise DamagedRun(
+            f"{path}: its arrays of round {heading.round} are not those that were recorded"
+        )
     return found
 
 
@@ -143,11 +169,14 @@ def _parse_heading(told: Any) -> tuple[MessageHeading, str]:
 
 LOG = logging.getLogger("privdd")
 RECORDING_SCHEMA = 1
-RECORDING, COMPLETE, STOPPED = "recording", "complete", "stopped"
+RECORDING = "recording"
+COMPLETE = "complete"
+STOPPED = "stopped"
 
 
 class MessageRecorder:
-    """One recording. by: server or client; more: what else its head tells (library, strategy, ...)."""
+    """One recording. by: server or client; more: what else its head tells (library, strategy,
+    ...)."""
 
     def __init__(self, folder: Path, by: str, more: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -156,13 +185,15 @@ class MessageRecorder:
         self.failures = 0
 
     def run_safely(self, what: str, work: Callable[[], Any]) -> Any:
-        """The result of ``work``; None where it fails, which is logged and marked and never raised."""
+        """The result of ``work``; None where it fails, which is logged and marked and never
+        raised."""
         try:
             return work()
         except Exception as error:
             self.failures += 1
             LOG.exception(
-                "PRIVDD TAP: %s was NOT recorded. Training goes on; the audit will refuse the recording %s",
+                "PRIVDD TAP: %s was NOT recorded. Training goes on; the audit will "
+                "refuse the recording %s",
                 what,
                 self.folder,
             )
@@ -174,7 +205,9 @@ class MessageRecorder:
         try:
             write_json(self.folder / f"failed-{uuid.uuid4().hex}.json", mark)
         except OSError:
-            LOG.exception("PRIVDD TAP: %s could not even be marked as missing in %s", what, self.folder)
+            LOG.exception(
+                "PRIVDD TAP: %s could not even be marked as missing in %s", what, self.folder
+            )
 
     def write_head(self) -> None:
         """Write the head. A recording by a server is not whole before ``close_recording``."""
@@ -183,20 +216,23 @@ class MessageRecorder:
         write_json(self.folder / HEAD_FILE, {**self.head, **state})
 
     def record_message(self, heading: MessageHeading, arrays: Mapping[str, np.ndarray]) -> None:
-        """Write one message; a second one of the same place stands beside the first, except for the final model."""
+        """Write one message; a second one of the same place stands beside the first, except for the
+        final model."""
         path = self.folder / message_path(heading)
         path = path if heading.part == FINAL else free_path(path)
         self.kept[path.relative_to(self.folder).as_posix()] = write_message(path, heading, arrays)
 
     def close_recording(self, state: str) -> None:
-        """Close the recording: complete with the digests of all messages, unless something failed."""
+        """Close the recording: complete with the digests of all messages, unless something
+        failed."""
         state = STOPPED if self.failures else state
         write_json(self.folder / HEAD_FILE, {**self.head, "state": state, "messages": self.kept})
 
 
 def free_path(path: Path) -> Path:
     """``path``, or the first of path-2, path-3, ... that is not there yet."""
-    number, found = 1, path
+    number = 1
+    found = path
     while found.exists():
         number += 1
         found = path.with_name(f"{path.stem}-{number}{path.suffix}")
@@ -204,7 +240,8 @@ def free_path(path: Path) -> Path:
 
 
 class PendingMark:
-    """A mark that lies in the folder while a message is worked on: a machine that dies then leaves it behind."""
+    """A mark that lies in the folder while a message is worked on: a machine that dies then leaves
+    it behind."""
 
     def __init__(self, folder: Path, round: int, kind: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,18 +249,29 @@ class PendingMark:
         self.path.touch()
 
     def remove_mark(self) -> None:
-        with suppress(OSError):  # a mark that stays has the audit refuse the recording, and the training goes on
+        with suppress(
+            OSError
+        ):  # a mark that stays has the audit refuse the recording, and the training goes on
             self.path.unlink()
 
 
 AUDIT_FILES = (
-    "ledger.json", "findings.json", "manifest.json", "report.html", "card.json", "evidence/", "figures/", ".lock", IGNORE,
-)  # fmt: skip
+    "ledger.json",
+    "findings.json",
+    "manifest.json",
+    "report.html",
+    "card.json",
+    "evidence/",
+    "figures/",
+    ".lock",
+    IGNORE,
+)
 
 
 @dataclass(frozen=True)
 class RecordedMessage:
-    """One message of a recording: where it lies, what it is, the digest of its arrays and their shapes."""
+    """One message of a recording: where it lies, what it is, the digest of its arrays and their
+    shapes."""
 
     path: Path
     heading: MessageHeading
@@ -249,7 +297,11 @@ class Recording:
         return tuple(sorted({m.heading.node for m in self.messages if m.heading.part == REPLY}))
 
     def replies_of(self, node: int, kind: str = "train") -> list[RecordedMessage]:
-        return [m for m in self.messages if (m.heading.part, m.heading.node, m.heading.kind) == (REPLY, node, kind)]
+        return [
+            m
+            for m in self.messages
+            if (m.heading.part, m.heading.node, m.heading.kind) == (REPLY, node, kind)
+        ]
 
     def broadcast_before(self, reply: RecordedMessage) -> RecordedMessage:
         """The server's message to which the client replied. Raises DamagedRun if it is missing."""
@@ -260,15 +312,21 @@ class Recording:
                 place = heading.part, heading.round, heading.kind, heading.node
                 if place == (BROADCAST, asked.round, asked.kind, node):
                     return found
-        raise DamagedRun(f"{self.folder}: what client {asked.node} was sent in round {asked.round} was not recorded")
+        raise DamagedRun(
+            f"{self.folder}: what client {asked.node} was sent in round {asked.round} was "
+            "not recorded"
+        )
 
     def replied_parameters(self, reply: RecordedMessage) -> State:
-        """The parameters that a reply stands for: what it holds, or what it changes added to what was sent."""
+        """The parameters that a reply stands for: what it holds, or what it changes added to what
+        was sent."""
         arrays = reply.read_arrays()
         if DIFFERENCE_KEY not in reply.heading.metrics:
             return arrays
         before = self.broadcast_before(reply).read_arrays()
-        return before | {name: before[name] + arrays[name].to(before[name]) for name in before if name in arrays}
+        return before | {
+            name: before[name] + arrays[name].to(before[name]) for name in before if name in arrays
+        }
 
     def final_message(self) -> RecordedMessage | None:
         """The last aggregate; of a client's recording None."""
@@ -276,13 +334,18 @@ class Recording:
 
 
 def read_recording(folder: Path) -> Recording:
-    """One recorder's folder, checked as a whole. Raises DamagedRun, one line, for one that is not complete."""
+    """One recorder's folder, checked as a whole. Raises DamagedRun, one line, for one that is not
+    complete."""
     head = read_json(folder / HEAD_FILE)
     known = isinstance(head, dict) and head.get("schema") == RECORDING_SCHEMA
     if not known or head.get("by") not in ("server", "client"):
         raise DamagedRun(f"{folder / HEAD_FILE}: no recording of schema {RECORDING_SCHEMA}")
     others = f"{CLIENTS_FOLDER}/", *AUDIT_FILES
-    names = [name for name in sorted(list_plain_files(folder)) if name != HEAD_FILE and not name.startswith(others)]
+    names = [
+        name
+        for name in sorted(list_plain_files(folder))
+        if name != HEAD_FILE and not name.startswith(others)
+    ]
     _check_complete(folder, head, names)
     found = tuple(sorted(_read_messages(folder, head, names), key=_message_order))
     runs = {m.heading.run for m in found if m.heading.part != FINAL}
@@ -295,8 +358,8 @@ def read_recording(folder: Path) -> Recording:
 
 
 def read_recordings(folder: Path) -> list[Recording]:
-    """The server's recording first, if any, then each client's; what both saw has to agree. Raises DamagedRun, one line,
-    also for a link."""
+    """The server's recording first, if any, then each client's; what both saw has to agree. Raises
+    DamagedRun, one line, also for a link."""
     check_plain_folder(folder)
     folders = [folder] if (folder / HEAD_FILE).is_file() else []
     folders += sorted(path.parent for path in folder.glob(f"{CLIENTS_FOLDER}/*/{HEAD_FILE}"))
@@ -313,17 +376,23 @@ def all_client_nodes(recordings: Sequence[Recording]) -> list[int]:
     return list(dict.fromkeys(node for recording in recordings for node in recording.client_nodes))
 
 
-def find_client(recordings: Sequence[Recording], number: int | None) -> tuple[Recording, int] | None:
-    """The recording of a client, the server's first, and its node; None where there is no such client. number: its node,
-    or its partition where its own tap told it; None: the only client."""
+def find_client(
+    recordings: Sequence[Recording], number: int | None
+) -> tuple[Recording, int] | None:
+    """The recording of a client, the server's first, and its node; None where there is no such
+    client. number: its node, or its partition where its own tap told it; None: the only client."""
     nodes = all_client_nodes(recordings)
     headings = [message.heading for recording in recordings for message in recording.messages]
-    partitions = {heading.partition: heading.node for heading in headings if heading.partition is not None}
+    partitions = {
+        heading.partition: heading.node for heading in headings if heading.partition is not None
+    }
     if number is None:
         node = nodes[0] if len(nodes) == 1 else None
     else:
         node = number if number in nodes else partitions.get(number)
-    return next(((one, node) for one in recordings if node is not None and node in one.client_nodes), None)
+    return next(
+        ((one, node) for one in recordings if node is not None and node in one.client_nodes), None
+    )
 
 
 def _check_complete(folder: Path, head: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -331,19 +400,28 @@ def _check_complete(folder: Path, head: Mapping[str, Any], names: Sequence[str])
     if failed:
         first = read_json(folder / failed[0])
         what = str(first.get("what", "?"))[:100] if isinstance(first, dict) else "?"
-        raise DamagedRun(f"{folder}: incomplete recording: {len(failed)} parts are missing ({what})")
+        raise DamagedRun(
+            f"{folder}: incomplete recording: {len(failed)} parts are missing ({what})"
+        )
     if any(name.startswith("pending-") for name in names):
-        raise DamagedRun(f"{folder}: incomplete recording: a client's round began and its end was not recorded")
+        raise DamagedRun(
+            f"{folder}: incomplete recording: a client's round began and its end was not recorded"
+        )
     if head["by"] == "server" and head.get("state") != COMPLETE:
         state = f"the strategy's start() did not return (state {head.get('state')!r})"
         raise DamagedRun(f"{folder}: incomplete recording: {state}")
 
 
-def _read_messages(folder: Path, head: Mapping[str, Any], names: Sequence[str]) -> Iterator[RecordedMessage]:
+def _read_messages(
+    folder: Path, head: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[RecordedMessage]:
     listed = head.get("messages") if head["by"] == "server" else None
     if listed is not None and (not isinstance(listed, dict) or set(listed) != {*names}):
         odd = sorted(set(names) ^ {*listed})[:3] if isinstance(listed, dict) else []
-        raise DamagedRun(f"{folder}: its files are not those that {HEAD_FILE} lists ({', '.join(map(repr, odd))})")
+        raise DamagedRun(
+            f"{folder}: its files are not those that {HEAD_FILE} lists "
+            f"({', '.join(map(repr, odd))})"
+        )
     for name in names:
         heading, mark, shapes = read_heading(folder / name)
         if listed is not None and listed[name] != mark:
@@ -366,12 +444,14 @@ def _check_agreement(server: Recording, client: Recording) -> None:
         got = [m.digest for m in replies if m.heading.round == sent.heading.round]
         if got and sent.digest not in got:
             raise DamagedRun(
-                f"{client.folder}: client {sent.heading.node} recorded another reply to {sent.heading.kind} of round "
+                f"{client.folder}: client {sent.heading.node} recorded another reply to "
+                f"{sent.heading.kind} of round "
                 f"{sent.heading.round} than the server"
             )
 
 
-# A claim is not a proof: its row says whose it is, and ``python -m privdd.check`` is there to try it.
+# A claim is not a proof: its row says whose it is, and ``python -m privdd.check`` is there to try
+# it.
 
 DEFAULT_DELTA = 1e-5
 UNPROTECTED_REASON = "no mechanism was recognised"
@@ -379,9 +459,12 @@ BESIDE_REASON = "sent beside what the component protects"
 
 
 def recording_ledger(recording: Recording, delta: float | None = None) -> Ledger:
-    """Unit client, relation zero_out, for that is what the recognised components speak of; delta: theirs, or 1e-5."""
+    """Unit client, relation zero_out, for that is what the recognised components speak of; delta:
+    theirs, or 1e-5."""
     claims = [claim for message in recording.messages for claim in message.heading.claims]
-    stated = [value for claim in claims for name, value in _claimed_numbers(claim) if name == "delta"]
+    stated = [
+        value for claim in claims for name, value in _claimed_numbers(claim) if name == "delta"
+    ]
     ledger = Ledger("zero_out", "client", delta or (min(stated) if stated else DEFAULT_DELTA))
     for message in recording.messages:
         ledger.append(list(_message_rows(message)))
@@ -402,13 +485,21 @@ def _message_rows(message: RecordedMessage) -> Iterator[LedgerRow]:
 
 
 def _build_row(
-    message: RecordedMessage, name: str, surface: Surface, round: int, client: int, claim: Mapping[str, Any] | None
+    message: RecordedMessage,
+    name: str,
+    surface: Surface,
+    round: int,
+    client: int,
+    claim: Mapping[str, Any] | None,
 ) -> LedgerRow:
-    """The final model's row counts for the aggregates of all rounds: each of them was sent to the clients."""
+    """The final model's row counts for the aggregates of all rounds: each of them was sent to the
+    clients."""
     beside = surface == Surface.STATISTICS
     told: dict[str, Any] = {
         "event": dpa.NonPrivateDpEvent(),
-        "nonprivate_reason": BESIDE_REASON if message.heading.claims and beside else UNPROTECTED_REASON,
+        "nonprivate_reason": BESIDE_REASON
+        if message.heading.claims and beside
+        else UNPROTECTED_REASON,
     }
     if claim is not None:
         settings = ", ".join(f"{name}={value:g}" for name, value in _claimed_numbers(claim))
@@ -432,4 +523,8 @@ def _claimed_multiplier(message: RecordedMessage, claim: Mapping[str, Any]) -> f
 
 def _claimed_numbers(claim: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The settings that a claim tells as numbers, but for those that no float holds."""
-    return ((name, v) for name, v in claim.get("settings", {}).items() if is_number(v) and abs(v) < 1e300)
+    return (
+        (name, v)
+        for name, v in claim.get("settings", {}).items()
+        if is_number(v) and abs(v) < 1e300
+    )

@@ -36,14 +36,20 @@ def comparison_headline(made: Sequence[Setting]) -> str:
 
 
 def comparison_sentences(made: Sequence[Setting]) -> list[str]:
-    """The strongest leak of each setting, the gravest first, by the rule of every page; then what keeps runs apart."""
+    """The strongest leak of each setting, the gravest first, by the rule of every page; then what
+    keeps runs apart."""
     leaks = [(setting, setting.leak()) for setting in made]
-    leaking = sorted(((leak.order, setting.label, leak) for setting, leak in leaks if leak), key=lambda one: one[:2])
+    leaking = sorted(
+        ((leak.order, setting.label, leak) for setting, leak in leaks if leak),
+        key=lambda one: one[:2],
+    )
     said = [f"{label}: {_lower_first(leak.first_sentence)}" for _, label, leak in leaking[:CURVES]]
     if len(leaking) > CURVES:
         said.append(f"{len(leaking) - CURVES} more settings leak; their own pages say what.")
     said += _unshown_sentences([setting for setting, leak in leaks if leak is None])
-    said += dict.fromkeys(note for s in made for run in s.runs for note in wording.earlier_rules_note(run.findings))
+    said += dict.fromkeys(
+        note for s in made for run in s.runs for note in wording.earlier_rules_note(run.findings)
+    )
     said += wording.comparison_warnings(run.findings.privacy for s in made for run in s.runs)
     if terms := differing_terms(made):
         said.append(f"These runs do not share {join_names(terms)}: their ε are not comparable.")
@@ -55,12 +61,17 @@ def _lower_first(sentence: str) -> str:
 
 
 def _unshown_sentences(made: Sequence[Setting]) -> list[str]:
-    """The settings in which nothing was shown to beat chance; those that nothing could read are not among them."""
-    untested = [s.label for s in made if all(has_no_signal(run.findings.findings) for run in s.runs)]
+    """The settings in which nothing was shown to beat chance; those that nothing could read are not
+    among them."""
+    untested = [
+        s.label for s in made if all(has_no_signal(run.findings.findings) for run in s.runs)
+    ]
     tested = [s.label for s in made if s.label not in untested]
     said = [f"No attack was shown to beat chance in {join_names(tested)}."] if tested else []
     return said + (
-        [f"Not tested: no membership attack had anything to read in {join_names(untested)}."] if untested else []
+        [f"Not tested: no membership attack had anything to read in {join_names(untested)}."]
+        if untested
+        else []
     )
 
 
@@ -70,7 +81,9 @@ TERMS = {"delta": "δ", "unit": "the unit of privacy", "relation": "the neighbou
 def differing_terms(made: Sequence[Setting]) -> list[str]:
     """Of delta, unit and neighbouring relation, those in which the runs' epsilons differ."""
     privacies = [run.findings.privacy for setting in made for run in setting.runs]
-    return [name for term, name in TERMS.items() if len({getattr(one, term) for one in privacies}) > 1]
+    return [
+        name for term, name in TERMS.items() if len({getattr(one, term) for one in privacies}) > 1
+    ]
 
 
 def page_styles(made: Sequence[Setting]) -> dict[str, SeriesStyle]:
@@ -85,45 +98,72 @@ def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
     for setting in made:
         if (found := setting.attack()) is not None:
             run, row = found
-            name = f"{setting.label}: {wording.surface_title(row).lower()}, {wording.attack_title(row.attack)}"
+            name = (
+                f"{setting.label}: {wording.surface_title(row).lower()}, "
+                f"{wording.attack_title(row.attack)}"
+            )
             line = page.roc_line_of(name, run.evidence(row))
             lines += [replace(line, style=styles[setting.label])] if line is not None else []
     if not lines:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
     said = "; ".join(f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines)
-    bands = "bands are pointwise 95 % intervals" if len(lines) <= figures.BANDS else "leaks.csv has the intervals"
+    bands = (
+        "bands are pointwise 95 % intervals"
+        if len(lines) <= figures.BANDS
+        else "leaks.csv has the intervals"
+    )
     caption = f"Each setting's strongest attack, at the median seed; {bands}."
     title = "Membership, method by method"
     return Plot("roc", title, caption, f"ROC curves. {said}.", figures.draw_roc(lines, 5.0))
 
 
 def plot_frontier(made: Sequence[Setting]) -> Plot | None:
-    """Epsilon against accuracy, of the settings that trained a model, beside what others published on the same data."""
+    """Epsilon against accuracy, of the settings that trained a model, beside what others published
+    on the same data."""
     styles = page_styles(made)
     places = {id(p.setting): p for p in frontier_places(made)}
     made = [s for s in made if s.accuracies]
     if not made:
         return None
-    points, said = [], []
+    points = []
+    said = []
     for s in made:
         place = places[id(s)]
         terms = (s.measured, s.claim, bool(place.public), place.trust != "local")
-        points.append(FrontierPoint(s.method, s.epsilon, s.accuracies, *terms, s.label, styles[s.label]))
-        said.append(f"{s.label}: epsilon {format_number(s.epsilon)}, accuracy {format_share(s.accuracy)}{place.terms}")
-    kinds = {run.findings.utility.accuracy_kind for s in made for run in s.runs if run.findings.utility}
+        points.append(
+            FrontierPoint(s.method, s.epsilon, s.accuracies, *terms, s.label, styles[s.label])
+        )
+        said.append(
+            f"{s.label}: epsilon {format_number(s.epsilon)}, accuracy "
+            f"{format_share(s.accuracy)}{place.terms}"
+        )
+    kinds = {
+        run.findings.utility.accuracy_kind for s in made for run in s.runs if run.findings.utility
+    }
     kind = kinds.pop() if len(kinds) == 1 else "global or personal"
-    caption = "Mean and range over seeds. Choosing the best point on private data costs privacy beyond its ε."
+    caption = (
+        "Mean and range over seeds. Choosing the best point on private data costs privacy "
+        "beyond its ε."
+    )
     if terms := differing_terms(made):
         caption = f"Read each point alone: these ε differ in {join_names(terms)}. {caption}"
-    published = [one for one in PUBLISHED if {one.data} == {s.runs[0].findings.run.data for s in made}]
+    published = [
+        one for one in PUBLISHED if {one.data} == {s.runs[0].findings.run.data for s in made}
+    ]
     if published:
         sources = "; ".join(dict.fromkeys(f"{one.kind}: {one.source}" for one in published))
-        caption += f" Stars: others' figures for 60,000 records of one holder at δ = 1e-5, not run here ({sources})."
+        caption += (
+            " Stars: others' figures for 60,000 records of one holder at δ = 1e-5, not run "
+            f"here ({sources})."
+        )
         said += [
-            f"published, {p.source}: epsilon {p.epsilon:g}, accuracy {format_share(p.accuracy)}" for p in published
+            f"published, {p.source}: epsilon {p.epsilon:g}, accuracy {format_share(p.accuracy)}"
+            for p in published
         ]
-    figure = figures.draw_frontier(points, kind=kind, published=[(p.epsilon, p.accuracy) for p in published])
+    figure = figures.draw_frontier(
+        points, kind=kind, published=[(p.epsilon, p.accuracy) for p in published]
+    )
     return Plot("frontier", "Epsilon against accuracy", caption, f"{'; '.join(said)}.", figure)
 
 
@@ -144,7 +184,11 @@ def plot_uploads(made: Sequence[Setting]) -> Plot | None:
 def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
     """Every figure that these runs allow."""
     accuracy = page.plot_accuracy(((s.label, s.runs[0]) for s in made[:CURVES]), page_styles(made))
-    drawn = [p for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy) if p is not None]
+    drawn = [
+        p
+        for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy)
+        if p is not None
+    ]
     return page.add_terms(drawn, [run.findings for setting in made for run in setting.runs])
 
 
@@ -165,10 +209,11 @@ def write_comparison(
     read: Callable[[Sequence[Path]], Sequence[RunRecord]] | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> Path:
-    """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns the page's path.
+    """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns
+    the page's path.
 
-    read: how folders are opened; say: told the page's headline and sentences. Raises DamagedRun (one line) on a
-    folder that is no finished, undamaged run.
+    read: how folders are opened; say: told the page's headline and sentences. Raises DamagedRun
+        (one line) on a folder that is no finished, undamaged run.
     """
     unique = {Path(path).resolve(): Path(path) for path in dirs}
     if not unique:
@@ -176,10 +221,12 @@ def write_comparison(
     out = Path(out)
     paths = [*unique.values()]
     made = group_runs([read_run_record(path) for path in paths] if read is None else read(paths))
-    title, sentences = comparison_headline(made), comparison_sentences(made)
+    title = comparison_headline(made)
+    sentences = comparison_sentences(made)
     for line in (title, *sentences):
         say(line)
-    drawn, pictures = draw_comparison(made), best_albums(made)
+    drawn = draw_comparison(made)
+    pictures = best_albums(made)
     named = {plot.name: plot for plot in drawn}
     template = page.template_environment().get_template("comparison.html.jinja")
     text = template.render(
@@ -192,10 +239,18 @@ def write_comparison(
         verdict="contradiction" if any(s.verdict == "contradiction" for s in made) else "plain",
         weak=is_weak_limit,
         beats_guessing=beats_guessing,
-        limits=list(dict.fromkeys(said for s in made for run in s.runs for said in page_limits(run.findings.privacy))),
+        limits=list(
+            dict.fromkeys(
+                said for s in made for run in s.runs for said in page_limits(run.findings.privacy)
+            )
+        ),
     )
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
-    tables = {"findings": export.findings_table, "frontier": frontier_table, "leaks": export.leak_table}
+    tables = {
+        "findings": export.findings_table,
+        "frontier": frontier_table,
+        "leaks": export.leak_table,
+    }
     for name, table in tables.items():
         write_bytes(out / f"{name}.csv", table_to_csv(table(made)).encode())
     write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
@@ -208,7 +263,8 @@ def write_comparison(
 
 def read_training_record(path: Path) -> RunRecord:
     """One training as a run without findings. Raises DamagedRun, one line, for another folder."""
-    config, result = read_run_config(path / "config.yaml"), read_json(path / "training.json")
+    config = read_run_config(path / "config.yaml")
+    result = read_json(path / "training.json")
     try:
         privacy = {name: result[name] for name in ("delta", "unit", "relation")}
         seconds = Seconds(train=0, worlds=0, attacks=0, total=0)
@@ -217,16 +273,28 @@ def read_training_record(path: Path) -> RunRecord:
         utility = Utility(accuracy_kind="global", diverged=result.get("diverged"), **sizes)
         data, preset = (str(config[name]["name"]) for name in ("data", "preset"))
         run = Run(
-            algo=str(config["name"]), data=data, preset=preset, seed=int(config["seed"]), version="", clients=0, rounds=0,
+            algo=str(config["name"]),
+            data=data,
+            preset=preset,
+            seed=int(config["seed"]),
+            version="",
+            clients=0,
+            rounds=0,
             seconds=seconds,
-        )  # fmt: skip
+        )
         found = Findings(
-            run=run, utility=utility, surfaces=[], findings=[],
+            run=run,
+            utility=utility,
+            surfaces=[],
+            findings=[],
             privacy=Privacy(epsilon=EpsilonPair(**result["epsilon"]), claims=[], **privacy),
-            verdict="unprotected" if result["epsilon"]["pld"] == "inf" else "consistent",  # never shown
-        )  # fmt: skip
+            # never shown
+            verdict="unprotected" if result["epsilon"]["pld"] == "inf" else "consistent",
+        )
     except (KeyError, TypeError, ValueError) as error:
-        raise DamagedRun(f"{path}: not a finished training ({' '.join(str(error).split())[:100]})") from None
+        raise DamagedRun(
+            f"{path}: not a finished training ({' '.join(str(error).split())[:100]})"
+        ) from None
     return RunRecord(path, found, config=config)
 
 
@@ -257,6 +325,7 @@ def _accuracy_cell(setting: Setting) -> str:
     gone = f"{setting.diverged} of {len(setting.runs)} diverged" if setting.diverged else ""
     if not setting.accuracies:
         return gone
-    low, high = min(setting.accuracies), max(setting.accuracies)
+    low = min(setting.accuracies)
+    high = max(setting.accuracies)
     spread = "" if math.isclose(low, high) else f" ({format_share(low)} to {format_share(high)})"
     return ", ".join(filter(None, (f"{format_share(setting.accuracy)}{spread}", gone)))

@@ -1,4 +1,5 @@
-"""Tables for other programs: CSV with plain numbers, LaTeX with booktabs; long tables of a Markdown page as files."""
+"""Tables for other programs: CSV with plain numbers, LaTeX with booktabs; long tables of a Markdown
+page as files."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ _TEX = {
 def table_to_csv(table: Table) -> str:
     """Numbers with all their digits, infinity as "inf", nothing as an empty cell.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it; none ends its row early.
-    """
+    A text that a spreadsheet would take for a formula gets an apostrophe before it; none ends its
+    row early."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(table[0])
@@ -55,7 +56,9 @@ def _csv_cell(value: Any) -> Any:
     if not isinstance(value, str):
         return "" if value is None else value
     mark = "'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else ""
-    return mark + value.replace("\r", " ")  # which the writer does not quote, and readers take for the end of a row
+    return mark + value.replace(
+        "\r", " "
+    )  # which the writer does not quote, and readers take for the end of a row
 
 
 def escape_latex(text: str) -> str:
@@ -64,59 +67,140 @@ def escape_latex(text: str) -> str:
 
 
 FRONTIER_COLUMNS = (
-    "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "epsilon_claimed", "epsilon_measured",
-    "delta", "unit", "relation", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "diverged",
-    "tpr_at_0.001", "tpr_at_0.01", "psnr", "uploaded_bytes_per_client", "verdict",
-    "noise_source", "paired_noise", "trust", "public_data", "dominated_by", "accuracy_kind",
-)  # fmt: skip
+    "method",
+    "setting",
+    "seeds",
+    "epsilon_pld",
+    "epsilon_rdp",
+    "epsilon_claimed",
+    "epsilon_measured",
+    "delta",
+    "unit",
+    "relation",
+    "accuracy_mean",
+    "accuracy_std",
+    "accuracy_min",
+    "accuracy_max",
+    "diverged",
+    "tpr_at_0.001",
+    "tpr_at_0.01",
+    "psnr",
+    "uploaded_bytes_per_client",
+    "verdict",
+    "noise_source",
+    "paired_noise",
+    "trust",
+    "public_data",
+    "dominated_by",
+    "accuracy_kind",
+)
 # Of these, what training alone knows. Nothing was attacked, so nothing is judged.
 TRAINING_COLUMNS = (
-    "method", "setting", "seeds", "epsilon_pld", "epsilon_rdp", "delta", "unit", "relation", "accuracy_mean",
-    "accuracy_std", "accuracy_min", "accuracy_max", "diverged", "uploaded_bytes_per_client",
-)  # fmt: skip
+    "method",
+    "setting",
+    "seeds",
+    "epsilon_pld",
+    "epsilon_rdp",
+    "delta",
+    "unit",
+    "relation",
+    "accuracy_mean",
+    "accuracy_std",
+    "accuracy_min",
+    "accuracy_max",
+    "diverged",
+    "uploaded_bytes_per_client",
+)
 LEAK_RATES = ("0.001", "0.01")
 LEAK_COLUMNS = (
-    "label", "data", "seeds", *(f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")),
-    "epsilon_claimed", "epsilon_proven", "epsilon_measured", "delta", "unit", "relation", "psnr", "accuracy_mean", "accuracy_kind",
-    "uploaded_bytes_per_client", "verdict",
-)  # fmt: skip
-LEAK_NAMES = {"label": "setting", "epsilon_measured": "epsilon_shown", "accuracy_mean": "accuracy"}  # in leaks.csv
+    "label",
+    "data",
+    "seeds",
+    *(f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")),
+    "epsilon_claimed",
+    "epsilon_proven",
+    "epsilon_measured",
+    "delta",
+    "unit",
+    "relation",
+    "psnr",
+    "accuracy_mean",
+    "accuracy_kind",
+    "uploaded_bytes_per_client",
+    "verdict",
+)
+LEAK_NAMES = {
+    "label": "setting",
+    "epsilon_measured": "epsilon_shown",
+    "accuracy_mean": "accuracy",
+}  # in leaks.csv
 
 
 def frontier_table(settings: Sequence[Setting], columns: Sequence[str] = FRONTIER_COLUMNS) -> Table:
     """One row per setting; nothing in it depends on where or when a run was computed."""
-    placed = {id(p.setting): (p.trust, p.public or None, p.dominated or None) for p in frontier_places(settings)}
+    placed = {
+        id(p.setting): (p.trust, p.public or None, p.dominated or None)
+        for p in frontier_places(settings)
+    }
     rows = [_setting_values(s, *placed.get(id(s), (None, None, None))) for s in settings]
     return columns, [[row[name] for name in columns] for row in rows]
 
 
 def leak_table(settings: Sequence[Setting]) -> Table:
-    """One row per setting, numbers alone: rates with the ends of their intervals, epsilons with delta, unit and relation, the rest."""
-    return [LEAK_NAMES.get(name, name) for name in LEAK_COLUMNS], frontier_table(settings, LEAK_COLUMNS)[1]
+    """One row per setting, numbers alone: rates with the ends of their intervals, epsilons with
+    delta, unit and relation, the rest."""
+    return [LEAK_NAMES.get(name, name) for name in LEAK_COLUMNS], frontier_table(
+        settings, LEAK_COLUMNS
+    )[1]
 
 
-def _setting_values(s: Setting, trust: str | None, public: str | None, dominated: str | None) -> dict[str, Any]:
+def _setting_values(
+    s: Setting, trust: str | None, public: str | None, dominated: str | None
+) -> dict[str, Any]:
     """Column -> value of every table of settings."""
-    found, rates = s.runs[0].findings, dict[str, Any]()
-    noise, utility = found.privacy.noise, found.utility
+    found = s.runs[0].findings
+    rates = dict[str, Any]()
+    noise = found.privacy.noise
+    utility = found.utility
     delta, unit, relation = privacy_terms(found.privacy)
     for key in LEAK_RATES:
         at = s.tpr(key)
         low, high = at.ci if at else (None, None)
-        rates |= {f"tpr_at_{key}": at.tpr if at else None, f"tpr_at_{key}_low": low, f"tpr_at_{key}_high": high}
+        rates |= {
+            f"tpr_at_{key}": at.tpr if at else None,
+            f"tpr_at_{key}_low": low,
+            f"tpr_at_{key}_high": high,
+        }
     return {
-        "method": s.method, "setting": " ".join(f"{k}={v}" for k, v in s.parameters), "label": s.label,
-        "data": found.run.data, "seeds": len(s.runs), **rates,
-        "epsilon_pld": max(run.findings.privacy.epsilon.pld for run in s.runs), "epsilon_rdp": s.epsilon_rdp,
-        "epsilon_proven": s.epsilon, "epsilon_claimed": s.claim, "epsilon_measured": s.measured,
-        "delta": delta, "unit": unit, "relation": relation,
-        "accuracy_mean": s.accuracy, "accuracy_std": stdev(s.accuracies) if len(s.accuracies) > 1 else None,
-        "accuracy_min": min(s.accuracies, default=None), "accuracy_max": max(s.accuracies, default=None),
-        "accuracy_kind": utility.accuracy_kind if utility else None, "diverged": s.diverged, "psnr": s.psnr,
-        "uploaded_bytes_per_client": s.uploaded, "verdict": s.verdict,
-        "noise_source": noise.source if noise else None, "paired_noise": str(noise.paired).lower() if noise else None,
-        "trust": trust, "public_data": public, "dominated_by": dominated,
-    }  # fmt: skip
+        "method": s.method,
+        "setting": " ".join(f"{k}={v}" for k, v in s.parameters),
+        "label": s.label,
+        "data": found.run.data,
+        "seeds": len(s.runs),
+        **rates,
+        "epsilon_pld": max(run.findings.privacy.epsilon.pld for run in s.runs),
+        "epsilon_rdp": s.epsilon_rdp,
+        "epsilon_proven": s.epsilon,
+        "epsilon_claimed": s.claim,
+        "epsilon_measured": s.measured,
+        "delta": delta,
+        "unit": unit,
+        "relation": relation,
+        "accuracy_mean": s.accuracy,
+        "accuracy_std": stdev(s.accuracies) if len(s.accuracies) > 1 else None,
+        "accuracy_min": min(s.accuracies, default=None),
+        "accuracy_max": max(s.accuracies, default=None),
+        "accuracy_kind": utility.accuracy_kind if utility else None,
+        "diverged": s.diverged,
+        "psnr": s.psnr,
+        "uploaded_bytes_per_client": s.uploaded,
+        "verdict": s.verdict,
+        "noise_source": noise.source if noise else None,
+        "paired_noise": str(noise.paired).lower() if noise else None,
+        "trust": trust,
+        "public_data": public,
+        "dominated_by": dominated,
+    }
 
 
 def privacy_terms(privacy: Privacy) -> tuple[float, str, str]:
@@ -125,43 +209,80 @@ def privacy_terms(privacy: Privacy) -> tuple[float, str, str]:
 
 
 LEAK_HEADER = (
-    "Setting", r"TPR at $0.1\,\%$ FPR", r"TPR at $1\,\%$ FPR", r"$\varepsilon$ claimed", r"$\varepsilon$ proven", r"$\varepsilon$ shown",
-    r"$\delta$", "unit", "relation", "PSNR", "accuracy", "upload",
-)  # fmt: skip
+    "Setting",
+    r"TPR at $0.1\,\%$ FPR",
+    r"TPR at $1\,\%$ FPR",
+    r"$\varepsilon$ claimed",
+    r"$\varepsilon$ proven",
+    r"$\varepsilon$ shown",
+    r"$\delta$",
+    "unit",
+    "relation",
+    "PSNR",
+    "accuracy",
+    "upload",
+)
 LEAK_CAPTION = (
-    "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest membership attack at this false-positive rate, with "
-    "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by accounting, and as shown at least by attacks "
-    "and tests, at the δ, for the unit and under the neighbouring relation of its row. PSNR: of the typical picture that the best "
-    "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the sample is too small."
+    "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest "
+    "membership attack at this false-positive rate, with "
+    "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by "
+    "accounting, and as shown at least by attacks "
+    "and tests, at the δ, for the unit and under the neighbouring relation of its row. "
+    "PSNR: of the typical picture that the best "
+    "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the "
+    "sample is too small."
 )
 
 
 def leaks_to_latex(settings: Sequence[Setting]) -> str:
-    """``leak_table`` as a table with a caption, three digits a number; needs \\usepackage{booktabs}."""
+    """``leak_table`` as a table with a caption, three digits a number; needs
+    \\usepackage{booktabs}."""
     header, rows = leak_table(settings)
     cells = [_latex_leak_row(dict(zip(header, row, strict=True))) for row in rows]
     data = wording.join_names(list(dict.fromkeys(s.runs[0].findings.run.data for s in settings)))
     lines = [" & ".join(row) + r" \\" for row in (LEAK_HEADER, *cells)]
     return "\n".join(
         [
-            r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(LEAK_CAPTION.format(data=data))}}}", r"\label{tab:leaks}",
-            r"\begin{tabular}{lrrrrrrllrrr}", r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}",
-            r"\end{table}", "",
+            r"\begin{table}",
+            r"\centering",
+            rf"\caption{{{escape_latex(LEAK_CAPTION.format(data=data))}}}",
+            r"\label{tab:leaks}",
+            r"\begin{tabular}{lrrrrrrllrrr}",
+            r"\toprule",
+            lines[0],
+            r"\midrule",
+            *lines[1:],
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
         ]
-    )  # fmt: skip
+    )
 
 
 def _latex_leak_row(row: Mapping[str, Any]) -> list[str]:
-    rates = [_latex_rate(*(row[f"tpr_at_{key}{end}"] for end in ("", "_low", "_high"))) for key in LEAK_RATES]
+    rates = [
+        _latex_rate(*(row[f"tpr_at_{key}{end}"] for end in ("", "_low", "_high")))
+        for key in LEAK_RATES
+    ]
     epsilons = [_latex_number(row[f"epsilon_{name}"]) for name in ("claimed", "proven", "shown")]
     psnr = "–" if row["psnr"] is None else wording.format_decibel(row["psnr"])
     kind = f" ({row['accuracy_kind']})" if row["accuracy"] is not None else ""
-    size = "–" if row["uploaded_bytes_per_client"] is None else format_bytes(row["uploaded_bytes_per_client"])
+    size = (
+        "–"
+        if row["uploaded_bytes_per_client"] is None
+        else format_bytes(row["uploaded_bytes_per_client"])
+    )
     texts = [psnr, f"{format_share(row['accuracy'])}{kind}", size]
     return [
-        escape_latex(row["setting"]), *rates, *epsilons, _latex_number(row["delta"]), escape_latex(row["unit"]),
-        escape_latex(row["relation"]), *map(escape_latex, texts),
-    ]  # fmt: skip
+        escape_latex(row["setting"]),
+        *rates,
+        *epsilons,
+        _latex_number(row["delta"]),
+        escape_latex(row["unit"]),
+        escape_latex(row["relation"]),
+        *map(escape_latex, texts),
+    ]
 
 
 def _latex_rate(rate: float | None, low: float | None, high: float | None) -> str:
@@ -182,18 +303,44 @@ def _latex_number(value: float | None) -> str:
 def findings_table(settings: Sequence[Setting]) -> Table:
     """Every finding of every run, one row each, for other programs."""
     plain = (
-        "surface", "attack", "family", "adversary", "auc", "blind_auc", "epsilon_measured", "epsilon_stated",
-        "epsilon_validity", "kappa", "kappa_allowed", "psnr", "ssim", "lpips", "identified", "label_accuracy", "n",
-    )  # fmt: skip
+        "surface",
+        "attack",
+        "family",
+        "adversary",
+        "auc",
+        "blind_auc",
+        "epsilon_measured",
+        "epsilon_stated",
+        "epsilon_validity",
+        "kappa",
+        "kappa_allowed",
+        "psnr",
+        "ssim",
+        "lpips",
+        "identified",
+        "label_accuracy",
+        "n",
+    )
     keys = ("0.001", "0.01", "0.1")
-    header = ("setting", "seed", *plain, *(f"{part}_at_{key}" for key in keys for part in ("tpr", "lo", "hi")))
+    header = (
+        "setting",
+        "seed",
+        *plain,
+        *(f"{part}_at_{key}" for key in keys for part in ("tpr", "lo", "hi")),
+    )
     rows = []
     for setting in settings:
         for run in setting.runs:
             for row in run.findings.findings:
                 found = [(row.tpr_at_fpr or {}).get(key) for key in keys]
-                rates = [v for at in found for v in ((at.tpr, *at.ci) if at and at.resolvable else (None,) * 3)]
-                cells = [str(v) if isinstance(v := getattr(row, name), str) else v for name in plain]
+                rates = [
+                    v
+                    for at in found
+                    for v in ((at.tpr, *at.ci) if at and at.resolvable else (None,) * 3)
+                ]
+                cells = [
+                    str(v) if isinstance(v := getattr(row, name), str) else v for name in plain
+                ]
                 rows.append([setting.label, run.findings.run.seed, *cells, *rates])
     return header, rows
 
@@ -203,7 +350,8 @@ _MARKDOWN_TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|\Z))+)", re.M)
 
 
 def split_markdown_tables(text: str, stem: str) -> tuple[str, dict[str, str]]:
-    """(the page with a link in place of each long table, name of the file below data/ -> the table as CSV)."""
+    """(the page with a link in place of each long table, name of the file below data/ -> the table
+    as CSV)."""
     files: dict[str, str] = {}
 
     def link_long_table(found: re.Match[str]) -> str:

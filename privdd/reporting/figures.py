@@ -1,4 +1,5 @@
-"""Figures: ROC curves, pictures, accuracy, bytes, epsilon claimed, proven and shown, and epsilon against accuracy."""
+"""Figures: ROC curves, pictures, accuracy, bytes, epsilon claimed, proven and shown, and epsilon
+against accuracy."""
 
 from __future__ import annotations
 
@@ -30,15 +31,24 @@ from attacks.roc import Clusters, number_labels, roc, tpr_at_fpr
 from privdd.reporting import wording
 from privdd.runtime.files import write_bytes
 
-# Figures are drawn in the light palette. ``themed_svg`` replaces each of its colours by a CSS variable, so that one drawing
-# inside the page follows the reader's light or dark setting; ``save_figure`` writes files that stand alone on white.
-INK, MUTED, GRID, PAPER = "#1b2024", "#5b656e", "#d9dfe4", "#fffffe"
-# Okabe and Ito (2008), darkened where a colour falls short of 3:1 on white; order: most apart first.
+# Figures are drawn in the light palette. ``themed_svg`` replaces each of its colours by a CSS
+# variable, so that one drawing inside the page follows the reader's light or dark setting;
+# ``save_figure`` writes files that stand alone on white.
+INK = "#1b2024"
+MUTED = "#5b656e"
+GRID = "#d9dfe4"
+PAPER = "#fffffe"
+# Okabe and Ito (2008), darkened where a colour falls short of 3:1 on white; order: most apart
+# first.
 SERIES = ("#0072b1", "#d45e00", "#00805f", "#b0568c", "#8a6d00", "#2f9bd1", "#5f4bb6", "#6b6b6a")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "v", "P", "X")
-CLAIM, ACCOUNTED, MEASURED = SERIES[4], SERIES[0], SERIES[1]
-VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {c: f"s{i}" for i, c in enumerate(SERIES)}
+CLAIM = SERIES[4]
+ACCOUNTED = SERIES[0]
+MEASURED = SERIES[1]
+VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
+    c: f"s{i}" for i, c in enumerate(SERIES)
+}
 _RC: dict[Any, Any] = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
@@ -93,7 +103,8 @@ PERCENT = FuncFormatter(format_percent)
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """The look of one setting, the same on all figures of a page: legends of different figures can be read together."""
+    """The look of one setting, the same on all figures of a page: legends of different figures can
+    be read together."""
 
     colour: str
     dash: str | tuple[int, tuple[float, ...]]
@@ -126,22 +137,30 @@ def to_png(figure: Figure) -> bytes:
 
 def to_pdf(figure: Figure) -> bytes:
     """For LaTeX: the letters are outlines of TrueType, the same bytes for the same drawing."""
-    logging.getLogger("fontTools").setLevel(logging.WARNING)  # at INFO, as commands log, it names every table of a font
-    return _render_figure(figure, "pdf", 0.04, dict.fromkeys(("CreationDate", "Creator", "Producer")))
+    logging.getLogger("fontTools").setLevel(
+        logging.WARNING
+    )  # at INFO, as commands log, it names every table of a font
+    return _render_figure(
+        figure, "pdf", 0.04, dict.fromkeys(("CreationDate", "Creator", "Producer"))
+    )
 
 
 def _render_figure(figure: Figure, kind: str, pad: float, metadata: dict[str, None]) -> bytes:
     buffer = io.BytesIO()
     with matplotlib.rc_context(_RC), warnings.catch_warnings():
-        # A name in a script that the font lacks is drawn as boxes, and is whole in the page's own text.
+        # A name in a script that the font lacks is drawn as boxes, and is whole in the page's own
+        # text.
         warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
-        figure.savefig(buffer, format=kind, dpi=150, bbox_inches="tight", pad_inches=pad, metadata=metadata)
+        figure.savefig(
+            buffer, format=kind, dpi=150, bbox_inches="tight", pad_inches=pad, metadata=metadata
+        )
     figure.set_layout_engine("none")  # the layout is computed once; further renderings reuse it
     return buffer.getvalue()
 
 
 def save_figure(figure: Figure, svg: str, folder: Path, name: str) -> None:
-    """``folder/name.svg``, ``.png`` and ``.pdf``, on white. svg: what ``to_svg`` made of the figure."""
+    """``folder/name.svg``, ``.png`` and ``.pdf``, on white. svg: what ``to_svg`` made of the
+    figure."""
     at = svg.index(">", svg.index("<svg")) + 1
     white = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
     write_bytes(folder / f"{name}.svg", (svg[:at] + white + svg[at:]).encode())
@@ -151,14 +170,18 @@ def save_figure(figure: Figure, svg: str, folder: Path, name: str) -> None:
 
 
 def themed_svg(svg: str, prefix: str, label: str) -> str:
-    """The drawing for use inside a page: ids made unique, colours as CSS variables, a spoken label."""
+    """The drawing for use inside a page: ids made unique, colours as CSS variables, a spoken
+    label."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
     svg = re.sub(r"#[0-9a-f]{6}\b", lambda m: _css_variable(m.group()), svg)
     view = re.search(r'viewBox="([^"]*)"', svg)
     width = view.group(1).split()[2] if view else "400"
-    head = f'<svg class="plot" style="max-width:{float(width) * 1.5:.0f}px" role="img" aria-label="{escape(label)}"'
+    head = (
+        f'<svg class="plot" style="max-width:{float(width) * 1.5:.0f}px" role="img" '
+        f'aria-label="{escape(label)}"'
+    )
     body = svg[svg.index(">") + 1 : svg.rindex("</svg>")] + "</svg>"
     return f'{head} viewBox="{view.group(1) if view else ""}">{body}'.strip()
 
@@ -179,7 +202,8 @@ def png_uri(image: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class StepCurve:
-    """A step ROC: at a false-positive rate of at most fpr[i] the attack reaches tpr[i], within lo and hi.
+    """A step ROC: at a false-positive rate of at most fpr[i] the attack reaches tpr[i], within lo
+    and hi.
 
     fpr, tpr, lo, hi: (k,) in [0, 1], fpr increasing; members, outsiders: how many of each.
     """
@@ -193,21 +217,28 @@ class StepCurve:
     auc: float
 
 
-def step_curve(scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = (), points: int = 100) -> StepCurve:
-    """The ROC at no more than ``points`` + 1 log-spaced rates, each a rate that a threshold attains.
+def step_curve(
+    scores: np.ndarray, members: np.ndarray, *, clusters: Clusters = (), points: int = 100
+) -> StepCurve:
+    """The ROC at no more than ``points`` + 1 log-spaced rates, each a rate that a threshold
+    attains.
 
     scores, members: (m,), larger = member. The band is attacks.roc.tpr_at_fpr's 95 % interval,
-    pointwise. Between points the curve is drawn as a step: joining them by a line would overstate the
-    true-positive rate. Raises ValueError without both classes.
+    pointwise. Between points the curve is drawn as a step: joining them by a line would overstate
+    the true-positive rate. Raises ValueError without both classes.
     """
     members = np.asarray(members).astype(bool)
     outsiders = int((~members).sum())
-    curve, clusters = roc(scores, members), [number_labels(labels) for labels in clusters]
+    curve = roc(scores, members)
+    clusters = [number_labels(labels) for labels in clusters]
     wanted = np.unique(np.round(np.geomspace(1, outsiders, points)).astype(int)) / outsiders
     # tpr_at_fpr takes no rate of zero: half of one non-member stands for "no false positives".
     rates = np.append(0.5 / outsiders, wanted)
-    found = [tpr_at_fpr(scores, members, float(rate), clusters=clusters, curve=curve) for rate in rates]
-    tpr, bounds = np.array([f[0] for f in found]), np.array([f[1] for f in found])
+    found = [
+        tpr_at_fpr(scores, members, float(rate), clusters=clusters, curve=curve) for rate in rates
+    ]
+    tpr = np.array([f[0] for f in found])
+    bounds = np.array([f[1] for f in found])
     fpr = np.append(0.0, wanted)
     return StepCurve(fpr, tpr, bounds[:, 0], bounds[:, 1], int(members.sum()), outsiders, curve.auc)
 
@@ -223,7 +254,8 @@ BANDS = 2  # curves: of more, bands cover each other
 
 @dataclass(frozen=True)
 class RocLine:
-    """One attack's curve with its name; blind is the same game without the artifact; style: by its place if None."""
+    """One attack's curve with its name; blind is the same game without the artifact; style: by its
+    place if None."""
 
     label: str
     curve: StepCurve
@@ -234,11 +266,14 @@ class RocLine:
 def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     """True against false positives on log-log axes (Carlini et al., 2022, section IV).
 
-    Steps, with a pointwise 95 % Clopper-Pearson band where there are two curves at most. The diagonal is guessing; the dotted mark is
-    one non-member, below which a rate cannot be seen.
+    Steps, with a pointwise 95 % Clopper-Pearson band where there are two curves at most. The
+    diagonal is guessing; the dotted mark is one non-member, below which a rate cannot be seen.
     """
     columns = 1 if len(lines) > 2 or max(len(line.label) for line in lines) > 30 else 2
-    with figure_canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (figure, axes):
+    with figure_canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (
+        figure,
+        axes,
+    ):
         floor = roc_axis_floor(lines)
         axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
         for index, line in enumerate(lines):
@@ -246,7 +281,10 @@ def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
         _draw_blind(axes, lines, floor)
         _mark_one_outsider(axes, lines, floor)
         axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1), aspect="equal")
-        axes.set(xlabel="false-positive rate (outsiders wrongly named)", ylabel="true-positive rate (members found)")
+        axes.set(
+            xlabel="false-positive rate (outsiders wrongly named)",
+            ylabel="true-positive rate (members found)",
+        )
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
         figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6)
@@ -255,7 +293,9 @@ def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
 
 def roc_axis_floor(lines: Sequence[RocLine]) -> float:
     """The lower end of both axes: the decade of one non-member."""
-    floor = max(FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines))))
+    floor = max(
+        FLOOR, 10.0 ** math.floor(math.log10(min(1 / line.curve.outsiders for line in lines)))
+    )
     return min(floor, 0.1)
 
 
@@ -275,17 +315,27 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: boo
     if banded:
         low, high = (np.maximum(y, floor / 10) for y in (line.curve.lo, line.curve.hi))
         label = "95 % interval" if index == 0 else None
-        axes.fill_between(x, low, high, step="post", color=style.colour, alpha=0.16, lw=0, label=label)
+        axes.fill_between(
+            x, low, high, step="post", color=style.colour, alpha=0.16, lw=0, label=label
+        )
     tpr = np.maximum(line.curve.tpr, floor / 10)
     sparse = max(1, len(x) // 6)
-    look: dict[str, Any] = {"color": style.colour, "ls": style.dash, "zorder": 3, "label": line.label}
-    if line.style is not None:  # among settings: the marker tells them apart where colours cannot be seen
+    look: dict[str, Any] = {
+        "color": style.colour,
+        "ls": style.dash,
+        "zorder": 3,
+        "label": line.label,
+    }
+    if (
+        line.style is not None
+    ):  # among settings: the marker tells them apart where colours cannot be seen
         look |= {"marker": style.marker, "ms": 4.5, "markevery": sparse}
     axes.step(x, tpr, where="post", **look)
 
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
-    worst, many = worst_blind_line(lines), sum(line.blind is not None for line in lines)
+    worst = worst_blind_line(lines)
+    many = sum(line.blind is not None for line in lines)
     if worst is not None:
         label = "control: never saw the artifact" + (f" (furthest of {many})" if many > 1 else "")
         x, (low, tpr, high) = (
@@ -300,35 +350,53 @@ def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> No
     one = max(1 / line.curve.outsiders for line in lines)
     if one > floor:
         axes.axvline(one, color=MUTED, lw=0.9, ls=":")
-        axes.text(one, 1.08, f"one in {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom")
+        axes.text(
+            one, 1.08, f"one in {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom"
+        )
 
 
 def draw_accuracy(
-    series: Mapping[str, Sequence[float]], width: float = 4.6, styles: Mapping[str, SeriesStyle] | None = None
+    series: Mapping[str, Sequence[float]],
+    width: float = 4.6,
+    styles: Mapping[str, SeriesStyle] | None = None,
 ) -> Figure:
-    """Test accuracy (0 to 1) after each round, one line per run. styles: by label; by place if None."""
+    """Test accuracy (0 to 1) after each round, one line per run. styles: by label; by place if
+    None."""
     with figure_canvas(width, 2.7) as (figure, axes):
         for index, (label, values) in enumerate(series.items()):
             rounds = np.arange(1, len(values) + 1)
             style = (styles or {}).get(label, style_of(index))
             every = max(1, len(values) // 12)
-            look: dict[str, Any] = {"color": style.colour, "ls": style.dash, "marker": style.marker, "ms": 4}
+            look: dict[str, Any] = {
+                "color": style.colour,
+                "ls": style.dash,
+                "marker": style.marker,
+                "ms": 4,
+            }
             axes.plot(rounds, values, markevery=every, label=label, **look)
         axes.set(xlabel="communication round", ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(PERCENT)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if len(series) > 1:
-            figure.legend(loc="outside lower center", ncols=2 if len(series) <= 4 else 1, handlelength=2.6)
+            figure.legend(
+                loc="outside lower center", ncols=2 if len(series) <= 4 else 1, handlelength=2.6
+            )
     return figure
 
 
-def draw_bytes(up: Mapping[str, float], width: float = 4.6, styles: Mapping[str, SeriesStyle] | None = None) -> Figure:
-    """Bytes that one client uploads over the whole run, one bar per run. styles: by label; by place if None."""
+def draw_bytes(
+    up: Mapping[str, float], width: float = 4.6, styles: Mapping[str, SeriesStyle] | None = None
+) -> Figure:
+    """Bytes that one client uploads over the whole run, one bar per run. styles: by label; by place
+    if None."""
     with figure_canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
-        names, values = list(up), list(up.values())
+        names = list(up)
+        values = list(up.values())
         colours = [(styles or {}).get(name, style_of(at)).colour for at, name in enumerate(names)]
         bars = axes.barh(names, values, color=colours, height=0.62)
-        axes.bar_label(bars, [wording.format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK)
+        axes.bar_label(
+            bars, [wording.format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK
+        )
         axes.set(xlim=(0, 1.22 * max(*values, 1)), xticks=[])
         axes.invert_yaxis()
         axes.grid(False)
@@ -338,7 +406,8 @@ def draw_bytes(up: Mapping[str, float], width: float = 4.6, styles: Mapping[str,
 
 
 def draw_pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -> Figure:
-    """Real images (b, c, h, w) above their reconstructions, with the PSNR of each pair; best first."""
+    """Real images (b, c, h, w) above their reconstructions, with the PSNR of each pair; best
+    first."""
     order = order_by_psnr(real, reconstructed)[:limit]
     quality = psnr_of_arrays(real, reconstructed)
     tall = real.shape[2] / real.shape[3]
@@ -347,7 +416,12 @@ def draw_pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -
             _draw_picture(axes, real[index], column, tall + 0.06)
             _draw_picture(axes, reconstructed[index], column, 0)
             axes.text(
-                column + 0.47, -0.06, wording.format_decibel(float(quality[index])), ha="center", va="top", fontsize=8
+                column + 0.47,
+                -0.06,
+                wording.format_decibel(float(quality[index])),
+                ha="center",
+                va="top",
+                fontsize=8,
             )
         axes.set(xlim=(0, len(order)), ylim=(-0.2, 2 * tall + 0.06), aspect="equal", xticks=[])
         axes.set_yticks([1.5 * tall + 0.06, 0.5 * tall], ["real", "rebuilt"])
@@ -371,7 +445,8 @@ def order_by_psnr(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class StripRow:
-    """One line of the strip; each epsilon is >= 0, may be infinite, and is None where there is none."""
+    """One line of the strip; each epsilon is >= 0, may be infinite, and is None where there is
+    none."""
 
     label: str
     claim: float | None
@@ -383,7 +458,8 @@ class StripRow:
 class FrontierPoint:
     """One setting of one method over its seeds: accuracies in [0, 1], epsilons >= 0 or infinite.
 
-    public: whether it was built on public data; trusted: whether the server is trusted to see less than every upload;
+    public: whether it was built on public data; trusted: whether the server is trusted to see less
+        than every upload;
     label: of the setting, the method's name if ""; style: by the method's place if None.
     """
 
@@ -405,7 +481,8 @@ class EpsilonAxis:
         finite = [v for v in values if v is not None and 0 < v < math.inf]
         low = math.floor(math.log10(min(finite, default=0.1)))
         high = math.ceil(math.log10(max(finite, default=10)))
-        self.low, self.high = max(min(low, -1), -4), max(high, 1)
+        self.low = max(min(low, -1), -4)
+        self.high = max(high, 1)
 
     @property
     def zero_position(self) -> float:
@@ -418,7 +495,11 @@ class EpsilonAxis:
     def position_of(self, epsilon: float) -> float:
         if math.isinf(epsilon):
             return self.infinity_position
-        return self.zero_position if epsilon <= 10.0**self.low / 3 else max(math.log10(epsilon), self.low - 0.3)
+        return (
+            self.zero_position
+            if epsilon <= 10.0**self.low / 3
+            else max(math.log10(epsilon), self.low - 0.3)
+        )
 
     def set_ticks(self, axes: Axes, label: str) -> None:
         """Ticks, the column of no limit, and the label."""
@@ -432,10 +513,11 @@ class EpsilonAxis:
 
 
 def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
-    """For each row: the claim (diamond), the proven upper bound (bar), the measured lower bound (arrow).
+    """For each row: the claim (diamond), the proven upper bound (bar), the measured lower bound
+    (arrow).
 
-    A measured bound to the right of a claim or of a proven bound contradicts it: a bold line joins them.
-    """
+    A measured bound to the right of a claim or of a proven bound contradicts it: a bold line joins
+    them."""
     axis = EpsilonAxis(value for row in rows for value in (row.claim, row.accounted, row.measured))
     with figure_canvas(width, 1.25 + 0.42 * len(rows)) as (figure, axes):
         for height, row in enumerate(rows):
@@ -445,39 +527,82 @@ def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axis.set_ticks(axes, "ε (smaller is more private; ∞ = no limit proven)")
         axes.grid(axis="y", visible=False)
-        figure.legend(handles=_draw_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3)
+        figure.legend(
+            handles=_draw_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3
+        )
     return figure
 
 
 def _draw_strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> None:
     if row.accounted is not None:
         end = axis.position_of(row.accounted)
-        axes.plot([axis.zero_position, end], [height, height], color=ACCOUNTED, lw=5, alpha=0.28, solid_capstyle="butt")
+        axes.plot(
+            [axis.zero_position, end],
+            [height, height],
+            color=ACCOUNTED,
+            lw=5,
+            alpha=0.28,
+            solid_capstyle="butt",
+        )
         axes.plot(end, height, marker="|", ms=13, mew=2.6, color=ACCOUNTED)
     if row.measured is not None:
         for bound in (row.claim, row.accounted):
             if bound is not None and bound < row.measured:
                 ends = [axis.position_of(bound), axis.position_of(row.measured)]
                 axes.plot(ends, [height, height], color=MEASURED, lw=2.2, solid_capstyle="butt")
-        axes.plot(axis.position_of(row.measured), height, marker=">", ms=8, color=MEASURED, zorder=4)
+        axes.plot(
+            axis.position_of(row.measured), height, marker=">", ms=8, color=MEASURED, zorder=4
+        )
     if row.claim is not None:
-        axes.plot(axis.position_of(row.claim), height, marker="D", ms=7.5, mfc=PAPER, mec=CLAIM, mew=1.8, zorder=3)
+        axes.plot(
+            axis.position_of(row.claim),
+            height,
+            marker="D",
+            ms=7.5,
+            mfc=PAPER,
+            mec=CLAIM,
+            mew=1.8,
+            zorder=3,
+        )
 
 
 def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     """Only what is drawn."""
     looks: dict[str, dict[str, Any]] = {
-        "claim": {"marker": "D", "ms": 7, "mfc": PAPER, "mec": CLAIM, "mew": 1.8, "label": "claimed or stated"},
-        "accounted": {"marker": "|", "ms": 11, "mew": 2.6, "color": ACCOUNTED, "label": "proven (at most)"},
+        "claim": {
+            "marker": "D",
+            "ms": 7,
+            "mfc": PAPER,
+            "mec": CLAIM,
+            "mew": 1.8,
+            "label": "claimed or stated",
+        },
+        "accounted": {
+            "marker": "|",
+            "ms": 11,
+            "mew": 2.6,
+            "color": ACCOUNTED,
+            "label": "proven (at most)",
+        },
         "measured": {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
     }
-    drawn = (look for name, look in looks.items() if any(getattr(row, name) is not None for row in rows))
+    drawn = (
+        look for name, look in looks.items() if any(getattr(row, name) is not None for row in rows)
+    )
     return [Line2D([], [], ls="", **look) for look in drawn]
 
 
-FRONTIER_MARKS: Mapping[str, Mapping[str, Any]] = {  # beside a method's own; in the legend where they are drawn
+FRONTIER_MARKS: Mapping[
+    str, Mapping[str, Any]
+] = {  # beside a method's own; in the legend where they are drawn
     "measured": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
-    "claim": {"marker": "D", "ls": (0, (3, 2)), "ms": 9, "mfc": "none", "label": "the paper's claim"},
+    "claim": {
+        "marker": "D",
+        "ls": (0, (3, 2)),
+        "ms": 9,
+        "mfc": "none",
+        "label": "the paper's claim",
+    },
     "public": {
         "marker": "o",
         "ls": "",
@@ -486,7 +611,13 @@ FRONTIER_MARKS: Mapping[str, Mapping[str, Any]] = {  # beside a method's own; in
         "markerfacecoloralt": PAPER,
         "label": "public data",
     },
-    "trusted": {"marker": "s", "ls": "", "ms": 13, "mfc": "none", "label": "the server sees less than uploads"},
+    "trusted": {
+        "marker": "s",
+        "ls": "",
+        "ms": 13,
+        "mfc": "none",
+        "label": "the server sees less than uploads",
+    },
     "published": {"marker": "*", "ls": "", "ms": 10, "label": "published by others"},
 }
 
@@ -497,13 +628,16 @@ def draw_frontier(
     kind: str = "global",
     published: Sequence[tuple[float, float]] = (),
 ) -> Figure:
-    """Accuracy (of ``kind``) against epsilon, one mark per setting, joined per method: mean and range over seeds.
+    """Accuracy (of ``kind``) against epsilon, one mark per setting, joined per method: mean and
+    range over seeds.
 
-    Filled marks sit at the accounted epsilon, open triangles at the measured lower bound of the same setting, large open diamonds
-    on dashed lines at the paper's claim; half-filled marks stand for public data, squares round a mark for a server that sees
-    less than every upload, stars for ``published`` figures of others, (epsilon, accuracy).
-    """
-    axis = EpsilonAxis([v for p in points for v in (p.epsilon, p.measured, p.claim)] + [e for e, _ in published])
+    Filled marks sit at the accounted epsilon, open triangles at the measured lower bound of the
+    same setting, large open diamonds on dashed lines at the paper's claim; half-filled marks stand
+    for public data, squares round a mark for a server that sees less than every upload, stars for
+    ``published`` figures of others, (epsilon, accuracy)."""
+    axis = EpsilonAxis(
+        [v for p in points for v in (p.epsilon, p.measured, p.claim)] + [e for e, _ in published]
+    )
     methods = list(dict.fromkeys(p.method for p in points))
     with figure_canvas(width, 3.6 + 0.2 * len(methods)) as (figure, axes):
         for index, method in enumerate(methods):
@@ -516,14 +650,22 @@ def draw_frontier(
         axes.set_ylabel(f"accuracy ({kind})")
         axes.yaxis.set_major_formatter(PERCENT)
         values = {n: [getattr(p, n, None) for p in points] for n in FRONTIER_MARKS}
-        drawn = {n for n, found in values.items() if any(v is not None and v is not False for v in found)}
+        drawn = {
+            n for n, found in values.items() if any(v is not None and v is not False for v in found)
+        }
         drawn |= {"published"} if published else set()
-        grey = [Line2D([], [], color=MUTED, **look) for name, look in FRONTIER_MARKS.items() if name in drawn]
+        grey = [
+            Line2D([], [], color=MUTED, **look)
+            for name, look in FRONTIER_MARKS.items()
+            if name in drawn
+        ]
         figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)
     return figure
 
 
-def _draw_frontier_curve(axes: Axes, axis: EpsilonAxis, points: Sequence[FrontierPoint], index: int) -> None:
+def _draw_frontier_curve(
+    axes: Axes, axis: EpsilonAxis, points: Sequence[FrontierPoint], index: int
+) -> None:
     """The settings of one method, joined by a thin line where there are several."""
     x = [axis.position_of(p.epsilon) for p in points]
     mean = [float(np.mean(p.accuracies)) for p in points]
@@ -532,28 +674,44 @@ def _draw_frontier_curve(axes: Axes, axis: EpsilonAxis, points: Sequence[Frontie
     named: set[str] = set()
     for place, height, point in zip(x, mean, points, strict=True):
         label = point.label or point.method
-        _draw_frontier_point(axes, axis, (place, height), point, index, "" if label in named else label)
+        _draw_frontier_point(
+            axes, axis, (place, height), point, index, "" if label in named else label
+        )
         named.add(label)
 
 
 def _draw_frontier_point(
-    axes: Axes, axis: EpsilonAxis, at: tuple[float, float], point: FrontierPoint, index: int, label: str
+    axes: Axes,
+    axis: EpsilonAxis,
+    at: tuple[float, float],
+    point: FrontierPoint,
+    index: int,
+    label: str,
 ) -> None:
     place, height = at
     style = point.style or style_of(index)
     reach = [[max(height - min(point.accuracies), 0.0)], [max(max(point.accuracies) - height, 0.0)]]
-    look: dict[str, Any] = {"color": style.colour, "ls": style.dash, "marker": style.marker, "ms": 6}
+    look: dict[str, Any] = {
+        "color": style.colour,
+        "ls": style.dash,
+        "marker": style.marker,
+        "ms": 6,
+    }
     axes.errorbar([place], [height], yerr=reach, capsize=3, label=label or None, **look)
     if point.measured is not None:
         low = axis.position_of(point.measured)
         axes.plot([low, place], [height, height], color=style.colour, lw=0.8, alpha=0.6)
         _draw_frontier_mark(axes, "measured", low, height, color=style.colour, zorder=4)
     if point.public:
-        _draw_frontier_mark(axes, "public", place, height, color=style.colour, zorder=3, marker=style.marker)
+        _draw_frontier_mark(
+            axes, "public", place, height, color=style.colour, zorder=3, marker=style.marker
+        )
     if point.trusted:
         _draw_frontier_mark(axes, "trusted", place, height, color=style.colour)
     if point.claim is not None:
-        _draw_frontier_mark(axes, "claim", axis.position_of(point.claim), height, color=style.colour)
+        _draw_frontier_mark(
+            axes, "claim", axis.position_of(point.claim), height, color=style.colour
+        )
 
 
 def _draw_frontier_mark(axes: Axes, name: str, x: Any, y: Any, **look: Any) -> None:

@@ -1,4 +1,5 @@
-"""Which finding is the strongest, which claim the boldest, and the one rule of what counts as better than guessing."""
+"""Which finding is the strongest, which claim the boldest, and the one rule of what counts as
+better than guessing."""
 
 from __future__ import annotations
 
@@ -14,27 +15,36 @@ from attacks.statistics import lower_limit
 from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, WorstRecord
 from privdd.reporting.wording import format_number
 
-# The rule: the lower end of an interval lies above the chance level, and all intervals of a run hold together at 95 %:
-# the strongest of many attacks is picked by its result, so each interval is widened as Bonferroni's inequality asks for the
-# number of rates in the run. A lower bound on epsilon above 0 counts as well: it holds at a 95 % that all bounds of the run
-# share. Pictures count by the same rule where the finding says how many lie clearly above every guess for their own record;
-# that the typical picture lies above the best guess counts too, and has no interval.
+# The rule: the lower end of an interval lies above the chance level, and all intervals of a run
+# hold together at 95 %: the strongest of many attacks is picked by its result, so each interval is
+# widened as Bonferroni's inequality asks for the number of rates in the run. A lower bound on
+# epsilon above 0 counts as well: it holds at a 95 % that all bounds of the run share. Pictures
+# count by the same rule where the finding says how many lie clearly above every guess for their own
+# record; that the typical picture lies above the best guess counts too, and has no interval.
 PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstruction"})
 ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
-PICTURE_MARGIN = 0.5  # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
-EXPOSED_FPR = 0.001  # at which the most exposed records are looked for (``attacks.membership.attack``)
-ROUNDING = 1e-9  # a number is above a chance level only by more than this: both went through a transform
+# dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
+PICTURE_MARGIN = 0.5
+EXPOSED_FPR = (
+    0.001  # at which the most exposed records are looked for (``attacks.membership.attack``)
+)
+ROUNDING = (
+    1e-9  # a number is above a chance level only by more than this: both went through a transform
+)
 AUC_CHANCE = 0.5
-FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of shared features, not of pictures
+FEATURE_ATTACKS = frozenset(
+    {"known_neighbour"}
+)  # their PSNR is of shared features, not of pictures
 
 
 @dataclass(frozen=True)
 class MembershipResult:
     """The result of one membership attack at one false-positive rate.
 
-    kind: "rate", of all records; "exposed", of single records; "bound", by its lower bound on epsilon, and "ranking", by the
-    AUC: both say that members can be distinguished, at no rate (fpr 1); at: the rate of all records at ``fpr``; None where
-    the sample cannot show it.
+    kind: "rate", of all records; "exposed", of single records; "bound", by its lower bound on
+        epsilon, and "ranking", by the
+    AUC: both say that members can be distinguished, at no rate (fpr 1); at: the rate of all records
+        at ``fpr``; None where the sample cannot show it.
     """
 
     row: FindingRow
@@ -44,7 +54,8 @@ class MembershipResult:
 
     @property
     def exposed(self) -> list[WorstRecord]:
-        """The records that are identified more often than by chance at this rate; [] at any other."""
+        """The records that are identified more often than by chance at this rate; [] at any
+        other."""
         return exposed_records(self.row) if self.fpr == EXPOSED_FPR else []
 
     @property
@@ -63,23 +74,40 @@ class MembershipResult:
 
     @property
     def strength_key(self) -> tuple[bool, float, bool, float, bool, float, float]:
-        """Compared in this order: whether chance is beaten, the smaller rate, a rate of all records before single ones, the
-        share identified at it, whether a bound shows it, this bound, the AUC."""
+        """Compared in this order: whether chance is beaten, the smaller rate, a rate of all records
+        before single ones, the share identified at it, whether a bound shows it, this bound, the
+        AUC."""
         worst = self.row.worst_records if self.kind == "exposed" else None
         share = self.at.tpr if self.at and self.kind == "rate" else 0.0
         share = worst.tpr if worst else share
         bound = epsilon_bound(self.row) if self.kind == "bound" else 0.0
         auc = self.row.auc or 0.0
-        return self.beats_guessing, -self.fpr, self.kind == "rate", share, self.kind == "bound", bound, auc
+        return (
+            self.beats_guessing,
+            -self.fpr,
+            self.kind == "rate",
+            share,
+            self.kind == "bound",
+            bound,
+            auc,
+        )
 
 
 def exposes_records(row: FindingRow) -> bool:
-    """The one rule, for the records that an attack chose in one half of the replays and judged in the other: together they
-    are identified more often than by chance, and more often than they are named while they are out (Fisher's exact test)."""
-    worst, looks = row.worst_records, row._context.looks
-    if worst is None or not worst.records or not exceeds_chance(worst.tpr, worst.ci[0], EXPOSED_FPR, looks):
+    """The one rule, for the records that an attack chose in one half of the replays and judged in
+    the other: together they are identified more often than by chance, and more often than they are
+        named while they are out (Fisher's exact test)."""
+    worst = row.worst_records
+    looks = row._context.looks
+    if (
+        worst is None
+        or not worst.records
+        or not exceeds_chance(worst.tpr, worst.ci[0], EXPOSED_FPR, looks)
+    ):
         return False
-    hits, trials, wrong, out = (sum(getattr(one, name) or 0 for one in worst.records) for name in COUNTED)
+    hits, trials, wrong, out = (
+        sum(getattr(one, name) or 0 for one in worst.records) for name in COUNTED
+    )
     if not out:
         return True
     return float(hypergeom.sf(hits - 1, trials + out, hits + wrong, trials)) < ALPHA / 2 / looks
@@ -89,18 +117,23 @@ COUNTED = ("hits", "trials", "wrong", "out")  # of a record in all its replays
 
 
 def exposed_records(row: FindingRow) -> list[WorstRecord]:
-    """The single records that an attack identifies again and again, the most exposed first; [] where the rule does not hold.
+    """The single records that an attack identifies again and again, the most exposed first; []
+    where the rule does not hold.
 
-    A record's interval lies above the chance level; where none does by itself, the most exposed one carries the rule."""
+    A record's interval lies above the chance level; where none does by itself, the most exposed one
+    carries the rule."""
     if row.worst_records is None or not exposes_records(row):
         return []
     ranked = sorted(row.worst_records.records, key=lambda one: (one.ci[0], one.hits), reverse=True)
-    clear = [one for one in ranked if exceeds_chance(one.tpr, one.ci[0], EXPOSED_FPR, row._context.looks)]
+    clear = [
+        one for one in ranked if exceeds_chance(one.tpr, one.ci[0], EXPOSED_FPR, row._context.looks)
+    ]
     return clear or ranked[:1]
 
 
 def identifies_members(row: FindingRow) -> bool:
-    """The one rule, for members nearer to what was sent than non-members: the chance of so many, at its share of the error."""
+    """The one rule, for members nearer to what was sent than non-members: the chance of so many, at
+    its share of the error."""
     return row.copy_test is not None and row.copy_test.p_value < ALPHA / 2 / row._context.looks
 
 
@@ -122,20 +155,23 @@ def beats_guessing(at: TprAt, fpr: float) -> bool:
 
 
 def exceeds_chance(rate: float, low: float, chance: float, looks: int) -> bool:
-    """Whether a rate with an interval from ``low`` lies above ``chance``, at 95 % for ``looks`` rates together."""
+    """Whether a rate with an interval from ``low`` lies above ``chance``, at 95 % for ``looks``
+    rates together."""
     return simultaneous_lower_end(rate, low, looks) > chance + ROUNDING
 
 
 def simultaneous_lower_end(rate: float, low: float, looks: int) -> float:
-    """The lower end that holds at 95 % for all of ``looks`` intervals, from the one that holds for a single interval.
+    """The lower end that holds at 95 % for all of ``looks`` intervals, from the one that holds for
+    a single interval.
 
-    rate, low: in [0, 1]. The distance grows by the ratio of normal quantiles on the arcsine scale, where the variance of
-    a rate does not depend on the rate (Bartlett, 1936):
+    rate, low: in [0, 1]. The distance grows by the ratio of normal quantiles on the arcsine scale,
+        where the variance of a rate does not depend on the rate (Bartlett, 1936):
 
-        a(p) = arcsin(sqrt(p));   a(end) = a(rate) - (a(rate) - a(low)) z(ALPHA / 2 / looks) / z(ALPHA / 2).
+        a(p) = arcsin(sqrt(p));   a(end) = a(rate) - (a(rate) - a(low)) z(ALPHA / 2 / looks) /
+        z(ALPHA / 2).
 
-    The ratio is at least 1, so the end is never above ``low``: the way there and back must not round it up.
-    """
+    The ratio is at least 1, so the end is never above ``low``: the way there and back must not
+    round it up."""
     middle = _arcsine(rate)
     ratio = float(ndtri(ALPHA / 2 / looks) / ndtri(ALPHA / 2))
     end = max(middle - (middle - _arcsine(low)) * ratio, 0.0)
@@ -147,13 +183,18 @@ def _arcsine(rate: float) -> float:
 
 
 def reads_transcripts(row: FindingRow) -> bool:
-    """Whether an attack read noised sums: what it has beside the run is drawn by the mechanism's law, and no replay."""
+    """Whether an attack read noised sums: what it has beside the run is drawn by the mechanism's
+    law, and no replay."""
     return row.family == "membership" and row.adversary == "analyst"
 
 
 def has_sound_bound(row: FindingRow) -> bool:
-    """Whether a row has a lower bound on epsilon that needs no assumption on the scores' distribution."""
-    return row.epsilon_measured is not None and row.epsilon_validity not in ("gaussian_only", "curve")
+    """Whether a row has a lower bound on epsilon that needs no assumption on the scores'
+    distribution."""
+    return row.epsilon_measured is not None and row.epsilon_validity not in (
+        "gaussian_only",
+        "curve",
+    )
 
 
 def epsilon_bound(row: FindingRow) -> float:
@@ -163,7 +204,8 @@ def epsilon_bound(row: FindingRow) -> float:
 
 
 def largest_bound_finding(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The finding with the largest lower bound that needs no assumption on the scores' distribution."""
+    """The finding with the largest lower bound that needs no assumption on the scores'
+    distribution."""
     return max(filter(has_sound_bound, rows), key=epsilon_bound, default=None)
 
 
@@ -173,7 +215,8 @@ def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
 
 
 def ranked_memberships(rows: Iterable[FindingRow]) -> list[MembershipResult]:
-    """All that membership attacks show at rates which their samples can show, strongest first: the one order of all pages."""
+    """All that membership attacks show at rates which their samples can show, strongest first: the
+    one order of all pages."""
     return sorted(
         (m for row in rows if row.family == "membership" for m in _membership_results(row)),
         key=lambda m: m.strength_key,
@@ -193,22 +236,31 @@ def _membership_results(row: FindingRow) -> Iterator[MembershipResult]:
 
 
 def strongest_membership(rows: Iterable[FindingRow]) -> MembershipResult | None:
-    """The strongest of ``ranked_memberships``; rates that the sample is too small for are passed over."""
+    """The strongest of ``ranked_memberships``; rates that the sample is too small for are passed
+    over."""
     return next(iter(ranked_memberships(rows)), None)
 
 
 def blind_guess_psnr(row: FindingRow) -> float | None:
     """The PSNR in dB of the best guess that never saw the artifact, if the finding has one."""
-    return max((value for name, value in (row.baselines or {}).items() if name.startswith("psnr")), default=None)
+    return max(
+        (value for name, value in (row.baselines or {}).items() if name.startswith("psnr")),
+        default=None,
+    )
 
 
 def blind_label_rate(row: FindingRow) -> float | None:
-    """The share of labels that the best guess which never saw the artifact reads, if the finding has one."""
-    return max((v for name, v in (row.baselines or {}).items() if name.startswith("label_accuracy")), default=None)
+    """The share of labels that the best guess which never saw the artifact reads, if the finding
+    has one."""
+    return max(
+        (v for name, v in (row.baselines or {}).items() if name.startswith("label_accuracy")),
+        default=None,
+    )
 
 
 def psnr_gain(row: FindingRow) -> float:
-    """How many dB the typical picture is above the best kind of blind guess; 0 where there is none to compare with.
+    """How many dB the typical picture is above the best kind of blind guess; 0 where there is none
+    to compare with.
 
     Of medians; in files of earlier versions, which hold none, of means.
     """
@@ -219,9 +271,11 @@ def psnr_gain(row: FindingRow) -> float:
 
 
 def has_clear_pictures(row: FindingRow) -> bool:
-    """The one rule, for single pictures: more lie clearly above every guess for their own record than blind ones would,
-    or the best of them gains what the best of so many blind ones does not; each at its share of the run's 5 %."""
-    seen, each = row.pictures, ALPHA / 2 / row._context.looks
+    """The one rule, for single pictures: more lie clearly above every guess for their own record
+    than blind ones would, or the best of them gains what the best of so many blind ones does not;
+    each at its share of the run's 5 %."""
+    seen = row.pictures
+    each = ALPHA / 2 / row._context.looks
     if seen is None or seen.chance is None:
         return False
     many = is_above_chance(seen.clear / seen.n, seen.chance, seen.n, row._context.looks)
@@ -229,19 +283,24 @@ def has_clear_pictures(row: FindingRow) -> bool:
 
 
 def rebuilds_records(row: FindingRow) -> bool:
-    """The one rule, for pictures: single ones stand out, or the typical one is ``PICTURE_MARGIN`` dB above the best guess."""
+    """The one rule, for pictures: single ones stand out, or the typical one is ``PICTURE_MARGIN``
+    dB above the best guess."""
     return has_clear_pictures(row) or psnr_gain(row) >= PICTURE_MARGIN
 
 
 def strongest_reconstruction(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The reconstruction whose pictures stand out, else the one furthest above a blind guess: an average picture alone
-    can reach a high PSNR."""
+    """The reconstruction whose pictures stand out, else the one furthest above a blind guess: an
+    average picture alone can reach a high PSNR."""
     return max(filter(rebuilds_pictures, rows), key=picture_strength, default=None)
 
 
 def rebuilds_pictures(row: FindingRow) -> bool:
     """Whether a finding is of pictures, and not of shared features."""
-    return row.family in PICTURE_FAMILIES and row.psnr is not None and row.attack not in FEATURE_ATTACKS
+    return (
+        row.family in PICTURE_FAMILIES
+        and row.psnr is not None
+        and row.attack not in FEATURE_ATTACKS
+    )
 
 
 def picture_strength(row: FindingRow) -> tuple[bool, bool, float, float, float]:
@@ -250,17 +309,22 @@ def picture_strength(row: FindingRow) -> tuple[bool, bool, float, float, float]:
 
 
 def strongest_on_each_surface(rows: Iterable[FindingRow]) -> list[FindingRow]:
-    """The finding of the strongest membership attack on each surface, the strongest of all first."""
-    rows, best = list(rows), dict[str, FindingRow]()
+    """The finding of the strongest membership attack on each surface, the strongest of all
+    first."""
+    rows = list(rows)
+    best = dict[str, FindingRow]()
     for found in ranked_memberships(rows):
         best.setdefault(found.row.surface, found.row)
-    for row in sorted(rows, key=lambda one: one.auc or 0.0, reverse=True):  # whose sample shows no rate
+    for row in sorted(
+        rows, key=lambda one: one.auc or 0.0, reverse=True
+    ):  # whose sample shows no rate
         best.setdefault(row.surface, row)
     return list(best.values())
 
 
 def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -> bool:
-    """Whether ``rate`` of ``n`` tries is more than chance (Clopper and Pearson, 1934: lower end of the 95 % interval).
+    """Whether ``rate`` of ``n`` tries is more than chance (Clopper and Pearson, 1934: lower end of
+    the 95 % interval).
 
     looks: at how many such rates the run looks; the 95 % hold for all of them together.
     """
@@ -272,18 +336,23 @@ def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -
 
 def boldest_claim(claims: Iterable[ClaimRow]) -> ClaimRow | None:
     """The claim of the smallest epsilon; None where no claim gives a number."""
-    return min((c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None)
+    return min(
+        (c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None
+    )
 
 
 def limit_word(claim: ClaimRow | None, rows: Iterable[FindingRow]) -> str:
     """The word for the number of a claim: "stated" where the run is held to it, else "claimed"."""
     return (
-        "stated" if claim is not None and any(r.epsilon_stated == claim.number is not None for r in rows) else "claimed"
+        "stated"
+        if claim is not None and any(r.epsilon_stated == claim.number is not None for r in rows)
+        else "claimed"
     )
 
 
 def exceeds_claim(claim: ClaimRow | None, shown: float | None, delta: float) -> bool:
-    """Whether more was measured at ``delta`` than is claimed; a claim at a larger delta is not comparable."""
+    """Whether more was measured at ``delta`` than is claimed; a claim at a larger delta is not
+    comparable."""
     if claim is None or claim.number is None or shown is None or (claim.delta or delta) > delta:
         return False
     return shown > claim.number
@@ -295,16 +364,24 @@ def findings_measuring_claim(claim: ClaimRow, rows: Iterable[FindingRow]) -> lis
     return [r for r in mine if r.auc is not None or r.identified is not None or r.psnr is not None]
 
 
-# What works on a pool of released features works on the values that it holds: who holds these knows more.
-POOLS: Mapping[str, str] = {"shared_features": "features"}  # surface -> the one whose values it holds
+# What works on a pool of released features works on the values that it holds: who holds these knows
+# more.
+POOLS: Mapping[str, str] = {
+    "shared_features": "features"
+}  # surface -> the one whose values it holds
 READERS_OF_BROADCASTS = ("peer", "public")  # adversaries that hold what the server sends
 
 
 def filed_findings(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings filed under a surface; where client and server both send on it, those of who holds this one's messages."""
+    """The findings filed under a surface; where client and server both send on it, those of who
+    holds this one's messages."""
     senders = {other.sender for other in findings.surfaces if other.surface == row.surface}
     here = [found for found in findings.findings if found.surface == row.surface]
-    return [f for f in here if len(senders) == 1 or (f.adversary in READERS_OF_BROADCASTS) == (row.sender == "server")]
+    return [
+        f
+        for f in here
+        if len(senders) == 1 or (f.adversary in READERS_OF_BROADCASTS) == (row.sender == "server")
+    ]
 
 
 def refuting_findings(findings: Findings) -> list[FindingRow]:
@@ -313,28 +390,44 @@ def refuting_findings(findings: Findings) -> list[FindingRow]:
 
 
 def misfiled_findings(findings: Findings) -> list[FindingRow]:
-    """The findings under a surface that the run does not send: an error of this program, which no verdict may hide."""
+    """The findings under a surface that the run does not send: an error of this program, which no
+    verdict may hide."""
     sent = {row.surface for row in findings.surfaces}
     return [row for row in findings.findings if row.surface not in sent]
 
 
 def refuted_source(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
-    """Of a contradicted surface that no refuting finding is filed under: the surface which such a finding is filed under, and
-    from whose refuted messages this one was computed."""
-    if row.verdict != "contradiction" or any(found.refutes for found in filed_findings(row, findings)):
+    """Of a contradicted surface that no refuting finding is filed under: the surface which such a
+    finding is filed under, and from whose refuted messages this one was computed."""
+    if row.verdict != "contradiction" or any(
+        found.refutes for found in filed_findings(row, findings)
+    ):
         return None
-    others = [other for other in findings.surfaces if other is not row and {*row.refuted} & {*other.refuted}]
-    accused = [other for other in others if any(found.refutes for found in filed_findings(other, findings))]
+    others = [
+        other
+        for other in findings.surfaces
+        if other is not row and {*row.refuted} & {*other.refuted}
+    ]
+    accused = [
+        other for other in others if any(found.refutes for found in filed_findings(other, findings))
+    ]
     return next(iter(accused), None)
 
 
 def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings filed under a surface; of what a client sends, and of a pool of such values, the tests of the mechanisms
-    that it was computed from; of values in a pool, the attacks on the pool; of a pool whose values are refuted, all of theirs."""
+    """The findings filed under a surface; of what a client sends, and of a pool of such values, the
+    tests of the mechanisms that it was computed from; of values in a pool, the attacks on the pool;
+    of a pool whose values are refuted, all of theirs."""
     mine = filed_findings(row, findings)
-    source = next((other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None)
-    for test in (found for found in findings.findings if found.family == "guarantee" and found not in mine):
-        is_behind = row.sender == "client" and bool({*(test.message or "").split(", ")} & {*row.behind})
+    source = next(
+        (other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None
+    )
+    for test in (
+        found for found in findings.findings if found.family == "guarantee" and found not in mine
+    ):
+        is_behind = row.sender == "client" and bool(
+            {*(test.message or "").split(", ")} & {*row.behind}
+        )
         if is_behind or (source is not None and test.surface == source.surface):
             mine.append(test)
     if source is not None and row.verdict == source.verdict == "contradiction":
@@ -344,7 +437,8 @@ def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]
 
 
 SENTENCE = (
-    "No membership attack of this audit found anything that it can read in what was sent, so none has a rate. That says "
+    "No membership attack of this audit found anything that it can read in what was "
+    "sent, so none has a rate. That says "
     "nothing about what other attacks would find."
 )
 UNSCORED = "not tested: no membership attack of this audit had anything to read in it"
@@ -364,7 +458,8 @@ def unread_attacks(rows: Iterable[FindingRow]) -> tuple[list[str], list[str]]:
 
 
 def lacks_map(row: SurfaceRow, rows: Iterable[FindingRow]) -> bool:
-    """Whether membership attacks had nothing to read on a surface because the method names no map to its rows."""
+    """Whether membership attacks had nothing to read on a surface because the method names no map
+    to its rows."""
     return row.missing_hooks is not None and bool(unread_attacks(rows)[0])
 
 
@@ -375,7 +470,9 @@ def findings_without_signal(findings: Findings) -> list[FindingRow]:
 
 def has_no_signal(rows: Iterable[FindingRow]) -> bool:
     """Whether membership attacks were tried, and none of them had anything to read."""
-    tried = [row.status for row in rows if row.family == "membership" and row.status != "not_attacked"]
+    tried = [
+        row.status for row in rows if row.family == "membership" and row.status != "not_attacked"
+    ]
     return bool(tried) and set(tried) == {"nothing_to_read"}
 
 
@@ -386,6 +483,8 @@ def diverged_run_text(findings: Findings) -> tuple[str, tuple[str, ...]] | None:
         return None
     epsilon = format_number(findings.privacy.epsilon.best)
     return f"Training diverged in round {utility.diverged}: there is no model to judge.", (
-        "Its numbers are not finite, so it predicts nothing and no attack was run; a lower learning rate may help.",
-        f"The ledger still covers all that was sent (ε = {epsilon}), but nothing here was put to the test.",
+        "Its numbers are not finite, so it predicts nothing and no attack was run; a "
+        "lower learning rate may help.",
+        f"The ledger still covers all that was sent (ε = {epsilon}), but nothing here was "
+        "put to the test.",
     )

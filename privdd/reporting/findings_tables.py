@@ -1,4 +1,5 @@
-"""All findings as tables, the ledger in a few lines, the knowledge ladder of inversion attacks, and the most exposed records."""
+"""All findings as tables, the ledger in a few lines, the knowledge ladder of inversion attacks, and
+the most exposed records."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from privdd.reporting.wording import NONE, format_decibel, format_number, format
 
 @dataclass(frozen=True)
 class TableCell:
-    """A value in words, and what stands below it in small print; numeric cells are set to the right."""
+    """A value in words, and what stands below it in small print; numeric cells are set to the
+    right."""
 
     text: str = NONE
     small: str = ""
@@ -33,7 +35,8 @@ class Column:
 
 @dataclass(frozen=True)
 class FindingsTable:
-    """One question: (row, its cells) in the order of the file; columns are those that any row fills."""
+    """One question: (row, its cells) in the order of the file; columns are those that any row
+    fills."""
 
     name: str
     question: str
@@ -57,7 +60,9 @@ def findings_by_question(findings: Iterable[FindingRow]) -> list[FindingsTable]:
     made = []
     for name, question, families, columns in asked:
         mine = [row for row in rows if row.family in families]
-        kept = tuple(column for column in columns if any(column.cell(row) != TableCell() for row in mine))
+        kept = tuple(
+            column for column in columns if any(column.cell(row) != TableCell() for row in mine)
+        )
         body = tuple((row, tuple(column.cell(row) for column in kept)) for row in mine)
         made += [FindingsTable(name, question, kept, body)] if mine else []
     return made
@@ -67,7 +72,11 @@ def _tpr_cell(rates: Mapping[str, TprAt] | None, key: str) -> TableCell:
     at = (rates or {}).get(key)
     if at is None:
         return TableCell()
-    return TableCell(format_share(at.tpr), _interval_text(at.ci)) if at.resolvable else TableCell("too few")
+    return (
+        TableCell(format_share(at.tpr), _interval_text(at.ci))
+        if at.resolvable
+        else TableCell("too few")
+    )
 
 
 def _tpr_per_record_cell(row: FindingRow) -> TableCell:
@@ -78,7 +87,9 @@ def _exposure_cell(row: FindingRow) -> TableCell:
     worst = row.worst_records
     if worst is None or not worst.records:
         return TableCell()
-    return TableCell(_trials_text(worst), f"replays of {_chosen_text(row, worst)}; {_interval_text(worst.ci)}")
+    return TableCell(
+        _trials_text(worst), f"replays of {_chosen_text(row, worst)}; {_interval_text(worst.ci)}"
+    )
 
 
 def _trials_text(worst: WorstRecords) -> str:
@@ -96,7 +107,9 @@ def _epsilon_cell(row: FindingRow) -> TableCell:
     if row.epsilon_measured is None:
         return TableCell()
     gaussian = ", if scores are Gaussian" if row.epsilon_validity == "gaussian_only" else ""
-    return TableCell(format_number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian)
+    return TableCell(
+        format_number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian
+    )
 
 
 def _kappa_cell(row: FindingRow) -> TableCell:
@@ -105,7 +118,8 @@ def _kappa_cell(row: FindingRow) -> TableCell:
 
 
 def _psnr_cell(row: FindingRow) -> TableCell:
-    blind, seen = finding_selection.blind_guess_psnr(row), row.pictures
+    blind = finding_selection.blind_guess_psnr(row)
+    seen = row.pictures
     if seen is not None:
         guess = f"guess {format_decibel(seen.guess)}; mean {format_number(row.psnr)}"
         return TableCell(format_decibel(seen.median), guess)
@@ -117,12 +131,17 @@ def _clear_pictures_cell(row: FindingRow) -> TableCell:
     seen = row.pictures
     if seen is None:
         return TableCell()
-    extreme = f"furthest above its guess: {format_decibel(seen.best)}, guess {format_decibel(seen.best_guess)}"
+    extreme = (
+        f"furthest above its guess: {format_decibel(seen.best)}, guess "
+        f"{format_decibel(seen.best_guess)}"
+    )
     return TableCell(f"{seen.clear} of {seen.n}", extreme)
 
 
 def _identified_cell(row: FindingRow) -> TableCell:
-    chance = "" if row.identified_chance is None else f"chance {format_share(row.identified_chance)}"
+    chance = (
+        "" if row.identified_chance is None else f"chance {format_share(row.identified_chance)}"
+    )
     return TableCell(format_share(row.identified), chance)
 
 
@@ -148,10 +167,24 @@ TRIALS = Column("n", "trials", True, _size_cell)
 EPSILON = Column("ε", "at least", True, _epsilon_cell)
 MEMBERSHIP = (
     ATTACKER,
-    Column("AUC", "50 % is guessing", True, lambda row: TableCell(format_share(row.auc), _interval_text(row.auc_ci))),
-    Column("TPR at 0.1 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.001")),
-    Column("TPR at 1 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.01")),
-    Column("TPR at 10 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.1")),
+    Column(
+        "AUC",
+        "50 % is guessing",
+        True,
+        lambda row: TableCell(format_share(row.auc), _interval_text(row.auc_ci)),
+    ),
+    Column(
+        "TPR at 0.1 % FPR",
+        "members identified",
+        True,
+        lambda row: _tpr_cell(row.tpr_at_fpr, "0.001"),
+    ),
+    Column(
+        "TPR at 1 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.01")
+    ),
+    Column(
+        "TPR at 10 % FPR", "members identified", True, lambda row: _tpr_cell(row.tpr_at_fpr, "0.1")
+    ),
     Column("TPR at 1 % FPR for each record", "mean over records", True, _tpr_per_record_cell),
     Column("Most exposed records", "identified at 0.1 % FPR", True, _exposure_cell),
     Column("Blind AUC", "control", True, lambda row: TableCell(format_share(row.blind_auc))),
@@ -164,7 +197,12 @@ PICTURES = (
     Column("PSNR ↑", "median", True, _psnr_cell),
     Column("Clear", "3 dB above every guess", True, _clear_pictures_cell),
     Column("SSIM ↑", "", True, lambda row: TableCell(format_number(row.ssim))),
-    Column("LPIPS ↓", "", True, lambda row: TableCell(format_number(row.lpips), (row.lpips_trunk or "").split(":")[0])),
+    Column(
+        "LPIPS ↓",
+        "",
+        True,
+        lambda row: TableCell(format_number(row.lpips), (row.lpips_trunk or "").split(":")[0]),
+    ),
     Column("Identified", "right record", True, _identified_cell),
     Column("Labels", "classes right", True, _labels_cell),
     TRIALS,
@@ -183,7 +221,12 @@ GUARANTEE = (
 PLAIN = {"none": "computed from protected values only", "non_private": "no protection"}
 EXPOSED = "computed from what was sent without protection"
 PUBLIC = "reads no record"
-VISIBLE = {"server": "the server", "peer": "the other clients", "public": "anyone", "analyst": "the analyst"}
+VISIBLE = {
+    "server": "the server",
+    "peer": "the other clients",
+    "public": "anyone",
+    "analyst": "the analyst",
+}
 
 
 @dataclass
@@ -210,7 +253,10 @@ def describe_event(event: Any, depth: int = 0) -> str:
         return f"{kind.title()} noise, multiplier {_number_text(event.get('noise_multiplier'))}"
     if kind == "poisson":
         chance = _number_text(event.get("probability"))
-        return f"{describe_event(event.get('event'), depth + 1)}, records drawn with probability {chance}"
+        return (
+            f"{describe_event(event.get('event'), depth + 1)}, records drawn with probability "
+            f"{chance}"
+        )
     if kind == "repeat":
         return f"{describe_event(event.get('event'), depth + 1)}, {event.get('count')} times"
     if kind == "compose":
@@ -228,7 +274,9 @@ def _number_text(value: Any) -> str:
 def ledger_rows(ledger: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The releases in ledger.json; what is no release is passed over."""
     releases = ledger.get("releases")
-    return [row for row in releases if isinstance(row, Mapping)] if isinstance(releases, list) else []
+    return (
+        [row for row in releases if isinstance(row, Mapping)] if isinstance(releases, list) else []
+    )
 
 
 def group_releases(ledger: Mapping[str, Any]) -> list[ReleaseGroup]:
@@ -242,7 +290,8 @@ def group_releases(ledger: Mapping[str, Any]) -> list[ReleaseGroup]:
 
 def _mechanism_text(release: Mapping[str, Any], exposed: set[Any]) -> str:
     """The event in words; a computed value is as protected as what it was computed from."""
-    event, origin = release.get("event"), release.get("post_of")
+    event = release.get("event")
+    origin = release.get("post_of")
     kind = event.get("type") if isinstance(event, Mapping) else None
     parents = origin if isinstance(origin, list) else []
     if kind == "non_private" or any(isinstance(p, int) and p in exposed for p in parents):
@@ -254,14 +303,19 @@ def _mechanism_text(release: Mapping[str, Any], exposed: set[Any]) -> str:
     return EXPOSED if release.get("id") in exposed else describe_event(event)
 
 
-def _add_release(found: dict[tuple[str, ...], ReleaseGroup], release: Mapping[str, Any], exposed: set[Any]) -> None:
-    sensitivity, seen = release.get("sensitivity"), release.get("visible_to")
+def _add_release(
+    found: dict[tuple[str, ...], ReleaseGroup], release: Mapping[str, Any], exposed: set[Any]
+) -> None:
+    sensitivity = release.get("sensitivity")
+    seen = release.get("visible_to")
     key = (
         str(release.get("name", "?")),
         str(release.get("surface", "?")),
         _mechanism_text(release, exposed),
         _sensitivity_text(sensitivity),
-        ", ".join(VISIBLE.get(str(who), str(who)) for who in seen) if isinstance(seen, list) else "",
+        ", ".join(VISIBLE.get(str(who), str(who)) for who in seen)
+        if isinstance(seen, list)
+        else "",
     )
     group = found.setdefault(key, ReleaseGroup(*key))
     group.clients.add(str(release.get("client")))
@@ -301,7 +355,8 @@ class LadderStep:
 
 @dataclass(frozen=True)
 class KnowledgeLadder:
-    """All rungs of one finding, from most knowledge to least, then the class-mean guess; means over its pictures."""
+    """All rungs of one finding, from most knowledge to least, then the class-mean guess; means over
+    its pictures."""
 
     title: str
     steps: tuple[LadderStep, ...]
@@ -321,14 +376,22 @@ def _ladder_of(row: FindingRow) -> KnowledgeLadder | None:
         if isinstance(values, dict):
             numbers = (values.get(metric) for metric in METRICS)
             own.append(
-                LadderStep(RUNGS.get(name, str(name)), *(n if isinstance(n, int | float) else None for n in numbers))
+                LadderStep(
+                    RUNGS.get(name, str(name)),
+                    *(n if isinstance(n, int | float) else None for n in numbers),
+                )
             )
     # the best result of an attacker and of all who know less: whoever knows more can ignore it
-    best = [max(own[at:], key=lambda step: (step.identified or 0.0, step.psnr or 0.0)) for at in range(len(own))]
+    best = [
+        max(own[at:], key=lambda step: (step.identified or 0.0, step.psnr or 0.0))
+        for at in range(len(own))
+    ]
     steps = [replace(result, who=step.who) for result, step in zip(best, own, strict=True)]
     free = ((row.baselines or {}).get(f"{metric}_class_mean") for metric in METRICS)
     steps.append(LadderStep("never looks: the mean public image of the class", *free))
-    return KnowledgeLadder(f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", tuple(steps))
+    return KnowledgeLadder(
+        f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", tuple(steps)
+    )
 
 
 KIND = {
@@ -340,7 +403,8 @@ KIND = {
 
 @dataclass(frozen=True)
 class ExposedRecord:
-    """One record: its picture as a data URI or "", its label or "", and how often it is found, in words."""
+    """One record: its picture as a data URI or "", its label or "", and how often it is found, in
+    words."""
 
     picture: str
     name: str
@@ -359,35 +423,53 @@ class ExposedSurface:
 
 
 def most_exposed_records(record: RunRecord) -> list[ExposedSurface]:
-    """One for each surface whose strongest membership attack names its most exposed records, by its lower end."""
-    rows = [row for row in record.findings.findings if row.worst_records and row.worst_records.records]
+    """One for each surface whose strongest membership attack names its most exposed records, by its
+    lower end."""
+    rows = [
+        row for row in record.findings.findings if row.worst_records and row.worst_records.records
+    ]
     best = ((row, row.worst_records) for row in finding_selection.strongest_on_each_surface(rows))
     found = [_exposed_on_surface(record, row, worst) for row, worst in best if worst]
     return [one for one in found if one.records]
 
 
 def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords) -> ExposedSurface:
-    held, count = record.evidence(row), len(worst.records)
+    held = record.evidence(row)
+    count = len(worst.records)
     drawn = held.exposed is not None and len(held.exposed) == count
-    pictures = [png_uri(image) for image in held.exposed] if drawn and held.exposed is not None else [""] * count
+    pictures = (
+        [png_uri(image) for image in held.exposed]
+        if drawn and held.exposed is not None
+        else [""] * count
+    )
     labels = [""] * count
     if drawn and held.exposed_label is not None:
         labels = [f", class {int(label)}" for label in held.exposed_label]
-    made = sorted(zip(worst.records, pictures, labels), key=lambda one: (-one[0].ci[0], one[0].record))
+    made = sorted(
+        zip(worst.records, pictures, labels), key=lambda one: (-one[0].ci[0], one[0].record)
+    )
     shown = tuple(
-        ExposedRecord(picture, f"record {one.record}{label}", f"{one.hits} of {one.trials}", _interval_text(one.ci))
+        ExposedRecord(
+            picture,
+            f"record {one.record}{label}",
+            f"{one.hits} of {one.trials}",
+            _interval_text(one.ci),
+        )
         for one, picture, label in made
         if one.hits
     )
     together = (
-        f"{_chosen_text(row, worst)} were chosen; they are identified in {_trials_text(worst)} replays that hold them"
+        f"{_chosen_text(row, worst)} were chosen; they are identified in "
+        f"{_trials_text(worst)} replays that hold them"
     )
     return ExposedSurface(row, shown, drawn, f"{together} (95 %: {_interval_text(worst.ci)})")
 
 
 def changed_records_text(run: Run) -> str:
     """How many audited records were made hard to fit, by kind."""
-    return wording.join_names([f"{count} {KIND.get(kind, kind)}" for kind, count in (run.tail or {}).items()])
+    return wording.join_names(
+        [f"{count} {KIND.get(kind, kind)}" for kind, count in (run.tail or {}).items()]
+    )
 
 
 def hard_records_note(run: Run) -> list[str]:
@@ -395,12 +477,17 @@ def hard_records_note(run: Run) -> list[str]:
     if not run.tail:
         return []
     return [
-        f"Of the audited client's own records, this audit changed some to be hard to fit: {changed_records_text(run)}. Rates over "
-        "all records mix these with ordinary records; rates for each kind are below. The accuracy, too, is of a run with these records."
+        "Of the audited client's own records, this audit changed some to be hard to fit: "
+        f"{changed_records_text(run)}. Rates over "
+        "all records mix these with ordinary records; rates for each kind are below. The "
+        "accuracy, too, is of a run with these records."
     ]
 
 
 def rates_by_kind(record: RunRecord) -> list[tuple[FindingRow, list[tuple[str, KindRates]]]]:
-    """For the strongest attack on each surface: (kind in words, its rates), what was made hard to fit first."""
-    best = finding_selection.strongest_on_each_surface(row for row in record.findings.findings if row.by_kind)
+    """For the strongest attack on each surface: (kind in words, its rates), what was made hard to
+    fit first."""
+    best = finding_selection.strongest_on_each_surface(
+        row for row in record.findings.findings if row.by_kind
+    )
     return [(row, [(KIND.get(k, k), v) for k, v in (row.by_kind or {}).items()]) for row in best]

@@ -1,8 +1,8 @@
 """What attacks found: one wording and one rank for every family of attack.
 
-A *leak* is a result above the chance level, by the one rule of ``finding_selection``. A copy of a training record outranks
-everything, as whoever holds the release holds the record; an image that is reconstructed outranks a rate.
-"""
+A *leak* is a result above the chance level, by the one rule of ``finding_selection``. A copy of a
+training record outranks everything, as whoever holds the release holds the record; an image that is
+reconstructed outranks a rate."""
 
 from __future__ import annotations
 
@@ -16,20 +16,32 @@ from privdd.reporting.finding_selection import FEATURE_ATTACKS, MembershipResult
 from privdd.reporting.schema import FindingRow
 from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
 
-# The kinds of leak, the gravest first. "likeness": images or records that are closer to the training data than to others,
-# which only someone who holds the training data can see; "separation": members and non-members can be distinguished, at no
-# rate of false alarms.
-Kind = Literal["copy", "reconstruction", "membership", "identification", "likeness", "separation", "features", "labels"]
+# The kinds of leak, the gravest first. "likeness": images or records that are closer to the
+# training data than to others, which only someone who holds the training data can see;
+# "separation": members and non-members can be distinguished, at no rate of false alarms.
+Kind = Literal[
+    "copy",
+    "reconstruction",
+    "membership",
+    "identification",
+    "likeness",
+    "separation",
+    "features",
+    "labels",
+]
 RANKS: tuple[Kind, ...] = get_args(Kind)
 IMAGE_SURFACES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
 COPY_ATTACKS = frozenset({"copy_detection"})  # they compare a release with the training data itself
-MIN_FEATURE_GAIN = 1.0  # dB by which shared features have to become closer before noise counts as removed
+MIN_FEATURE_GAIN = (
+    1.0  # dB by which shared features have to become closer before noise counts as removed
+)
 
 
 @dataclass(frozen=True)
 class LeakResult:
-    """One result above chance. phrase, brief: a predicate, with and without intervals: "can identify ..."; for a copy a
-    whole sentence; certain: shown with an interval, at 95 % for all rates of the run."""
+    """One result above chance. phrase, brief: a predicate, with and without intervals: "can
+    identify ..."; for a copy a whole sentence; certain: shown with an interval, at 95 % for all
+    rates of the run."""
 
     row: FindingRow
     kind: Kind
@@ -40,9 +52,14 @@ class LeakResult:
 
     @property
     def _subject(self) -> str:
-        """The party that is played; of a comparison with the training data, which no party can make, the comparison."""
+        """The party that is played; of a comparison with the training data, which no party can
+        make, the comparison."""
         by_attack = self.kind == "likeness" or self.row.attack in IDENTIFIES
-        return wording.attack_title(self.row.attack) if by_attack else wording.ADVERSARY[self.row.adversary][0]
+        return (
+            wording.attack_title(self.row.attack)
+            if by_attack
+            else wording.ADVERSARY[self.row.adversary][0]
+        )
 
     @property
     def sentence(self) -> str:
@@ -53,7 +70,11 @@ class LeakResult:
     @property
     def table_phrase(self) -> str:
         """For a table of artifacts: "LiRA can ..."."""
-        return self.brief if self.kind == "copy" else f"{wording.attack_title(self.row.attack)} {self.brief}"
+        return (
+            self.brief
+            if self.kind == "copy"
+            else f"{wording.attack_title(self.row.attack)} {self.brief}"
+        )
 
     @property
     def first_sentence(self) -> str:
@@ -72,7 +93,8 @@ class LeakResult:
 
 
 def rank_leaks(rows: Iterable[FindingRow]) -> list[LeakResult]:
-    """The strongest leak of each kind, the gravest kind first; [] where nothing was shown to beat chance."""
+    """The strongest leak of each kind, the gravest kind first; [] where nothing was shown to beat
+    chance."""
     given = list(rows)
     found = [leak for read in READERS for leak in read(given)]
     best: dict[tuple[Kind, str], LeakResult] = {}
@@ -99,9 +121,10 @@ def item_name(row: FindingRow, count: int = 2) -> str:
 
 @dataclass(frozen=True)
 class CopyCount:
-    """exact, near: of ``released`` records, how many equal a training record, and how many are nearer to one than any
-    held-out record is; control: the same two together, with training and held-out records exchanged; chance: of a record
-    near one of either, that it is a training record: their share of both."""
+    """exact, near: of ``released`` records, how many equal a training record, and how many are
+    nearer to one than any held-out record is; control: the same two together, with training and
+    held-out records exchanged; chance: of a record near one of either, that it is a training
+    record: their share of both."""
 
     released: int
     exact: int
@@ -117,10 +140,15 @@ def copy_count(row: FindingRow) -> CopyCount | None:
         return None
     exact = int(known["exact_copies"])
     control = int(known.get("near_copies_of_heldout", 0))
-    training, heldout = int(known.get("training", 1)), int(known.get("heldout", 1))
+    training = int(known.get("training", 1))
+    heldout = int(known.get("heldout", 1))
     chance = training / max(1, training + heldout)
     return CopyCount(
-        int(known.get("released", row.n or 0)), exact, int(known.get("near_copies", exact)), control, chance
+        int(known.get("released", row.n or 0)),
+        exact,
+        int(known.get("near_copies", exact)),
+        control,
+        chance,
     )
 
 
@@ -134,16 +162,19 @@ def _copy_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
         item = item_name(row, count.released)
         verb = "is a training" if copies == 1 else "are training"
         how = "exactly" if count.exact == copies else f"{count.exact} exactly, the others nearly"
-        said = f"{copies} of {count.released} released {item} {verb} {item_name(row, copies)} ({how})"
+        said = (
+            f"{copies} of {count.released} released {item} {verb} {item_name(row, copies)} ({how})"
+        )
         found.append(LeakResult(row, "copy", said, said, strength=copies / max(count.released, 1)))
     return found
 
 
 def _is_copying(row: FindingRow, count: CopyCount) -> bool:
-    """An image that equals a training image is a copy by itself; else more copies of training records than of held-out ones.
+    """An image that equals a training image is a copy by itself; else more copies of training
+    records than of held-out ones.
 
-    Without copying each is as likely near any of the n training and m held-out records: of all, the copies are
-    Binomial(copies + control, n / (n + m)).
+    Without copying each is as likely near any of the n training and m held-out records: of all, the
+    copies are Binomial(copies + control, n / (n + m)).
     """
     if row.surface in IMAGE_SURFACES and count.exact > count.control:
         return True
@@ -156,25 +187,34 @@ def _is_copying(row: FindingRow, count: CopyCount) -> bool:
 
 
 def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
-    """A membership attack's result as a predicate: the one wording of decision, table, sentence and card.
+    """A membership attack's result as a predicate: the one wording of decision, table, sentence and
+    card.
 
     brief: without intervals and single records.
     """
     row = best.row
     if not best.beats_guessing:
-        return f"was not shown to identify more members than chance at {one_in(best.fpr)} false alarms"
+        return (
+            f"was not shown to identify more members than chance at {one_in(best.fpr)} false alarms"
+        )
     if best.kind == "bound":
         bound = format_number(finding_selection.epsilon_bound(row))
         return f"can distinguish training records from non-members (ε of at least {bound})"
     if best.kind == "ranking":
-        return f"can distinguish training records from non-members more often than chance{_auc_note(row, ' (')})"
+        return (
+            "can distinguish training records from non-members more often than "
+            f"chance{_auc_note(row, ' (')})"
+        )
     single = _exposed_phrase(best, brief)
     if best.kind == "exposed" or best.at is None:
         tail = "" if brief else _average_note(best)
         return f"can identify {single} at {one_in(best.fpr)} false alarms{tail}"
     interval = "" if brief else _interval_note(best.at.ci)
     also = f"; again and again {single.rstrip(',')}" if single else ""
-    return f"can identify {format_share(best.at.tpr)} of the training records at {one_in(best.fpr)} false alarms{interval}{also}"
+    return (
+        f"can identify {format_share(best.at.tpr)} of the training records at "
+        f"{one_in(best.fpr)} false alarms{interval}{also}"
+    )
 
 
 def _auc_note(row: FindingRow, before: str) -> str:
@@ -182,19 +222,26 @@ def _auc_note(row: FindingRow, before: str) -> str:
 
 
 def _exposed_phrase(best: MembershipResult, brief: bool) -> str:
-    """The single records as a count: "2 of 117 records, one of them in 28 of the 35 replays that hold it"; "" for none."""
+    """The single records as a count: "2 of 117 records, one of them in 28 of the 35 replays that
+    hold it"; "" for none."""
     records = best.exposed
     if not records:
         return ""
     said = f"{len(records)} of {best.row.n} records"
     top = records[0]
     which = "" if len(records) == 1 else "one of them "
-    return said if brief else f"{said}, {which}in {top.hits} of the {top.trials} replays that hold it,"
+    return (
+        said if brief else f"{said}, {which}in {top.hits} of the {top.trials} replays that hold it,"
+    )
 
 
 def _average_note(best: MembershipResult) -> str:
     ranks = finding_selection.ranks_members(best.row)
-    also = f", yet it can distinguish them from non-members{_auc_note(best.row, ' (')})" if ranks else ""
+    also = (
+        f", yet it can distinguish them from non-members{_auc_note(best.row, ' (')})"
+        if ranks
+        else ""
+    )
     return f"; of all records it was not shown to identify more than chance{also}"
 
 
@@ -207,20 +254,27 @@ def _membership_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     if best is None or not best.beats_guessing:
         return []
     kind: Kind = "membership" if best.kind in ("rate", "exposed") else "separation"
-    return [LeakResult(best.row, kind, membership_phrase(best), membership_phrase(best, brief=True))]
+    return [
+        LeakResult(best.row, kind, membership_phrase(best), membership_phrase(best, brief=True))
+    ]
 
 
 def nearest_phrase(row: FindingRow) -> str:
-    """All members that were identified by the nearest row that was sent, as a predicate with both denominators."""
+    """All members that were identified by the nearest row that was sent, as a predicate with both
+    denominators."""
     test = row.copy_test
     if test is None or not finding_selection.identifies_members(row):
         return "was not shown to identify more members than chance by the nearest row that was sent"
-    said = f"can identify {test.identified} of {test.members} training records, and wrongly {test.false_alarms} of"
+    said = (
+        f"can identify {test.identified} of {test.members} training records, and wrongly "
+        f"{test.false_alarms} of"
+    )
     return f"{said} {test.nonmembers} non-members, by what was sent nearly as it is"
 
 
 def _nearest_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    """Stronger than any rate over the audited records: of all records of the run, by a test that is exact."""
+    """Stronger than any rate over the audited records: of all records of the run, by a test that is
+    exact."""
     found = []
     for row in rows:
         if row.copy_test is not None and finding_selection.identifies_members(row):
@@ -234,18 +288,30 @@ def _nearest_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
 
 
 def picture_phrase(row: FindingRow, brief: bool = False) -> str:
-    """A reconstruction's result as a predicate: the one wording of decision, table, sentence and card. brief: for the table."""
-    seen, closer = row.pictures, finding_selection.rebuilds_records(row)
+    """A reconstruction's result as a predicate: the one wording of decision, table, sentence and
+    card. brief: for the table."""
+    seen = row.pictures
+    closer = finding_selection.rebuilds_records(row)
     can, cannot, guess, closer_than = _picture_words(row)
-    if seen is None:  # means alone: of shared features, or of an attack that brings no guess for each image
+    if (
+        seen is None
+    ):  # means alone: of shared features, or of an attack that brings no guess for each image
         base = finding_selection.blind_guess_psnr(row)
         known = f" ({guess} {format_number(base)} dB)" if base is not None else ""
         of = f"{format_number(row.psnr)} dB on average{f' of {row.n}' if row.n else ''}{known}"
         return f"{can} images at {of}" if closer or base is None else f"{cannot}: {of}"
-    typical = f"{format_decibel(seen.median)}, the median of {seen.n} ({guess} {format_decibel(seen.guess)})"
-    typical = f"a median of {format_decibel(seen.median)} ({guess} {format_decibel(seen.guess)})" if brief else typical
+    typical = (
+        f"{format_decibel(seen.median)}, the median of {seen.n} ({guess} "
+        f"{format_decibel(seen.guess)})"
+    )
+    typical = (
+        f"a median of {format_decibel(seen.median)} ({guess} {format_decibel(seen.guess)})"
+        if brief
+        else typical
+    )
     extreme = (
-        f"the one furthest above its guess at {format_decibel(seen.best)} (guess {format_decibel(seen.best_guess)})"
+        f"the one furthest above its guess at {format_decibel(seen.best)} (guess "
+        f"{format_decibel(seen.best_guess)})"
     )
     single = f"{can} {seen.clear} of {seen.n} {closer_than}, {extreme}"
     every = "" if brief else f"; all: {typical}"
@@ -257,18 +323,29 @@ def picture_phrase(row: FindingRow, brief: bool = False) -> str:
         return f"{can} {images}: {typical}{clear}"
     if not seen.clear:
         return f"{cannot}: {typical}"
-    return f"{cannot}: {seen.clear} of {seen.n} are, too few to distinguish from chance, {extreme}{every}"
+    return (
+        f"{cannot}: {seen.clear} of {seen.n} are, too few to distinguish from chance, "
+        f"{extreme}{every}"
+    )
 
 
 def _picture_words(row: FindingRow) -> tuple[str, str, str, str]:
-    """(what the attack can do, what it was not shown to do, the name of the guess, which single images count): copies are
-    compared with held-out records."""
+    """(what the attack can do, what it was not shown to do, the name of the guess, which single
+    images count): copies are compared with held-out records."""
     if row.attack in COPY_ATTACKS:
-        near = "was not shown to find released images clearly closer to training images than held-out ones are"
+        near = (
+            "was not shown to find released images clearly closer to training images than "
+            "held-out ones are"
+        )
         which = "released images clearly closer to a training image than every held-out one is"
         return "finds", near, "nearest held-out", which
     cannot = "was not shown to reconstruct images clearly closer than a guess"
-    return "can reconstruct", cannot, "best guess without it", "images clearly closer than every guess"
+    return (
+        "can reconstruct",
+        cannot,
+        "best guess without it",
+        "images clearly closer than every guess",
+    )
 
 
 def _picture_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
@@ -279,24 +356,33 @@ def _picture_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
         best = finding_selection.strongest_reconstruction(mine)
         if best is not None and finding_selection.rebuilds_records(best):
             certain = any(map(finding_selection.has_clear_pictures, mine))
-            found.append(LeakResult(best, kind, picture_phrase(best), picture_phrase(best, brief=True), certain))
+            found.append(
+                LeakResult(
+                    best, kind, picture_phrase(best), picture_phrase(best, brief=True), certain
+                )
+            )
     return found
 
 
-# Identification: singling out, linkability, inference, and matching what is held to the right record.
+# Identification: singling out, linkability, inference, and matching what is held to the right
+# record.
 
 # attack -> the predicate; {hits} of {n}, {rate} by chance
 IDENTIFIES: Mapping[str, str] = {
-    "singling_out": "singles out a training record with {hits} of {n} predicates (on held-out records {chance})",
+    "singling_out": "singles out a training record with {hits} of {n} predicates (on held-out records "
+    "{chance})",
     "linkability": "links the two halves of {hits} of {n} training records (of held-out ones {chance})",
-    "inference": "infers the hidden column of {hits} of {n} training records (of held-out ones {chance})",
-    "copy_detection": "finds {hits} of {n} released {items} nearer to a training {item} than to any held-out one (chance {chance})",
+    "inference": "infers the hidden column of {hits} of {n} training records (of held-out ones "
+    "{chance})",
+    "copy_detection": "finds {hits} of {n} released {items} nearer to a training {item} than to any "
+    "held-out one (chance {chance})",
 }
 MATCHES = "can match {hits} of {n} reconstructions to the right record (chance {chance})"
 
 
 def identification_phrase(row: FindingRow) -> str:
-    """How many a finding identifies, as a predicate with its denominator. row: one with identified, identified_chance and n."""
+    """How many a finding identifies, as a predicate with its denominator. row: one with identified,
+    identified_chance and n."""
     hits = round((row.identified or 0.0) * (row.n or 0))
     items = {"item": item_name(row, 1), "items": item_name(row)}
     text = IDENTIFIES.get(row.attack, MATCHES)
@@ -306,8 +392,13 @@ def identification_phrase(row: FindingRow) -> str:
 def _identification_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     found = []
     for row in rows:
-        hit, chance = row.identified, row.identified_chance
-        if hit is None or chance is None or not is_above_chance(hit, chance, row.n, row._context.looks):
+        hit = row.identified
+        chance = row.identified_chance
+        if (
+            hit is None
+            or chance is None
+            or not is_above_chance(hit, chance, row.n, row._context.looks)
+        ):
             continue
         said = identification_phrase(row)
         found.append(LeakResult(row, "identification", said, said, strength=hit - chance))
@@ -322,7 +413,9 @@ def _feature_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
     for row in rows:
         if removes_noise(row):
             said = feature_phrase(row)
-            found.append(LeakResult(row, "features", said, said, certain=False, strength=row.psnr or 0.0))
+            found.append(
+                LeakResult(row, "features", said, said, certain=False, strength=row.psnr or 0.0)
+            )
     return found
 
 
@@ -341,11 +434,14 @@ def _released_psnr(row: FindingRow) -> float:
 
 def removes_noise(row: FindingRow) -> bool:
     """Whether shared features are closer after the attack than as they were released."""
-    return row.attack in FEATURE_ATTACKS and (row.psnr or 0.0) > _released_psnr(row) + MIN_FEATURE_GAIN
+    return (
+        row.attack in FEATURE_ATTACKS and (row.psnr or 0.0) > _released_psnr(row) + MIN_FEATURE_GAIN
+    )
 
 
 def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, float]]:
-    """(finding, share of labels read, share that guessing reads or 0 where that is not known), of attacks on labels."""
+    """(finding, share of labels read, share that guessing reads or 0 where that is not known), of
+    attacks on labels."""
     return [
         (r, r.label_accuracy, finding_selection.blind_label_rate(r) or 0.0)
         for r in rows
@@ -358,7 +454,10 @@ def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
     guess = f" (guessing {format_share(chance)})" if chance else ""
     if rate == 1:
         return f"can read exactly how many records of each class the client holds{guess}"
-    return f"can read the classes of {round(rate * (row.n or 0))} of the client's {row.n} records{guess}"
+    return (
+        f"can read the classes of {round(rate * (row.n or 0))} of the client's {row.n} "
+        f"records{guess}"
+    )
 
 
 def _label_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:

@@ -10,7 +10,11 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privdd.reporting import figures, wording
-from privdd.reporting.finding_selection import boldest_claim, measured_epsilon, strongest_on_each_surface
+from privdd.reporting.finding_selection import (
+    boldest_claim,
+    measured_epsilon,
+    strongest_on_each_surface,
+)
 from privdd.reporting.findings_tables import knowledge_ladders
 from privdd.reporting.page import plot_epsilons, roc_line_of
 from privdd.reporting.run_record import RunRecord
@@ -26,7 +30,8 @@ SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n
 
 
 def finding_rows(findings: Findings) -> list[dict[str, Any]]:
-    """One mapping per finding, its columns of plain values; what does not apply to any finding has no column."""
+    """One mapping per finding, its columns of plain values; what does not apply to any finding has
+    no column."""
     made = [_finding_row(row) for row in findings.findings]
     kept = list(dict.fromkeys(key for row in made for key in row))
     return [{name: row.get(name) for name in kept} for row in made]
@@ -52,13 +57,16 @@ def to_frame(findings: Findings) -> pandas.DataFrame:
 
 
 def to_html(findings: Findings) -> str:
-    """A short view for notebooks: verdict, epsilon, what its noise allows, a line for every finding. All text is escaped."""
-    privacy, made = findings.privacy, finding_rows(findings)
+    """A short view for notebooks: verdict, epsilon, what its noise allows, a line for every
+    finding. All text is escaped."""
+    privacy = findings.privacy
+    made = finding_rows(findings)
     columns = [name for name in SHOWN if any(row.get(name) is not None for row in made)]
     head = _join_elements("th", (name.replace("_", " ") for name in columns))
     lines = (_join_elements("td", (_cell_text(row.get(name)) for name in columns)) for row in made)
     text = Markup(
-        "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, {})</p>{}<table><tr>{}</tr>{}</table>"
+        "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, "
+        "{})</p>{}<table><tr>{}</tr>{}</table>"
     ).format(
         findings.run.algo,
         findings.run.data,
@@ -87,8 +95,9 @@ def _cell_text(value: Any) -> str:
 def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
     """One drawing of a run.
 
-    kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown; frontier = the
-    run's accuracy at its epsilon (``privdd.api.frontier`` draws several runs); ladder = what attackers rebuild who know
+    kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown;
+        frontier = the run's accuracy at its epsilon (``privdd.api.frontier`` draws several runs);
+        ladder = what attackers rebuild who know
     less and less. Raises ValueError where there is nothing to draw.
     """
     if kind not in get_args(Kind):
@@ -107,9 +116,17 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
 
 
 def _draw_roc(record: RunRecord) -> Figure:
-    best = strongest_on_each_surface(r for r in record.findings.findings if r.family == "membership")
-    named = ((f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", row) for row in best)
-    lines = [line for label, row in named if (line := roc_line_of(label, record.evidence(row))) is not None]
+    best = strongest_on_each_surface(
+        r for r in record.findings.findings if r.family == "membership"
+    )
+    named = (
+        (f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", row) for row in best
+    )
+    lines = [
+        line
+        for label, row in named
+        if (line := roc_line_of(label, record.evidence(row))) is not None
+    ]
     if not lines:
         raise ValueError("kind='roc': no membership attack of this run left scores")
     return figures.draw_roc(lines)
@@ -118,18 +135,27 @@ def _draw_roc(record: RunRecord) -> Figure:
 def _draw_frontier(findings: Findings) -> Figure:
     if findings.utility is None or findings.utility.diverged is not None:
         raise ValueError("kind='frontier': this run has no accuracy")
-    claim, shown = boldest_claim(findings.privacy.claims), measured_epsilon(findings.findings)
+    claim = boldest_claim(findings.privacy.claims)
+    shown = measured_epsilon(findings.findings)
     stated = claim.number if claim else None
     accuracies = (findings.utility.accuracy,)
-    point = figures.FrontierPoint(findings.run.algo, findings.privacy.epsilon.best, accuracies, shown, stated)
+    point = figures.FrontierPoint(
+        findings.run.algo, findings.privacy.epsilon.best, accuracies, shown, stated
+    )
     return figures.draw_frontier([point])
 
 
 def _draw_ladder(findings: Findings) -> Figure:
-    found = [ladder for ladder in knowledge_ladders(findings) if any(step.psnr is not None for step in ladder.steps)]
+    found = [
+        ladder
+        for ladder in knowledge_ladders(findings)
+        if any(step.psnr is not None for step in ladder.steps)
+    ]
     if not found:
         raise ValueError("kind='ladder': no inversion of this run has one")
-    made = figures.Drawing(figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained")
+    made = figures.Drawing(
+        figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained"
+    )
     for axes, one in zip(made.subplots(len(found), squeeze=False)[:, 0], found):
         axes.barh([step.who for step in one.steps], [step.psnr or 0.0 for step in one.steps])
         axes.invert_yaxis()

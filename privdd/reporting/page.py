@@ -18,11 +18,24 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from attacks.machine import BARE_VARIABLE, is_bare
-from privdd.reporting import decision, figures, finding_selection, findings_tables, leaks, summary, wording
+from privdd.reporting import (
+    decision,
+    figures,
+    finding_selection,
+    findings_tables,
+    leaks,
+    summary,
+    wording,
+)
 from privdd.reporting.decision import audit_signature, decide_surfaces, encode_card, sample_banner
 from privdd.reporting.export import privacy_terms
 from privdd.reporting.finding_selection import findings_without_signal
-from privdd.reporting.run_record import RunRecord, StoredEvidence, read_run_record, reproduction_recipe
+from privdd.reporting.run_record import (
+    RunRecord,
+    StoredEvidence,
+    read_run_record,
+    reproduction_recipe,
+)
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.wording import format_decibel, format_number, format_share
 from privdd.runtime.files import write_bytes
@@ -34,7 +47,8 @@ PAIRS = 8  # pictures shown of one attack
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing it."""
+    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing
+    it."""
 
     name: str
     title: str
@@ -53,7 +67,8 @@ class Plot:
 
 
 def add_terms(drawn: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
-    """The same figures with the data and the terms of every epsilon above them, for whoever sees a figure alone."""
+    """The same figures with the data and the terms of every epsilon above them, for whoever sees a
+    figure alone."""
     terms: dict[str, None] = {}
     for found in runs:
         delta, unit, relation = privacy_terms(found.privacy)
@@ -86,13 +101,19 @@ class PictureAlbum:
 
     @property
     def typical(self) -> str:
-        """The finding's summary of all its pictures: medians, or means in files of earlier versions and for features."""
-        seen, base = self.row.pictures, finding_selection.blind_guess_psnr(self.row)
+        """The finding's summary of all its pictures: medians, or means in files of earlier versions
+        and for features."""
+        seen = self.row.pictures
+        base = finding_selection.blind_guess_psnr(self.row)
         guess = seen.guess if seen else base
         mean = f"mean {format_decibel(self.row.psnr or 0.0)}"
         said = f"median {format_decibel(seen.median)}" if seen else mean
         said += f" of {self.row.n}" if self.row.n is not None and self.row.n != self.total else ""
-        return said if guess is None else f"{said}; the best guess without it reaches {format_decibel(guess)}"
+        return (
+            said
+            if guess is None
+            else f"{said}; the best guess without it reaches {format_decibel(guess)}"
+        )
 
     @property
     def when(self) -> str:
@@ -134,25 +155,44 @@ def make_slug(text: str) -> str:
 
 
 def roc_line_of(label: str, evidence: StoredEvidence) -> figures.RocLine | None:
-    """The attack's curve with its blind control, or None where the evidence has no two-sided scores."""
+    """The attack's curve with its blind control, or None where the evidence has no two-sided
+    scores."""
     if not evidence.has_curve or evidence.scores is None or evidence.members is None:
         return None
     alike = evidence.cluster_labels
-    blind = figures.step_curve(evidence.blind, evidence.members, clusters=alike) if evidence.blind is not None else None
-    return figures.RocLine(label, figures.step_curve(evidence.scores, evidence.members, clusters=alike), blind)
+    blind = (
+        figures.step_curve(evidence.blind, evidence.members, clusters=alike)
+        if evidence.blind is not None
+        else None
+    )
+    return figures.RocLine(
+        label, figures.step_curve(evidence.scores, evidence.members, clusters=alike), blind
+    )
 
 
 def plot_rocs(record: RunRecord) -> list[Plot]:
-    """One panel for each surface with a membership attack: its strongest attack, band and control."""
+    """One panel for each surface with a membership attack: its strongest attack, band and
+    control."""
     rows = (row for row in record.findings.findings if row.family == "membership")
     plots = []
     for row in finding_selection.strongest_on_each_surface(rows):
-        if (line := roc_line_of(wording.attack_title(row.attack), record.evidence(row))) is not None:
-            points, title = line.curve, wording.surface_title(row)
+        if (
+            line := roc_line_of(wording.attack_title(row.attack), record.evidence(row))
+        ) is not None:
+            points = line.curve
+            title = wording.surface_title(row)
             counts = f"{points.members} members, {points.outsiders} outsiders"
             caption = f"{line.label}: AUC {format_share(points.auc)}, {counts}."
             alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-            plots.append(Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figures.draw_roc([line], 4.2)))
+            plots.append(
+                Plot(
+                    f"roc-{make_slug(row.surface)}",
+                    title,
+                    caption,
+                    alt,
+                    figures.draw_roc([line], 4.2),
+                )
+            )
     return plots
 
 
@@ -161,11 +201,14 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
     evidence = record.evidence(row)
     if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
         return None
-    real, rebuilt = evidence.real, evidence.reconstructed
+    real = evidence.real
+    rebuilt = evidence.reconstructed
     quality = figures.psnr_of_arrays(real, rebuilt)
     order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
     pairs = (
-        PicturePair(figures.png_uri(real[i]), figures.png_uri(rebuilt[i]), format_decibel(float(quality[i])))
+        PicturePair(
+            figures.png_uri(real[i]), figures.png_uri(rebuilt[i]), format_decibel(float(quality[i]))
+        )
         for i in order
     )
     return PictureAlbum(owner, row, tuple(pairs), len(real), real, rebuilt)
@@ -173,7 +216,9 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
 
 def picture_albums(record: RunRecord) -> list[PictureAlbum]:
     """Every attack's pictures, those furthest above a blind guess first."""
-    rows = (row for row in record.findings.findings if row.family in finding_selection.PICTURE_FAMILIES)
+    rows = (
+        row for row in record.findings.findings if row.family in finding_selection.PICTURE_FAMILIES
+    )
     ranked = sorted(rows, key=finding_selection.picture_strength, reverse=True)
     found = (picture_album(record.findings.run.algo, record, row) for row in ranked)
     return [one for one in found if one is not None]
@@ -184,9 +229,15 @@ def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
     findings = record.findings
     claim = finding_selection.boldest_claim(findings.privacy.claims)
     shown = finding_selection.measured_epsilon(findings.findings)
-    rows = [figures.StripRow("whole run", claim.number if claim else None, findings.privacy.epsilon.best, shown)]
+    rows = [
+        figures.StripRow(
+            "whole run", claim.number if claim else None, findings.privacy.epsilon.best, shown
+        )
+    ]
     for line in summary.surface_lines(findings):
-        stated = line.stated if line.stated != line.accounted else None  # a separate claim repeats no accountant
+        stated = (
+            line.stated if line.stated != line.accounted else None
+        )  # a separate claim repeats no accountant
         rows.append(figures.StripRow(line.title.lower(), stated, line.accounted, line.measured))
     return rows
 
@@ -194,15 +245,23 @@ def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
 def plot_epsilons(record: RunRecord) -> Plot:
     rows = epsilon_rows(record)
     said = "; ".join(
-        f"{r.label}: claimed or stated {format_number(r.claim)}, at most {format_number(r.accounted)}, "
+        f"{r.label}: claimed or stated {format_number(r.claim)}, at most "
+        f"{format_number(r.accounted)}, "
         f"at least {format_number(r.measured)}"
         for r in rows
     )
     caption = (
-        "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown for the "
+        "An arrow to the right of a stated or proven bound contradicts it. A paper's "
+        "claim, shown for the "
         "whole run, may speak of only a part of what was sent."
     )
-    return Plot("epsilon", "Claimed, proven, shown", caption, f"Epsilon: {said}.", figures.draw_epsilon_strip(rows))
+    return Plot(
+        "epsilon",
+        "Claimed, proven, shown",
+        caption,
+        f"Epsilon: {said}.",
+        figures.draw_epsilon_strip(rows),
+    )
 
 
 def plot_accuracy(
@@ -213,13 +272,25 @@ def plot_accuracy(
     known = [
         (label, u.diverged, u.accuracy_by_round[: u.diverged]) for label, u in used if u
     ]  # while there was a model
-    series = {label if gone is None else f"{label}{DIVERGED}": values for label, gone, values in known if values}
+    series = {
+        label if gone is None else f"{label}{DIVERGED}": values
+        for label, gone, values in known
+        if values
+    }
     if not series:
         return None
-    alt = "Accuracy by round. " + "; ".join(f"{k}: ends at {format_share(v[-1])}" for k, v in series.items())
+    alt = "Accuracy by round. " + "; ".join(
+        f"{k}: ends at {format_share(v[-1])}" for k, v in series.items()
+    )
     caption = "On test records, after each round."
-    looks = {name: style for name in series if (style := (styles or {}).get(name.removesuffix(DIVERGED))) is not None}
-    return Plot("accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series, styles=looks))
+    looks = {
+        name: style
+        for name in series
+        if (style := (styles or {}).get(name.removesuffix(DIVERGED))) is not None
+    }
+    return Plot(
+        "accuracy", "Accuracy by round", caption, alt, figures.draw_accuracy(series, styles=looks)
+    )
 
 
 def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbum]) -> str:
@@ -227,7 +298,8 @@ def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbu
     findings = record.findings
     picture = finding_selection.strongest_reconstruction(findings.findings)
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    shown, named = finding_selection.measured_epsilon(findings.findings), {plot.name: plot for plot in drawn}
+    shown = finding_selection.measured_epsilon(findings.findings)
+    named = {plot.name: plot for plot in drawn}
     made = decide_surfaces(findings, record.ledger)
     return (
         template_environment()
@@ -271,7 +343,9 @@ def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbu
             ],
             exposed=findings_tables.most_exposed_records(record),
             kinds=findings_tables.rates_by_kind(record),
-            noise=wording.noise_source_text(findings.privacy.noise) if findings.privacy.noise else "",
+            noise=wording.noise_source_text(findings.privacy.noise)
+            if findings.privacy.noise
+            else "",
             risks=decision.answer_risks(findings),
             attack_kinds=decision.attack_kinds_tried(findings),
             controls=decision.security_controls(findings),
@@ -287,13 +361,17 @@ def draw_report(record: RunRecord) -> list[Plot]:
     return add_terms(drawn, [record.findings])
 
 
-def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record) -> Path:
-    """``report.html``, ``card.json`` and ``figures/*.svg|png|pdf`` inside a run folder; returns the page's path.
+def write_report(
+    run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record
+) -> Path:
+    """``report.html``, ``card.json`` and ``figures/*.svg|png|pdf`` inside a run folder; returns the
+    page's path.
 
-    read: how the folder is opened. Raises DamagedRun (one line) on a folder that is no finished, undamaged run.
-    """
+    read: how the folder is opened. Raises DamagedRun (one line) on a folder that is no finished,
+        undamaged run."""
     record = read(run_dir)
-    drawn, albums = draw_report(record), picture_albums(record)
+    drawn = draw_report(record)
+    albums = picture_albums(record)
     page = record.path / "report.html"
     write_bytes(page, render_report(record, drawn, albums).encode(errors="replace"))
     write_bytes(record.path / CARD, encode_card(record))
@@ -301,16 +379,31 @@ def write_report(run_dir: Path | str, read: Callable[[Path | str], RunRecord] = 
     for plot in drawn:
         figures.save_figure(plot.figure, plot.drawing, folder, plot.name)
     for album in albums:
-        album.save(folder, make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}"))
+        album.save(
+            folder, make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}")
+        )
     return page
 
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "microsoft-edge")
+BROWSERS = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+    "microsoft-edge",
+)
 # Nothing is asked of any network: the page loads nothing, and the browser's own errands are off.
 FLAGS = (
-    "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--disable-extensions",
-)  # fmt: skip
+    "--headless",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-extensions",
+)
 PATIENCE = 300  # seconds
 
 
@@ -319,7 +412,8 @@ class NoBrowser(OSError):
 
 
 def find_browser() -> str:
-    """The command of the first Chromium relative on the PATH, or what ``PRIVDD_BROWSER`` names. Raises NoBrowser."""
+    """The command of the first Chromium relative on the PATH, or what ``PRIVDD_BROWSER`` names.
+    Raises NoBrowser."""
     named = os.environ.get("PRIVDD_BROWSER")
     if named:
         searched: tuple[str, ...] = (named,)
@@ -333,13 +427,22 @@ def find_browser() -> str:
     for name in searched:
         if path := shutil.which(name):
             return path
-    raise NoBrowser(f"a PDF needs a browser, and {missing}; or open the page in any browser and print it")
+    raise NoBrowser(
+        f"a PDF needs a browser, and {missing}; or open the page in any browser and print it"
+    )
 
 
 def browser_command(profile: Path | str) -> list[str]:
     """A browser without a window and with a new, empty profile folder. Raises NoBrowser."""
-    root = hasattr(os, "geteuid") and os.geteuid() == 0  # as root, which containers run as, it has no sandbox
-    return [find_browser(), *FLAGS, *(["--no-sandbox"] if root else []), f"--user-data-dir={profile}"]
+    root = (
+        hasattr(os, "geteuid") and os.geteuid() == 0
+    )  # as root, which containers run as, it has no sandbox
+    return [
+        find_browser(),
+        *FLAGS,
+        *(["--no-sandbox"] if root else []),
+        f"--user-data-dir={profile}",
+    ]
 
 
 def print_pdf(page: Path) -> Path:
@@ -347,14 +450,22 @@ def print_pdf(page: Path) -> Path:
     made = page.with_suffix(".pdf")
     with tempfile.TemporaryDirectory() as folder:
         paper = Path(folder) / "page.pdf"
-        call = [*browser_command(Path(folder) / "profile"), "--no-pdf-header-footer", f"--print-to-pdf={paper}"]
+        call = [
+            *browser_command(Path(folder) / "profile"),
+            "--no-pdf-header-footer",
+            f"--print-to-pdf={paper}",
+        ]
         call.append(page.resolve().as_uri())
         try:
-            done = subprocess.run(call, capture_output=True, text=True, errors="replace", timeout=PATIENCE)
+            done = subprocess.run(
+                call, capture_output=True, text=True, errors="replace", timeout=PATIENCE
+            )
         except subprocess.TimeoutExpired:
             raise NoBrowser(f"{call[0]} did not print {page} within {PATIENCE} seconds") from None
         if not paper.is_file():
             said = (done.stderr.strip().splitlines() or ["no word"])[-1][:200]
-            raise NoBrowser(f"{call[0]} did not print {page} (exit status {done.returncode}): {said}")
+            raise NoBrowser(
+                f"{call[0]} did not print {page} (exit status {done.returncode}): {said}"
+            )
         write_bytes(made, paper.read_bytes())
     return made

@@ -1,10 +1,12 @@
-"""A policy: limits that a run has to keep, judged on its findings, for a build that must fail where one is broken.
+"""A policy: limits that a run has to keep, judged on its findings, for a build that must fail where
+one is broken.
 
-Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven, and lower bounds of
-what attacks did (95 % over all tests of the run together). A limit *holds*, is *broken*, or is *not decided* (nothing was
-measured that could have broken it, or the sample is too small), which fails a build as well unless the policy says
-``not_decided: pass``. It does *not apply* only to the check of a mechanism, which looks at no records.
-"""
+Limits are held against what a run shows with confidence: an upper bound on epsilon that was proven,
+and lower bounds of what attacks did (95 % over all tests of the run together). A limit *holds*, is
+*broken*, or is *not decided* (nothing was measured that could have broken it, or the sample is too
+small), which fails a build as well unless the policy says
+``not_decided: pass``. It does *not apply* only to the check of a mechanism, which looks at no
+    records."""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ from xml.etree import ElementTree
 from pydantic import AfterValidator, Field, ValidationError
 
 from privdd.reporting import finding_selection
-from privdd.reporting.schema import FindingRow, Findings, Part, Positive, Unit, Verdict, first_error_line
+from privdd.reporting.schema import (
+    FindingRow,
+    Findings,
+    Part,
+    Positive,
+    Unit,
+    Verdict,
+    first_error_line,
+)
 from privdd.reporting.summary import believable_findings
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import DamagedRun, write_bytes
@@ -47,15 +57,19 @@ def _check_rates(limits: dict[float, float]) -> dict[float, float]:
 class Policy(Part):
     """The limits of ``policy.yaml``; a limit that is left out is not looked at.
 
-    epsilon_proven, epsilon_shown: largest upper bound by accounting, and largest lower bound by attacks and tests; tpr_at_fpr:
-    false-positive rate -> largest true-positive rate; auc: of membership attacks; identified_records: how many single records may be
-    exposed; psnr_gain: dB above the best blind guess, of the typical rebuilt picture, or of the best where single ones stand out; verdicts: those that a surface may have;
+    epsilon_proven, epsilon_shown: largest upper bound by accounting, and largest lower bound by
+        attacks and tests; tpr_at_fpr: false-positive rate -> largest true-positive rate; auc: of
+        membership attacks; identified_records: how many single records may be
+    exposed; psnr_gain: dB above the best blind guess, of the typical rebuilt picture, or of the
+    best where single ones stand out; verdicts: those that a surface may have;
     attacked: surfaces that must have been attacked.
     """
 
     epsilon_proven: Positive | None = None
     epsilon_shown: Positive | None = None
-    tpr_at_fpr: Annotated[dict[float, Unit], AfterValidator(_check_rates)] = Field(default_factory=dict)
+    tpr_at_fpr: Annotated[dict[float, Unit], AfterValidator(_check_rates)] = Field(
+        default_factory=dict
+    )
     auc: Unit | None = None
     identified_records: Annotated[int, Field(ge=0)] | None = None
     psnr_gain: Positive | None = None
@@ -74,10 +88,11 @@ class LimitResult:
 
 
 def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> Policy:
-    """The policy in a file; ``limits`` (of the command line; None is no limit) stand in place of its own.
+    """The policy in a file; ``limits`` (of the command line; None is no limit) stand in place of
+    its own.
 
-    Raises PolicyError with one line for a file that cannot be read, an unknown limit, a wrong value, or no limit at all.
-    """
+    Raises PolicyError with one line for a file that cannot be read, an unknown limit, a wrong
+    value, or no limit at all."""
     found: Any = {}
     lines: dict[str, int] = {}
     if file is not None:
@@ -100,9 +115,12 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
 
 
 def _key_lines(file: Path) -> dict[str, int]:
-    """Key -> line of a policy's file. Raises BadConfig, FILE:LINE and one sentence, for what is no YAML of keys and values."""
+    """Key -> line of a policy's file. Raises BadConfig, FILE:LINE and one sentence, for what is no
+    YAML of keys and values."""
     node = compose_own_yaml(file)
-    return {} if node is None else {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+    return (
+        {} if node is None else {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
+    )
 
 
 def _explain_limit(error: ValidationError, name: str) -> str:
@@ -110,19 +128,28 @@ def _explain_limit(error: ValidationError, name: str) -> str:
     if name in allowed:
         return first_error_line(error)
     close = difflib.get_close_matches(name, allowed, 1)
-    return f"{name}: unknown limit; {f'did you mean {close[0]}? ' if close else ''}limits are {', '.join(allowed)}"
+    return (
+        f"{name}: unknown limit; {f'did you mean {close[0]}? ' if close else ''}limits are "
+        f"{', '.join(allowed)}"
+    )
 
 
 def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
-    """The policy of the settings ``policy`` (a file) and ``fail_on`` (limits by name); None where they set no limit."""
-    file, limits = settings.get("policy"), settings.get("fail_on") or {}
+    """The policy of the settings ``policy`` (a file) and ``fail_on`` (limits by name); None where
+    they set no limit."""
+    file = settings.get("policy")
+    limits = settings.get("fail_on") or {}
     is_set = file is not None or any(limit is not None for limit in limits.values())
     return load_policy(Path(file) if file else None, limits) if is_set else None
 
 
 def policy_of_arguments(given: Mapping[str, str]) -> Policy | None:
     """The same of arguments by key: policy=FILE, fail_on.LIMIT=VALUE."""
-    items = [f"{key.removeprefix('fail_on.')}={text}" for key, text in given.items() if key.startswith("fail_on.")]
+    items = [
+        f"{key.removeprefix('fail_on.')}={text}"
+        for key, text in given.items()
+        if key.startswith("fail_on.")
+    ]
     return policy_of_settings({"policy": given.get("policy"), "fail_on": parse_limits(items)})
 
 
@@ -137,13 +164,16 @@ def parse_limits(items: Iterable[str]) -> dict[str, Any]:
         except ValueError:
             is_set = ""
         if not is_set or (rate and not isinstance(found.get(head, {}), dict)):
-            raise PolicyError(f"fail_on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05")
+            raise PolicyError(
+                f"fail_on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05"
+            )
         found[head] = {**found.get(head, {}), rate: number} if rate else number
     return found
 
 
 def judge_findings(policy: Policy, findings: Findings) -> list[LimitResult]:
-    """The outcome of every limit that the policy sets. What cannot be read as a leak (``believable_findings``) decides none."""
+    """The outcome of every limit that the policy sets. What cannot be read as a leak
+    (``believable_findings``) decides none."""
     rows = believable_findings(findings.findings, findings)
     return [
         *_judge_epsilon(policy, findings),
@@ -160,7 +190,10 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
         proven = privacy.epsilon.best
         text = f"proven at most {format_number(proven)} ({terms})"
         if math.isinf(proven):
-            text = f"nothing is proven: what leaves a client is unprotected, epsilon is infinite ({terms})"
+            text = (
+                "nothing is proven: what leaves a client is unprotected, epsilon is infinite "
+                f"({terms})"
+            )
         yield _judge_value("epsilon_proven", limit, proven, text)
     if (limit := policy.epsilon_shown) is not None:
         bounds = (finding_selection.measured_epsilon(findings.findings), privacy.epsilon.certified)
@@ -179,11 +212,19 @@ def _judge_value(name: str, limit: float, found: float | None, text: str) -> Lim
 def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
     rows = [row for row in believable if row.family == "membership"]
     for fpr, limit in policy.tpr_at_fpr.items():
-        seen = [(m.at.tpr, m.at.ci, m.row) for m in finding_selection.ranked_memberships(rows) if m.at and m.fpr == fpr]
+        seen = [
+            (m.at.tpr, m.at.ci, m.row)
+            for m in finding_selection.ranked_memberships(rows)
+            if m.at and m.fpr == fpr
+        ]
         what = f"true-positive rate at a false-positive rate of {fpr:g}"
         yield _judge_rates(f"tpr_at_fpr.{fpr:g}", limit, what, seen)
     if policy.auc is not None:
-        seen = [(row.auc, row.auc_ci, row) for row in rows if row.auc is not None and row.auc_ci is not None]
+        seen = [
+            (row.auc, row.auc_ci, row)
+            for row in rows
+            if row.auc is not None and row.auc_ci is not None
+        ]
         yield _judge_rates("auc", policy.auc, "AUC of membership", seen)
     if (most := policy.identified_records) is not None:
         measured = [row for row in rows if row.worst_records is not None]
@@ -198,26 +239,37 @@ def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Itera
 
 
 def _judge_rates(
-    name: str, limit: float, what: str, rates: Sequence[tuple[float, tuple[float, float], FindingRow]]
+    name: str,
+    limit: float,
+    what: str,
+    rates: Sequence[tuple[float, tuple[float, float], FindingRow]],
 ) -> LimitResult:
-    """Broken where the lower end of an interval is above the limit, held where all upper ends are below it; else the sample is too
-    small to tell. The intervals hold at 95 % for all rates of the run together."""
+    """Broken where the lower end of an interval is above the limit, held where all upper ends are
+    below it; else the sample is too small to tell. The intervals hold at 95 % for all rates of the
+    run together."""
     if not rates:
-        return _judge_value(name, limit, None, f"{what}: not measured, or the sample is too small for it")
+        return _judge_value(
+            name, limit, None, f"{what}: not measured, or the sample is too small for it"
+        )
     floors = [
         (finding_selection.simultaneous_lower_end(rate, ci[0], row._context.looks), rate, row)
         for rate, ci, row in rates
     ]
     low, _, row = max(floors, key=lambda one: one[:2])
     high = max(
-        1 - finding_selection.simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks) for rate, ci, one in rates
+        1 - finding_selection.simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks)
+        for rate, ci, one in rates
     )
     outcome: Outcome = "broken" if low > limit else "holds" if high <= limit else "not decided"
-    line = f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
+    line = (
+        f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
+    )
     return LimitResult(name, outcome, line)
 
 
-def _judge_reconstruction(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
+def _judge_reconstruction(
+    policy: Policy, believable: Sequence[FindingRow]
+) -> Iterator[LimitResult]:
     if (limit := policy.psnr_gain) is None:
         return
     rows = [row for row in believable if finding_selection.rebuilds_pictures(row) and row.baselines]
@@ -239,8 +291,14 @@ def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]
     outcome: Outcome
     sent = {row.surface for row in findings.surfaces}
     if policy.verdicts:
-        bad = [f"{row.surface} is {row.verdict}" for row in findings.surfaces if row.verdict not in policy.verdicts]
-        if not bad and findings.verdict not in policy.verdicts:  # a contradiction that is of no surface
+        bad = [
+            f"{row.surface} is {row.verdict}"
+            for row in findings.surfaces
+            if row.verdict not in policy.verdicts
+        ]
+        if (
+            not bad and findings.verdict not in policy.verdicts
+        ):  # a contradiction that is of no surface
             bad = [f"the run is {findings.verdict}"]
         undecided = all(line.endswith("untested") for line in bad) if bad else not findings.surfaces
         outcome = "not decided" if undecided else "broken" if bad else "holds"
@@ -248,7 +306,8 @@ def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]
         yield LimitResult("verdicts", outcome, f"{text}; allowed: {', '.join(policy.verdicts)}")
     for surface in policy.attacked:
         row = next((row for row in findings.surfaces if row.surface == surface), None)
-        outcome, line = "not decided", f"{surface} is not among what was sent: {', '.join(sorted(sent))}"
+        outcome = "not decided"
+        line = f"{surface} is not among what was sent: {', '.join(sorted(sent))}"
         if row is not None:
             outcome = "holds" if row.audited is True else "broken"
             line = f"{surface}: {'attacked' if row.audited is True else row.audited}"
@@ -256,7 +315,8 @@ def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]
 
 
 def fails_build(policy: Policy, results: Iterable[LimitResult]) -> bool:
-    """Whether a build has to stop: a limit is broken, or was not decided and the policy does not let that pass."""
+    """Whether a build has to stop: a limit is broken, or was not decided and the policy does not
+    let that pass."""
     return any(result.outcome in _failing_outcomes(policy) for result in results)
 
 
@@ -284,20 +344,36 @@ def summarise_results(policy: Policy, results: Sequence[LimitResult]) -> str:
 
 
 # What ``Verification.deciding`` names -> the limits that it enters.
-TRUSTED = {"epsilon shown": ("epsilon_shown", "verdicts"), "kappa": ("verdicts",), "pictures": ("psnr_gain",)}
+TRUSTED = {
+    "epsilon shown": ("epsilon_shown", "verdicts"),
+    "kappa": ("verdicts",),
+    "pictures": ("psnr_gain",),
+}
 
 
-def doubt_trusted_numbers(results: Iterable[LimitResult], deciding: Iterable[str]) -> list[LimitResult]:
-    """The same, where a limit that holds is not decided if it rests on numbers that nobody can compute again.
+def doubt_trusted_numbers(
+    results: Iterable[LimitResult], deciding: Iterable[str]
+) -> list[LimitResult]:
+    """The same, where a limit that holds is not decided if it rests on numbers that nobody can
+    compute again.
 
     deciding: those numbers in words, as "epsilon shown by t2_likelihood_ratio".
     """
-    started = ((words, names) for words in deciding for start, names in TRUSTED.items() if words.startswith(start))
+    started = (
+        (words, names)
+        for words in deciding
+        for start, names in TRUSTED.items()
+        if words.startswith(start)
+    )
     doubted = {name: words for words, names in started for name in names}
     made = []
     for one in results:
         if one.outcome == "holds" and one.name in doubted:
-            one = replace(one, outcome="not decided", line=f"{one.line}; {doubted[one.name]} is taken on trust")
+            one = replace(
+                one,
+                outcome="not decided",
+                line=f"{one.line}; {doubted[one.name]} is taken on trust",
+            )
         made.append(one)
     return made
 
@@ -309,9 +385,10 @@ def format_results(results: Sequence[LimitResult]) -> str:
 
 
 def write_junit(file: Path, runs: Mapping[str, Sequence[LimitResult]], policy: Policy) -> None:
-    """JUnit XML: a test suite a run, a test case a limit. What fails the build is a failure; a limit that was not decided, where the
-    policy lets that pass, is skipped."""
-    failing, root = _failing_outcomes(policy), ElementTree.Element("testsuites", name="privdd policy")
+    """JUnit XML: a test suite a run, a test case a limit. What fails the build is a failure; a
+    limit that was not decided, where the policy lets that pass, is skipped."""
+    failing = _failing_outcomes(policy)
+    root = ElementTree.Element("testsuites", name="privdd policy")
     for run, results in runs.items():
         failed = sum(one.outcome in failing for one in results)
         skipped = sum(one.outcome != "holds" for one in results) - failed
@@ -329,7 +406,9 @@ def format_markdown(runs: Mapping[str, Sequence[LimitResult]]) -> str:
     """A table for the summary of a build."""
     lines = ["| run | limit | outcome | measured |", "|---|---|---|---|"]
     for run, results in runs.items():
-        lines += [f"| {_cell(run)} | {one.name} | {one.outcome} | {_cell(one.line)} |" for one in results]
+        lines += [
+            f"| {_cell(run)} | {one.name} | {one.outcome} | {_cell(one.line)} |" for one in results
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -348,7 +427,9 @@ def draw_badge(results: Iterable[LimitResult]) -> str:
     """An SVG badge that says the gravest outcome of all limits."""
     found = {one.outcome for one in results}
     word, colour = next(
-        (outcome, colour) for outcome, colour in zip(ORDER, ("#b3261e", "#8a6100", "#1a7f37", "#555555")) if outcome in found
-    )  # fmt: skip
+        (outcome, colour)
+        for outcome, colour in zip(ORDER, ("#b3261e", "#8a6100", "#1a7f37", "#555555"))
+        if outcome in found
+    )
     rest = 8 * len(word) + 12
     return BADGE.format(width=58 + rest, rest=rest, middle=58 + rest // 2, word=word, colour=colour)

@@ -1,9 +1,10 @@
-"""A run's decisions in the forms that others take: a model card of the Hugging Face Hub, an entry of the registry of DP deployments.
+"""A run's decisions in the forms that others take: a model card of the Hugging Face Hub, an entry
+of the registry of DP deployments.
 
-The card's head follows the Hub's documentation of model cards, its sections the template of its library; the entry follows the schema
-of the registry that OpenDP keeps (opendp/deployments-registry-data, ``schemas/deployments-schema.yaml``, July 2026). What a run
-cannot know is marked ``FILL_IN``.
-"""
+The card's head follows the Hub's documentation of model cards, its sections the template of its
+library; the entry follows the schema of the registry that OpenDP keeps
+(opendp/deployments-registry-data, ``schemas/deployments-schema.yaml``, July 2026). What a run
+cannot know is marked ``FILL_IN``."""
 
 from __future__ import annotations
 
@@ -20,8 +21,11 @@ from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import DamagedRun, write_bytes
 
-FILL_IN, UNKNOWN_DATE = "TO FILL IN", "1900-01-01"  # as the registry's own template has it
-IMAGES, SYNTHETIC = "image-classification", {"synthetic_images", "prototypes", "shared_features"}
+# as the registry's own template has it
+FILL_IN = "TO FILL IN"
+UNKNOWN_DATE = "1900-01-01"
+IMAGES = "image-classification"
+SYNTHETIC = {"synthetic_images", "prototypes", "shared_features"}
 
 
 def model_card(record: RunRecord) -> str:
@@ -31,10 +35,15 @@ def model_card(record: RunRecord) -> str:
 
 
 def _card_head(record: RunRecord) -> dict[str, Any]:
-    run, utility = record.findings.run, record.findings.utility
+    run = record.findings.run
+    utility = record.findings.utility
     head: dict[str, Any] = {"tags": ["federated-learning", "differential-privacy", "privacy-audit"]}
     if utility is not None and utility.diverged is None:
-        metric = {"type": "accuracy", "value": utility.accuracy, "name": f"accuracy ({utility.accuracy_kind})"}
+        metric = {
+            "type": "accuracy",
+            "value": utility.accuracy,
+            "name": f"accuracy ({utility.accuracy_kind})",
+        }
         data = {"type": run.data, "name": run.data}
         result = {"task": {"type": IMAGES}, "dataset": data, "metrics": [metric]}
         head |= {"metrics": ["accuracy"], "model-index": [{"name": run.algo, "results": [result]}]}
@@ -42,29 +51,54 @@ def _card_head(record: RunRecord) -> dict[str, Any]:
 
 
 def _card_lines(record: RunRecord) -> Iterator[str]:
-    card, findings = decision.decision_card(record), record.findings
+    card = decision.decision_card(record)
+    findings = record.findings
     yield from (f"# Model Card for {_plain(findings.run.algo)}", "", _plain(card["headline"]), "")
-    yield from ("## Model Details", "", *(f"- **{name}:** {_plain(value)}" for name, value in card["run"].items()), "")
+    yield from (
+        "## Model Details",
+        "",
+        *(f"- **{name}:** {_plain(value)}" for name, value in card["run"].items()),
+        "",
+    )
     yield from ("## Uses", "", FILL_IN, "", "### Out-of-Scope Use", "")
     yield from (
         f"- {artifact['surface']}: {_plain(line)}"
         for artifact in card["artifacts"]
         for line in _limits_of_use(artifact)
     )
-    yield from ("", "## Bias, Risks, and Limitations", "", "What attackers could do in this audit:", "")
+    yield from (
+        "",
+        "## Bias, Risks, and Limitations",
+        "",
+        "What attackers could do in this audit:",
+        "",
+    )
     can = [
         f"- {artifact['surface']}: {_plain(said)}"
         for artifact in card["artifacts"]
         for said in artifact["attackers_can"]
     ]
-    yield from (*(can or ["- nothing that beat guessing, which is no evidence that nothing leaks"]), "")
+    yield from (
+        *(can or ["- nothing that beat guessing, which is no evidence that nothing leaks"]),
+        "",
+    )
     yield from (_plain(card["why_too_small"]), "") if card["why_too_small"] else ()
     yield from ("## Privacy", "", "| | |", "|---|---|")
-    yield from (f"| {name} | {_plain(value)} |" for name, value in decision.guarantee_facts(findings, record.ledger))
+    yield from (
+        f"| {name} | {_plain(value)} |"
+        for name, value in decision.guarantee_facts(findings, record.ledger)
+    )
     shown = format_number(card["epsilon"]["shown_at_least"])
-    yield from (f"| shown at least, by attacks and tests | ε = {shown} |", f"| verdict | {findings.verdict} |", "")
+    yield from (
+        f"| shown at least, by attacks and tests | ε = {shown} |",
+        f"| verdict | {findings.verdict} |",
+        "",
+    )
     yield from ("### Controls of OWASP AISVS 1.0", "", "| control | this run |", "|---|---|")
-    yield from (f"| {control} | {_plain(found)} |" for control, found in decision.security_controls(findings))
+    yield from (
+        f"| {control} | {_plain(found)} |"
+        for control, found in decision.security_controls(findings)
+    )
     yield from (
         "",
         "## Evaluation",
@@ -90,62 +124,84 @@ def _require_standing_limit(record: RunRecord) -> None:
     """Raises DamagedRun where no epsilon is proven, or where it was contradicted."""
     if math.isinf(record.findings.privacy.epsilon.best):
         raise DamagedRun(
-            f"{record.path}: no epsilon is proven for what was sent, so there is no deployment to register"
+            f"{record.path}: no epsilon is proven for what was sent, so there is no "
+            "deployment to register"
         )
     if record.findings.verdict == "contradiction":
-        raise DamagedRun(f"{record.path}: the epsilon that the run states was contradicted, so it cannot be registered")
+        raise DamagedRun(
+            f"{record.path}: the epsilon that the run states was contradicted, so it "
+            "cannot be registered"
+        )
 
 
 def registry_entry(record: RunRecord) -> str:
-    """YAML of tier 3. Raises DamagedRun for a run without a proven epsilon, or whose epsilon was contradicted: there is nothing
-    to register."""
+    """YAML of tier 3. Raises DamagedRun for a run without a proven epsilon, or whose epsilon was
+    contradicted: there is nothing to register."""
     findings = record.findings
-    privacy, facts = findings.privacy, dict(decision.guarantee_facts(findings, record.ledger))
+    privacy = findings.privacy
+    facts = dict(decision.guarantee_facts(findings, record.ledger))
     _require_standing_limit(record)
     sent = [
-        f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})" for row in findings.surfaces
+        f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})"
+        for row in findings.surfaces
     ]
     synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
     shown = format_number(decision.decision_card(record)["epsilon"]["shown_at_least"])
     date = decision.manifest_text(record, "date")[:10]
     audited = f"Audited by `{reproduction_recipe(record).command}`."
     simulated = (
-        "A simulation, not for release: its noise can be drawn again. " if wording.is_simulation_noise(privacy) else ""
+        "A simulation, not for release: its noise can be drawn again. "
+        if wording.is_simulation_noise(privacy)
+        else ""
     )
     deployment = {
         "basic": {
-            "name": findings.run.algo, "data_curators": [FILL_IN], "intended_use": FILL_IN,
-            "data_product_type": "Synthetic data" if synthetic else "Machine learning model", "data_product_region": FILL_IN,
-            "description": f"{findings.run.algo}, trained by {findings.run.clients} clients on {findings.run.data} in "
+            "name": findings.run.algo,
+            "data_curators": [FILL_IN],
+            "intended_use": FILL_IN,
+            "data_product_type": "Synthetic data" if synthetic else "Machine learning model",
+            "data_product_region": FILL_IN,
+            "description": f"{findings.run.algo}, trained by {findings.run.clients} clients on "
+            f"{findings.run.data} in "
             f"{findings.run.rounds} rounds. Sent: {'; '.join(sent)}.",
             "publication_date": date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else UNKNOWN_DATE,
         },
         "dp_variant": {
-            "variant_name": "Approximate DP" if privacy.delta else "Pure DP", "data_domain": f"{findings.run.data}: {FILL_IN}",
-            "unprotected_quantities": "None of what was sent; how settings were chosen, and what the audit published of its findings.",
+            "variant_name": "Approximate DP" if privacy.delta else "Pure DP",
+            "data_domain": f"{findings.run.data}: {FILL_IN}",
+            "unprotected_quantities": "None of what was sent; how settings were chosen, and what the audit "
+            "published of its findings.",
         },
         "privacy_loss": {
-            "privacy_unit": f"one {privacy.unit}", "privacy_unit_details": wording.relation_text(privacy),
+            "privacy_unit": f"one {privacy.unit}",
+            "privacy_unit_details": wording.relation_text(privacy),
             "privacy_parameters": {"epsilon": privacy.epsilon.best, "delta": privacy.delta},
-            "privacy_parameters_details": f"Epsilon is an upper bound by accounting; attacks and tests showed at least {shown}.",
+            "privacy_parameters_details": "Epsilon is an upper bound by accounting; attacks and tests showed at least "
+            f"{shown}.",
         },
         "deployment_model": {
-            "model_name": "Federated", "model_name_details": f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}.",
-            "actors": f"Audited against {decision.attacking_parties(record)}.", "release_type": "One release", "data_source_type": "Static",
+            "model_name": "Federated",
+            "model_name_details": f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}.",
+            "actors": f"Audited against {decision.attacking_parties(record)}.",
+            "release_type": "One release",
+            "data_source_type": "Static",
             "access_type": "Non-interactive",
         },
         "accounting": {
             "post_processing": "What is computed from noised values alone is not charged again.",
-            "composition": "All releases of all rounds are composed by privacy loss distributions (dp-accounting).",
+            "composition": "All releases of all rounds are composed by privacy loss distributions "
+            "(dp-accounting).",
         },
         "implementation": {
             "preprocessing_and_hyperparameter_tuning": "How settings were chosen is not accounted for.",
-            "mechanisms": f"{'; '.join(sent)}. Noise: {facts['where the noise comes from']}. privdd {findings.run.version}.",
-            "justification": f"Whether the code does what the proof says: {facts['whether the code does what the proof says'].rstrip('.')}; "
+            "mechanisms": f"{'; '.join(sent)}. Noise: {facts['where the noise comes from']}. privdd "
+            f"{findings.run.version}.",
+            "justification": "Whether the code does what the proof says: "
+            f"{facts['whether the code does what the proof says'].rstrip('.')}; "
             f"verdict: {wording.VERDICT[findings.verdict].lower()}.",
         },
         "administrative": {"notes": f"{simulated}{audited}", "registry_authors": [FILL_IN]},
-    }  # fmt: skip
+    }
     entry = {
         "url_slug": "privdd_" + re.sub(r"[^a-z0-9]+", "_", findings.run.algo.lower()),
         "status": "Draft",
@@ -162,7 +218,8 @@ FORMS: Mapping[str, tuple[str, Callable[[RunRecord], str]]] = {  # name -> file,
 
 
 def write_form(record: RunRecord, name: str, folder: Path) -> Path:
-    """One of ``FORMS`` in ``folder``; returns the file's path. Raises DamagedRun for a run that has no such form."""
+    """One of ``FORMS`` in ``folder``; returns the file's path. Raises DamagedRun for a run that has
+    no such form."""
     file, write = FORMS[name]
     write_bytes(folder / file, write(record).encode())
     return folder / file

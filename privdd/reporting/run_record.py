@@ -1,7 +1,8 @@
-"""A run folder as the report sees it: typed findings, arrays of evidence, and the command that makes the run again.
+"""A run folder as the report sees it: typed findings, arrays of evidence, and the command that
+makes the run again.
 
-Only ``findings.json`` is required. What else is missing has no section on the page; what is there but damaged is an error.
-"""
+Only ``findings.json`` is required. What else is missing has no section on the page; what is there
+but damaged is an error."""
 
 from __future__ import annotations
 
@@ -32,11 +33,12 @@ ALIKE = (
 
 @dataclass(frozen=True)
 class StoredEvidence:
-    """The stored evidence of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b, c, h, w).
+    """The stored evidence of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b,
+    c, h, w).
 
     record, world: (m,) labels of scores that may be correlated (world: the replay); the ROC's band
-    then allows for it. exposed (b, c, h, w), exposed_label (b,): the most exposed records themselves, where they are kept.
-    """
+    then allows for it. exposed (b, c, h, w), exposed_label (b,): the most exposed records
+    themselves, where they are kept."""
 
     scores: np.ndarray | None = None
     members: np.ndarray | None = None
@@ -51,7 +53,11 @@ class StoredEvidence:
     @property
     def has_curve(self) -> bool:
         """Scores of both members and non-members are there."""
-        return self.scores is not None and self.members is not None and 0 < self.members.sum() < len(self.members)
+        return (
+            self.scores is not None
+            and self.members is not None
+            and 0 < self.members.sum() < len(self.members)
+        )
 
     @property
     def cluster_labels(self) -> tuple[np.ndarray, ...]:
@@ -69,11 +75,14 @@ class RunRecord:
     manifest: Mapping[str, Any] = field(default_factory=dict)
 
     def evidence(self, row: FindingRow) -> StoredEvidence:
-        """The evidence of one finding, empty where its file is absent. Raises DamagedRun if damaged."""
+        """The evidence of one finding, empty where its file is absent. Raises DamagedRun if
+        damaged."""
         path = self.path / "evidence" / safe_name(row.evidence_name)
         if not path.is_file():
             return StoredEvidence()
-        arrays = {key: np.asarray(value.double()) for key, value in read_tensors(path, LIMIT).items()}
+        arrays = {
+            key: np.asarray(value.double()) for key, value in read_tensors(path, LIMIT).items()
+        }
         return _check_evidence(arrays, path)
 
 
@@ -85,7 +94,9 @@ def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvide
     for names, ndim in ALIKE:
         shapes = {name: part[name].shape for name in names if name in part}
         if len(set(shapes.values())) > 1 or any(len(shape) != ndim for shape in shapes.values()):
-            raise DamagedRun(f"{path}: {shapes} must be equal shapes of {ndim} dimension{'s' * (ndim > 1)}")
+            raise DamagedRun(
+                f"{path}: {shapes} must be equal shapes of {ndim} dimension{'s' * (ndim > 1)}"
+            )
     for name in {"real", "exposed"} & part.keys():
         if 0 in part[name].shape[2:]:
             raise DamagedRun(f"{path}: pictures need at least one pixel, got {part[name].shape}")
@@ -99,7 +110,8 @@ def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvide
 
 
 def read_run_config(path: Path) -> Mapping[str, Any]:
-    """A run's config.yaml under today's names, empty where there is none. Raises DamagedRun if damaged."""
+    """A run's config.yaml under today's names, empty where there is none. Raises DamagedRun if
+    damaged."""
     if not path.is_file():
         return {}
     data = read_yaml(path)
@@ -107,8 +119,8 @@ def read_run_config(path: Path) -> Mapping[str, Any]:
 
 
 def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -> RunRecord:
-    """A run folder. Raises DamagedRun (one line) if it is none, of another schema, or damaged. config: what
-    ``read_run_config`` gives, where that is known."""
+    """A run folder. Raises DamagedRun (one line) if it is none, of another schema, or damaged.
+    config: what ``read_run_config`` gives, where that is known."""
     path = Path(path)
     if not path.is_dir():
         raise DamagedRun(f"{path}: no such folder")
@@ -125,7 +137,8 @@ def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -
 
 @dataclass(frozen=True)
 class AttackCommand:
-    """One command that attacked a run: when (UTC, "" = not recorded), with which version and commit, and its attacks."""
+    """One command that attacked a run: when (UTC, "" = not recorded), with which version and
+    commit, and its attacks."""
 
     date: str
     command: str
@@ -140,8 +153,8 @@ class AttackCommand:
 
 @dataclass(frozen=True)
 class ReproductionRecipe:
-    """exact: the manifest recorded the command; otherwise it is put together from the findings. commands: where several
-    commands attacked the run."""
+    """exact: the manifest recorded the command; otherwise it is put together from the findings.
+    commands: where several commands attacked the run."""
 
     command: str
     exact: bool
@@ -156,8 +169,10 @@ ATTACKED = "attacked"  # key of the manifest
 
 
 def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
-    """All commands that attacked the run, in order; of a run of an earlier version, which kept no list, the only one."""
-    manifest, stored = record.manifest, record.manifest.get(ATTACKED)
+    """All commands that attacked the run, in order; of a run of an earlier version, which kept no
+    list, the only one."""
+    manifest = record.manifest
+    stored = record.manifest.get(ATTACKED)
     if isinstance(stored, list):
         return tuple(_command(one, one.get("attacks")) for one in stored if isinstance(one, dict))
     attacks = record.config.get("attack")
@@ -165,24 +180,40 @@ def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
 
 
 def _command(told: Mapping[str, Any], attacks: object) -> AttackCommand:
-    commit, text = told.get("commit"), _command_text(told.get("command"))
+    commit = told.get("commit")
+    text = _command_text(told.get("command"))
     names = tuple(map(str, attacks)) if isinstance(attacks, list) else ()
-    return AttackCommand(str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names)
+    return AttackCommand(
+        str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names
+    )
 
 
 def _command_text(command: object) -> str:
-    return shlex.join(map(str, command)) if isinstance(command, list) else str(command or "").strip()
+    return (
+        shlex.join(map(str, command)) if isinstance(command, list) else str(command or "").strip()
+    )
 
 
 def reproduction_recipe(record: RunRecord) -> ReproductionRecipe:
     """The command from the manifest, else from the run."""
-    run, manifest = record.findings.run, record.manifest
-    recorded, several = _command_text(manifest.get("command")), attack_commands(record)
+    run = record.findings.run
+    manifest = record.manifest
+    recorded = _command_text(manifest.get("command"))
+    several = attack_commands(record)
     parts = (f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}")
     text = recorded or shlex.join(["python", "-m", "privdd.audit", *parts])
-    machine, digests = manifest.get("machine") or "", manifest.get("digests")
+    machine = manifest.get("machine") or ""
+    digests = manifest.get("digests")
     if isinstance(machine, dict):
-        machine = ", ".join(f"{key} {one}" for key, one in machine.items() if not isinstance(one, dict | list))
-    listed = tuple((str(key), str(one)) for key, one in digests.items()) if isinstance(digests, dict) else ()
+        machine = ", ".join(
+            f"{key} {one}" for key, one in machine.items() if not isinstance(one, dict | list)
+        )
+    listed = (
+        tuple((str(key), str(one)) for key, one in digests.items())
+        if isinstance(digests, dict)
+        else ()
+    )
     several = several if len(several) > 1 else ()
-    return ReproductionRecipe(text, bool(recorded), run.seed, run.version, str(machine), listed, several)
+    return ReproductionRecipe(
+        text, bool(recorded), run.seed, run.version, str(machine), listed, several
+    )

@@ -1,6 +1,6 @@
-"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know; its reader and writer (one-line
-errors, atomic writes, no NaN, no ``null``), and the published JSON Schema:
-``python -m privdd.reporting.schema > docs/findings.schema.json``.
+"""Schema 2 of ``findings.json`` as pydantic models that refuse any key or value they do not know;
+its reader and writer (one-line errors, atomic writes, no NaN, no ``null``), and the published JSON
+Schema: ``python -m privdd.reporting.schema > docs/findings.schema.json``.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class Part(BaseModel):
 
 @dataclass
 class FileContext:
-    """The context of a row in its file: the folder that it was read from, the kind of target ("" for a simulation), at how many
-    rates the page looks for a successful attack, and the unit of privacy. No part of what the row says, so any two are equal."""
+    """The context of a row in its file: the folder that it was read from, the kind of target (""
+    for a simulation), at how many rates the page looks for a successful attack, and the unit of
+    privacy. No part of what the row says, so any two are equal."""
 
     folder: Path | None = field(default=None, compare=False)
     target: TargetKind | Literal[""] = field(default="", compare=False)
@@ -86,7 +87,8 @@ class FileContext:
 
 
 class Kappa(Part):
-    """The crafted record's shift of a release, over the allowed shift: least, mean, and mean square."""
+    """The crafted record's shift of a release, over the allowed shift: least, mean, and mean
+    square."""
 
     min: Epsilon
     mean: Epsilon
@@ -94,7 +96,8 @@ class Kappa(Part):
 
 
 class CertifiedBy(Part):
-    """How a lower bound was come by: the tier of its test, what is taken on trust, how many runs, the record's kappa."""
+    """How a lower bound was come by: the tier of its test, what is taken on trust, how many runs,
+    the record's kappa."""
 
     tier: Literal["T2", "T3"]
     trusts: list[Text]
@@ -103,7 +106,8 @@ class CertifiedBy(Part):
 
 
 class EpsilonPair(Part):
-    """Upper bounds by the two accountants; certified: the largest finite-sample lower bound for all that is released."""
+    """Upper bounds by the two accountants; certified: the largest finite-sample lower bound for all
+    that is released."""
 
     pld: Epsilon
     rdp: Epsilon
@@ -131,8 +135,8 @@ class TypedLimit(Part):
 
 
 class ClaimRow(Part):
-    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words. typed: what it was converted
-    from."""
+    """epsilon: "no number" where the paper fixes it only up to constants, or says it in words.
+    typed: what it was converted from."""
 
     source: Text
     epsilon: Epsilon | Literal["no number"]
@@ -150,9 +154,11 @@ class ClaimRow(Part):
 
 
 class ReconstructionRow(Part):
-    """Among k candidates of prior chance 1/k: no attacker names the record more often than ``bound``.
+    """Among k candidates of prior chance 1/k: no attacker names the record more often than
+    ``bound``.
 
-    attained: the rate of a likelihood attacker on crafted records, where the whole noise is Gaussian;
+    attained: the rate of a likelihood attacker on crafted records, where the whole noise is
+        Gaussian;
     claimed: what the claim of the smallest epsilon would allow.
     """
 
@@ -164,7 +170,8 @@ class ReconstructionRow(Part):
 
 
 class NoiseRow(Part):
-    """The source of a run's noise; for_release: nobody else can draw it again, and no other run holds it."""
+    """The source of a run's noise; for_release: nobody else can draw it again, and no other run
+    holds it."""
 
     source: Literal["seed", "secret", "os"]
     paired: bool
@@ -181,8 +188,8 @@ class PublicFact(Part):
 class Multiplicity(Part):
     """How the bounds that can decide a verdict share one error: alpha / tests for each.
 
-    replaced: bounds among them that an earlier command computed and a later one replaced; they still take their share.
-    """
+    replaced: bounds among them that an earlier command computed and a later one replaced; they
+        still take their share."""
 
     alpha: Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
     tests: Annotated[int, Field(ge=1)]
@@ -204,7 +211,8 @@ class Privacy(Part):
 
 
 # It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
-# Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is finite.
+# Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is
+# finite.
 SCHEMA = 2
 READABLE = (1, 2)
 
@@ -246,11 +254,13 @@ class Utility(Part):
 class Target(Part):
     """An external target and the records that it is audited with.
 
-    training, heldout: how many there are; repeated, repeated_heldout: those that equal an earlier record of their file;
-    shared: held-out records that equal a training record. copies_together: an audited record stands for all its copies, so
-    that no bound is for one of them. outputs: how the model's outputs were read. notes: what a reader
-    has to know first. doubts: why neither a leak nor its absence can be read from these files; empty where nothing speaks
-    against them.
+    training, heldout: how many there are; repeated, repeated_heldout: those that equal an earlier
+        record of their file;
+    shared: held-out records that equal a training record. copies_together: an audited record stands
+        for all its copies, so that no bound is for one of them. outputs: how the model's outputs
+        were read. notes: what a reader
+    has to know first. doubts: why neither a leak nor its absence can be read from these files;
+        empty where nothing speaks against them.
     """
 
     kind: TargetKind
@@ -266,12 +276,14 @@ class Target(Part):
     doubts: list[Text] = Field(default_factory=list)
 
 
-UNLISTED = "unknown, as the file does not list it"  # what no test looked at, of a file that leaves ``untested`` out
+# what no test looked at, of a file that leaves ``untested`` out
+UNLISTED = "unknown, as the file does not list it"
 
 
 class SurfaceRow(Part):
-    """behind: names of the queries and messages that it was computed from, its own among them; refuted: those of them whose
-    limit a finding refutes. Both are absent where there are none, and in files of earlier versions."""
+    """behind: names of the queries and messages that it was computed from, its own among them;
+    refuted: those of them whose limit a finding refutes. Both are absent where there are none, and
+        in files of earlier versions."""
 
     surface: Surface
     sender: Literal["client", "server"]
@@ -280,9 +292,14 @@ class SurfaceRow(Part):
     bytes: Count
     mechanism: Text
     epsilon: EpsilonPair
-    audited: Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
-    untested: list[Text] = Field(default_factory=list)  # "mechanism, part: why" for what no test looked at
-    # hooks of the method without which attacks cannot compare a record with it; absent: none is missing
+    audited: (
+        Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
+    )
+    untested: list[Text] = Field(
+        default_factory=list
+    )  # "mechanism, part: why" for what no test looked at
+    # hooks of the method without which attacks cannot compare a record with it; absent: none is
+    # missing
     missing_hooks: Text | None = None
     behind: list[Text] = Field(default_factory=list)
     refuted: list[Text] = Field(default_factory=list)
@@ -303,10 +320,11 @@ FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
 
 
 class WorstRecord(Part):
-    """One exposed record: found in hits of trials replays that it is in. record: its place among the audited ones.
+    """One exposed record: found in hits of trials replays that it is in. record: its place among
+    the audited ones.
 
-    wrong, out: it is named in ``wrong`` of the ``out`` replays that it is not in; absent in files of earlier versions.
-    """
+    wrong, out: it is named in ``wrong`` of the ``out`` replays that it is not in; absent in files
+        of earlier versions."""
 
     record: Count
     hits: Count
@@ -318,7 +336,8 @@ class WorstRecord(Part):
 
 
 class WorstRecords(Part):
-    """How often the most exposed ``share`` of records is found when it is in, at a false-positive rate of 0.1 %."""
+    """How often the most exposed ``share`` of records is found when it is in, at a false-positive
+    rate of 0.1 %."""
 
     share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
     tpr: Unit
@@ -327,7 +346,8 @@ class WorstRecords(Part):
 
 
 class KindRates(Part):
-    """Records of one kind, at the threshold whose false-positive rate over all records is 0.1 %; ci: of tpr."""
+    """Records of one kind, at the threshold whose false-positive rate over all records is 0.1 %;
+    ci: of tpr."""
 
     n: Count
     auc: Unit
@@ -337,7 +357,8 @@ class KindRates(Part):
 
 
 class NearestAtRank(Part):
-    """Members nearer to what was sent than the ``rank``-th nearest non-member; p_value: of this rank alone."""
+    """Members nearer to what was sent than the ``rank``-th nearest non-member; p_value: of this
+    rank alone."""
 
     rank: Annotated[int, Field(ge=1)]
     identified: Count
@@ -346,8 +367,9 @@ class NearestAtRank(Part):
 
 
 class CopyTest(Part):
-    """All members of the run against all its non-members, by the distance to the nearest row that was sent
-    (``attacks.membership.nearest_row``): ``identified`` of ``members`` lie nearer than all non-members but ``false_alarms`` of
+    """All members of the run against all its non-members, by the distance to the nearest row that
+    was sent (``attacks.membership.nearest_row``): ``identified`` of ``members`` lie nearer than all
+        non-members but ``false_alarms`` of
     ``nonmembers``. p_value: of so many by chance, corrected for the ranks."""
 
     members: Count
@@ -359,11 +381,12 @@ class CopyTest(Part):
 
 
 class Pictures(Part):
-    """The pictures of a finding one by one, PSNR in dB (``attacks.inversion.evaluation.pictures``): the median and that of the
-    best guess; how many lie clearly above the closest guess for their own record; the one furthest above.
+    """The pictures of a finding one by one, PSNR in dB (``attacks.inversion.evaluation.pictures``):
+    the median and that of the best guess; how many lie clearly above the closest guess for their
+    own record; the one furthest above.
 
-    chance, chance_best: how often a blind picture is clear, and the best of so many gains as much; absent where unknown.
-    """
+    chance, chance_best: how often a blind picture is clear, and the best of so many gains as much;
+        absent where unknown."""
 
     n: Annotated[int, Field(ge=1)]
     median: Decibel
@@ -376,12 +399,13 @@ class Pictures(Part):
 
 
 class FindingRow(Part):
-    """message: the name of the message or query that it is about, several joined by ", "; refutes: it contradicts what is
-    stated (absent: it does not). psnr, ssim, lpips: means over n pictures; picked: of how many results of the attack this
-    one is the best.
+    """message: the name of the message or query that it is about, several joined by ", "; refutes:
+    it contradicts what is stated (absent: it does not). psnr, ssim, lpips: means over n pictures;
+    picked: of how many results of the attack this one is the best.
 
-    tpr_at_fpr_per_record: mean over records, with that false-positive rate for each record by itself. status: absent in
-    files of earlier versions; "nothing_to_read": what was sent says nothing that this attack
+    tpr_at_fpr_per_record: mean over records, with that false-positive rate for each record by
+        itself. status: absent in files of earlier versions; "nothing_to_read": what was sent says
+            nothing that this attack
     reads about any record, so it has no rate."""
 
     surface: Surface
@@ -428,11 +452,15 @@ class FindingRow(Part):
 
     @property
     def rate_count(self) -> int:
-        """How many of its figures could lie above guessing by chance: each is one more try at 95 %."""
+        """How many of its figures could lie above guessing by chance: each is one more try at 95
+        %."""
         shown = sum(at.resolvable for at in (self.tpr_at_fpr or {}).values())
         seen = self.pictures
         by_pictures = (self.identified, seen and seen.chance, seen and seen.chance_best)
-        shown += sum(one is not None for one in (self.auc_ci, self.worst_records, self.label_accuracy, self.copy_test))
+        shown += sum(
+            one is not None
+            for one in (self.auc_ci, self.worst_records, self.label_accuracy, self.copy_test)
+        )
         return shown + (self.picked or 1) * sum(one is not None for one in by_pictures)
 
     @property
@@ -448,8 +476,8 @@ def _without_bare_green(row: Any) -> Any:
 class Findings(Part):
     """The whole file. Raises pydantic's ValidationError on any key or value outside schema 2.
 
-    utility is absent where nothing was trained: scores brought from elsewhere. target: of what was brought from outside only.
-    """
+    utility is absent where nothing was trained: scores brought from elsewhere. target: of what was
+    brought from outside only."""
 
     schema_: Literal[1, 2] = Field(alias="schema", default=2)
     run: Run
@@ -464,12 +492,17 @@ class Findings(Part):
     @model_validator(mode="before")
     @classmethod
     def _read_absence_as_untested(cls, data: Any) -> Any:
-        """A file that leaves out what no test looked at, as those of version 0.1 do, reads no greener than one that says it."""
+        """A file that leaves out what no test looked at, as those of version 0.1 do, reads no
+        greener than one that says it."""
         rows = data.get("surfaces") if isinstance(data, dict) else None
         read = [_without_bare_green(row) for row in rows] if isinstance(rows, list) else rows
         if read == rows:
             return data
-        return data | {"surfaces": read} | ({"verdict": "untested"} if data.get("verdict") == "consistent" else {})
+        return (
+            data
+            | {"surfaces": read}
+            | ({"verdict": "untested"} if data.get("verdict") == "consistent" else {})
+        )
 
     if TYPE_CHECKING:  # functions of ``privdd.reporting.notebook``, which ``privdd.api`` attaches
 
@@ -480,8 +513,15 @@ class Findings(Part):
     @model_validator(mode="after")
     def _share_context(self) -> Findings:
         looks = max(1, sum(row.rate_count for row in self.findings))
-        self._context = FileContext(None, self.target.kind if self.target else "", looks, self.privacy.unit)
-        tables = [table for row in self.findings for table in (row.tpr_at_fpr, row.tpr_at_fpr_per_record) if table]
+        self._context = FileContext(
+            None, self.target.kind if self.target else "", looks, self.privacy.unit
+        )
+        tables = [
+            table
+            for row in self.findings
+            for table in (row.tpr_at_fpr, row.tpr_at_fpr_per_record)
+            if table
+        ]
         rates = [at for table in tables for at in table.values()]
         parts: list[Any] = [*self.surfaces, *self.findings, *rates]
         for part in parts:
@@ -490,8 +530,12 @@ class Findings(Part):
 
     @model_validator(mode="after")
     def _verdict_covers_surfaces(self) -> Findings:
-        if self.verdict != "contradiction" and "contradiction" in (row.verdict for row in self.surfaces):
-            raise ValueError(f"verdict={self.verdict!r}: a surface is in contradiction, so the run is")
+        if self.verdict != "contradiction" and "contradiction" in (
+            row.verdict for row in self.surfaces
+        ):
+            raise ValueError(
+                f"verdict={self.verdict!r}: a surface is in contradiction, so the run is"
+            )
         return self
 
 
@@ -506,7 +550,13 @@ def worst_verdict(verdicts: Iterable[str]) -> Verdict:
 def _refuse_null(value: Any, path: str = "") -> None:
     if value is None:
         raise ValueError(f"{path}: null is not allowed (a key that does not apply is left out)")
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         _refuse_null(inner, f"{path}.{key}" if path else str(key))
 
@@ -526,7 +576,10 @@ def validate_findings(data: Any, where: str = "findings") -> Findings:
         raise DamagedRun(f"{where}: an object is needed, got {type(data).__name__}")
     schema = data.get("schema")
     if isinstance(schema, bool) or schema not in READABLE:
-        raise DamagedRun(f"{where}: schema {schema!r}, this version reads schemas {' and '.join(map(str, READABLE))}")
+        raise DamagedRun(
+            f"{where}: schema {schema!r}, this version reads schemas "
+            f"{' and '.join(map(str, READABLE))}"
+        )
     try:
         _refuse_null(data)
         return Findings.model_validate(data)
@@ -556,7 +609,9 @@ def write_findings(findings: Findings | Mapping[str, Any], path: Path | str) -> 
 
     Raises DamagedRun if a mapping does not follow the schema.
     """
-    checked = findings if isinstance(findings, Findings) else validate_findings(dict(findings), str(path))
+    checked = (
+        findings if isinstance(findings, Findings) else validate_findings(dict(findings), str(path))
+    )
     try:
         text = dump_findings(checked)
     except ValueError as error:
@@ -572,7 +627,14 @@ def schema_text() -> str:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"privdd findings.json, schema {SCHEMA}",
     }
-    return json.dumps({**head, **{k: v for k, v in made.items() if k != "title"}}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {**head, **{k: v for k, v in made.items() if k != "title"}},
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

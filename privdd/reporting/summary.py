@@ -1,4 +1,5 @@
-"""What the findings say, in the order of importance: the verdict's words, the worst numbers, the leaks in sentences."""
+"""What the findings say, in the order of importance: the verdict's words, the worst numbers, the
+leaks in sentences."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record m
 
 
 def leak_sentences(rows: Sequence[FindingRow]) -> list[str]:
-    """Broken limits, then every kind of leak, the gravest first; empty where nothing was shown to beat chance."""
+    """Broken limits, then every kind of leak, the gravest first; empty where nothing was shown to
+    beat chance."""
     return [*_limit_sentences(rows), *(leak.sentence for leak in rank_leaks(rows))]
 
 
@@ -49,28 +51,33 @@ def target_doubts(findings: Findings) -> list[str]:
 
 
 def believable_findings(rows: Sequence[FindingRow], findings: Findings) -> Sequence[FindingRow]:
-    """The rows that can be read as leaks: where there are doubts, none that compares members with others."""
+    """The rows that can be read as leaks: where there are doubts, none that compares members with
+    others."""
     if not target_doubts(findings):
         return rows
     return [row for row in rows if row.family != "membership" and row.identified is None]
 
 
 def is_certain(rows: Sequence[FindingRow]) -> bool:
-    """Whether any of it has an interval above chance, at 95 % for all rates of the run; the typical image and features
-    have none."""
+    """Whether any of it has an interval above chance, at 95 % for all rates of the run; the typical
+    image and features have none."""
     return bool(_limit_sentences(rows)) or any(leak.certain for leak in rank_leaks(rows))
 
 
 def _broken_limit(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The largest bound above its stated ε; a bound on a curve only where there is no other."""
-    sound = (r for r in rows if r.epsilon_stated is not None and r.epsilon_validity != "gaussian_only")
+    sound = (
+        r for r in rows if r.epsilon_stated is not None and r.epsilon_validity != "gaussian_only"
+    )
     over = (r for r in sound if epsilon_bound(r) > (r.epsilon_stated or 0.0))
     return max(over, key=lambda r: (r.epsilon_validity != "curve", epsilon_bound(r)), default=None)
 
 
 def _largest_move(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding whose kappa is furthest above what is allowed."""
-    over = (r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001)
+    over = (
+        r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001
+    )
     return max(over, key=lambda r: r.kappa or 0.0, default=None)
 
 
@@ -81,26 +88,35 @@ def _refutations(rows: Iterable[FindingRow]) -> list[str]:
 def _limit_sentences(rows: Sequence[FindingRow]) -> list[str]:
     said = []
     if (worst := _broken_limit(rows)) is not None:
-        by, curve = wording.attack_title(worst.attack), worst.epsilon_validity == "curve"
-        proves = "refutes the stated curve: the true ε is above" if curve else "proves that the true ε is at least"
+        by = wording.attack_title(worst.attack)
+        curve = worst.epsilon_validity == "curve"
+        proves = (
+            "refutes the stated curve: the true ε is above"
+            if curve
+            else "proves that the true ε is at least"
+        )
         said.append(
             f"{by[0].upper()}{by[1:]} {proves} {format_number(epsilon_bound(worst))} "
-            f"({format_share(worst.confidence or 0.95)} confidence); {format_number(worst.epsilon_stated)} is stated"
+            f"({format_share(worst.confidence or 0.95)} confidence); "
+            f"{format_number(worst.epsilon_stated)} is stated"
         )
     if (worst := _largest_move(rows)) is not None:
         said.append(
-            f"One {worst._context.unit} moves it {format_number(worst.kappa)} times as far as the proof allows for ({format_number(worst.kappa_allowed)})"
+            f"One {worst._context.unit} moves it {format_number(worst.kappa)} times as "
+            f"far as the proof allows for ({format_number(worst.kappa_allowed)})"
         )
     return said + [note for note in _refutations(rows) if note]
 
 
 def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
-    """Sentences on a large epsilon that a test of the noise itself showed, for artifacts with noise and no limit."""
+    """Sentences on a large epsilon that a test of the noise itself showed, for artifacts with noise
+    and no limit."""
     best = finding_selection.largest_bound_finding(r for r in rows if r.family == "guarantee")
     if best is None or epsilon_bound(best) <= LARGE_EPSILON:
         return []
     return [
-        f"Its noise does not hide every {best._context.unit}: for a crafted one, {wording.attack_title(best.attack)} proves that the true ε is "
+        f"Its noise does not hide every {best._context.unit}: for a crafted one, "
+        f"{wording.attack_title(best.attack)} proves that the true ε is "
         f"at least {format_number(epsilon_bound(best))}"
     ]
 
@@ -142,15 +158,25 @@ def surface_lines(findings: Findings) -> list[SurfaceLine]:
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
-    mine, source = findings_on_surface(row, findings), refuted_source(row, findings)
+    mine = findings_on_surface(row, findings)
+    source = refuted_source(row, findings)
     title, meaning = wording.surface_title_and_meaning(row)
     seen = "the server" if row.sender == "client" else "every client"
-    stated, measured = _stated_epsilon(mine), finding_selection.measured_epsilon(mine)
+    stated = _stated_epsilon(mine)
+    measured = finding_selection.measured_epsilon(mine)
     holds = wording.surface_title(source) if source else ""
     return SurfaceLine(
-        row, title, meaning, seen, stated, row.epsilon.best, measured,
-        (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)), row.verdict, holds,
-    )  # fmt: skip
+        row,
+        title,
+        meaning,
+        seen,
+        stated,
+        row.epsilon.best,
+        measured,
+        (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)),
+        row.verdict,
+        holds,
+    )
 
 
 def _stated_epsilon(rows: list[FindingRow]) -> float | None:
@@ -158,7 +184,9 @@ def _stated_epsilon(rows: list[FindingRow]) -> float | None:
 
     Guarantee tests hold each mechanism behind a surface to its own part of the epsilon.
     """
-    broken = [r for r in rows if r.epsilon_stated is not None and epsilon_bound(r) > r.epsilon_stated]
+    broken = [
+        r for r in rows if r.epsilon_stated is not None and epsilon_bound(r) > r.epsilon_stated
+    ]
     whole = [r for r in rows if r.family != "guarantee"]
     chosen = broken or whole or rows
     return min((r.epsilon_stated for r in chosen if r.epsilon_stated is not None), default=None)
@@ -168,7 +196,8 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
     phrases = _refutations(rows)
     if (worst := _largest_move(rows)) is not None:
         phrases.append(
-            f"one {worst._context.unit} moves it {format_number(worst.kappa)} times as far as assumed (limit {format_number(worst.kappa_allowed)})"
+            f"one {worst._context.unit} moves it {format_number(worst.kappa)} times as "
+            f"far as assumed (limit {format_number(worst.kappa_allowed)})"
         )
     leaks = rank_leaks(rows)
     phrases += [leak.table_phrase for leak in leaks]
@@ -178,11 +207,15 @@ def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
 
 
 def _failed_phrases(rows: Sequence[FindingRow], leaking: Collection[str]) -> list[str]:
-    """Of the families in which nothing was shown to beat chance, what the strongest attack reached."""
+    """Of the families in which nothing was shown to beat chance, what the strongest attack
+    reached."""
     said = []
-    member, best = finding_selection.strongest_membership(rows), finding_selection.strongest_reconstruction(rows)
+    member = finding_selection.strongest_membership(rows)
+    best = finding_selection.strongest_reconstruction(rows)
     if member and "membership" not in leaking:
-        said.append(f"{wording.attack_title(member.row.attack)} {membership_phrase(member, brief=True)}")
+        said.append(
+            f"{wording.attack_title(member.row.attack)} {membership_phrase(member, brief=True)}"
+        )
     if best and not finding_selection.rebuilds_records(best):
         said.append(f"{wording.attack_title(best.attack)} {picture_phrase(best, brief=True)}")
     for row in rows:
@@ -191,25 +224,37 @@ def _failed_phrases(rows: Sequence[FindingRow], leaking: Collection[str]) -> lis
     if "label" not in leaking:
         read = max(label_rates(rows), key=lambda one: one[1], default=None)
         said += (
-            [f"{wording.attack_title(read[0].attack)} was not shown to read labels better than chance"] if read else []
+            [
+                f"{wording.attack_title(read[0].attack)} was not shown to read labels "
+                "better than chance"
+            ]
+            if read
+            else []
         )
     return said
 
 
 def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
-    """The note that the shown ε holds for a record crafted for the test, and not for the audited records."""
+    """The note that the shown ε holds for a record crafted for the test, and not for the audited
+    records."""
     best = finding_selection.largest_bound_finding(rows)
     if best is None or best.family != "guarantee" or not epsilon_bound(best):
         return []
     low = format_number(epsilon_bound(best))
-    return [f"ε ≥ {low} is of a {best._context.unit} crafted for {wording.attack_title(best.attack)}"]
+    return [
+        f"ε ≥ {low} is of a {best._context.unit} crafted for {wording.attack_title(best.attack)}"
+    ]
 
 
 def verdict_headline(findings: Findings) -> Headline:
     """The verdict as a title and two or three sentences that stand on the numbers alone."""
     if (said := diverged_run_text(findings)) is not None:
         return Headline(findings.verdict, "Diverged", *said)
-    tell = {"unprotected": _unprotected_headline, "untested": _untested_headline, "consistent": _consistent_headline}
+    tell = {
+        "unprotected": _unprotected_headline,
+        "untested": _untested_headline,
+        "consistent": _consistent_headline,
+    }
     title, first = tell.get(findings.verdict, _contradiction_headline)(findings)
     leaks = [leak.first_sentence for leak in leaks_of_run(findings)]
     kind = findings.verdict
@@ -217,18 +262,28 @@ def verdict_headline(findings: Findings) -> Headline:
     basis = [] if broken else [first]
     limits = [*basis, _misfiled_sentence(findings), _claim_sentence(findings)]
     sentences = (*broken, *leaks[:1], *limits, *leaks[1:], *unshown_sentences(findings))
-    return Headline(kind, wording.VERDICT[kind], title, tuple(s for s in sentences if s), is_weak_limit(kind, findings))
+    return Headline(
+        kind,
+        wording.VERDICT[kind],
+        title,
+        tuple(s for s in sentences if s),
+        is_weak_limit(kind, findings),
+    )
 
 
 def is_weak_limit(kind: Verdict, findings: Findings, epsilon: float | None = None) -> bool:
-    """Whether "not contradicted" is no reason for green: the limit is large, or anyone can draw the noise again."""
+    """Whether "not contradicted" is no reason for green: the limit is large, or anyone can draw the
+    noise again."""
     privacy = findings.privacy
     limit = privacy.epsilon.best if epsilon is None else epsilon
-    return kind == "consistent" and (limit > LARGE_EPSILON or (limit > 0 and wording.is_simulation_noise(privacy)))
+    return kind == "consistent" and (
+        limit > LARGE_EPSILON or (limit > 0 and wording.is_simulation_noise(privacy))
+    )
 
 
 def utility_note(config: Mapping[str, Any]) -> str:
-    """A sentence on accuracy that comes from raw records, for a run whose synthetic sets start from real images."""
+    """A sentence on accuracy that comes from raw records, for a run whose synthetic sets start from
+    real images."""
     algo = config.get("algo")
     start = algo.get("start") if isinstance(algo, Mapping) else None
     return wording.REAL_START if start == "real" else ""
@@ -241,7 +296,9 @@ def target_marks(findings: Findings) -> list[str]:
 
 
 def _surface_titles(findings: Findings, kind: Verdict) -> list[str]:
-    titles = (wording.surface_title(row).lower() for row in findings.surfaces if row.verdict == kind)
+    titles = (
+        wording.surface_title(row).lower() for row in findings.surfaces if row.verdict == kind
+    )
     return list(dict.fromkeys(titles))  # clients and server may send what has one name
 
 
@@ -257,19 +314,27 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
 
 
 def _untested_headline(findings: Findings) -> tuple[str, str]:
-    parts = "; ".join(dict.fromkeys(p for row in findings.surfaces if row.verdict == "untested" for p in row.untested))
+    parts = "; ".join(
+        dict.fromkeys(
+            p for row in findings.surfaces if row.verdict == "untested" for p in row.untested
+        )
+    )
     epsilon = format_number(findings.privacy.epsilon.best)
     stated = f"ε = {epsilon} is stated, but part of what it rests on was not tested"
     return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
 
 
 def _consistent_headline(findings: Findings) -> tuple[str, str]:
-    privacy, low = findings.privacy, finding_selection.measured_epsilon(findings.findings)
+    privacy = findings.privacy
+    low = finding_selection.measured_epsilon(findings.findings)
     epsilon = format_number(privacy.epsilon.best)
     title = "No attack tried here contradicted the stated limit."
     title += " This is a simulation." if wording.is_simulation_noise(privacy) else ""
     if privacy.epsilon.best > LARGE_EPSILON:
-        title = f"The stated limit was not contradicted, but ε = {epsilon} is too large to protect anyone."
+        title = (
+            f"The stated limit was not contradicted, but ε = {epsilon} is too large to "
+            "protect anyone."
+        )
     shown = f"the strongest attack showed ε of at least {format_number(low)}"
     return title, (
         f"Everything sent is covered by ε = {epsilon} at δ = {format_number(privacy.delta)}; "
@@ -291,11 +356,16 @@ def _contradiction_headline(findings: Findings) -> tuple[str, str]:
         proves = "proves that the true ε is at least"
         if worst.epsilon_validity == "curve":
             proves = "refutes the curve behind it: it has to be that of an ε above"
-        if worst.epsilon_stated in [claim.number for claim in findings.privacy.claims] and findings.target is None:
+        if (
+            worst.epsilon_stated in [claim.number for claim in findings.privacy.claims]
+            and findings.target is None
+        ):
             title = "The paper's claim is contradicted."
         return title, (
-            f"On the {broken}, {wording.attack_title(worst.attack)} {proves} {format_number(epsilon_bound(worst))} "
-            f"({format_share(worst.confidence or 0.95)} confidence); ε ≤ {format_number(worst.epsilon_stated)} is stated."
+            f"On the {broken}, {wording.attack_title(worst.attack)} {proves} "
+            f"{format_number(epsilon_bound(worst))} "
+            f"({format_share(worst.confidence or 0.95)} confidence); ε ≤ "
+            f"{format_number(worst.epsilon_stated)} is stated."
         )
     phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
     return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
@@ -306,26 +376,36 @@ def _misfiled_sentence(findings: Findings) -> str:
     wrong = misfiled_findings(findings)
     if not wrong:
         return ""
-    names = wording.join_names(list(dict.fromkeys(wording.attack_title(row.attack) for row in wrong)))
+    names = wording.join_names(
+        list(dict.fromkeys(wording.attack_title(row.attack) for row in wrong))
+    )
     surfaces = wording.join_names(list(dict.fromkeys(str(row.surface) for row in wrong)))
-    counted = "It counts for the verdict all the same" if len(wrong) == 1 else "They count for the verdict all the same"
+    counted = (
+        "It counts for the verdict all the same"
+        if len(wrong) == 1
+        else "They count for the verdict all the same"
+    )
     return (
-        f"This is an error of privdd itself, please report it: the result of {names} is filed under {surfaces}, which "
+        f"This is an error of privdd itself, please report it: the result of {names} is "
+        f"filed under {surfaces}, which "
         f"this run does not send. {counted}."
     )
 
 
 def _claim_sentence(findings: Findings) -> str:
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    best, delta = finding_selection.largest_bound_finding(findings.findings), findings.privacy.delta
+    best = finding_selection.largest_bound_finding(findings.findings)
+    delta = findings.privacy.delta
     if findings.verdict == "contradiction" or claim is None or best is None:
         return ""
     if not finding_selection.exceeds_claim(claim, epsilon_bound(best), delta):
         return ""
     return (
-        f"The claim of ε = {format_number(claim.number)} at δ = {format_number(claim.delta or delta)} "
+        f"The claim of ε = {format_number(claim.number)} at δ = "
+        f"{format_number(claim.delta or delta)} "
         f"({claim.source}) is less than the ε of at least {format_number(epsilon_bound(best))} "
-        f"at δ = {format_number(delta)} that {wording.attack_title(best.attack)} showed on the {wording.surface_title(best).lower()}."
+        f"at δ = {format_number(delta)} that {wording.attack_title(best.attack)} showed "
+        f"on the {wording.surface_title(best).lower()}."
     )
 
 
@@ -340,7 +420,9 @@ def unshown_sentences(findings: Findings) -> list[str]:
     best = finding_selection.strongest_reconstruction(findings.findings)
     if best is not None and not finding_selection.rebuilds_records(best):
         where = wording.surface_title(best).lower()
-        said.append(f"From the {where}, {wording.attack_title(best.attack)} {picture_phrase(best)}.")
+        said.append(
+            f"From the {where}, {wording.attack_title(best.attack)} {picture_phrase(best)}."
+        )
     return [sentence for sentence in said if sentence]
 
 
@@ -361,22 +443,28 @@ def _membership_gap(findings: Findings) -> str:
         which = "The membership attack that had something to read was not"
     elif unread:
         which = f"Of the {readers} membership attacks that had something to read none was"
-    return f"{which} shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."
+    return (
+        f"{which} shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."
+    )
 
 
 def untested_sentences(findings: Findings) -> list[str]:
-    """What had nothing to read, with the hooks that would let attacks read it, and which attacks failed."""
+    """What had nothing to read, with the hooks that would let attacks read it, and which attacks
+    failed."""
     said = []
     for row in findings.surfaces:
         mine = findings_on_surface(row, findings)
         if lacks_map(row, mine):
             unread, tried = unread_attacks(mine)
             said.append(
-                f"Not tested: {len(unread)} of {len(tried)} membership attacks had nothing to read in the "
-                f"{wording.surface_title(row).lower()}, as the method names no map from records to them; define "
+                f"Not tested: {len(unread)} of {len(tried)} membership attacks had "
+                "nothing to read in the "
+                f"{wording.surface_title(row).lower()}, as the method names no map from "
+                "records to them; define "
                 f"{row.missing_hooks} (AuditHooks)."
             )
     for row in failed_findings(findings):
-        name, place = wording.attack_title(row.attack), wording.surface_title(row).lower()
+        name = wording.attack_title(row.attack)
+        place = wording.surface_title(row).lower()
         said.append(f"Not tested: {name} on the {place} ({row.note or 'failed'}).")
     return said

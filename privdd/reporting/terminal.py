@@ -16,19 +16,26 @@ from privdd.reporting.policy import EXIT_BROKEN, Policy, breaks_policy
 from privdd.reporting.schema import ClaimRow, Findings, SurfaceRow
 from privdd.reporting.wording import format_number
 
-STYLE = {"unprotected": "yellow", "untested": "yellow", "consistent": "green", "contradiction": "bold red"}
+STYLE = {
+    "unprotected": "yellow",
+    "untested": "yellow",
+    "consistent": "green",
+    "contradiction": "bold red",
+}
 PIPE_WIDTH = 132
 EXIT_CONTRADICTED = 2
 EXIT_DIVERGED = 1  # there is no model, so nothing was attacked and no accuracy is known
-SPELLED = str.maketrans({"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "})
+SPELLED = str.maketrans(
+    {"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "}
+)
 
 
 def conclude_audit(
     findings: Findings, folder: Path, policy: Policy | None, file: TextIO, notes: Iterable[str] = ()
 ) -> int:
-    """Print the result of the audit in ``folder``, and the outcome of every limit of the policy -> exit status: 2 a stated epsilon
-    is contradicted, 1 the training diverged, so nothing was attacked, 3 a limit of the policy is broken or not decided,
-    else 0."""
+    """Print the result of the audit in ``folder``, and the outcome of every limit of the policy ->
+    exit status: 2 a stated epsilon is contradicted, 1 the training diverged, so nothing was
+        attacked, 3 a limit of the policy is broken or not decided, else 0."""
     print_summary(findings, file)
     for note in notes:
         print(note, file=file)
@@ -44,14 +51,16 @@ def conclude_audit(
 def print_summary(findings: Findings, file: IO[str], width: int | None = None) -> None:
     """The answer with its epsilons, the verdict in words, and one row per surface.
 
-    width: columns; unset, that of the terminal, or 132 where ``file`` is none. Off a terminal nothing
-    but plain text is written.
+    width: columns; unset, that of the terminal, or 132 where ``file`` is none. Off a terminal
+        nothing but plain text is written.
     """
     console = console_for(file, width)
     console.print(Text(_answer_line(findings)), soft_wrap=not file.isatty())
     console.print(Text(_limits_line(findings)))
     said = summary.verdict_headline(findings)
-    console.print(Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind]))
+    console.print(
+        Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind])
+    )
     for sentence in said.sentences:
         console.print(Text(sentence))
     for mark in (*wording.earlier_rules_note(findings), *summary.target_marks(findings)):
@@ -63,7 +72,9 @@ def console_for(file: IO[str], width: int | None = None) -> Console:
     """Writes to ``file`` as ``print_summary`` says."""
     file, tty = _writable_stream(file), file.isatty()
     width = width or (None if tty else PIPE_WIDTH)
-    plain = None if tty else False  # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
+    plain = (
+        None if tty else False
+    )  # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
     return Console(file=file, width=width, force_terminal=plain, no_color=not tty, highlight=False)
 
 
@@ -71,7 +82,8 @@ class _Plain:
     """A stream that spells out the signs which the stream below cannot encode."""
 
     def __init__(self, below: IO[str]) -> None:
-        self.below, self.encoding = below, "ascii"
+        self.below = below
+        self.encoding = "ascii"
 
     def write(self, text: str) -> int:
         plain = text.translate(SPELLED)
@@ -94,7 +106,8 @@ def _writable_stream(file: IO[str]) -> IO[str]:
 
 def _answer_line(findings: Findings) -> str:
     """Is the epsilon that is stated or claimed true, and which was shown and proven?"""
-    privacy, shown = findings.privacy, finding_selection.measured_epsilon(findings.findings)
+    privacy = findings.privacy
+    shown = finding_selection.measured_epsilon(findings.findings)
     claim = finding_selection.boldest_claim(privacy.claims)
     word = finding_selection.limit_word(claim, findings.findings)
     return (
@@ -105,21 +118,33 @@ def _answer_line(findings: Findings) -> str:
 
 def _limits_line(findings: Findings) -> str:
     epsilon = findings.privacy.epsilon
-    proven = f"proven at most {format_number(epsilon.pld)} (PLD) / {format_number(epsilon.rdp)} (RDP)"
+    proven = (
+        f"proven at most {format_number(epsilon.pld)} (PLD) / {format_number(epsilon.rdp)} (RDP)"
+    )
     return f"epsilon {proven}{_accuracy_text(findings)}"
 
 
-def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown: float | None) -> str:
-    """Of the number that the run is held to, or that a paper claims; of the accounting's where no proof brings the paper's to this
-    run, or the test that failed is of another limit."""
-    privacy, broken = findings.privacy, findings.verdict == "contradiction"
+def _epsilon_answer(
+    findings: Findings, claim: ClaimRow | None, word: str, shown: float | None
+) -> str:
+    """Of the number that the run is held to, or that a paper claims; of the accounting's where no
+    proof brings the paper's to this run, or the test that failed is of another limit."""
+    privacy = findings.privacy
+    broken = findings.verdict == "contradiction"
     proven = privacy.epsilon.best
     tested = "not contradicted" if findings.verdict == "consistent" else "not tested in every part"
     exceeds = finding_selection.exceeds_claim(claim, shown, privacy.delta)
     if claim is None or claim.number is None or (broken and word == "claimed" and not exceeds):
         if math.isinf(proven):
-            return "an epsilon that is stated does not hold" if broken else "no epsilon is stated, and none is proven"
-        return f"epsilon {format_number(proven)} {'does not hold' if broken else f'is proven, and {tested}'}"
+            return (
+                "an epsilon that is stated does not hold"
+                if broken
+                else "no epsilon is stated, and none is proven"
+            )
+        return (
+            f"epsilon {format_number(proven)} "
+            f"{'does not hold' if broken else f'is proven, and {tested}'}"
+        )
     at = "" if claim.delta in (None, privacy.delta) else f" at delta {format_number(claim.delta)}"
     head = wording.typed_limit_text(claim) or f"epsilon {format_number(claim.number)}{at} ({word})"
     if broken:
@@ -127,7 +152,10 @@ def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown
     if exceeds:
         return f"{head} does not cover what this run reveals"
     if proven > claim.number:
-        return f"{head} is {'not tested' if shown is None else 'not contradicted'}, and not proven either"
+        return (
+            f"{head} is {'not tested' if shown is None else 'not contradicted'}, and not "
+            "proven either"
+        )
     if claim.sound or word == "stated":
         return f"{head} is proven, and {tested}"
     unproven = f"the {format_number(claim.number)} claimed{at} does not cover this run"
@@ -135,7 +163,8 @@ def _epsilon_answer(findings: Findings, claim: ClaimRow | None, word: str, shown
 
 
 def _accuracy_text(findings: Findings) -> str:
-    utility, target = findings.utility, findings.target
+    utility = findings.utility
+    target = findings.target
     if utility is None:
         return ""
     if target is None:
@@ -154,7 +183,10 @@ def _surface_cell(row: SurfaceRow, findings: Findings) -> str:
 
 
 def _summary_table(findings: Findings) -> Table:
-    table = Table(title=f"{findings.run.algo} on {findings.run.data}, seed {findings.run.seed}", title_justify="left")
+    table = Table(
+        title=f"{findings.run.algo} on {findings.run.data}, seed {findings.run.seed}",
+        title_justify="left",
+    )
     for name in ("surface", "protection"):
         table.add_column(name, overflow="fold")
     for name in ("stated", "at most", "at least"):
@@ -162,11 +194,21 @@ def _summary_table(findings: Findings) -> Table:
     table.add_column("worst attack", overflow="fold", ratio=1)
     table.add_column("verdict", no_wrap=True)
     for line in summary.surface_lines(findings):
-        worst = "; ".join(line.worst) or (line.row.audited if isinstance(line.row.audited, str) else wording.NONE)
+        worst = "; ".join(line.worst) or (
+            line.row.audited if isinstance(line.row.audited, str) else wording.NONE
+        )
         stated = wording.stated_cell(line.stated, findings.privacy.claims)
         bounds = (format_number(v) for v in (line.accounted, line.measured))
-        cells = (_surface_cell(line.row, findings), wording.mechanism_title(line.row.mechanism), stated, *bounds, worst)
+        cells = (
+            _surface_cell(line.row, findings),
+            wording.mechanism_title(line.row.mechanism),
+            stated,
+            *bounds,
+            worst,
+        )
         pale = summary.is_weak_limit(line.verdict, findings, line.accounted)
-        verdict = Text(wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict])
+        verdict = Text(
+            wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict]
+        )
         table.add_row(*(Text(str(cell)) for cell in cells), verdict)
     return table

@@ -1,4 +1,5 @@
-"""Plain words: how numbers are printed, what surfaces and verdicts are called, what is said of a run's noise, the glossary."""
+"""Plain words: how numbers are printed, what surfaces and verdicts are called, what is said of a
+run's noise, the glossary."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from privdd.reporting.schema import (
     Verdict,
 )
 
-NONE, NBSP = "–", "\u00a0"
+NONE = "–"
+NBSP = "\u00a0"
 ACRONYMS = {
     "t0_ledger": "the test of the run's own ledger (T0)",
     "t0_noise": "the test of the run's own noise (T0)",
@@ -51,19 +53,22 @@ def format_number(value: float | None, digits: int = 3) -> str:
 
 
 def typed_limit_text(claim: ClaimRow) -> str:
-    """``epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.11e-4 for an exchange)``; "" of a claim that was not converted."""
+    """``epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.11e-4 for an exchange)``; "" of a claim
+    that was not converted."""
     if claim.typed is None or claim.delta is None:
         return ""
     typed = claim.typed
     relation = typed.relation.replace("add_remove", "add/remove").replace("_", "-")
     exchange = f"{format_number(claim.number)} at {format_number(claim.delta)} for an exchange"
     return (
-        f"epsilon {format_number(typed.epsilon)} at delta {format_number(typed.delta)} (stated, {relation}; {exchange})"
+        f"epsilon {format_number(typed.epsilon)} at delta {format_number(typed.delta)} "
+        f"(stated, {relation}; {exchange})"
     )
 
 
 def stated_cell(stated: float | None, claims: Sequence[ClaimRow]) -> str:
-    """The number that the run is held to; before it the one that was typed, where it was converted."""
+    """The number that the run is held to; before it the one that was typed, where it was
+    converted."""
     typed = [claim.typed for claim in claims if claim.typed is not None and claim.number == stated]
     held_to = format_number(stated)
     return f"{format_number(typed[0].epsilon)} ({held_to})" if typed else held_to
@@ -94,7 +99,9 @@ def format_bytes(value: float) -> str:
 def format_accuracy(utility: Utility) -> str:
     """A model's accuracy as percent, or that there was none in the end."""
     return (
-        format_share(utility.accuracy) if utility.diverged is None else f"none (diverged in round {utility.diverged})"
+        format_share(utility.accuracy)
+        if utility.diverged is None
+        else f"none (diverged in round {utility.diverged})"
     )
 
 
@@ -104,7 +111,8 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def attack_title(name: str) -> str:
-    """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira" as "LiRA"."""
+    """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira"
+    as "LiRA"."""
     return ACRONYMS.get(name, name.replace("_", " "))
 
 
@@ -122,12 +130,15 @@ def mechanism_title(text: str) -> str:
     """Mechanisms in words, each once; names of a user's own stay as they are."""
     head, _, names = text.rpartition("post-processing of ")
     prefix = "post-processing of " if head or text.startswith("post-processing of ") else ""
-    said = dict.fromkeys(MECHANISMS.get(name, name) for name in (names if prefix else text).split(", "))
+    said = dict.fromkeys(
+        MECHANISMS.get(name, name) for name in (names if prefix else text).split(", ")
+    )
     return prefix + ", ".join(said)
 
 
 def odds_factor(epsilon: float) -> str:
-    """By how much odds may change at most: e to the epsilon, as "10-fold" or "about 5 million-fold"."""
+    """By how much odds may change at most: e to the epsilon, as "10-fold" or "about 5
+    million-fold"."""
     if epsilon > math.log(1e12):
         return "more than a trillion-fold"
     times = math.exp(epsilon)
@@ -152,14 +163,21 @@ _VERDICT_MEANS: Mapping[Verdict, str] = {
     "unprotected": "nothing proves a limit on what this reveals about one {unit}",
     "untested": "a limit is stated, and no test looked at some part of what it rests on",
     "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
-    "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not what it states",
+    "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not "
+    "what it states",
 }
 SURFACE: Mapping[str, tuple[str, str]] = {
     "update": ("Model update", "the weights a client sends back after training on its records"),
     "gradient": ("Gradient", "the direction in which a client's records would move the model"),
     "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
-    "synthetic_representations": ("Synthetic representations", "distilled records in a projected space"),
-    "features": ("Released features", "what a client cuts out of each record and sends, with or without noise"),
+    "synthetic_representations": (
+        "Synthetic representations",
+        "distilled records in a projected space",
+    ),
+    "features": (
+        "Released features",
+        "what a client cuts out of each record and sends, with or without noise",
+    ),
     "labels": ("Labels", "the classes attached to what a client sends"),
     "statistics": ("Statistics", "means and variances computed over a client's records"),
     "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
@@ -201,16 +219,21 @@ def surface_title(row: SurfaceRow | FindingRow) -> str:
 
 
 ADVERSARY: Mapping[str, tuple[str, str]] = {
-    "server": ("the server", "runs the protocol honestly, and looks at every upload of every client"),
+    "server": (
+        "the server",
+        "runs the protocol honestly, and looks at every upload of every client",
+    ),
     "peer": ("another client", "takes part, and looks at whatever the server sends it"),
     "public": ("anyone", "holds the final model only"),
     "analyst": (
         "the analyst",
-        "sees every noised value the proof covers; no real party, but the one that a guarantee is made against",
+        "sees every noised value the proof covers; no real party, but the one that a "
+        "guarantee is made against",
     ),
     "malicious_server": (
         "a malicious server",
-        "breaks the protocol: it chooses the model that clients train; it is played only where an attack is asked for by name",
+        "breaks the protocol: it chooses the model that clients train; it is played only "
+        "where an attack is asked for by name",
     ),
 }
 FAMILY: Mapping[str, str] = {
@@ -235,66 +258,127 @@ def relation_text(privacy: Privacy) -> str:
 
 # term, the way that is worse for privacy, meaning
 _GLOSSARY: tuple[tuple[str, str, str], ...] = (
-    ("epsilon (ε)", "higher leaks more",
-     "How much one {unit} can change what an attacker sees. At ε = 1 any odds about one {unit} can grow "
-     "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It only means something together "
-     "with delta, the unit and the neighbouring relation printed beside it."),
-    ("delta (δ)", "higher leaks more",
-     "The probability mass for which the ε-limit may fail. It should be far below "
-     "one divided by the number of {unit}s."),
+    (
+        "epsilon (ε)",
+        "higher leaks more",
+        "How much one {unit} can change what an attacker sees. At ε = 1 any odds about one "
+        "{unit} can grow "
+        "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It "
+        "only means something together "
+        "with delta, the unit and the neighbouring relation printed beside it.",
+    ),
+    (
+        "delta (δ)",
+        "higher leaks more",
+        "The probability mass for which the ε-limit may fail. It should be far below "
+        "one divided by the number of {unit}s.",
+    ),
     ("unit", "", "What ε protects: one record, or everything one client holds."),
-    ("relation", "",
-     "Which two data sets must look alike: with one {unit} more or less, with one that contributes nothing in its place, "
-     "or with any other in its place. An ε for one relation is not an ε for another."),
-    ("claimed", "",
-     "What the method's paper prints for this very mechanism. A test that shows more contradicts the paper. A formula whose "
-     "conditions a run does not meet is no claim of that run."),
-    ("stated", "",
-     "What this run promises and is held to: an ε above it that is shown is a contradiction."),
-    ("proven at most", "",
-     "An upper bound that the accountant computes for what was really sent, by composition of every release (PLD, with "
-     "RDP beside it). In a simulation it is also what is stated, unless the method states another one."),
-    ("shown at least", "higher leaks more",
-     "A lower bound: at least this much can leak, certified by playing the run with and without a crafted {unit}, "
-     "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too few trials, as much as a private release."),
-    ("AUC", "higher leaks more",
-     "The chance that an attack ranks a random member above a random outsider. "
-     "50 % is guessing. An average, and it hides a few records that leak completely."),
-    ("TPR at FPR", "higher leaks more",
-     "Of the true members, the share that an attack names while it wrongly names "
-     "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate cannot be seen, and is "
-     "marked as too small a sample."),
-    ("blind control", "50 % expected",
-     "The same game played without seeing the artifact. If it beats guessing, the "
-     "game itself is unfair and its other numbers do not count."),
-    ("PSNR", "higher leaks more",
-     "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
-     "Read it against the baseline, such as guessing the average picture."),
+    (
+        "relation",
+        "",
+        "Which two data sets must look alike: with one {unit} more or less, with one that "
+        "contributes nothing in its place, "
+        "or with any other in its place. An ε for one relation is not an ε for another.",
+    ),
+    (
+        "claimed",
+        "",
+        "What the method's paper prints for this very mechanism. A test that shows more "
+        "contradicts the paper. A formula whose "
+        "conditions a run does not meet is no claim of that run.",
+    ),
+    (
+        "stated",
+        "",
+        "What this run promises and is held to: an ε above it that is shown is a contradiction.",
+    ),
+    (
+        "proven at most",
+        "",
+        "An upper bound that the accountant computes for what was really sent, by "
+        "composition of every release (PLD, with "
+        "RDP beside it). In a simulation it is also what is stated, unless the method "
+        "states another one.",
+    ),
+    (
+        "shown at least",
+        "higher leaks more",
+        "A lower bound: at least this much can leak, certified by playing the run with and "
+        "without a crafted {unit}, "
+        "or shown by an attack, at 95 % confidence. A low value shows a weak attack, or too "
+        "few trials, as much as a private release.",
+    ),
+    (
+        "AUC",
+        "higher leaks more",
+        "The chance that an attack ranks a random member above a random outsider. "
+        "50 % is guessing. An average, and it hides a few records that leak completely.",
+    ),
+    (
+        "TPR at FPR",
+        "higher leaks more",
+        "Of the true members, the share that an attack names while it wrongly names "
+        "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate "
+        "cannot be seen, and is "
+        "marked as too small a sample.",
+    ),
+    (
+        "blind control",
+        "50 % expected",
+        "The same game played without seeing the artifact. If it beats guessing, the "
+        "game itself is unfair and its other numbers do not count.",
+    ),
+    (
+        "PSNR",
+        "higher leaks more",
+        "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
+        "Read it against the baseline, such as guessing the average picture.",
+    ),
     ("SSIM", "higher leaks more", "Similarity of structure, 1 for identical pictures."),
-    ("LPIPS", "lower leaks more",
-     "Perceived difference by a neural network, 0 for identical pictures. "
-     "Values of different networks do not compare."),
-    ("identified", "higher leaks more",
-     "How often a rebuilt picture is closest to its own original among all candidates; to be read against chance."),
-    ("kappa (κ)", "must not pass its limit",
-     "The largest change one {unit} made before the noise, in units of what "
-     "the proof assumes. Above its limit, the noise was too small and the proof does not apply."),
-)  # fmt: skip
-# Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a matching step.
+    (
+        "LPIPS",
+        "lower leaks more",
+        "Perceived difference by a neural network, 0 for identical pictures. "
+        "Values of different networks do not compare.",
+    ),
+    (
+        "identified",
+        "higher leaks more",
+        "How often a rebuilt picture is closest to its own original among all candidates; "
+        "to be read against chance.",
+    ),
+    (
+        "kappa (κ)",
+        "must not pass its limit",
+        "The largest change one {unit} made before the noise, in units of what "
+        "the proof assumes. Above its limit, the noise was too small and the proof does not apply.",
+    ),
+)
+# Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a
+# matching step.
 REAL_START = (
-    "The synthetic set starts from real records (start=real), and this accuracy is that of raw images sent: "
+    "The synthetic set starts from real records (start=real), and this accuracy is that "
+    "of raw images sent: "
     "the same records sent as they are, without any distillation, do as well at small budgets."
 )
 _LIMITS: tuple[str, ...] = (
-    "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a proof gives an upper one.",
-    "Choosing the best point of a sweep by looking at private data costs privacy beyond the ε of that point "
-    "(Liu and Talwar, 2019; Papernot and Steinke, 2022). The ε here counts one run, not how its settings were chosen.",
-    "The worst attack is picked out of several. Each printed interval is for one attack on its own; whether an attack "
-    "counts as better than guessing, and the bounds that decide a verdict, are corrected for the choice.",
-    "The numbers hold for this data, this model and these settings. Another data set can leak more.",
+    "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a "
+    "proof gives an upper one.",
+    "Choosing the best point of a sweep by looking at private data costs privacy beyond "
+    "the ε of that point "
+    "(Liu and Talwar, 2019; Papernot and Steinke, 2022). The ε here counts one run, not "
+    "how its settings were chosen.",
+    "The worst attack is picked out of several. Each printed interval is for one attack "
+    "on its own; whether an attack "
+    "counts as better than guessing, and the bounds that decide a verdict, are corrected "
+    "for the choice.",
+    "The numbers hold for this data, this model and these settings. Another data set can "
+    "leak more.",
 )
 LATTICE = (
-    "Noise is drawn in float64 by inversion of its distribution, and added on a public lattice, so that low bits tell "
+    "Noise is drawn in float64 by inversion of its distribution, and added on a public "
+    "lattice, so that low bits tell "
     "nothing (Mironov, 2012). Whoever runs the method with another sampler has to show this anew."
 )
 
@@ -314,27 +398,36 @@ def verdict_meanings(unit: str) -> dict[Verdict, str]:
     return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}
 
 
-SEED = "Simulation, not for release: anyone who knows the seed can regenerate the noise and subtract it."
-PAIRED = "Paired noise: a second run with this seed holds the same noise, and two of them published undo it."
+SEED = (
+    "Simulation, not for release: anyone who knows the seed can regenerate the noise and "
+    "subtract it."
+)
+PAIRED = (
+    "Paired noise: a second run with this seed holds the same noise, and two of them "
+    "published undo it."
+)
 SOURCE = {
     "seed": "drawn from the public seed",
     "secret": "drawn from a secret that is not in this folder",
     "os": "drawn by the operating system, once",
 }
 SEVERAL = (
-    "These runs were made with paired noise, so that their differences show the settings and not the noise: "
+    "These runs were made with paired noise, so that their differences show the settings "
+    "and not the noise: "
     "publish one of them at most, or their ε hold for none."
 )
 
 
 EARLIER_RULES = (
-    "This run is shown under the rules of version {version}, which made it and did not list what no test had looked at: "
+    "This run is shown under the rules of version {version}, which made it and did not "
+    "list what no test had looked at: "
     "a limit that it did not contradict is untested here, until the run is audited again."
 )
 
 
 def earlier_rules_note(findings: Findings) -> list[str]:
-    """The note that a run was judged by a version that did not list what no test had looked at; none for a current run."""
+    """The note that a run was judged by a version that did not list what no test had looked at;
+    none for a current run."""
     unlisted = any(UNLISTED in row.untested for row in findings.surfaces)
     return [EARLIER_RULES.format(version=findings.run.version)] if unlisted else []
 
@@ -344,11 +437,16 @@ def noise_warnings(privacy: Privacy) -> list[str]:
     noise = privacy.noise
     if noise is None or noise.for_release:
         return []
-    return [text for text, applies in ((SEED, noise.source == "seed"), (PAIRED, noise.paired)) if applies]
+    return [
+        text
+        for text, applies in ((SEED, noise.source == "seed"), (PAIRED, noise.paired))
+        if applies
+    ]
 
 
 def is_simulation_noise(privacy: Privacy) -> bool:
-    """Whether the run's noise is known not to be fit for release: whoever holds the seed, or a twin, can take it off."""
+    """Whether the run's noise is known not to be fit for release: whoever holds the seed, or a
+    twin, can take it off."""
     return privacy.noise is not None and not privacy.noise.for_release
 
 

@@ -29,7 +29,12 @@ def _run_command(argv: Sequence[str]) -> int:
     from privdd.runtime.startup import keep_freed_memory
 
     keep_freed_memory()
-    run = {"list": print_catalogue, "all": run_all, "overview": print_overview, "privacy": decide_sentences}
+    run = {
+        "list": print_catalogue,
+        "all": run_all,
+        "overview": print_overview,
+        "privacy": decide_sentences,
+    }
     return run.get(asked.name, run_entry)(asked)
 
 

@@ -1,5 +1,5 @@
-"""The catalogue: every table and figure of the papers, what runs it, and where it cannot be run; and the command line that
-picks from it.
+"""The catalogue: every table and figure of the papers, what runs it, and where it cannot be run;
+and the command line that picks from it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,31 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from privdd.core.validation import BadConfig, Command, Key, parse_integer, parse_integer_list, read_path, read_word
+from privdd.core.validation import (
+    BadConfig,
+    Command,
+    Key,
+    parse_integer,
+    parse_integer_list,
+    read_path,
+    read_word,
+)
 from privdd.runtime.yaml_files import read_shipped_yaml
 
 CATALOGUE_FILE = Path(__file__).parent / "catalogue.yaml"
 PAPER_FOLDER = Path(__file__).parent / "papers"
 SCALES = ("small", "medium", "paper")
 COMMANDS = ("list", "all", "overview", "privacy")  # names beside those of entries
-RUNS_HERE, SHOWN_ELSEWHERE, NOTHING_TO_RUN, OUT_OF_REACH = "rows", "elsewhere", "nothing to run", "out of reach"
+RUNS_HERE = "rows"
+SHOWN_ELSEWHERE = "elsewhere"
+NOTHING_TO_RUN = "nothing to run"
+OUT_OF_REACH = "out of reach"
 
 
 @dataclass(frozen=True)
 class StatedOrder:
-    """A sentence of the paper's text: one row is better than another. rows: as in the experiment's columns."""
+    """A sentence of the paper's text: one row is better than another. rows: as in the experiment's
+    columns."""
 
     better: str
     worse: str
@@ -34,11 +46,12 @@ class StatedOrder:
 class PaperEntry:
     """One table or figure.
 
-    experiment: the file in configs/experiment whose rows it shows, "" where none are trained for it; kind: one of
-    ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``; why: of the last three; needs: data sets of the paper that do not come
+    experiment: the file in configs/experiment whose rows it shows, "" where none are trained for
+        it; kind: one of ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``;
+        why: of the last three; needs: data sets of the paper that do not come
     with privdd; small, medium: the columns that this scale trains (empty: all);
-    also: further tables and figures (``ANALYSES`` of ``figures``); seeds: how many it has where none are asked for.
-    """
+    also: further tables and figures (``ANALYSES`` of ``figures``); seeds: how many it has where
+        none are asked for."""
 
     name: str
     shows: str
@@ -76,7 +89,9 @@ def load_catalogue() -> Mapping[str, PaperEntry]:
 
 
 def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
-    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in part.items()}
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in part.items()
+    }
     ahead = tuple(StatedOrder(**one) for one in given.pop("ahead", ()))
     own = {scale: tuple(items) for scale, items in given.pop("overrides", {}).items()}
     return PaperEntry(name, ahead=ahead, overrides=own, **given)
@@ -84,17 +99,35 @@ def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
 
 @cache
 def paper_details() -> Mapping[str, Mapping[str, Any]]:
-    """feddm, ... -> title, ``printed`` settings, and ``deviations``: what differs from the paper at every scale."""
+    """feddm, ... -> title, ``printed`` settings, and ``deviations``: what differs from the paper at
+    every scale."""
     files = sorted(PAPER_FOLDER.glob("*.yaml"))
     return {file.stem: read_shipped_yaml(file) for file in files}
 
 
-def scale_overrides(entry: PaperEntry, scale: str, row: str = "", column: Sequence[str] = ()) -> tuple[str, ...]:
-    """The overrides of a scale: preset, the paper's own scale, those of one method or of a column's setting, and last the entry's own."""
+def scale_overrides(
+    entry: PaperEntry, scale: str, row: str = "", column: Sequence[str] = ()
+) -> tuple[str, ...]:
+    """The overrides of a scale: preset, the paper's own scale, those of one method or of a column's
+    setting, and last the entry's own."""
     family = _read_catalogue()["scales"][scale]
-    method = next((items for start, items in family.get("rows", {}).items() if starts_with_words(row, start)), ())
-    where = (item for setting, items in family.get("where", {}).items() if setting in column for item in items)
-    return (*family["all"], *family.get(entry.paper, ()), *method, *where, *entry.overrides.get(scale, ()))
+    method = next(
+        (items for start, items in family.get("rows", {}).items() if starts_with_words(row, start)),
+        (),
+    )
+    where = (
+        item
+        for setting, items in family.get("where", {}).items()
+        if setting in column
+        for item in items
+    )
+    return (
+        *family["all"],
+        *family.get(entry.paper, ()),
+        *method,
+        *where,
+        *entry.overrides.get(scale, ()),
+    )
 
 
 def differences_at_scale(scale: str) -> Mapping[str, Mapping[str, str]]:
@@ -132,22 +165,46 @@ holds, accuracy against rounds and bytes, and every setting that differs from th
   privacy               the papers' sentences about privacy, each with the test that decides it"""
 MOST_JOBS = 256
 REPRODUCE = Command(
-    "python -m privdd.reproduce list | NAME | all | overview | privacy [scale=small] [seeds=0-2] [jobs=1] [out=DIR] [device=cpu]",
+    "python -m privdd.reproduce list | NAME | all | overview | privacy [scale=small] "
+    "[seeds=0-2] [jobs=1] [out=DIR] [device=cpu]",
     NAMES,
     (
-        Key("scale", read_word(*SCALES), "small", "at most 15 minutes an entry on two cores; medium: hours; paper: the papers' settings and data, for a GPU"),
-        Key("seeds", parse_integer_list, "0-2", "0-2, or 0,5; differences are taken seed by seed (default: 0-2; five where the catalogue says so)"),
-        Key("jobs", lambda key, text: parse_integer(key, text, 1, MOST_JOBS), "N", "rows side by side, in processes of their own"),
-        Key("out", read_path, "DIR", "default outputs/reproduce; rows that are finished there are not trained again"),
+        Key(
+            "scale",
+            read_word(*SCALES),
+            "small",
+            "at most 15 minutes an entry on two cores; medium: hours; paper: the papers' "
+            "settings and data, for a GPU",
+        ),
+        Key(
+            "seeds",
+            parse_integer_list,
+            "0-2",
+            "0-2, or 0,5; differences are taken seed by seed (default: 0-2; five where the "
+            "catalogue says so)",
+        ),
+        Key(
+            "jobs",
+            lambda key, text: parse_integer(key, text, 1, MOST_JOBS),
+            "N",
+            "rows side by side, in processes of their own",
+        ),
+        Key(
+            "out",
+            read_path,
+            "DIR",
+            "default outputs/reproduce; rows that are finished there are not trained again",
+        ),
         Key("device", read_word("cpu", "cuda"), "cuda", "for all rows"),
     ),
     "Exit status: 0 done, whether or not the paper's order holds; 1 error.",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
 class ReproduceArguments:
-    """The parsed arguments. name: an entry, or list, all, overview or privacy; seeds: empty for the entry's own."""
+    """The parsed arguments. name: an entry, or list, all, overview or privacy; seeds: empty for the
+    entry's own."""
 
     name: str
     scale: str = "small"
@@ -168,5 +225,8 @@ def parse_arguments(argv: Sequence[str]) -> ReproduceArguments:
     """Raises BadConfig, one line, for anything that is not understood."""
     names = [item for item in argv if "=" not in item]
     if len(names) != 1:
-        raise BadConfig(f"{' '.join(names) or 'nothing'}: one name is needed: list, all, overview, privacy or an entry")
+        raise BadConfig(
+            f"{' '.join(names) or 'nothing'}: one name is needed: list, all, overview, "
+            "privacy or an entry"
+        )
     return ReproduceArguments(names[0], **REPRODUCE.parse([item for item in argv if "=" in item]))

@@ -1,8 +1,8 @@
 """The papers' sentences about privacy, each with the test that decides it here, on one page.
 
-Arithmetic decides some (a formula against an accountant, the direction of a metric), small audits or trainings the others;
-finished ones of the same settings are used again. What an attack does not find stays undecided: it may be too weak.
-"""
+Arithmetic decides some (a formula against an accountant, the direction of a metric), small audits
+or trainings the others; finished ones of the same settings are used again. What an attack does not
+find stays undecided: it may be too weak."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ from privdd.reproduce.results import HOLDS, REVERSED
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
-HOLDS_HERE, FAILS_HERE, UNDECIDED = "holds here", "does not hold", "undecided"
+HOLDS_HERE = "holds here"
+FAILS_HERE = "does not hold"
+UNDECIDED = "undecided"
 
 
 SMALL_AUDIT = ("data=digits", "preset=smoke", "audit.worlds=16")
@@ -49,7 +51,8 @@ AUDITS = {
 
 
 def audit_folder_name(name: str) -> str:
-    """The name changes with every setting of the audit, so that no finding under other settings is used."""
+    """The name changes with every setting of the audit, so that no finding under other settings is
+    used."""
     config = config_of("audit", *AUDITS[name], *SMALL_AUDIT)
     more = [to_plain_settings(config[part]) for part in ("audit", "attack", "capture")]
     return f"{name}-{config_digest(config, more)}"
@@ -71,12 +74,15 @@ class ClaimEvidence:
 
     def entry_results(self, entry: str) -> dict[str, Any]:
         """results.json of an entry, at scale=small."""
-        return reproduce_entry(find_entry(entry), replace(self.asked, name=entry, scale="small"))[0].as_json()
+        return reproduce_entry(find_entry(entry), replace(self.asked, name=entry, scale="small"))[
+            0
+        ].as_json()
 
 
 @dataclass(frozen=True)
 class ClaimVerdict:
-    """verdict: ``HOLDS_HERE``, ``FAILS_HERE`` or ``UNDECIDED``; because: the numbers that decide, in words."""
+    """verdict: ``HOLDS_HERE``, ``FAILS_HERE`` or ``UNDECIDED``; because: the numbers that decide,
+    in words."""
 
     verdict: str
     because: tuple[str, ...]
@@ -87,13 +93,18 @@ FindingRow = dict[str, Any]
 
 def strongest_membership(found: dict[str, Any], surface: str) -> FindingRow | None:
     """The finding on a surface whose interval of the AUC begins highest."""
-    rows = [r for r in found["findings"] if r["surface"] == surface and r["family"] == "membership" and r.get("auc_ci")]
+    rows = [
+        r
+        for r in found["findings"]
+        if r["surface"] == surface and r["family"] == "membership" and r.get("auc_ci")
+    ]
     return max(rows, key=lambda row: float(row["auc_ci"][0]), default=None)
 
 
 def _format_auc(row: FindingRow) -> str:
     return (
-        f"{row['attack']} AUC {row['auc']:.3f} (95 %: {row['auc_ci'][0]:.3f} to {row['auc_ci'][1]:.3f}, n = {row['n']})"
+        f"{row['attack']} AUC {row['auc']:.3f} (95 %: {row['auc_ci'][0]:.3f} to "
+        f"{row['auc_ci'][1]:.3f}, n = {row['n']})"
     )
 
 
@@ -103,32 +114,58 @@ def decide_fedrd_not_real(evidence: ClaimEvidence) -> ClaimVerdict:
         return ClaimVerdict(UNDECIDED, ("no membership attack read the representations",))
     if row["auc_ci"][0] > 0.5:
         return ClaimVerdict(
-            FAILS_HERE, (_format_auc(row), "they start from representations of real records, and tell which were used")
+            FAILS_HERE,
+            (
+                _format_auc(row),
+                "they start from representations of real records, and tell which were used",
+            ),
         )
     return ClaimVerdict(UNDECIDED, (_format_auc(row), "no better than guessing at this size"))
 
 
 def decide_fedrd_secret_map(evidence: ClaimEvidence) -> ClaimVerdict:
     """The rungs of the ladder on which the attacker does not have the projection."""
-    rows = [r for r in evidence.audit_findings("fedrd")["findings"] if r["attack"] == "feature_inversion"]
+    rows = [
+        r
+        for r in evidence.audit_findings("fedrd")["findings"]
+        if r["attack"] == "feature_inversion"
+    ]
     if not rows:
         return ClaimVerdict(UNDECIDED, ("no inversion was run",))
-    blind, ladder = _blind_psnr(rows[0]), rows[0]["diagnostics"]["ladder"]
-    best = max((name for name in ("shadow_map", "nothing") if name in ladder), key=lambda name: ladder[name]["psnr"])
-    lines = (
-        f"without the projection ({best}): {ladder[best]['psnr']:.1f} dB, a blind guess {blind:.1f} dB",
-        f"with it: {ladder['knows_map']['psnr']:.1f} dB" if "knows_map" in ladder else "the projection was not given",
+    blind = _blind_psnr(rows[0])
+    ladder = rows[0]["diagnostics"]["ladder"]
+    best = max(
+        (name for name in ("shadow_map", "nothing") if name in ladder),
+        key=lambda name: ladder[name]["psnr"],
     )
-    return ClaimVerdict(FAILS_HERE if ladder[best]["psnr"] >= blind + PICTURE_MARGIN else UNDECIDED, lines)
+    lines = (
+        f"without the projection ({best}): {ladder[best]['psnr']:.1f} dB, a blind guess "
+        f"{blind:.1f} dB",
+        f"with it: {ladder['knows_map']['psnr']:.1f} dB"
+        if "knows_map" in ladder
+        else "the projection was not given",
+    )
+    return ClaimVerdict(
+        FAILS_HERE if ladder[best]["psnr"] >= blind + PICTURE_MARGIN else UNDECIDED, lines
+    )
 
 
 def decide_fedfed_inversion(evidence: ClaimEvidence) -> ClaimVerdict:
-    rows = [r for r in evidence.audit_findings("fedfed")["findings"] if r["attack"] == "feature_inversion"]
+    rows = [
+        r
+        for r in evidence.audit_findings("fedfed")["findings"]
+        if r["attack"] == "feature_inversion"
+    ]
     if not rows:
         return ClaimVerdict(UNDECIDED, ("no inversion was run",))
     row = max(rows, key=lambda one: one["psnr"] - _blind_psnr(one))
-    lines = (f"{row['psnr']:.1f} dB from {row['surface'].replace('_', ' ')}, a blind guess {_blind_psnr(row):.1f} dB",)
-    return ClaimVerdict(FAILS_HERE if row["psnr"] >= _blind_psnr(row) + PICTURE_MARGIN else UNDECIDED, lines)
+    lines = (
+        f"{row['psnr']:.1f} dB from {row['surface'].replace('_', ' ')}, a blind guess "
+        f"{_blind_psnr(row):.1f} dB",
+    )
+    return ClaimVerdict(
+        FAILS_HERE if row["psnr"] >= _blind_psnr(row) + PICTURE_MARGIN else UNDECIDED, lines
+    )
 
 
 def _blind_psnr(row: FindingRow) -> float:
@@ -144,8 +181,11 @@ def decide_fedlgd_membership(evidence: ClaimEvidence) -> ClaimVerdict:
 
 
 def _compare_with_fedlgd(evidence: ClaimEvidence, other: str, named: str) -> ClaimVerdict:
-    """Decided where the two intervals do not meet; otherwise the game is too small to tell them apart."""
-    a, b = (strongest_membership(evidence.audit_findings(name), "update") for name in ("fedlgd", other))
+    """Decided where the two intervals do not meet; otherwise the game is too small to tell them
+    apart."""
+    a, b = (
+        strongest_membership(evidence.audit_findings(name), "update") for name in ("fedlgd", other)
+    )
     if a is None or b is None:
         return ClaimVerdict(UNDECIDED, ("no membership attack read the updates",))
     lines = (f"FedLGD: {_format_auc(a)}", f"{named}: {_format_auc(b)}")
@@ -162,12 +202,17 @@ def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     said = next(one for one in column["text"] if one["worse"] == "algo=fedfed_raw")
     p = "one seed" if said["p"] is None else f"p {said['p']:.2g}"
     lines = (f"features {100 * said['gain']:+.1f} points beside whole images ({p})",)
-    return ClaimVerdict({HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(said["verdict"], UNDECIDED), lines)
+    return ClaimVerdict(
+        {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(said["verdict"], UNDECIDED), lines
+    )
 
 
-SIGMAS, PRINTED_EPSILONS = (1.0, 3.0, 5.0), (10.0, 1.11, 0.4)
+SIGMAS = (1.0, 3.0, 5.0)
+PRINTED_EPSILONS = (10.0, 1.11, 0.4)
 # T; |B|; records of a class of CIFAR-10, all at one client: the smallest q there is.
-MATCHING_STEPS, MATCHING_BATCH, CLASS_SIZE = 1000, 256, 5000
+MATCHING_STEPS = 1000
+MATCHING_BATCH = 256
+CLASS_SIZE = 5000
 FEATURE_SHARE = 0.3  # rho
 
 
@@ -177,20 +222,27 @@ def release_epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> f
 
 
 def decide_feddm_theorem(evidence: ClaimEvidence) -> ClaimVerdict:
-    """The kindest case: T steps at the smallest q, Poisson batches, and each record clipped (the method clips their mean)."""
+    """The kindest case: T steps at the smallest q, Poisson batches, and each record clipped (the
+    method clips their mean)."""
     q = MATCHING_BATCH / CLASS_SIZE
-    lines, holds = [], True
+    lines = []
+    holds = True
     for sigma in SIGMAS:
         stated = 2 * math.log(1 / DELTA) / sigma**2
-        event = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), MATCHING_STEPS)
-        real, meets = accounted(event, DELTA), MATCHING_STEPS * q**2 <= stated / 2
+        event = dpa.SelfComposedDpEvent(
+            dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), MATCHING_STEPS
+        )
+        real = accounted(event, DELTA)
+        meets = MATCHING_STEPS * q**2 <= stated / 2
         holds = holds and meets and real <= stated
         lines.append(
-            f"sigma {sigma:g}: T q² = {MATCHING_STEPS * q**2:.3g}, ε/2 = {stated / 2:.3g}, so the condition {'holds' if meets else 'fails'}; "
+            f"sigma {sigma:g}: T q² = {MATCHING_STEPS * q**2:.3g}, ε/2 = "
+            f"{stated / 2:.3g}, so the condition {'holds' if meets else 'fails'}; "
             f"the formula gives {stated:.3g}, the accountant {real:.3g} a round"
         )
     lines.append(
-        "this is the kindest case: a client that holds all 5,000 records of a class, each record clipped by itself"
+        "this is the kindest case: a client that holds all 5,000 records of a class, "
+        "each record clipped by itself"
     )
     return ClaimVerdict(HOLDS_HERE if holds else FAILS_HERE, tuple(lines))
 
@@ -211,19 +263,27 @@ def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
     """One Gaussian release of a vector of norm at most rho, against one of norm at most 1."""
     raw = 1.0
     target = release_epsilon(raw, 1.0)
-    noise = optimize.brentq(lambda sigma: release_epsilon(sigma, FEATURE_SHARE) - target, FEATURE_SHARE / 10, raw)
+    noise = optimize.brentq(
+        lambda sigma: release_epsilon(sigma, FEATURE_SHARE) - target, FEATURE_SHARE / 10, raw
+    )
     lines = (
-        f"at the epsilon {target:.3g} that noise 1 gives raw records of norm 1, features of norm {FEATURE_SHARE:g} need noise {noise:.3g}",
-        f"noise over norm is the same for both ({noise / FEATURE_SHARE:.3g} and {raw:.3g}): less noise, on a signal as much weaker",
-        "the generator is trained on raw records and sent without noise, so this says nothing of the whole method",
+        f"at the epsilon {target:.3g} that noise 1 gives raw records of norm 1, features "
+        f"of norm {FEATURE_SHARE:g} need noise {noise:.3g}",
+        f"noise over norm is the same for both ({noise / FEATURE_SHARE:.3g} and "
+        f"{raw:.3g}): less noise, on a signal as much weaker",
+        "the generator is trained on raw records and sent without noise, so this says "
+        "nothing of the whole method",
     )
     return ClaimVerdict(HOLDS_HERE if noise < raw else FAILS_HERE, lines)
 
 
 def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
-    once, twice, four = (release_epsilon(s, norm) for s, norm in ((1.0, 1.0), (2.0, 2.0), (4.0, 2.0)))
+    once, twice, four = (
+        release_epsilon(s, norm) for s, norm in ((1.0, 1.0), (2.0, 2.0), (4.0, 2.0))
+    )
     lines = (
-        f"norm 1, noise 1: epsilon {once:.3g}; norm 2, noise 2: {twice:.3g}; norm 2, noise 4: {four:.3g}",
+        f"norm 1, noise 1: epsilon {once:.3g}; norm 2, noise 2: {twice:.3g}; norm 2, "
+        f"noise 4: {four:.3g}",
         "twice the norm needs twice the noise, as in the paper's own proof (appendix D.1)",
     )
     linear = math.isclose(once, twice, rel_tol=1e-6) and not math.isclose(once, four, rel_tol=0.05)
@@ -231,13 +291,21 @@ def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
 
 
 def decide_fedfed_composition(evidence: ClaimEvidence) -> ClaimVerdict:
-    lines, below = [], False
+    lines = []
+    below = False
     for clients in (10, 100):
         epsilon = 0.876
-        printed, source = printed_composition(epsilon, clients, DELTA), kairouz_composition(epsilon, clients, DELTA)
+        printed = printed_composition(epsilon, clients, DELTA)
+        source = kairouz_composition(epsilon, clients, DELTA)
         below = below or printed < source * (1 - 1e-9)
-        lines.append(f"{clients} clients of epsilon {epsilon:g}: printed {printed:.4g}, its source {source:.4g}")
-    lines.append("clients hold different records, so no composition over clients is needed: the worst client counts")
+        lines.append(
+            f"{clients} clients of epsilon {epsilon:g}: printed {printed:.4g}, its source "
+            f"{source:.4g}"
+        )
+    lines.append(
+        "clients hold different records, so no composition over clients is needed: the "
+        "worst client counts"
+    )
     return ClaimVerdict(FAILS_HERE if below else HOLDS_HERE, tuple(lines))
 
 
@@ -253,14 +321,16 @@ def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
     lines = (
         "LPIPS between 32 pictures and themselves under noise of "
         + ", ".join(f"{s:g}: {v:.3f}" for s, v in zip(steps, found, strict=True)),
-        "a smaller LPIPS means more alike, so the paper's numbers as printed say that the attack got better",
+        "a smaller LPIPS means more alike, so the paper's numbers as printed say that "
+        "the attack got better",
     )
     return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(found) > 0)) else HOLDS_HERE, lines)
 
 
 @dataclass(frozen=True)
 class PrivacySentence:
-    """quote: the paper's words; reading: what must be true for it to hold; by: "formula", "attack" or "training"."""
+    """quote: the paper's words; reading: what must be true for it to hold; by: "formula", "attack"
+    or "training"."""
 
     name: str
     where: str
@@ -272,96 +342,140 @@ class PrivacySentence:
 
 SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
     PrivacySentence(
-        "feddm.theorem", "FedDM, section 4.4",
-        "using DP-SGD in local training of FedDM can satisfy (ϵ, δ)-differential privacy, with σ ≥ √(2 log(1/δ)/ϵ) "
+        "feddm.theorem",
+        "FedDM, section 4.4",
+        "using DP-SGD in local training of FedDM can satisfy (ϵ, δ)-differential "
+        "privacy, with σ ≥ √(2 log(1/δ)/ϵ) "
         "for any Tq² ≤ ϵ/2",
-        "the paper's own sigma, T and batch meet the condition on CIFAR-10, and an accountant then allows that epsilon",
-        "formula", decide_feddm_theorem,
+        "the paper's own sigma, T and batch meet the condition on CIFAR-10, and an "
+        "accountant then allows that epsilon",
+        "formula",
+        decide_feddm_theorem,
     ),
     PrivacySentence(
-        "fedrd.table2", "FedRD, section V-C",
-        "We set the value of noise scale σ = 1, 3, 5 and the corresponding privacy budget ϵ = 10, 1.11, 0.4 with δ = 10⁻⁵",
-        "the formula of the same section gives these numbers with the natural logarithm of its proof",
-        "formula", decide_fedrd_table_two,
+        "fedrd.table2",
+        "FedRD, section V-C",
+        "We set the value of noise scale σ = 1, 3, 5 and the corresponding privacy "
+        "budget ϵ = 10, 1.11, 0.4 with δ = 10⁻⁵",
+        "the formula of the same section gives these numbers with the natural logarithm "
+        "of its proof",
+        "formula",
+        decide_fedrd_table_two,
     ),
     PrivacySentence(
-        "fedrd.not-real", "FedRD, section IV-B",
+        "fedrd.not-real",
+        "FedRD, section IV-B",
         "the synthetic representations are not real instances of the local dataset",
         "whether a record was used cannot be told from the representations",
-        "attack", decide_fedrd_not_real,
+        "attack",
+        decide_fedrd_not_real,
     ),
     PrivacySentence(
-        "fedrd.secret-map", "FedRD, section IV-B",
-        "the attackers cannot infer from the representations [...] to obtain the original data x, as the local projection "
+        "fedrd.secret-map",
+        "FedRD, section IV-B",
+        "the attackers cannot infer from the representations [...] to obtain the "
+        "original data x, as the local projection "
         "model is kept local",
-        "an attacker without the projection rebuilds no picture better than a guess from public records",
-        "attack", decide_fedrd_secret_map,
+        "an attacker without the projection rebuilds no picture better than a guess from "
+        "public records",
+        "attack",
+        decide_fedrd_secret_map,
     ),
     PrivacySentence(
-        "fedfed.less-noise", "FedFed, theorem 3.3",
+        "fedfed.less-noise",
+        "FedFed, theorem 3.3",
         "Given identical ϵ, δ, we attain σ < σ′",
         "at equal epsilon the noise on features is smaller than on raw records, taken by itself",
-        "formula", decide_fedfed_less_noise,
+        "formula",
+        decide_fedfed_less_noise,
     ),
     PrivacySentence(
-        "fedfed.square", "FedFed, theorem 3.3",
+        "fedfed.square",
+        "FedFed, theorem 3.3",
         "such that σ ∝ ‖x_s‖²",
         "twice the norm needs four times the noise at equal epsilon",
-        "formula", decide_fedfed_square,
+        "formula",
+        decide_fedfed_square,
     ),
     PrivacySentence(
-        "fedfed.composition", "FedFed, theorem 3.4",
-        "For k clients with (ϵ, δ)-differential privacy, FedFed satisfies [...]-differential privacy",
+        "fedfed.composition",
+        "FedFed, theorem 3.4",
+        "For k clients with (ϵ, δ)-differential privacy, FedFed satisfies "
+        "[...]-differential privacy",
         "the printed bound is not below that of the theorem which it cites",
-        "formula", decide_fedfed_composition,
+        "formula",
+        decide_fedfed_composition,
     ),
     PrivacySentence(
-        "fedfed.raw", "FedFed, section 4.2",
-        "sharing the full data with DP protection leads to a degradation in the performance of the FL system",
-        "at equal protection, features give a higher accuracy than whole images (fedfed.figure11, scale=small)",
-        "training", decide_fedfed_raw,
+        "fedfed.raw",
+        "FedFed, section 4.2",
+        "sharing the full data with DP protection leads to a degradation in the "
+        "performance of the FL system",
+        "at equal protection, features give a higher accuracy than whole images "
+        "(fedfed.figure11, scale=small)",
+        "training",
+        decide_fedfed_raw,
     ),
     PrivacySentence(
-        "fedfed.inversion", "FedFed, section 4.4",
+        "fedfed.inversion",
+        "FedFed, section 4.4",
         "FedFed could protect globally shared data",
         "no picture is rebuilt from the shared features better than a guess from public records",
-        "attack", decide_fedfed_inversion,
+        "attack",
+        decide_fedfed_inversion,
     ),
     PrivacySentence(
-        "fedlgd.no-extra", "FedLGD, section on privacy",
-        "FedLGD uses pre-existing information, i.e., shared averaged gradients and global model, to distill virtual data, "
+        "fedlgd.no-extra",
+        "FedLGD, section on privacy",
+        "FedLGD uses pre-existing information, i.e., shared averaged gradients and "
+        "global model, to distill virtual data, "
         "so there is no extra privacy leakage",
-        "membership in FedLGD's updates is found no better than in those of FedAvg on the same kind of virtual data",
-        "attack", decide_fedlgd_no_extra,
+        "membership in FedLGD's updates is found no better than in those of FedAvg on "
+        "the same kind of virtual data",
+        "attack",
+        decide_fedlgd_no_extra,
     ),
     PrivacySentence(
-        "fedlgd.membership", "FedLGD, section on privacy",
+        "fedlgd.membership",
+        "FedLGD, section on privacy",
         "attacking membership becomes more challenging",
         "membership is found worse in FedLGD's updates than in those of FedAvg on the records",
-        "attack", decide_fedlgd_membership,
+        "attack",
+        decide_fedlgd_membership,
     ),
     PrivacySentence(
-        "fedlgd.lpips", "FedLGD, section on privacy",
-        "it effectively alleviates the attack from perceptual perspective, by reducing LPIPS from 0.253 to 0.177",
+        "fedlgd.lpips",
+        "FedLGD, section on privacy",
+        "it effectively alleviates the attack from perceptual perspective, by reducing "
+        "LPIPS from 0.253 to 0.177",
         "a smaller LPIPS means a picture less like the record",
-        "formula", decide_fedlgd_lpips,
+        "formula",
+        decide_fedlgd_lpips,
     ),
-)  # fmt: skip
+)
 
 
 def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:
     """ "3 hold here, 4 do not, 2 are undecided"."""
     found = Counter(decision.verdict for decision in decisions.values())
-    return f"{found[HOLDS_HERE]} hold here, {found[FAILS_HERE]} do not, {found[UNDECIDED]} are undecided"
+    return (
+        f"{found[HOLDS_HERE]} hold here, {found[FAILS_HERE]} do not, {found[UNDECIDED]} are "
+        "undecided"
+    )
 
 
 def write_sentences(
-    sentences: Sequence[PrivacySentence], decisions: Mapping[str, ClaimVerdict], folder: Path, command: str
+    sentences: Sequence[PrivacySentence],
+    decisions: Mapping[str, ClaimVerdict],
+    folder: Path,
+    command: str,
 ) -> Path:
     """``privacy.html`` and ``privacy.json`` in ``folder`` -> the page."""
     folder.mkdir(parents=True, exist_ok=True)
     said = ("name", "where", "quote", "reading", "by")
-    rows = [{name: getattr(s, name) for name in said} | asdict(decisions[s.name]) for s in sentences]
+    rows = [
+        {name: getattr(s, name) for name in said} | asdict(decisions[s.name]) for s in sentences
+    ]
     write_json(folder / "privacy.json", {"schema": 1, "command": command, "sentences": rows})
     tones = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", UNDECIDED: "unprotected"}
     text = (
@@ -374,7 +488,8 @@ def write_sentences(
 
 
 def decide_sentences(wish: ReproduceArguments) -> int:
-    evidence, decisions = ClaimEvidence(wish), {}
+    evidence = ClaimEvidence(wish)
+    decisions = {}
     with show_progress("sentences", len(SENTENCES)) as bar:
         for sentence in SENTENCES:
             decisions[sentence.name] = sentence.decide(evidence)
@@ -382,5 +497,8 @@ def decide_sentences(wish: ReproduceArguments) -> int:
     print(format_verdict_counts(decisions))
     for sentence in SENTENCES:
         print(f"{decisions[sentence.name].verdict:14} {sentence.where}: {sentence.quote}")
-    print(f"page: {write_sentences(SENTENCES, decisions, wish.out / 'privacy', wish.command)}", flush=True)
+    print(
+        f"page: {write_sentences(SENTENCES, decisions, wish.out / 'privacy', wish.command)}",
+        flush=True,
+    )
     return 0

@@ -1,14 +1,15 @@
 """The figures of an entry: accuracy against rounds and bytes, and what its ``also`` names.
 
-FedFed's figure 17 and table 12: what x, x_s and x_r = q(x) are good for, and how alike they are. Phase A is run as in the
-method; then one classifier is trained on each kind of input and tested on all three.
+FedFed's figure 17 and table 12: what x, x_s and x_r = q(x) are good for, and how alike they are.
+Phase A is run as in the method; then one classifier is trained on each kind of input and tested on
+all three.
 
-FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in one dimension how the loss
-on a client's synthetic images follows the loss on its records; its functions are not at hand, so both losses are measured on
-straight lines through the model that the server had sent). How far apart FedLGD's clients are (Huang et al. 2024, figures 1
-and 4): t-SNE pictures and the maximum mean discrepancy, in the features of the row's final global model, for the paper does
-not state which. Galleries of distilled images.
-"""
+FedDM's surrogate in the ball and what the ball's radius does (Xiong et al. 2023, figure 1 draws in
+one dimension how the loss on a client's synthetic images follows the loss on its records; its
+functions are not at hand, so both losses are measured on straight lines through the model that the
+server had sent). How far apart FedLGD's clients are (Huang et al. 2024, figures 1 and 4): t-SNE
+pictures and the maximum mean discrepancy, in the features of the row's final global model, for the
+paper does not state which. Galleries of distilled images."""
 
 from __future__ import annotations
 
@@ -46,13 +47,15 @@ from privdd.runtime.files import read_json, write_json
 from privdd.training.server import ServerTraining, train_on_records
 from privdd.training.sgd import evaluate_model, predict_logits
 
-AnalysisOutput = tuple[list[ExtraTable], list[Plot]]  # what an analysis adds to the page of an entry
+AnalysisOutput = tuple[
+    list[ExtraTable], list[Plot]
+]  # what an analysis adds to the page of an entry
 Points = NDArray[np.float64]
 
 
 def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1) -> str:
-    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one value no deviation, and
-    "–" where none is known (NaN)."""
+    """ "12.3 ± 0.4", the mean and the standard deviation (n - 1) of values times factor; of one
+    value no deviation, and "–" where none is known (NaN)."""
     values = [value for value in values if not math.isnan(value)]
     if not values:
         return "–"
@@ -66,23 +69,44 @@ def plot_curves(column: TableColumn) -> list[Plot]:
     if not rows:
         return []
     name = make_slug(column.name)
-    ends = "; ".join(f"{row_label(row.cell.row)}: ends at {format_share(row.curve[-1])}" for row in rows)
-    sizes = "; ".join(f"{row_label(row.cell.row)}: {format_bytes(row.uploaded[-1])}" for row in rows)
-    told = "What one client has uploaded so far, on a logarithmic axis; releases without a trained model included."
-    by_round, by_bytes = f"{column.name}: accuracy against rounds", f"{column.name}: accuracy against bytes sent"
-    band, alt = "Mean over seeds; the band is their range.", f"Accuracy against rounds. {ends}."
+    ends = "; ".join(
+        f"{row_label(row.cell.row)}: ends at {format_share(row.curve[-1])}" for row in rows
+    )
+    sizes = "; ".join(
+        f"{row_label(row.cell.row)}: {format_bytes(row.uploaded[-1])}" for row in rows
+    )
+    told = (
+        "What one client has uploaded so far, on a logarithmic axis; releases without a "
+        "trained model included."
+    )
+    by_round = f"{column.name}: accuracy against rounds"
+    by_bytes = f"{column.name}: accuracy against bytes sent"
+    band = "Mean over seeds; the band is their range."
+    alt = f"Accuracy against rounds. {ends}."
     return [
         Plot(f"rounds-{name}", by_round, band, alt, _draw_accuracies(rows, False)),
-        Plot(f"bytes-{name}", by_bytes, told, f"Accuracy against bytes. {ends}; {sizes}", _draw_accuracies(rows, True)),
+        Plot(
+            f"bytes-{name}",
+            by_bytes,
+            told,
+            f"Accuracy against bytes. {ends}; {sizes}",
+            _draw_accuracies(rows, True),
+        ),
     ]
 
 
 def row_label(row: str) -> str:
-    """A row without the words that every row has: "fedprox on virtual data", "fedfed on scaffold"."""
+    """A row without the words that every row has: "fedprox on virtual data", "fedfed on
+    scaffold"."""
     words = row.removeprefix("algo=").split()
     if words[0] == "virtual_data":
-        inner = next((word for word in words if word.startswith("algo/inner=")), "algo/inner=fedavg")
-        words = [f"{inner.partition('=')[2]} on virtual data", *(word for word in words[1:] if word != inner)]
+        inner = next(
+            (word for word in words if word.startswith("algo/inner=")), "algo/inner=fedavg"
+        )
+        words = [
+            f"{inner.partition('=')[2]} on virtual data",
+            *(word for word in words[1:] if word != inner),
+        ]
     return " ".join(words).replace(" algo/base=", " on ").replace(" algo.", " ")
 
 
@@ -98,7 +122,9 @@ def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
         for index, row in enumerate(rows):
             x = np.maximum(row.uploaded, 1.0) if in_bytes else np.arange(1.0, len(row.curve) + 1)
             _draw_band(axes, index, x, np.array(list(row.curves.values())), row_label(row.cell.row))
-        axes.set(xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1))
+        axes.set(
+            xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1)
+        )
         axes.yaxis.set_major_formatter(PERCENT)
         if in_bytes:
             axes.set_xscale("log")
@@ -115,12 +141,15 @@ DISTANCES = 9  # distances from 0 to twice the radius
 
 
 def measure_losses(row: StoredRow) -> tuple[Points, Points]:
-    """(distances (DISTANCES,), mean cross-entropy (2, DIRECTIONS, DISTANCES)): on records, on images, of the last round."""
+    """(distances (DISTANCES,), mean cross-entropy (2, DIRECTIONS, DISTANCES)): on records, on
+    images, of the last round."""
     last = row.progress.snapshots[max(row.progress.snapshots)]
     centre: State = dict(last.broadcast["model"])
     shard = row.experiment.shards[row.experiment.plan.victim]
     images = Records(last.sent["images"]["x"], last.sent["labels"]["y"], last.sent["labels"]["y"])
-    model, rho = row.model, float(row.experiment.plan.method.rho)  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    model = row.model
+    rho = float(row.experiment.plan.method.rho)
     names = [name for name, _ in model.named_parameters()]
     far = np.linspace(0, 2 * rho, DISTANCES)
     found = np.zeros((2, DIRECTIONS, DISTANCES))
@@ -128,7 +157,9 @@ def measure_losses(row: StoredRow) -> tuple[Points, Points]:
         generator = Keys(0).fold("surrogate", direction).torch()
         end = draw_in_ball(centre, names, 1.0, generator)
         for at, distance in enumerate(far):
-            state = {name: centre[name] + float(distance) * (end[name] - centre[name]) for name in centre}
+            state = {
+                name: centre[name] + float(distance) * (end[name] - centre[name]) for name in centre
+            }
             for kind, records in enumerate((shard.train, images)):
                 found[kind, direction, at] = mean_cross_entropy(model, state, records)
     return far, found
@@ -139,9 +170,12 @@ def mean_cross_entropy(model: torch.nn.Module, state: State, records: Records) -
     return float(F.cross_entropy(predict_logits(model, state, records.x), records.y))
 
 
-def surrogate_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+def surrogate_analysis(
+    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
+) -> AnalysisOutput:
     """How well the images' loss follows the records' loss, row by row."""
-    body, plots = [], []
+    body = []
+    plots = []
     for cell in cells:
         made = [row for row in load_stored_rows(cell, seeds, rows) if row.progress.snapshots]
         if not made:
@@ -150,14 +184,20 @@ def surrogate_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: P
         inside = [(far <= far[-1] / 2 + 1e-9, values) for far, values in measured]
         gaps = [float(np.abs(v[0][:, near] - v[1][:, near]).mean()) for near, v in inside]
         alike = [_change_correlation(v[0][:, near], v[1][:, near]) for near, v in inside]
-        body.append((row_label(cell.row), format_spread(gaps, digits=2), format_spread(alike, digits=2)))
+        body.append(
+            (row_label(cell.row), format_spread(gaps, digits=2), format_spread(alike, digits=2))
+        )
         plots.append(_plot_surrogate(row_label(cell.row), *measured[0], seeds[0]))
     note = (
-        f"Along {DIRECTIONS} random lines from the server's model to the edge of the ball, last round, one client: the mean "
-        "distance of the two losses in nats, and the correlation of their changes. At a correlation of 1, whatever lowers one "
+        f"Along {DIRECTIONS} random lines from the server's model to the edge of the "
+        "ball, last round, one client: the mean "
+        "distance of the two losses in nats, and the correlation of their changes. At a "
+        "correlation of 1, whatever lowers one "
         "loss lowers the other."
     )
-    table = ExtraTable("The surrogate within the ball", ("row", "distance", "correlation"), tuple(body), note)
+    table = ExtraTable(
+        "The surrogate within the ball", ("row", "distance", "correlation"), tuple(body), note
+    )
     return ([table] if body else []), plots
 
 
@@ -169,8 +209,14 @@ def _change_correlation(real: Points, synthetic: Points) -> float:
 
 def _plot_surrogate(name: str, far: Points, values: Points, seed: int) -> Plot:
     means = values.mean(axis=1)
-    alt = f"Loss on records {means[0][0]:.2f} to {means[0][-1]:.2f}, on images {means[1][0]:.2f} to {means[1][-1]:.2f}."
-    caption = f"Mean over {DIRECTIONS} directions and their range, seed {seed}; the line marks the ball's edge."
+    alt = (
+        f"Loss on records {means[0][0]:.2f} to {means[0][-1]:.2f}, on images "
+        f"{means[1][0]:.2f} to {means[1][-1]:.2f}."
+    )
+    caption = (
+        f"Mean over {DIRECTIONS} directions and their range, seed {seed}; the line marks the "
+        "ball's edge."
+    )
     title = f"{name}: loss near the server's model"
     return Plot(f"surrogate-{make_slug(name)}", title, caption, alt, _draw_losses(far, values))
 
@@ -190,12 +236,15 @@ def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
     body = []
     for made in filter(None, (load_stored_rows(cell, seeds, rows) for cell in cells)):
         ends = [(row.model, row.global_state, row.experiment.test_records) for row in made]
-        losses, right = [mean_cross_entropy(*end) for end in ends], [evaluate_model(*end)[0] for end in ends]
+        losses = [mean_cross_entropy(*end) for end in ends]
+        right = [evaluate_model(*end)[0] for end in ends]
         rho = float(made[0].experiment.plan.method.rho)  # type: ignore[attr-defined]
         body.append((rho, (f"{rho:g}", format_spread(losses, digits=2), format_spread(right, 100))))
     note = "Of the final global model on the test records; mean ± standard deviation over seeds."
     lines = tuple(line for _, line in sorted(body))
-    table = ExtraTable("Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), lines, note)
+    table = ExtraTable(
+        "Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), lines, note
+    )
     return ([table] if body else []), []
 
 
@@ -204,10 +253,11 @@ PERPLEXITY = 30.0  # scikit-learn's default
 
 
 def squared_mmd(a: Points, b: Points, width: float) -> float:
-    """The squared maximum mean discrepancy, unbiased, with the kernel exp(-|a - b|^2 / (2 width^2)).
+    """The squared maximum mean discrepancy, unbiased, with the kernel exp(-|a - b|^2 / (2
+    width^2)).
 
-    a (n, d), b (m, d); NaN where n or m is below 2, since one point says nothing of its own spread. Gretton et al. 2012,
-    equation 3; it may come out slightly below 0.
+    a (n, d), b (m, d); NaN where n or m is below 2, since one point says nothing of its own spread.
+    Gretton et al. 2012, equation 3; it may come out slightly below 0.
     """
     if min(len(a), len(b)) < 2:
         return math.nan
@@ -224,7 +274,8 @@ def kernel_bandwidth(sets: Sequence[Points]) -> float:
 
 
 def tsne_map(sets: Sequence[Points], seed: int) -> list[Points]:
-    """t-SNE of all sets together -> two coordinates for each point. Draws nothing from a global generator."""
+    """t-SNE of all sets together -> two coordinates for each point. Draws nothing from a global
+    generator."""
     joined = np.concatenate(sets)
     perplexity = min(PERPLEXITY, (len(joined) - 1) / 3)
     flat = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(joined)
@@ -232,8 +283,8 @@ def tsne_map(sets: Sequence[Points], seed: int) -> list[Points]:
 
 
 def record_features(row: StoredRow) -> list[Points]:
-    """Features of up to ``MAX_POINTS`` records of each client, as many of each as the smallest gives; two at least, where it
-    has them."""
+    """Features of up to ``MAX_POINTS`` records of each client, as many of each as the smallest
+    gives; two at least, where it has them."""
     shards = row.experiment.shards
     count = max(2, min(MAX_POINTS, *(len(shard.train) for shard in shards)))
     return [row.embed_images(shard.train.x[:count]) for shard in shards]
@@ -252,7 +303,8 @@ def _mean_of_known(values: Sequence[float]) -> float:
 
 
 def client_distances(real: Sequence[Points], other: Sequence[Points]) -> list[tuple[float, float]]:
-    """(MMD between two clients in ``real``, in ``other``) for each pair; the kernel is the same for both."""
+    """(MMD between two clients in ``real``, in ``other``) for each pair; the kernel is the same for
+    both."""
     width = kernel_bandwidth(real)
     return [
         (squared_mmd(real[a], real[b], width), squared_mmd(other[a], other[b], width))
@@ -264,60 +316,91 @@ def _find_fedlgd(cells: Sequence[PaperCell]) -> PaperCell | None:
     return next((cell for cell in cells if starts_with_words(cell.row, "algo=fedlgd")), None)
 
 
-def distillation_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+def distillation_analysis(
+    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
+) -> AnalysisOutput:
     """FedLGD's figure 1, of the row of FedLGD itself."""
     cell = _find_fedlgd(cells)
     made = load_stored_rows(cell, seeds, rows) if cell else []
     if not made:
         return [], []
     names = made[0].client_names
-    real, virtual = [record_features(row) for row in made], [virtual_image_features(row) for row in made]
+    real = [record_features(row) for row in made]
+    virtual = [virtual_image_features(row) for row in made]
     values = [client_distances(before, after) for before, after in zip(real, virtual, strict=True)]
     table = ExtraTable(
         "Figure 1: how far apart two clients are",
         ("clients", "their records", "their virtual images"),
         tuple(
-            (f"{a} and {b}", *(format_spread([run[at][side] for run in values], 100) for side in (0, 1)))
+            (
+                f"{a} and {b}",
+                *(format_spread([run[at][side] for run in values], 100) for side in (0, 1)),
+            )
             for at, (a, b) in enumerate(combinations(names, 2))
         ),
-        "Squared MMD times 100 of up to 100 records and 100 images of each client, with the same Gaussian kernel in both columns; mean ± standard deviation over seeds. The "
-        "paper says that distillation brings the clients closer together: then the second column is smaller.",
+        "Squared MMD times 100 of up to 100 records and 100 images of each client, with "
+        "the same Gaussian kernel in both columns; mean ± standard deviation over seeds. "
+        "The "
+        "paper says that distillation brings the clients closer together: then the "
+        "second column is smaller.",
     )
     panels = {"records": real[0][:2], "virtual images": virtual[0][:2]}
-    caption = f"Features of the final global model, seed {seeds[0]}; t-SNE keeps neighbours, not distances."
+    caption = (
+        f"Features of the final global model, seed {seeds[0]}; t-SNE keeps neighbours, not "
+        "distances."
+    )
     title = f"{names[0]} and {names[1]}, before and after distillation"
     return [table], [plot_scatter("tsne-domains", title, caption, panels, names[:2], seeds[0])]
 
 
-def regulariser_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
-    """FedLGD's figure 4: records of the clients in networks trained with and without the regulariser."""
-    body, panels, names = [], {}, []
+def regulariser_analysis(
+    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
+) -> AnalysisOutput:
+    """FedLGD's figure 4: records of the clients in networks trained with and without the
+    regulariser."""
+    body = []
+    panels = {}
+    names = []
     for name, word in (("with it (lambda 10)", "algo.contrast=10"), ("without", "algo.contrast=0")):
-        cell = next((c for c in cells if word in c.row.split() and "algo.regulariser=mmd" not in c.row), None)
+        cell = next(
+            (c for c in cells if word in c.row.split() and "algo.regulariser=mmd" not in c.row),
+            None,
+        )
         if cell is None or not (made := load_stored_rows(cell, seeds, rows)):
             continue
         features = [record_features(row) for row in made]
-        means = [_mean_of_known([real for real, _ in client_distances(one, one)]) for one in features]
+        means = [
+            _mean_of_known([real for real, _ in client_distances(one, one)]) for one in features
+        ]
         body.append((name, format_spread(means, 100)))
         panels[name], names = features[0], made[0].client_names
     if not body:
         return [], []
     table = ExtraTable(
-        "Figure 4: how far apart the clients' records are", ("regulariser", "MMD"), tuple(body),
-        "Squared MMD times 100, mean over pairs of clients, in each network's own features; mean ± standard deviation "
+        "Figure 4: how far apart the clients' records are",
+        ("regulariser", "MMD"),
+        tuple(body),
+        "Squared MMD times 100, mean over pairs of clients, in each network's own "
+        "features; mean ± standard deviation "
         "over seeds. The paper says that the regulariser brings the clients closer together.",
-    )  # fmt: skip
+    )
     caption = f"Records of each client in the features of the final global model, seed {seeds[0]}."
     title = "With and without the regulariser"
     return [table], [plot_scatter("tsne-regulariser", title, caption, panels, names, seeds[0])]
 
 
 def plot_scatter(
-    name: str, title: str, caption: str, panels: dict[str, list[Points]], names: Sequence[str], seed: int
+    name: str,
+    title: str,
+    caption: str,
+    panels: dict[str, list[Points]],
+    names: Sequence[str],
+    seed: int,
 ) -> Plot:
     """One t-SNE for each panel, one colour for each set in it."""
     said = "; ".join(
-        f"{panel}: {', '.join(f'{len(one)} of {n}' for n, one in zip(names, sets))}" for panel, sets in panels.items()
+        f"{panel}: {', '.join(f'{len(one)} of {n}' for n, one in zip(names, sets))}"
+        for panel, sets in panels.items()
     )
     return Plot(name, title, caption, f"t-SNE. {said}.", _draw_scatter(panels, names, seed))
 
@@ -328,8 +411,12 @@ def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: i
         for at, (panel, sets) in enumerate(panels.items()):
             part = figure.add_subplot(1, len(panels), at + 1)
             for index, (label, points) in enumerate(zip(names, tsne_map(sets, seed))):
-                marker, x, y = "osD^v"[index % 5], points[:, 0], points[:, 1]
-                part.scatter(x, y, s=9, marker=marker, color=series_colour(index), label=label, lw=0)
+                marker = "osD^v"[index % 5]
+                x = points[:, 0]
+                y = points[:, 1]
+                part.scatter(
+                    x, y, s=9, marker=marker, color=series_colour(index), label=label, lw=0
+                )
             part.set(title=panel, xticks=[], yticks=[])
             part.grid(False)
         handles = figure.axes[0].get_legend_handles_labels()
@@ -342,48 +429,75 @@ MAX_ROUNDS = 6  # at most so many rounds of a gallery
 
 def first_images(x: Tensor, y: Tensor, classes: int) -> list[Tensor | None]:
     """The first image of each class, None for a class without one. x (n, c, h, w), y (n,)."""
-    return [x[int(at[0])] if len(at := torch.nonzero(y == label).flatten()) else None for label in range(classes)]
+    return [
+        x[int(at[0])] if len(at := torch.nonzero(y == label).flatten()) else None
+        for label in range(classes)
+    ]
 
 
 def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
-    """A gallery for each row of the first column: the first image of each class that one client sent, round by round."""
+    """A gallery for each row of the first column: the first image of each class that one client
+    sent, round by round."""
     plots = []
     for cell in (one for one in cells if one.column == cells[0].column):
         row = load_stored_row(cell, seeds[0], rows)
         sent = (
-            [(t, one.sent) for t, one in sorted(row.progress.snapshots.items()) if "images" in one.sent] if row else []
+            [
+                (t, one.sent)
+                for t, one in sorted(row.progress.snapshots.items())
+                if "images" in one.sent
+            ]
+            if row
+            else []
         )
         if row is None or not sent:
             continue
-        shown = np.unique(np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS)).round().astype(int))
+        shown = np.unique(
+            np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS)).round().astype(int)
+        )
         classes = row.experiment.dataset.classes
         lines = {
             f"round {t + 1}": first_images(one["images"]["x"], one["labels"]["y"], classes)
             for t, one in (sent[at] for at in shown)
         }
         caption = (
-            f"The first image of each class that client {row.experiment.plan.victim} sent, seed {seeds[0]}; "
+            f"The first image of each class that client {row.experiment.plan.victim} "
+            f"sent, seed {seeds[0]}; "
             "a gap is a class that it does not hold."
         )
         name = row_label(cell.row)
-        plots.append(plot_gallery(f"images-{make_slug(name)}", f"{name}: images sent", caption, lines))
+        plots.append(
+            plot_gallery(f"images-{make_slug(name)}", f"{name}: images sent", caption, lines)
+        )
     return [], plots
 
 
-def virtual_image_galleries(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+def virtual_image_galleries(
+    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
+) -> AnalysisOutput:
     """FedLGD's figures 15 to 17: the virtual images of each client, and the server's."""
     cell = _find_fedlgd(cells)
     row = load_stored_row(cell, seeds[0], rows) if cell else None
     if row is None:
         return [], []
-    classes, server, names = row.experiment.dataset.classes, row.progress.server, row.client_names
-    lines = {names[k]: first_images(*row.virtual_images(k), classes) for k in sorted(row.progress.memories)}
+    classes = row.experiment.dataset.classes
+    server = row.progress.server
+    names = row.client_names
+    lines = {
+        names[k]: first_images(*row.virtual_images(k), classes)
+        for k in sorted(row.progress.memories)
+    }
     lines["server"] = first_images(server["images/x"], server["labels/y"], classes)
-    caption = f"The first virtual image of each class after the last round, seed {seeds[0]}, clipped to [0, 1]."
+    caption = (
+        f"The first virtual image of each class after the last round, seed {seeds[0]}, "
+        "clipped to [0, 1]."
+    )
     return [], [plot_gallery("virtual-images", "Local and global virtual images", caption, lines)]
 
 
-def plot_gallery(name: str, title: str, caption: str, lines: dict[str, list[Tensor | None]]) -> Plot:
+def plot_gallery(
+    name: str, title: str, caption: str, lines: dict[str, list[Tensor | None]]
+) -> Plot:
     """One line of pictures for each entry, one column for each class."""
     columns = max(len(line) for line in lines.values())
     alt = f"Pictures of {columns} classes: {', '.join(lines)}."
@@ -415,8 +529,11 @@ EPOCHS = 15  # of each classifier; how long the paper trains them is not stated
 CHUNK = 512
 
 
-def feature_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
-    """FedFed's figure 17 and table 12, of the first cell; what was measured before is read from beside ``rows``."""
+def feature_analysis(
+    cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
+) -> AnalysisOutput:
+    """FedFed's figure 17 and table 12, of the first cell; what was measured before is read from
+    beside ``rows``."""
     found = []
     for seed in seeds:
         file = rows.parent / f"feature-kinds-{cells[0].folder_name(seed)}.json"
@@ -424,22 +541,33 @@ def feature_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Pat
             write_json(file, measure_feature_kinds(build_row_experiment(cells[0].overrides, seed)))
         found.append(read_json(file))
     trained = tuple(
-        (kind, *(format_spread([one[f"trained on {kind}"][test] for one in found], 100) for test in FEATURE_KINDS))
+        (
+            kind,
+            *(
+                format_spread([one[f"trained on {kind}"][test] for one in found], 100)
+                for test in FEATURE_KINDS
+            ),
+        )
         for kind in FEATURE_KINDS
     )
-    alike = tuple((k, f"{v:g}", format_spread([one["psnr"][k] for one in found])) for k, v in PRINTED_PSNR.items())
+    alike = tuple(
+        (k, f"{v:g}", format_spread([one["psnr"][k] for one in found]))
+        for k, v in PRINTED_PSNR.items()
+    )
     return [
         ExtraTable(
             "Figure 17: trained on the row, tested on the column (accuracy in percent)",
             ("trained on", *FEATURE_KINDS),
             trained,
-            "The paper shows bars and no numbers: a classifier of x is comparable on x_s, and x_r lacks what is needed.",
+            "The paper shows bars and no numbers: a classifier of x is comparable on "
+            "x_s, and x_r lacks what is needed.",
         ),
         ExtraTable(
             "Table 12: how alike x and its parts are",
             ("part", "paper", "here"),
             alike,
-            "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as those of x_s below 0 are.",
+            "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as "
+            "those of x_s below 0 are.",
         ),
     ], []
 
@@ -448,19 +576,24 @@ def measure_feature_kinds(experiment: Experiment) -> dict[str, dict[str, float]]
     """ "psnr": kind -> dB to x; "trained on KIND": kind tested on -> accuracy in [0, 1]."""
     split = train_feature_map(experiment)
     train = Records.concat([shard.train for shard in experiment.shards])
-    kinds, tests = split_records(train, split), split_records(experiment.test_records, split)
+    kinds = split_records(train, split)
+    tests = split_records(experiment.test_records, split)
     likeness = {kind: float(psnr(tests[kind].x, tests["x"].x).mean()) for kind in FEATURE_KINDS[1:]}
     return {"psnr": likeness} | {
-        f"trained on {kind}": _train_and_test(experiment, kinds[kind], tests) for kind in FEATURE_KINDS
+        f"trained on {kind}": _train_and_test(experiment, kinds[kind], tests)
+        for kind in FEATURE_KINDS
     }
 
 
 def train_feature_map(experiment: Experiment) -> Callable[[Tensor], Tensor]:
     """x -> x_s of the generator that phase A ends with."""
-    plan, progress = experiment.plan, start_training(experiment.plan, experiment.new_ledger())
+    plan = experiment.plan
+    progress = start_training(experiment.plan, experiment.new_ledger())
     for _ in range(plan.method.distill_rounds):  # type: ignore[attr-defined]
         progress, _, _ = run_round(plan, progress, experiment.shards, experiment.engine)
-    return plan.method.audit_hooks.maps(plan.method.broadcast(progress.server), {}, plan.problem)["feature"]
+    return plan.method.audit_hooks.maps(plan.method.broadcast(progress.server), {}, plan.problem)[
+        "feature"
+    ]
 
 
 def split_records(records: Records, split: Callable[[Tensor], Tensor]) -> Mapping[str, Records]:
@@ -471,8 +604,11 @@ def split_records(records: Records, split: Callable[[Tensor], Tensor]) -> Mappin
     return {kind: Records(x, records.y, records.ids) for kind, x in inputs.items()}
 
 
-def _train_and_test(experiment: Experiment, records: Records, tests: Mapping[str, Records]) -> dict[str, float]:
-    data, keys = experiment.dataset, experiment.plan.keys.fold("feature kinds")
+def _train_and_test(
+    experiment: Experiment, records: Records, tests: Mapping[str, Records]
+) -> dict[str, float]:
+    data = experiment.dataset
+    keys = experiment.plan.keys.fold("feature kinds")
     spec = experiment.plan.method.base.model  # type: ignore[attr-defined]
     model = build(spec, data.shape, data.classes)
     state: State = initial(spec, data.shape, data.classes, keys.fold("init").torch())
@@ -493,7 +629,11 @@ ANALYSES: Mapping[str, Analysis] = {
 }
 
 
-def run_analyses(names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
+def run_analyses(
+    names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
+) -> AnalysisOutput:
     """Run the named analyses on the rows in ``rows``; rows that were not trained are left out."""
     found = [ANALYSES[name](cells, seeds, rows) for name in names]
-    return [table for tables, _ in found for table in tables], [plot for _, plots in found for plot in plots]
+    return [table for tables, _ in found for table in tables], [
+        plot for _, plots in found for plot in plots
+    ]

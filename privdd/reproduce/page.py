@@ -1,8 +1,9 @@
-"""Train an entry and write its page: results.json, HTML and figures; one page about all entries; the catalogue as a table.
+"""Train an entry and write its page: results.json, HTML and figures; one page about all entries;
+the catalogue as a table.
 
-The page about all entries is made from the ``results.json`` of those that are finished in a folder, so that it can be asked
-for at any time. Each verdict names the commit of its trainings, the steps of distillation and the scale; one of other settings
-than today's is marked as stale.
+The page about all entries is made from the ``results.json`` of those that are finished in a folder,
+so that it can be asked for at any time. Each verdict names the commit of its trainings, the steps
+of distillation and the scale; one of other settings than today's is marked as stale.
 """
 
 from __future__ import annotations
@@ -43,8 +44,12 @@ from privdd.reproduce.train import paper_cells, settings_digest, train_cells
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
-HOLDS_HERE, FAILS_HERE, NOT_DECIDED = "holds", "does not hold", "not decided"
-NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN = "nothing to compare", "not run yet", "not run"
+HOLDS_HERE = "holds"
+FAILS_HERE = "does not hold"
+NOT_DECIDED = "not decided"
+NOTHING_TO_COMPARE = "nothing to compare"
+NOT_RUN_YET = "not run yet"
+NOT_RUN = "not run"
 COLUMN_VERDICTS = {  # of a comparison -> of its column
     HOLDS: HOLDS_HERE,
     HOLDS_IN_MEAN: NOT_DECIDED,
@@ -59,24 +64,39 @@ VERDICT_TEXT = COLUMN_VERDICTS | {
 }
 TONES = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", NOT_DECIDED: "unprotected"}
 ENTRY_PAGE = "reproduction.html"
-VERDICTS = (HOLDS_HERE, FAILS_HERE, NOT_DECIDED, CANNOT_TELL, NOTHING_TO_COMPARE, NOT_RUN_YET, NOT_RUN)
+VERDICTS = (
+    HOLDS_HERE,
+    FAILS_HERE,
+    NOT_DECIDED,
+    CANNOT_TELL,
+    NOTHING_TO_COMPARE,
+    NOT_RUN_YET,
+    NOT_RUN,
+)
 PAIR_FIELDS = ("better", "worse", "gain", "p", "limit")  # of a pair in results.json
 STAND_IN = " (on a stand-in)"
 STALE = "settings changed since, or were not recorded: run it again"
 OVERVIEW_PAGE = "index.html"
 OVERVIEW_NOTE = (
-    "A statement holds where the differences over the seeds decide it (one-sided paired t-test, 5 %, the largest p of all "
-    "pairs), and does not where a pair is reversed at 5 % over their number; else it is not decided. It cannot be told at a scale where images cannot leave their start, where a "
-    "row is at chance, or where two rows hold the same images. Neither is a failure of the paper. At a scale below the paper's it "
+    "A statement holds where the differences over the seeds decide it (one-sided paired "
+    "t-test, 5 %, the largest p of all "
+    "pairs), and does not where a pair is reversed at 5 % over their number; else it is "
+    "not decided. It cannot be told at a scale where images cannot leave their start, "
+    "where a "
+    "row is at chance, or where two rows hold the same images. Neither is a failure of "
+    "the paper. At a scale below the paper's it "
     "is the order that is compared. Where the "
-    "paper's data are not at hand, the column names the paper's and others stand in, which the entry's page names."
+    "paper's data are not at hand, the column names the paper's and others stand in, "
+    "which the entry's page names."
 )
 
 
 @dataclass(frozen=True)
 class OverviewLine:
-    """One column of an entry, or an entry that has no result. page: relative to the folder, "" where there is none;
-    made: steps, scale and commit of its trainings; settings: their digest; stale: why it says nothing of today's, or ""."""
+    """One column of an entry, or an entry that has no result. page: relative to the folder, ""
+    where there is none;
+    made: steps, scale and commit of its trainings; settings: their digest; stale: why it says
+        nothing of today's, or ""."""
 
     entry: str
     shows: str
@@ -93,7 +113,8 @@ class OverviewLine:
 
 def count_verdicts(found: Sequence[OverviewLine]) -> str:
     """ "holds: 16, does not hold: 9, ...; 3 of them of other settings than today's"."""
-    counts, old = Counter(line.verdict for line in found), sum(bool(line.stale) for line in found)
+    counts = Counter(line.verdict for line in found)
+    old = sum(bool(line.stale) for line in found)
     counted = ", ".join(f"{kind}: {counts[kind]}" for kind in VERDICTS if counts[kind])
     return f"{counted}; {old} of them of other settings than today's" if old else counted
 
@@ -116,7 +137,11 @@ def write_overview(folder: Path) -> Path:
     found = collect_lines(folder)
     template = template_environment().get_template("reproductions.html.jinja")
     text = template.render(
-        lines=found, counted=count_verdicts(found), meant=OVERVIEW_NOTE, tones=TONES, scale=folder.name
+        lines=found,
+        counted=count_verdicts(found),
+        meant=OVERVIEW_NOTE,
+        tones=TONES,
+        scale=folder.name,
     )
     write_bytes(folder / OVERVIEW_PAGE, text.encode(errors="replace"))
     return folder / OVERVIEW_PAGE
@@ -125,7 +150,9 @@ def write_overview(folder: Path) -> Path:
 def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
     file = folder / entry.name / "results.json"
     if not entry.is_trainable:
-        yield OverviewLine(entry.name, entry.shows, "", "", NOT_RUN, f"{entry.kind}: {entry.why}", "", "")
+        yield OverviewLine(
+            entry.name, entry.shows, "", "", NOT_RUN, f"{entry.kind}: {entry.why}", "", ""
+        )
     elif not file.is_file():
         command = f"python -m privdd.reproduce {entry.name} scale={folder.name}"
         yield OverviewLine(entry.name, entry.shows, "", "", NOT_RUN_YET, "", command, "")
@@ -137,8 +164,8 @@ def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
 
 
 def current_digests(entry: PaperEntry, scale: str, device: str) -> dict[str, tuple[str, str]]:
-    """Column -> the digests that its results may have today: of all its rows, and of those that a statement compares, as a
-    row that none compares may be newer than they are."""
+    """Column -> the digests that its results may have today: of all its rows, and of those that a
+    statement compares, as a row that none compares may be newer than they are."""
     cells = paper_cells(entry, scale, device)
     said = {row for one in entry.ahead for row in (one.better, one.worse)}
     found = {}
@@ -159,8 +186,11 @@ def _column_line(
     statement, verdict, detail = _judge_column(column)
     other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
     other = other or bool(paper_block(entry.experiment)["stand_in"])
-    commits = ", ".join(commit[:7] or "unknown" for commit in column.get("commits", [])) or "unknown"
-    made, settings = [column.get("steps", ""), f"scale={scale}", f"commit {commits}"], column.get("settings", "")
+    commits = (
+        ", ".join(commit[:7] or "unknown" for commit in column.get("commits", [])) or "unknown"
+    )
+    made = [column.get("steps", ""), f"scale={scale}", f"commit {commits}"]
+    settings = column.get("settings", "")
     return OverviewLine(
         entry=entry.name,
         shows=entry.shows,
@@ -177,8 +207,10 @@ def _column_line(
 
 
 def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(the statement, its verdict, by how much) of a column: its leader's, else what the paper's text says."""
-    leader, said = column["leader"], column["text"]
+    """(the statement, its verdict, by how much) of a column: its leader's, else what the paper's
+    text says."""
+    leader = column["leader"]
+    said = column["text"]
     pairs = leader["pairs"] if leader else said
     if not pairs:
         return "the paper prints no numbers to compare with", NOTHING_TO_COMPARE, ""
@@ -186,7 +218,8 @@ def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
     judged = OrderStatement(tuple(RowPair(**one) for one in known))
     least = f"{100 * min(pair.gain for pair in judged.pairs):+.1f} points"
     if leader:
-        statement, agreed = f"{row_label(judged.pairs[0].better)} ahead of all others", column["kendall"]
+        statement = f"{row_label(judged.pairs[0].better)} ahead of all others"
+        agreed = column["kendall"]
         least += " to the best of the others" + ("" if judged.p is None else f", p {judged.p:.2g}")
         least += f"; {agreed['agree']} of {agreed['pairs']} pairs as in the paper" if agreed else ""
     else:
@@ -204,7 +237,8 @@ def _format_failures(column: Mapping[str, Any]) -> str:
 
 
 def reproduce_entry(entry: PaperEntry, asked: ReproduceArguments) -> tuple[EntryResult, Path, int]:
-    """(what came out, its page, how many trainings failed). What was trained before is not trained again.
+    """(what came out, its page, how many trainings failed). What was trained before is not trained
+    again.
 
     Raises BadConfig for an entry that trains nothing, with the reason.
     """
@@ -226,7 +260,9 @@ def column_headline(column: TableColumn) -> str:
     if column.leader is None:
         if not column.said:
             return "the paper prints no numbers to compare with"
-        kinds = Counter(COLUMN_VERDICTS[pair.verdict_among(len(column.said))] for _, pair in column.said)
+        kinds = Counter(
+            COLUMN_VERDICTS[pair.verdict_among(len(column.said))] for _, pair in column.said
+        )
         counted = ", ".join(f"{kind}: {kinds[kind]}" for kind in VERDICTS if kinds[kind])
         return f"{len(column.said)} comparisons that the text makes; {counted}"
     best = row_label(column.leader.pairs[0].better)
@@ -240,7 +276,12 @@ def write_entry_page(found: EntryResult, folder: Path) -> Path:
     write_json(folder / "results.json", found.as_json())
     drawn = {column.name: plot_curves(column) for column in found.columns}
     template = template_environment().get_template("reproduction.html.jinja")
-    words = {"label": row_label, "headline": column_headline, "says": VERDICT_TEXT, "tone": _page_tone(found)}
+    words = {
+        "label": row_label,
+        "headline": column_headline,
+        "says": VERDICT_TEXT,
+        "tone": _page_tone(found),
+    }
     text = template.render(r=found, drawn=drawn, **words)
     write_bytes(folder / ENTRY_PAGE, text.encode(errors="replace"))
     for several in (*drawn.values(), found.plots):
@@ -260,7 +301,10 @@ def print_result(found: EntryResult, page: Path, failed: int) -> None:
     for column in found.columns:
         print(f"{found.entry.name}, {column.name}: {column_headline(column)}")
     if failed:
-        print(f"privdd: error: {failed} trainings failed; the page says which and why", file=sys.stderr)
+        print(
+            f"privdd: error: {failed} trainings failed; the page says which and why",
+            file=sys.stderr,
+        )
     print(f"page: {page}", flush=True)
 
 
@@ -272,7 +316,8 @@ def run_entry(asked: ReproduceArguments) -> int:
 
 
 def run_all(asked: ReproduceArguments) -> int:
-    """Every entry that runs here, one after the other; the page about all of them grows with each."""
+    """Every entry that runs here, one after the other; the page about all of them grows with
+    each."""
     status = 0
     for name in (name for name, entry in load_catalogue().items() if entry.is_trainable):
         status |= run_entry(replace(asked, name=name))
@@ -294,7 +339,10 @@ def describe_availability(entry: PaperEntry) -> str:
     stands_in = describe_stand_in(entry, "small")
     if not stands_in:
         return "runs on the paper's data"
-    return f"runs, {stands_in.partition(';')[0]}; scale=paper needs {', '.join(entry.needs)}, and a GPU"
+    return (
+        f"runs, {stands_in.partition(';')[0]}; scale=paper needs {', '.join(entry.needs)}, "
+        "and a GPU"
+    )
 
 
 def print_catalogue(asked: ReproduceArguments) -> int:
@@ -303,8 +351,13 @@ def print_catalogue(asked: ReproduceArguments) -> int:
         table.add_column(name, overflow="fold", no_wrap=name == "entry")
     entries = load_catalogue().values()
     for entry in entries:
-        table.add_row(*(Text(part) for part in (entry.name, entry.shows, describe_availability(entry))))
+        table.add_row(
+            *(Text(part) for part in (entry.name, entry.shows, describe_availability(entry)))
+        )
     console_for(sys.stdout).print(table)
     runs = sum(entry.is_trainable for entry in entries)
-    print(f"{len(entries)} entries, {runs} of which run here; python -m privdd.reproduce NAME scale=small")
+    print(
+        f"{len(entries)} entries, {runs} of which run here; python -m privdd.reproduce "
+        "NAME scale=small"
+    )
     return 0

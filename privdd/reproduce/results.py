@@ -1,13 +1,16 @@
-"""What the trainings of an entry came to, compared with the paper, as one value that becomes results.json.
+"""What the trainings of an entry came to, compared with the paper, as one value that becomes
+results.json.
 
-Does the paper's order hold? Every row of a column is trained with the same seeds (the same partition and test records), so
-differences are taken seed by seed. A statement about several pairs at once ("FedDM is ahead of all others") holds at level p
-only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982), which needs no correction
-for their number. That it does not hold takes one pair alone, so that pair must be reversed at level p over the number of
-pairs (Bonferroni). Settings that are not the paper's are found by comparing each row's config with the same row at preset=paper
-on the paper's own data; what differs at every scale is listed in the folder ``papers``. Directions are judgements, not
-measurements. Rows of one column that are on unequal terms are named with the reason that the experiment gives.
-"""
+Does the paper's order hold? Every row of a column is trained with the same seeds (the same
+partition and test records), so differences are taken seed by seed. A statement about several pairs
+at once ("FedDM is ahead of all others") holds at level p
+only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982),
+    which needs no correction for their number. That it does not hold takes one pair alone, so that
+    pair must be reversed at level p over the number of
+pairs (Bonferroni). Settings that are not the paper's are found by comparing each row's config with
+the same row at preset=paper on the paper's own data; what differs at every scale is listed in the
+folder ``papers``. Directions are judgements, not measurements. Rows of one column that are on
+unequal terms are named with the reason that the experiment gives."""
 
 from __future__ import annotations
 
@@ -36,7 +39,12 @@ from privdd.federated.experiment import Experiment
 from privdd.models import projected_shape
 from privdd.reporting.comparison import read_training_record
 from privdd.reporting.page import Plot
-from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, differences_at_scale, paper_details
+from privdd.reproduce.catalogue import (
+    PaperEntry,
+    ReproduceArguments,
+    differences_at_scale,
+    paper_details,
+)
 from privdd.reproduce.train import (
     FINISHED_FILE,
     STEPS,
@@ -62,9 +70,11 @@ class ExtraTable:
 
 @dataclass(frozen=True)
 class RowResult:
-    """One row of a column. curves: accuracy in [0, 1] after each round, by seed; uploaded, downloaded: (rounds,) bytes
-    that one client sends and receives up to each round, mean over clients and seeds; failed: seed -> why, in a line;
-    diverged: how many seeds ended without a model; commits: of the code that trained it; limit, moved: see ``limit_rows``."""
+    """One row of a column. curves: accuracy in [0, 1] after each round, by seed; uploaded,
+    downloaded: (rounds,) bytes that one client sends and receives up to each round, mean over
+        clients and seeds; failed: seed -> why, in a line;
+    diverged: how many seeds ended without a model; commits: of the code that trained it; limit,
+        moved: see ``limit_rows``."""
 
     cell: PaperCell
     best: bool
@@ -94,10 +104,15 @@ class RowResult:
     @property
     def curve(self) -> tuple[float, ...]:
         """Mean over seeds."""
-        return tuple(float(v) for v in np.mean(list(self.curves.values()), axis=0)) if self.curves else ()
+        return (
+            tuple(float(v) for v in np.mean(list(self.curves.values()), axis=0))
+            if self.curves
+            else ()
+        )
 
     def first_round(self, target: float) -> int | None:
-        """The first round after which the mean accuracy is at least ``target``; None where it never is."""
+        """The first round after which the mean accuracy is at least ``target``; None where it never
+        is."""
         return next((at + 1 for at, value in enumerate(self.curve) if value >= target), None)
 
     def bytes_to(self, target: float) -> float | None:
@@ -107,9 +122,14 @@ class RowResult:
 
 
 def collect_results(
-    cells: Sequence[PaperCell], seeds: Sequence[int], folder: Path, best: bool, failed: Mapping[Path, str]
+    cells: Sequence[PaperCell],
+    seeds: Sequence[int],
+    folder: Path,
+    best: bool,
+    failed: Mapping[Path, str],
 ) -> list[RowResult]:
-    """The results of all cells, as their folders tell. Raises DamagedRun, one line, for a bad folder."""
+    """The results of all cells, as their folders tell. Raises DamagedRun, one line, for a bad
+    folder."""
     return [_collect_row(cell, seeds, folder, best, failed) for cell in cells]
 
 
@@ -137,16 +157,22 @@ def _collect_row(
 
 
 def _read_traffic(path: Path) -> list[np.ndarray]:
-    """Bytes that one client has sent, and received, up to each round, mean over all clients. Raises DamagedRun."""
-    manifest, whole = read_json(RunFolder(path).manifest_file), read_json(path / FINISHED_FILE)
+    """Bytes that one client has sent, and received, up to each round, mean over all clients. Raises
+    DamagedRun."""
+    manifest = read_json(RunFolder(path).manifest_file)
+    whole = read_json(path / FINISHED_FILE)
     sums = []
     try:
         for name in ("uploaded", "downloaded"):
-            total = np.cumsum([sum(int(v) for v in counts.values()) for counts in manifest[f"{name}_bytes"]])
+            total = np.cumsum(
+                [sum(int(v) for v in counts.values()) for counts in manifest[f"{name}_bytes"]]
+            )
             each = whole[f"{name}_bytes_per_client"]
             sums.append(total * (each / total[-1] if total[-1] else 0.0))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise DamagedRun(f"{RunFolder(path).manifest_file}: damaged ({' '.join(str(error).split())[:100]})") from None
+        raise DamagedRun(
+            f"{RunFolder(path).manifest_file}: damaged ({' '.join(str(error).split())[:100]})"
+        ) from None
     return sums
 
 
@@ -159,13 +185,18 @@ def _cell_experiment(overrides: tuple[str, ...]) -> Experiment:
 
 
 def clipped_reach(experiment: Experiment) -> tuple[float, float] | None:
-    """(clip norm x rate x steps / (1 - momentum), the furthest that the images of a class can move without their noise;
-    the norm of their N(0, 1) start). None where no class's mean gradient is clipped."""
-    plan, mechanism = experiment.plan, experiment.plan.mechanisms.get(GRADIENT_QUERY)
+    """(clip norm x rate x steps / (1 - momentum), the furthest that the images of a class can move
+    without their noise; the norm of their N(0, 1) start). None where no class's mean gradient is
+    clipped."""
+    plan = experiment.plan
+    mechanism = experiment.plan.mechanisms.get(GRADIENT_QUERY)
     if mechanism is None or mechanism.per_record:
         return None
-    method, shape = plan.method, plan.problem.shape
-    if Surface.SYNTHETIC_REPRESENTATIONS in method.uploads.values():  # FedRD's images are of its projection's space
+    method = plan.method
+    shape = plan.problem.shape
+    if (
+        Surface.SYNTHETIC_REPRESENTATIONS in method.uploads.values()
+    ):  # FedRD's images are of its projection's space
         shape = projected_shape(method.projection, shape)  # type: ignore[attr-defined]
     steps = method.matching  # type: ignore[attr-defined]
     reach = mechanism.clip_norm * steps.lr * steps.iterations / (1 - steps.momentum)  # type: ignore[attr-defined]
@@ -173,22 +204,33 @@ def clipped_reach(experiment: Experiment) -> tuple[float, float] | None:
 
 
 def image_movement(experiment: Experiment) -> float:
-    """How far matching moves the images of the client with most records in the first round, as a share of their norm."""
+    """How far matching moves the images of the client with most records in the first round, as a
+    share of their norm."""
     plan, shard = experiment.plan, max(experiment.shards, key=lambda one: len(one.train))
-    method, sent = plan.method, []
+    method = plan.method
+    sent = []
     still = replace(method, matching=replace(method.matching, iterations=0))  # type: ignore[attr-defined,type-var]
     for one in (still, method):
-        broadcast, ctx = one.broadcast(one.init(plan.problem, plan.keys)), plan.client_context(0, shard.client)
+        broadcast = one.broadcast(one.init(plan.problem, plan.keys))
+        ctx = plan.client_context(0, shard.client)
         upload = one.local(broadcast, {}, shard, ctx)[0]
-        sent.append(next(upload[name] for name in ("images", "representations") if name in upload).value["x"])
+        sent.append(
+            next(upload[name] for name in ("images", "representations") if name in upload).value[
+                "x"
+            ]
+        )
     return float((sent[1] - sent[0]).norm() / sent[0].norm())
 
 
 def is_at_chance(accuracies: Sequence[float], classes: int, tests: int) -> bool:
-    """Whether the 95 % interval of the mean accuracy includes one in ``classes``, or lies below it. Its standard error is
-    the larger of that over seeds and that of ``tests`` records."""
+    """Whether the 95 % interval of the mean accuracy includes one in ``classes``, or lies below it.
+    Its standard error is the larger of that over seeds and that of ``tests`` records."""
     mean = float(np.mean(accuracies))
-    spread = float(np.std(accuracies, ddof=1)) / math.sqrt(len(accuracies)) if len(accuracies) > 1 else 0.0
+    spread = (
+        float(np.std(accuracies, ddof=1)) / math.sqrt(len(accuracies))
+        if len(accuracies) > 1
+        else 0.0
+    )
     return mean - 1.96 * max(spread, math.sqrt(mean * (1 - mean) / tests)) <= 1 / classes
 
 
@@ -200,18 +242,24 @@ def row_limit(row: RowResult) -> str:
     reach = clipped_reach(experiment)
     if reach is not None and reach[0] < reach[1]:
         return f"images can move by {reach[0]:.3g} and start at a norm of {reach[1]:.3g}"
-    classes, tests = experiment.dataset.classes, len(experiment.test_records)
+    classes = experiment.dataset.classes
+    tests = len(experiment.test_records)
     if is_at_chance(row.accuracies, classes, tests):
         return f"at chance: {100 * float(np.mean(row.accuracies)):.1f} % of {classes} classes"
     return ""
 
 
 def limit_rows(rows: Sequence[RowResult]) -> list[RowResult]:
-    """The rows with what limits them. Movement is measured beside a row of the same column in which nothing is matched."""
+    """The rows with what limits them. Movement is measured beside a row of the same column in which
+    nothing is matched."""
     steps = [flat_settings_of(row.cell.overrides).get(STEPS) for row in rows]
     still = {row.cell.column for row, count in zip(rows, steps, strict=True) if count == 0}
     return [
-        replace(row, limit=row_limit(row), moved=_row_movement(row, count) if row.cell.column in still else None)
+        replace(
+            row,
+            limit=row_limit(row),
+            moved=_row_movement(row, count) if row.cell.column in still else None,
+        )
         for row, count in zip(rows, steps, strict=True)
     ]
 
@@ -259,20 +307,25 @@ class SettingDifference:
 
 
 def setting_differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[SettingDifference]:
-    """The differing settings of all cells, grouped by key and values. A copy of the model within a method is not named again."""
+    """The differing settings of all cells, grouped by key and values. A copy of the model within a
+    method is not named again."""
     found: dict[tuple[str, str, str], list[str]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
     for cell in made:
-        ours, theirs = flat_settings_of(cell.overrides), flat_settings_of(full_scale_cell(entry, cell).overrides)
+        ours = flat_settings_of(cell.overrides)
+        theirs = flat_settings_of(full_scale_cell(entry, cell).overrides)
         for key in sorted({*ours, *theirs}):
-            here, there = ours.get(key), theirs.get(key)
+            here = ours.get(key)
+            there = theirs.get(key)
             if here != there and not _is_model_copy(key, ours, here):
                 mark = (key, repr(here), repr(there))
                 values[mark] = (here, there)
                 found.setdefault(mark, []).append(cell.row)
     everyone = {cell.row for cell in made}
     return [
-        SettingDifference(mark[0], *values[mark], () if {*rows} == everyone else tuple(dict.fromkeys(rows)))
+        SettingDifference(
+            mark[0], *values[mark], () if {*rows} == everyone else tuple(dict.fromkeys(rows))
+        )
         for mark, rows in sorted(found.items())
     ]
 
@@ -310,27 +363,41 @@ class UnevenRow:
 
 
 def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[UnevenRow]:
-    """Every row whose rounds, participation, network, data, local training or privacy are not those of the others."""
-    said, here = paper_block(entry.experiment)["differs"], differences_at_scale(scale)
+    """Every row whose rounds, participation, network, data, local training or privacy are not those
+    of the others."""
+    said = paper_block(entry.experiment)["differs"]
+    here = differences_at_scale(scale)
     found = []
     for column in dict.fromkeys(cell.column for cell in made):
-        terms = {cell.row: terms_of_overrides(cell.overrides) for cell in made if cell.column == column}
+        terms = {
+            cell.row: terms_of_overrides(cell.overrides) for cell in made if cell.column == column
+        }
         for term, rows in find_differing_terms(terms).items():
             for row in (one for one in terms if one in rows):
-                why = stated_difference(said, term, row) or stated_difference(here, term, row) or UNSAID
+                why = (
+                    stated_difference(said, term, row)
+                    or stated_difference(here, term, row)
+                    or UNSAID
+                )
                 found.append(UnevenRow(column, row, term, why))
     return found
 
 
 LEVEL = 0.05
-HOLDS, HOLDS_IN_MEAN, REVERSED, REVERSED_IN_MEAN = "holds", "holds in the mean", "reversed", "reversed in the mean"
+HOLDS = "holds"
+HOLDS_IN_MEAN = "holds in the mean"
+REVERSED = "reversed"
+REVERSED_IN_MEAN = "reversed in the mean"
 CANNOT_TELL = "cannot be told at this scale"
-SAME_IMAGES = 0.02  # of their norm: images that matching moves by less count as those that it started from
+SAME_IMAGES = (
+    0.02  # of their norm: images that matching moves by less count as those that it started from
+)
 
 
 @dataclass(frozen=True)
 class RowPair:
-    """better, worse: rows as the paper orders them; gain: mean of better - worse here; p: one-sided, None for one seed;
+    """better, worse: rows as the paper orders them; gain: mean of better - worse here; p:
+    one-sided, None for one seed;
     limit: why the comparison says nothing at this scale, "" where it does."""
 
     better: str
@@ -369,7 +436,8 @@ class OrderStatement:
 
 
 def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
-    """One-sided paired t-test (Student 1908): the chance of such a gain if there were none; None with one seed."""
+    """One-sided paired t-test (Student 1908): the chance of such a gain if there were none; None
+    with one seed."""
     gains = np.asarray(better, dtype=float) - np.asarray(worse, dtype=float)
     if len(gains) < 2:
         return None
@@ -387,27 +455,39 @@ def pair_limit(a: RowResult, b: RowResult) -> str:
         return "both rows have the same numbers for every seed"
     moved = [one.moved for one in (a, b) if one.moved is not None]
     if len(moved) == 2 and max(moved) < SAME_IMAGES:
-        return f"both rows hold the same images: matching moves them by {100 * max(moved):.1f} % of their norm"
+        return (
+            f"both rows hold the same images: matching moves them by {100 * max(moved):.1f} % "
+            "of their norm"
+        )
     return ""
 
 
 def compare_pair(better: RowResult, worse: RowResult) -> RowPair:
     """Both rows have the same seeds."""
-    ours, theirs = better.accuracies, worse.accuracies
+    ours = better.accuracies
+    theirs = worse.accuracies
     gain = float(np.mean(ours) - np.mean(theirs))
-    return RowPair(better.cell.row, worse.cell.row, gain, p_value(ours, theirs), pair_limit(better, worse))
+    return RowPair(
+        better.cell.row, worse.cell.row, gain, p_value(ours, theirs), pair_limit(better, worse)
+    )
 
 
 def leader_statement(rows: Sequence[RowResult]) -> OrderStatement:
-    """Is the row that leads in the paper ahead of every other one? rows: those with a printed number."""
+    """Is the row that leads in the paper ahead of every other one? rows: those with a printed
+    number."""
     best = max(rows, key=_printed_accuracy)
     return OrderStatement(tuple(compare_pair(best, row) for row in rows if row is not best))
 
 
 def order_statement(rows: Sequence[RowResult]) -> OrderStatement:
-    """Is the whole order the paper's? Neighbours decide it; rows that the paper prints equal are not compared."""
+    """Is the whole order the paper's? Neighbours decide it; rows that the paper prints equal are
+    not compared."""
     ranked = sorted(rows, key=_printed_accuracy, reverse=True)
-    pairs = [compare_pair(a, b) for a, b in itertools.pairwise(ranked) if _printed_accuracy(a) > _printed_accuracy(b)]
+    pairs = [
+        compare_pair(a, b)
+        for a, b in itertools.pairwise(ranked)
+        if _printed_accuracy(a) > _printed_accuracy(b)
+    ]
     return OrderStatement(tuple(pairs))
 
 
@@ -416,14 +496,17 @@ def _printed_accuracy(row: RowResult) -> float:
 
 
 def kendall_tau(rows: Sequence[RowResult]) -> tuple[float, int, int]:
-    """(tau-b of the printed and our mean accuracies (Kendall 1945), pairs in the paper's order, pairs compared)."""
-    a, b = np.array([_printed_accuracy(r) for r in rows]), np.array([r.mean for r in rows])
+    """(tau-b of the printed and our mean accuracies (Kendall 1945), pairs in the paper's order,
+    pairs compared)."""
+    a = np.array([_printed_accuracy(r) for r in rows])
+    b = np.array([r.mean for r in rows])
     signs = [
         np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])
         for i, j in itertools.combinations(range(len(rows)), 2)
         if a[i] != a[j]
     ]
-    agree, tau = sum(1 for s in signs if s > 0), stats.kendalltau(a, b).statistic
+    agree = sum(1 for s in signs if s > 0)
+    tau = stats.kendalltau(a, b).statistic
     return (0.0 if math.isnan(tau) else float(tau)), agree, len(signs)
 
 
@@ -432,9 +515,12 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column of the table. leader, order: None where fewer than two rows have a printed number and a result;
-    tau, agree, pairs: Kendall's tau-b, pairs in the paper's order, pairs compared; said: what the text claims;
-    target: the mean accuracy of the first row, for rounds and bytes to target; steps: of distillation; settings: their digest."""
+    """One column of the table. leader, order: None where fewer than two rows have a printed number
+    and a result;
+    tau, agree, pairs: Kendall's tau-b, pairs in the paper's order, pairs compared; said: what the
+        text claims;
+    target: the mean accuracy of the first row, for rounds and bytes to target; steps: of
+        distillation; settings: their digest."""
 
     name: str
     rows: tuple[RowResult, ...]
@@ -458,7 +544,9 @@ class TableColumn:
             "leader": _statement_json(self.leader),
             "order": _statement_json(self.order),
             "kendall": self.tau and dict(zip(("tau", "agree", "pairs"), self.tau, strict=True)),
-            "text": [{"says": says, **_pair_json(found, len(self.said))} for says, found in self.said],
+            "text": [
+                {"says": says, **_pair_json(found, len(self.said))} for says, found in self.said
+            ],
             "target": self.target,
             "commits": self.commits,
             "steps": self.steps,
@@ -485,15 +573,23 @@ class EntryResult:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "schema": SCHEMA, "entry": self.entry.name, "shows": self.entry.shows, "source": self.source,
-            "scale": self.asked.scale, "seeds": list(self.asked.seeds), "command": self.asked.command,
-            "device": self.asked.device, "metric": self.metric, "best_of_rounds": self.best, "stand_in": self.stand_in,
+            "schema": SCHEMA,
+            "entry": self.entry.name,
+            "shows": self.entry.shows,
+            "source": self.source,
+            "scale": self.asked.scale,
+            "seeds": list(self.asked.seeds),
+            "command": self.asked.command,
+            "device": self.asked.device,
+            "metric": self.metric,
+            "best_of_rounds": self.best,
+            "stand_in": self.stand_in,
             "columns": [column.as_json() for column in self.columns],
             "uneven": [asdict(one) for one in self.uneven],
             "fidelity": [{**asdict(one), "direction": one.direction} for one in self.differences],
             "at_every_scale": [dict(one) for one in self.lasting],
             "tables": [asdict(one) for one in self.tables],
-        }  # fmt: skip
+        }
 
 
 def _pair_json(found: RowPair, pairs: int) -> dict[str, Any]:
@@ -512,14 +608,24 @@ def _statement_json(found: OrderStatement | None) -> dict[str, Any] | None:
 
 def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
     return {
-        "row": row.cell.row, "paper": row.cell.printed, "mean": row.mean, "spread": row.spread,
-        "by_seed": {str(seed): value for seed, value in zip(row.curves, row.accuracies, strict=True)},
-        "curve": list(row.curve), "uploaded": list(row.uploaded), "downloaded": list(row.downloaded),
+        "row": row.cell.row,
+        "paper": row.cell.printed,
+        "mean": row.mean,
+        "spread": row.spread,
+        "by_seed": {
+            str(seed): value for seed, value in zip(row.curves, row.accuracies, strict=True)
+        },
+        "curve": list(row.curve),
+        "uploaded": list(row.uploaded),
+        "downloaded": list(row.downloaded),
         "rounds_to_target": None if target is None else row.first_round(target),
         "bytes_to_target": None if target is None else row.bytes_to(target),
-        "limit": row.limit, "moved": row.moved, "diverged": row.diverged, "failed": {str(k): v for k, v in (row.failed or {}).items()},
+        "limit": row.limit,
+        "moved": row.moved,
+        "diverged": row.diverged,
+        "failed": {str(k): v for k, v in (row.failed or {}).items()},
         "overrides": list(row.cell.overrides),
-    }  # fmt: skip
+    }
 
 
 def compare_entry(
@@ -534,15 +640,28 @@ def compare_entry(
     paper = paper_block(entry.experiment)
     names = dict.fromkeys(cell.column for cell in made)
     columns = tuple(
-        _compare_column(entry, name, [r for r in rows if r.cell.column == name], len(asked.seeds)) for name in names
+        _compare_column(entry, name, [r for r in rows if r.cell.column == name], len(asked.seeds))
+        for name in names
     )
     return EntryResult(
-        entry, asked, paper["source"], paper["metric"], paper["best"], columns, tuple(find_uneven_rows(entry, asked.scale, made)),
-        tuple(setting_differences(entry, made)), tuple(lasting_differences(entry)), describe_stand_in(entry, asked.scale), tuple(tables), tuple(plots),
-    )  # fmt: skip
+        entry,
+        asked,
+        paper["source"],
+        paper["metric"],
+        paper["best"],
+        columns,
+        tuple(find_uneven_rows(entry, asked.scale, made)),
+        tuple(setting_differences(entry, made)),
+        tuple(lasting_differences(entry)),
+        describe_stand_in(entry, asked.scale),
+        tuple(tables),
+        tuple(plots),
+    )
 
 
-def _compare_column(entry: PaperEntry, name: str, rows: Sequence[RowResult], seeds: int) -> TableColumn:
+def _compare_column(
+    entry: PaperEntry, name: str, rows: Sequence[RowResult], seeds: int
+) -> TableColumn:
     whole = {r.cell.row: r for r in rows if len(r.curves) == seeds}
     printed = [row for row in whole.values() if row.cell.printed is not None]
     said = tuple(
@@ -550,7 +669,8 @@ def _compare_column(entry: PaperEntry, name: str, rows: Sequence[RowResult], see
         for one in entry.ahead
         if one.better in whole and one.worse in whole
     )
-    cells, target = [row.cell for row in rows], rows[0].mean
+    cells = [row.cell for row in rows]
+    target = rows[0].mean
     compared = len({row.cell.printed for row in printed}) > 1
     return TableColumn(
         name,

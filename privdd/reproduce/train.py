@@ -1,8 +1,9 @@
-"""Train the rows of an entry: finished ones are skipped, a stopped one goes on, several side by side.
+"""Train the rows of an entry: finished ones are skipped, a stopped one goes on, several side by
+side.
 
-A training is a column of the table, one of its rows, one seed. Several entries show the same training (FedFed's tables on
-one stand-in, FedRD's tables): it is done once, then copied. A finished row is read from its folder.
-"""
+A training is a column of the table, one of its rows, one seed. Several entries show the same
+training (FedFed's tables on one stand-in, FedRD's tables): it is done once, then copied. A finished
+    row is read from its folder."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ from privdd.runtime.seal import is_sealed
 
 @dataclass(frozen=True)
 class PaperCell:
-    """One number of a table. printed: the paper's accuracy in percent, None where it prints no number."""
+    """One number of a table. printed: the paper's accuracy in percent, None where it prints no
+    number."""
 
     column: str
     row: str
@@ -55,8 +57,9 @@ class PaperCell:
     overrides: tuple[str, ...]
 
     def folder_name(self, seed: int) -> str:
-        """Equal for two cells with the same training, so that it is done once; different where a setting that is
-        not typed here has another value now, so that no row of earlier settings is shown as one of today's."""
+        """Equal for two cells with the same training, so that it is done once; different where a
+        setting that is not typed here has another value now, so that no row of earlier settings is
+        shown as one of today's."""
         config = row_config(self.overrides, seed)
         return f"{path_safe_text(self.row)}-seed{seed}-{config_digest(config, config.capture)}"
 
@@ -73,7 +76,8 @@ def trained_columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
     chosen = {"small": entry.small, "medium": entry.medium}.get(scale) or tuple(known)
     if wrong := [name for name in chosen if name not in known]:
         raise BadConfig(
-            f"{entry.name}: experiment={entry.experiment} has no column {wrong[0]!r}; it has {', '.join(known)}"
+            f"{entry.name}: experiment={entry.experiment} has no column {wrong[0]!r}; it "
+            f"has {', '.join(known)}"
         )
     return chosen
 
@@ -81,8 +85,8 @@ def trained_columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
 def paper_cells(entry: PaperEntry, scale: str, device: str = "cpu") -> list[PaperCell]:
     """Every number of the entry at a scale.
 
-    Small and medium take the stand-in data that the experiment names; scale=paper takes the paper's own.
-    """
+    Small and medium take the stand-in data that the experiment names; scale=paper takes the paper's
+    own."""
     paper = paper_block(entry.experiment)
     offline = () if scale == "paper" else paper["offline"]["overrides"]
     on_device = () if device == "cpu" else (f"device={device}",)
@@ -98,20 +102,31 @@ def paper_cells(entry: PaperEntry, scale: str, device: str = "cpu") -> list[Pape
 
 def full_scale_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
     """The same number at the paper's own scale and data, against which a run is compared."""
-    return next(one for one in paper_cells(entry, "paper") if (one.column, one.row) == (cell.column, cell.row))
+    return next(
+        one
+        for one in paper_cells(entry, "paper")
+        if (one.column, one.row) == (cell.column, cell.row)
+    )
 
 
 def settings_digest(cells: Sequence[PaperCell]) -> str:
-    """A digest of all settings that decide the results of these rows. Renamed classes keep theirs."""
+    """A digest of all settings that decide the results of these rows. Renamed classes keep
+    theirs."""
     return short_digest(settings_fingerprint(row_config(cell.overrides)) for cell in cells)
 
 
 STEPS = "algo.matching.iterations"
-SEVERAL_STEPS = (STEPS, "algo.virtual.warmup.iterations", "algo.virtual.refine.iterations", "algo.global_iterations")
+SEVERAL_STEPS = (
+    STEPS,
+    "algo.virtual.warmup.iterations",
+    "algo.virtual.refine.iterations",
+    "algo.global_iterations",
+)
 
 
 def describe_steps(overrides: Sequence[Sequence[str]]) -> str:
-    """The steps of distillation of these rows: "T = 20", "T = 30, 10, 100" (first, again, on the server), "phase A 2 x 1"."""
+    """The steps of distillation of these rows: "T = 20", "T = 30, 10, 100" (first, again, on the
+    server), "phase A 2 x 1"."""
     return "; ".join(dict.fromkeys(filter(None, map(_row_steps, overrides))))
 
 
@@ -134,16 +149,21 @@ DAMAGED_ERRORS = (ValueError, OSError, KeyError, TypeError)
 
 
 def find_same_training(overrides: Sequence[str], seed: int, rows: Path) -> Path | None:
-    """A finished row of any entry below ``rows`` (rows/EXPERIMENT/ROW) with the same settings, the seed among them.
+    """A finished row of any entry below ``rows`` (rows/EXPERIMENT/ROW) with the same settings, the
+    seed among them.
 
-    It must have kept the same messages, or those of all clients. The text around a row (its paper's title, printed
-    numbers) may differ: no number depends on it.
+    It must have kept the same messages, or those of all clients. The text around a row (its paper's
+    title, printed numbers) may differ: no number depends on it.
     """
     config = row_config(overrides, seed)
-    wanted, capture = settings_fingerprint(config), to_plain_settings(config.capture)
+    wanted = settings_fingerprint(config)
+    capture = to_plain_settings(config.capture)
     for file in sorted(rows.glob(f"*/*/{FINISHED_FILE}")):
         try:
-            if not is_sealed(file.parent, "train") or read_json(file.parent / MANIFEST)["config"] != wanted:
+            if (
+                not is_sealed(file.parent, "train")
+                or read_json(file.parent / MANIFEST)["config"] != wanted
+            ):
                 continue
             kept = to_plain_settings(read_stored_config(file.parent).capture)
             if kept in (capture, {**capture, "clients": "all"}):
@@ -155,7 +175,12 @@ def find_same_training(overrides: Sequence[str], seed: int, rows: Path) -> Path 
 
 def copy_row(source: Path, target: Path) -> None:
     """All files of a finished row but the sweep's own mark, the sealed manifest last."""
-    shutil.copytree(source, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns(POINT, LOCK_FILE, MANIFEST))
+    shutil.copytree(
+        source,
+        target,
+        dirs_exist_ok=True,
+        ignore=shutil.ignore_patterns(POINT, LOCK_FILE, MANIFEST),
+    )
     shutil.copy2(source / MANIFEST, target / MANIFEST)
 
 
@@ -184,24 +209,35 @@ class StoredRow:
     def virtual_images(self, client: int) -> tuple[Tensor, Tensor]:
         """A client's virtual images (n, c, h, w) and their labels (n,), sorted by class."""
         memory: Tensors = self.progress.memories[client]
-        images, labels = memory["images/x"], memory["images/label"]
+        images = memory["images/x"]
+        labels = memory["images/label"]
         return images.flatten(0, 1), labels.repeat_interleave(images.shape[1])
 
     @property
     def client_names(self) -> list[str]:
         """Of their domains, where each client is one."""
-        names, clients = self.experiment.dataset.domains or (), len(self.experiment.shards)
-        return list(names) if len(names) == clients else [f"client {client}" for client in range(clients)]
+        names = self.experiment.dataset.domains or ()
+        clients = len(self.experiment.shards)
+        return (
+            list(names)
+            if len(names) == clients
+            else [f"client {client}" for client in range(clients)]
+        )
 
 
 def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
-    """The finished row, or None if its training did not finish. Raises DamagedRun, one line, for a damaged folder."""
+    """The finished row, or None if its training did not finish. Raises DamagedRun, one line, for a
+    damaged folder."""
     folder = rows / cell.folder_name(seed)
     if not is_sealed(folder, "train"):
         return None
     experiment = build_row_experiment(cell.overrides, seed)
     progress = load_checkpoint(RunFolder(folder), experiment.plan)
-    return None if progress is None or progress.diverged is not None else StoredRow(experiment, progress)
+    return (
+        None
+        if progress is None or progress.diverged is not None
+        else StoredRow(experiment, progress)
+    )
 
 
 def load_stored_rows(cell: PaperCell, seeds: Sequence[int], rows: Path) -> list[StoredRow]:
@@ -235,7 +271,8 @@ def run_job(job: RowJob) -> str:
 
 
 def _train_row(job: RowJob) -> int:
-    """Copied where another entry has the same training. Raises BadConfig for a folder that holds something else."""
+    """Copied where another entry has the same training. Raises BadConfig for a folder that holds
+    something else."""
     check_run_folder(job.row_folder)
     if found := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
         copy_row(found, job.row_folder)
@@ -254,7 +291,10 @@ def train_cells(
     folder.mkdir(parents=True, exist_ok=True)
     check_plain_folder(folder)
     sweep = Sweep("train", folder)
-    made = {job.row_folder: job for job in (RowJob(sweep, cell, seed) for seed in seeds for cell in cells)}
+    made = {
+        job.row_folder: job
+        for job in (RowJob(sweep, cell, seed) for seed in seeds for cell in cells)
+    }
     work = [job for job in made.values() if not job.is_finished]
     failed: dict[Path, str] = {}
     with show_progress(label, len(made)) as bar:

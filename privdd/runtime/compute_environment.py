@@ -1,4 +1,5 @@
-"""What decides the bits that a process computes, so that unlike workers are told apart before they compute anything."""
+"""What decides the bits that a process computes, so that unlike workers are told apart before they
+compute anything."""
 
 from __future__ import annotations
 
@@ -25,8 +26,10 @@ PROBE_FEATURES = 96
 
 @dataclass(frozen=True)
 class ComputeEnvironment:
-    """source: a digest of privdd's own files; python, torch, numpy: versions; processor: with torch's CPU capability;
-    kernels: a digest of what a few operations give, which also tells libraries apart that choose kernels by themselves."""
+    """source: a digest of privdd's own files; python, torch, numpy: versions; processor: with
+    torch's CPU capability;
+    kernels: a digest of what a few operations give, which also tells libraries apart that choose
+        kernels by themselves."""
 
     source: str
     python: str
@@ -37,7 +40,9 @@ class ComputeEnvironment:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> ComputeEnvironment:
-        return ComputeEnvironment(**{field.name: str(value.get(field.name)) for field in fields(ComputeEnvironment)})
+        return ComputeEnvironment(
+            **{field.name: str(value.get(field.name)) for field in fields(ComputeEnvironment)}
+        )
 
     def to_json(self) -> dict[str, str]:
         return asdict(self)
@@ -45,7 +50,11 @@ class ComputeEnvironment:
     def describe_difference(self, own: ComputeEnvironment) -> str:
         """ "torch 2.3 (here 2.4), ..." for what differs from ``own``; "" if they are alike."""
         here = own.to_json()
-        parts = [f"{name} {value} (here {here[name]})" for name, value in self.to_json().items() if value != here[name]]
+        parts = [
+            f"{name} {value} (here {here[name]})"
+            for name, value in self.to_json().items()
+            if value != here[name]
+        ]
         return ", ".join(parts)
 
 
@@ -74,7 +83,8 @@ def _digest_source(root: Path) -> str:
 
 
 def _digest_kernels() -> str:
-    """Of the bits of sums, products, convolutions, their gradients and elementary functions of fixed numbers."""
+    """Of the bits of sums, products, convolutions, their gradients and elementary functions of
+    fixed numbers."""
     generator = torch.Generator().manual_seed(0)
     images = torch.rand(PROBE_RECORDS, 1, PROBE_SIDE, PROBE_SIDE, generator=generator)
     filters = torch.randn(8, 1, 3, 3, generator=generator).requires_grad_()

@@ -1,7 +1,8 @@
-"""Where independent tasks run: one interface to this process, to worker processes of this machine, or to a Ray cluster.
+"""Where independent tasks run: one interface to this process, to worker processes of this machine,
+or to a Ray cluster.
 
-Every task carries its own random streams, so results do not depend on which worker ran it, or on how often it was
-run again after a worker died.
+Every task carries its own random streams, so results do not depend on which worker ran it, or on
+how often it was run again after a worker died.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ IN_THIS_PROCESS = ("auto", "serial")  # kinds of engine
 class Engine:
     """kind: auto | serial | processes | ray; workers: 0 = one per core; threads: torch threads per task.
 
-    auto: serial, until ``privdd.auditing.cost_estimate.choose_engine`` has put another one in its place.
-    Same seed and same ``threads`` give the same bits on every kind. retries: how often a task whose worker died is tried
-    again. Of Ray only: address: HOST:PORT of a cluster, None = one of this machine; mixed: workers may compute other bits;
+    auto: serial, until ``privdd.auditing.cost_estimate.choose_engine`` has put another one in its
+        place. Same seed and same ``threads`` give the same bits on every kind. retries: how often a
+        task whose worker died is tried
+    again. Of Ray only: address: HOST:PORT of a cluster, None = one of this machine; mixed: workers
+        may compute other bits;
     timeout: seconds without an answer of any worker after which the run ends.
     """
 
-    clients_remember: ClassVar[bool] = False  # here client memories travel with the tasks; real clients keep their own
+    clients_remember: ClassVar[bool] = (
+        False  # here client memories travel with the tasks; real clients keep their own
+    )
 
     kind: str = "serial"
     workers: int = 0
@@ -47,7 +52,8 @@ class Engine:
 
     @property
     def size(self) -> int:
-        """Workers. A Ray cluster at an address is asked, and its answer is what it has now. Raises ValueError where none answers."""
+        """Workers. A Ray cluster at an address is asked, and its answer is what it has now. Raises
+        ValueError where none answers."""
         if self.kind in IN_THIS_PROCESS:
             return 1
         if self.kind == "ray":
@@ -66,7 +72,11 @@ class Engine:
         elif self.kind == "processes":
             yield from process_map(fn, work, workers=self.size, **tried)
         else:
-            where: dict[str, Any] = {"address": self.address, "mixed": self.mixed, "timeout": self.timeout}
+            where: dict[str, Any] = {
+                "address": self.address,
+                "mixed": self.mixed,
+                "timeout": self.timeout,
+            }
             yield from ray_map(fn, work, workers=self.workers, **where, **tried)
 
 
@@ -80,7 +90,8 @@ def engine_in_words(engine: Engine) -> str:
 
 
 def describe_engine(engine: Engine) -> dict[str, Any]:
-    """For the manifest. Of Ray also what its workers computed with, and whether they were allowed to differ."""
+    """For the manifest. Of Ray also what its workers computed with, and whether they were allowed
+    to differ."""
     facts: dict[str, Any] = {"kind": engine.kind, "workers": engine.size, "threads": engine.threads}
     if engine.kind == "ray":
         facts["mixed"] = engine.mixed

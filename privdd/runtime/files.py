@@ -1,8 +1,10 @@
-"""Files of a run folder: plain files and JSON, written atomically and checked when read. Quick to import.
+"""Files of a run folder: plain files and JSON, written atomically and checked when read. Quick to
+import.
 
-A folder that comes from a stranger may hold plain files and folders only, so that nothing leads out of it. One process at a
-time writes a run folder: the lock belongs to an open file, so the operating system lets go of it when its process ends,
-however that happens, and the next run takes over what a killed one left.
+A folder that comes from a stranger may hold plain files and folders only, so that nothing leads out
+of it. One process at a
+time writes a run folder: the lock belongs to an open file, so the operating system lets go of it
+    when its process ends, however that happens, and the next run takes over what a killed one left.
 """
 
 from __future__ import annotations
@@ -26,13 +28,18 @@ from typing import Any, NoReturn
 from privdd.core.validation import BadConfig
 
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
-HALF_WRITTEN_PREFIX = (
-    ".privdd-partial."  # a name that nobody else gives, as ``write_bytes`` calls what it has not finished
-)
+# a name that nobody else gives, as ``write_bytes`` calls what it has not finished
+HALF_WRITTEN_PREFIX = ".privdd-partial."
 HALF_WRITTEN = re.compile(r"\.privdd-partial\.\d+\.[0-9a-f]{16}")
 LOCK_FILE = ".lock"
 LOCK_TEXT = re.compile(r"process \d+ on [^\n]*")  # what a lock says of its owner
-NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}  # of a file system that has none
+NO_LOCKS = {
+    errno.ENOSYS,
+    errno.ENOLCK,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.EINVAL,
+}  # of a file system that has none
 LOG = logging.getLogger("privdd")
 
 
@@ -43,8 +50,8 @@ class DamagedRun(ValueError):
 def read_bytes(path: Path, limit: int) -> bytes:
     """A plain file of at most ``limit`` bytes.
 
-    Raises FileNotFoundError, and DamagedRun for a link, a pipe, a device or a folder, and for a larger file.
-    """
+    Raises FileNotFoundError, and DamagedRun for a link, a pipe, a device or a folder, and for a
+    larger file."""
     known = path.lstat()
     if not stat.S_ISREG(known.st_mode):
         raise DamagedRun(f"{path}: not a plain file")
@@ -53,17 +60,25 @@ def read_bytes(path: Path, limit: int) -> bytes:
     return path.read_bytes()
 
 
-def write_bytes(path: Path, data: bytes | Iterable[bytes], *, private: bool = False, durable: bool = True) -> None:
-    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new one.
+def write_bytes(
+    path: Path, data: bytes | Iterable[bytes], *, private: bool = False, durable: bool = True
+) -> None:
+    """Write beside the target, flush to disk, then rename: a reader sees the old file or the new
+    one.
 
-    data: in one or several parts. private: for the owner alone from the first byte, else as the umask has it. durable: file
-    and name are on the disk afterwards, whatever happens. Raises OSError, naming the file, where the disk is full or the
+    data: in one or several parts. private: for the owner alone from the first byte, else as the
+        umask has it. durable: file and name are on the disk afterwards, whatever happens. Raises
+            OSError, naming the file, where the disk is full or the
     folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.parent / f"{HALF_WRITTEN_PREFIX}{os.getpid()}.{secrets.token_hex(8)}"
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 if private else 0o666)
+        handle = os.open(
+            temporary,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC,
+            0o600 if private else 0o666,
+        )
         try:
             with os.fdopen(handle, "wb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
@@ -92,7 +107,8 @@ def _sync_folder(folder: Path) -> None:
 
 
 def is_half_written(name: str) -> bool:
-    """Whether a file of this name, with "/" between folders, was left by a process that was killed while it wrote."""
+    """Whether a file of this name, with "/" between folders, was left by a process that was killed
+    while it wrote."""
     return HALF_WRITTEN.fullmatch(name.rpartition("/")[2]) is not None
 
 
@@ -115,7 +131,8 @@ def to_plain_json(value: Any) -> Any:
 
 
 def write_json(path: Path, value: Any, *, compact: bool = False, private: bool = False) -> None:
-    """Indented for readers; ``compact`` is ten times faster, for files that grow with rounds and clients.
+    """Indented for readers; ``compact`` is ten times faster, for files that grow with rounds and
+    clients.
 
     private: as of ``write_bytes``.
     """
@@ -124,7 +141,8 @@ def write_json(path: Path, value: Any, *, compact: bool = False, private: bool =
 
 
 def read_json(path: Path) -> Any:
-    """A file in which every number is finite. Raises DamagedRun, one line that names it, for any other."""
+    """A file in which every number is finite. Raises DamagedRun, one line that names it, for any
+    other."""
     try:
         text = read_bytes(path, LARGEST_JSON).decode()
         return json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
@@ -163,7 +181,8 @@ def safe_name(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """One line for a terminal: whatever could break it or set the terminal's title, colours or direction is a question mark."""
+    """One line for a terminal: whatever could break it or set the terminal's title, colours or
+    direction is a question mark."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -171,20 +190,23 @@ MOST_FILES = 2_000_000
 
 
 def check_plain_folder(path: Path) -> None:
-    """Raises DamagedRun, one line, for a link, a pipe, a socket or a device anywhere below ``path``.
+    """Raises DamagedRun, one line, for a link, a pipe, a socket or a device anywhere below
+    ``path``.
 
-    A link would let a run folder read or replace files outside it. ``path`` itself may be a link: its name was typed.
-    """
+    A link would let a run folder read or replace files outside it. ``path`` itself may be a link:
+    its name was typed."""
     for _ in list_plain_files(path):
         pass
 
 
 def list_plain_files(path: Path) -> Iterator[str]:
-    """The names of all files below ``path``, relative to it, with "/" between the parts, in no fixed order.
+    """The names of all files below ``path``, relative to it, with "/" between the parts, in no
+    fixed order.
 
     Raises DamagedRun as ``check_plain_folder`` does, and for more than two million files.
     """
-    waiting, count = [""], 0
+    waiting = [""]
+    count = 0
     while waiting:
         inside = waiting.pop()
         with os.scandir(path / inside) as found:
@@ -209,8 +231,9 @@ def list_plain_files(path: Path) -> Iterator[str]:
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder, which is made where there is none. Raises BadConfig, naming the process that holds it, and for a
-    lock that privdd did not write. On a file system without locks one line says so, and nothing is held."""
+    """Hold the folder, which is made where there is none. Raises BadConfig, naming the process that
+    holds it, and for a lock that privdd did not write. On a file system without locks one line says
+    so, and nothing is held."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / LOCK_FILE
     handle = _acquire_lock(file)
@@ -219,12 +242,15 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
-        file.unlink(missing_ok=True)  # while it is still held: whoever waits for this file sees that it is gone
+        file.unlink(
+            missing_ok=True
+        )  # while it is still held: whoever waits for this file sees that it is gone
         os.close(handle)
 
 
 def _acquire_lock(file: Path) -> int:
-    """A handle of the file that is there now, locked. Another process may remove it between opening and locking."""
+    """A handle of the file that is there now, locked. Another process may remove it between opening
+    and locking."""
     while True:
         handle = _open_lock(file)
         try:
@@ -234,7 +260,9 @@ def _acquire_lock(file: Path) -> int:
         except BlockingIOError:
             owner = os.pread(handle, 200, 0).decode(errors="replace").strip() or "another process"
             os.close(handle)
-            raise BadConfig(f"{file.parent}: {owner} is writing this run; wait for it, or use another folder") from None
+            raise BadConfig(
+                f"{file.parent}: {owner} is writing this run; wait for it, or use another folder"
+            ) from None
         except BaseException:
             os.close(handle)
             raise
@@ -242,8 +270,11 @@ def _acquire_lock(file: Path) -> int:
 
 
 def _open_lock(file: Path) -> int:
-    """A handle of a lock of privdd's own, unchanged. Raises BadConfig for a link and for any other file of that name."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe of that name may not block
+    """A handle of a lock of privdd's own, unchanged. Raises BadConfig for a link and for any other
+    file of that name."""
+    flags = (
+        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a pipe of that name may not block
     try:
         handle = os.open(file, flags, 0o644)
     except OSError as error:
@@ -251,7 +282,9 @@ def _open_lock(file: Path) -> int:
             raise _foreign_lock(file) from None
         raise
     state = os.fstat(handle)
-    is_lock = stat.S_ISREG(state.st_mode) and state.st_nlink <= 1  # 0: its owner has just removed it
+    is_lock = (
+        stat.S_ISREG(state.st_mode) and state.st_nlink <= 1
+    )  # 0: its owner has just removed it
     if is_lock and state.st_size:
         is_lock = LOCK_TEXT.fullmatch(os.pread(handle, 400, 0).decode(errors="replace")) is not None
     if not is_lock:
@@ -261,7 +294,9 @@ def _open_lock(file: Path) -> int:
 
 
 def _foreign_lock(file: Path) -> BadConfig:
-    return BadConfig(f"{file}: a link, or no lock of privdd's; it stays as it is: use another folder")
+    return BadConfig(
+        f"{file}: a link, or no lock of privdd's; it stays as it is: use another folder"
+    )
 
 
 def _lock_handle(handle: int, file: Path) -> None:
@@ -271,7 +306,9 @@ def _lock_handle(handle: int, file: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        LOG.warning("%s: this file system has no locks; let no other run write there meanwhile", file.parent)
+        LOG.warning(
+            "%s: this file system has no locks; let no other run write there meanwhile", file.parent
+        )
 
 
 def _is_same_file(handle: int, file: Path) -> bool:
@@ -281,8 +318,9 @@ def _is_same_file(handle: int, file: Path) -> bool:
         return False
 
 
-# Folders whose files must not travel: with a mode, an ignore file, and never where a packer takes them along. Flower packs
-# every JSON, yaml, Markdown and Python file below the folder of an app into the bundle that all nodes get.
+# Folders whose files must not travel: with a mode, an ignore file, and never where a packer takes
+# them along. Flower packs every JSON, yaml, Markdown and Python file below the folder of an app
+# into the bundle that all nodes get.
 
 
 IGNORE = ".gitignore"
@@ -296,7 +334,8 @@ def state_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """The folder, for its owner alone where it is new, with a .gitignore. Raises OSError where it cannot be made."""
+    """The folder, for its owner alone where it is new, with a .gitignore. Raises OSError where it
+    cannot be made."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     ignore_all(folder)
@@ -310,10 +349,12 @@ def ignore_all(folder: Path) -> None:
 
 
 def check_private(folder: Path, what: str) -> None:
-    """Raises BadConfig where ``folder`` lies in, beside or around a Flower app. what: is kept there, in words."""
+    """Raises BadConfig where ``folder`` lies in, beside or around a Flower app. what: is kept
+    there, in words."""
     for app in _apps(folder.resolve()):
         raise BadConfig(
-            f"{folder}: {what} would lie with the Flower app in {app}, and flwr packs json files there into what all "
+            f"{folder}: {what} would lie with the Flower app in {app}, and flwr packs "
+            "json files there into what all "
             "nodes get; use a folder outside it, or beside_app=true if it is packed by nobody"
         )
 

@@ -1,8 +1,9 @@
-"""The secret that noise is drawn with, in this process and in workers: where it is read, and how it is compared.
+"""The secret that noise is drawn with, in this process and in workers: where it is read, and how it
+is compared.
 
-It never travels. A message holds a salted scrypt digest (RFC 7914) in its place, and the worker reads its own copy: from
-the environment variable PRIVDD_SECRET, or from the file that PRIVDD_SECRET_FILE names, which nobody else may read.
-"""
+It never travels. A message holds a salted scrypt digest (RFC 7914) in its place, and the worker
+reads its own copy: from the environment variable PRIVDD_SECRET, or from the file that
+    PRIVDD_SECRET_FILE names, which nobody else may read."""
 
 from __future__ import annotations
 
@@ -24,13 +25,15 @@ READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def digest_secret(secret: str | bytes, salt: bytes) -> str:
-    """The salted digest of a secret, 64 hexadecimal digits; slow, so that short secrets cannot be tried one by one."""
+    """The salted digest of a secret, 64 hexadecimal digits; slow, so that short secrets cannot be
+    tried one by one."""
     content = secret.encode() if isinstance(secret, str) else secret
     return hashlib.scrypt(content, salt=salt, dklen=32, **SCRYPT_COST).hex()
 
 
 def secret_of_environment() -> str | None:
-    """The secret of PRIVDD_SECRET, else of the file that PRIVDD_SECRET_FILE names; None where neither is set.
+    """The secret of PRIVDD_SECRET, else of the file that PRIVDD_SECRET_FILE names; None where
+    neither is set.
 
     Raises BadConfig for a file that cannot be read, is no plain file, or is readable by others.
     """
@@ -48,7 +51,10 @@ def _read_secret_file(path: Path) -> str:
     with open(descriptor, "rb") as file:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode) or mode & READABLE_BY_OTHERS:
-            raise BadConfig(f"{SECRET_FILE_VARIABLE}={path}: a plain file that nobody else may read (0600) is needed")
+            raise BadConfig(
+                f"{SECRET_FILE_VARIABLE}={path}: a plain file that nobody else may read "
+                "(0600) is needed"
+            )
         content = file.read(MAX_SECRET_FILE_BYTES)
     try:
         return content.decode().strip()
@@ -58,7 +64,8 @@ def _read_secret_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class SecretLock:
-    """What stands for a secret in a message: who holds the same secret can tell. salt, digest: hexadecimal."""
+    """What stands for a secret in a message: who holds the same secret can tell. salt, digest:
+    hexadecimal."""
 
     salt: str
     digest: str
@@ -77,16 +84,20 @@ def lock_secret(secret: bytes) -> SecretLock:
 
 
 def unlock_secret(lock: SecretLock) -> bytes:
-    """The secret that ``lock`` stands for, as this process holds it. Raises BadConfig where it holds another or none."""
+    """The secret that ``lock`` stands for, as this process holds it. Raises BadConfig where it
+    holds another or none."""
     if lock not in _secrets:
         secret = secret_of_environment()
         if secret is None:
             raise BadConfig(
-                f"privacy.noise_source=secret: a worker has no secret; set {SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} "
+                "privacy.noise_source=secret: a worker has no secret; set "
+                f"{SECRET_VARIABLE} or {SECRET_FILE_VARIABLE} "
                 "where its node is started, before it is started"
             )
         if digest_secret(secret, bytes.fromhex(lock.salt)) != lock.digest:
-            raise BadConfig("privacy.noise_source=secret: a worker holds another secret than this run's")
+            raise BadConfig(
+                "privacy.noise_source=secret: a worker holds another secret than this run's"
+            )
         _keep_secret(secret.encode(), lock)
     return _secrets[lock]
 

@@ -1,4 +1,5 @@
-"""YAML that the user wrote, as nodes that know their lines: whatever is wrong with it is said as FILE:LINE and one sentence."""
+"""YAML that the user wrote, as nodes that know their lines: whatever is wrong with it is said as
+FILE:LINE and one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")  # of UTF-16, and of UTF-32 but fo
 
 
 def compose_own_yaml(file: Path) -> yaml.MappingNode | None:
-    """The mapping that a file holds, nothing of it built; None for an empty file. Raises BadConfig, one line."""
+    """The mapping that a file holds, nothing of it built; None for an empty file. Raises BadConfig,
+    one line."""
     text = _read_text(file)
     try:
         node = yaml.compose(text, yaml.SafeLoader)
@@ -39,18 +41,23 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise BadConfig(f"{file}: {(error.strerror or 'cannot be read').lower()}") from None
     if len(data) > MAX_BYTES:
-        raise BadConfig(f"{file}: more than {MAX_BYTES} bytes, the most that a file of settings may have")
+        raise BadConfig(
+            f"{file}: more than {MAX_BYTES} bytes, the most that a file of settings may have"
+        )
     if data.startswith(BYTE_ORDER_MARKS):
         raise BadConfig(f"{file}:1: text in UTF-16; save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise BadConfig(f"{file}:{line}: a byte that is no UTF-8 text; save the file as UTF-8") from None
+        raise BadConfig(
+            f"{file}:{line}: a byte that is no UTF-8 text; save the file as UTF-8"
+        ) from None
 
 
 def _say_where(file: Path, text: str, error: yaml.MarkedYAMLError) -> str:
-    """FILE:LINE: what is wrong there, in the user's words where they are better than the library's."""
+    """FILE:LINE: what is wrong there, in the user's words where they are better than the
+    library's."""
     mark = error.problem_mark or error.context_mark
     line = mark.line + 1 if mark else 1
     lines = text.splitlines()
@@ -62,7 +69,10 @@ def _say_where(file: Path, text: str, error: yaml.MarkedYAMLError) -> str:
     if "flow" in opened and error.context_mark:
         begun = text[: error.context_mark.index + 1]
         place = max(begun.rfind("["), begun.rfind("{"))
-        return f"{file}:{begun.count(chr(10), 0, place) + 1}: the {begun[place]} of this line is not closed"
+        return (
+            f"{file}:{begun.count(chr(10), 0, place) + 1}: the {begun[place]} of this line is "
+            "not closed"
+        )
     if "quoted scalar" in opened and error.context_mark:
         return f"{file}:{error.context_mark.line + 1}: the quote of this line is not closed"
     return f"{file}:{line}: {problem}"

@@ -24,10 +24,11 @@ PARENT_CHECK_SECONDS = 1.0  # seconds between looks at whether the parent is sti
 
 
 def prepare_worker(parent: int) -> None:
-    """In a new worker: keep loky from taking kept memory (``privdd.runtime.startup``) for a leak; watch the parent.
+    """In a new worker: keep loky from taking kept memory (``privdd.runtime.startup``) for a leak;
+    watch the parent.
 
-    parent: its process number, by itself: a worker that starts as its parent dies would read another's.
-    """
+    parent: its process number, by itself: a worker that starts as its parent dies would read
+        another's."""
     process_executor._MAX_MEMORY_LEAK_SIZE = sys.maxsize
     threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
 
@@ -43,13 +44,15 @@ def _end_with_parent(parent: int) -> None:
 def process_map(
     fn: Callable[[Any], Any], work: Sequence[Any], *, workers: int, threads: int, retries: int
 ) -> Iterator[Any]:
-    """Results in order (see ``map_in_chunks``). The pool outlives the call: workers import torch once per run."""
+    """Results in order (see ``map_in_chunks``). The pool outlives the call: workers import torch
+    once per run."""
     return map_in_chunks(ProcessPool(workers), fn, work, threads=threads, retries=retries)
 
 
 @contextlib.contextmanager
 def own_workers() -> Iterator[None]:
-    """End worker processes that were started within: a caller's own joblib would take over their pool, and cannot use it."""
+    """End worker processes that were started within: a caller's own joblib would take over their
+    pool, and cannot use it."""
     before = reusable_executor._executor
     try:
         yield
@@ -96,5 +99,7 @@ class ProcessPool:
             raise LostWorker from None
 
     def stop(self, handles: Collection[Future[bytes]]) -> None:
-        if not all([handle.cancel() for handle in handles]):  # a long task would hold up the end of the program
+        if not all(
+            [handle.cancel() for handle in handles]
+        ):  # a long task would hold up the end of the program
             self.executor.shutdown(kill_workers=True)

@@ -1,4 +1,5 @@
-"""Progress with the time left: a live bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress with the time left: a live bar on a terminal, a plain line every few seconds
+elsewhere."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ class ProgressBar:
     spoke: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._task = self.live.add_task(self.label, total=self.total, note="") if self.live else None
+        self._task = (
+            self.live.add_task(self.label, total=self.total, note="") if self.live else None
+        )
 
     def advance(self, note: str = "", by: int = 1) -> None:
         self.done += by
@@ -55,7 +58,9 @@ class ProgressBar:
                 if self.done >= self.total
                 else f"about {format_seconds(left)} left"
             )
-            print(f"{self.label}: {self.done}/{self.total}, {ending}{tail}", file=self.out, flush=True)
+            print(
+                f"{self.label}: {self.done}/{self.total}, {ending}{tail}", file=self.out, flush=True
+            )
 
 
 @contextmanager

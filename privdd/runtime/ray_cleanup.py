@@ -1,10 +1,11 @@
-"""Ends what Ray started for a run that was killed: its agents would outlive the run, some of them for good.
+"""Ends what Ray started for a run that was killed: its agents would outlive the run, some of them
+for good.
 
     python -m privdd.runtime.ray_cleanup PID WORD < PIPE
 
-Keeps a list of the descendants of process PID that come from a child with WORD in its command line; when that process
-closes its end of the pipe, however it ends, they are killed. An orderly end leaves none of them.
-"""
+Keeps a list of the descendants of process PID that come from a child with WORD in its command line;
+when that process closes its end of the pipe, however it ends, they are killed. An orderly end
+leaves none of them."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ _pipes: list[subprocess.Popen[bytes]] = []  # held open for as long as this proc
 
 
 def start_watcher(word: str) -> None:
-    """From here on, the children whose command line holds ``word``, and what they start, end with this process."""
+    """From here on, the children whose command line holds ``word``, and what they start, end with
+    this process."""
     here = [sys.executable, "-m", "privdd.runtime.ray_cleanup", str(os.getpid()), word]
     paths = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     # a session of its own: Ctrl-C is for the run
@@ -31,8 +33,8 @@ def start_watcher(word: str) -> None:
 
 
 def find_descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
-    """The children of ``run`` with ``word`` in their command line, and all their descendants. A process is known by its
-    number and its start."""
+    """The children of ``run`` with ``word`` in their command line, and all their descendants. A
+    process is known by its number and its start."""
     found = set()
     with contextlib.suppress(psutil.Error):  # one is gone meanwhile: the next look sees the others
         for child in run.children():
@@ -42,7 +44,8 @@ def find_descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
 
 
 def wait_for_run_end(run: psutil.Process, word: str) -> set[psutil.Process]:
-    """The processes started by the end of the run. An agent loses its parent then, so it has to be known before."""
+    """The processes started by the end of the run. An agent loses its parent then, so it has to be
+    known before."""
     started: set[psutil.Process] = set()
     while not select.select([sys.stdin], [], [], CHECK_SECONDS)[0]:
         started = {one for one in started | find_descendants(run, word) if one.is_running()}

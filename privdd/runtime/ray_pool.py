@@ -1,8 +1,9 @@
 """Workers of a Ray cluster, started on this machine or an existing one.
 
-What the tasks of a call share is put into the cluster's object store once; a message holds the rest. Each message says
-what its driver computes with: a worker that computes with anything else does nothing and says so. Whatever error Ray
-itself reports means that a message was lost, and it is sent again.
+What the tasks of a call share is put into the cluster's object store once; a message holds the
+rest. Each message says
+what its driver computes with: a worker that computes with anything else does nothing and says so.
+    Whatever error Ray itself reports means that a message was lost, and it is sent again.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ from privdd.runtime.worker_pool import LostWorker, map_in_chunks
 
 LOG = logging.getLogger("privdd")
 LOOK_SECONDS = 5.0  # seconds between looks at whether an answer is overdue
-FIRST_NOTICE_SECONDS = 60.0  # seconds without an answer until the first line about it; then each time twice as long
-PAUSE_SECONDS = 0.5  # seconds before a lost message is sent again, twice as long after each further loss in a row
+FIRST_NOTICE_SECONDS = (
+    60.0  # seconds without an answer until the first line about it; then each time twice as long
+)
+# seconds before a lost message is sent again, twice as long after each further loss in a row
+PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 16.0
 CONNECT_SECONDS = 5.0  # seconds for a listener to accept a connection
 PROBE_SECONDS = 12  # seconds for a listener to answer as the head of a Ray cluster
@@ -61,22 +65,28 @@ class _KeptParts:
 
 def _read_parts(shared: np.ndarray, digest: str) -> tuple[Any, ...]:
     if _KeptParts.digest != digest:
-        _KeptParts.digest, _KeptParts.parts = "", ()  # first give back the memory of the call before
+        # first give back the memory of the call before
+        _KeptParts.digest = ""
+        _KeptParts.parts = ()
         _KeptParts.parts = decode_value(shared)
         _KeptParts.digest = digest
     return _KeptParts.parts
 
 
 def remote_answer(header: str, shared: np.ndarray, payload: np.ndarray) -> np.ndarray:
-    """In a worker: the answer to a message. Arrays of bytes are kept by Ray in shared memory and not copied.
+    """In a worker: the answer to a message. Arrays of bytes are kept by Ray in shared memory and
+    not copied.
 
-    header: JSON {"environment" of the driver, "mixed", "parts": digest of the shared parts}. The answer is a line of JSON,
-    {"environment" of the worker, "refused"}, and unless it is refused what ``run_call`` gives.
+    header: JSON {"environment" of the driver, "mixed", "parts": digest of the shared parts}. The
+        answer is a line of JSON, {"environment" of the worker, "refused"}, and unless it is refused
+        what ``run_call`` gives.
     """
     asked = json.loads(header)
     own = current_environment()
     refused = not asked["mixed"] and own.to_json() != asked["environment"]
-    head = json.dumps({"environment": own.to_json(), "refused": refused, "host": socket.gethostname()}).encode()
+    head = json.dumps(
+        {"environment": own.to_json(), "refused": refused, "host": socket.gethostname()}
+    ).encode()
     if refused:
         return np.frombuffer(head + HEADER_END, np.uint8)
     fn, items, threads = decode_call(payload, _read_parts(shared, asked["parts"]))
@@ -107,8 +117,9 @@ def count_processors(ray: Any) -> int:
 
 
 class RayCluster:
-    """A connected Ray cluster. workers: how many of its CPUs are used, 0 = all; timeout: seconds without any answer after
-    which ``wait`` gives up; environments: those of the workers that answered."""
+    """A connected Ray cluster. workers: how many of its CPUs are used, 0 = all; timeout: seconds
+    without any answer after which ``wait`` gives up; environments: those of the workers that
+    answered."""
 
     def __init__(
         self,
@@ -124,7 +135,8 @@ class RayCluster:
         processors = count_processors(ray)
         self.ray = ray
         self.workers = min(workers or processors, processors)
-        # Ray starts every message that it has a free CPU for. So a second message per worker is sent ahead only if all
+        # Ray starts every message that it has a free CPU for. So a second message per worker is
+        # sent ahead only if all
         # CPUs are used: elsewhere it would run on a CPU that the user did not grant.
         self.in_flight = 2 * self.workers if self.workers == processors else self.workers
         self.shared = shared
@@ -133,7 +145,9 @@ class RayCluster:
         self.clock = clock
         self.sleep = sleep
         self.losses_in_a_row = 0
-        self._stored: tuple[Any, str] | None = None  # the shared parts in the object store, and their digest
+        self._stored: tuple[Any, str] | None = (
+            None  # the shared parts in the object store, and their digest
+        )
 
     def encode(self, fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> bytes:
         return self.shared.encode_call(fn, items, threads)
@@ -141,8 +155,14 @@ class RayCluster:
     def send(self, payload: bytes) -> Any:
         with self._lost_if_ray_fails():
             reference, digest = self._store_parts()
-            asked = {"environment": current_environment().to_json(), "mixed": self.mixed, "parts": digest}
-            return _remote_task(self.ray).remote(json.dumps(asked), reference, np.frombuffer(payload, np.uint8))
+            asked = {
+                "environment": current_environment().to_json(),
+                "mixed": self.mixed,
+                "parts": digest,
+            }
+            return _remote_task(self.ray).remote(
+                json.dumps(asked), reference, np.frombuffer(payload, np.uint8)
+            )
 
     def _store_parts(self) -> tuple[Any, str]:
         """The shared parts, put into the object store unless they are there already."""
@@ -152,7 +172,8 @@ class RayCluster:
         return self._stored
 
     def wait(self, handles: Collection[Any]) -> Any:
-        """One whose message was answered or lost. Says so where none comes for long, and raises NoAnswer at the deadline."""
+        """One whose message was answered or lost. Says so where none comes for long, and raises
+        NoAnswer at the deadline."""
         began = self.clock()
         notice = FIRST_NOTICE_SECONDS
         while True:
@@ -165,7 +186,8 @@ class RayCluster:
             waited = self.clock() - began
             if waited >= self.timeout:
                 raise NoAnswer(
-                    f"{self._describe_wait(handles, waited)}; engine.timeout allows no more; finished work is kept"
+                    f"{self._describe_wait(handles, waited)}; engine.timeout allows no "
+                    "more; finished work is kept"
                 )
             if waited >= notice:
                 LOG.warning("%s", self._describe_wait(handles, waited))
@@ -180,7 +202,9 @@ class RayCluster:
 
     def receive(self, handle: Any) -> Any:
         with self._lost_if_ray_fails():
-            answer = memoryview(self.ray.get(handle, timeout=self.timeout if self.timeout < float("inf") else None))
+            answer = memoryview(
+                self.ray.get(handle, timeout=self.timeout if self.timeout < float("inf") else None)
+            )
             self.losses_in_a_row = 0
             end = bytes(answer).index(HEADER_END)
             self._check_environment(json.loads(bytes(answer[:end])))
@@ -213,7 +237,8 @@ class RayCluster:
         if head["refused"]:
             difference = environment.describe_difference(current_environment())
             raise UnlikeWorker(
-                f"engine=ray: a worker on {head['host']} would compute other bits: {difference}; make its node like this "
+                f"engine=ray: a worker on {head['host']} would compute other bits: "
+                f"{difference}; make its node like this "
                 "one, or set engine.mixed=true, which the manifest and the page record"
             )
         _worker_environments.setdefault(environment, None)
@@ -225,12 +250,14 @@ class RayCluster:
 
 
 def _explain_unread_message(cause: Exception) -> BadConfig:
-    """A task's own error is part of an answer, so this one came before the task: an import, or a secret that is not there."""
+    """A task's own error is part of an answer, so this one came before the task: an import, or a
+    secret that is not there."""
     if isinstance(cause, BadConfig):
         return cause
     said = f"{type(cause).__name__}: {shorten_error(cause)}"
     return BadConfig(
-        f"engine=ray: a worker could not read its task; privdd and your own modules are needed on every node ({said})"
+        "engine=ray: a worker could not read its task; privdd and your own modules are "
+        f"needed on every node ({said})"
     )
 
 
@@ -250,24 +277,30 @@ def ray_map(
     mixed: bool,
     timeout: float,
 ) -> Iterator[Any]:
-    """Results in order (see ``map_in_chunks``). What the tasks share travels once. Raises NoAnswer, UnlikeWorker too."""
+    """Results in order (see ``map_in_chunks``). What the tasks share travels once. Raises NoAnswer,
+    UnlikeWorker too."""
     ray = connect_ray(address, workers)
     cluster = RayCluster(ray, workers, shared=find_shared_parts(work), mixed=mixed, timeout=timeout)
     return map_in_chunks(cluster, fn, work, threads=threads, retries=retries)
 
 
-_worker_environments: dict[ComputeEnvironment, None] = {}  # of the connected cluster's workers, as they came
-_started_clusters: dict[str, int] = {}  # address of a cluster that ``connect_ray`` started -> its processors
+_worker_environments: dict[
+    ComputeEnvironment, None
+] = {}  # of the connected cluster's workers, as they came
+_started_clusters: dict[
+    str, int
+] = {}  # address of a cluster that ``connect_ray`` started -> its processors
 
 
 def worker_environments() -> list[ComputeEnvironment]:
-    """Those of the workers that have answered since this process connected to a cluster, in the order of their answers."""
+    """Those of the workers that have answered since this process connected to a cluster, in the
+    order of their answers."""
     return list(_worker_environments)
 
 
 def count_ray_workers(address: str | None, workers: int) -> int:
-    """How many workers a call has. A cluster at an address is asked, and connected for that; one of this machine, which
-    is started later, has what is asked for."""
+    """How many workers a call has. A cluster at an address is asked, and connected for that; one of
+    this machine, which is started later, has what is asked for."""
     if address is None:
         return workers or usable_cores()
     processors = count_processors(connect_ray(address, workers))
@@ -277,8 +310,8 @@ def count_ray_workers(address: str | None, workers: int) -> int:
 def connect_ray(address: str | None, workers: int) -> Any:
     """The ray module, connected once per process: later calls use the same cluster.
 
-    One that was started here for fewer workers than are asked for now makes way for a larger one. Raises ValueError where
-    ray is not installed or the cluster cannot be reached.
+    One that was started here for fewer workers than are asked for now makes way for a larger one.
+    Raises ValueError where ray is not installed or the cluster cannot be reached.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
@@ -286,10 +319,16 @@ def connect_ray(address: str | None, workers: int) -> Any:
 
         from privdd.runtime import ray_cleanup
     except ImportError:
-        raise ValueError("engine=ray: ray is not installed; install it with: pip install ray psutil") from None
+        raise ValueError(
+            "engine=ray: ray is not installed; install it with: pip install ray psutil"
+        ) from None
     wanted = workers or usable_cores()
     if ray.is_initialized():
-        if address or not _started_clusters or _started_clusters.get(_cluster_address(ray), wanted) >= wanted:
+        if (
+            address
+            or not _started_clusters
+            or _started_clusters.get(_cluster_address(ray), wanted) >= wanted
+        ):
             return ray
         disconnect_ray()
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
@@ -298,11 +337,17 @@ def connect_ray(address: str | None, workers: int) -> Any:
             _check_reachable(address)
             ray.init(address=address, **quiet)
         else:
-            # workers import what this process can import; without address="local" Ray would attach to
-            # whatever cluster was last started on this machine
+            # workers import what this process can import; without address="local" Ray would attach
+            # to whatever cluster was last started on this machine
             ray_cleanup.start_watcher(str(Path(ray.__file__).parent))
             place = {"env_vars": {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}}
-            ray.init(address="local", num_cpus=wanted, runtime_env=place, include_dashboard=False, **quiet)
+            ray.init(
+                address="local",
+                num_cpus=wanted,
+                runtime_env=place,
+                include_dashboard=False,
+                **quiet,
+            )
             _started_clusters[_cluster_address(ray)] = wanted
     except Exception as error:  # Ray raises built-in errors, its own and gRPC's
         raise ValueError(f"engine.address={address}: {shorten_error(error)}") from None
@@ -310,27 +355,37 @@ def connect_ray(address: str | None, workers: int) -> Any:
 
 
 def _cluster_address(ray: Any) -> str:
-    """The address of the cluster that this process is connected to: not always by ``connect_ray``."""
+    """The address of the cluster that this process is connected to: not always by
+    ``connect_ray``."""
     return str(ray.get_runtime_context().gcs_address)
 
 
-HOW_TO_START = "on its machine, ray start --head --port=PORT starts one, and ray start --address=HOST:PORT joins it"
+HOW_TO_START = (
+    "on its machine, ray start --head --port=PORT starts one, and ray start "
+    "--address=HOST:PORT joins it"
+)
 
 
 def _check_reachable(address: str) -> None:
-    """Raises OSError unless the head of a Ray cluster answers there: Ray itself would retry for minutes."""
+    """Raises OSError unless the head of a Ray cluster answers there: Ray itself would retry for
+    minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not host or not port.isdigit():
         return
     try:
         socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
     except OSError as error:
-        raise OSError(f"nothing listens there ({error.strerror or error}); {HOW_TO_START}") from None
+        raise OSError(
+            f"nothing listens there ({error.strerror or error}); {HOW_TO_START}"
+        ) from None
     if not address.startswith("ray://") and not _answers_as_head(f"{host}:{port}"):
-        raise OSError(f"what listens there does not answer as the head of a Ray cluster; {HOW_TO_START}")
+        raise OSError(
+            f"what listens there does not answer as the head of a Ray cluster; {HOW_TO_START}"
+        )
 
 
-# Ray waits for a head without a limit, and cannot be interrupted in it: so another process asks, which its alarm ends.
+# Ray waits for a head without a limit, and cannot be interrupted in it: so another process asks,
+# which its alarm ends.
 ASK_HEAD = """
 import signal, sys
 from ray._raylet import GcsClient
@@ -341,7 +396,8 @@ print("answers", flush=True)
 
 
 def _answers_as_head(address: str) -> bool:
-    """Whether a Ray head answers at HOST:PORT. A release of Ray that has no such client is taken to be right."""
+    """Whether a Ray head answers at HOST:PORT. A release of Ray that has no such client is taken to
+    be right."""
     command = [sys.executable, "-c", ASK_HEAD, address, str(PROBE_SECONDS)]
     limit = PROBE_START_SECONDS + PROBE_SECONDS
     try:

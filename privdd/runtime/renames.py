@@ -1,9 +1,10 @@
-"""Names that a stored config may still use: classes that moved, and settings that were renamed with them.
+"""Names that a stored config may still use: classes that moved, and settings that were renamed with
+them.
 
-A run folder's config.yaml names classes by their Python path. It is read with today's names (``use_current_names``) and
-fingerprinted under the oldest ones (``use_original_names``), so that a run of an earlier version can be resumed and attacked
-again, and keeps its cached shadow models. Whoever moves a class that a yaml file names adds a line to ``RENAMED``.
-"""
+A run folder's config.yaml names classes by their Python path. It is read with today's names
+(``use_current_names``) and fingerprinted under the oldest ones (``use_original_names``), so that a
+run of an earlier version can be resumed and attacked again, and keeps its cached shadow models.
+Whoever moves a class that a yaml file names adds a line to ``RENAMED``."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ RENAMED = {  # the name in configs of an earlier version -> today's
     "privdd.distillation.stand_ins.OwnRecords": "privdd.distillation.virtual_images.OwnRecords",
     "privdd.distillation.virtual_images.Virtual": "privdd.distillation.virtual_images.VirtualImages",
 }
-MOVED_MODULES = {  # modules that tutorials of earlier versions import -> today's; None: their package
+# modules that tutorials of earlier versions import -> today's; None: their package
+MOVED_MODULES = {
     "privdd.adapters": None,
     "privdd.adapters.flower": "privdd.integrations.flower",
     "privdd.adapters.flower_app": "privdd.integrations.flower_app",
@@ -94,30 +96,41 @@ def use_current_names(config: Any) -> Any:
 
 def use_original_names(config: Any) -> Any:
     """The settings under the oldest known names."""
-    back = {RENAMED[old]: {new: key for key, new in keys.items()} for old, keys in RENAMED_KEYS.items()}
+    back = {
+        RENAMED[old]: {new: key for key, new in keys.items()} for old, keys in RENAMED_KEYS.items()
+    }
     return _rename_nodes(config, ORIGINAL, back)
 
 
-def _rename_nodes(node: Any, targets: Mapping[str, str], keys: Mapping[str, Mapping[str, str]]) -> Any:
+def _rename_nodes(
+    node: Any, targets: Mapping[str, str], keys: Mapping[str, Mapping[str, str]]
+) -> Any:
     if isinstance(node, list):
         return [_rename_nodes(part, targets, keys) for part in node]
     if not isinstance(node, dict):
         return node
     target = node.get(TARGET)
     changed = keys.get(target, {}) if isinstance(target, str) else {}
-    walked = {changed.get(key, key): _rename_nodes(part, targets, keys) for key, part in node.items()}
+    walked = {
+        changed.get(key, key): _rename_nodes(part, targets, keys) for key, part in node.items()
+    }
     if isinstance(target, str):
         walked[TARGET] = targets.get(target, target)
     return walked
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Imports the modules of ``MOVED_MODULES`` under their old names, with a warning that says the new one."""
+    """Imports the modules of ``MOVED_MODULES`` under their old names, with a warning that says the
+    new one."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=MOVED_MODULES[name] is None) if name in MOVED_MODULES else None
+        return (
+            ModuleSpec(name, self, is_package=MOVED_MODULES[name] is None)
+            if name in MOVED_MODULES
+            else None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None
@@ -126,7 +139,9 @@ class MovedModules(MetaPathFinder, Loader):
         if new := MOVED_MODULES[module.__name__]:
             warnings.warn(f"{module.__name__} is {new} now", DeprecationWarning, stacklevel=2)
             public = {
-                name: value for name, value in vars(importlib.import_module(new)).items() if not name.startswith("__")
+                name: value
+                for name, value in vars(importlib.import_module(new)).items()
+                if not name.startswith("__")
             }
             vars(module).update(public)
 

@@ -1,9 +1,10 @@
-"""The files of a run folder by name: what privdd writes there, what is somebody else's, and who may begin there.
+"""The files of a run folder by name: what privdd writes there, what is somebody else's, and who may
+begin there.
 
-A run deletes and overwrites only what a run wrote. So a new run begins in an empty folder, and what a killed process left
-half written is removed only from a folder that proves to be a run. Files of the user's own that lie in a finished run stay,
-are not sealed, and are listed by ``privdd.verify``. Quick to import: no torch.
-"""
+A run deletes and overwrites only what a run wrote. So a new run begins in an empty folder, and what
+a killed process left half written is removed only from a folder that proves to be a run. Files of
+the user's own that lie in a finished run stay, are not sealed, and are listed by ``privdd.verify``.
+Quick to import: no torch."""
 
 from __future__ import annotations
 
@@ -34,10 +35,22 @@ FINDINGS = "findings.json"
 TRAINING = "training.json"
 POINT = "point.json"  # a sweep's own note
 
-OWN_NAMES = frozenset({
-    CONFIG, FINDINGS, TRAINING, POINT, MANIFEST, SIGNATURE, PAGE, CARD, LOCK_FILE, "ledger.json", "report.pdf",
-    "source.json",
-})  # fmt: skip
+OWN_NAMES = frozenset(
+    {
+        CONFIG,
+        FINDINGS,
+        TRAINING,
+        POINT,
+        MANIFEST,
+        SIGNATURE,
+        PAGE,
+        CARD,
+        LOCK_FILE,
+        "ledger.json",
+        "report.pdf",
+        "source.json",
+    }
+)
 OWN_PATTERN = re.compile(
     r"(artifacts/round_\d+/(client_\d+|sum)\.safetensors"
     r"|evidence/[^/]+\.safetensors"
@@ -50,7 +63,9 @@ OWN_FOLDERS = ("artifacts/", "evidence/", "worlds/", "state/", "figures/", "tens
 CONFIG_KEYS = frozenset({"algo", "data", "partition", "privacy"})  # of each config of a run
 MANIFEST_KEYS = frozenset({"schema", "version", "seed", "command"})  # of each manifest of a run
 SOURCE = "source.json"  # of privdd.reproduce: the commit that trained a row
-BEFORE_A_RUN = frozenset({LOCK_FILE, POINT, SOURCE})  # what lies in a folder before its run has written anything
+BEFORE_A_RUN = frozenset(
+    {LOCK_FILE, POINT, SOURCE}
+)  # what lies in a folder before its run has written anything
 
 
 def is_own_file(name: str) -> bool:
@@ -59,7 +74,8 @@ def is_own_file(name: str) -> bool:
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether a folder proves to be a run: by the config that a run writes first, else by its manifest."""
+    """Whether a folder proves to be a run: by the config that a run writes first, else by its
+    manifest."""
     try:
         config = read_yaml(folder / CONFIG)
     except (DamagedRun, FileNotFoundError):
@@ -73,10 +89,11 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def check_run_folder(folder: Path) -> None:
-    """Before anything in it is opened: the folder is new, empty, or a run, and holds plain files only.
+    """Before anything in it is opened: the folder is new, empty, or a run, and holds plain files
+    only.
 
-    Raises DamagedRun for a link in it, and BadConfig, one line that names a file, where it holds files and no run.
-    """
+    Raises DamagedRun for a link in it, and BadConfig, one line that names a file, where it holds
+    files and no run."""
     if not folder.is_dir():
         return
     names = list_plain_files(folder)
@@ -86,7 +103,8 @@ def check_run_folder(folder: Path) -> None:
         if is_run_folder(folder):
             break
         raise BadConfig(
-            f"{folder}: holds files of something else ({printable(name)}); a new run needs a new or an empty folder"
+            f"{folder}: holds files of something else ({printable(name)}); a new run "
+            "needs a new or an empty folder"
         )
     for _ in names:  # to the end: a link may be anywhere
         pass
@@ -94,14 +112,16 @@ def check_run_folder(folder: Path) -> None:
 
 @contextmanager
 def hold_run_folder(folder: Path) -> Iterator[None]:
-    """The lock of a folder that ``check_run_folder`` accepts. Raises as it does, and BadConfig where another process has it."""
+    """The lock of a folder that ``check_run_folder`` accepts. Raises as it does, and BadConfig
+    where another process has it."""
     check_run_folder(folder)
     with lock_folder(folder):
         yield
 
 
 def remove_half_written(folder: Path) -> None:
-    """Remove what killed processes left half written, from a folder that proves to be a run and from nowhere else."""
+    """Remove what killed processes left half written, from a folder that proves to be a run and
+    from nowhere else."""
     if not is_run_folder(folder):
         return
     for name in [*list_plain_files(folder)]:

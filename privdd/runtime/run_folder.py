@@ -1,8 +1,9 @@
-"""The run folder: where its parts lie, its tensors as safetensors, what it is computed with, and its manifest.
+"""The run folder: where its parts lie, its tensors as safetensors, what it is computed with, and
+its manifest.
 
-Another torch or numpy rounds or draws otherwise, so a stopped run may not go on with it: both can be installed again, and a
-difference is refused. Another processor may round otherwise too, but whoever resumes on a cluster cannot choose it: a
-difference is said, not refused.
+Another torch or numpy rounds or draws otherwise, so a stopped run may not go on with it: both can
+be installed again, and a difference is refused. Another processor may round otherwise too, but
+whoever resumes on a cluster cannot choose it: a difference is said, not refused.
 """
 
 from __future__ import annotations
@@ -37,21 +38,29 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = 
     run gives the same bits only if the order comes back.
     """
     plain = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
-    files.write_bytes(path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}), durable=durable)
+    files.write_bytes(
+        path, safetensors.torch.save(plain, {"order": json.dumps(list(plain))}), durable=durable
+    )
 
 
 def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
-    """Raises DamagedRun, naming the file, where it is missing, larger than ``limit`` bytes or not safetensors."""
+    """Raises DamagedRun, naming the file, where it is missing, larger than ``limit`` bytes or not
+    safetensors."""
     tensors, told = read_tensors_and_header(path, limit)
     try:
         order = _tensor_order(told)
     except (ValueError, RecursionError) as error:
-        raise files.DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+        raise files.DamagedRun(
+            f"{path}: not readable as safetensors ({str(error)[:120]})"
+        ) from None
     return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
 
 
-def read_tensors_and_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[State, dict[str, str]]:
-    """The tensors in no order, and what was written beside them. Raises DamagedRun as ``read_tensors`` does."""
+def read_tensors_and_header(
+    path: Path, limit: int = LARGEST_TENSORS
+) -> tuple[State, dict[str, str]]:
+    """The tensors in no order, and what was written beside them. Raises DamagedRun as
+    ``read_tensors`` does."""
     try:
         data = files.read_bytes(path, limit)
         size = int.from_bytes(data[:8], "little")
@@ -64,11 +73,14 @@ def read_tensors_and_header(path: Path, limit: int = LARGEST_TENSORS) -> tuple[S
     except FileNotFoundError:
         raise files.DamagedRun(f"{path}: no such file") from None
     except Exception as error:  # safetensors raises its own and built-in errors
-        raise files.DamagedRun(f"{path}: not readable as safetensors ({str(error)[:120]})") from None
+        raise files.DamagedRun(
+            f"{path}: not readable as safetensors ({str(error)[:120]})"
+        ) from None
 
 
 def _tensor_order(told: Mapping[str, str]) -> list[str]:
-    """The names in the order in which they were written; empty for files that privdd did not write."""
+    """The names in the order in which they were written; empty for files that privdd did not
+    write."""
     names = json.loads(told.get("order", "[]"))
     return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
 
@@ -80,7 +92,8 @@ class RunFolder:
     path: Path
 
     def artifact_file(self, round: int, client: int) -> Path:
-        """The file of a client's messages; for a negative number, of the sum over the clients of a round."""
+        """The file of a client's messages; for a negative number, of the sum over the clients of a
+        round."""
         name = f"client_{client}" if client >= 0 else "sum"
         return self.path / "artifacts" / f"round_{round:03d}" / f"{name}.safetensors"
 
@@ -89,7 +102,11 @@ class RunFolder:
         return self.path / "state" / "checkpoint.json"
 
     def evidence_file(self, surface: str, attack: str) -> Path:
-        return self.path / "evidence" / f"{files.safe_name(surface)}.{files.safe_name(attack)}.safetensors"
+        return (
+            self.path
+            / "evidence"
+            / f"{files.safe_name(surface)}.{files.safe_name(attack)}.safetensors"
+        )
 
     @property
     def findings_file(self) -> Path:
@@ -114,7 +131,8 @@ class RunFolder:
 
 
 def check_folder_free(path: Path) -> None:
-    """Raises BadConfig where the folder holds a run already, or files of something else: they would stand beside the new ones.
+    """Raises BadConfig where the folder holds a run already, or files of something else: they would
+    stand beside the new ones.
 
     What is left of one that was cut off (a manifest without findings) is written anew.
     """
@@ -133,7 +151,8 @@ DECIDING_LIBRARIES = ("torch", "numpy")
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of this process's libraries. processor: with the instructions that torch's kernels use."""
+    """Versions of this process's libraries. processor: with the instructions that torch's kernels
+    use."""
     processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": str(torch.__version__), "numpy": np.__version__, "processor": processor}
 
@@ -141,12 +160,16 @@ def library_versions() -> dict[str, str]:
 def record_library_versions(folder: RunFolder, *, goes_on: bool) -> None:
     """Keep in the folder what it is computed with from now on.
 
-    goes_on: results that are there already will be joined by others. Raises BadConfig, one line, where torch or numpy
-    is another than theirs. Folders of earlier versions do not say theirs, and go on.
+    goes_on: results that are there already will be joined by others. Raises BadConfig, one line,
+        where torch or numpy is another than theirs. Folders of earlier versions do not say theirs,
+        and go on.
     """
-    file, now = folder.path / "state" / "computed_with.json", library_versions()
+    file = folder.path / "state" / "computed_with.json"
+    now = library_versions()
     before = files.read_json(file) if file.exists() else None
-    if before is not None and not (isinstance(before, dict) and all(isinstance(v, str) for v in before.values())):
+    if before is not None and not (
+        isinstance(before, dict) and all(isinstance(v, str) for v in before.values())
+    ):
         raise files.DamagedRun(f"{file}: not what privdd writes")
     if before == now:
         return
@@ -159,13 +182,16 @@ def _check_library_versions(folder: RunFolder, before: dict[str, str], now: dict
     for name in DECIDING_LIBRARIES:
         if (then := before.get(name, now[name])) != now[name]:
             raise BadConfig(
-                f"{folder.path}: was begun with {name} {then[:40]}, and {now[name]} would give other bits; "
+                f"{folder.path}: was begun with {name} {then[:40]}, and {now[name]} would "
+                "give other bits; "
                 f"install {name} {then[:40]}, or start it again in another folder"
             )
     then = before.get("processor", now["processor"])
     if then != now["processor"]:
         LOG.warning(
-            "begun on another processor (%s, here %s): what follows may round otherwise", then[:40], now["processor"]
+            "begun on another processor (%s, here %s): what follows may round otherwise",
+            then[:40],
+            now["processor"],
         )
 
 
@@ -174,12 +200,17 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run_provenance() -> dict[str, str | None]:
-    """{"date": UTC, to the second, "commit": in hexadecimal, None where privdd runs from no git checkout}."""
-    return {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": source_commit(PACKAGE)}
+    """{"date": UTC, to the second, "commit": in hexadecimal, None where privdd runs from no git
+    checkout}."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(PACKAGE),
+    }
 
 
 def source_commit(package: Path) -> str | None:
-    """The checked-out commit of the source tree that holds the folder ``package``, read from git's files.
+    """The checked-out commit of the source tree that holds the folder ``package``, read from git's
+    files.
 
     No program is started, and changes that were not committed do not show.
     """

@@ -1,8 +1,11 @@
-"""The seal of a run folder, its last write: a run without it was cut off. Quick to import: no torch.
+"""The seal of a run folder, its last write: a run without it was cut off. Quick to import: no
+torch.
 
-The manifest lists the sha256 of every file that a run wrote, and its seal covers the list. A seal shows that nothing changed
-since it was made, not who made it: whoever edits a file can seal again. What the numbers say of each other is checked by
-``privdd.verification``; who vouches for them, by a signature. No number depends on date and commit.
+The manifest lists the sha256 of every file that a run wrote, and its seal covers the list. A seal
+shows that nothing changed
+since it was made, not who made it: whoever edits a file can seal again. What the numbers say of
+    each other is checked by ``privdd.verification``; who vouches for them, by a signature. No
+    number depends on date and commit.
 """
 
 from __future__ import annotations
@@ -16,14 +19,29 @@ from typing import Any
 
 from privdd.runtime import files
 from privdd.runtime.files import DamagedRun
-from privdd.runtime.run_files import CARD, FIGURES, FINDINGS, MANIFEST, PAGE, SIGNATURE, TRAINING, is_own_file
+from privdd.runtime.run_files import (
+    CARD,
+    FIGURES,
+    FINDINGS,
+    MANIFEST,
+    PAGE,
+    SIGNATURE,
+    TRAINING,
+    is_own_file,
+)
 
-RESULT_FILES = {"audit": (FINDINGS, PAGE), "train": (TRAINING,)}  # what a finished run of a command holds
+RESULT_FILES = {
+    "audit": (FINDINGS, PAGE),
+    "train": (TRAINING,),
+}  # what a finished run of a command holds
 TOP_FILES = frozenset(
     {"config.yaml", FINDINGS, "ledger.json", TRAINING}
 )  # that pages are drawn from, beside the evidence
-# a sweep's own note; a print of the page; what tells a run's secret, which may be left out of what is given to others
-UNSEALED = frozenset({MANIFEST, SIGNATURE, "point.json", "report.pdf", ".lock", "state/secret.json"})
+# a sweep's own note; a print of the page; what tells a run's secret, which may be left out of what
+# is given to others
+UNSEALED = frozenset(
+    {MANIFEST, SIGNATURE, "point.json", "report.pdf", ".lock", "state/secret.json"}
+)
 # keys of the manifest; the page is redrawn from the files at any time
 FILES_KEY = "files"
 PAGE_KEY = "page"
@@ -32,10 +50,11 @@ PLOTTING_KEY = "drawn_with"
 
 
 def is_sealed(folder: Path, command: str | None = None) -> bool:
-    """Whether a run went to its end: it is sealed, and what its pages are drawn from is as it was sealed.
+    """Whether a run went to its end: it is sealed, and what its pages are drawn from is as it was
+    sealed.
 
-    command: "audit" or "train", whose result has to be there; None: that of either. No link is followed.
-    """
+    command: "audit" or "train", whose result has to be there; None: that of either. No link is
+        followed."""
     kinds = RESULT_FILES.values() if command is None else [RESULT_FILES[command]]
     try:
         if not any(all((folder / name).is_file() for name in names) for names in kinds):
@@ -46,18 +65,25 @@ def is_sealed(folder: Path, command: str | None = None) -> bool:
 
 
 def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Name -> sha256 of all files that the manifest lists. Raises DamagedRun where it lists none."""
+    """Name -> sha256 of all files that the manifest lists. Raises DamagedRun where it lists
+    none."""
     listed: dict[str, str] = {}
     for key in (FILES_KEY, PAGE_KEY):
         part = manifest.get(key)
         if not isinstance(part, dict) or not all(isinstance(v, str) for v in part.values()):
-            raise DamagedRun(f"{MANIFEST}: lists no digests of files (a run that was cut off; resume= goes on with it)")
+            raise DamagedRun(
+                f"{MANIFEST}: lists no digests of files (a run that was cut off; resume= "
+                "goes on with it)"
+            )
         listed |= part
     return listed
 
 
-def list_changed_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(file, digest in the manifest, digest now) where they differ: of the seal, and of all that a page is drawn from.
+def list_changed_sources(
+    folder: Path, manifest: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """(file, digest in the manifest, digest now) where they differ: of the seal, and of all that a
+    page is drawn from.
 
     Raises DamagedRun where the manifest lists no digests.
     """
@@ -85,11 +111,14 @@ def is_page_file(name: str) -> bool:
 
 
 def file_digests(folder: Path, listed: Collection[str] = ()) -> dict[str, str]:
-    """Name -> sha256 of every file that a run wrote below ``folder`` and a seal covers. Raises DamagedRun for a link.
+    """Name -> sha256 of every file that a run wrote below ``folder`` and a seal covers. Raises
+    DamagedRun for a link.
 
     listed: further names, of files that a manifest lists.
     """
-    present = sorted(name for name in files.list_plain_files(folder) if is_own_file(name) or name in listed)
+    present = sorted(
+        name for name in files.list_plain_files(folder) if is_own_file(name) or name in listed
+    )
     return {name: file_sha256(folder / name) for name in present if name not in UNSEALED}
 
 
@@ -106,7 +135,9 @@ def seal_page(folder: Path) -> None:
     manifest = _read_manifest(folder)
     if FILES_KEY in manifest:
         drawn = {
-            name: file_sha256(folder / name) for name in sorted(files.list_plain_files(folder)) if is_page_file(name)
+            name: file_sha256(folder / name)
+            for name in sorted(files.list_plain_files(folder))
+            if is_page_file(name)
         }
         _write_manifest(folder, {**manifest, PAGE_KEY: drawn})
 
@@ -127,12 +158,17 @@ def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
 
 def compute_seal(manifest: Mapping[str, Any]) -> str:
     """The digest of all of the manifest but the seal itself."""
-    return hashlib.sha256(_canonical_json({k: v for k, v in manifest.items() if k != SEAL_KEY})).hexdigest()
+    return hashlib.sha256(
+        _canonical_json({k: v for k, v in manifest.items() if k != SEAL_KEY})
+    ).hexdigest()
 
 
 def signed_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """The signed part of the manifest: everything but the entries that change when the page is drawn anew."""
-    return _canonical_json({k: v for k, v in manifest.items() if k not in (SEAL_KEY, PAGE_KEY, PLOTTING_KEY)})
+    """The signed part of the manifest: everything but the entries that change when the page is
+    drawn anew."""
+    return _canonical_json(
+        {k: v for k, v in manifest.items() if k not in (SEAL_KEY, PAGE_KEY, PLOTTING_KEY)}
+    )
 
 
 def _canonical_json(value: Any) -> bytes:

@@ -1,10 +1,12 @@
-"""What a command sets up before torch is imported: the allocator, and a process that workers are forked from.
+"""What a command sets up before torch is imported: the allocator, and a process that workers are
+forked from.
 
-By default glibc returns freed memory to the kernel, so each training step has its activations' pages zeroed again; kept, small
-ConvNets and distribution matching take about 35 % less time, at the same peak memory. A worker takes some seconds to import
-torch; the fork server does so while the main process still reads the settings. It serves this project's own commands only (a
-forked worker imports the program's main file once more), and only without a GPU, which a forked process cannot use.
-"""
+By default glibc returns freed memory to the kernel, so each training step has its activations'
+pages zeroed again; kept, small ConvNets and distribution matching take about 35 % less time, at the
+same peak memory. A worker takes some seconds to import torch; the fork server does so while the
+main process still reads the settings. It serves this project's own commands only (a forked worker
+imports the program's main file once more), and only without a GPU, which a forked process cannot
+use."""
 
 from __future__ import annotations
 
@@ -18,20 +20,28 @@ from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
-TRIM, TOP_PAD, MAP = -1, -2, -3  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD of <malloc.h>
+# M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD of <malloc.h>
+TRIM = -1
+TOP_PAD = -2
+MAP = -3
 MIB = 2**20
-ALLOCATOR_OPTIONS = {MAP: 32 * MIB, TRIM: 512 * MIB, TOP_PAD: 16 * MIB}  # 32 MiB is the most that glibc takes for MAP
+ALLOCATOR_OPTIONS = {
+    MAP: 32 * MIB,
+    TRIM: 512 * MIB,
+    TOP_PAD: 16 * MIB,
+}  # 32 MiB is the most that glibc takes for MAP
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Reuse blocks below 32 MiB and keep up to 512 MiB of free memory -> whether the allocator accepted.
+    """Reuse blocks below 32 MiB and keep up to 512 MiB of free memory -> whether the allocator
+    accepted.
 
-    Called once per process; changes no result. Does nothing and returns False if the C library is not glibc.
-    """
+    Called once per process; changes no result. Does nothing and returns False if the C library is
+    not glibc."""
     try:
         libc = ctypes.CDLL(None)
-        libc.gnu_get_libc_version  # noqa: B018  absent from every other C library
+        libc.gnu_get_libc_version  # noqa: B018
     except (OSError, TypeError, AttributeError):
         return False
     return all([libc.mallopt(option, value) == 1 for option, value in ALLOCATOR_OPTIONS.items()])
@@ -39,7 +49,9 @@ def keep_freed_memory() -> bool:
 
 FORKSERVER = "forkserver"
 # of libraries beside torch, whose threads are set task by task
-SINGLE_THREADED = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+SINGLE_THREADED = {
+    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+}
 _preloaded_modules: list[str] = []
 
 
@@ -49,8 +61,8 @@ def can_fork(device: str) -> bool:
 
 
 def usable_cores() -> int:
-    """Cores for this process: all that the machine, its affinity, its container and LOKY_MAX_CPU_COUNT allow; in a worker
-    process one, because its siblings have the others."""
+    """Cores for this process: all that the machine, its affinity, its container and
+    LOKY_MAX_CPU_COUNT allow; in a worker process one, because its siblings have the others."""
     if multiprocessing.parent_process() is not None:
         return 1
     from joblib.externals.loky import cpu_count
@@ -59,7 +71,8 @@ def usable_cores() -> int:
 
 
 def start_forkserver(modules: Sequence[str], device: str) -> bool:
-    """Begin to import ``modules`` in a process beside this one -> whether workers will be forked from it."""
+    """Begin to import ``modules`` in a process beside this one -> whether workers will be forked
+    from it."""
     if not can_fork(device):
         return False
     if not _preloaded_modules:
@@ -67,26 +80,31 @@ def start_forkserver(modules: Sequence[str], device: str) -> bool:
         try:
             with environment_variables(SINGLE_THREADED):
                 forkserver.ensure_running()
-        except OSError:  # it listens in the temporary folder, whose path may be too long for a socket
+        except (
+            OSError
+        ):  # it listens in the temporary folder, whose path may be too long for a socket
             return False
         _preloaded_modules.extend(modules)
     return True
 
 
 def worker_context() -> BaseContext | None:
-    """The context that starts workers: forks of the fork server if it was started, else None (each from scratch)."""
+    """The context that starts workers: forks of the fork server if it was started, else None (each
+    from scratch)."""
     return multiprocessing.get_context(FORKSERVER) if _preloaded_modules else None
 
 
 def wait_for_parent() -> None:
-    """In a forked worker: wait until the process that asked for it has ended; in any other, return at once."""
+    """In a forked worker: wait until the process that asked for it has ended; in any other, return
+    at once."""
     parent = multiprocessing.parent_process()
     if parent is not None and multiprocessing.get_start_method(allow_none=True) == FORKSERVER:
         parent.join()
 
 
 def _is_privdd_command() -> bool:
-    """Whether the program is ``python -m privdd.something``: importing its main file again does nothing."""
+    """Whether the program is ``python -m privdd.something``: importing its main file again does
+    nothing."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("privdd.")
 

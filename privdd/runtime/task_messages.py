@@ -1,9 +1,9 @@
 """How tasks and their results are written as bytes for a worker, and what is left out of them.
 
-Left out are values that can be computed again: cached properties travel from no object, so a task has the same size
-before and after its use. Objects that several tasks share can be written once, apart from the tasks (``SharedParts``).
-A message to another machine does not hold the secret that noise is drawn with (``privdd.runtime.noise_secret``).
-"""
+Left out are values that can be computed again: cached properties travel from no object, so a task
+has the same size before and after its use. Objects that several tasks share can be written once,
+apart from the tasks (``SharedParts``). A message to another machine does not hold the secret that
+noise is drawn with (``privdd.runtime.noise_secret``)."""
 
 from __future__ import annotations
 
@@ -40,15 +40,18 @@ def torch_threads(count: int) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-# Torch's own pickling sends every tensor through a separate file or through ``torch.save``, which costs a small client
-# more time than its training. Here a tensor is sent as its raw bytes with type and shape.
+# Torch's own pickling sends every tensor through a separate file or through ``torch.save``, which
+# costs a small client more time than its training. Here a tensor is sent as its raw bytes with type
+# and shape.
 
 PROTOCOL = 5  # the pickle protocol that writes raw bytes unescaped
 SMALL_TENSOR_BYTES = 2**14  # bytes
 
 
 def _reduce_tensor(tensor: Tensor) -> Any:
-    plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
+    plain = (
+        tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
+    )
     if not plain or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(PROTOCOL)  # anything unusual is left to torch
     data = tensor.reshape(-1).view(torch.uint8).numpy()
@@ -57,7 +60,9 @@ def _reduce_tensor(tensor: Tensor) -> Any:
     return _restore_tensor, (raw, tensor.dtype, tuple(tensor.shape))
 
 
-def _restore_tensor(data: np.ndarray | bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _restore_tensor(
+    data: np.ndarray | bytearray, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Tensor:
     if not len(data):
         return torch.empty(shape, dtype=dtype)
     # Clone into memory from torch's allocator: kernels may round differently on unaligned memory.
@@ -69,12 +74,17 @@ def cached_property_names(kind: type) -> frozenset[str]:
     """The names of a class's cached properties, those of its bases included."""
     names = set[str]()
     for base in kind.__mro__:
-        names |= {name for name, value in vars(base).items() if isinstance(value, functools.cached_property)}
+        names |= {
+            name
+            for name, value in vars(base).items()
+            if isinstance(value, functools.cached_property)
+        }
     return frozenset(names)
 
 
 def _reduce_without_caches(value: Any, names: frozenset[str]) -> Any:
-    """The pickled form of an object without the values of its cached properties; NotImplemented: as it is."""
+    """The pickled form of an object without the values of its cached properties; NotImplemented: as
+    it is."""
     if not names or names.isdisjoint(getattr(value, "__dict__", ())):
         return NotImplemented
     reduced = value.__reduce_ex__(PROTOCOL)
@@ -99,10 +109,12 @@ def _restore_shared(number: int) -> Any:
 class _TaskPickler(get_loky_pickler()):  # type: ignore[misc]
     """Writes tensors as raw bytes and leaves cached properties out.
 
-    locks_secrets: leaves out the noise secret too; numbers: id of a shared object -> what is written in its place.
-    """
+    locks_secrets: leaves out the noise secret too; numbers: id of a shared object -> what is
+        written in its place."""
 
-    def __init__(self, file: io.BytesIO, *, locks_secrets: bool, numbers: Mapping[int, int]) -> None:
+    def __init__(
+        self, file: io.BytesIO, *, locks_secrets: bool, numbers: Mapping[int, int]
+    ) -> None:
         super().__init__(file, reducers={Tensor: _reduce_tensor}, protocol=PROTOCOL)
         self.locks_secrets = locks_secrets
         self.numbers = numbers
@@ -119,11 +131,14 @@ class _TaskPickler(get_loky_pickler()):  # type: ignore[misc]
 NOTHING_SHARED: Mapping[int, int] = {}
 
 
-def encode_value(value: Any, *, locks_secrets: bool = False, numbers: Mapping[int, int] = NOTHING_SHARED) -> bytes:
-    """Any value as bytes; an object that occurs twice in it (a round's broadcast, its plan) is written once.
+def encode_value(
+    value: Any, *, locks_secrets: bool = False, numbers: Mapping[int, int] = NOTHING_SHARED
+) -> bytes:
+    """Any value as bytes; an object that occurs twice in it (a round's broadcast, its plan) is
+    written once.
 
-    locks_secrets: the noise secret is left out, and the reader has to hold it (``unlock_secret``). numbers: those of
-    shared objects, which are left out too (``SharedParts``).
+    locks_secrets: the noise secret is left out, and the reader has to hold it (``unlock_secret``).
+        numbers: those of shared objects, which are left out too (``SharedParts``).
     """
     file = io.BytesIO()
     _TaskPickler(file, locks_secrets=locks_secrets, numbers=numbers).dump(value)
@@ -137,11 +152,12 @@ def decode_value(payload: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class SharedParts:
-    """The objects that two or more tasks of a call hold: a round's plan and broadcast, a client's records, a view.
+    """The objects that two or more tasks of a call hold: a round's plan and broadcast, a client's
+    records, a view.
 
-    They are written once, and every message has their numbers in their place. A worker reads them once and keeps them
-    until those of another call come, so tasks must not change what they are given; that holds for every engine, for
-    tasks in one process share them as well.
+    They are written once, and every message has their numbers in their place. A worker reads them
+    once and keeps them until those of another call come, so tasks must not change what they are
+    given; that holds for every engine, for tasks in one process share them as well.
     """
 
     parts: tuple[Any, ...] = ()
@@ -161,7 +177,8 @@ class SharedParts:
 
 
 def decode_call(payload: Any, parts: Sequence[Any]) -> Any:
-    """(function, items, threads) of ``SharedParts.encode_call``. parts: the shared objects, decoded."""
+    """(function, items, threads) of ``SharedParts.encode_call``. parts: the shared objects,
+    decoded."""
     _parts_in_reading.append(parts)
     try:
         return decode_value(payload)
@@ -173,8 +190,8 @@ SHARED_LEAVES = (Tensor, nn.Module, np.ndarray)
 
 
 def find_shared_parts(items: Sequence[Any]) -> SharedParts:
-    """The dataclasses, tensors, arrays and networks that two or more of ``items`` hold, in fields, lists, tuples or
-    mappings; of one inside another the outer one."""
+    """The dataclasses, tensors, arrays and networks that two or more of ``items`` hold, in fields,
+    lists, tuples or mappings; of one inside another the outer one."""
     first_holder: dict[int, int] = {}  # id of an object -> the first item that holds it
     shared: dict[int, Any] = {}
     for number, item in enumerate(items):
@@ -199,12 +216,17 @@ def _parts_of(value: Any) -> list[Any] | None:
     if isinstance(value, SHARED_LEAVES):
         return []
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [getattr(value, field.name) for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        return [
+            getattr(value, field.name)
+            for field in dataclasses.fields(value)
+            if hasattr(value, field.name)
+        ]
     return None
 
 
 def encode_call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
-    """The message to a worker: the function, some items in order, and the number of torch threads for each."""
+    """The message to a worker: the function, some items in order, and the number of torch threads
+    for each."""
     return encode_value((fn, items, count))
 
 
@@ -217,7 +239,9 @@ def _picklable_error(error: Exception) -> Exception:
     return error
 
 
-def run_call(fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> tuple[Any, Any, float]:
+def run_call(
+    fn: Callable[[Any], Any], items: Sequence[Any], threads: int
+) -> tuple[Any, Any, float]:
     """In a worker: (results up to the first error, (error, its traceback) or None, seconds)."""
     keep_freed_memory()
     results = []
@@ -234,7 +258,8 @@ def run_call(fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> tu
 
 
 def answer_call(payload: Any) -> bytes:
-    """In a worker of this machine: what ``run_call`` gives for a message of ``encode_call``, packed."""
+    """In a worker of this machine: what ``run_call`` gives for a message of ``encode_call``,
+    packed."""
     return encode_value(run_call(*decode_value(payload)))
 
 

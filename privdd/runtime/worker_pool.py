@@ -1,8 +1,9 @@
-"""Tasks over a pool of workers that answer messages: how many travel in one, in which order results come, and which are sent again.
+"""Tasks over a pool of workers that answer messages: how many travel in one, in which order results
+come, and which are sent again.
 
-Many short tasks travel in one message, long ones alone, and those of a worker that died are sent again. A task's result
-depends on nothing but the task, so neither the grouping nor the worker that runs it changes any result.
-"""
+Many short tasks travel in one message, long ones alone, and those of a worker that died are sent
+again. A task's result depends on nothing but the task, so neither the grouping nor the worker that
+runs it changes any result."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ from typing import Any, Protocol
 
 from privdd.runtime.task_messages import decode_value
 
-SECONDS_PER_MESSAGE = 0.2  # seconds of work in one message: results come, and are kept, at least this often
+SECONDS_PER_MESSAGE = (
+    0.2  # seconds of work in one message: results come, and are kept, at least this often
+)
 MESSAGES_PER_WORKER = 3  # of the remaining work, so that all workers end at about the same time
 SHORTEST_SECONDS = 1e-6  # of a task, so that nothing is divided by zero
 
 
 class LostWorker(RuntimeError):
-    """A message was lost on its way, with the worker that held it, or with its answer. Its text says how, if that is known."""
+    """A message was lost on its way, with the worker that held it, or with its answer. Its text
+    says how, if that is known."""
 
 
 class TooManyLostWorkers(RuntimeError):
@@ -28,17 +32,20 @@ class TooManyLostWorkers(RuntimeError):
     def __init__(self, times: int, cause: str = "") -> None:
         last = f"; last: {cause}" if cause else ""
         super().__init__(
-            f"the worker of a task died {times} times in a row (out of memory?{last}); use fewer engine.workers, "
+            f"the worker of a task died {times} times in a row (out of memory?{last}); "
+            "use fewer engine.workers, "
             "or a smaller model or batch; finished work is kept"
         )
 
 
 class WorkerTraceback(RuntimeError):
-    """Carries the traceback of a task's exception as text: tracebacks cannot be sent between processes."""
+    """Carries the traceback of a task's exception as text: tracebacks cannot be sent between
+    processes."""
 
 
 class WorkerPool(Protocol):
-    """Workers that answer messages. in_flight: how many messages to keep out, so that no worker waits."""
+    """Workers that answer messages. in_flight: how many messages to keep out, so that no worker
+    waits."""
 
     workers: int
     in_flight: int
@@ -81,7 +88,12 @@ class ChunkedMap:
     """One call of ``map_in_chunks``: what is under way, and which answers wait for their turn."""
 
     def __init__(
-        self, pool: WorkerPool, fn: Callable[[Any], Any], work: Sequence[Any], threads: int, retries: int
+        self,
+        pool: WorkerPool,
+        fn: Callable[[Any], Any],
+        work: Sequence[Any],
+        threads: int,
+        retries: int,
     ) -> None:
         self.pool = pool
         self.fn = fn
@@ -108,7 +120,9 @@ class ChunkedMap:
 
     def _send_ahead(self) -> None:
         while self.sent_tasks < len(self.work) and len(self.flying) < self.pool.in_flight:
-            size = chunk_size(len(self.work) - self.sent_tasks, self.pool.workers, self.task_seconds)
+            size = chunk_size(
+                len(self.work) - self.sent_tasks, self.pool.workers, self.task_seconds
+            )
             last = self.sent_tasks + size
             self._send_chunk(Chunk(self.sent_tasks, last))
             self.sent_tasks = last
@@ -143,12 +157,17 @@ class ChunkedMap:
 
 
 def map_in_chunks(
-    pool: WorkerPool, fn: Callable[[Any], Any], work: Sequence[Any], *, threads: int = 1, retries: int = 2
+    pool: WorkerPool,
+    fn: Callable[[Any], Any],
+    work: Sequence[Any],
+    *,
+    threads: int = 1,
+    retries: int = 2,
 ) -> Iterator[Any]:
     """fn over work, results in order as they become available.
 
-    A task's own exception is raised as it is, after the results before it. Raises TooManyLostWorkers where
-    the same tasks were lost ``retries`` + 1 times.
+    A task's own exception is raised as it is, after the results before it. Raises
+    TooManyLostWorkers where the same tasks were lost ``retries`` + 1 times.
     """
     run = ChunkedMap(pool, fn, work, threads, retries)
     try:

@@ -1,7 +1,8 @@
-"""The one reader of YAML: of run folders, which may come from a stranger, and of a user's own policies. Quick to import.
+"""The one reader of YAML: of run folders, which may come from a stranger, and of a user's own
+policies. Quick to import.
 
-Aliases are refused at the first: ten levels of ten aliases each are 3 kB of text and 10^10 nodes. A cycle is an alias too.
-"""
+Aliases are refused at the first: ten levels of ten aliases each are 3 kB of text and 10^10 nodes. A
+    cycle is an alias too."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from privdd.runtime.files import DamagedRun, read_bytes
 MAX_YAML_BYTES = 2**20
 MAX_DEPTH = 50  # mappings and lists inside each other
 START_TOKENS = (
-    yaml.FlowSequenceStartToken, yaml.FlowMappingStartToken, yaml.BlockMappingStartToken, yaml.BlockSequenceStartToken,
-)  # fmt: skip
+    yaml.FlowSequenceStartToken,
+    yaml.FlowMappingStartToken,
+    yaml.BlockMappingStartToken,
+    yaml.BlockSequenceStartToken,
+)
 END_TOKENS = (yaml.FlowSequenceEndToken, yaml.FlowMappingEndToken, yaml.BlockEndToken)
 TIMESTAMP = "tag:yaml.org,2002:timestamp"
 FLOAT = "tag:yaml.org,2002:float"
@@ -25,13 +29,17 @@ EXPONENT_WITHOUT_POINT = re.compile(r"[-+]?\d+[eE][-+]?\d+")  # 1e-5, which YAML
 
 
 class SettingsLoader(yaml.SafeLoader):
-    """Plain values only: 1e-5 is a number and a date is text, as on the command line; a key stands once in a mapping."""
+    """Plain values only: 1e-5 is a number and a date is text, as on the command line; a key stands
+    once in a mapping."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Raises yaml.YAMLError for a key that stands there twice: a reader would see one, and a program the other."""
+        """Raises yaml.YAMLError for a key that stands there twice: a reader would see one, and a
+        program the other."""
         keys = [key.value for key, _ in node.value]
         if len(set(keys)) < len(keys):
-            raise yaml.constructor.ConstructorError(None, None, "a key stands there twice", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key stands there twice", node.start_mark
+            )
         return super().construct_mapping(node, deep)
 
 
@@ -43,7 +51,8 @@ SettingsLoader.add_implicit_resolver(FLOAT, EXPONENT_WITHOUT_POINT, list("-+0123
 
 
 def parse_yaml(text: str) -> Any:
-    """Plain values. Raises ValueError, one line, for damaged text, aliases, tags, and more than ``MAX_DEPTH`` levels."""
+    """Plain values. Raises ValueError, one line, for damaged text, aliases, tags, and more than
+    ``MAX_DEPTH`` levels."""
     try:
         _check_tokens(text)
         return yaml.load(text, SettingsLoader)  # a safe loader: it builds plain values only
@@ -52,13 +61,16 @@ def parse_yaml(text: str) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """A plain file of at most 1 MiB. Raises FileNotFoundError, and DamagedRun, one line that names the file."""
+    """A plain file of at most 1 MiB. Raises FileNotFoundError, and DamagedRun, one line that names
+    the file."""
     try:
         return parse_yaml(read_bytes(path, MAX_YAML_BYTES).decode())
     except (DamagedRun, FileNotFoundError):
         raise
     except (OSError, ValueError) as error:
-        raise DamagedRun(f"{path}: not readable as YAML ({' '.join(str(error).split())[:120]})") from None
+        raise DamagedRun(
+            f"{path}: not readable as YAML ({' '.join(str(error).split())[:120]})"
+        ) from None
 
 
 def read_shipped_yaml(path: Path) -> Any:
@@ -67,7 +79,8 @@ def read_shipped_yaml(path: Path) -> Any:
 
 
 def _check_tokens(text: str) -> None:
-    """Raises ValueError for aliases, tags and deep nesting, at the first: to read on could take minutes."""
+    """Raises ValueError for aliases, tags and deep nesting, at the first: to read on could take
+    minutes."""
     depth = 0
     for token in yaml.scan(text, yaml.SafeLoader):
         if isinstance(token, yaml.AliasToken | yaml.TagToken):

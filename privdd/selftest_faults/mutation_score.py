@@ -1,8 +1,9 @@
-"""All planted faults, with names of their own or at points of a grid that a seed draws; one run with a fault planted in it, or
-without one, audited as usual; and the outcomes counted, as a table and as a file that can be gone on with.
+"""All planted faults, with names of their own or at points of a grid that a seed draws; one run
+with a fault planted in it, or without one, audited as usual; and the outcomes counted, as a table
+and as a file that can be gone on with.
 
-A point of the grid is called what:kind/round/call/client/numbers (``FaultScope``), so that one can be planted again.
-"""
+A point of the grid is called what:kind/round/call/client/numbers (``FaultScope``), so that one can
+be planted again."""
 
 from __future__ import annotations
 
@@ -45,8 +46,18 @@ from privdd.selftest_faults.fault import (
     FaultProfile,
     FaultScope,
 )
-from privdd.selftest_faults.mechanism_faults import ACCOUNTING_FAULTS, CLIP_KINDS, CLIPPING_FAULTS, CONTRIBUTION_KINDS
-from privdd.selftest_faults.noise_faults import NOISE_FAULTS, NOISE_KINDS, SAMPLE_KINDS, SAMPLING_FAULTS
+from privdd.selftest_faults.mechanism_faults import (
+    ACCOUNTING_FAULTS,
+    CLIP_KINDS,
+    CLIPPING_FAULTS,
+    CONTRIBUTION_KINDS,
+)
+from privdd.selftest_faults.noise_faults import (
+    NOISE_FAULTS,
+    NOISE_KINDS,
+    SAMPLE_KINDS,
+    SAMPLING_FAULTS,
+)
 from privdd.verification.file_checks import check_sent_values
 
 FAULT_GROUPS: Mapping[str, tuple[Fault, ...]] = {
@@ -57,7 +68,9 @@ FAULT_GROUPS: Mapping[str, tuple[Fault, ...]] = {
     "what travels": WIRE_FAULTS,
     "decisions": DECISION_FAULTS,
 }
-NAMED_FAULTS: Mapping[str, Fault] = {fault.key: fault for group in FAULT_GROUPS.values() for fault in group}
+NAMED_FAULTS: Mapping[str, Fault] = {
+    fault.key: fault for group in FAULT_GROUPS.values() for fault in group
+}
 FAULT_GRID: Mapping[str, Mapping[str, FaultKind]] = {
     "noise": NOISE_KINDS,
     "sample": SAMPLE_KINDS,
@@ -72,7 +85,8 @@ DRAWN_NAME = "drawn"
 
 
 def fault_at_point(key: str) -> Fault | None:
-    """The fault that a point of the grid is; None for a name of another form, or of a point that is not there."""
+    """The fault that a point of the grid is; None for a name of another form, or of a point that is
+    not there."""
     what, _, rest = key.partition(":")
     name, *place = rest.split("/")
     kind = FAULT_GRID.get(what, {}).get(name)
@@ -85,21 +99,35 @@ def fault_at_point(key: str) -> Fault | None:
 
 def _allowed_values(kind: FaultKind) -> list[tuple[str, ...]]:
     """The values that each part of a kind's place can have."""
-    rounds = next((SCOPE_AXES[axis] for axis in ("start", "round") if axis in kind.axes), SCOPE_AXES["round"][:1])
+    rounds = next(
+        (SCOPE_AXES[axis] for axis in ("start", "round") if axis in kind.axes),
+        SCOPE_AXES["round"][:1],
+    )
     return [
         rounds,
-        *(SCOPE_AXES[axis] if axis in kind.axes else SCOPE_AXES[axis][:1] for axis in ("call", "client", "numbers")),
+        *(
+            SCOPE_AXES[axis] if axis in kind.axes else SCOPE_AXES[axis][:1]
+            for axis in ("call", "client", "numbers")
+        ),
     ]
 
 
-def draw_faults(seed: int, count: int, profiles: Sequence[FaultProfile]) -> list[tuple[FaultProfile, Fault]]:
-    """Different points of the grid, each in a profile that has the part: what, kind, place and profile, one after the other."""
-    rng, found = Keys(seed).fold("selftest").numpy(), dict[str, tuple[FaultProfile, Fault]]()
-    axes = np.array([max(len(kind.axes) for kind in kinds.values()) for kinds in FAULT_GRID.values()])
+def draw_faults(
+    seed: int, count: int, profiles: Sequence[FaultProfile]
+) -> list[tuple[FaultProfile, Fault]]:
+    """Different points of the grid, each in a profile that has the part: what, kind, place and
+    profile, one after the other."""
+    rng = Keys(seed).fold("selftest").numpy()
+    found = dict[str, tuple[FaultProfile, Fault]]()
+    axes = np.array(
+        [max(len(kind.axes) for kind in kinds.values()) for kinds in FAULT_GRID.values()]
+    )
     for _ in range(100 * count if profiles else 0):
         if len(found) == count:
             break
-        what = str(rng.choice(list(FAULT_GRID), p=axes / axes.sum()))  # the more, the more ways there are
+        what = str(
+            rng.choice(list(FAULT_GRID), p=axes / axes.sum())
+        )  # the more, the more ways there are
         name = str(rng.choice(list(FAULT_GRID[what])))
         place = [str(rng.choice(allowed)) for allowed in _allowed_values(FAULT_GRID[what][name])]
         fault = fault_at_point(f"{what}:{name}/{'/'.join(place)}")
@@ -110,13 +138,22 @@ def draw_faults(seed: int, count: int, profiles: Sequence[FaultProfile]) -> list
 
 
 def select_faults(names: str) -> list[Fault]:
-    """The faults of "all" (that have a name), "none" or "drawn", or of names and grid points separated by commas. Raises BadConfig
-    for one that is not there."""
-    wanted = list(NAMED_FAULTS) if names == "all" else [] if names in ("none", DRAWN_NAME) else names.split(",")
+    """The faults of "all" (that have a name), "none" or "drawn", or of names and grid points
+    separated by commas. Raises BadConfig for one that is not there."""
+    wanted = (
+        list(NAMED_FAULTS)
+        if names == "all"
+        else []
+        if names in ("none", DRAWN_NAME)
+        else names.split(",")
+    )
     found = {name: NAMED_FAULTS.get(name) or fault_at_point(name) for name in wanted}
     unknown = sorted(name for name, fault in found.items() if fault is None)
     if unknown:
-        raise BadConfig(f"fault={','.join(unknown)}: allowed are all, none, {DRAWN_NAME}, {', '.join(NAMED_FAULTS)}")
+        raise BadConfig(
+            f"fault={','.join(unknown)}: allowed are all, none, {DRAWN_NAME}, "
+            f"{', '.join(NAMED_FAULTS)}"
+        )
     return [fault for fault in found.values() if fault is not None]
 
 
@@ -130,9 +167,11 @@ TOO_SMALL = "too small"  # a fault that was hardly in force, or not at all, and 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """verdict: the audit's, or ``TOO_SMALL``; tiers: what says that something is wrong, the tests as the page lists them; says:
-    the first of them, in words; error: of a run that broke down in a way that no check foresees (it catches nothing);
-    touched: how often the fault was in force, where its plant counts that, -1 elsewhere; status: the command's exit status;
+    """verdict: the audit's, or ``TOO_SMALL``; tiers: what says that something is wrong, the tests
+    as the page lists them; says: the first of them, in words; error: of a run that broke down in a
+    way that no check foresees (it catches nothing);
+    touched: how often the fault was in force, where its plant counts that, -1 elsewhere; status:
+        the command's exit status;
     first_line: of its terminal; surfaces: "surface (sender)" -> verdict."""
 
     fault: str
@@ -155,13 +194,18 @@ class TrialOutcome:
     @property
     def is_as_expected(self) -> bool:
         """A planted fault is caught; a healthy run is consistent."""
-        return self.is_caught if self.fault else not self.is_caught and not self.error and self.verdict == "consistent"
+        return (
+            self.is_caught
+            if self.fault
+            else not self.is_caught and not self.error and self.verdict == "consistent"
+        )
 
 
 def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOutcome:
-    """One audit by the command, in a folder that is deleted afterwards, judged by what a person gets of it. The fault is in
-    force all the time, in this process."""
-    began, name = time.monotonic(), fault.key if fault else ""
+    """One audit by the command, in a folder that is deleted afterwards, judged by what a person
+    gets of it. The fault is in force all the time, in this process."""
+    began = time.monotonic()
+    name = fault.key if fault else ""
     more = (*fault.settings, *profile.settings_for_rounds(fault.rounds)) if fault else ()
     plan = TrialPlan(profile, fault, tuple(profile.settings_of_run(seed, *more)))
     with (
@@ -186,16 +230,19 @@ def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOut
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """One run of a profile: the fault in it (None: healthy), and the settings of its command line."""
+    """One run of a profile: the fault in it (None: healthy), and the settings of its command
+    line."""
 
     profile: FaultProfile
     fault: Fault | None
     settings: tuple[str, ...]
 
     def judge(self, result: CommandResult) -> TrialOutcome:
-        """The outcome, by exit status, verdicts and first line; of a run that the audit does not contradict, also by what
-        travelled and by ``check_method``."""
-        said, error, verdict = list[tuple[str, str]](), "", str(result.verdict)
+        """The outcome, by exit status, verdicts and first line; of a run that the audit does not
+        contradict, also by what travelled and by ``check_method``."""
+        said = list[tuple[str, str]]()
+        error = ""
+        verdict = str(result.verdict)
         if result.folder is None:
             text = result.error.removeprefix(ERROR_PREFIX)
             is_refused = bool(self.fault and self.fault.refusal and self.fault.refusal in text)
@@ -237,7 +284,8 @@ SMALLEST_RUN = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "a
 
 
 def audit_with_plant(profile: FaultProfile, plant: str, folder: Path) -> CommandResult:
-    """The smallest audit of a profile by the command, with one of ``NOISE_PLANTS`` in force; plant: "" for none."""
+    """The smallest audit of a profile by the command, with one of ``NOISE_PLANTS`` in force; plant:
+    "" for none."""
     settings = (*profile.settings_of_run(0), *SMALLEST_RUN)
     if not plant:
         return run_audit_command(folder, settings)
@@ -256,14 +304,22 @@ def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
     """``privdd.api.check_method`` on the run's own method and mechanisms."""
     plan = experiment.plan
     try:
-        check_method(plan.method, mechanisms=plan.mechanisms, shape=plan.problem.shape, classes=plan.problem.classes)
+        check_method(
+            plan.method,
+            mechanisms=plan.mechanisms,
+            shape=plan.problem.shape,
+            classes=plan.problem.classes,
+        )
     except BrokenContract as broken:
         return [(METHOD_TIER, str(broken).splitlines()[0])]
     return []
 
 
 SCORE_SCHEMA = 3
-MISSED_CELL, ERROR_CELL, ABSENT_CELL, UNTRIED_CELL = "MISSED", "ERROR", "–", ""
+MISSED_CELL = "MISSED"
+ERROR_CELL = "ERROR"
+ABSENT_CELL = "–"
+UNTRIED_CELL = ""
 
 
 def outcome_word(outcome: TrialOutcome) -> str:
@@ -274,17 +330,28 @@ def outcome_word(outcome: TrialOutcome) -> str:
         return ERROR_CELL
     if outcome.verdict == TOO_SMALL:
         return f"{TOO_SMALL} ({outcome.touched})"
-    return f"{MISSED_CELL} ({UNTESTED_VERDICT})" if outcome.verdict == UNTESTED_VERDICT else MISSED_CELL
+    return (
+        f"{MISSED_CELL} ({UNTESTED_VERDICT})"
+        if outcome.verdict == UNTESTED_VERDICT
+        else MISSED_CELL
+    )
 
 
 def score_to_json(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
     planted, healthy = split_outcomes(outcomes)
     score = {"planted": len(planted), "caught": sum(o.is_caught for o in planted)}
     controls = {"runs": len(healthy), "false_alarms": sum(not o.is_as_expected for o in healthy)}
-    return {"schema": SCORE_SCHEMA, "score": score, "controls": controls, "trials": [asdict(o) for o in outcomes]}
+    return {
+        "schema": SCORE_SCHEMA,
+        "score": score,
+        "controls": controls,
+        "trials": [asdict(o) for o in outcomes],
+    }
 
 
-def split_outcomes(outcomes: Iterable[TrialOutcome]) -> tuple[list[TrialOutcome], list[TrialOutcome]]:
+def split_outcomes(
+    outcomes: Iterable[TrialOutcome],
+) -> tuple[list[TrialOutcome], list[TrialOutcome]]:
     """(runs with a fault that was in force, healthy ones)."""
     made = list(outcomes)
     return [o for o in made if o.fault and o.verdict != TOO_SMALL], [o for o in made if not o.fault]
@@ -301,7 +368,9 @@ def load_outcomes(file: Path) -> list[TrialOutcome]:
         names = {f.name for f in fields(TrialOutcome)}
         if data["schema"] != SCORE_SCHEMA or any(set(trial) != names for trial in data["trials"]):
             raise ValueError("other fields")
-        return [TrialOutcome(**{**trial, "tiers": tuple(trial["tiers"])}) for trial in data["trials"]]
+        return [
+            TrialOutcome(**{**trial, "tiers": tuple(trial["tiers"])}) for trial in data["trials"]
+        ]
     except (KeyError, TypeError, ValueError) as wrong:
         raise BadConfig(f"resume={file}: no results of a self-test ({wrong})") from None
 
@@ -309,9 +378,14 @@ def load_outcomes(file: Path) -> list[TrialOutcome]:
 def summarise_score(outcomes: Sequence[TrialOutcome]) -> str:
     """Two sentences: how many faults were caught, and how many healthy runs were contradicted."""
     planted, healthy = split_outcomes(outcomes)
-    caught, wrong = sum(o.is_caught for o in planted), sum(not o.is_as_expected for o in healthy)
+    caught = sum(o.is_caught for o in planted)
+    wrong = sum(not o.is_as_expected for o in healthy)
     kinds = len({o.fault for o in planted})
-    text = f"{caught} of {len(planted)} planted faults caught ({kinds} kinds)" if planted else "no fault was planted"
+    text = (
+        f"{caught} of {len(planted)} planted faults caught ({kinds} kinds)"
+        if planted
+        else "no fault was planted"
+    )
     return f"{text}; {wrong} of {len(healthy)} healthy runs with a false alarm."
 
 
@@ -326,9 +400,16 @@ def format_score_table(
         shown = [fault for fault in members if fault in faults]
         if not shown:
             continue
-        yield from ("", f"### Faults of {group}" if group != "what travels" else "### Faults of what travels", "")
+        yield from (
+            "",
+            f"### Faults of {group}" if group != "what travels" else "### Faults of what travels",
+            "",
+        )
         rows = [["fault", "what is wrong", *(p.name for p in profiles)]]
-        rows += [[fault.key, fault.says, *(_cell_text(cells, fault, p) for p in profiles)] for fault in shown]
+        rows += [
+            [fault.key, fault.says, *(_cell_text(cells, fault, p) for p in profiles)]
+            for fault in shown
+        ]
         yield from format_aligned_table(rows)
     yield from _format_grid_table([o for o in outcomes if o.fault and o.fault not in NAMED_FAULTS])
 
@@ -336,19 +417,30 @@ def format_score_table(
 def _format_grid_table(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
     """Points of the grid, each where it was tried."""
     if outcomes:
-        yield from ("", "### Points of the grid", "", "Called what:kind/round/call/client/numbers.", "")
+        yield from (
+            "",
+            "### Points of the grid",
+            "",
+            "Called what:kind/round/call/client/numbers.",
+            "",
+        )
         found = [(o, fault_at_point(o.fault)) for o in outcomes]
         rows = [
-            [o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, outcome_word(o)] for o, fault in found
+            [o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, outcome_word(o)]
+            for o, fault in found
         ]
         yield from format_aligned_table([["fault", "what is wrong", "profile", "outcome"], *rows])
 
 
-def _cell_text(cells: Mapping[tuple[str, str], list[TrialOutcome]], fault: Fault, profile: FaultProfile) -> str:
+def _cell_text(
+    cells: Mapping[tuple[str, str], list[TrialOutcome]], fault: Fault, profile: FaultProfile
+) -> str:
     if fault.not_applicable(profile):
         return ABSENT_CELL
     made = cells.get((fault.key, profile.name), [])
-    words = sorted({outcome_word(o) for o in made}, key=lambda w: not w.startswith((MISSED_CELL, ERROR_CELL)))
+    words = sorted(
+        {outcome_word(o) for o in made}, key=lambda w: not w.startswith((MISSED_CELL, ERROR_CELL))
+    )
     return ", ".join(words) or UNTRIED_CELL
 
 
@@ -367,11 +459,17 @@ def unexpected_outcomes(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
         if not o.is_as_expected and o.verdict != TOO_SMALL:
             what = o.fault or "healthy run"
             why = o.error or o.says or f"verdict {o.verdict}"
-            yield f"{what}, {o.profile}, seed {o.seed}: {outcome_word(o) if o.fault else 'FALSE ALARM'}: {why}"
+            yield (
+                f"{what}, {o.profile}, seed {o.seed}: "
+                f"{outcome_word(o) if o.fault else 'FALSE ALARM'}: {why}"
+            )
 
 
 def format_score_page(
-    outcomes: Sequence[TrialOutcome], faults: Sequence[Fault], profiles: Sequence[FaultProfile], command: str
+    outcomes: Sequence[TrialOutcome],
+    faults: Sequence[Fault],
+    profiles: Sequence[FaultProfile],
+    command: str,
 ) -> str:
     """The whole result as a page of Markdown."""
     healthy = split_outcomes(outcomes)[1]
@@ -383,15 +481,22 @@ def format_score_page(
         "",
         f"**{summarise_score(outcomes)}** Healthy runs: {seeds}.",
         "",
-        "Each run is an audit by the command, judged by what a person gets of it: a fault is caught where the exit status is 2,",
-        "the first line says that a limit does not hold, and the verdicts of run, surfaces and findings say so too. A cell names",
-        "the first test that refuted, in the page's order: the run's own ledger, noise and sampling (T0), sensitivity, presence",
-        "and messages (T1), likelihood ratios and whole runs (T2), transcripts and the accountant's curve (T3). Of a run that the",
-        "audit does not contradict, the digests of what travelled (wire, `privdd.verify`) and `privdd.api.check_method` (method",
+        "Each run is an audit by the command, judged by what a person gets of it: a "
+        "fault is caught where the exit status is 2,",
+        "the first line says that a limit does not hold, and the verdicts of run, "
+        "surfaces and findings say so too. A cell names",
+        "the first test that refuted, in the page's order: the run's own ledger, noise "
+        "and sampling (T0), sensitivity, presence",
+        "and messages (T1), likelihood ratios and whole runs (T2), transcripts and the "
+        "accountant's curve (T3). Of a run that the",
+        "audit does not contradict, the digests of what travelled (wire, "
+        "`privdd.verify`) and `privdd.api.check_method` (method",
         "check) are asked as well; refused: the run stopped with an error that names the fault.",
         f"{MISSED_CELL}: nothing did; {TOO_SMALL} (n): nor did anything, and the fault was",
-        f"in force on so few numbers, records or messages only (it does not count). {ABSENT_CELL}: the fault has no place there:",
-        f"the profile {'; '.join(dict.fromkeys(PROFILE_TRAITS.values()))}. An empty cell was not run.",
+        "in force on so few numbers, records or messages only (it does not count). "
+        f"{ABSENT_CELL}: the fault has no place there:",
+        f"the profile {'; '.join(dict.fromkeys(PROFILE_TRAITS.values()))}. An empty cell "
+        "was not run.",
         *format_score_table(outcomes, faults, profiles),
     ]
     wrong = list(unexpected_outcomes(outcomes))

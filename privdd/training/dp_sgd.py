@@ -1,15 +1,16 @@
-"""DP-SGD (Abadi et al. 2016, Algorithm 1): Poisson batches, each record's gradient clipped, noised sums.
+"""DP-SGD (Abadi et al. 2016, Algorithm 1): Poisson batches, each record's gradient clipped, noised
+sums.
 
-Opacus decides which models have per-record gradients at all. Noise, clipping and accounting are those of the mechanism set for
-the query "dpsgd"; the optimiser's steps are post-processing.
+Opacus decides which models have per-record gradients at all. Noise, clipping and accounting are
+those of the mechanism set for the query "dpsgd"; the optimiser's steps are post-processing.
 
-Each record's gradient comes from one forward and one backward pass over all of them. The backward pass goes to the layers'
-outputs only. With a layer's input and the gradient of its output, its weights' gradient is known for each record: an outer
-product of the two where the layer read one vector a record, which is kept as its factors (Goodfellow 2015, "Efficient
-per-example gradient computations"; Bu et al. 2023, "Differentially private optimization on large model at small cost"), and a
-sum of such products elsewhere. Records are kept apart by ``torch.func.vmap``, under which code that mixes records, or branches
-on what they hold, does not run.
-"""
+Each record's gradient comes from one forward and one backward pass over all of them. The backward
+pass goes to the layers' outputs only. With a layer's input and the gradient of its output, its
+weights' gradient is known for each record: an outer product of the two where the layer read one
+vector a record, which is kept as its factors (Goodfellow 2015, "Efficient per-example gradient
+computations"; Bu et al. 2023, "Differentially private optimization on large model at small cost"),
+and a sum of such products elsewhere. Records are kept apart by ``torch.func.vmap``, under which
+code that mixes records, or branches on what they hold, does not run."""
 
 from __future__ import annotations
 
@@ -31,29 +32,44 @@ from privdd.privacy.clipping import FactoredRows, OuterProducts, Part
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.sgd import Correction, SharedBatches
 
-Draws = Callable[[int, Tensor], tuple[Tensor, ...]]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
+Draws = Callable[
+    [int, Tensor], tuple[Tensor, ...]
+]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
 QUERY = "dpsgd"
 
 
 def check_model(model: nn.Module) -> None:
     """Raises ValueError for layers that mix records or that Opacus does not support."""
-    from opacus.validators import ModuleValidator  # slow to import, and methods that may use DP-SGD need not
+    from opacus.validators import (
+        ModuleValidator,
+    )  # slow to import, and methods that may use DP-SGD need not
 
     training = model.training
     errors = ModuleValidator.validate(model.train())
     model.train(training)
     if not errors:
         return
-    mixing = sorted({type(m).__name__ for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)})
+    mixing = sorted(
+        {
+            type(m).__name__
+            for m in model.modules()
+            if isinstance(m, nn.modules.batchnorm._BatchNorm)
+        }
+    )
     if mixing:
-        raise ValueError(f"model: {', '.join(mixing)} mixes records, so DP-SGD has no bound: set model.norm=group")
+        raise ValueError(
+            f"model: {', '.join(mixing)} mixes records, so DP-SGD has no bound: set "
+            "model.norm=group"
+        )
     problems = "; ".join(str(problem).splitlines()[0] for problem in errors)
     raise ValueError(f"model: no per-record gradients for DP-SGD: {problems}")
 
 
 def cross_entropy_of(model: nn.Module) -> RecordLoss:
     """The default loss: cross-entropy of one record."""
-    return lambda params, x, y: -F.log_softmax(functional_call(model, params, (x,)), 1).gather(1, y.unsqueeze(1)).mean()
+    return lambda params, x, y: (
+        -F.log_softmax(functional_call(model, params, (x,)), 1).gather(1, y.unsqueeze(1)).mean()
+    )
 
 
 def dp_local_sgd(
@@ -71,26 +87,32 @@ def dp_local_sgd(
     draws: Draws | None = None,
     extra: SharedBatches | None = None,
 ) -> State:
-    """``steps`` steps of DP-SGD from ``params`` -> the new parameters, which depend on the records only
-    through ``ctx.mechanism("dpsgd")``.
+    """``steps`` steps of DP-SGD from ``params`` -> the new parameters, which depend on the records
+    only through ``ctx.mechanism("dpsgd")``.
 
-    loss: of one record, (parameters, x, y, *draws), default cross-entropy; draws: further per-record
-    inputs that read no data (a generator's latent noise), where each record's row must depend on the step
-    and its own id alone, else one record moves the sum by more than the clip norm. correct: changes the noised gradient and must
-    read no records (a proximal term, control variates from noised gradients). extra: records that everyone knows already:
-    the exact gradient of a batch of them is added to what ``correct`` returns. Weight decay and heavy-ball momentum (PyTorch's rule) act on the result. steps must
-    be a public constant (``count_private_steps``), however many records there are. Raises ValueError for models whose layers
-    mix records.
-    """
+    loss: of one record, (parameters, x, y, *draws), default cross-entropy; draws: further
+        per-record inputs that read no data (a generator's latent noise), where each record's row
+        must depend on the step
+    and its own id alone, else one record moves the sum by more than the clip norm. correct: changes
+    the noised gradient and must read no records (a proximal term, control variates from noised
+    gradients). extra: records that everyone knows already: the exact gradient of a batch of them is
+    added to what ``correct`` returns. Weight decay and heavy-ball momentum (PyTorch's rule) act on
+    the result. steps must be a public constant (``count_private_steps``), however many records
+    there are. Raises ValueError for models whose layers mix records."""
     check_model(model)
     loss = loss or cross_entropy_of(model)
     correct = correct if extra is None else _add_shared_gradient(model, extra, correct)
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
-    velocity = {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
+    velocity = (
+        {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
+    )
     for at in timed_steps(range(steps)):
         taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        x, y = records.x[taken], records.y[taken]
-        drawn = tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
+        x = records.x[taken]
+        y = records.y[taken]
+        drawn = (
+            tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
+        )
         released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, drawn))
         gradients = correct(state, released) if correct else released
         with torch.no_grad():
@@ -98,7 +120,9 @@ def dp_local_sgd(
                 step = gradients[name].to(value)
                 if weight_decay:
                     step = step + weight_decay * value
-                value.sub_(step if velocity is None else velocity[name].mul_(momentum).add_(step), alpha=lr)
+                value.sub_(
+                    step if velocity is None else velocity[name].mul_(momentum).add_(step), alpha=lr
+                )
     return state
 
 
@@ -107,8 +131,11 @@ def count_private_steps(mechanism: Mechanism, epochs: float) -> int:
     return max(1, round(epochs / float(mechanism.sampling_probability)))
 
 
-def _add_shared_gradient(model: nn.Module, extra: SharedBatches, correct: Correction | None) -> Correction:
-    """The given correction, then the gradient of the cross-entropy on one batch of shared records."""
+def _add_shared_gradient(
+    model: nn.Module, extra: SharedBatches, correct: Correction | None
+) -> Correction:
+    """The given correction, then the gradient of the cross-entropy on one batch of shared
+    records."""
     indices = extra.draw_indices(extra.records.y.device)
 
     def shared_loss(params: State, x: Tensor, y: Tensor) -> Tensor:
@@ -124,9 +151,12 @@ def _add_shared_gradient(model: nn.Module, extra: SharedBatches, correct: Correc
     return correct_gradients
 
 
-LEFT, RIGHT = " (left)", " (right)"
+LEFT = " (left)"
+RIGHT = " (right)"
 RECORDS_AT_ONCE = 256  # beyond that a pass is not faster, and needs more memory
-RecordLoss = Callable[..., Tensor]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
+RecordLoss = Callable[
+    ..., Tensor
+]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
 
 
 def record_gradients(
@@ -135,14 +165,16 @@ def record_gradients(
     """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
     made = compute_rows(LayerGradients(loss), dict(params), x, y, *draws, at_most=RECORDS_AT_ONCE)
     whole = {
-        name: made[name] if name in made else OuterProducts(made[name + LEFT], made[name + RIGHT]) for name in params
+        name: made[name] if name in made else OuterProducts(made[name + LEFT], made[name + RIGHT])
+        for name in params
     }
     return FactoredRows(whole)
 
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """(parameters, x (n, ...), y (n,), *draws (n, ...)) -> the parts of ``FactoredRows`` as tensors (n, ...)."""
+    """(parameters, x (n, ...), y (n,), *draws (n, ...)) -> the parts of ``FactoredRows`` as tensors
+    (n, ...)."""
 
     loss: RecordLoss
 
@@ -154,7 +186,11 @@ class LayerGradients:
             return vmap(grad(self.loss_of_record), in_dims=dims)(dict(params), *rows)  # type: ignore[no-any-return]
         rows_of: State = {}
         for name, part in found.items():
-            rows_of |= {name: part} if isinstance(part, Tensor) else {name + LEFT: part.left, name + RIGHT: part.right}
+            rows_of |= (
+                {name: part}
+                if isinstance(part, Tensor)
+                else {name + LEFT: part.left, name + RIGHT: part.right}
+            )
         return rows_of
 
     def loss_of_record(self, values: State, *one: Tensor) -> Tensor:
@@ -190,38 +226,57 @@ class LayerUse:
 Rule = Callable[[Tensor, Tensor, Mapping[str, Any]], dict[str, Part]]
 
 
-def _linear_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+def _linear_gradients(
+    inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]
+) -> dict[str, Part]:
     a, b = (t.reshape(len(t), -1, t.shape[-1]) for t in (inputs, upstream))
     if a.shape[1] == 1:
         return {"weight": OuterProducts(b[:, 0], a[:, 0]), "bias": b[:, 0]}
     return {"weight": torch.bmm(b.mT, a), "bias": b.sum(1)}
 
 
-def _convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+def _convolution_gradients(
+    inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]
+) -> dict[str, Part]:
     """inputs (n, k, c, h, w) of k images a record, upstream likewise."""
     return {"weight": _match_patches(upstream, inputs, bound), "bias": upstream.sum((1, 3, 4))}
 
 
-def _transposed_convolution_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+def _transposed_convolution_gradients(
+    inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]
+) -> dict[str, Part]:
     return {"weight": _match_patches(inputs, upstream, bound), "bias": upstream.sum((1, 3, 4))}
 
 
 def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tensor:
-    """For each record the sum over places of ``of``'s numbers there times the patches of ``images`` there, as weights are shaped."""
-    weight, groups = bound["weight"], bound["groups"]
-    patches = F.unfold(images.flatten(0, 1), weight.shape[2:], bound["dilation"], bound["padding"], bound["stride"])
-    rows = of.flatten(0, 1).flatten(2).unflatten(1, (groups, -1)) @ patches.unflatten(1, (groups, -1)).mT
+    """For each record the sum over places of ``of``'s numbers there times the patches of ``images``
+    there, as weights are shaped."""
+    weight = bound["weight"]
+    groups = bound["groups"]
+    patches = F.unfold(
+        images.flatten(0, 1), weight.shape[2:], bound["dilation"], bound["padding"], bound["stride"]
+    )
+    rows = (
+        of.flatten(0, 1).flatten(2).unflatten(1, (groups, -1))
+        @ patches.unflatten(1, (groups, -1)).mT
+    )
     rows = rows.reshape(*of.shape[:2], *weight.shape)
     return rows[:, 0] if rows.shape[1] == 1 else rows.sum(1)
 
 
-def _group_norm_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+def _group_norm_gradients(
+    inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]
+) -> dict[str, Part]:
     b = upstream.reshape(*upstream.shape[:3], -1)
-    plain = F.group_norm(inputs.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(b.shape)
+    plain = F.group_norm(inputs.flatten(0, 1), bound["num_groups"], eps=bound["eps"]).reshape(
+        b.shape
+    )
     return {"weight": (plain * b).sum((1, 3)), "bias": b.sum((1, 3))}
 
 
-def _embedding_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]) -> dict[str, Part]:
+def _embedding_gradients(
+    inputs: Tensor, upstream: Tensor, bound: Mapping[str, Any]
+) -> dict[str, Part]:
     places = F.one_hot(inputs.flatten(1), len(bound["weight"])).to(upstream)
     b = upstream.reshape(len(upstream), -1, upstream.shape[-1])
     rows = torch.bmm(places.mT, b)
@@ -232,7 +287,8 @@ def _embedding_gradients(inputs: Tensor, upstream: Tensor, bound: Mapping[str, A
 
 @dataclass(frozen=True)
 class Layer:
-    """A function of a layer: its arguments in order, with the defaults of those that have one, and its gradients."""
+    """A function of a layer: its arguments in order, with the defaults of those that have one, and
+    its gradients."""
 
     arguments: tuple[str, ...]
     defaults: Mapping[str, Any]
@@ -249,14 +305,16 @@ LAYERS: dict[Any, Layer] = {
         _transposed_convolution_gradients,
     ),
     F.group_norm: Layer(
-        ("input", "num_groups", "weight", "bias", "eps"), {"weight": None, "bias": None, "eps": 1e-5}, _group_norm_gradients
+        ("input", "num_groups", "weight", "bias", "eps"),
+        {"weight": None, "bias": None, "eps": 1e-5},
+        _group_norm_gradients,
     ),
     F.embedding: Layer(
         ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"),
         {"padding_idx": None, "max_norm": None, "scale_grad_by_freq": False},
         _embedding_gradients,
     ),
-}  # fmt: skip
+}
 
 
 def _is_plain(bound: Mapping[str, Any]) -> bool:
@@ -288,7 +346,10 @@ class _LayerTrace(TorchFunctionMode):
         return output
 
     def _reads_parameter(self, values: Any) -> bool:
-        return any(id(v) in self.names or (isinstance(v, tuple | list) and self._reads_parameter(v)) for v in values)
+        return any(
+            id(v) in self.names or (isinstance(v, tuple | list) and self._reads_parameter(v))
+            for v in values
+        )
 
     def _note_use(self, func: Any, args: Any, kwargs: Any, output: Any) -> bool:
         if func not in LAYERS:
@@ -296,12 +357,15 @@ class _LayerTrace(TorchFunctionMode):
         layer = LAYERS[func]
         bound = {**layer.defaults, **dict(zip(layer.arguments, args)), **kwargs}
         names = {key: self.names[id(v)] for key, v in bound.items() if id(v) in self.names}
-        inputs, axis = bound.pop("input"), torch._C._functorch.maybe_get_bdim(output)
+        inputs = bound.pop("input")
+        axis = torch._C._functorch.maybe_get_bdim(output)
         if id(inputs) in self.names or axis < 0 or not _is_plain(bound):
             return False
         inside = _below_vmap(inputs, self.count)
         out = torch._C._functorch.get_unwrapped(output)
-        self.uses.append(LayerUse(names, bound, inside, out, axis, (inside._version, out._version), layer.rule))
+        self.uses.append(
+            LayerUse(names, bound, inside, out, axis, (inside._version, out._version), layer.rule)
+        )
         return True
 
 
@@ -315,7 +379,8 @@ def _below_vmap(value: Tensor, count: int) -> Tensor:
 def _gradients_by_layer(
     loss: Callable[..., Tensor], params: Tensors, rows: tuple[Tensor, ...]
 ) -> dict[str, Part] | None:
-    """The parts of each record's gradient; None where a parameter is used by other than the layers of ``LAYERS``."""
+    """The parts of each record's gradient; None where a parameter is used by other than the layers
+    of ``LAYERS``."""
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     trace = _LayerTrace({id(value): name for name, value in leaves.items()}, len(rows[0]))
 
@@ -328,9 +393,15 @@ def _gradients_by_layer(
     if not trace.known or not all(use.is_unchanged for use in trace.uses):
         return None
     parts: dict[str, list[Part]] = {name: [] for name in params}
-    unused = [leaves[name] for name in set(params) - {name for use in trace.uses for name in use.names.values()}]
+    unused = [
+        leaves[name]
+        for name in set(params) - {name for use in trace.uses for name in use.names.values()}
+    ]
     total = losses.sum()
-    if unused and any(g is not None for g in torch.autograd.grad(total, unused, retain_graph=True, allow_unused=True)):
+    if unused and any(
+        g is not None
+        for g in torch.autograd.grad(total, unused, retain_graph=True, allow_unused=True)
+    ):
         return None  # used where no trace sees it
     upstream = torch.autograd.grad(total, [use.output for use in trace.uses])
     for use, b in zip(trace.uses, upstream):

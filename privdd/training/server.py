@@ -1,4 +1,5 @@
-"""What the server of a distilling method does: pool the synthetic sets and train on them, with hard or soft labels."""
+"""What the server of a distilling method does: pool the synthetic sets and train on them, with hard
+or soft labels."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd
 
 @dataclass(frozen=True)
 class ServerTraining:
-    """Length and optimiser of the server's training; momentum and weight_decay apply to sgd only."""
+    """Length and optimiser of the server's training; momentum and weight_decay apply to sgd
+    only."""
 
     epochs: float = 500
     batch_size: int = 256
@@ -63,7 +65,12 @@ def train_on_records(
     """The state after training ``params`` on ``records``; unchanged where there are none."""
     if not len(records):
         return dict(params)
-    common = {"lr": training.lr, "batch_size": training.batch_size, "epochs": training.epochs, "generator": generator}
+    common = {
+        "lr": training.lr,
+        "batch_size": training.batch_size,
+        "epochs": training.epochs,
+        "generator": generator,
+    }
     if training.optimiser == "adam":
         return local_adam(model, params, records, loss=loss, **common)  # type: ignore[arg-type]
     more = {"momentum": training.momentum, "weight_decay": training.weight_decay}
@@ -93,9 +100,14 @@ def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
 
     def projected_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         with torch.no_grad():
-            pairs = [(parameter, centre[name].to(parameter)) for name, parameter in net.named_parameters()]
+            pairs = [
+                (parameter, centre[name].to(parameter))
+                for name, parameter in net.named_parameters()
+            ]
             norm = torch.stack([(p - c).square().sum() for p, c in pairs]).sum().sqrt()
-            beyond = (1 - rho / norm.double()).clamp_min(0)  # 0 inside: nothing is read, so that no GPU is waited for
+            beyond = (1 - rho / norm.double()).clamp_min(
+                0
+            )  # 0 inside: nothing is read, so that no GPU is waited for
             for parameter, origin in pairs:
                 parameter.lerp_(origin, beyond.to(parameter))
         return batch_cross_entropy(net, x, y)
@@ -104,16 +116,26 @@ def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
 
 
 MAX_TRIES = 4
-PHASES = ((0.6, 1.0), (0.25, 0.25), (0.15, 0.0625))  # shares of the epochs, and of the learning rate
+PHASES = (
+    (0.6, 1.0),
+    (0.25, 0.25),
+    (0.15, 0.0625),
+)  # shares of the epochs, and of the learning rate
 
 
 def train_on_soft_labels(
-    network: nn.Module, start: Tensors, x: Tensor, soft: Tensor, training: ServerTraining, keys: Keys
+    network: nn.Module,
+    start: Tensors,
+    x: Tensor,
+    soft: Tensor,
+    training: ServerTraining,
+    keys: Keys,
 ) -> State:
-    """The state after training on images x (n, c, h, w) and labels soft (n, C), at a rate that falls in ``PHASES``.
+    """The state after training on images x (n, c, h, w) and labels soft (n, C), at a rate that
+    falls in ``PHASES``.
 
-    A network without norm layers can diverge, or die with all its outputs constant. Then it is trained again from
-    ``start`` with half the learning rate, at most three times.
+    A network without norm layers can diverge, or die with all its outputs constant. Then it is
+    trained again from ``start`` with half the learning rate, at most three times.
     """
     at = torch.arange(len(x))
 
@@ -121,17 +143,23 @@ def train_on_soft_labels(
         return -(soft[at] * F.log_softmax(net(images), 1)).sum(1).mean()
 
     for tried in range(MAX_TRIES):
-        state, generator = dict(start), keys.torch()
+        state = dict(start)
+        generator = keys.torch()
         for part, rate in PHASES:
-            phase = replace(training, lr=rate * training.lr / 2**tried, epochs=part * training.epochs)
-            state = train_on_records(network, state, Records(x, at, at), phase, generator, soft_cross_entropy)
+            phase = replace(
+                training, lr=rate * training.lr / 2**tried, epochs=part * training.epochs
+            )
+            state = train_on_records(
+                network, state, Records(x, at, at), phase, generator, soft_cross_entropy
+            )
         if is_better_than_constant(predict_logits(network, state, x), soft):
             break
     return state
 
 
 def is_better_than_constant(logits: Tensor, soft: Tensor) -> bool:
-    """Whether the outputs (n, C) fit the labels (n, C) better than the same outputs for all; False for NaN."""
+    """Whether the outputs (n, C) fit the labels (n, C) better than the same outputs for all; False
+    for NaN."""
     mean = soft.double().mean(0)
     constant = float(-(mean * mean.clamp_min(1e-30).log()).sum())
     return float(-(soft * logits.double().log_softmax(1)).sum(1).mean()) < 0.99 * constant

@@ -1,9 +1,10 @@
 """Local training: one client's round, its batches, and one SGD loop with a correction hook.
 
-Every model-averaging method shares the loop. A step sees a client's own records, and a batch of shared ones in the same
-forward pass where there are any. Many small models of one architecture can be trained as one wide network: they lie side by
-side as channels, activations are (b, K * c, h, w) and (b, K * d), a convolution becomes one with K groups and a linear layer one
-batched product. What every model computes is what it would compute alone, up to the order of its sums.
+Every model-averaging method shares the loop. A step sees a client's own records, and a batch of
+shared ones in the same forward pass where there are any. Many small models of one architecture can
+be trained as one wide network: they lie side by side as channels, activations are (b, K * c, h, w)
+    and (b, K * d), a convolution becomes one with K groups and a linear layer one batched product.
+    What every model computes is what it would compute alone, up to the order of its sums.
 """
 
 from __future__ import annotations
@@ -25,25 +26,33 @@ from privdd.models import ModelSpec, build_skeleton
 
 
 def draw_batches(
-    n: int, batch_size: int, generator: torch.Generator, device: torch.device, steps: int | None = None
+    n: int,
+    batch_size: int,
+    generator: torch.Generator,
+    device: torch.device,
+    steps: int | None = None,
 ) -> Iterator[Tensor]:
     """Index batches: a fresh permutation each pass, the last batch of a pass may be smaller.
 
-    steps: how many are wanted, if known (None: endless): the permutations of many passes then travel to a GPU together.
-    They are the same ones, and so is the generator after that many steps.
+    steps: how many are wanted, if known (None: endless): the permutations of many passes then
+        travel to a GPU together. They are the same ones, and so is the generator after that many
+        steps.
     """
     while steps is None or device.type == "cpu":
         yield from torch.randperm(n, generator=generator).to(device).split(batch_size)
     passes = -(-steps // -(-n // batch_size))
-    for drawn in stream_to_device(lambda _: {"order": torch.randperm(n, generator=generator)}, passes, device):
+    for drawn in stream_to_device(
+        lambda _: {"order": torch.randperm(n, generator=generator)}, passes, device
+    ):
         yield from drawn["order"].split(batch_size)
 
 
 def draw_balanced(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """``size`` indices into labels y (n,), in random order: equally many of every class that occurs.
+    """``size`` indices into labels y (n,), in random order: equally many of every class that
+    occurs.
 
-    size // C of each of the C classes, without replacement where a class has that many, and the rest
-    uniformly from all (the released code of FedFed).
+    size // C of each of the C classes, without replacement where a class has that many, and the
+    rest uniformly from all (the released code of FedFed).
     """
     labels = y.cpu()
     rows = [(labels == c).nonzero()[:, 0] for c in labels.unique()]
@@ -61,11 +70,14 @@ def draw_balanced(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class SharedBatches:
-    """A second labelled set that joins every step with its own batch, e.g. FedFed's shared features.
+    """A second labelled set that joins every step with its own batch, e.g. FedFed's shared
+    features.
 
-    The step's loss becomes ``loss(private) + weight * cross-entropy(batch of records)``, both from one
-    forward pass: batch norm sees the two batches as one. The second set has draws of its own, so the
-    private batches stay what they were without it: permutations of all of it, or, with ``balanced``,
+    The step's loss becomes ``loss(private) + weight * cross-entropy(batch of records)``, both from
+    one
+    forward pass: batch norm sees the two batches as one. The second set has draws of its own, so
+        the private batches stay what they were without it: permutations of all of it, or, with
+        ``balanced``,
     passes of so many records with equally many of every class.
     """
 
@@ -81,34 +93,43 @@ class SharedBatches:
             yield from draw_batches(len(self.records), self.batch_size, self.generator, device)
         y = self.records.y
         while True:
-            yield from draw_balanced(y, self.balanced or len(y), self.generator).to(device).split(self.batch_size)
+            yield from (
+                draw_balanced(y, self.balanced or len(y), self.generator)
+                .to(device)
+                .split(self.batch_size)
+            )
 
 
 class JointForward:
-    """A classifier whose first forward pass of a step takes a shared batch along with the private one.
+    """A classifier whose first forward pass of a step takes a shared batch along with the private
+    one.
 
-    It stands in for the network in a local loss: ``features`` and the call return the private images'
-    values; the shared images' features wait in ``shared``. Later passes of the step see private images alone.
-    """
+    It stands in for the network in a local loss: ``features`` and the call return the private
+    images' values; the shared images' features wait in ``shared``. Later passes of the step see
+    private images alone."""
 
     def __init__(self, net: Any) -> None:
-        self.net, self.head = net, net.head
+        self.net = net
+        self.head = net.head
         self.waiting: Tensor | None = None
         self.shared: Tensor | None = None
 
     def add_shared_batch(self, x: Tensor) -> None:
         """The next first pass takes images x (b, c, h, w) along."""
-        self.waiting, self.shared = x, None
+        self.waiting = x
+        self.shared = None
 
     def features(self, x: Tensor) -> Tensor:
         if self.waiting is None:
             return self.net.features(x)
-        extra, self.waiting = self.waiting, None
+        extra = self.waiting
+        self.waiting = None
         own, self.shared = self.net.features(torch.cat([x, extra])).split([len(x), len(extra)])
         return own
 
     def shared_logits(self) -> Tensor:
-        """Logits of the shared batch (b, C), from an extra forward pass if the loss computed none."""
+        """Logits of the shared batch (b, C), from an extra forward pass if the loss computed
+        none."""
         if self.shared is None and self.waiting is not None:
             self.waiting, self.shared = None, self.net.features(self.waiting)
         return self.head(self.shared)
@@ -133,13 +154,18 @@ def share_tensors(module: nn.Module) -> nn.Module:
     """
     copy = module.__new__(type(module))
     copy.__dict__.update(module.__dict__)
-    copy._parameters, copy._buffers = dict(module._parameters), dict(module._buffers)
-    copy._modules = {name: None if child is None else share_tensors(child) for name, child in module._modules.items()}
+    copy._parameters = dict(module._parameters)
+    copy._buffers = dict(module._buffers)
+    copy._modules = {
+        name: None if child is None else share_tensors(child)
+        for name, child in module._modules.items()
+    }
     return copy
 
 
 class FlatParameters:
-    """Parameters and gradients by name, as views of two flat vectors: one in-place operation then updates them all.
+    """Parameters and gradients by name, as views of two flat vectors: one in-place operation then
+    updates them all.
 
     That keeps small clients fast.
     """
@@ -160,18 +186,22 @@ class FlatParameters:
             if value is not self.grads[name]:
                 self.grads[name].copy_(value)
 
-    def step(self, velocity: Tensor | None, lr: float, momentum: float, weight_decay: float) -> None:
+    def step(
+        self, velocity: Tensor | None, lr: float, momentum: float, weight_decay: float
+    ) -> None:
         """One step of SGD with heavy-ball momentum and weight decay (PyTorch's rule)."""
         if weight_decay:
             self.grad.add_(self.flat, alpha=weight_decay)
-        self.flat.sub_(self.grad if velocity is None else velocity.mul_(momentum).add_(self.grad), alpha=lr)
+        self.flat.sub_(
+            self.grad if velocity is None else velocity.mul_(momentum).add_(self.grad), alpha=lr
+        )
 
 
 class Replica(FlatParameters):
     """A trainable copy of a model.
 
-    state: every parameter by name, and every float buffer where the model has any (ValueError otherwise).
-    """
+    state: every parameter by name, and every float buffer where the model has any (ValueError
+        otherwise)."""
 
     def __init__(self, model: nn.Module, state: Tensors) -> None:
         self.module: Any = share_tensors(model)
@@ -186,7 +216,11 @@ class Replica(FlatParameters):
             parameter.grad = self.grads[name]
             self._set_tensor(name, parameter)
         for name, buffer in buffers.items():
-            value = state[name].detach().clone() if name in state else torch.zeros(buffer.shape, dtype=buffer.dtype)
+            value = (
+                state[name].detach().clone()
+                if name in state
+                else torch.zeros(buffer.shape, dtype=buffer.dtype)
+            )
             self._set_tensor(name, value.to(self.flat.device))
 
     def _set_tensor(self, name: str, tensor: Tensor) -> None:
@@ -204,11 +238,14 @@ def split_state(model: nn.Module, state: Tensors) -> tuple[State, State]:
     """A state as (parameters, buffers): the two travel under different names."""
     names = {name for name, _ in model.named_parameters()}
     params = {name: t for name, t in state.items() if name in names}
-    return params, {name: t for name, t in state.items() if name not in names and t.is_floating_point()}
+    return params, {
+        name: t for name, t in state.items() if name not in names and t.is_floating_point()
+    }
 
 
 def memory_format_of(model: nn.Module) -> torch.memory_format:
-    """The memory format for batches: channels last for convolutions, whose steps then take 5 to 40 % less time.
+    """The memory format for batches: channels last for convolutions, whose steps then take 5 to 40
+    % less time.
 
     Networks with group or instance norm are slower that way and keep channels first.
     """
@@ -225,7 +262,10 @@ def count_steps(n: int, batch_size: int, epochs: float) -> int:
 
 def _total_steps(records: Records, batch_size: int, epochs: float | None, steps: int | None) -> int:
     if len(records) == 0:
-        raise ValueError("records=0: a client needs at least one record to train; drop empty clients from the round")
+        raise ValueError(
+            "records=0: a client needs at least one record to train; drop empty clients "
+            "from the round"
+        )
     if (epochs is None) == (steps is None):
         raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
     return steps if steps is not None else count_steps(len(records), batch_size, epochs or 0.0)
@@ -250,15 +290,24 @@ def local_sgd(
     """SGD with heavy-ball momentum on one client -> (state after training, steps taken).
 
     params: parameters and, for models with batch norm, float buffers by name; both come back (see
-    ``split_state``). Give either epochs (fractions allowed) or steps. The correction sees the raw gradients;
-    weight decay and momentum (PyTorch's rule, fresh each call) act on what it returns. All randomness
-    is the generator's. Raises ValueError for no records or for both or neither of epochs and steps.
-    """
+    ``split_state``). Give either epochs (fractions allowed) or steps. The correction sees the raw
+    gradients; weight decay and momentum (PyTorch's rule, fresh each call) act on what it returns.
+    All randomness is the generator's. Raises ValueError for no records or for both or neither of
+    epochs and steps."""
     total = _total_steps(records, batch_size, epochs, steps)
-    replica, loss = Replica(model, params), loss or batch_cross_entropy
-    net, flat, order = replica.module.train(), replica.flat, memory_format_of(model)
-    own = _take_batches(records, draw_batches(len(records), batch_size, generator, flat.device, total), flat, order)
-    shared = _take_batches(extra.records, extra.draw_indices(flat.device), flat, order) if extra else None
+    replica = Replica(model, params)
+    loss = loss or batch_cross_entropy
+    net = replica.module.train()
+    flat = replica.flat
+    order = memory_format_of(model)
+    own = _take_batches(
+        records, draw_batches(len(records), batch_size, generator, flat.device, total), flat, order
+    )
+    shared = (
+        _take_batches(extra.records, extra.draw_indices(flat.device), flat, order)
+        if extra
+        else None
+    )
     joined = JointForward(net) if extra else None
     velocity = torch.zeros_like(flat) if momentum else None
     for _ in timed_steps(range(total)):
@@ -280,7 +329,8 @@ def local_sgd(
 def _take_batches(
     records: Records, indices: Iterator[Tensor], like: Tensor, order: torch.memory_format
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    x, y = records.x.to(like), records.y.to(like.device)
+    x = records.x.to(like)
+    y = records.y.to(like.device)
     return ((x[at].to(memory_format=order), y[at]) for at in indices)
 
 
@@ -294,10 +344,14 @@ def predict_logits(model: nn.Module, state: Tensors, x: Tensor, batch: int = 512
 
 def predict_images(spec: ModelSpec, state: Tensors, x: Tensor) -> Tensor:
     """``predict_logits`` of the classifier that ``spec`` describes."""
-    return predict_logits(build_skeleton(spec, tuple(x.shape[1:]), len(state["head.weight"])), state, x)  # type: ignore[arg-type]
+    return predict_logits(
+        build_skeleton(spec, tuple(x.shape[1:]), len(state["head.weight"])), state, x
+    )  # type: ignore[arg-type]
 
 
-def evaluate_model(model: nn.Module, state: Tensors, records: Records, batch: int = 512) -> tuple[float, Tensor]:
+def evaluate_model(
+    model: nn.Module, state: Tensors, records: Records, batch: int = 512
+) -> tuple[float, Tensor]:
     """(accuracy in [0, 1], logits (n, C)). Raises ValueError for no records."""
     if len(records) == 0:
         raise ValueError("records=0: accuracy needs at least one record")
@@ -322,9 +376,12 @@ def local_adam(
     """
     if len(records) == 0:
         raise ValueError("records=0: training needs at least one record")
-    replica, loss = Replica(model, params), loss or batch_cross_entropy
-    net, flat = replica.module.train(), replica.flat
-    x, y = records.x.to(flat), records.y.to(flat.device)
+    replica = Replica(model, params)
+    loss = loss or batch_cross_entropy
+    net = replica.module.train()
+    flat = replica.flat
+    x = records.x.to(flat)
+    y = records.y.to(flat.device)
     total = count_steps(len(y), batch_size, epochs)
     index = draw_batches(len(y), batch_size, generator, flat.device, total)
     flat.grad = replica.grad
@@ -339,7 +396,8 @@ def local_adam(
 
 @dataclass(frozen=True)
 class ClientRound:
-    """A client's received messages, memory and data: everything that its local training starts from."""
+    """A client's received messages, memory and data: everything that its local training starts
+    from."""
 
     broadcast: Mapping[str, Tensors]
     memory: State
@@ -365,12 +423,18 @@ class WideConv(nn.Module):
 
     def __init__(self, conv: nn.Conv2d, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight, self.bias, self.conv = weight, bias, [conv]  # in a list: not a submodule
+        # in a list: not a submodule
+        self.weight = weight
+        self.bias = bias
+        self.conv = [conv]
 
     def forward(self, x: Tensor) -> Tensor:
-        conv, bias = self.conv[0], None if self.bias is None else self.bias.flatten()
+        conv = self.conv[0]
+        bias = None if self.bias is None else self.bias.flatten()
         groups = len(self.weight) * conv.groups
-        return F.conv2d(x, self.weight.flatten(0, 1), bias, conv.stride, conv.padding, conv.dilation, groups)  # type: ignore[arg-type]
+        return F.conv2d(
+            x, self.weight.flatten(0, 1), bias, conv.stride, conv.padding, conv.dilation, groups
+        )  # type: ignore[arg-type]
 
 
 class WideLinear(nn.Module):
@@ -378,12 +442,18 @@ class WideLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias
+        self.weight = weight
+        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         count, _, inputs = self.weight.shape
-        x, weight = x.view(len(x), count, inputs).transpose(0, 1), self.weight.transpose(1, 2)
-        out = torch.bmm(x, weight) if self.bias is None else torch.baddbmm(self.bias[:, None], x, weight)
+        x = x.view(len(x), count, inputs).transpose(0, 1)
+        weight = self.weight.transpose(1, 2)
+        out = (
+            torch.bmm(x, weight)
+            if self.bias is None
+            else torch.baddbmm(self.bias[:, None], x, weight)
+        )
         return out.transpose(0, 1).flatten(1)
 
 
@@ -392,11 +462,16 @@ class WideGroupNorm(nn.Module):
 
     def __init__(self, norm: nn.GroupNorm, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.weight, self.bias, self.groups, self.eps = weight, bias, norm.num_groups, norm.eps
+        self.weight = weight
+        self.bias = bias
+        self.groups = norm.num_groups
+        self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.flatten()
-        return F.group_norm(x, len(self.weight) * self.groups, self.weight.flatten(), bias, self.eps)
+        return F.group_norm(
+            x, len(self.weight) * self.groups, self.weight.flatten(), bias, self.eps
+        )
 
 
 WIDE_LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor | None], nn.Module]] = {
@@ -409,13 +484,17 @@ WIDE_LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor | None], nn.Mod
 def is_vectorisable(model: nn.Module) -> bool:
     """Whether every layer of a network has a wide form (batch norm, for one, has none)."""
     leaves = [part for part in model.modules() if not list(part.children())]
-    plain = all(type(leaf) in POINTWISE or (type(leaf) in WIDE_LAYERS and leaf.weight is not None) for leaf in leaves)
+    plain = all(
+        type(leaf) in POINTWISE or (type(leaf) in WIDE_LAYERS and leaf.weight is not None)
+        for leaf in leaves
+    )
     padded = any(isinstance(leaf, nn.Conv2d) and leaf.padding_mode != "zeros" for leaf in leaves)
     return plain and not padded and not list(model.buffers())
 
 
 class ModelEnsemble(FlatParameters):
-    """K trainable copies of a model, all starting at ``state``; params, grads: name -> (K, *shape)."""
+    """K trainable copies of a model, all starting at ``state``; params, grads: name -> (K,
+    *shape)."""
 
     def __init__(self, model: nn.Module, state: Tensors, count: int) -> None:
         self.module: Any = share_tensors(model)
@@ -426,7 +505,9 @@ class ModelEnsemble(FlatParameters):
             leaf.grad = self.grads[name]
         for name, part in list(self.module.named_modules()):
             if type(part) in WIDE_LAYERS:
-                wide = WIDE_LAYERS[type(part)](part, leaves[f"{name}.weight"], leaves.get(f"{name}.bias"))
+                wide = WIDE_LAYERS[type(part)](
+                    part, leaves[f"{name}.weight"], leaves.get(f"{name}.bias")
+                )
                 owner, _, leaf_name = name.rpartition(".")
                 setattr(self.module.get_submodule(owner), leaf_name, wide)
 
@@ -436,15 +517,19 @@ class ModelEnsemble(FlatParameters):
 
 
 def plan_batches(
-    rows: Sequence[Tensor], batch_size: int, steps: Sequence[int], generators: Sequence[torch.Generator]
+    rows: Sequence[Tensor],
+    batch_size: int,
+    steps: Sequence[int],
+    generators: Sequence[torch.Generator],
 ) -> tuple[Tensor, Tensor]:
-    """The batches that each model would draw alone, from its own records (positions) and generator: positions (S, b, K) in a
-    pool, and weights (S, b, K).
+    """The batches that each model would draw alone, from its own records (positions) and generator:
+    positions (S, b, K) in a pool, and weights (S, b, K).
 
-    A batch shorter than b is filled up with records of weight zero; the weights of a batch add up to
-    one, or to zero once its model has taken all its steps.
+    A batch shorter than b is filled up with records of weight zero; the weights of a batch add up
+    to one, or to zero once its model has taken all its steps.
     """
-    width, longest = min(batch_size, max(len(r) for r in rows)), max(steps)
+    width = min(batch_size, max(len(r) for r in rows))
+    longest = max(steps)
     at = torch.zeros(longest, width, len(rows), dtype=torch.long)
     weight = torch.zeros(longest, width, len(rows))
     for k, (own, count, generator) in enumerate(zip(rows, steps, generators)):
@@ -456,9 +541,11 @@ def plan_batches(
 
 
 def pool_records(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
-    """The union of the records of several replays of a client, once each by id, and the positions of each replay's."""
+    """The union of the records of several replays of a client, once each by id, and the positions
+    of each replay's."""
     positions: dict[int, int] = {}
-    rows, fresh = [], []
+    rows = []
+    fresh = []
     for part in parts:
         ids = part.ids.tolist()
         new = [i for i, identity in enumerate(ids) if identity not in positions]
@@ -482,14 +569,17 @@ def vectorised_sgd(
     generators: Sequence[torch.Generator],
     correct: Correction | None = None,
 ) -> list[tuple[State, int]]:
-    """``local_sgd`` for K sets of records at once -> (state, steps taken) of each, equal up to rounding.
+    """``local_sgd`` for K sets of records at once -> (state, steps taken) of each, equal up to
+    rounding.
 
-    All start at ``params``; clients may hold different numbers of records, their ids must tell records
-    apart. The correction sees parameters and gradients with a first axis over the K models and acts
-    on each entry by itself. Raises ValueError where ``is_vectorisable`` is False or a client is empty.
-    """
+    All start at ``params``; clients may hold different numbers of records, their ids must tell
+    records apart. The correction sees parameters and gradients with a first axis over the K models
+    and acts on each entry by itself. Raises ValueError where ``is_vectorisable`` is False or a
+    client is empty."""
     if not is_vectorisable(model):
-        raise ValueError(f"model={type(model).__name__}: one of its layers has no form for many models at once")
+        raise ValueError(
+            f"model={type(model).__name__}: one of its layers has no form for many models at once"
+        )
     counts = [_total_steps(records, batch_size, epochs, steps) for records in clients]
     pool, rows = pool_records(clients)
     at, weight = plan_batches(rows, batch_size, counts, generators)
@@ -498,11 +588,14 @@ def vectorised_sgd(
     ended: dict[int, State] = {}
     velocity = torch.zeros_like(ensemble.flat) if momentum else None
     for s in range(max(counts)):
-        now, share = at[s].to(pool.y.device), weight[s].to(ensemble.flat)
+        now = at[s].to(pool.y.device)
+        share = weight[s].to(ensemble.flat)
         ensemble.grad.zero_()
         logits = ensemble.module(pool.x[now].to(ensemble.flat).flatten(1, 2)).view(*now.shape, -1)
         losses = F.cross_entropy(logits.flatten(0, 1), pool.y[now].flatten(), reduction="none")
-        (losses * share.flatten()).sum().backward()  # each model's gradient of its own mean cross-entropy
+        (
+            losses * share.flatten()
+        ).sum().backward()  # each model's gradient of its own mean cross-entropy
         with torch.no_grad():
             if correct is not None:
                 ensemble.correct_gradients(correct)

@@ -1,5 +1,5 @@
-"""The files of a run folder: digests in its manifest, values that clients sent against the ledger, and who signed the manifest;
-one disagreement is a number that is not what the other files say.
+"""The files of a run folder: digests in its manifest, values that clients sent against the ledger,
+and who signed the manifest; one disagreement is a number that is not what the other files say.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.channel import digest_tensors
 from privdd.privacy.ledger import Ledger
 from privdd.runtime import run_folder, seal
-from privdd.runtime.files import DamagedRun, list_plain_files, printable, read_bytes, read_json, write_json
+from privdd.runtime.files import (
+    DamagedRun,
+    list_plain_files,
+    printable,
+    read_bytes,
+    read_json,
+    write_json,
+)
 from privdd.runtime.run_files import MANIFEST, SIGNATURE, is_own_file
 
-RELATIVE_TOLERANCE = 1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
+RELATIVE_TOLERANCE = (
+    1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
+)
 
 
 class Unverified(DamagedRun):
@@ -70,11 +79,16 @@ def count_comparisons() -> Iterator[list[int]]:
 
 def is_same_value(stored: Any, found: Any) -> bool:
     """Equal, or two numbers that differ by rounding; infinity may be written as "inf"."""
-    if (count := _numbers.get()) is not None and not isinstance(stored, bool) and _to_number(stored) is not None:
+    if (
+        (count := _numbers.get()) is not None
+        and not isinstance(stored, bool)
+        and _to_number(stored) is not None
+    ):
         count[0] += 1
     if isinstance(stored, bool) or isinstance(found, bool) or stored is None or found is None:
         return stored is found
-    one, other = _to_number(stored), _to_number(found)
+    one = _to_number(stored)
+    other = _to_number(found)
     if one is None or other is None:
         return bool(stored == found)
     return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
@@ -102,24 +116,32 @@ def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Di
     listed = seal.listed_digests(manifest)
     found = seal.file_digests(folder, listed.keys())
     if manifest.get(seal.SEAL_KEY) != (expected := seal.compute_seal(manifest)):
-        yield Disagreement(MANIFEST, seal.SEAL_KEY, str(manifest.get(seal.SEAL_KEY))[:16], expected[:16])
+        yield Disagreement(
+            MANIFEST, seal.SEAL_KEY, str(manifest.get(seal.SEAL_KEY))[:16], expected[:16]
+        )
     for name in sorted({*listed} - seal.UNSEALED):  # earlier versions sealed more
         if listed[name] != (there := found.get(name, "no such file")):
             yield Disagreement(name, "sha256", listed[name][:16], there[:16])
     for name in sorted({*found} - {*listed}):
-        yield Disagreement(name, "sha256", "nothing (not listed in manifest.json)", found[name][:16])
+        yield Disagreement(
+            name, "sha256", "nothing (not listed in manifest.json)", found[name][:16]
+        )
 
 
 def check_page_sources(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
     """The same check for the files alone that a page or a comparison is drawn from."""
     for name, stored, now in seal.list_changed_sources(folder, manifest):
-        yield Disagreement(name, seal.SEAL_KEY if name == MANIFEST else "sha256", stored[:16], now[:16])
+        yield Disagreement(
+            name, seal.SEAL_KEY if name == MANIFEST else "sha256", stored[:16], now[:16]
+        )
 
 
 def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     """Files that the run did not write and that privdd does not read."""
     listed = seal.listed_digests(manifest)
-    return sorted(name for name in list_plain_files(folder) if name not in listed and not is_own_file(name))
+    return sorted(
+        name for name in list_plain_files(folder) if name not in listed and not is_own_file(name)
+    )
 
 
 ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
@@ -130,7 +152,11 @@ def check_sent_values(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
 
     Raises DamagedRun for a file that is not readable as safetensors.
     """
-    rows = {(r.round, r.client, r.name): r.digest for r in ledger.releases if r.visible_to != ("analyst",)}
+    rows = {
+        (r.round, r.client, r.name): r.digest
+        for r in ledger.releases
+        if r.visible_to != ("analyst",)
+    }
     for name in sorted(list_plain_files(folder)):
         at = ARTIFACT_FILE.fullmatch(name)
         if at is None:
@@ -149,46 +175,69 @@ MAX_KEY_BYTES = 2**16  # bytes
 
 
 def sign_run(folder: Path, key: Path) -> Path:
-    """Sign the manifest with a private key (PEM or OpenSSH, without a password); returns ``signature.json``.
+    """Sign the manifest with a private key (PEM or OpenSSH, without a password); returns
+    ``signature.json``.
 
     Raises DamagedRun for an unsealed folder or another kind of key.
     """
-    private, manifest = _load_key(key, private=True), read_json(folder / MANIFEST)
+    private = _load_key(key, private=True)
+    manifest = read_json(folder / MANIFEST)
     seal.listed_digests(manifest)
     signed = private.sign(seal.signed_bytes(manifest)).hex()
     public = private.public_key().public_bytes_raw().hex()
-    write_json(folder / SIGNATURE, {"algorithm": SIGNATURE_ALGORITHM, "public_key": public, "signature": signed})
+    write_json(
+        folder / SIGNATURE,
+        {"algorithm": SIGNATURE_ALGORITHM, "public_key": public, "signature": signed},
+    )
     return folder / SIGNATURE
 
 
-def check_signature(folder: Path, manifest: Any, key: Path | None) -> tuple[str, list[Disagreement]]:
+def check_signature(
+    folder: Path, manifest: Any, key: Path | None
+) -> tuple[str, list[Disagreement]]:
     """(the public key in hexadecimal, what is wrong with the signature).
 
-    key: the public key of who should have signed; None: any key, which shows only that its holder signed. Raises
-    DamagedRun where there is no signature, or one of another form.
+    key: the public key of who should have signed; None: any key, which shows only that its holder
+        signed. Raises DamagedRun where there is no signature, or one of another form.
     """
     stored = read_json(folder / SIGNATURE)
     fields = ("algorithm", "public_key", "signature")
-    if not isinstance(stored, dict) or not all(isinstance(stored.get(name), str) for name in fields):
+    if not isinstance(stored, dict) or not all(
+        isinstance(stored.get(name), str) for name in fields
+    ):
         raise DamagedRun(f"{folder / SIGNATURE}: not a signature")
     if stored["algorithm"] != SIGNATURE_ALGORITHM:
         raise DamagedRun(
-            f"{folder / SIGNATURE}: algorithm {stored['algorithm'][:40]!r}, needed is {SIGNATURE_ALGORITHM}"
+            f"{folder / SIGNATURE}: algorithm {stored['algorithm'][:40]!r}, needed is "
+            f"{SIGNATURE_ALGORITHM}"
         )
     wrong = []
     if key is not None:
         expected = _load_key(key, private=False).public_bytes_raw().hex()
         if expected != stored["public_key"]:
-            wrong.append(Disagreement(SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}"))
-    if not _is_valid_signature(stored["public_key"], stored["signature"], seal.signed_bytes(manifest)):
-        wrong.append(Disagreement(SIGNATURE, "signature", stored["signature"][:16], "does not hold for manifest.json"))
+            wrong.append(
+                Disagreement(
+                    SIGNATURE, "public_key", stored["public_key"][:64], f"{expected} in {key}"
+                )
+            )
+    if not _is_valid_signature(
+        stored["public_key"], stored["signature"], seal.signed_bytes(manifest)
+    ):
+        wrong.append(
+            Disagreement(
+                SIGNATURE, "signature", stored["signature"][:16], "does not hold for manifest.json"
+            )
+        )
     return stored["public_key"][:64], wrong
 
 
 def _is_valid_signature(public: str, signature: str, data: bytes) -> bool:
-    errors, library = _import_cryptography("exceptions"), _import_cryptography(ED25519)
+    errors = _import_cryptography("exceptions")
+    library = _import_cryptography(ED25519)
     try:
-        library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), data)
+        library.Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(
+            bytes.fromhex(signature), data
+        )
     except (ValueError, errors.InvalidSignature):
         return False
     return True
@@ -196,7 +245,8 @@ def _is_valid_signature(public: str, signature: str, data: bytes) -> bool:
 
 def _load_key(file: Path, *, private: bool) -> Any:
     """A key without a password, in PEM or OpenSSH's form."""
-    errors, library = _import_cryptography("exceptions"), _import_cryptography("hazmat.primitives.serialization")
+    errors = _import_cryptography("exceptions")
+    library = _import_cryptography("hazmat.primitives.serialization")
     data = read_bytes(file, MAX_KEY_BYTES)
     form = "ssh" if (b"OPENSSH" in data if private else data.startswith(b"ssh-")) else "pem"
     try:
@@ -218,4 +268,6 @@ def _import_cryptography(part: str) -> Any:
     try:
         return importlib.import_module(f"cryptography.{part}")
     except ImportError:
-        raise DamagedRun("signatures: the package cryptography is missing; pip install cryptography") from None
+        raise DamagedRun(
+            "signatures: the package cryptography is missing; pip install cryptography"
+        ) from None

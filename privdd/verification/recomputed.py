@@ -1,4 +1,5 @@
-"""Numbers found again from a run folder: epsilons from the ledger, rates and bounds from scores, verdicts, and those of a training."""
+"""Numbers found again from a run folder: epsilons from the ledger, rates and bounds from scores,
+verdicts, and those of a training."""
 
 from __future__ import annotations
 
@@ -26,7 +27,13 @@ from attacks.types import Family, Finding, Worlds
 from privdd.auditing import attack_tasks
 from privdd.auditing import findings as audit_findings
 from privdd.auditing.coverage import is_about_releases, untested_parts
-from privdd.auditing.verdicts import SurfaceLimit, decide_verdict, deciding_bound, findings_on_surface, judge_run
+from privdd.auditing.verdicts import (
+    SurfaceLimit,
+    decide_verdict,
+    deciding_bound,
+    findings_on_surface,
+    judge_run,
+)
 from privdd.core.rng import Keys
 from privdd.privacy.accounting import check_work
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -34,20 +41,42 @@ from privdd.reporting.comparison import read_training_record
 from privdd.reporting.figures import psnr_of_arrays
 from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
-from privdd.reporting.schema import UNLISTED, EpsilonPair, FindingRow, Findings, WorstRecord, worst_verdict
-from privdd.runtime.files import DamagedRun, check_plain_folder, read_json, read_json_object, safe_name
+from privdd.reporting.schema import (
+    UNLISTED,
+    EpsilonPair,
+    FindingRow,
+    Findings,
+    WorstRecord,
+    worst_verdict,
+)
+from privdd.runtime.files import (
+    DamagedRun,
+    check_plain_folder,
+    read_json,
+    read_json_object,
+    safe_name,
+)
 from privdd.runtime.run_files import MANIFEST
 from privdd.runtime.run_folder import RunFolder, read_tensors
 from privdd.runtime.seal import FILES_KEY
-from privdd.verification.file_checks import Disagreement, Unverified, check_page_sources, find_disagreements
+from privdd.verification.file_checks import (
+    Disagreement,
+    Unverified,
+    check_page_sources,
+    find_disagreements,
+)
 
 FINDINGS_FILE = "findings.json"
 compare_findings = functools.partial(find_disagreements, FINDINGS_FILE)
-UNKNOWN_EPSILON = {"pld": math.inf, "rdp": math.inf}  # of scores that someone else computed, without a ledger
+UNKNOWN_EPSILON = {
+    "pld": math.inf,
+    "rdp": math.inf,
+}  # of scores that someone else computed, without a ledger
 
 
 def run_ledger(record: RunRecord) -> Ledger | None:
-    """The ledger, None for scores that were brought. Raises DamagedRun for one that is damaged or gone."""
+    """The ledger, None for scores that were brought. Raises DamagedRun for one that is damaged or
+    gone."""
     if not record.ledger:
         if record.findings.utility is None and not record.findings.run.rounds:
             return None
@@ -57,15 +86,21 @@ def run_ledger(record: RunRecord) -> Ledger | None:
         check_work(ledger.totals())
         return ledger
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DamagedRun(f"{record.path / 'ledger.json'}: {' '.join(str(error).split())[:200]}") from None
+        raise DamagedRun(
+            f"{record.path / 'ledger.json'}: {' '.join(str(error).split())[:200]}"
+        ) from None
 
 
-def recompute_epsilons(ledger: Ledger | None, surfaces: Sequence[str] | None = None) -> dict[str, float]:
+def recompute_epsilons(
+    ledger: Ledger | None, surfaces: Sequence[str] | None = None
+) -> dict[str, float]:
     """Both accountants' epsilon, of the whole run or of some surfaces."""
     if ledger is None:
         return dict(UNKNOWN_EPSILON)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # an accountant without a bound: infinite, as the run recorded it
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # an accountant without a bound: infinite, as the run recorded it
         return audit_findings.epsilon_by_accountant(ledger, surfaces)
 
 
@@ -83,9 +118,13 @@ def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[D
         yield from _check_client_counts(findings, ledger)
         yield from _check_sizes(record)
         if (rows := findings.privacy.reconstruction) is not None:  # as in files of earlier versions
-            without_claims = [row.model_dump(exclude={"claimed"}, exclude_none=True) for row in rows]
+            without_claims = [
+                row.model_dump(exclude={"claimed"}, exclude_none=True) for row in rows
+            ]
             yield from compare_findings(
-                "privacy.reconstruction", without_claims, audit_findings.reconstruction_rows(ledger, [])
+                "privacy.reconstruction",
+                without_claims,
+                audit_findings.reconstruction_rows(ledger, []),
             )
 
 
@@ -114,7 +153,10 @@ def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement
             "bytes": audit_findings.size_in_bytes(releases),
             "epsilon": recompute_epsilons(ledger, [key[0]]),
         }
-        said = {**stored[key].model_dump(include=set(found)), "epsilon": accountant_pair(stored[key].epsilon)}
+        said = {
+            **stored[key].model_dump(include=set(found)),
+            "epsilon": accountant_pair(stored[key].epsilon),
+        }
         yield from compare_findings(name, said, found)
 
 
@@ -122,14 +164,20 @@ def _check_client_counts(findings: Findings, ledger: Ledger) -> Iterator[Disagre
     """The ledger numbers clients and rounds from 0; not all of them need to have sent something."""
     clients = 1 + max((r.client for r in ledger.releases), default=-1)
     rounds = 1 + max((r.round for r in ledger.releases if r.client != SERVER), default=-1)
-    for key, stored, least in (("clients", findings.run.clients, clients), ("rounds", findings.run.rounds, rounds)):
+    for key, stored, least in (
+        ("clients", findings.run.clients, clients),
+        ("rounds", findings.run.rounds, rounds),
+    ):
         if stored < least:
-            yield Disagreement(FINDINGS_FILE, f"run.{key}", str(stored), f"at least {least}, by ledger.json")
+            yield Disagreement(
+                FINDINGS_FILE, f"run.{key}", str(stored), f"at least {least}, by ledger.json"
+            )
 
 
 def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
     """Bytes by client and the accuracy of the last round."""
-    utility, clients = record.findings.utility, record.findings.run.clients
+    utility = record.findings.utility
+    clients = record.findings.run.clients
     if utility is None or not clients:
         return
     for word in ("uploaded", "downloaded"):
@@ -138,16 +186,26 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
             try:
                 found = audit_findings.bytes_per_client(counts, clients)
             except (AttributeError, TypeError) as error:
-                raise DamagedRun(f"{record.path / 'manifest.json'}: {word}_bytes: {error}") from None
+                raise DamagedRun(
+                    f"{record.path / 'manifest.json'}: {word}_bytes: {error}"
+                ) from None
             key = f"{word}_bytes_per_client"
             yield from compare_findings(f"utility.{key}", getattr(utility, key), found)
     if utility.accuracy_by_round:
-        yield from compare_findings("utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1])
+        yield from compare_findings(
+            "utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1]
+        )
 
 
 BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
-RECORD_MEASURES = ("worst_records", "by_kind", "tpr_at_fpr_per_record")  # not in every finding of an attack with scores
-UNFAIR_COINS_P_VALUE = 1e-3  # below it the members were not drawn by fair coins, and brought scores get no bound
+RECORD_MEASURES = (
+    "worst_records",
+    "by_kind",
+    "tpr_at_fpr_per_record",
+)  # not in every finding of an attack with scores
+UNFAIR_COINS_P_VALUE = (
+    1e-3  # below it the members were not drawn by fair coins, and brought scores get no bound
+)
 MAX_SEED = 2**31 - 1
 ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
 
@@ -169,18 +227,29 @@ class RecomputedScores:
 
 
 def scored_rows(record: RunRecord) -> list[tuple[int, FindingRow]]:
-    """(position, row) of the findings of membership attacks, but for attacks on a diverged run: they say no number."""
-    rows = [(at, row) for at, row in enumerate(record.findings.findings) if row.family == Family.MEMBERSHIP]
-    return [(at, row) for at, row in rows if row.status != "not_attacked" or row.figure or row.rate_count]
+    """(position, row) of the findings of membership attacks, but for attacks on a diverged run:
+    they say no number."""
+    rows = [
+        (at, row)
+        for at, row in enumerate(record.findings.findings)
+        if row.family == Family.MEMBERSHIP
+    ]
+    return [
+        (at, row)
+        for at, row in rows
+        if row.status != "not_attacked" or row.figure or row.rate_count
+    ]
 
 
 def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
-    """AUC, rates, blind control and bounds of every membership attack. Raises DamagedRun for damaged evidence."""
+    """AUC, rates, blind control and bounds of every membership attack. Raises DamagedRun for
+    damaged evidence."""
     rows = scored_rows(record)
     yield from _check_budget(record, len(rows))
     brought = record.findings.utility is None and not record.ledger
     seeds = _external_seeds(record.findings.run.seed, len(rows)) if brought else []
-    budget, told = error_budget_of(record, len(rows)), told_of_records(record)
+    budget = error_budget_of(record, len(rows))
+    told = told_of_records(record)
     for place, (at, row) in enumerate(rows):
         held = read_evidence_scores(record, row)
         if held is None:  # of an attack that brings no scores: see ``list_not_recomputable``
@@ -200,11 +269,16 @@ def _with_rates_per_record(
 ) -> RecomputedScores:
     worlds, scores = held
     rates = measure_rates_per_record(scores, worlds.masks, options.confidence)
-    return found if rates is None else replace(found, measures={**found.measures, "tpr_at_fpr_per_record": rates})
+    return (
+        found
+        if rates is None
+        else replace(found, measures={**found.measures, "tpr_at_fpr_per_record": rates})
+    )
 
 
 def told_of_records(record: RunRecord) -> frozenset[str] | None:
-    """The fields that the run's version of privdd wrote for each of the most exposed records; None where it wrote no such records.
+    """The fields that the run's version of privdd wrote for each of the most exposed records; None
+    where it wrote no such records.
 
     An empty list was written by no earlier version, so all fields of today are expected then.
     """
@@ -222,7 +296,9 @@ def _compare_scores(
     stored = row.model_dump(exclude_none=True)
     for name, value in found.measures.items():
         if name == "worst_records" and name in stored:
-            known = [{key: one[key] for key in one if key in (told or ())} for one in value["records"]]
+            known = [
+                {key: one[key] for key in one if key in (told or ())} for one in value["records"]
+            ]
             value = {**value, "records": known if told else []}
         yield from compare_findings(f"{key}.{name}", stored.get(name), value)
     for name in RECORD_MEASURES:
@@ -238,10 +314,16 @@ def _attack_options(record: RunRecord, row: FindingRow) -> AttackOptions:
     attacks = record.config.get("attack")
     node = attacks.get(row.attack) if isinstance(attacks, Mapping) else None
     given = node if isinstance(node, Mapping) else {}
-    delta, targets = given.get("delta"), given.get("targets", 1)
+    delta = given.get("delta")
+    targets = given.get("targets", 1)
     confidence = given.get("confidence", row.confidence)
-    known = [record.findings.privacy.delta if delta is None else delta, 0.95 if confidence is None else confidence]
-    if not all(isinstance(v, int | float) and 0 <= v < 1 for v in known) or not isinstance(targets, int):
+    known = [
+        record.findings.privacy.delta if delta is None else delta,
+        0.95 if confidence is None else confidence,
+    ]
+    if not all(isinstance(v, int | float) and 0 <= v < 1 for v in known) or not isinstance(
+        targets, int
+    ):
         why = "delta, confidence or targets are no numbers"
         raise DamagedRun(f"{record.path / 'config.yaml'}: attack.{row.attack}: {why}")
     return AttackOptions(float(known[0]), float(known[1]), max(1, targets))
@@ -258,9 +340,12 @@ def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Te
         return None
     try:
         flat = [parts[name] for name in ("scores", "members", "record", "world")]
-        worlds, records = 1 + int(flat[3].max()), 1 + int(flat[2].max())
+        worlds = 1 + int(flat[3].max())
+        records = 1 + int(flat[2].max())
         grid = torch.arange(worlds * records)
-        if not torch.equal(flat[3].long() * records + flat[2].long(), grid) or any(len(t) != len(grid) for t in flat):
+        if not torch.equal(flat[3].long() * records + flat[2].long(), grid) or any(
+            len(t) != len(grid) for t in flat
+        ):
             raise ValueError("record and world do not number the scores")
         if not torch.isfinite(flat[0]).all() or not torch.isin(flat[1], torch.tensor([0, 1])).all():
             raise ValueError("finite scores and members of 0 and 1 are needed")
@@ -269,13 +354,22 @@ def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Te
             raise ValueError("finite blind scores are needed")
         shape = (worlds, records)
         masks = flat[1].bool().reshape(shape)
-        kinds = {name.removeprefix("kind_"): at.long() for name, at in parts.items() if name.startswith("kind_")}
-        if any(at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= records for at in kinds.values()):
+        kinds = {
+            name.removeprefix("kind_"): at.long()
+            for name, at in parts.items()
+            if name.startswith("kind_")
+        }
+        if any(
+            at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= records
+            for at in kinds.values()
+        ):
             raise ValueError("a kind's places must be those of records")
         worlds_held = Worlds({}, masks, blind.reshape(shape), torch.zeros(records), kinds=kinds)
         return worlds_held, flat[0].double().reshape(shape)
     except (KeyError, ValueError, RuntimeError, IndexError) as error:
-        raise DamagedRun(f"{path}: not the scores of an attack ({' '.join(str(error).split())[:100]})") from None
+        raise DamagedRun(
+            f"{path}: not the scores of an attack ({' '.join(str(error).split())[:100]})"
+        ) from None
 
 
 def _recompute_own(
@@ -288,25 +382,43 @@ def _recompute_own(
     """With the random streams of the run: they break ties between scores."""
     (worlds, scores), (delta, confidence, targets) = held, options
     where = str(row.note or "").split("; ")[0]
-    seeds = attack_tasks.attack_seeds(Keys(record.findings.run.seed), row.attack, str(row.surface), where)
+    seeds = attack_tasks.attack_seeds(
+        Keys(record.findings.run.seed), row.attack, str(row.surface), where
+    )
     first, second = (np.random.default_rng(seed) for seed in seeds)
     try:
         measures, _ = membership_measures(
-            scores, worlds, delta=delta, generator=first, confidence=confidence, targets=min(targets, len(scores))
+            scores,
+            worlds,
+            delta=delta,
+            generator=first,
+            confidence=confidence,
+            targets=min(targets, len(scores)),
         )
-        bound = one_run_bound(scores, worlds.masks, record.findings.privacy.delta, second, confidence=budget.confidence)
+        bound = one_run_bound(
+            scores,
+            worlds.masks,
+            record.findings.privacy.delta,
+            second,
+            confidence=budget.confidence,
+        )
     except ValueError as error:
         raise DamagedRun(f"{record.path / 'evidence' / row.evidence_name}: {error}") from None
     target = record.findings.target
     together = target is not None and target.copies_together
-    if row.epsilon_measured is None and (together or is_separable(worlds.blind[0], worlds.masks[0])):
-        return RecomputedScores({name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {})
+    if row.epsilon_measured is None and (
+        together or is_separable(worlds.blind[0], worlds.masks[0])
+    ):
+        return RecomputedScores(
+            {name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {}
+        )
     joint = attack_tasks.corrected_bound(bound.value, measures["epsilon_measured"])
     return RecomputedScores(measures, {"epsilon_familywise": joint, "tests": budget.tests})
 
 
 def check_copy_tests(record: RunRecord) -> Iterator[Disagreement]:
-    """Members identified by the nearest row, from the distances of all members and non-members in the evidence."""
+    """Members identified by the nearest row, from the distances of all members and non-members in
+    the evidence."""
     for at, row in enumerate(record.findings.findings):
         if row.copy_test is None:
             continue
@@ -321,11 +433,13 @@ def check_copy_tests(record: RunRecord) -> Iterator[Disagreement]:
 
 
 def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
-    """The PSNR of what was rebuilt, where the evidence holds all pictures of the finding beside the records."""
+    """The PSNR of what was rebuilt, where the evidence holds all pictures of the finding beside the
+    records."""
     for at, row in enumerate(record.findings.findings):
         if (held := pictures_of(record, row)) is None:
             continue
-        key, seen = f"findings.{at} ({row.surface} {row.attack})", row.pictures
+        key = f"findings.{at} ({row.surface} {row.attack})"
+        seen = row.pictures
         pairs = [("psnr", row.psnr, held.mean())]
         if seen is not None:
             nearest = held[np.abs(held - seen.best).argmin()]
@@ -337,7 +451,8 @@ def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
 
 
 def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
-    """PSNR in dB of each picture of a finding; None where the evidence does not hold all of them, or they are features."""
+    """PSNR in dB of each picture of a finding; None where the evidence does not hold all of them,
+    or they are features."""
     if row.psnr is None or row.attack in FEATURE_ATTACKS:
         return None
     held = record.evidence(row)
@@ -347,7 +462,8 @@ def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
 
 
 def error_budget_of(record: RunRecord, membership: int) -> attack_tasks.ErrorBudget:
-    """How the run's bounds share their error; runs before it was written down shared 0.05 by membership tests alone."""
+    """How the run's bounds share their error; runs before it was written down shared 0.05 by
+    membership tests alone."""
     shared = record.findings.privacy.multiplicity
     return (
         attack_tasks.ErrorBudget(shared.alpha, shared.tests)
@@ -358,41 +474,61 @@ def error_budget_of(record: RunRecord, membership: int) -> attack_tasks.ErrorBud
 
 def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
     """The printed budget against the stored config, and against the number of tests in the file."""
-    shared, audit = record.findings.privacy.multiplicity, record.config.get("audit")
+    shared = record.findings.privacy.multiplicity
+    audit = record.config.get("audit")
     confidence = audit.get("confidence") if isinstance(audit, Mapping) else None
     if shared is None:
         return
     if isinstance(confidence, int | float) and 0 < confidence < 1:
-        yield from compare_findings("privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12))
-    canaries = attack_tasks.CANARY_TESTS * any(row.attack.startswith("one_run_") for row in record.findings.findings)
+        yield from compare_findings(
+            "privacy.multiplicity.alpha", shared.alpha, round(1 - confidence, 12)
+        )
+    canaries = attack_tasks.CANARY_TESTS * any(
+        row.attack.startswith("one_run_") for row in record.findings.findings
+    )
     known = membership + canaries + (shared.replaced or 0)
     mechanisms = max(
-        0, math.ceil((shared.tests - known - attack_tasks.WHOLE_RUN_TESTS) / attack_tasks.TESTS_PER_MECHANISM)
+        0,
+        math.ceil(
+            (shared.tests - known - attack_tasks.WHOLE_RUN_TESTS) / attack_tasks.TESTS_PER_MECHANISM
+        ),
     )
     counted = max(
-        1, known + attack_tasks.TESTS_PER_MECHANISM * mechanisms + attack_tasks.WHOLE_RUN_TESTS * (mechanisms > 0)
+        1,
+        known
+        + attack_tasks.TESTS_PER_MECHANISM * mechanisms
+        + attack_tasks.WHOLE_RUN_TESTS * (mechanisms > 0),
     )
     yield from compare_findings("privacy.multiplicity.tests", shared.tests, counted)
 
 
-def _recompute_external(held: tuple[Worlds, Tensor], options: AttackOptions, seed: int, tests: int) -> RecomputedScores:
+def _recompute_external(
+    held: tuple[Worlds, Tensor], options: AttackOptions, seed: int, tests: int
+) -> RecomputedScores:
     """Measures of external scores: the bound at the confidence shared by all attacks decides."""
     worlds, scores = held
     found = [
-        membership_measures(scores, worlds, delta=options.delta, generator=np.random.default_rng(seed), confidence=one)[
-            0
-        ]
+        membership_measures(
+            scores,
+            worlds,
+            delta=options.delta,
+            generator=np.random.default_rng(seed),
+            confidence=one,
+        )[0]
         for one in (options.confidence, shared_confidence(options.confidence, tests))
     ]
     members = int(worlds.masks[0].sum())
     fair = binomial_p_value(members, worlds.masks.shape[1], 0.5) >= UNFAIR_COINS_P_VALUE
     left_out = {"blind_auc", "worlds", *(() if fair else BOUND_MEASURES)}
     kept = {name: value for name, value in found[0].items() if name not in left_out}
-    return RecomputedScores(kept, {"epsilon_familywise": found[1]["epsilon_measured"]} if fair else {})
+    return RecomputedScores(
+        kept, {"epsilon_familywise": found[1]["epsilon_measured"]} if fair else {}
+    )
 
 
 def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
-    """The seeds of ``attacks.external_scores.audit_scores``: bare scores take the seed itself, attacks draw one after another."""
+    """The seeds of ``attacks.external_scores.audit_scores``: bare scores take the seed itself,
+    attacks draw one after another."""
     if attacks == 1:
         return [seed]
     stream = torch.Generator().manual_seed(seed)
@@ -401,12 +537,16 @@ def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
 
 def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     """Stated epsilons, what was audited, and each surface's and the run's verdict."""
-    findings, every = record.findings, [attack_tasks.as_finding(row) for row in record.findings.findings]
+    findings = record.findings
+    every = [attack_tasks.as_finding(row) for row in record.findings.findings]
     keys = [(str(row.surface), row.sender) for row in findings.surfaces]
-    found, limits = [], []
+    found = []
+    limits = []
     for row, key in zip(findings.surfaces, keys, strict=True):
         surface = str(row.surface)
-        mine = [(at, one) for at, one in enumerate(findings.findings) if str(one.surface) == surface]
+        mine = [
+            (at, one) for at, one in enumerate(findings.findings) if str(one.surface) == surface
+        ]
         stated = stated_epsilon(record, ledger, surface)
         for at, one in mine:
             yield from _check_stated(record, at, one, _printed_epsilon(ledger, every[at], stated))
@@ -439,12 +579,18 @@ def _compare_verdicts(findings: Findings, verdicts: Sequence[str]) -> Iterator[D
         yield from compare_findings(f"surfaces.{row.surface}.verdict", row.verdict, verdict)
 
 
-def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Iterator[Disagreement]:
-    """The certified epsilons are those of the rows that certify; the rows themselves need the run's records."""
-    findings, victim = record.findings, int(record.manifest.get("audited_client", -1))
+def _check_certified(
+    record: RunRecord, ledger: Ledger, every: list[Finding]
+) -> Iterator[Disagreement]:
+    """The certified epsilons are those of the rows that certify; the rows themselves need the run's
+    records."""
+    findings = record.findings
+    victim = int(record.manifest.get("audited_client", -1))
     pairs = {"privacy": (findings.privacy.epsilon, audit_findings.certified_entries(every))}
     for row in findings.surfaces:
-        entries = audit_findings.certified_entries_of_surface(victim, ledger, str(row.surface), every)
+        entries = audit_findings.certified_entries_of_surface(
+            victim, ledger, str(row.surface), every
+        )
         pairs[f"surfaces.{row.surface}"] = (row.epsilon, entries)
     for name, (pair, found) in pairs.items():
         stored = pair.model_dump(include={"certified", "certified_by"}, exclude_none=True)
@@ -452,7 +598,8 @@ def _check_certified(record: RunRecord, ledger: Ledger, every: list[Finding]) ->
 
 
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:
-    """The ε stated for a surface by the ledger, or by whoever brought scores; None if none is stated."""
+    """The ε stated for a surface by the ledger, or by whoever brought scores; None if none is
+    stated."""
     if ledger is None:
         claims = record.findings.privacy.claims
         return claims[0].number if claims else None
@@ -461,13 +608,17 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
 
 
 def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
-    """The stated ε of a row; one that follows from a client-level statement is printed only if a bound breaks it."""
+    """The stated ε of a row; one that follows from a client-level statement is printed only if a
+    bound breaks it."""
     whole = ledger is None or audit_findings.states_records(ledger)
     return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
 
 
-def _check_stated(record: RunRecord, at: int, row: FindingRow, stated: float | None) -> Iterator[Disagreement]:
-    """A bound on records is held against the ledger's epsilon or against a claim that the run prints."""
+def _check_stated(
+    record: RunRecord, at: int, row: FindingRow, stated: float | None
+) -> Iterator[Disagreement]:
+    """A bound on records is held against the ledger's epsilon or against a claim that the run
+    prints."""
     if row.family == Family.GUARANTEE or row.epsilon_measured is None:
         return
     claims = [claim.number for claim in record.findings.privacy.claims]
@@ -480,7 +631,8 @@ TRAINING_FILE = "training.json"
 
 
 def load_verified_training(folder: Path) -> RunRecord:
-    """A finished training whose epsilons follow from its ledger. Raises DamagedRun, or Unverified for one that differs."""
+    """A finished training whose epsilons follow from its ledger. Raises DamagedRun, or Unverified
+    for one that differs."""
     check_plain_folder(folder)
     record = read_training_record(folder)
     manifest = read_json_object(RunFolder(folder).manifest_file, optional=True)
@@ -493,21 +645,26 @@ def load_verified_training(folder: Path) -> RunRecord:
 
 def check_training_numbers(folder: Path) -> Iterator[Disagreement]:
     """Epsilon, delta, unit, relation and accuracy. Raises DamagedRun for a damaged state."""
-    stored, head = (read_json_object(file) for file in (folder / TRAINING_FILE, RunFolder(folder).checkpoint_file))
+    stored, head = (
+        read_json_object(file)
+        for file in (folder / TRAINING_FILE, RunFolder(folder).checkpoint_file)
+    )
     place = folder / "state" / safe_name(str(head.get("state"))) / "ledger.json"
     try:
         ledger = Ledger.from_json(read_json(place))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedRun(f"{place}: {' '.join(str(error).split())[:200]}") from None
-    found: dict[str, Any] = {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
+    found: dict[str, Any] = {
+        "delta": ledger.delta,
+        "unit": ledger.unit,
+        "relation": ledger.relation,
+    }
     found |= {"epsilon": recompute_epsilons(ledger), "accuracy_by_round": head.get("accuracy")}
     by_round = stored.get("accuracy_by_round")
     if isinstance(by_round, list) and by_round:
         found["accuracy"] = by_round[-1]
     for key, value in found.items():
         yield from find_disagreements(TRAINING_FILE, key, stored.get(key), value)
-    seed, manifest = (
-        read_run_config(folder / "config.yaml").get("seed"),
-        read_json_object(RunFolder(folder).manifest_file),
-    )
+    seed = read_run_config(folder / "config.yaml").get("seed")
+    manifest = read_json_object(RunFolder(folder).manifest_file)
     yield from find_disagreements(MANIFEST, "seed", manifest.get("seed"), seed)

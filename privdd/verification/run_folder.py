@@ -1,13 +1,16 @@
-"""A run folder held against itself: digests, and every number that follows from other files of the folder; pages from verified numbers only.
+"""A run folder held against itself: digests, and every number that follows from other files of the
+folder; pages from verified numbers only.
 
-Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own accounting, ROC curves,
-bounds and verdict run on what was read.
+Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own
+    accounting, ROC curves, bounds and verdict run on what was read.
 
-Several runs that agree with themselves, for a comparison: in worker processes where there are many, each only once.
+Several runs that agree with themselves, for a comparison: in worker processes where there are many,
+each only once.
 
-Of a run that was found to agree with itself a note is kept, under the digests of all that was looked at: the files, the
-code, and the libraries. Notes lie among the user's own caches, never in a folder that a stranger may have written. Whatever
-differs by a bit has no note, and whoever deletes them has every run checked again.
+Of a run that was found to agree with itself a note is kept, under the digests of all that was
+looked at: the files, the code, and the libraries. Notes lie among the user's own caches, never in a
+    folder that a stranger may have written. Whatever differs by a bit has no note, and whoever
+    deletes them has every run checked again.
 """
 
 from __future__ import annotations
@@ -37,7 +40,14 @@ from privdd.reporting.run_record import RunRecord, attack_commands, read_run_rec
 from privdd.reporting.schema import Part
 from privdd.runtime import seal
 from privdd.runtime.engine import Engine, torch_threads
-from privdd.runtime.files import DamagedRun, check_plain_folder, read_bytes, read_json, read_json_object, write_bytes
+from privdd.runtime.files import (
+    DamagedRun,
+    check_plain_folder,
+    read_bytes,
+    read_json,
+    read_json_object,
+    write_bytes,
+)
 from privdd.runtime.run_files import CARD, MANIFEST, PAGE, SIGNATURE
 from privdd.runtime.seal import TOP_FILES, compute_seal, file_sha256
 from privdd.runtime.startup import start_forkserver, usable_cores
@@ -51,25 +61,36 @@ DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9
 def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """The page and its card are made again and compared byte by byte.
 
-    Where it was drawn by another version of Matplotlib (see ``other_plotting_library``), the drawings inside it are left out. A
-    folder without a page has nothing to check.
+    Where it was drawn by another version of Matplotlib (see ``other_plotting_library``), the
+    drawings inside it are left out. A folder without a page has nothing to check.
     """
     card = record.path / CARD
     if card.is_file() and read_bytes(card, MAX_PAGE_BYTES) != encode_card(record):
-        yield file_checks.Disagreement(CARD, "all of it", "another card", "the one that the run's files give")
+        yield file_checks.Disagreement(
+            CARD, "all of it", "another card", "the one that the run's files give"
+        )
     file = record.path / PAGE
     if not file.is_file():
         return
     stored = read_bytes(file, MAX_PAGE_BYTES)
-    found = render_report(record, draw_report(record), picture_albums(record)).encode(errors="replace")
+    found = render_report(record, draw_report(record), picture_albums(record)).encode(
+        errors="replace"
+    )
     if stored == found:
         return
     if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", found):
         if not other_plotting_library(record):
-            yield file_checks.Disagreement(PAGE, "drawings", "other ones", "those of the evidence (the text agrees)")
+            yield file_checks.Disagreement(
+                PAGE, "drawings", "other ones", "those of the evidence (the text agrees)"
+            )
         return
-    at = next((i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(found))) if a != b), 0)
-    one, other = (b"".join(_text_lines(text)[at : at + 1]).decode(errors="replace").strip() for text in (stored, found))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(found))) if a != b), 0
+    )
+    one, other = (
+        b"".join(_text_lines(text)[at : at + 1]).decode(errors="replace").strip()
+        for text in (stored, found)
+    )
     yield file_checks.Disagreement(PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
 
 
@@ -84,14 +105,25 @@ def _text_lines(page: bytes) -> list[bytes]:
 
 
 # Of a finding: what it says beside its numbers.
-FINDING_HEAD = {"surface", "attack", "family", "adversary", "figure", "note", "signal", "seconds", "epsilon_stated"}
+FINDING_HEAD = {
+    "surface",
+    "attack",
+    "family",
+    "adversary",
+    "figure",
+    "note",
+    "signal",
+    "seconds",
+    "epsilon_stated",
+}
 
 
 @dataclass(frozen=True)
 class Verification:
-    """disagreements: none in an honest run; taken: numbers that the folder alone cannot give again; unlisted: files
-    that the run did not write and nothing reads; signer: the public key, "" where nobody signed; computed: how many
-    numbers were computed again; trusted: how many were not; deciding: those of them that a decision can rest on, in words."""
+    """disagreements: none in an honest run; taken: numbers that the folder alone cannot give again;
+    unlisted: files that the run did not write and nothing reads; signer: the public key, "" where
+        nobody signed; computed: how many numbers were computed again; trusted: how many were not;
+        deciding: those of them that a decision can rest on, in words."""
 
     disagreements: tuple[file_checks.Disagreement, ...]
     not_recomputable: tuple[str, ...]
@@ -105,8 +137,8 @@ class Verification:
 def verify_run(folder: Path, key: Path | None = None) -> Verification:
     """Everything that can be checked, files first. key: the public key of who must have signed.
 
-    Raises DamagedRun, one line, for a folder that cannot be read, was never sealed or has no signature for ``key``.
-    """
+    Raises DamagedRun, one line, for a folder that cannot be read, was never sealed or has no
+    signature for ``key``."""
     if folder.is_dir():
         check_plain_folder(folder)
     only_trained = (folder / "training.json").is_file() and not (folder / "findings.json").is_file()
@@ -116,20 +148,27 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     else:
         record = read_run_record(folder)
         manifest = record.manifest
-    found, signer = list(file_checks.check_file_digests(folder, manifest)), ""
+    found = list(file_checks.check_file_digests(folder, manifest))
+    signer = ""
     if key is not None or (folder / SIGNATURE).is_file():
         signer, wrong = file_checks.check_signature(folder, manifest, key)
         found += wrong
     with file_checks.count_comparisons() as computed, torch_threads(1):
         if only_trained:
             found += recomputed.check_training_numbers(folder)
-            kept, (trusted, deciding) = ["accuracy: needs the data and the model"], (1, tuple[str, ...]())
+            kept, (trusted, deciding) = (
+                ["accuracy: needs the data and the model"],
+                (1, tuple[str, ...]()),
+            )
         else:
             ledger = recomputed.run_ledger(record)
             found += _check_numbers(record, ledger)
             found += file_checks.check_sent_values(folder, ledger) if ledger is not None else ()
             found += check_page(record)
-            kept, (trusted, deciding) = list(list_not_recomputable(record, ledger)), on_trust(record)
+            kept, (trusted, deciding) = (
+                list(list_not_recomputable(record, ledger)),
+                on_trust(record),
+            )
     beside = tuple(file_checks.list_unlisted_files(folder, manifest))
     return Verification(tuple(found), tuple(kept), beside, signer, computed[0], trusted, deciding)
 
@@ -137,15 +176,19 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
 def load_run(folder: Path | str) -> RunRecord:
     """A run whose numbers agree, for pages and comparisons.
 
-    The files that a page is drawn from are held against the manifest where it lists any (earlier versions wrote
-    none), and the numbers against each other in any case. Raises DamagedRun for a folder that cannot be read, and
-    Unverified, naming the first disagreement.
+    The files that a page is drawn from are held against the manifest where it lists any (earlier
+    versions wrote none), and the numbers against each other in any case. Raises DamagedRun for a
+    folder that cannot be read, and Unverified, naming the first disagreement.
     """
     folder = Path(folder)
     if folder.is_dir():
         check_plain_folder(folder)
     record = read_run_record(folder)
-    wrong = list(file_checks.check_page_sources(folder, record.manifest)) if seal.FILES_KEY in record.manifest else []
+    wrong = (
+        list(file_checks.check_page_sources(folder, record.manifest))
+        if seal.FILES_KEY in record.manifest
+        else []
+    )
     with torch_threads(1):  # on small tensors, more cost time
         wrong = wrong or list(_check_numbers(record, recomputed.run_ledger(record)))
     if wrong:
@@ -166,7 +209,9 @@ def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[file_ch
 
 def _check_manifest(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """Compare the seed and version in manifest, config and findings."""
-    run, manifest, config = record.findings.run, record.manifest, record.config
+    run = record.findings.run
+    manifest = record.manifest
+    config = record.config
     for name, value in (("seed", run.seed), ("version", run.version)):
         if name in manifest:
             yield from file_checks.find_disagreements(MANIFEST, name, manifest[name], value)
@@ -177,8 +222,8 @@ def _check_manifest(record: RunRecord) -> Iterator[file_checks.Disagreement]:
 def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """Attacks that a command ran, or the config asks for, and of which no finding is left.
 
-    A run that diverged was not attacked, and earlier versions did not write down which attacks had nothing to read.
-    """
+    A run that diverged was not attacked, and earlier versions did not write down which attacks had
+    nothing to read."""
     unread = record.manifest.get("attacks_not_run")
     diverged = record.findings.utility is not None and record.findings.utility.diverged is not None
     if not isinstance(unread, list) or diverged:
@@ -190,11 +235,15 @@ def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     stored = record.config.get("attack")
     for name in sorted({*asked, *(stored if isinstance(stored, Mapping) else ())} - there):
         yield file_checks.Disagreement(
-            "findings.json", "findings", f"none of {name}", asked.get(name, "config.yaml asks for it")
+            "findings.json",
+            "findings",
+            f"none of {name}",
+            asked.get(name, "config.yaml asks for it"),
         )
 
 
-# Measures that the folder cannot give again and decisions rest on -> what they are called; {} is the attack.
+# Measures that the folder cannot give again and decisions rest on -> what they are called; {} is
+# the attack.
 DECIDING = {
     "epsilon_measured": "epsilon shown by {}",
     "kappa": "kappa of {}",
@@ -205,20 +254,33 @@ DECIDING = {
 
 
 def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
-    """(how many numbers of the findings ``list_not_recomputable`` speaks of, those that a decision can rest on in words)."""
-    findings, measured = record.findings, list[tuple[str, str]]()
-    count = (findings.utility is not None) + sum(claim.number is not None for claim in findings.privacy.claims)
+    """(how many numbers of the findings ``list_not_recomputable`` speaks of, those that a decision
+    can rest on in words)."""
+    findings = record.findings
+    measured = list[tuple[str, str]]()
+    count = (findings.utility is not None) + sum(
+        claim.number is not None for claim in findings.privacy.claims
+    )
     for row in findings.findings:
         if row.family != Family.MEMBERSHIP:
             names = row.model_fields_set - FINDING_HEAD
-            measured += [(name, row.attack) for name in names if isinstance(getattr(row, name), int | float | Part)]
-    deciding = [text.format(attack) for key, text in DECIDING.items() for name, attack in measured if name == key]
+            measured += [
+                (name, row.attack)
+                for name in names
+                if isinstance(getattr(row, name), int | float | Part)
+            ]
+    deciding = [
+        text.format(attack)
+        for key, text in DECIDING.items()
+        for name, attack in measured
+        if name == key
+    ]
     return count + len(measured), tuple(dict.fromkeys(deciding))
 
 
 def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[str]:
-    """One line for each number that the folder alone cannot give again, and is taken from ``findings.json``: the key, and
-    what it would take."""
+    """One line for each number that the folder alone cannot give again, and is taken from
+    ``findings.json``: the key, and what it would take."""
     findings = record.findings
     if findings.utility is not None:
         yield "utility.accuracy: needs the data and the model"
@@ -245,55 +307,75 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
 
 
 def write_run_page(run: Path | str) -> Path:
-    """``report.html`` and figures of a run that agrees with itself; returns the page's path. Raises as ``load_run``."""
+    """``report.html`` and figures of a run that agrees with itself; returns the page's path. Raises
+    as ``load_run``."""
     with torch_threads(1):
         page = write_report(run, load_run)
     seal.seal_page(Path(run))
     return page
 
 
-def compare(runs: Sequence[Path | str], out: Path | str, say: Callable[[str], object] = lambda line: None) -> Path:
-    """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the page's path. say: told the
-    verdicts and what leaks most, line by line. Raises as ``load_run``."""
+def compare(
+    runs: Sequence[Path | str], out: Path | str, say: Callable[[str], object] = lambda line: None
+) -> Path:
+    """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the
+    page's path. say: told the verdicts and what leaks most, line by line. Raises as
+    ``load_run``."""
     with torch_threads(1):
         return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say)
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:
-    """Accuracy against accounted epsilon over finished runs, what attacks showed at least beside it. Raises as ``load_run``, and
-    ValueError where no run has both."""
+    """Accuracy against accounted epsilon over finished runs, what attacks showed at least beside
+    it. Raises as ``load_run``, and ValueError where no run has both."""
     plot = plot_frontier(group_runs(load_runs([*runs], load_run)))
     if plot is None:
         raise ValueError("none of these runs has an accuracy and a finite epsilon")
     return plot.figure
 
 
-LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting", "pydantic", "PyYAML")  # that the numbers were found with
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "dp-accounting",
+    "pydantic",
+    "PyYAML",
+)  # that the numbers were found with
 MANY_RUNS = 30  # runs that are to be checked, from which workers save more than their start costs
 WORKER_MODULES = ("privdd.verification.run_folder",)
 
 
 def load_runs(folders: Sequence[Path | str], load: Callable[[Path], RunRecord]) -> list[RunRecord]:
-    """The runs, of which ``load`` (``load_run``) has found each to agree with itself. Raises as it does."""
+    """The runs, of which ``load`` (``load_run``) has found each to agree with itself. Raises as it
+    does."""
     places = [(place := Path(folder), find_note(place)) for folder in folders]
     found = [_load_noted(folder, note) for folder, note in places]
     fresh = [place for place, known in zip(places, found) if known is None]
     many = len(fresh) >= MANY_RUNS and usable_cores() > 1
     if many:
         start_forkserver(WORKER_MODULES, "cpu")
-    checked = Engine("processes" if many else "serial").map(functools.partial(check_and_note, load=load), fresh)
+    checked = Engine("processes" if many else "serial").map(
+        functools.partial(check_and_note, load=load), fresh
+    )
     return [next(checked) if known is None else known for known in found]
 
 
 def check_and_note(place: tuple[Path, Path | None], load: Callable[[Path], RunRecord]) -> RunRecord:
-    """``load`` of a folder, and a note where the run agrees with itself. place: the folder, and its ``find_note`` before."""
+    """``load`` of a folder, and a note where the run agrees with itself. place: the folder, and its
+    ``find_note`` before."""
     folder, note = place
     record = load(folder)
     if note is not None and note == find_note(folder):  # nothing was changed meanwhile
-        with suppress(OSError, ValueError):  # a cache that cannot be written, a config that is no JSON
+        with suppress(
+            OSError, ValueError
+        ):  # a cache that cannot be written, a config that is no JSON
             config = json.loads(json.dumps(record.config, allow_nan=False))
             write_bytes(
-                note, json.dumps(config if config == record.config else None).encode(), private=True, durable=False
+                note,
+                json.dumps(config if config == record.config else None).encode(),
+                private=True,
+                durable=False,
             )
     return record
 
@@ -309,17 +391,29 @@ def _load_noted(folder: Path, note: Path | None) -> RunRecord | None:
 
 
 def find_note(folder: Path) -> Path | None:
-    """Where a note on what the folder holds now would be; None for a folder that is not sealed, or differs from its seal."""
+    """Where a note on what the folder holds now would be; None for a folder that is not sealed, or
+    differs from its seal."""
     try:
         check_plain_folder(folder)
         manifest = read_json(folder / MANIFEST)
         if any(check_page_sources(folder, manifest)):
             return None
         held = [folder / name for name in TOP_FILES] + [*(folder / "evidence").glob("*")]
-        files = {str(file.relative_to(folder)): file_sha256(file) for file in sorted(held) if file.is_file()}
+        files = {
+            str(file.relative_to(folder)): file_sha256(file)
+            for file in sorted(held)
+            if file.is_file()
+        }
         looked_at = [compute_seal(manifest), files, _code_digest()]
         return _notes_folder() / hashlib.sha256(json.dumps(looked_at).encode()).hexdigest()
-    except (DamagedRun, OSError, ValueError, TypeError, AttributeError, RuntimeError):  # whoever checks it will say why
+    except (
+        DamagedRun,
+        OSError,
+        ValueError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+    ):  # whoever checks it will say why
         return None
 
 
@@ -334,6 +428,8 @@ def _code_digest() -> str:
     package = Path(privdd.__file__).parent
     versions: list[Any] = [version(name) for name in LIBRARIES]
     for place in (package, package.parent / "attacks"):
-        files = ((file.relative_to(place.parent), file.stat()) for file in sorted(place.rglob("*.py")))
+        files = (
+            (file.relative_to(place.parent), file.stat()) for file in sorted(place.rglob("*.py"))
+        )
         versions += [(str(name), state.st_size, state.st_mtime_ns) for name, state in files]
     return hashlib.sha256(json.dumps(versions).encode()).hexdigest()

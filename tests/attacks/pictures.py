@@ -16,7 +16,8 @@ SIDE = 28
 
 @lru_cache(maxsize=1)
 def pictures() -> tuple[Tensor, Tensor]:
-    """(1797, 1, 28, 28) in [0, 1] and (1797,): scikit-learn's digits, enlarged; the same on every machine."""
+    """(1797, 1, 28, 28) in [0, 1] and (1797,): scikit-learn's digits, enlarged; the same on every
+    machine."""
     x, y = digits()
     return F.interpolate(x, size=(SIDE, SIDE), mode="bilinear", align_corners=False), y
 
@@ -25,7 +26,9 @@ def pictures() -> tuple[Tensor, Tensor]:
 def digits() -> tuple[Tensor, Tensor]:
     """(1797, 1, 8, 8) in [0, 1] and (1797,)."""
     data = load_digits()
-    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target).long()
+    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(
+        data.target
+    ).long()
 
 
 def drawn(model: nn.Module, seed: int = 0, wide: bool = False) -> nn.Module:
@@ -49,7 +52,11 @@ def lenet() -> nn.Module:
 
 
 def convnet(
-    width: int, channels: int = 1, side: int = 28, depth: int = 3, norm: type[nn.Module] | None = None
+    width: int,
+    channels: int = 1,
+    side: int = 28,
+    depth: int = 3,
+    norm: type[nn.Module] | None = None,
 ) -> nn.Module:
     layers: list[nn.Module] = []
     for i in range(depth):
@@ -60,7 +67,11 @@ def convnet(
 
 
 def mlp(side: int = 28, hidden: int = 64) -> nn.Module:
-    return drawn(nn.Sequential(nn.Flatten(), nn.Linear(side * side, hidden), nn.ReLU(), nn.Linear(hidden, 10)))
+    return drawn(
+        nn.Sequential(
+            nn.Flatten(), nn.Linear(side * side, hidden), nn.ReLU(), nn.Linear(hidden, 10)
+        )
+    )
 
 
 def sent(model: nn.Module, x: Tensor, y: Tensor, local: LocalSteps | None = None) -> list[Tensor]:

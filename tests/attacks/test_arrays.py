@@ -1,4 +1,5 @@
-"""Every public function of tensors takes NumPy arrays, and gives back what it was given: the same numbers, as arrays."""
+"""Every public function of tensors takes NumPy arrays, and gives back what it was given: the same
+numbers, as arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ import attacks
 from attacks.inversion.victim import LocalSteps, PixelScale
 from attacks.tensors import accepts_numpy
 
-# Parts of an audit's own course, or differentiated inside a search: what they take besides tensors comes from there.
+# Parts of an audit's own course, or differentiated inside a search: what they take besides tensors
+# comes from there.
 INSIDE = {
     "canaries:mislabel_records": "makes records for an audit",
     "canaries:craft_canaries": "makes records for an audit",
@@ -68,9 +70,15 @@ def public() -> Iterator[tuple[str, Callable[..., Any]]]:
         module = importlib.import_module(info.name)
         short = info.name.removeprefix("attacks.")
         for name, value in vars(module).items():
-            if name.startswith("_") or not inspect.isfunction(value) or value.__module__ != info.name:
+            if (
+                name.startswith("_")
+                or not inspect.isfunction(value)
+                or value.__module__ != info.name
+            ):
                 continue
-            hints = " ".join(str(hint) for key, hint in value.__annotations__.items() if key != "return")
+            hints = " ".join(
+                str(hint) for key, hint in value.__annotations__.items() if key != "return"
+            )
             if re.search(r"\bTensor\b", hints) and f"{short}:{name}" not in INSIDE:
                 yield f"{short}:{name}", value
 
@@ -98,17 +106,23 @@ def net() -> nn.Module:
     return model
 
 
-Y, GRADIENTS = torch.tensor([0, 1, 2, 0, 1, 2]), (random(3, 4).float(), random(3, seed=1).float())
+Y = torch.tensor([0, 1, 2, 0, 1, 2])
+GRADIENTS = (random(3, 4).float(), random(3, seed=1).float())
 IMAGES = random(6, 1, 12, 12, positive=True)
 OTHERS = random(6, 1, 12, 12, seed=1, positive=True)
 SMALL = random(6, 1, 2, 2, positive=True).float()
-SIGNALS, MASKS = random(8, 6), torch.cat([coins(4, 6), ~coins(4, 6)])
+SIGNALS = random(8, 6)
+MASKS = torch.cat([coins(4, 6), ~coins(4, 6)])
 PROBS = random(8, 6, positive=True)
 EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.evaluation:class_mean_images": lambda: (IMAGES, Y, 3),
     "inversion.evaluation:naive_reconstructions": lambda: (Y, IMAGES, Y, generator()),
     "inversion.evaluation:rank_in_gallery": lambda: (IMAGES, IMAGES, OTHERS),
-    "certificates:bound_from_runs": lambda: (random(60, 2), random(60, 2, seed=1) + 1, {"delta": 1e-5, "generator": np.random.default_rng(0)}),
+    "certificates:bound_from_runs": lambda: (
+        random(60, 2),
+        random(60, 2, seed=1) + 1,
+        {"delta": 1e-5, "generator": np.random.default_rng(0)},
+    ),
     "certificates:gaussian_log_ratio": lambda: (random(9, 4, 2), random(2), torch.zeros(2), 1.5),
     "certificates:likelihood_ratio_certificate": lambda: (random(50),),
     "certificates:subsampled_log_ratio": lambda: (random(9, 4), 0.3),
@@ -128,7 +142,14 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.gradient:gradient_norm": lambda: (list(GRADIENTS),),
     "inversion.labels:chance_overlap": lambda: (torch.tensor([3, 1, 2]),),
     "inversion.labels:label_counts_from_bias": lambda: (random(3), 5, random(3, seed=1).softmax(0)),
-    "inversion.labels:guess_labels": lambda: (net(), list(GRADIENTS), (2, 1, 2, 2), PixelScale(), LocalSteps(), generator()),
+    "inversion.labels:guess_labels": lambda: (
+        net(),
+        list(GRADIENTS),
+        (2, 1, 2, 2),
+        PixelScale(),
+        LocalSteps(),
+        generator(),
+    ),
     "inversion.labels:head_inputs": lambda: (net(), SMALL),
     "inversion.labels:last_layer_gradients": lambda: (net(), list(GRADIENTS)),
     "inversion.labels:idlg": lambda: (random(3, 4),),
@@ -144,31 +165,70 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "statistics:is_off_lattice": lambda: (random(20), 0.25),
     "statistics:lowest_set_bits": lambda: (random(20),),
     "membership.base:base": lambda: (-PROBS, MASKS, -PROBS[0]),
-    "membership.density:density_ratio": lambda: (random(6, 4), random(6, 4, seed=1), random(3, 4, seed=2)),
+    "membership.density:density_ratio": lambda: (
+        random(6, 4),
+        random(6, 4, seed=1),
+        random(3, 4, seed=2),
+    ),
     "membership.multi_round:fit_distributions": lambda: (random(8, 6, 2), MASKS, True),
-    "membership.multi_round:gaussian_likelihood_ratio": lambda: (random(8, 6, 2), MASKS, random(6, 2)),
-    "membership.label_only:label_robustness": lambda: (lambda x: x.flatten(1).sum(1) > 0, IMAGES, coins(6), 2, generator()),
+    "membership.multi_round:gaussian_likelihood_ratio": lambda: (
+        random(8, 6, 2),
+        MASKS,
+        random(6, 2),
+    ),
+    "membership.label_only:label_robustness": lambda: (
+        lambda x: x.flatten(1).sum(1) > 0,
+        IMAGES,
+        coins(6),
+        2,
+        generator(),
+    ),
     "membership.lira:lira": lambda: (SIGNALS, MASKS, SIGNALS[0]),
     "membership.signals:class_mean_embeddings": lambda: (random(6, 4), Y, 3),
     "membership.signals:distance_to_synthetic": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
     "membership.signals:ridge_readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
-    "membership.attack:blind_record_scores": lambda: (random(30, 4), torch.arange(30) % 3, coins(30), generator()),
+    "membership.attack:blind_record_scores": lambda: (
+        random(30, 4),
+        torch.arange(30) % 3,
+        coins(30),
+        generator(),
+    ),
     "membership.attack:is_separable": lambda: (random(30), coins(30)),
     "membership.signals:class_ridge_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.signals:ridge_coefficients": lambda: (random(4), random(6, 4, seed=1)),
-    "membership.signals:solve_ridge": lambda: (random(4, 4) @ random(4, 4).T + 4 * torch.eye(4), random(4, 3)),
+    "membership.signals:solve_ridge": lambda: (
+        random(4, 4) @ random(4, 4).T + 4 * torch.eye(4),
+        random(4, 3),
+    ),
     "membership.signals:ridge_solver": lambda: (random(6, 4),),
     "membership.nearest_row:count_nearest": lambda: (random(6), random(5, seed=1)),
     "membership.signals:patch_distance": lambda: (IMAGES, IMAGES[:2]),
     "membership.signals:single_record_means": lambda: (random(3, 4), torch.ones(3)),
     "membership.nearest_row:copy_test": lambda: (random(6), random(5, seed=1)),
     "membership.rmia:rmia": lambda: (PROBS, MASKS, PROBS[0]),
-    "membership.shadow_classifier:shadow_classifier": lambda: (random(8, 6, 2), MASKS, random(6, 2), Y),
+    "membership.shadow_classifier:shadow_classifier": lambda: (
+        random(8, 6, 2),
+        MASKS,
+        random(6, 2),
+        Y,
+    ),
     "membership.shadow_classifier:top_k_features": lambda: (random(6, 4), Y, 2),
-    "membership.shared_noise:noise_coincidence": lambda: (random(6, 4), Y, random(6, 4, seed=1), Y, 2, 1.0),
+    "membership.shared_noise:noise_coincidence": lambda: (
+        random(6, 4),
+        Y,
+        random(6, 4, seed=1),
+        Y,
+        2,
+        1.0,
+    ),
     "membership.signals:direction_alignment": lambda: (random(4), random(6, 4, seed=1)),
     "membership.signals:average_noisy_copies": lambda: (random(6, 4), (1.0, 2.0)),
-    "membership.signals:class_log_density": lambda: (random(3, 2), random(3, 2, positive=True), random(6, 2), Y),
+    "membership.signals:class_log_density": lambda: (
+        random(3, 2),
+        random(3, 2, positive=True),
+        random(6, 2),
+        Y,
+    ),
     "membership.signals:embedding_alignment": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.signals:gradient_alignment": lambda: (random(4), random(6, 4, seed=1)),
     "membership.signals:logit_scaled": lambda: (random(6, 3), Y),
@@ -177,11 +237,24 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:negative_loss": lambda: (random(6, 3), Y),
     "membership.signals:output_gradient": lambda: (random(6, 3), Y),
     "membership.threshold:loss_threshold": lambda: (random(6),),
-    "membership.attack:measure_by_kind": lambda: (random(40, 60), coins(40, 60), {"kinds": {"mislabelled": torch.arange(5)}}),
-    "membership.attack:measure_rates_per_record": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
-    "membership.calibration:calibrate_by_record": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
-    "membership.attack:measure_worst_records": lambda: (random(40, 30), torch.cat([coins(20, 30), ~coins(20, 30)])),
-}  # fmt: skip
+    "membership.attack:measure_by_kind": lambda: (
+        random(40, 60),
+        coins(40, 60),
+        {"kinds": {"mislabelled": torch.arange(5)}},
+    ),
+    "membership.attack:measure_rates_per_record": lambda: (
+        random(40, 30),
+        torch.cat([coins(20, 30), ~coins(20, 30)]),
+    ),
+    "membership.calibration:calibrate_by_record": lambda: (
+        random(40, 30),
+        torch.cat([coins(20, 30), ~coins(20, 30)]),
+    ),
+    "membership.attack:measure_worst_records": lambda: (
+        random(40, 30),
+        torch.cat([coins(20, 30), ~coins(20, 30)]),
+    ),
+}
 
 
 def call(function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
@@ -197,16 +270,32 @@ def as_arrays(value: Any) -> Any:
 
 def leaves(value: Any) -> list[Any]:
     if dataclasses.is_dataclass(value):
-        return [leaf for field in dataclasses.fields(value) for leaf in leaves(getattr(value, field.name))]
+        return [
+            leaf
+            for field in dataclasses.fields(value)
+            for leaf in leaves(getattr(value, field.name))
+        ]
     if isinstance(value, dict):
         return [leaf for key in value for leaf in leaves(value[key])]
-    return [leaf for one in value for leaf in leaves(one)] if isinstance(value, tuple | list) else [value]
+    return (
+        [leaf for one in value for leaf in leaves(one)]
+        if isinstance(value, tuple | list)
+        else [value]
+    )
 
 
 def test_every_public_function_of_tensors_has_the_door() -> None:
     assert len(PUBLIC) > 50 and set(PUBLIC) == set(EXAMPLES)
-    assert [name for name, function in PUBLIC.items() if not hasattr(function, "takes_arrays")] == []
-    assert [one for one in INSIDE if not hasattr(importlib.import_module(f"attacks.{one.partition(':')[0]}"), one.partition(":")[2])] == []
+    assert [
+        name for name, function in PUBLIC.items() if not hasattr(function, "takes_arrays")
+    ] == []
+    assert [
+        one
+        for one in INSIDE
+        if not hasattr(
+            importlib.import_module(f"attacks.{one.partition(':')[0]}"), one.partition(":")[2]
+        )
+    ] == []
 
 
 NEEDS_WEIGHTS = "images:lpips"
@@ -223,7 +312,8 @@ def test_arrays_give_the_same_numbers_as_arrays(name: str) -> None:
     told = call(PUBLIC[name], EXAMPLES[name]())
     made = call(PUBLIC[name], tuple(as_arrays(one) for one in EXAMPLES[name]()))
     assert type(made) is type(told) or isinstance(made, np.ndarray)
-    want, have = leaves(told), leaves(made)
+    want = leaves(told)
+    have = leaves(made)
     assert len(want) == len(have) > 0
     for a, b in zip(want, have):
         if isinstance(a, Tensor):
@@ -240,11 +330,20 @@ def test_beside_a_tensor_tensors_come_back_and_what_was_given_stays() -> None:
 
     kept = np.ones(3)[::-1]
     kept.flags.writeable = False
-    assert isinstance(doubled(kept, torch.ones(3)), Tensor) and doubled(kept, np.ones(3)).tolist() == [2, 2, 2]
-    assert kept.tolist() == [1, 1, 1]  # torch holds neither reversed nor read-only memory: it was given a copy
+    assert isinstance(doubled(kept, torch.ones(3)), Tensor) and doubled(
+        kept, np.ones(3)
+    ).tolist() == [2, 2, 2]
+    assert kept.tolist() == [
+        1,
+        1,
+        1,
+    ]  # torch holds neither reversed nor read-only memory: it was given a copy
 
 
 def test_other_arguments_pass_untouched() -> None:
     asked = object()
     assert accepts_numpy(lambda x: x)(asked) is asked
-    assert accepts_numpy(lambda x, y: (x, {"k": [y]}))(3, np.arange(2))[1]["k"][0].tolist() == [0, 1]
+    assert accepts_numpy(lambda x, y: (x, {"k": [y]}))(3, np.arange(2))[1]["k"][0].tolist() == [
+        0,
+        1,
+    ]

@@ -36,7 +36,10 @@ from privdd.privacy.accounting import epsilon
 
 
 def test_certificate_never_exceeds_a_gaussian_mechanism_and_has_power():
-    g, mu, above, found = torch.Generator().manual_seed(2), 3.0, 0, []
+    g = torch.Generator().manual_seed(2)
+    mu = 3.0
+    above = 0
+    found = []
     for _ in range(200):
         outputs = mu * torch.tensor([[1.0, 0.0]]) + torch.randn(500, 2, generator=g)
         ratios = gaussian_log_ratio(outputs, torch.tensor([mu, 0.0]), torch.zeros(2), 1.0)
@@ -58,27 +61,34 @@ def test_certificate_on_a_null_certifies_nothing():
 
 def test_log_ratios_are_the_densities():
     g = torch.Generator().manual_seed(3)
-    o, p = torch.randn(6, 2, generator=g, dtype=torch.float64), torch.tensor([0.3, -1.0], dtype=torch.float64)
+    o = torch.randn(6, 2, generator=g, dtype=torch.float64)
+    p = torch.tensor([0.3, -1.0], dtype=torch.float64)
     expected = (norm.logpdf(o, p, 0.7) - norm.logpdf(o, 0.0, 0.7)).sum(1)
     np.testing.assert_allclose(gaussian_log_ratio(o, p, torch.zeros(2), 0.7), expected)
     steps = torch.randn(4, 9, generator=g, dtype=torch.float64)
-    np.testing.assert_allclose(subsampled_log_ratio(steps, 0.2), np.log(0.8 + 0.2 * np.exp(steps)).sum(1))
+    np.testing.assert_allclose(
+        subsampled_log_ratio(steps, 0.2), np.log(0.8 + 0.2 * np.exp(steps)).sum(1)
+    )
     torch.testing.assert_close(subsampled_log_ratio(steps, 1.0), steps.sum(1))
 
 
 @pytest.mark.parametrize(("runs", "width"), [(800, 6), (200, 300)])
 def test_runs_with_and_without_the_record_are_told_apart_below_the_truth(runs, width):
-    rng, mu = np.random.default_rng(4), 3.0
+    rng = np.random.default_rng(4)
+    mu = 3.0
     direction = np.ones(width) / math.sqrt(width)
     spread = np.ones(width) if width < 10 else np.full(width, 0.3)
     inside = rng.normal(size=(runs, width)) * spread + mu * direction * spread[0]
     outside = rng.normal(size=(runs, width)) * spread
-    bound = bound_from_runs(torch.from_numpy(inside), torch.from_numpy(outside), delta=1e-5, generator=rng)
+    bound = bound_from_runs(
+        torch.from_numpy(inside), torch.from_numpy(outside), delta=1e-5, generator=rng
+    )
     assert 0.7 < bound.value < gaussian_epsilon(mu, 1e-5) and bound.validity == "finite_sample"
 
 
 def test_runs_of_a_null_claim_nothing_beyond_the_level():
-    rng, above = np.random.default_rng(5), 0
+    rng = np.random.default_rng(5)
+    above = 0
     for _ in range(100):
         a, b = (torch.from_numpy(rng.normal(size=(200, 5))) for _ in range(2))
         above += bound_from_runs(a, b, delta=1e-5, generator=rng).value > 0
@@ -90,7 +100,8 @@ def test_runs_of_a_null_claim_nothing_beyond_the_level():
 def test_crafted_records_reach_the_best_corner_of_the_box():
     """A linear effect is largest at a corner: here all 2^6 corners are tried."""
     g = torch.Generator().manual_seed(6)
-    weight, direction = torch.randn(6, 4, generator=g), torch.randn(4, generator=g)
+    weight = torch.randn(6, 4, generator=g)
+    direction = torch.randn(4, generator=g)
     corners = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 6)
     start = Canaries(torch.full((1, 1, 2, 3), 0.5), torch.tensor([0]), ("grey",))
     found = craft_canaries(lambda x, y: x.flatten(1) @ weight, start, direction=direction)
@@ -109,7 +120,9 @@ def test_crafting_never_does_worse_than_its_start():
         return torch.sin(20 * x).flatten(1) * (y + 1.0).unsqueeze(1)
 
     found = craft_canaries(effect, start, steps=5, step_size=0.3)
-    assert (effect(found.x, found.y).norm(dim=1) >= effect(start.x, start.y).norm(dim=1) - 1e-6).all()
+    assert (
+        effect(found.x, found.y).norm(dim=1) >= effect(start.x, start.y).norm(dim=1) - 1e-6
+    ).all()
 
 
 def test_canary_sets_are_what_they_say():
@@ -118,7 +131,9 @@ def test_canary_sets_are_what_they_say():
     wrong = mislabel_records(torch.rand(30, 1, 2, 2, generator=g), y, 3, g)
     assert (wrong.y != y).all() and set(wrong.y.tolist()) == {0, 1, 2}
     four = out_of_distribution_canaries((1, 4, 4), 1, g)
-    assert four.names == ("white", "black", "stripes", "noise") and len(join_canaries(four, four)) == 8
+    assert (
+        four.names == ("white", "black", "stripes", "noise") and len(join_canaries(four, four)) == 8
+    )
     assert four.x[2, 0, 0].tolist() == [0, 1, 0, 1]
     with pytest.raises(ValueError, match="pattern="):
         pattern_canary("grey", (1, 2, 2), 0)
@@ -126,7 +141,8 @@ def test_canary_sets_are_what_they_say():
         Canaries(torch.full((1, 1, 2, 2), 2.0), torch.tensor([0]), ("x",))
 
 
-# The tilted certificate against dominating pairs whose epsilon is known: near-tight, and not above the truth.
+# The tilted certificate against dominating pairs whose epsilon is known: near-tight, and not above
+# the truth.
 
 
 DELTA = 1e-5
@@ -160,8 +176,11 @@ def drawn(case: tuple[tuple[float, float, int], ...], runs: int, seed: int) -> T
     return draw_tilted_runs(*steps(list(case)), DELTA, runs, np.random.default_rng(seed))
 
 
-def measured(case: list[tuple[float, float, int]], runs: int, seed: int, kappa: float = 1.0) -> float:
-    """The bound from runs of a mechanism whose record moves every release by ``kappa`` times what was planned."""
+def measured(
+    case: list[tuple[float, float, int]], runs: int, seed: int, kappa: float = 1.0
+) -> float:
+    """The bound from runs of a mechanism whose record moves every release by ``kappa`` times what
+    was planned."""
     mus, q = steps(case)
     draws = drawn(tuple(case), runs, seed)
     losses = step_losses(draws.noise + draws.coins * kappa * mus, kappa * mus, q).sum(1)
@@ -177,12 +196,18 @@ def test_near_the_truth_at_600_runs_and_at_20(name: str) -> None:
 
 
 def test_eight_runs_are_enough_also_with_a_small_share_of_the_error() -> None:
-    """As an audit of 200 bounds asks it: draws that are planned for a larger error leave some seeds at .85 or less."""
-    case, confidence = CASES["subsampled steps"], 1 - 0.05 / 200
+    """As an audit of 200 bounds asks it: draws that are planned for a larger error leave some seeds
+    at .85 or less."""
+    case = CASES["subsampled steps"]
+    confidence = 1 - 0.05 / 200
     mus, q = steps(case)
     for seed in range(4):
-        draws = draw_tilted_runs(mus, q, DELTA, 8, np.random.default_rng(seed), confidence=confidence)
-        assert certified_epsilon(draws, draws.planned, DELTA, confidence=confidence) > 0.88 * truth(case)
+        draws = draw_tilted_runs(
+            mus, q, DELTA, 8, np.random.default_rng(seed), confidence=confidence
+        )
+        assert certified_epsilon(draws, draws.planned, DELTA, confidence=confidence) > 0.88 * truth(
+            case
+        )
 
 
 @pytest.mark.parametrize("name", ["one Gaussian", "a few subsampled steps"])
@@ -196,23 +221,30 @@ def test_no_more_than_one_in_twenty_bounds_exceeds_the_truth(name: str, kappa: f
 
 @pytest.mark.parametrize("kappa", [0.8, 1.0, 1.5])
 def test_the_weights_turn_planned_draws_back_into_the_record_s_presence(kappa: float) -> None:
-    """The mean of dP/dG (1 - e^(eps - L))_+ is delta(eps) of the mechanism that really runs (Balle and Wang 2018)."""
+    """The mean of dP/dG (1 - e^(eps - L))_+ is delta(eps) of the mechanism that really runs (Balle
+    and Wang 2018)."""
     mus, q = steps(CASES["two kinds of query"])
     mu = kappa * math.sqrt(float((mus**2).sum()))
     exact = dpa.get_epsilon_gaussian(1 / mu, DELTA)
-    draws = [draw_tilted_runs(mus, q, DELTA, 4000, np.random.default_rng(seed)) for seed in range(4)]
+    draws = [
+        draw_tilted_runs(mus, q, DELTA, 4000, np.random.default_rng(seed)) for seed in range(4)
+    ]
     found = []
     for draw in draws:
         losses = step_losses(draw.noise + kappa * mus, kappa * mus, q).sum(1)
-        found.append(float((np.exp(draw.log_weights) * np.maximum(0, -np.expm1(exact - losses))).mean()))
+        found.append(
+            float((np.exp(draw.log_weights) * np.maximum(0, -np.expm1(exact - losses))).mean())
+        )
     assert np.mean(found) <= 1.02 * DELTA
     if kappa >= 1:  # below, some of what counts lies where no planned draw does
         assert np.mean(found) >= (0.9 if kappa == 1 else 0.6) * DELTA
 
 
 def test_coins_and_noise_of_a_subsampled_step_have_the_tilted_law() -> None:
-    """E_G[f] of the raw draws, weighted back, is E_P[f 1(Y > eps0)]: here f = the coin, by brute force on a grid."""
-    mus, q = np.array([1.0]), np.array([0.2])
+    """E_G[f] of the raw draws, weighted back, is E_P[f 1(Y > eps0)]: here f = the coin, by brute
+    force on a grid."""
+    mus = np.array([1.0])
+    q = np.array([0.2])
     draws = draw_tilted_runs(mus, q, 0.01, 20_000, np.random.default_rng(1))
     x = np.linspace(-10, 12, 200_001)
     density = np.exp(-np.square(x - 1) / 2) / math.sqrt(2 * math.pi)
@@ -223,7 +255,9 @@ def test_coins_and_noise_of_a_subsampled_step_have_the_tilted_law() -> None:
     count = (np.exp(draws.log_weights) * (~draws.coins[:, 0])).mean()
     outside = np.exp(-np.square(x) / 2) / math.sqrt(2 * math.pi)
     assert found == pytest.approx(exact, rel=0.1)
-    assert count == pytest.approx(float((0.8 * outside * (loss > level)).sum() * (x[1] - x[0])), rel=0.15)
+    assert count == pytest.approx(
+        float((0.8 * outside * (loss > level)).sum() * (x[1] - x[0])), rel=0.15
+    )
 
 
 def test_a_record_that_leaves_no_trace_certifies_nothing() -> None:
@@ -243,19 +277,30 @@ def test_faults_show_even_with_few_runs() -> None:
 
 
 def test_a_wrong_plan_is_valid() -> None:
-    mus, q = np.full(4, 2.0), np.ones(4)
+    mus = np.full(4, 2.0)
+    q = np.ones(4)
     draws = draw_tilted_runs(mus, q, DELTA, 100, np.random.default_rng(0))
     losses = step_losses(draws.noise[:, :1] + 0.5, np.array([0.5]), np.array([1.0])).sum(1)
     assert certified_epsilon(draws, losses, DELTA) <= dpa.get_epsilon_gaussian(2.0, DELTA)
 
 
 def test_a_lone_draw_of_weight_one_refutes_nothing() -> None:
-    one = TiltedDraws(np.ones((1, 1), bool), np.zeros((1, 1)), np.array([math.log(DELTA)]), np.array([5.0]), 0.0)
+    one = TiltedDraws(
+        np.ones((1, 1), bool), np.zeros((1, 1)), np.array([math.log(DELTA)]), np.array([5.0]), 0.0
+    )
     assert certified_epsilon(one, np.array([50.0]), DELTA) == 0
 
 
 @pytest.mark.parametrize(
-    ("mus", "q"), [([], []), ([1.0], [0.0]), ([1.0], [1.5]), ([0.0], [1.0]), ([math.inf], [1.0]), ([1.0, 1.0], [1.0])]
+    ("mus", "q"),
+    [
+        ([], []),
+        ([1.0], [0.0]),
+        ([1.0], [1.5]),
+        ([0.0], [1.0]),
+        ([math.inf], [1.0]),
+        ([1.0, 1.0], [1.0]),
+    ],
 )
 def test_bad_steps_are_refused(mus: list[float], q: list[float]) -> None:
     with pytest.raises(ValueError, match="steps"):

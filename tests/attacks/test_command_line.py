@@ -1,4 +1,5 @@
-"""Tests of ``attacks.command_line``: a mistyped option is one line and status 1, and no option is abbreviated."""
+"""Tests of ``attacks.command_line``: a mistyped option is one line and status 1, and no option is
+abbreviated."""
 
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ from attacks.command_line import CommandParser
 
 
 @pytest.mark.parametrize("typed", ["--stric", "--unknown", "--strict=3"])
-def test_a_mistyped_option_is_one_line_and_status_one(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_option_is_one_line_and_status_one(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     parser = CommandParser(prog="privdd-verify")
     parser.add_argument("--strict", action="store_true")
     assert parser.parse_args(["--strict"]).strict

@@ -34,7 +34,8 @@ from attacks.statistics import largest_refuted
 DELTA = 1e-5
 
 
-# n a side (m for one run): Clopper-Pearson, Bayesian, Gaussian, one run, one run with r = m/10 (perfect attack)
+# n a side (m for one run): Clopper-Pearson, Bayesian, Gaussian, one run, one run with r = m/10
+# (perfect attack)
 @pytest.mark.parametrize(
     ("n", "expected"),
     [
@@ -51,8 +52,12 @@ def test_perfect_attacks_reach_the_known_ceilings(n, expected):
 
 
 def test_clopper_pearson_is_its_formula():
-    tp, fn, fp, tn = 70, 30, 5, 95
-    fnr, fpr = beta.ppf(0.975, fn + 1, tp), beta.ppf(0.975, fp + 1, tn)
+    tp = 70
+    fn = 30
+    fp = 5
+    tn = 95
+    fnr = beta.ppf(0.975, fn + 1, tp)
+    fpr = beta.ppf(0.975, fp + 1, tn)
     expected = max(math.log((1 - DELTA - fnr) / fpr), math.log((1 - DELTA - fpr) / fnr))
     assert clopper_pearson(tp, fn, fp, tn, delta=DELTA) == pytest.approx(expected)
     assert clopper_pearson(tn, fp, fn, tp, delta=DELTA) == pytest.approx(expected)  # roles swapped
@@ -60,13 +65,23 @@ def test_clopper_pearson_is_its_formula():
 
 
 def test_one_run_p_value_is_the_theorem_summed_by_hand():
-    m, r, v, eps, delta = 40, 20, 15, 0.7, 1e-3
+    m = 40
+    r = 20
+    v = 15
+    eps = 0.7
+    delta = 1e-3
     q = math.exp(eps) / (1 + math.exp(eps))
     pmf = [math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(r + 1)]
     alpha = max(sum(pmf[v - i : v]) / i for i in range(1, v + 1))
-    assert one_run_p_value(m, r, v, eps, delta) == pytest.approx(sum(pmf[v:]) + 2 * m * delta * alpha)
+    assert one_run_p_value(m, r, v, eps, delta) == pytest.approx(
+        sum(pmf[v:]) + 2 * m * delta * alpha
+    )
     bound = one_run(m, r, v, delta=delta)
-    assert one_run_p_value(m, r, v, bound + 1e-6, delta) > 0.05 >= one_run_p_value(m, r, v, bound, delta) - 1e-9
+    assert (
+        one_run_p_value(m, r, v, bound + 1e-6, delta)
+        > 0.05
+        >= one_run_p_value(m, r, v, bound, delta) - 1e-9
+    )
 
 
 def test_one_run_loses_power_when_delta_times_records_is_not_small():
@@ -85,8 +100,12 @@ def test_gaussian_epsilon_inverts_the_trade_off():
 
 def test_bayesian_in_one_dimension_agrees_with_the_two_dimensional_posterior():
     rng = np.random.default_rng(5)
-    tp, fn, fp, tn = 60, 40, 20, 80
-    x, y = rng.beta(fp + 0.5, tn + 0.5, 400_000), rng.beta(fn + 0.5, tp + 0.5, 400_000)
+    tp = 60
+    fn = 40
+    fp = 20
+    tn = 80
+    x = rng.beta(fp + 0.5, tn + 0.5, 400_000)
+    y = rng.beta(fn + 0.5, tp + 0.5, 400_000)
     eps = np.maximum.reduce(
         [np.log((1 - DELTA - b) / a) for a, b in ((x, y), (y, x), (1 - x, 1 - y), (1 - y, 1 - x))]
     )  # the smallest epsilon whose region holds the draw
@@ -94,10 +113,14 @@ def test_bayesian_in_one_dimension_agrees_with_the_two_dimensional_posterior():
 
 
 def test_a_fixed_threshold_covers_on_randomised_response():
-    """Pure epsilon 1: sensitivity checked both ways, and the Gaussian bound is seen to be unsound here."""
+    """Pure epsilon 1: sensitivity checked both ways, and the Gaussian bound is seen to be unsound
+    here."""
     rng = np.random.default_rng(2)
-    keep, runs, n = math.e / (1 + math.e), 300, 500
-    tp, fp = rng.binomial(n, keep, runs), rng.binomial(n, 1 - keep, runs)
+    keep = math.e / (1 + math.e)
+    runs = 300
+    n = 500
+    tp = rng.binomial(n, keep, runs)
+    fp = rng.binomial(n, 1 - keep, runs)
     exact = [clopper_pearson(a, n - a, b, n - b, delta=DELTA) for a, b in zip(tp, fp)]
     above = sum(value > 1.0 for value in exact)
     assert binom.sf(above - 1, runs, 0.05) > 1e-3 and np.mean(exact) > 0.6
@@ -112,9 +135,14 @@ def test_null_claims_nothing_more_often_than_its_level():
         member = rng.random(400) < 0.5
         scores = rng.normal(size=400)
         split += from_scores(scores, member, delta=DELTA, generator=rng).value > 0
-        several += from_scores(scores, member, delta=DELTA, thresholds=[-1.0, 0.0, 1.0, 2.0]).value > 0
+        several += (
+            from_scores(scores, member, delta=DELTA, thresholds=[-1.0, 0.0, 1.0, 2.0]).value > 0
+        )
         guesses = [(20, 20), (100, 100), (200, 200)]
-        single += one_run_from_scores(scores, member, delta=DELTA, generator=rng, guesses=guesses).value > 0
+        single += (
+            one_run_from_scores(scores, member, delta=DELTA, generator=rng, guesses=guesses).value
+            > 0
+        )
     assert max(split, several, single) <= 10  # 5 % of 200
 
 
@@ -135,8 +163,13 @@ def test_fixed_threshold_equals_its_counts():
     member = rng.random(300) < 0.5
     scores = rng.normal(size=300) + 2 * member
     hit = scores >= 1.0
-    counts = [int((a & b).sum()) for a, b in ((hit, member), (~hit, member), (hit, ~member), (~hit, ~member))]
-    assert from_scores(scores, member, delta=0.0, thresholds=[1.0]).value == clopper_pearson(*counts, delta=0.0)
+    counts = [
+        int((a & b).sum())
+        for a, b in ((hit, member), (~hit, member), (hit, ~member), (~hit, ~member))
+    ]
+    assert from_scores(scores, member, delta=0.0, thresholds=[1.0]).value == clopper_pearson(
+        *counts, delta=0.0
+    )
 
 
 def test_ties_cannot_reveal_membership_through_the_order_of_the_records():
@@ -150,7 +183,9 @@ def test_ties_cannot_reveal_membership_through_the_order_of_the_records():
 def test_guesses_that_cannot_be_made_are_refused(guesses):
     member = np.arange(400) < 200
     with pytest.raises(ValueError, match=r"k_in \+ k_out <= 400"):
-        one_run_from_scores(np.zeros(400), member, delta=DELTA, generator=np.random.default_rng(0), guesses=guesses)
+        one_run_from_scores(
+            np.zeros(400), member, delta=DELTA, generator=np.random.default_rng(0), guesses=guesses
+        )
 
 
 def test_one_run_recovers_epsilon_of_randomised_response():
@@ -192,11 +227,14 @@ def test_bad_input_is_refused(call):
 
 @pytest.mark.parametrize("dimensions", [2, 3, 10, 100])
 def test_chance_of_a_cosine_is_that_of_student_t(dimensions: int) -> None:
-    """t = c sqrt(m-1) / sqrt(1-c^2) has Student's law with m - 1 degrees of freedom for a uniform direction."""
+    """t = c sqrt(m-1) / sqrt(1-c^2) has Student's law with m - 1 degrees of freedom for a uniform
+    direction."""
     for c in (-0.5, 0.0, 0.1, 0.4, 0.9):
         t = c * math.sqrt(dimensions - 1) / math.sqrt(1 - c * c)
         expected = stats.t.logsf(t, dimensions - 1)
-        assert float(log_chance_of_cosine(np.array(c), dimensions)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        assert float(log_chance_of_cosine(np.array(c), dimensions)) == pytest.approx(
+            expected, rel=1e-9, abs=1e-12
+        )
 
 
 def test_chances_beyond_the_smallest_float_are_bounded_from_above() -> None:
@@ -215,19 +253,25 @@ def games(mu: float, count: int, m: int, rng: np.random.Generator) -> np.ndarray
 
 
 def test_bounds_of_a_gaussian_mechanism_stay_below_its_epsilon() -> None:
-    rng, above, best = np.random.default_rng(0), 0, 0.0
+    rng = np.random.default_rng(0)
+    above = 0
+    best = 0.0
     true = gaussian_epsilon(2.0, 1e-5)
     for _ in range(40):
         at = best_cosine_threshold(games(2.0, 300, 12, rng), 12, 1e-5)
         bound = bound_from_cosines(games(2.0, 1000, 12, rng), at, 12, delta=1e-5, confidence=0.95)
-        above, best = above + (bound > true), max(best, bound)
+        above = above + (bound > true)
+        best = max(best, bound)
     assert above == 0 and best > 0.3 * true
 
 
 def test_no_noise_is_told_beyond_ln_n_and_nothing_is_told_of_nothing() -> None:
     rng = np.random.default_rng(1)
     assert bound_from_cosines(np.full(50, 0.9999), 0.99, 20, delta=1e-5, confidence=0.99) > 30
-    null = [bound_from_cosines(games(0.0, 200, 8, rng), 0.3, 8, delta=0.0, confidence=0.9) > 0.05 for _ in range(200)]
+    null = [
+        bound_from_cosines(games(0.0, 200, 8, rng), 0.3, 8, delta=0.0, confidence=0.9) > 0.05
+        for _ in range(200)
+    ]
     assert np.mean(null) < 0.1
 
 
@@ -236,7 +280,9 @@ def test_names_among_many_against_the_binomial() -> None:
     bound = bound_from_identifications(10, 10, math.log(1e6), delta=0.0, confidence=0.95)
     assert bound == pytest.approx(math.log(0.05**0.1 * 1e6))
     assert bound_from_identifications(0, 10, 5.0, delta=1e-5, confidence=0.95) == 0
-    assert bound_from_identifications(1, 1, math.log(1e6), delta=0.01, confidence=0.95) == pytest.approx(math.log((0.05 - 0.01) * 1e6))
+    assert bound_from_identifications(
+        1, 1, math.log(1e6), delta=0.01, confidence=0.95
+    ) == pytest.approx(math.log((0.05 - 0.01) * 1e6))
     with pytest.raises(ValueError, match="won=11"):
         bound_from_identifications(11, 10, 5.0, delta=0.0, confidence=0.95)
 
@@ -255,10 +301,16 @@ def drawn(n=600, seed=0):
 
 
 def test_counts_are_counted_one_by_one():
-    values, inside = np.array([0.0, 1.0, 1.0, 2.0, 3.0]), np.array([False, True, False, True, True])
-    for at, *four in zip([-1.0, 1.0, 2.5], *confusion_counts_at(values, inside, np.array([-1.0, 1.0, 2.5]))):
+    values = np.array([0.0, 1.0, 1.0, 2.0, 3.0])
+    inside = np.array([False, True, False, True, True])
+    for at, *four in zip(
+        [-1.0, 1.0, 2.5], *confusion_counts_at(values, inside, np.array([-1.0, 1.0, 2.5]))
+    ):
         hit = values >= at
-        assert four == [(a & b).sum() for a, b in ((hit, inside), (~hit, inside), (hit, ~inside), (~hit, ~inside))]
+        assert four == [
+            (a & b).sum()
+            for a, b in ((hit, inside), (~hit, inside), (hit, ~inside), (~hit, ~inside))
+        ]
 
 
 @pytest.mark.parametrize("method", ["clopper_pearson", "gaussian"])
@@ -268,7 +320,10 @@ def test_each_method_ranks_by_its_own_bound(method):
 
     def bound(threshold):
         hit = values >= threshold
-        counts = [int((a & b).sum()) for a, b in ((hit, inside), (~hit, inside), (hit, ~inside), (~hit, ~inside))]
+        counts = [
+            int((a & b).sum())
+            for a, b in ((hit, inside), (~hit, inside), (hit, ~inside), (~hit, ~inside))
+        ]
         return BOUNDS[method](*counts, delta=DELTA_THRESHOLDS, confidence=COMPARISON_CONFIDENCE)
 
     assert bound(at) == pytest.approx(max(bound(value) for value in values), abs=0.1)
@@ -276,16 +331,25 @@ def test_each_method_ranks_by_its_own_bound(method):
 
 def test_the_gaussian_estimate_gains_from_its_own_threshold():
     rng = np.random.default_rng(1)
-    split = [from_scores(*drawn(1000, s), delta=DELTA_THRESHOLDS, method="gaussian", generator=rng).value for s in range(20)]
-    assert np.median(split) > 2.2  # 1.2 with a threshold that Clopper-Pearson chose; 2.8 with 0.5 and all trials
+    split = [
+        from_scores(*drawn(1000, s), delta=DELTA_THRESHOLDS, method="gaussian", generator=rng).value
+        for s in range(20)
+    ]
+    assert (
+        np.median(split) > 2.2
+    )  # 1.2 with a threshold that Clopper-Pearson chose; 2.8 with 0.5 and all trials
 
 
 def test_without_any_bound_the_widest_gap_is_taken():
-    values, inside = np.array([0.0, 0.0, 1.0, 1.0]), np.array([False, True, False, True])
+    values = np.array([0.0, 0.0, 1.0, 1.0])
+    inside = np.array([False, True, False, True])
     assert best_threshold(values, inside, DELTA_THRESHOLDS) in (0.0, 1.0)
     with pytest.raises(KeyError):
         best_threshold(values, inside, DELTA_THRESHOLDS, "one_run")
     for seed in range(20):  # nine trials bound nothing
-        values, inside = np.random.default_rng(seed).permutation(9) / 9.0, np.arange(9) < 3 + seed % 3
+        values = np.random.default_rng(seed).permutation(9) / 9.0
+        inside = np.arange(9) < 3 + seed % 3
         gaps = {at: np.mean(values[inside] >= at) - np.mean(values[~inside] >= at) for at in values}
-        assert gaps[best_threshold(values, inside, DELTA_THRESHOLDS)] == pytest.approx(max(gaps.values()))
+        assert gaps[best_threshold(values, inside, DELTA_THRESHOLDS)] == pytest.approx(
+            max(gaps.values())
+        )

@@ -35,15 +35,22 @@ def test_each_kind_of_file_gives_findings(tmp_path, kind, attacks):
     for finding in findings:
         low, high = finding.measures["auc_ci"]
         assert 0.5 < low <= finding.measures["auc"] <= high
-        assert "blind_auc" not in finding.measures and finding.measures["epsilon_validity"] == "finite_sample"
+        assert (
+            "blind_auc" not in finding.measures
+            and finding.measures["epsilon_validity"] == "finite_sample"
+        )
     if kind == "scores":
-        assert findings[0].measures["auc"] == pytest.approx(roc_auc_score(content["member"], content["scores"]))
+        assert findings[0].measures["auc"] == pytest.approx(
+            roc_auc_score(content["member"], content["scores"])
+        )
 
 
 @pytest.mark.parametrize("axis", [0, 1], ids=["the same in every model", "one number a model"])
 def test_signals_that_say_nothing_get_no_rate(tmp_path, axis):
     content = arrays("signals")
-    content["signals"] = np.broadcast_to(content["signals"].mean(axis, keepdims=True), content["masks"].shape).copy()
+    content["signals"] = np.broadcast_to(
+        content["signals"].mean(axis, keepdims=True), content["masks"].shape
+    ).copy()
     for finding in audit_scores(save(tmp_path, content)):
         assert finding.measures["status"] == "nothing_to_read" and "auc" not in finding.measures
 
@@ -52,7 +59,9 @@ def test_a_blind_control_is_reported_when_brought(tmp_path):
     content = arrays("scores")
     content["blind"] = np.random.default_rng(1).normal(size=60)
     measures = audit_scores(save(tmp_path, content))[0].measures
-    assert measures["blind_auc"] == pytest.approx(roc_auc_score(content["member"], content["blind"]))
+    assert measures["blind_auc"] == pytest.approx(
+        roc_auc_score(content["member"], content["blind"])
+    )
 
 
 def test_no_epsilon_where_the_coins_were_not_fair(tmp_path):
@@ -85,17 +94,25 @@ def test_wrong_arrays_are_named(tmp_path, change, message):
 
 def test_bare_scores_come_from_a_csv_as_from_an_npz(tmp_path):
     content = arrays("scores")
-    lines = [f"{int(inside)},{score!r}" for score, inside in zip(content["scores"].tolist(), content["member"])]
+    lines = [
+        f"{int(inside)},{score!r}"
+        for score, inside in zip(content["scores"].tolist(), content["member"])
+    ]
     table = tmp_path / "scores.csv"
     table.write_text("member, scores\n" + "\n".join(lines) + "\n")
-    mine, theirs = audit_scores(table)[0].measures, audit_scores(save(tmp_path, content))[0].measures
+    mine = audit_scores(table)[0].measures
+    theirs = audit_scores(save(tmp_path, content))[0].measures
     assert mine == theirs
     table.write_text("member,scores\nTrue,1.5\nfalse,-2\n")
     assert load_scores(table)["member"].tolist() == [1, 0]
     for text, said in {
-        "": "not a readable .csv", "1,0.5\n": "holds columns", "scores,member\n1,1\nx,0\n": "record 1 .* is 'x,0'",
-        "scores,member\n1\n": "record 0", "scores,member\nnan,1\n": "NaN", "scores,member,extra\n1,1,1\n": "holds columns",
-    }.items():  # fmt: skip
+        "": "not a readable .csv",
+        "1,0.5\n": "holds columns",
+        "scores,member\n1,1\nx,0\n": "record 1 .* is 'x,0'",
+        "scores,member\n1\n": "record 0",
+        "scores,member\nnan,1\n": "NaN",
+        "scores,member,extra\n1,1,1\n": "holds columns",
+    }.items():
         table.write_text(text)
         with pytest.raises(ValueError, match=said) as caught:
             load_scores(table)
@@ -105,14 +122,20 @@ def test_bare_scores_come_from_a_csv_as_from_an_npz(tmp_path):
 def test_more_models_than_records_are_asked_about(tmp_path):
     """Records by models is the usual mistake: 200 records of 17 models, the wrong way round."""
     rng = np.random.default_rng(0)
-    signals, masks = rng.normal(size=(200, 17)), rng.random((200, 17)) < 0.5
-    with pytest.raises(ValueError, match=r"200 models and 17 records, more models than records; .* signals.T and masks.T"):
+    signals = rng.normal(size=(200, 17))
+    masks = rng.random((200, 17)) < 0.5
+    with pytest.raises(
+        ValueError,
+        match=r"200 models and 17 records, more models than records; .* signals.T and masks.T",
+    ):
         load_scores(save(tmp_path, {"signals": signals, "masks": masks}))
     turned = load_scores(save(tmp_path, {"signals": signals.T, "masks": masks.T}))
     assert describe_arrays(turned) == (
         "Read as signals of 17 models (rows, the audited one first) for 200 records (columns)."
     )
-    meant = load_scores(save(tmp_path, {"signals": signals, "masks": masks, "labels": np.zeros(17, int)}))
+    meant = load_scores(
+        save(tmp_path, {"signals": signals, "masks": masks, "labels": np.zeros(17, int)})
+    )
     assert meant["signals"].shape == (200, 17)
 
 

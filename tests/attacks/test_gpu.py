@@ -20,7 +20,12 @@ from attacks.inversion import evaluation, gradient
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
 from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
-from attacks.inversion.generative import EvaluationClassifier, GenerativeInversion, RoleInversion, WganGp
+from attacks.inversion.generative import (
+    EvaluationClassifier,
+    GenerativeInversion,
+    RoleInversion,
+    WganGp,
+)
 from attacks.inversion.gradient import DLG, IDLG, InvertingGradients, SeeThrough
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
 from attacks.inversion.gradient_matching import MIN_RECORDED_ITERATIONS
@@ -37,16 +42,24 @@ from attacks.tensors import (
     steps_between_reads,
 )
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
-from privdd.auditing.attack_tasks import AttackJob, AttackOutcome, AttackTask, AttackTerms, ErrorBudget
+from privdd.auditing.attack_tasks import (
+    AttackJob,
+    AttackOutcome,
+    AttackTask,
+    AttackTerms,
+    ErrorBudget,
+)
 from privdd.core.device import deterministic_kernels, max_images_per_batch
 from privdd.core.rng import Keys
 from privdd.distillation.distribution_matching import sample_grid
 from tests.fake_device import fake_gpu, repeated
 
-# Attacks on a device: the bits of the CPU, and no transfer or wait that grows with the steps of a loop.
+# Attacks on a device: the bits of the CPU, and no transfer or wait that grows with the steps of a
+# loop.
 
 
-SHAPE, CLASSES = (1, 8, 8), 3
+SHAPE = (1, 8, 8)
+CLASSES = 3
 TERMS = AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05))
 
 
@@ -56,9 +69,11 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def network() -> nn.Module:
     net = nn.Sequential(
-        nn.utils.skip_init(nn.Conv2d, 1, 2, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(),
+        nn.utils.skip_init(nn.Conv2d, 1, 2, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
         nn.utils.skip_init(nn.Linear, 32, CLASSES),
-    )  # fmt: skip
+    )
     for parameter in net.parameters():
         nn.init.normal_(parameter, std=0.3, generator=seeded(1))
     return net
@@ -77,19 +92,24 @@ def view(surface: Surface, *, local_steps: int = 1) -> tuple[View, Truth]:
     """What the attacker holds of six records, on the CPU."""
     (x, y), (public, labels), net = images(6, 3), images(30, 4), network()
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    rows, value = torch.arange(6), {"x": feature_map()(x), "y": y}
+    rows = torch.arange(6)
+    value = {"x": feature_map()(x), "y": y}
     if surface == Surface.UPDATE:
         trained = copy.deepcopy(net)
         for part, own in zip(x.split(2), y.split(2)):
             loss = nn.functional.cross_entropy(trained(part), own)
-            for p, g in zip(trained.parameters(), torch.autograd.grad(loss, list(trained.parameters()))):
+            for p, g in zip(
+                trained.parameters(), torch.autograd.grad(loss, list(trained.parameters()))
+            ):
                 p.data.sub_(g, alpha=0.1)
         value = {name: p.detach() for name, p in trained.named_parameters()}
     if surface == Surface.SYNTHETIC_IMAGES:
         value = {"x": x + 0.1, "y": y}
     settings = {"lr": 0.1, "local_steps": local_steps, "batch_size": 2, "batch_records": 6}
     known = {"x": x[:1], "row": rows[:1]}
-    knowledge = Knowledge(SHAPE, CLASSES, public, labels, net, {"feature": feature_map()}, settings, known)
+    knowledge = Knowledge(
+        SHAPE, CLASSES, public, labels, net, {"feature": feature_map()}, settings, known
+    )
     capture = Capture(0, 0, str(surface), value, before if surface == Surface.UPDATE else {})
     held_x, held_y = images(9, 5)
     truth = Truth(x, y, held_x, held_y, torch.bincount(y, minlength=CLASSES), rows=rows)
@@ -100,26 +120,69 @@ Case = tuple[Callable[[int], Attack], Surface]
 JUDGE = EvaluationClassifier(steps=3)
 SEARCH = GenerativeInversion(iterations=3, starts=2)
 CASES: dict[str, Case] = {  # attack with so many steps in its loop
-    "gradient": (lambda k: GradientInversion(InvertingGradients(iterations=k, restarts=2)), Surface.UPDATE),
+    "gradient": (
+        lambda k: GradientInversion(InvertingGradients(iterations=k, restarts=2)),
+        Surface.UPDATE,
+    ),
     "see through": (lambda k: GradientInversion(SeeThrough(iterations=k, seeds=2)), Surface.UPDATE),
-    "update": (lambda k: UpdateInversion(InvertingGradients(iterations=k), budget=10**9), Surface.UPDATE),
+    "update": (
+        lambda k: UpdateInversion(InvertingGradients(iterations=k), budget=10**9),
+        Surface.UPDATE,
+    ),
     "analytic": (lambda k: AnalyticInversion(), Surface.UPDATE),
-    "mi-face": (lambda k: ModelInversion(MiFace(iterations=k, confidence=1.0, patience=1000), None, SEARCH, JUDGE), Surface.GLOBAL_MODEL),
-    "generative": (lambda k: ModelInversion(MiFace(iterations=3), WganGp(steps=3, width=2, latent=4), replace(SEARCH, iterations=k), JUDGE), Surface.GLOBAL_MODEL),
-    "prior": (lambda k: ModelInversion(MiFace(iterations=3), WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE), Surface.GLOBAL_MODEL),
-    "judge": (lambda k: ModelInversion(MiFace(iterations=3), None, SEARCH, EvaluationClassifier(steps=k)), Surface.GLOBAL_MODEL),
-    "role": (lambda k: RoleInversion(WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE), Surface.FEATURES),
-    "white box": (lambda k: FeatureInversion(decoder=DecoderTraining(steps=3, width=4), whitebox=WhiteBox(iterations=k)), Surface.FEATURES),
-    "decoder": (lambda k: FeatureInversion(decoder=DecoderTraining(steps=k, width=4, noise_std=0.1), whitebox=WhiteBox(iterations=3)), Surface.FEATURES),
+    "mi-face": (
+        lambda k: ModelInversion(
+            MiFace(iterations=k, confidence=1.0, patience=1000), None, SEARCH, JUDGE
+        ),
+        Surface.GLOBAL_MODEL,
+    ),
+    "generative": (
+        lambda k: ModelInversion(
+            MiFace(iterations=3),
+            WganGp(steps=3, width=2, latent=4),
+            replace(SEARCH, iterations=k),
+            JUDGE,
+        ),
+        Surface.GLOBAL_MODEL,
+    ),
+    "prior": (
+        lambda k: ModelInversion(
+            MiFace(iterations=3), WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE
+        ),
+        Surface.GLOBAL_MODEL,
+    ),
+    "judge": (
+        lambda k: ModelInversion(MiFace(iterations=3), None, SEARCH, EvaluationClassifier(steps=k)),
+        Surface.GLOBAL_MODEL,
+    ),
+    "role": (
+        lambda k: RoleInversion(WganGp(steps=k, width=2, latent=4), SEARCH, JUDGE),
+        Surface.FEATURES,
+    ),
+    "white box": (
+        lambda k: FeatureInversion(
+            decoder=DecoderTraining(steps=3, width=4), whitebox=WhiteBox(iterations=k)
+        ),
+        Surface.FEATURES,
+    ),
+    "decoder": (
+        lambda k: FeatureInversion(
+            decoder=DecoderTraining(steps=k, width=4, noise_std=0.1),
+            whitebox=WhiteBox(iterations=3),
+        ),
+        Surface.FEATURES,
+    ),
     "neighbour": (lambda k: KnownNeighbour(), Surface.FEATURES),
     "copies": (lambda k: CopyDetection(), Surface.SYNTHETIC_IMAGES),
-}  # fmt: skip
+}
 
 
 def attacked(attack: Attack, surface: Surface, device: str) -> AttackOutcome:
     """One attack as a task of an audit."""
     held, truth = view(surface)
-    (found,) = AttackTask((AttackJob(held, truth, "round 0", "attack", attack),), replace(TERMS, device=device)).run()
+    (found,) = AttackTask(
+        (AttackJob(held, truth, "round 0", "attack", attack),), replace(TERMS, device=device)
+    ).run()
     return found
 
 
@@ -130,7 +193,9 @@ def test_an_attack_gives_the_same_bits_on_the_fake_gpu_and_its_loop_moves_nothin
     make, surface = CASES[name]
     if name != "copies":  # one attack is enough for the network of LPIPS
         monkeypatch.setattr(evaluation, "load_pretrained_trunk", lambda: None)
-    few, many = 2, 6  # both within one block of random numbers, and between two looks at a value
+    # both within one block of random numbers, and between two looks at a value
+    few = 2
+    many = 6
     assert many < min(STEPS_BETWEEN_READS, STEPS_PER_TRANSFER)
     seen: list[AttackOutcome] = []
     grown = repeated(lambda steps: seen.append(attacked(make(steps), surface, "cuda")), few, many)
@@ -138,7 +203,10 @@ def test_an_attack_gives_the_same_bits_on_the_fake_gpu_and_its_loop_moves_nothin
     here = attacked(make(many), surface, "cpu")
     assert plain(seen[-1].finding.measures) == plain(here.finding.measures)
     assert seen[-1].finding.figures.keys() == here.finding.figures.keys()
-    assert all(torch.equal(value, here.finding.figures[key]) for key, value in seen[-1].finding.figures.items())
+    assert all(
+        torch.equal(value, here.finding.figures[key])
+        for key, value in seen[-1].finding.figures.items()
+    )
 
 
 def plain(measures: Any) -> Any:
@@ -155,23 +223,37 @@ def test_searches_by_line_stay_on_the_cpu() -> None:
 
 
 def test_numbers_drawn_ahead_are_those_of_each_step_and_travel_in_blocks() -> None:
-    steps, one, two = 2 * STEPS_PER_TRANSFER + 3, seeded(), seeded()
+    steps = 2 * STEPS_PER_TRANSFER + 3
+    one = seeded()
+    two = seeded()
 
     def draws(generator: torch.Generator) -> Callable[[], tuple[Tensor, ...]]:
-        return lambda: (torch.randn(3, generator=generator), torch.randint(9, (2,), generator=generator))
+        return lambda: (
+            torch.randn(3, generator=generator),
+            torch.randint(9, (2,), generator=generator),
+        )
 
     plain = [draws(one)() for _ in range(steps)]
     with fake_gpu() as gpu:
-        sent = [tuple(part.cpu() for part in row) for row in draw_ahead(draws(two), steps, torch.device("cuda"))]
+        sent = [
+            tuple(part.cpu() for part in row)
+            for row in draw_ahead(draws(two), steps, torch.device("cuda"))
+        ]
         assert gpu.traffic.sent.total() == 2 * 3  # two tensors, three blocks
-    assert all(torch.equal(a, b) for row, other in zip(plain, sent, strict=True) for a, b in zip(row, other, strict=True))
+    assert all(
+        torch.equal(a, b)
+        for row, other in zip(plain, sent, strict=True)
+        for a, b in zip(row, other, strict=True)
+    )
     assert torch.equal(one.get_state(), two.get_state())
 
 
 def test_memory_is_a_quarter_of_a_gpus_whatever_is_free() -> None:
     assert memory_budget("cpu", 123) == 123 and steps_between_reads(torch.device("cpu")) == 1
     with fake_gpu():
-        assert memory_budget("cuda", 123) == 2**32  # a quarter of the 16 GiB that the fake device has
+        assert (
+            memory_budget("cuda", 123) == 2**32
+        )  # a quarter of the 16 GiB that the fake device has
 
 
 @pytest.mark.extra("gpu")
@@ -196,10 +278,13 @@ def test_images_at_once_follow_a_gpus_size_where_the_usual_number_is_asked_for()
 
 
 class Graph:
-    """A graph of kernels: what was computed inside of ``recording`` is computed again into the same memory."""
+    """A graph of kernels: what was computed inside of ``recording`` is computed again into the same
+    memory."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Callable[[Tensor], tuple[Tensor, ...]], Tensor, tuple[Tensor, ...]]] = []
+        self.calls: list[
+            tuple[Callable[[Tensor], tuple[Tensor, ...]], Tensor, tuple[Tensor, ...]]
+        ] = []
         self.open = False
 
     def replay(self) -> None:
@@ -219,7 +304,11 @@ def recorded_by(graph: Graph) -> Iterator[None]:
     """The fake GPU with streams that do nothing, and ``graph`` as its only graph."""
     stream = mock.MagicMock()
     with fake_gpu(), ExitStack() as held:
-        for name, value in (("Stream", stream), ("current_stream", stream), ("CUDAGraph", lambda: graph)):
+        for name, value in (
+            ("Stream", stream),
+            ("current_stream", stream),
+            ("CUDAGraph", lambda: graph),
+        ):
             held.enter_context(mock.patch.object(torch.cuda, name, value))
         held.enter_context(mock.patch.object(torch.cuda, "stream", lambda _: nullcontext()))
         held.enter_context(mock.patch.object(torch.cuda, "graph", Graph.recording))
@@ -236,7 +325,8 @@ def test_what_a_graph_gave_stays_as_it_was_and_what_it_reads_is_kept() -> None:
                 graph.calls.append((lambda given: (2 * given, given.sum()), x, found))
             return found
 
-    graph, compute = Graph(), Doubled()
+    graph = Graph()
+    compute = Doubled()
     with recorded_by(graph):
         play = record_cuda_graph(compute, torch.zeros(3).to("cuda"))
         alive = weakref.ref(compute)
@@ -252,7 +342,10 @@ def test_what_a_graph_gave_stays_as_it_was_and_what_it_reads_is_kept() -> None:
 @pytest.mark.extra("gpu")
 def test_recorded_kernels_give_the_bits_of_the_kernels_one_by_one() -> None:
     generator = torch.Generator().manual_seed(0)
-    weight, images = (torch.randn(shape, generator=generator).to("cuda") for shape in ((8, 3, 3, 3), (5, 4, 3, 9, 9)))
+    weight, images = (
+        torch.randn(shape, generator=generator).to("cuda")
+        for shape in ((8, 3, 3, 3), (5, 4, 3, 9, 9))
+    )
 
     def compute(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         maps = torch.nn.functional.conv2d(x[0], weight).relu()
@@ -277,7 +370,9 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
 
 
 @pytest.mark.extra("gpu")
-def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     make, surface = CASES["gradient"]
     with deterministic_kernels("cuda"):
         recorded = attacked(make(MIN_RECORDED_ITERATIONS), surface, "cuda").finding
@@ -286,7 +381,8 @@ def test_a_long_search_with_recorded_kernels_gives_the_bits_of_one_without(monke
     assert all(torch.equal(value, plainly.figures[key]) for key, value in recorded.figures.items())
 
 
-# Pooling and sampling off the CPU against torch's own, and what ``deterministic_kernels`` sets; on a GPU, the same bits twice.
+# Pooling and sampling off the CPU against torch's own, and what ``deterministic_kernels`` sets; on
+# a GPU, the same bits twice.
 
 
 SIZES = [((8, 8), 1), ((8, 8), 4), ((13, 13), 6), ((7, 5), (3, 2)), ((3, 4), (5, 4))]
@@ -315,22 +411,35 @@ def test_pooling_off_the_cpu_is_torchs(side: tuple[int, int], size: int | tuple[
         found = with_slope("cuda", images_repeatable(*side), lambda x: average_pool(x, size))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
-    assert torch.equal(average_pool(images_repeatable(*side), size), F.adaptive_avg_pool2d(images_repeatable(*side), size))
+    assert torch.equal(
+        average_pool(images_repeatable(*side), size),
+        F.adaptive_avg_pool2d(images_repeatable(*side), size),
+    )
 
 
 @pytest.mark.parametrize("side", [(8, 8), (5, 7)])
 @pytest.mark.parametrize(("a", "b"), [(1.0, 0.0), (0.8, 0.3), (1.4, -0.6)])
 def test_sampling_off_the_cpu_is_torchs(side: tuple[int, int], a: float, b: float) -> None:
     grid = turned(side, a, b)
-    expected = with_slope("cpu", images_repeatable(*side), lambda x: F.grid_sample(x, grid.expand(3, -1, -1, -1), align_corners=False))
+    expected = with_slope(
+        "cpu",
+        images_repeatable(*side),
+        lambda x: F.grid_sample(x, grid.expand(3, -1, -1, -1), align_corners=False),
+    )
     with fake_gpu():
-        found = with_slope("cuda", images_repeatable(*side), lambda x: sample_grid(x, grid.to("cuda")))
+        found = with_slope(
+            "cuda", images_repeatable(*side), lambda x: sample_grid(x, grid.to("cuda"))
+        )
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def flags() -> tuple[bool, bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cuda.matmul.allow_tf32,
+        torch.backends.cudnn.allow_tf32,
+    )
 
 
 def test_what_is_set_for_a_gpu_is_restored(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,10 +458,12 @@ def test_what_is_set_for_a_gpu_is_restored(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.extra("gpu")
 @pytest.mark.parametrize("what", ["pooling", "sampling"])
 def test_gradients_on_a_gpu_are_the_same_bits_twice(what: str) -> None:
-    x, grid = torch.rand((64, 3, 31, 31), generator=torch.Generator().manual_seed(0)), turned((31, 31), 1.3, 0.4)
+    x = torch.rand((64, 3, 31, 31), generator=torch.Generator().manual_seed(0))
+    grid = turned((31, 31), 1.3, 0.4)
     ways: dict[str, Callable[[Tensor], Tensor]] = {
-        "pooling": lambda x: average_pool(x, 6), "sampling": lambda x: sample_grid(x, grid.to("cuda"))
-    }  # fmt: skip
+        "pooling": lambda x: average_pool(x, 6),
+        "sampling": lambda x: sample_grid(x, grid.to("cuda")),
+    }
     with deterministic_kernels("cuda"):
         first, second = (with_slope("cuda", x, ways[what]) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])

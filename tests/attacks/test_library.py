@@ -50,7 +50,10 @@ for name in list(sys.modules):
     if name == "attacks" or name.startswith("attacks."):
         del sys.modules[name]
 """
-    source = f"import sys\nCODE = {script!r}\nfor seed in range(20):\n    sys.argv = ['x', str(seed)]\n    exec(CODE, {{}})\n"
+    source = (
+        f"import sys\nCODE = {script!r}\nfor seed in range(20):\n    sys.argv = ['x', "
+        f"str(seed)]\n    exec(CODE, {{}})\n"
+    )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
 
@@ -71,7 +74,11 @@ def test_the_tutorial_runs_and_finds_the_members(tmp_path: Path) -> None:
     script = tmp_path / "tutorial.py"
     script.write_text("\n".join(blocks))
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, env=_environment()
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=_environment(),
     )
     assert done.returncode == 0, done.stderr
     assert "AUC" in done.stdout

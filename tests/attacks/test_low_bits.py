@@ -15,7 +15,10 @@ STEP = 2.0**-15  # about STD * 2**-16
 
 
 def drawn(clean: Tensor, seed: int = 0) -> Tensor:
-    return clean.double() + STD * torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed)).double()
+    return (
+        clean.double()
+        + STD * torch.randn(clean.shape, generator=torch.Generator().manual_seed(seed)).double()
+    )
 
 
 @pytest.mark.parametrize("clean", [0.0, 1.0, 10.0])
@@ -42,7 +45,11 @@ def test_one_number_off_the_lattice_is_enough() -> None:
 
 
 def test_numbers_that_are_none_are_off() -> None:
-    assert is_off_lattice(torch.tensor([1.0, math.nan, math.inf]), 0.5).tolist() == [False, True, True]
+    assert is_off_lattice(torch.tensor([1.0, math.nan, math.inf]), 0.5).tolist() == [
+        False,
+        True,
+        True,
+    ]
 
 
 def test_zeros_are_on_every_lattice() -> None:

@@ -11,7 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from attacks import images
-from attacks.images import LpipsTrunk, LpipsUnavailable, load_pretrained_trunk, read_flax_trunk, unpickle_arrays
+from attacks.images import (
+    LpipsTrunk,
+    LpipsUnavailable,
+    load_pretrained_trunk,
+    read_flax_trunk,
+    unpickle_arrays,
+)
 from privdd.core.user_modules import import_torchvision
 from tests.attacks.pictures import pictures, rng
 
@@ -41,26 +47,38 @@ def _pairs(channels: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def random_trunk(generator: torch.Generator) -> LpipsTrunk:
-    """An untrained trunk under the trained linear layers: the formula can be compared without the weights."""
+    """An untrained trunk under the trained linear layers: the formula can be compared without the
+    weights."""
     shapes = images._SHAPES
-    weights = tuple(torch.randn(s, generator=generator) * (2 / (s[1] * s[2] * s[3])) ** 0.5 for s in shapes)
-    return LpipsTrunk("alexnet:random", weights, tuple(torch.zeros(s[0]) for s in shapes), images._linear_rows())
+    weights = tuple(
+        torch.randn(s, generator=generator) * (2 / (s[1] * s[2] * s[3])) ** 0.5 for s in shapes
+    )
+    return LpipsTrunk(
+        "alexnet:random", weights, tuple(torch.zeros(s[0]) for s in shapes), images._linear_rows()
+    )
 
 
 def _expected(model: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    x, y = (F.interpolate(v.expand(-1, 3, -1, -1) * 2 - 1, size=(64, 64), mode="bilinear") for v in (a, b))
+    x, y = (
+        F.interpolate(v.expand(-1, 3, -1, -1) * 2 - 1, size=(64, 64), mode="bilinear")
+        for v in (a, b)
+    )
     with torch.no_grad():
         return model(x, y).flatten()
 
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 32), (3, 64)])
-def test_same_score_as_the_package_for_any_trunk(package: torch.nn.Module, channels: int, side: int) -> None:
+def test_same_score_as_the_package_for_any_trunk(
+    package: torch.nn.Module, channels: int, side: int
+) -> None:
     model = package
     trunk = random_trunk(rng(5))
     for layer, row in zip(model.lins, trunk.rows):
         assert torch.equal(layer.model[-1].weight.flatten(), row)
     a, b = _pairs(channels, side)
-    assert torch.allclose(images.lpips(a, b, trunk), _expected(_load(model, trunk), a, b), atol=1e-5)
+    assert torch.allclose(
+        images.lpips(a, b, trunk), _expected(_load(model, trunk), a, b), atol=1e-5
+    )
 
 
 @pytest.mark.extra("lpips_weights")
@@ -70,11 +88,14 @@ def test_same_score_as_the_package_on_the_pretrained_weights(package: torch.nn.M
     a, b = _pairs(3, 64)
     assert torch.allclose(images.lpips(a, b), _expected(_load(package, trunk), a, b), atol=1e-5)
     x = pictures()[0][:8]
-    near, far = x + 0.02 * torch.randn(x.shape, generator=rng()), x + 0.3 * torch.randn(x.shape, generator=rng())
+    near = x + 0.02 * torch.randn(x.shape, generator=rng())
+    far = x + 0.3 * torch.randn(x.shape, generator=rng())
     assert float(images.lpips(x, near).mean()) < 0.1 < float(images.lpips(x, far).mean())
 
 
-def test_without_weights_another_trunk_is_used_only_when_it_is_given(package: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_weights_another_trunk_is_used_only_when_it_is_given(
+    package: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(images, "load_pretrained_trunk", lambda: None)
     a, b = _pairs(1, 28)
     with pytest.raises(LpipsUnavailable, match="no pretrained AlexNet"):
@@ -84,7 +105,9 @@ def test_without_weights_another_trunk_is_used_only_when_it_is_given(package: to
 
 def test_the_reader_admits_arrays_and_nothing_else() -> None:
     arrays = {"a": {"kernel": np.arange(6, dtype=np.float32).reshape(2, 3)}}
-    assert np.array_equal(unpickle_arrays(pickle.dumps(arrays))["a"]["kernel"], arrays["a"]["kernel"])
+    assert np.array_equal(
+        unpickle_arrays(pickle.dumps(arrays))["a"]["kernel"], arrays["a"]["kernel"]
+    )
     for foreign in (print, Path("x"), np.random.default_rng(0), np.array([print], dtype=object)):
         with pytest.raises(ValueError, match="only numpy arrays"):
             unpickle_arrays(pickle.dumps({"a": foreign}))
@@ -105,7 +128,9 @@ def test_nothing_found_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         assert images._find_trunk.__wrapped__(str(tmp_path / "absent"), bare) is None
 
 
-def test_a_bare_machine_hides_what_is_installed_and_in_caches_but_not_what_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_bare_machine_hides_what_is_installed_and_in_caches_but_not_what_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for place in (tmp_path / "weights", tmp_path / "checkpoints"):
         place.mkdir()
     (tmp_path / "weights" / "alexnet.ckpt").write_bytes(b"installed")

@@ -44,7 +44,9 @@ def test_tpr_at_fpr_is_an_attained_vertex_and_says_when_it_is_not_resolvable():
     member = np.array([True] * 50 + [False] * 200)
     scores = np.concatenate([np.linspace(0, 2, 50), np.linspace(-1, 1, 200)])
     tpr, (low, high), resolvable = tpr_at_fpr(scores, member, 0.01)
-    assert tpr == max((scores[:50] >= cut).mean() for cut in scores if (scores[50:] >= cut).mean() <= 0.01)
+    assert tpr == max(
+        (scores[:50] >= cut).mean() for cut in scores if (scores[50:] >= cut).mean() <= 0.01
+    )
     assert low < tpr < high and resolvable
     assert tpr_at_fpr(scores, member, 0.005)[2]
     assert not tpr_at_fpr(scores, member, 0.001)[2]
@@ -53,7 +55,8 @@ def test_tpr_at_fpr_is_an_attained_vertex_and_says_when_it_is_not_resolvable():
 @pytest.mark.parametrize("shift", [0.0, 1.0])
 def test_delong_interval_covers_the_closed_form_at_its_level(shift):
     rng = np.random.default_rng(7)
-    truth, covered = norm.cdf(shift / math.sqrt(2)), 0
+    truth = norm.cdf(shift / math.sqrt(2))
+    covered = 0
     for _ in range(400):
         member = rng.random(120) < 0.5
         low, high = auc_interval(rng.normal(size=120) + shift * member, member)
@@ -70,7 +73,9 @@ def test_clusters_widen_the_interval_when_scores_hang_together_and_keep_coverage
         member = np.repeat(rng.random(40) < 0.5, 10)
         scores = np.repeat(rng.normal(size=40), 10) + 0.3 * rng.normal(size=400)
         plain += (lambda i: i[0] <= 0.5 <= i[1])(auc_interval(scores, member))
-        clustered += (lambda i: i[0] <= 0.5 <= i[1])(auc_interval(scores, member, clusters=(group,)))
+        clustered += (lambda i: i[0] <= 0.5 <= i[1])(
+            auc_interval(scores, member, clusters=(group,))
+        )
     assert plain < 0.7 * 200  # ten copies of each score counted as ten scores
     assert clustered >= 0.92 * 200
 
@@ -79,7 +84,8 @@ RATES = (0.001, 0.01, 0.1)
 
 
 def replayed_scores(rng, gap, record_effect, replays=64, records=117):
-    """Scores and coins of replays of the same records, (K n,), with their labels (record, replay)."""
+    """Scores and coins of replays of the same records, (K n,), with their labels (record,
+    replay)."""
     member = rng.random((replays, records)) < 0.5
     effects = record_effect * rng.normal(size=records)
     scores = gap * member + effects + rng.normal(size=(replays, records))
@@ -90,7 +96,10 @@ def replayed_scores(rng, gap, record_effect, replays=64, records=117):
 def true_values(gap, record_effect):
     """TPR at each of RATES, and the AUC, of Gaussian scores."""
     distance = gap / math.sqrt(1 + record_effect**2)
-    return [*(norm.sf(norm.isf(rate) - distance) for rate in RATES), norm.cdf(distance / math.sqrt(2))]
+    return [
+        *(norm.sf(norm.isf(rate) - distance) for rate in RATES),
+        norm.cdf(distance / math.sqrt(2)),
+    ]
 
 
 def interval_ends(scores, member, labels):
@@ -106,8 +115,11 @@ def bootstrap_widths(rng, scores, member, record, draws=200):
     inside = member[order].astype(float)
     drawn = np.zeros((draws, 4))
     for at in range(draws):
-        weight = np.bincount(rng.integers(0, record.max() + 1, record.max() + 1), minlength=record.max() + 1)[record[order]]
-        hits, false = np.cumsum(weight * inside), np.cumsum(weight * (1 - inside))
+        weight = np.bincount(
+            rng.integers(0, record.max() + 1, record.max() + 1), minlength=record.max() + 1
+        )[record[order]]
+        hits = np.cumsum(weight * inside)
+        false = np.cumsum(weight * (1 - inside))
         last = np.searchsorted(false, np.array(RATES) * false[-1] + 1e-9, side="right") - 1
         drawn[at, :3] = np.where(last < 0, 0, hits[last] / hits[-1])
         drawn[at, 3] = (weight * inside * (1 - false / false[-1])).sum() / hits[-1]
@@ -118,7 +130,9 @@ def count_covered(gap, record_effect, simulations, compared, seed):
     """How often each interval holds the truth, (4,), and mean widths in units of a bootstrap's."""
     rng = np.random.default_rng(seed)
     truth = np.array(true_values(gap, record_effect))
-    covered, widths, usual = np.zeros(4, int), [], []
+    covered = np.zeros(4, int)
+    widths = []
+    usual = []
     for at in range(simulations):
         scores, member, labels = replayed_scores(rng, gap, record_effect)
         ends = interval_ends(scores, member, labels)
@@ -184,17 +198,30 @@ def test_bad_input_is_refused():
 
 @pytest.mark.parametrize("levels", [3, 40, 10**9])
 def test_influences_and_labels_are_those_of_a_search(levels):
-    """Ties, infinities and clusters with gaps; by two searches a score and by sorting, as before they were counted."""
+    """Ties, infinities and clusters with gaps; by two searches a score and by sorting, as before
+    they were counted."""
     rng = np.random.default_rng(levels)
-    values, inside = rng.integers(0, levels, 300).astype(float), rng.random(300) < 0.4
+    values = rng.integers(0, levels, 300).astype(float)
+    inside = rng.random(300) < 0.4
     values[:2], values[2] = np.inf, -np.inf
-    positive, negative = np.sort(values[inside]), np.sort(values[~inside])
-    below, under = ((np.searchsorted(one, values) + np.searchsorted(one, values, "right")) / 2 for one in (negative, positive))
+    positive = np.sort(values[inside])
+    negative = np.sort(values[~inside])
+    below, under = (
+        (np.searchsorted(one, values) + np.searchsorted(one, values, "right")) / 2
+        for one in (negative, positive)
+    )
     placement = np.where(inside, below / len(negative), 1 - under / len(positive))
     area = float(placement[inside].mean())
     found = _auc_influence(values, inside)
-    assert found[1] == area and np.array_equal(found[0], (placement - area) / np.where(inside, len(positive), len(negative)))
-    for labels in (rng.choice([0, 3, 7, 90], 300), rng.integers(-5, 5, 300), rng.choice([0, 10**9], 300), rng.random(300)):
+    assert found[1] == area and np.array_equal(
+        found[0], (placement - area) / np.where(inside, len(positive), len(negative))
+    )
+    for labels in (
+        rng.choice([0, 3, 7, 90], 300),
+        rng.integers(-5, 5, 300),
+        rng.choice([0, 10**9], 300),
+        rng.random(300),
+    ):
         assert np.array_equal(number_labels(labels), np.unique(labels, return_inverse=True)[1])
     curve = roc(values, inside)
     for rate in (0.01, 0.3):

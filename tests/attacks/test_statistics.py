@@ -39,7 +39,8 @@ def test_a_rate_at_its_end_has_no_limit_there() -> None:
 
 
 def test_limits_of_arrays_are_those_of_each() -> None:
-    counts, trials = np.array([0, 1, 7, 20]), np.array([20, 20, 20, 20])
+    counts = np.array([0, 1, 7, 20])
+    trials = np.array([20, 20, 20, 20])
     for limit in (lower_limit, upper_limit):
         assert limit(counts, trials, 0.01).tolist() == [limit(int(k), 20, 0.01) for k in counts]
 
@@ -48,7 +49,9 @@ def test_a_fraction_of_a_success_lies_between_whole_ones() -> None:
     assert lower_limit(3, 9, 0.05) < lower_limit(3.5, 9, 0.05) < lower_limit(4, 9, 0.05)
 
 
-@pytest.mark.parametrize("wrong", [(-1, 4, 0.9), (5, 4, 0.9), (1, 4, 0.0), (1, 4, 1.0), (float("nan"), 4, 0.9)])
+@pytest.mark.parametrize(
+    "wrong", [(-1, 4, 0.9), (5, 4, 0.9), (1, 4, 0.0), (1, 4, 1.0), (float("nan"), 4, 0.9)]
+)
 def test_counts_that_nobody_has_are_refused(wrong: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="not a binomial count"):
         binomial_interval(*wrong)
@@ -73,14 +76,33 @@ def test_bisection_stays_where_the_test_refutes() -> None:
 
 # What is no limit of a rate, but another use of the same law.
 OTHER_USES = {
-    ("attacks/statistics.py", "betaincinv"), ("attacks/statistics.py", "binom"), ("attacks/statistics.py", "binomtest"),
-    ("attacks/epsilon.py", "betainc"), ("attacks/epsilon.py", "betaincinv"),  # a posterior, and angles on a sphere
-    ("attacks/roc.py", "beta"), ("attacks/roc.py", "betaincinv"),  # Jeffreys' interval at an effective sample size
+    ("attacks/statistics.py", "betaincinv"),
+    ("attacks/statistics.py", "binom"),
+    ("attacks/statistics.py", "binomtest"),
+    # a posterior, and angles on a sphere
+    ("attacks/epsilon.py", "betainc"),
+    ("attacks/epsilon.py", "betaincinv"),
+    # Jeffreys' interval at an effective sample size
+    ("attacks/roc.py", "beta"),
+    ("attacks/roc.py", "betaincinv"),
     ("privdd/blackbox/identification_games.py", "betaincinv"),  # angles on a sphere
-    ("privdd/blackbox/noise_laws.py", "betainc"), ("privdd/blackbox/noise_laws.py", "beta"),  # angles on a sphere
+    # angles on a sphere
+    ("privdd/blackbox/noise_laws.py", "betainc"),
+    ("privdd/blackbox/noise_laws.py", "beta"),
     ("privdd/auditing/dp_tests/randomness_statistics.py", "beta"),  # of a correlation
-}  # fmt: skip
-LAWS = {"beta", "binom", "binomtest", "betainc", "betaincc", "betaincinv", "betainccinv", "bdtr", "bdtrc", "bdtri"}
+}
+LAWS = {
+    "beta",
+    "binom",
+    "binomtest",
+    "betainc",
+    "betaincc",
+    "betaincinv",
+    "betainccinv",
+    "bdtr",
+    "bdtrc",
+    "bdtri",
+}
 
 
 def uses_of_laws(path: Path) -> Iterator[str]:
@@ -88,14 +110,21 @@ def uses_of_laws(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("scipy"):
             yield from (one.name for one in node.names if one.name in LAWS)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in ("stats", "special"):
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value).rpartition(".")[2] in (
+            "stats",
+            "special",
+        ):
             yield from (name for name in [node.attr] if name in LAWS)
 
 
 def test_no_module_computes_limits_of_its_own(tmp_path: Path) -> None:
     files = [*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")]
-    found = {(path.relative_to(ROOT).as_posix(), name) for path in files for name in uses_of_laws(path)}
+    found = {
+        (path.relative_to(ROOT).as_posix(), name) for path in files for name in uses_of_laws(path)
+    }
     assert sorted(found - OTHER_USES) == [], "take it from attacks.statistics"
     assert sorted(OTHER_USES - found) == []
-    (tmp_path / "one.py").write_text("from scipy.special import betaincinv\nfrom scipy import stats\nstats.beta.ppf(0.1, 1, 2)\n")
+    (tmp_path / "one.py").write_text(
+        "from scipy.special import betaincinv\nfrom scipy import stats\nstats.beta.ppf(0.1, 1, 2)\n"
+    )
     assert sorted(uses_of_laws(tmp_path / "one.py")) == ["beta", "betaincinv"]

@@ -20,11 +20,14 @@ from attacks.validation import (
     check_positive,
 )
 
-# What an npz file declares: too much, pickled or larger than its data is refused before it is unpacked.
+# What an npz file declares: too much, pickled or larger than its data is refused before it is
+# unpacked.
 
 
 def test_honest_arrays_pass_up_to_the_limit(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "a.npz", x=np.zeros(1000), y=np.arange(3, dtype=np.uint8), z=np.zeros((0, 3)))
+    np.savez_compressed(
+        tmp_path / "a.npz", x=np.zeros(1000), y=np.arange(3, dtype=np.uint8), z=np.zeros((0, 3))
+    )
     check_archive(tmp_path / "a.npz")
     check_archive(tmp_path / "a.npz", limit=8 * 1000 + 3 + 3 * 128)  # three headers
     with pytest.raises(ValueError, match="more than"):
@@ -37,7 +40,8 @@ def test_pickles_are_refused(tmp_path: Path) -> None:
         check_archive(tmp_path / "a.npz")
 
 
-# A role's classes may name its hooks and their own settings; anything else is refused with a suggestion.
+# A role's classes may name its hooks and their own settings; anything else is refused with a
+# suggestion.
 
 
 HOOKS = ("local", "aggregate", "claims", "remembers")
@@ -91,7 +95,9 @@ def test_hooks_settings_and_private_names_are_free(cls: type) -> None:
     ],
 )
 def test_any_other_public_name_is_one_line(cls: type, name: str, hint: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{cls.__name__}\.{name}: no hook of a method; ") as caught:
+    with pytest.raises(
+        TypeError, match=rf"^{cls.__name__}\.{name}: no hook of a method; "
+    ) as caught:
         check_hook_names(cls, "a method", HOOKS)
     assert hint in str(caught.value) and "\n" not in str(caught.value)
 
@@ -107,7 +113,11 @@ def test_a_count_below_the_least_is_refused_by_name(value: Any) -> None:
 
 @pytest.mark.parametrize(
     ("check", "values"),
-    [(check_positive, [0, -1.0]), (check_non_negative, [-1e-9, -1]), (check_below_one, [1, 1.0, -0.1])],
+    [
+        (check_positive, [0, -1.0]),
+        (check_non_negative, [-1e-9, -1]),
+        (check_below_one, [1, 1.0, -0.1]),
+    ],
 )
 def test_a_number_out_of_range_is_refused_by_name(check: Any, values: list[float]) -> None:
     for value in [*values, math.inf, -math.inf, math.nan]:

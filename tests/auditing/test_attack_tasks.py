@@ -17,8 +17,25 @@ from attacks.inversion.gradient_attack import GradientInversion
 from attacks.membership.lira import Lira
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.threshold import LossThreshold
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Knowledge, Surface, Truth, View, Worlds
-from privdd.auditing.attack_tasks import AttackJob, AttackTask, AttackTerms, ErrorBudget, error_budget
+from attacks.types import (
+    Adversary,
+    Attack,
+    Evidence,
+    Family,
+    Finding,
+    Knowledge,
+    Surface,
+    Truth,
+    View,
+    Worlds,
+)
+from privdd.auditing.attack_tasks import (
+    AttackJob,
+    AttackTask,
+    AttackTerms,
+    ErrorBudget,
+    error_budget,
+)
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
@@ -29,13 +46,22 @@ from tests.federations import tiny_config
 
 # Attacks and guarantee tests are tasks: the same bits on every engine and in every order.
 #
-# One worker: what is tested is that a task takes all that it reads along, and a second worker takes seconds to start.
+# One worker: what is tested is that a task takes all that it reads along, and a second worker takes
+# seconds to start.
 
 
 SMALL = [
-    "model.width=4", "privacy=dpsgd", "audit.records=20", "audit.worlds=4", "audit.federations=0", "audit.victims=2",
-    "audit.rounds=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1",
-]  # fmt: skip
+    "model.width=4",
+    "privacy=dpsgd",
+    "audit.records=20",
+    "audit.worlds=4",
+    "audit.federations=0",
+    "audit.victims=2",
+    "audit.rounds=1",
+    "audit.guarantee.runs=20",
+    "audit.guarantee.slow_runs=20",
+    "audit.guarantee.images=1",
+]
 
 
 @dataclass(frozen=True)
@@ -48,19 +74,36 @@ class Backwards(Engine):
 
 
 def attacks() -> dict[str, Attack]:
-    inversion = GradientInversion(InvertingGradients(iterations=3, objective="absolute"), captures=2)
-    return {"lira": Lira(), "classifier": ShadowClassifier(), "analytic": AnalyticInversion(), "inverting": inversion}
+    inversion = GradientInversion(
+        InvertingGradients(iterations=3, objective="absolute"), captures=2
+    )
+    return {
+        "lira": Lira(),
+        "classifier": ShadowClassifier(),
+        "analytic": AnalyticInversion(),
+        "inverting": inversion,
+    }
 
 
 def experiment() -> Experiment:
     return build_experiment(tiny_config("fedavg", *SMALL, command="audit"))
 
 
-def found(engine: Engine, folder: Path, attacks: dict[str, Attack]) -> tuple[list[Any], dict[str, str]]:
+def found(
+    engine: Engine, folder: Path, attacks: dict[str, Attack]
+) -> tuple[list[Any], dict[str, str]]:
     """The findings without their seconds, and a digest of each evidence file."""
-    made = audit_experiment(replace(experiment(), engine=engine), attacks, RunFolder(folder)).findings
-    rows = [(f.surface, f.attack, f.adversary, {k: v for k, v in f.measures.items() if k != "seconds"}) for f in made]
-    files = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted((folder / "evidence").iterdir())}
+    made = audit_experiment(
+        replace(experiment(), engine=engine), attacks, RunFolder(folder)
+    ).findings
+    rows = [
+        (f.surface, f.attack, f.adversary, {k: v for k, v in f.measures.items() if k != "seconds"})
+        for f in made
+    ]
+    files = {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in sorted((folder / "evidence").iterdir())
+    }
     return rows, files
 
 
@@ -69,7 +112,9 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[st
     return found(Engine(), tmp_path_factory.mktemp("serial"), attacks())
 
 
-@pytest.mark.parametrize("engine", [Engine("processes", workers=1), Backwards()], ids=["processes", "backwards"])
+@pytest.mark.parametrize(
+    "engine", [Engine("processes", workers=1), Backwards()], ids=["processes", "backwards"]
+)
 def test_same_bits_on_every_engine_and_in_every_order(
     engine: Engine, serial: tuple[list[Any], dict[str, str]], tmp_path: Path
 ) -> None:
@@ -79,7 +124,9 @@ def test_same_bits_on_every_engine_and_in_every_order(
     assert {"inverting", "t2_whole_run", "t1_sensitivity"} <= {row[1] for row in rows}
 
 
-def test_findings_stand_in_the_order_of_views_and_attacks(serial: tuple[list[Any], dict[str, str]]) -> None:
+def test_findings_stand_in_the_order_of_views_and_attacks(
+    serial: tuple[list[Any], dict[str, str]],
+) -> None:
     """Not in the order in which they were run, longest first."""
     names = [row[1] for row in serial[0]]
     assert names.index("lira") < names.index("inverting") < names.index("t2_whole_run")
@@ -104,7 +151,10 @@ def test_an_attack_that_fails_in_a_worker_ends_alone(tmp_path: Path) -> None:
     rows, _ = found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})
     mine = [measures for _, attack, _, measures in rows if attack == "mine"]
     assert mine and all(measures["status"] == "failed" for measures in mine)
-    assert all(measures["note"].endswith("failed: ZeroDivisionError: nothing to divide by") for measures in mine)
+    assert all(
+        measures["note"].endswith("failed: ZeroDivisionError: nothing to divide by")
+        for measures in mine
+    )
     assert any("auc" in measures for _, attack, _, measures in rows if attack == "lira")
 
 
@@ -119,17 +169,29 @@ class Thirsty(LossThreshold):
 
 
 def test_the_decisive_bound_depends_on_no_other_draw_of_the_attack() -> None:
-    """A verifier knows the scores and not what the attack drew; tied scores make the bound depend on the seed."""
+    """A verifier knows the scores and not what the attack drew; tied scores make the bound depend
+    on the seed."""
     draw = torch.Generator().manual_seed(0)
     masks = torch.rand(1, 300, generator=draw) < 0.5
     signal = ((masks.double() + torch.randn(1, 300, generator=draw)) > 0.5).double()
-    worlds = Worlds({"confidence": signal}, masks, torch.zeros(300), torch.zeros(300, dtype=torch.long))
-    known = Knowledge((1, 1, 1), 2, torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long), settings={"delta": 1e-5})
+    worlds = Worlds(
+        {"confidence": signal}, masks, torch.zeros(300), torch.zeros(300, dtype=torch.long)
+    )
+    known = Knowledge(
+        (1, 1, 1),
+        2,
+        torch.zeros(1, 1, 1, 1),
+        torch.zeros(1, dtype=torch.long),
+        settings={"delta": 1e-5},
+    )
     view = View(Surface.UPDATE, Adversary.SERVER, (), known, worlds)
     truth = Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
 
     def bound(attack: Attack, seed: int) -> float:
-        task = AttackTask((AttackJob(view, truth, "here", "mine", attack),), AttackTerms(Keys(seed), 1e-5, ErrorBudget(0.05)))
+        task = AttackTask(
+            (AttackJob(view, truth, "here", "mine", attack),),
+            AttackTerms(Keys(seed), 1e-5, ErrorBudget(0.05)),
+        )
         value: float = task.run()[0].finding.measures["diagnostics"]["epsilon_familywise"]
         return value
 
@@ -145,28 +207,57 @@ def exposing_view(shape: tuple[int, ...]) -> View:
     signal = torch.randn(64, 120, generator=draw).double()
     signal[:, :2] += 9 * masks[:, :2]
     records = torch.rand(120, *shape, generator=draw)
-    worlds = Worlds({"confidence": signal}, masks, torch.zeros(120), torch.arange(120) % 7, records=records)
-    known = Knowledge((1, 1, 1), 7, torch.zeros(1, 1, 1, 1), torch.zeros(1, dtype=torch.long), settings={"delta": 1e-5})
+    worlds = Worlds(
+        {"confidence": signal}, masks, torch.zeros(120), torch.arange(120) % 7, records=records
+    )
+    known = Knowledge(
+        (1, 1, 1),
+        7,
+        torch.zeros(1, 1, 1, 1),
+        torch.zeros(1, dtype=torch.long),
+        settings={"delta": 1e-5},
+    )
     return View(Surface.UPDATE, Adversary.SERVER, (), known, worlds)
 
 
-@pytest.mark.parametrize(("shape", "asked", "kept"), [((1, 4, 4), True, True), ((1, 4, 4), False, False), ((5,), True, False), ((2, 4, 4), True, False)])
-def test_the_most_exposed_records_are_kept_only_where_asked_for_and_pictures(shape: tuple[int, ...], asked: bool, kept: bool) -> None:
-    view, truth = exposing_view(shape), Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
-    task = AttackTask((AttackJob(view, truth, "here", "mine", Lira("confidence")),), AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05), asked))
+@pytest.mark.parametrize(
+    ("shape", "asked", "kept"),
+    [
+        ((1, 4, 4), True, True),
+        ((1, 4, 4), False, False),
+        ((5,), True, False),
+        ((2, 4, 4), True, False),
+    ],
+)
+def test_the_most_exposed_records_are_kept_only_where_asked_for_and_pictures(
+    shape: tuple[int, ...], asked: bool, kept: bool
+) -> None:
+    view = exposing_view(shape)
+    truth = Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
+    task = AttackTask(
+        (AttackJob(view, truth, "here", "mine", Lira("confidence")),),
+        AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05), asked),
+    )
     (done,) = task.run()
     named = [row["record"] for row in done.finding.measures["worst_records"]["records"]]
-    assert named == [0, 1] and ("exposed" in done.evidence_tensors) == kept and ("exposed_label" in done.evidence_tensors) == kept
+    assert (
+        named == [0, 1]
+        and ("exposed" in done.evidence_tensors) == kept
+        and ("exposed_label" in done.evidence_tensors) == kept
+    )
     if kept:
         assert view.worlds is not None and view.worlds.records is not None
-        assert torch.equal(done.evidence_tensors["exposed"], view.worlds.records[:2]) and done.evidence_tensors["exposed_label"].tolist() == [0, 1]
+        assert torch.equal(
+            done.evidence_tensors["exposed"], view.worlds.records[:2]
+        ) and done.evidence_tensors["exposed_label"].tolist() == [0, 1]
 
 
 # How the error of a run is shared by the bounds that can decide its verdict.
 
 
 def test_the_error_budget_counts_every_bound_and_reaches_each_of_them() -> None:
-    """audit.confidence over 12 membership tests and six bounds for each of two mechanisms, and one for the whole run."""
+    """audit.confidence over 12 membership tests and six bounds for each of two mechanisms, and one
+    for the whole run."""
     shared = error_budget(0.9, 12, 2)
     assert shared.to_json() == {"alpha": 0.1, "tests": 25}
     assert shared.tests * (1 - shared.confidence) == pytest.approx(0.1)

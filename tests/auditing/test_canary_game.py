@@ -1,4 +1,5 @@
-"""Canaries in one run: what the onlooker reads, sound mechanisms within their bounds, and faults that contradict."""
+"""Canaries in one run: what the onlooker reads, sound mechanisms within their bounds, and faults
+that contradict."""
 
 from dataclasses import dataclass, replace
 
@@ -32,13 +33,18 @@ FINITE = {"pld": 1.0, "rdp": 1.0}
 
 
 def played(method, mechanisms, count=60, seed=0, rounds=2):
-    """(plan, the client without canaries, its ledger, the game, what was heard) of ``rounds`` rounds of one client."""
+    """(plan, the client without canaries, its ledger, the game, what was heard) of ``rounds``
+    rounds of one client."""
     plan = Plan(Keys(seed), Problem(SHAPE, CLASSES, 1), method, mechanisms, relation="add_remove")
-    shard, ledger, transcript = client(seed), Ledger("add_remove", "record", DELTA), []
+    shard = client(seed)
+    ledger = Ledger("add_remove", "record", DELTA)
+    transcript = []
     game = draw_canaries(plan, shard, count, plan.keys.fold("canaries"))
     broadcast = method.broadcast(method.init(plan.problem, plan.keys.fold("public", "init")))
     for t in range(rounds):
-        (_, rows, _), heard = observed_step(ClientTask(plan, t, 0, broadcast, {}, game.add_to_shard(shard)))
+        (_, rows, _), heard = observed_step(
+            ClientTask(plan, t, 0, broadcast, {}, game.add_to_shard(shard))
+        )
         ledger.append(rows)
         transcript.append(heard)
     return plan, shard, ledger, game, transcript
@@ -55,18 +61,28 @@ MADE = {
     "embedding": (feddm, {"embedding": ClippedSum(1.0, 0.05, 1.0, 10.0)}),
     "sampled embedding": (feddm, {"embedding": ClippedSum(1.0, 0.05, 0.5, 10.0)}),
     "dpsgd": (fedavg, {"dpsgd": ClippedSum(1.0, 0.05, 0.4, 6.0)}),
-    "synthetic gradient": (lambda: feddm(4), {"synthetic_gradient": ClippedSum(2.0, 0.01, 0.7, 10.0)}),
+    "synthetic gradient": (
+        lambda: feddm(4),
+        {"synthetic_gradient": ClippedSum(2.0, 0.01, 0.7, 10.0)},
+    ),
 }
 
 
 @pytest.mark.parametrize("name", list(MADE))
 def test_almost_without_noise_every_coin_is_read(name):
-    """The other records' part and each canary's are taken off exactly, with the sampling that really happened."""
+    """The other records' part and each canary's are taken off exactly, with the sampling that
+    really happened."""
     make, mechanisms = MADE[name]
-    q = 1.0 if mechanisms[next(iter(mechanisms))].sampling_probability == 1 else 0.9  # so that each is sampled once
-    quiet = {n: replace(m, noise_multiplier=1e-3, sampling_probability=q) for n, m in mechanisms.items()}
+    q = (
+        1.0 if mechanisms[next(iter(mechanisms))].sampling_probability == 1 else 0.9
+    )  # so that each is sampled once
+    quiet = {
+        n: replace(m, noise_multiplier=1e-3, sampling_probability=q) for n, m in mechanisms.items()
+    }
     plan, shard, _, game, transcript = played(make(), quiet, count=24)
-    scores = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript).canary_scores()
+    scores = score_canaries(
+        plan, shard, game.records, int(game.inside.sum()), transcript
+    ).canary_scores()
     right = (torch.from_numpy(scores) > 0) == game.inside
     assert right.double().mean() > 0.95
 
@@ -104,22 +120,33 @@ def test_coins_are_fair_secret_and_leave_the_client_s_own_records_alone():
     plan, shard, _, game, _ = played(feddm(), MADE["embedding"][1], count=40)
     assert 8 < int(game.inside.sum()) < 32
     train = game.add_to_shard(shard).train
-    assert torch.equal(train.x[: len(shard.train)], shard.train.x) and len(train.ids.unique()) == len(train)
+    assert torch.equal(train.x[: len(shard.train)], shard.train.x) and len(
+        train.ids.unique()
+    ) == len(train)
     other = draw_canaries(plan, shard, 40, Keys(7))
     assert not torch.equal(other.inside, game.inside)
     changed = shard.with_train(Records(1 - shard.train.x, shard.train.y, shard.train.ids))
-    assert torch.equal(draw_canaries(plan, changed, 40, plan.keys.fold("canaries")).records.x, game.records.x)
+    assert torch.equal(
+        draw_canaries(plan, changed, 40, plan.keys.fold("canaries")).records.x, game.records.x
+    )
 
 
 def test_the_dearest_cell_is_what_a_record_costs():
     _, _, ledger, _, _ = played(feddm(), MADE["embedding"][1], count=12)
     assert epsilon(worst_event(ledger, 0, DELTA), DELTA) == pytest.approx(ledger.epsilon(client=0))
-    assert ledger.epsilon(client=0) == pytest.approx(gaussian_epsilon(6**0.5, DELTA), rel=1e-3)  # 2 rounds of 3 maps
+    assert ledger.epsilon(client=0) == pytest.approx(
+        gaussian_epsilon(6**0.5, DELTA), rel=1e-3
+    )  # 2 rounds of 3 maps
 
 
-@pytest.mark.parametrize(("changes", "unit"), [({"relation": "zero_out"}, "record"), ({}, "client"), ({"mechanisms": {}}, "record")])
+@pytest.mark.parametrize(
+    ("changes", "unit"),
+    [({"relation": "zero_out"}, "record"), ({}, "client"), ({"mechanisms": {}}, "record")],
+)
 def test_runs_without_a_game_are_refused(changes, unit):
-    plan = Plan(Keys(0), Problem(SHAPE, CLASSES, 1), feddm(), MADE["embedding"][1], relation="add_remove")
+    plan = Plan(
+        Keys(0), Problem(SHAPE, CLASSES, 1), feddm(), MADE["embedding"][1], relation="add_remove"
+    )
     check_playable(plan, "record")
     with pytest.raises(BadConfig, match=r"audit\.canaries"):
         check_playable(replace(plan, **changes), unit)
@@ -140,4 +167,7 @@ def test_the_choice_spans_what_copies_do_not():
         select_independent(effects, 26)
     images = draw_block_images((1, 8, 8), 30, torch.Generator().manual_seed(0))
     assert images.shape == (30, 1, 8, 8) and set(images.unique().tolist()) == {0.0, 1.0}
-    assert isinstance(CanaryGame(client(0).train, torch.ones(30, dtype=torch.bool)).add_to_shard(client(0)).train, Records)
+    assert isinstance(
+        CanaryGame(client(0).train, torch.ones(30, dtype=torch.bool)).add_to_shard(client(0)).train,
+        Records,
+    )

@@ -70,11 +70,10 @@ def timeless(value: Any) -> Any:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_schema_and_exit_status(audited, name):
-    """The reader accepts it; status 0 or 2 as the verdict says; numbers are finite or the string "inf"."""
+    """The reader accepts it; status 0 or 2 as the verdict says; numbers are finite or the string
+    "inf"."""
     run = audited(name)
     found = load_findings(run.path)
     raw = (run.path / "findings.json").read_text()
@@ -89,9 +88,11 @@ def test_schema_and_exit_status(audited, name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
-    """Surfaces that the server, peers or the public see; each attacked by someone; bytes as sent."""
+    """Surfaces that the server, peers or the public see; each attacked by someone; bytes as
+    sent."""
     path = audited(name).path
-    data, ledger = read_json(path / "findings.json"), read_json(path / "ledger.json")
+    data = read_json(path / "findings.json")
+    ledger = read_json(path / "ledger.json")
     seen = {
         (r["surface"], "server" if r["client"] < 0 else "client")
         for r in ledger["releases"]
@@ -107,9 +108,21 @@ def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
             assert row["audited"] is True
     for finding in data["findings"]:
         if finding.get("status") == "nothing_to_read":
-            assert "auc" not in finding and "epsilon_measured" not in finding and "nothing to" in finding["note"]
+            assert (
+                "auc" not in finding
+                and "epsilon_measured" not in finding
+                and "nothing to" in finding["note"]
+            )
         elif finding["family"] == "membership":
-            assert {"auc", "auc_ci", "blind_auc", "epsilon_measured", "epsilon_validity", "n", "worlds"} <= set(finding)
+            assert {
+                "auc",
+                "auc_ci",
+                "blind_auc",
+                "epsilon_measured",
+                "epsilon_validity",
+                "n",
+                "worlds",
+            } <= set(finding)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,7 +137,8 @@ def test_bytes_are_those_of_the_artifacts(audited, name):
 
 
 def test_epsilons_say_what_is_protected(audited):
-    """fedavg and fedfed: infinite; fedfed_dp and DP-SGD: finite everywhere; fedfed's claim beside it."""
+    """fedavg and fedfed: infinite; fedfed_dp and DP-SGD: finite everywhere; fedfed's claim beside
+    it."""
     for name in ("fedavg", "fedfed", "fedfed_released"):
         data = read_json(audited(name).path / "findings.json")
         assert data["privacy"]["epsilon"] == {"pld": "inf", "rdp": "inf"}
@@ -134,7 +148,9 @@ def test_epsilons_say_what_is_protected(audited):
         data = read_json(audited(name).path / "findings.json")
         values = [data["privacy"]["epsilon"], *(s["epsilon"] for s in data["surfaces"])]
         assert all(
-            isinstance(v, float | int) and 0 <= v < math.inf for pair in values for v in (pair["pld"], pair["rdp"])
+            isinstance(v, float | int) and 0 <= v < math.inf
+            for pair in values
+            for v in (pair["pld"], pair["rdp"])
         )
         assert 0 < 0.7 * data["privacy"]["epsilon"]["pld"] < data["privacy"]["epsilon"]["certified"]
         assert data["privacy"]["epsilon"]["certified"] <= 1.001 * data["privacy"]["epsilon"]["pld"]
@@ -143,8 +159,6 @@ def test_epsilons_say_what_is_protected(audited):
     told = {claim["source"]: claim for claim in claims}
     assert told["Yang 2023, Lemma D.2"]["epsilon"] == "no number"
     assert told["Yang 2023, Theorem 3.4 as printed"]["delta"] > 1e-5
-
-
 
 
 def event_of(form: dict[str, Any]) -> dpa.DpEvent:
@@ -176,7 +190,12 @@ def recomputed(data: dict[str, Any], accountant: Any) -> float:
     for mine in cells.values():
         for cell in {*mine, None}:
             events = mine[None] if cell is None else [*mine[None], *mine[cell]]
-            worst = max(worst, accountant(add_remove).compose(dpa.ComposedDpEvent(events)).get_epsilon(data["delta"]))
+            worst = max(
+                worst,
+                accountant(add_remove)
+                .compose(dpa.ComposedDpEvent(events))
+                .get_epsilon(data["delta"]),
+            )
     return worst
 
 
@@ -191,7 +210,9 @@ def test_total_epsilon_follows_from_the_ledger_alone(audited, name):
         return
     rdp = recomputed(ledger, lambda n: RdpAccountant(neighboring_relation=n))
     assert stated["rdp"] == pytest.approx(rdp, rel=2e-2)
-    pld = recomputed(ledger, lambda n: PLDAccountant(neighboring_relation=n, value_discretization_interval=1e-3))
+    pld = recomputed(
+        ledger, lambda n: PLDAccountant(neighboring_relation=n, value_discretization_interval=1e-3)
+    )
     assert stated["pld"] == pytest.approx(pld, rel=2e-2) and pld < rdp
 
 
@@ -206,8 +227,6 @@ def test_partition_cells_compose_in_parallel():
     assert recomputed(flat, lambda n: RdpAccountant(neighboring_relation=n)) > 1.5 * rdp
 
 
-
-
 def test_same_seed_same_findings_other_seed_others(audited, run_small_audit, tmp_path):
     """Two runs of one config agree in every file but for seconds; another seed does not."""
     first = audited("fedavg")
@@ -219,15 +238,17 @@ def test_same_seed_same_findings_other_seed_others(audited, run_small_audit, tmp
         files = sorted((first.path / folder).rglob("*.safetensors"))
         assert files
         for file in files:
-            assert file.read_bytes() == (again.path / file.relative_to(first.path)).read_bytes(), file.name
+            assert file.read_bytes() == (again.path / file.relative_to(first.path)).read_bytes(), (
+                file.name
+            )
     other = timeless(read_json(audited("fedavg_seed1").path / "findings.json"))
     assert other["findings"] != a["findings"]
 
 
-
-
 def small_config(*more: str):
-    config = tiny_config("fedavg", "audit.records=10", "audit.worlds=3", "audit.victims=1", *more, command="audit")
+    config = tiny_config(
+        "fedavg", "audit.records=10", "audit.worlds=3", "audit.victims=1", *more, command="audit"
+    )
     config.name = "fedavg"
     return config
 
@@ -238,7 +259,8 @@ def test_a_surface_without_attack_stops_before_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(auditing, "Trainer", never)
     with pytest.raises(
-        BadConfig, match=r"no attack for counts, global_model, statistics.*audit\.waive\.counts='reason'"
+        BadConfig,
+        match=r"no attack for counts, global_model, statistics.*audit\.waive\.counts='reason'",
     ):
         run_audit(small_config("attack=[gradient_inversion]"), tmp_path / "run", [])
     assert not (tmp_path / "run").exists()
@@ -247,8 +269,13 @@ def test_a_surface_without_attack_stops_before_training(tmp_path, monkeypatch):
 
 
 def test_waivers_need_reasons_and_are_reported(tmp_path, monkeypatch):
-    waivers = [f"audit.waive.{s}='only the update matters here'" for s in ("counts", "statistics", "global_model")]
-    config = small_config("attack=[gradient_inversion]", "attack.gradient_inversion.method.iterations=2", *waivers)
+    waivers = [
+        f"audit.waive.{s}='only the update matters here'"
+        for s in ("counts", "statistics", "global_model")
+    ]
+    config = small_config(
+        "attack=[gradient_inversion]", "attack.gradient_inversion.method.iterations=2", *waivers
+    )
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
     assert run_audit(config, tmp_path, []) == 0
     rows = {r["surface"]: r["audited"] for r in read_json(tmp_path / "findings.json")["surfaces"]}
@@ -260,17 +287,24 @@ def test_waivers_need_reasons_and_are_reported(tmp_path, monkeypatch):
     for empty in ("''", "' '"):
         with pytest.raises(BadConfig, match=r"audit\.waive\.counts: a reason is needed"):
             run_audit(
-                small_config("attack=[gradient_inversion]", *waivers[1:], f"audit.waive.counts={empty}"),
+                small_config(
+                    "attack=[gradient_inversion]", *waivers[1:], f"audit.waive.counts={empty}"
+                ),
                 tmp_path / "x",
                 [],
             )
 
 
 def test_what_certain_attacks_do_not_read_is_said_and_not_called_waived(tmp_path, monkeypatch):
-    """``attack=[...]`` runs what it can; in the findings the rest is not attacked, and a written reason stays one."""
+    """``attack=[...]`` runs what it can; in the findings the rest is not attacked, and a written
+    reason stays one."""
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
-    config = small_config("attack=[gradient_inversion]", "attack.gradient_inversion.method.iterations=2",
-                          "audit.require=some", "audit.waive.counts='public here'")  # fmt: skip
+    config = small_config(
+        "attack=[gradient_inversion]",
+        "attack.gradient_inversion.method.iterations=2",
+        "audit.require=some",
+        "audit.waive.counts='public here'",
+    )
     assert run_audit(config, tmp_path, []) == 0
     rows = {r["surface"]: r["audited"] for r in read_json(tmp_path / "findings.json")["surfaces"]}
     assert rows == {
@@ -280,19 +314,36 @@ def test_what_certain_attacks_do_not_read_is_said_and_not_called_waived(tmp_path
     }
 
 
-def test_an_answer_to_a_chosen_model_does_not_count_as_a_look_at_what_was_sent(tmp_path, monkeypatch, capsys):
-    """A malicious server reads another upload than the run's own; and an attack with nothing to read here is named."""
+def test_an_answer_to_a_chosen_model_does_not_count_as_a_look_at_what_was_sent(
+    tmp_path, monkeypatch, capsys
+):
+    """A malicious server reads another upload than the run's own; and an attack with nothing to
+    read here is named."""
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path)
-    config = small_config("attack=[copy_detection,imprint,model_inversion]", "attack.imprint.units=64", "audit.require=some",
-                          "attack.model_inversion.prior=null", "attack.model_inversion.miface.iterations=2",
-                          "attack.model_inversion.referee.steps=2")  # fmt: skip
+    config = small_config(
+        "attack=[copy_detection,imprint,model_inversion]",
+        "attack.imprint.units=64",
+        "audit.require=some",
+        "attack.model_inversion.prior=null",
+        "attack.model_inversion.miface.iterations=2",
+        "attack.model_inversion.referee.steps=2",
+    )
     assert run_audit(config, tmp_path, []) == 0
     found = read_json(tmp_path / "findings.json")
-    assert any(f["attack"] == "imprint" and f["surface"] == "update" and "psnr" in f for f in found["findings"])
+    assert any(
+        f["attack"] == "imprint" and f["surface"] == "update" and "psnr" in f
+        for f in found["findings"]
+    )
     rows = {r["surface"]: r["audited"] for r in found["surfaces"]}
-    assert rows["update"] == "not attacked: not read by the attacks asked for" and rows["global_model"] is True
+    assert (
+        rows["update"] == "not attacked: not read by the attacks asked for"
+        and rows["global_model"] is True
+    )
     assert read_json(tmp_path / "manifest.json")["attacks_not_run"] == ["copy_detection"]
-    assert "not run, as fedavg releases nothing that they read: copy_detection\n" in capsys.readouterr().out
+    assert (
+        "not run, as fedavg releases nothing that they read: copy_detection\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_all_attacks_cover_every_method():
@@ -303,24 +354,31 @@ def test_all_attacks_cover_every_method():
     config = compose_config("audit", expand_arguments(["algo=fedavg", "preset=smoke"], "audit"))
     attacks = build_attacks(config)
     for algo in ALGOS:
-        check_coverage(tiny(algo).plan.method, attacks, audit_settings(config), build_shipped_attacks)
+        check_coverage(
+            tiny(algo).plan.method, attacks, audit_settings(config), build_shipped_attacks
+        )
 
 
 def test_attacks_that_lack_worlds_do_not_cover():
-    """LiRA reads the global model only where federations are replayed; a single world gives it nothing."""
+    """LiRA reads the global model only where federations are replayed; a single world gives it
+    nothing."""
     method = tiny("fedavg").plan.method
 
     def uncovered(*more: str) -> str:
         config = compose_config("audit", ["algo=fedavg", "preset=smoke", "attack=[lira]", *more])
         try:
-            check_coverage(method, build_attacks(config), audit_settings(config), build_shipped_attacks)
+            check_coverage(
+                method, build_attacks(config), audit_settings(config), build_shipped_attacks
+            )
         except BadConfig as error:
             return str(error)
         return ""
 
     assert "no attack for global_model with" in uncovered()
     assert uncovered("audit.federations=4") == ""
-    assert "counts, global_model, statistics, update" in uncovered("audit.worlds=1", "audit.federations=4")
+    assert "counts, global_model, statistics, update" in uncovered(
+        "audit.worlds=1", "audit.federations=4"
+    )
     assert "no attack for" in uncovered("attack=[gradient_inversion]", "audit.victims=0")
 
 
@@ -345,9 +403,24 @@ def test_what_the_message_says_to_add_is_enough(algo):
 
 @pytest.mark.parametrize("attack", ["lira", "fusion"])
 def test_a_signal_that_a_surface_lacks_is_named_with_those_it_has(attack, tmp_path):
-    run_audit(small_config(f"attack=[{attack}]", f"attack.{attack}.signal=nowhere", "audit.worlds=5", "audit.require=some"), tmp_path, [])
-    notes = [row.note for row in load_findings(tmp_path).findings if row.surface == "update" and row.status == "nothing_to_read"]
-    assert notes and all("no signal nowhere on update, which has align" in str(note) for note in notes)
+    run_audit(
+        small_config(
+            f"attack=[{attack}]",
+            f"attack.{attack}.signal=nowhere",
+            "audit.worlds=5",
+            "audit.require=some",
+        ),
+        tmp_path,
+        [],
+    )
+    notes = [
+        row.note
+        for row in load_findings(tmp_path).findings
+        if row.surface == "update" and row.status == "nothing_to_read"
+    ]
+    assert notes and all(
+        "no signal nowhere on update, which has align" in str(note) for note in notes
+    )
 
 
 def test_an_attack_that_breaks_ends_and_the_others_go_on(tmp_path, monkeypatch, capsys):
@@ -357,30 +430,49 @@ def test_an_attack_that_breaks_ends_and_the_others_go_on(tmp_path, monkeypatch, 
     monkeypatch.setattr(Lira, "run", broken)
     run_audit(small_config("attack=[lira,loss_threshold]"), tmp_path, [])
     rows = {row.attack: row for row in load_findings(tmp_path).findings if row.surface == "update"}
-    assert rows["lira"].status == "failed" and str(rows["lira"].note).endswith("failed: ZeroDivisionError: no shadows")
+    assert rows["lira"].status == "failed" and str(rows["lira"].note).endswith(
+        "failed: ZeroDivisionError: no shadows"
+    )
     assert rows["lira"].auc is None and rows["loss_threshold"].auc is not None
     said = " ".join(capsys.readouterr().out.split())
-    assert "Not tested: LiRA on the model update (round 1; failed: ZeroDivisionError: no shadows)." in said
-    assert "The membership attack that had something to read was not shown to do better than chance" in said
+    assert (
+        "Not tested: LiRA on the model update (round 1; failed: ZeroDivisionError: no shadows)."
+        in said
+    )
+    assert (
+        "The membership attack that had something to read was not shown to do better than chance"
+        in said
+    )
 
 
 def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> None:
-    """An attack of one's own may find nothing to compare in a single world: that is said, and the run goes on."""
+    """An attack of one's own may find nothing to compare in a single world: that is said, and the
+    run goes on."""
     progress, _, _ = trained("fedavg")
-    note = {"status": "nothing_to_read", "note": "nothing to read: its scores are the same", "worlds": 1}
+    note = {
+        "status": "nothing_to_read",
+        "note": "nothing to read: its scores are the same",
+        "worlds": 1,
+    }
     sent = {release.surface for release in progress.ledger.releases}
-    mute = [Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, dict(note)) for one in sent]
+    mute = [
+        Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, dict(note))
+        for one in sent
+    ]
     experiment = build_experiment(tiny_config("fedavg", command="audit"))
     run = SimpleNamespace(experiment=experiment, progress=progress)
     state = SimpleNamespace(finished_run=run, attacks={})
     rows = list(findings._surface_rows(state, mute))
     assert len(rows) >= 2
-    assert {row["audited"] for row in rows} == {f"not attacked: rank could not read it; {note['note']}"}
+    assert {row["audited"] for row in rows} == {
+        f"not attacked: rank could not read it; {note['note']}"
+    }
     with pytest.raises(RuntimeError, match="neither attacked nor waived"):
         list(findings._surface_rows(state, []))
 
 
-# Which bound is a run's certified epsilon: the largest that speaks of the whole run, and says what it trusts.
+# Which bound is a run's certified epsilon: the largest that speaks of the whole run, and says what
+# it trusts.
 
 
 def row(epsilon: float, **diagnostics: object) -> Finding:
@@ -389,7 +481,11 @@ def row(epsilon: float, **diagnostics: object) -> Finding:
 
 
 def test_the_largest_bound_for_the_whole_run_is_taken_with_what_it_trusts() -> None:
-    found = [row(1.0, certificate={"runs": 1}), row(3.0, certificate={"runs": 3}), row(9.0, unit="record")]
+    found = [
+        row(1.0, certificate={"runs": 1}),
+        row(3.0, certificate={"runs": 3}),
+        row(9.0, unit="record"),
+    ]
     assert certified_entries(found) == {"certified": 3.0, "certified_by": {"runs": 3}}
 
 
@@ -399,14 +495,23 @@ def test_nothing_is_certified_without_such_a_bound() -> None:
 
 def test_a_surface_is_certified_where_it_was_computed_from_all_that_the_client_spends() -> None:
     found = [row(3.0, certificate={"runs": 3})]
-    one, two = released(G(1.0), surface="a"), released(G(1.0), surface="b")
+    one = released(G(1.0), surface="a")
+    two = released(G(1.0), surface="b")
     other = released(G(1.0), surface="a", client=1)
     ledger = Ledger()
     ledger.append([one])
     assert certified_entries_of_surface(0, ledger, "a", found) == certified_entries(found)
     ledger.append([other])
-    assert certified_entries_of_surface(0, ledger, "a", found) == certified_entries(found) == certified_entries_of_surface(1, ledger, "a", found)
-    assert certified_entries_of_surface(0, ledger, "b", found) == certified_entries_of_surface(2, ledger, "a", found) == {}
+    assert (
+        certified_entries_of_surface(0, ledger, "a", found)
+        == certified_entries(found)
+        == certified_entries_of_surface(1, ledger, "a", found)
+    )
+    assert (
+        certified_entries_of_surface(0, ledger, "b", found)
+        == certified_entries_of_surface(2, ledger, "a", found)
+        == {}
+    )
     ledger.append([two])
     assert certified_entries_of_surface(0, ledger, "a", found) == {}
 
@@ -416,8 +521,10 @@ def test_a_surface_is_certified_where_it_was_computed_from_all_that_the_client_s
 
 CASES = [
     *((algo,) for algo in ALGOS if algo.endswith("_dp")),
-    ("fedavg",), ("fedavg", "privacy=dpsgd"), ("fedavg", "privacy=client", "participation=0.67"),
-]  # fmt: skip
+    ("fedavg",),
+    ("fedavg", "privacy=dpsgd"),
+    ("fedavg", "privacy=client", "participation=0.67"),
+]
 
 
 def facts(experiment: Experiment, ledger: Ledger) -> dict[str, str]:
@@ -436,7 +543,8 @@ def halved(shard: Shard) -> Shard:
     half = len(shard.train) // 2
     gone = shard.train.take(range(half, len(shard.train)))
     return replace(
-        shard.with_train(shard.train.take(range(half))), nulls=replace(gone, x=torch.zeros_like(gone.x))
+        shard.with_train(shard.train.take(range(half))),
+        nulls=replace(gone, x=torch.zeros_like(gone.x)),
     )
 
 
@@ -455,7 +563,8 @@ def test_no_fact_depends_on_the_records(case: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_the_applications_are_those_of_the_ledger(case: tuple[str, ...]) -> None:
-    """Counted in the rows, release by release: of one client and, where a release has one, one class."""
+    """Counted in the rows, release by release: of one client and, where a release has one, one
+    class."""
     experiment, (progress, _, _) = tiny(*case), trained(*case)
     said = facts(experiment, progress.ledger)
     for name in experiment.plan.mechanisms:
@@ -466,7 +575,9 @@ def test_the_applications_are_those_of_the_ledger(case: tuple[str, ...]) -> None
                 counts[at] = counts.get(at, 0) + row.count
         (each,) = set(counts.values())
         assert said[f"applications of {name}"].startswith(f"{each} by a client in ")
-        assert said[f"applications of {name}"].endswith("to each class") is any(part for _, _, part in counts)
+        assert said[f"applications of {name}"].endswith("to each class") is any(
+            part for _, _, part in counts
+        )
 
 
 def test_the_words_of_one_run() -> None:
@@ -482,35 +593,67 @@ def test_the_words_of_one_run() -> None:
 
 
 def test_accuracy_on_private_records_is_said_to_be_uncovered() -> None:
-    for algo, private in (("fedrd_dp", True), ("fedproto", True), ("fedavg", False), ("feddm_dp", False)):
+    for algo, private in (
+        ("fedrd_dp", True),
+        ("fedproto", True),
+        ("fedavg", False),
+        ("feddm_dp", False),
+    ):
         said = facts(tiny(algo), trained(algo)[0].ledger)["accuracy"]
         assert ("no ε covers it" in said) is private, algo
 
 
-@pytest.mark.parametrize(("more", "expected"), [
-    (("privacy=none",), None),
-    (("privacy=dpsgd",), ("seed", False, False)),
-    (("privacy=dpsgd", "privacy.noise_source=os"), ("os", False, True)),
-    (("privacy=dpsgd", "privacy.noise_source=secret", "privacy.secret=a_secret_of_letters"), ("secret", False, True)),
-    (("privacy=dpsgd", "privacy.noise_source=secret", "privacy.secret=a_secret_of_letters", "privacy.paired_noise=true"),
-     ("secret", True, False)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (("privacy=none",), None),
+        (("privacy=dpsgd",), ("seed", False, False)),
+        (("privacy=dpsgd", "privacy.noise_source=os"), ("os", False, True)),
+        (
+            ("privacy=dpsgd", "privacy.noise_source=secret", "privacy.secret=a_secret_of_letters"),
+            ("secret", False, True),
+        ),
+        (
+            (
+                "privacy=dpsgd",
+                "privacy.noise_source=secret",
+                "privacy.secret=a_secret_of_letters",
+                "privacy.paired_noise=true",
+            ),
+            ("secret", True, False),
+        ),
+    ],
+)
 def test_whose_the_noise_is(more: tuple[str, ...], expected: tuple[str, bool, bool] | None) -> None:
     found = noise_settings_of(tiny("fedavg", *more))
     assert found == (expected and dict(zip(("source", "paired", "for_release"), expected)))
 
 
-# ``decide_verdict`` and ``stated_epsilons``: when a report says contradiction, and what it holds a surface to.
+# ``decide_verdict`` and ``stated_epsilons``: when a report says contradiction, and what it holds a
+# surface to.
 
 
-STATED, LITTLE, MUCH = 4.0, 1.0, 9.0
-FINITE, GAUSSIAN = "finite_sample", "gaussian_only"
-PROVEN, NOTHING_PROVEN = {"pld": 4.0, "rdp": 4.5}, {"pld": math.inf, "rdp": math.inf}
-CASES_VERDICT = list(product((False, True), (False, True), (FINITE, GAUSSIAN)))  # kappa too large, family-wise too large, validity
+STATED = 4.0
+LITTLE = 1.0
+MUCH = 9.0
+FINITE = "finite_sample"
+GAUSSIAN = "gaussian_only"
+PROVEN = {"pld": 4.0, "rdp": 4.5}
+NOTHING_PROVEN = {"pld": math.inf, "rdp": math.inf}
+CASES_VERDICT = list(
+    product((False, True), (False, True), (FINITE, GAUSSIAN))
+)  # kappa too large, family-wise too large, validity
 
 
-def membership(familywise: float | None, single: float, validity: str = FINITE, **more: Any) -> Finding:
-    measures: dict[str, Any] = {"auc": 0.6, "epsilon_measured": single, "epsilon_validity": validity, **more}
+def membership(
+    familywise: float | None, single: float, validity: str = FINITE, **more: Any
+) -> Finding:
+    measures: dict[str, Any] = {
+        "auc": 0.6,
+        "epsilon_measured": single,
+        "epsilon_validity": validity,
+        **more,
+    }
     if familywise is not None:
         measures["diagnostics"] = {"epsilon_familywise": familywise, "tests": 12}
     return Finding(Surface.UPDATE, "lira", Family.MEMBERSHIP, Adversary.SERVER, measures)
@@ -536,42 +679,65 @@ def test_verdict_of_kappa_familywise_bound_and_validity(
     quiet = "consistent" if epsilon is PROVEN else "unprotected"
     expected = "contradiction" if moved or (above and validity == FINITE) else quiet
     assert decide_verdict(epsilon, STATED, findings) == expected
-    assert decide_verdict(epsilon, STATED, findings[::-1]) == expected  # whichever finding comes first
+    assert (
+        decide_verdict(epsilon, STATED, findings[::-1]) == expected
+    )  # whichever finding comes first
 
 
 @pytest.mark.parametrize(("single", "expected"), [(MUCH, "contradiction"), (LITTLE, "consistent")])
-def test_verdict_takes_the_single_bound_where_no_familywise_one_was_computed(single: float, expected: str) -> None:
+def test_verdict_takes_the_single_bound_where_no_familywise_one_was_computed(
+    single: float, expected: str
+) -> None:
     assert decide_verdict(PROVEN, STATED, [membership(None, single)]) == expected
 
 
 def test_verdict_at_the_limits() -> None:
-    """A bound that equals what is stated, and a kappa within rounding of what is allowed, contradict nothing."""
+    """A bound that equals what is stated, and a kappa within rounding of what is allowed,
+    contradict nothing."""
     assert decide_verdict(PROVEN, STATED, [membership(STATED, MUCH)]) == "consistent"
     assert decide_verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 5e-5), 2.0)]) == "consistent"
     assert decide_verdict(PROVEN, STATED, [sensitivity(2.0 * (1 + 2e-4), 2.0)]) == "contradiction"
-    assert decide_verdict(PROVEN, None, [membership(MUCH, MUCH)]) == "consistent"  # nothing is promised, nothing is broken
-    assert decide_verdict({"pld": 3.0, "rdp": math.inf}, STATED, []) == "consistent"  # one accountant's proof is enough
+    assert (
+        decide_verdict(PROVEN, None, [membership(MUCH, MUCH)]) == "consistent"
+    )  # nothing is promised, nothing is broken
+    assert (
+        decide_verdict({"pld": 3.0, "rdp": math.inf}, STATED, []) == "consistent"
+    )  # one accountant's proof is enough
 
 
 def test_verdict_prefers_the_limit_of_the_finding_itself() -> None:
     """Guarantee findings bring the epsilon of the one mechanism that they test."""
-    assert decide_verdict(PROVEN, STATED, [membership(5.0, 5.0, epsilon_stated=6.0)]) == "consistent"
-    assert decide_verdict(PROVEN, 10.0, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
-    assert decide_verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+    assert (
+        decide_verdict(PROVEN, STATED, [membership(5.0, 5.0, epsilon_stated=6.0)]) == "consistent"
+    )
+    assert (
+        decide_verdict(PROVEN, 10.0, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+    )
+    assert (
+        decide_verdict(PROVEN, None, [membership(7.0, 7.0, epsilon_stated=6.0)]) == "contradiction"
+    )
 
 
-@pytest.mark.parametrize("order", [("contradiction", "unprotected", "untested", "consistent"), ("untested", "consistent")])
+@pytest.mark.parametrize(
+    "order",
+    [("contradiction", "unprotected", "untested", "consistent"), ("untested", "consistent")],
+)
 def test_the_worst_verdict_of_any_surface_is_the_runs(order: tuple[str, ...]) -> None:
     assert worst_verdict(order[::-1]) == order[0] and worst_verdict([]) == "consistent"
 
 
 def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
-    """The bound that decides is the one-run bound at confidence 1 - 0.05 / tests, on the run that happened."""
+    """The bound that decides is the one-run bound at confidence 1 - 0.05 / tests, on the run that
+    happened."""
     masks = torch.rand(3, 400, generator=torch.Generator().manual_seed(0)) < 0.5
-    scores = masks.double() * 4 + torch.randn(3, 400, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    scores = masks.double() * 4 + torch.randn(
+        3, 400, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     knowledge = Knowledge((1, 2, 2), 2, torch.zeros(0, 1, 2, 2), torch.zeros(0).long())
     labels = torch.zeros(400, dtype=torch.long)
-    view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels))
+    view = View(
+        Surface.UPDATE, Adversary.SERVER, (), knowledge, Worlds({}, masks, torch.zeros(400), labels)
+    )
     bounds = {}
     for tests in (1, 20):
         said = familywise_bound(scores, view, 1e-4, error_budget(0.95, tests, 0), 2, None)
@@ -581,20 +747,23 @@ def test_epsilon_familywise_shares_five_percent_among_all_tests() -> None:
         bounds[tests] = said["epsilon_familywise"]
     assert 0 < bounds[20] < bounds[1]
     smaller = familywise_bound(scores, view, 1e-4, error_budget(0.95, 20, 0), 2, bounds[20] / 2)
-    assert smaller["epsilon_familywise"] == bounds[20] / 2  # ties broken by other draws: never above the uncorrected one
-
-
+    assert (
+        smaller["epsilon_familywise"] == bounds[20] / 2
+    )  # ties broken by other draws: never above the uncorrected one
 
 
 def external(familywise: float | None, single: float, validity: str) -> tuple[Finding, Finding]:
     """One finding at the single confidence, and what the same test gives at the shared one."""
     lone = replace(membership(None, single, validity), surface=Surface.GLOBAL_MODEL)
-    lone = lone.with_measures(auc_ci=[0.5, 0.7], tpr_at_fpr={}, confidence=0.95, n=100, epsilon_method="one_run")
+    lone = lone.with_measures(
+        auc_ci=[0.5, 0.7], tpr_at_fpr={}, confidence=0.95, n=100, epsilon_method="one_run"
+    )
     return lone, lone if familywise is None else lone.with_measures(epsilon_measured=familywise)
 
 
 @pytest.mark.parametrize(
-    ("above", "validity", "stated"), list(product((False, True), (FINITE, GAUSSIAN), (STATED, None)))
+    ("above", "validity", "stated"),
+    list(product((False, True), (FINITE, GAUSSIAN), (STATED, None))),
 )
 def test_external_scores_are_judged_by_the_same_rule(
     above: bool, validity: str, stated: float | None, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
@@ -602,13 +771,17 @@ def test_external_scores_are_judged_by_the_same_rule(
     lone, strict = external(*((MUCH, LITTLE) if above else (LITTLE, MUCH)), validity)
 
     def scored(path: str, *, confidence: float, **given: Any) -> list[Finding]:
-        return [lone, lone] if confidence == 0.95 else [strict, strict]  # two tests share alpha: 0.975
+        return (
+            [lone, lone] if confidence == 0.95 else [strict, strict]
+        )  # two tests share alpha: 0.975
 
     monkeypatch.setattr(commands, "audit_scores", scored)
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
     scores = tmp_path / "scores.npz"  # the result says which arrays it holds
     np.savez(scores, scores=np.arange(4.0), member=np.arange(4) % 2)
-    config = compose_config("audit", [f"scores={scores}", f"privacy.epsilon={'null' if stated is None else stated}"])
+    config = compose_config(
+        "audit", [f"scores={scores}", f"privacy.epsilon={'null' if stated is None else stated}"]
+    )
     status = commands.audit_external_scores(config, tmp_path / "run", [])
     broken = above and validity == FINITE and stated is not None
     assert load_findings(tmp_path / "run").verdict == ("contradiction" if broken else "unprotected")
@@ -617,31 +790,43 @@ def test_external_scores_are_judged_by_the_same_rule(
 
 @pytest.mark.parametrize("broken", [False, True])
 @pytest.mark.parametrize("epsilon", [PROVEN, NOTHING_PROVEN])
-def test_what_no_test_looked_at_is_untested_and_no_more(epsilon: dict[str, float], broken: bool) -> None:
+def test_what_no_test_looked_at_is_untested_and_no_more(
+    epsilon: dict[str, float], broken: bool
+) -> None:
     """A contradiction stays one, and where nothing is proven there is nothing to test."""
     findings = [sensitivity(1.5 if broken else 0.9)]
     quiet = "untested" if epsilon is PROVEN else "unprotected"
-    assert decide_verdict(epsilon, STATED, findings, ["update, noise: why"]) == ("contradiction" if broken else quiet)
+    assert decide_verdict(epsilon, STATED, findings, ["update, noise: why"]) == (
+        "contradiction" if broken else quiet
+    )
 
 
 @pytest.mark.parametrize(("refuted", "expected"), [(True, "contradiction"), (False, "consistent")])
 def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expected: str) -> None:
-    noise = Finding(Surface.UPDATE, "t0_noise", Family.GUARANTEE, Adversary.ANALYST, {"diagnostics": {"refuted": refuted}})
+    noise = Finding(
+        Surface.UPDATE,
+        "t0_noise",
+        Family.GUARANTEE,
+        Adversary.ANALYST,
+        {"diagnostics": {"refuted": refuted}},
+    )
     assert decide_verdict(PROVEN, STATED, [noise]) == expected
-
-
 
 
 def test_what_the_boldest_claim_allows_stands_beside_what_is_proven() -> None:
     """(0, delta) leaves 1/k + delta; claims without a number allow nothing to be said."""
     ledger = Ledger(delta=1e-5)
-    words, number = Claim("w", None, False, ""), Claim("n", 0.0, False, "", 1e-3)
+    words = Claim("w", None, False, "")
+    number = Claim("n", 0.0, False, "", 1e-3)
     assert all("claimed" not in row for row in reconstruction_rows(ledger, [words]))
     rows = reconstruction_rows(ledger, [words, number])
     assert [row["claimed"] for row in rows] == pytest.approx([row["prior"] + 1e-3 for row in rows])
-    assert [(row["k"], row["bound"]) for row in rows] == [(2, 0.5), (10, 0.1), (100, 0.01), (1000, 0.001)]
-
-
+    assert [(row["k"], row["bound"]) for row in rows] == [
+        (2, 0.5),
+        (10, 0.1),
+        (100, 0.01),
+        (1000, 0.001),
+    ]
 
 
 def row_verdict(surface: Surface, event: dpa.DpEvent, **more: Any) -> LedgerRow:
@@ -649,15 +834,19 @@ def row_verdict(surface: Surface, event: dpa.DpEvent, **more: Any) -> LedgerRow:
 
 
 def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> None:
-    """The smaller accountant; infinite ones left out; a surface pays for what it was computed from; claims win."""
+    """The smaller accountant; infinite ones left out; a surface pays for what it was computed from;
+    claims win."""
     ledger = Ledger(delta=1e-5)
-    gradient, labels = dpa.GaussianDpEvent(1.0), dpa.GaussianDpEvent(3.0)
+    gradient = dpa.GaussianDpEvent(1.0)
+    labels = dpa.GaussianDpEvent(3.0)
     ledger.append(
         [
             row_verdict(Surface.GRADIENT, gradient),
             row_verdict(Surface.UPDATE, dpa.NoOpDpEvent(), post_of=(0,)),
             row_verdict(Surface.LABELS, labels),
-            row_verdict(Surface.STATISTICS, dpa.NonPrivateDpEvent(), nonprivate_reason="no mechanism"),
+            row_verdict(
+                Surface.STATISTICS, dpa.NonPrivateDpEvent(), nonprivate_reason="no mechanism"
+            ),
         ]
     )
 
@@ -669,17 +858,33 @@ def test_stated_epsilons_are_what_is_accounted_or_what_the_method_claims() -> No
         return min(accounted(event, 1e-5), accounted(event, 1e-5, accountant="rdp"))
 
     found = stated_epsilons(experiment(), ledger)
-    assert found == pytest.approx({"gradient": smaller(gradient), "update": smaller(gradient), "labels": smaller(labels)})
-    assert smaller(labels) < accounted(labels, 1e-5, accountant="rdp")  # or the choice would not show
+    assert found == pytest.approx(
+        {"gradient": smaller(gradient), "update": smaller(gradient), "labels": smaller(labels)}
+    )
+    assert smaller(labels) < accounted(
+        labels, 1e-5, accountant="rdp"
+    )  # or the choice would not show
     claimed = stated_epsilons(experiment(labels=0.125, statistics=2.5, update=math.inf), ledger)
-    assert claimed == pytest.approx({"gradient": smaller(gradient), "labels": 0.125, "statistics": 2.5})
+    assert claimed == pytest.approx(
+        {"gradient": smaller(gradient), "labels": 0.125, "statistics": 2.5}
+    )
 
 
 def test_a_promise_to_a_client_is_a_promise_to_each_of_its_records() -> None:
-    """Client-level noise z bounds one record as noise z/2 does: a client with it, and without, is close to no client."""
+    """Client-level noise z bounds one record as noise z/2 does: a client with it, and without, is
+    close to no client."""
     ledger = Ledger("zero_out", "client", 1e-5)
-    ledger.append([row_verdict(Surface.UPDATE, dpa.GaussianDpEvent(1.0), flags={"unit:client": True}, count=3)])
+    ledger.append(
+        [
+            row_verdict(
+                Surface.UPDATE, dpa.GaussianDpEvent(1.0), flags={"unit:client": True}, count=3
+            )
+        ]
+    )
     twice = accounted(dpa.SelfComposedDpEvent(dpa.GaussianDpEvent(0.5), 3), 1e-5)
-    assert record_level_ledger(ledger).epsilon() == pytest.approx(twice, rel=1e-3) and twice > 2 * ledger.epsilon()
+    assert (
+        record_level_ledger(ledger).epsilon() == pytest.approx(twice, rel=1e-3)
+        and twice > 2 * ledger.epsilon()
+    )
     for same in (Ledger("add_remove"), Ledger("replace", "client")):
         assert record_level_ledger(same) is same

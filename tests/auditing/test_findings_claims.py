@@ -1,4 +1,5 @@
-"""A number that a paper prints for this very mechanism is contradicted by a bound above it; any other is no claim of the run."""
+"""A number that a paper prints for this very mechanism is contradicted by a bound above it; any
+other is no claim of the run."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def shown(bound: float, **measures: object) -> Finding:
         (replace(CLAIM, epsilon=None), 5.0, 1e-3, False),
     ],
 )
-def test_a_bound_above_what_is_printed_contradicts_it(claim: Claim, bound: float, delta: float, broken: bool) -> None:
+def test_a_bound_above_what_is_printed_contradicts_it(
+    claim: Claim, bound: float, delta: float, broken: bool
+) -> None:
     (held,) = hold_to_claims([shown(bound, epsilon_stated=9.0)], [claim], delta)
     assert held.measures["epsilon_stated"] == (4.0 if broken else 9.0)
     assert (decide_verdict({"pld": 9.0}, 9.0, [held]) == "contradiction") == broken
@@ -49,8 +52,12 @@ def test_an_estimate_contradicts_nothing() -> None:
 
 
 def test_the_headline_says_whose_statement_is_broken(tmp_path: Path) -> None:
-    stated = load_findings(write_run(tmp_path, kind="contradiction") / "findings.json")  # at 0.9, as its paper's claim
+    stated = load_findings(
+        write_run(tmp_path, kind="contradiction") / "findings.json"
+    )  # at 0.9, as its paper's claim
     assert headline(stated)[0] == "The paper's claim is contradicted."
     claims = [stated.privacy.claims[0].model_copy(update={"epsilon": 0.8})]
-    own = stated.model_copy(update={"privacy": stated.privacy.model_copy(update={"claims": claims})})
+    own = stated.model_copy(
+        update={"privacy": stated.privacy.model_copy(update={"claims": claims})}
+    )
     assert headline(own)[0] == "The privacy limit stated for this method does not hold in this run."

@@ -1,4 +1,5 @@
-"""A user's own method: what the contract check finds, each fault planted in a copy of FedAvg; what assembly refuses."""
+"""A user's own method: what the contract check finds, each fault planted in a copy of FedAvg; what
+assembly refuses."""
 
 from __future__ import annotations
 
@@ -24,10 +25,18 @@ from privdd.privacy.mechanisms import ClippedSum
 from tests.auditing.dp_tests.subjects import Coupled, subject
 from tests.federations import ALGOS, tiny, tiny_config
 
-SMALL = {"model": ModelSpec("mlp", width=8), "rounds": 2, "lr": 0.05, "batch_size": 8, "local_epochs": 1}
+SMALL = {
+    "model": ModelSpec("mlp", width=8),
+    "rounds": 2,
+    "lr": 0.05,
+    "batch_size": 8,
+    "local_epochs": 1,
+}
 
 
-@pytest.mark.parametrize("algo", [a for a in ALGOS if a not in ("feddm_public_dp", "fedfed_released", "fedlgd_released")])
+@pytest.mark.parametrize(
+    "algo", [a for a in ALGOS if a not in ("feddm_public_dp", "fedfed_released", "fedlgd_released")]
+)
 def test_shipped_methods_pass(algo: str) -> None:
     plan = tiny(algo).plan
     check_method(plan.method, mechanisms=plan.mechanisms)
@@ -48,7 +57,10 @@ class Forgets(FedAvg):
 class Random(FedAvg):
     def outcome(self, turn: Any, trained: Any) -> Any:
         values, memory = super().outcome(turn, trained)
-        return {**values, "update": {n: t + torch.randn(t.shape) for n, t in values["update"].items()}}, memory
+        return {
+            **values,
+            "update": {n: t + torch.randn(t.shape) for n, t in values["update"].items()},
+        }, memory
 
 
 class InPlace(FedAvg):
@@ -76,7 +88,9 @@ class Doubled(FedAvg):
     """Says that its training batches, and changes it."""
 
     def correction(self, turn: Any) -> Any:
-        return lambda params, grads: {n: g / (1 + sum(v.norm() for v in grads.values())) for n, g in grads.items()}
+        return lambda params, grads: {
+            n: g / (1 + sum(v.norm() for v in grads.values())) for n, g in grads.items()
+        }
 
     local_batched = FedAvg.local_batched
 
@@ -87,7 +101,8 @@ class Blind(FedAvg):
 
 
 class Headless(FedAvg):
-    """Its updates can be read, but not what they started from: gradient inversion would be left out in silence."""
+    """Its updates can be read, but not what they started from: gradient inversion would be left out
+    in silence."""
 
     def sent_state(self, broadcast: Any) -> Any:
         return None
@@ -116,7 +131,11 @@ class Flat(FedAvg):
         (Infinite, "'count' is not finite"),
         (Doubled, "local_batched, round 0: gives something else"),
         (Blind, "no attack can look for a record"),
-        (Headless, "no attack can look for a record: it must define classifier, sent_state and model_state"),
+        (
+            Headless,
+            "no attack can look for a record: it must define classifier, sent_state and "
+            "model_state",
+        ),
         (Constant, "every signal of surface update is the same"),
         (Flat, "predict"),
     ],
@@ -129,20 +148,26 @@ def test_a_fault_is_named(kind: type[FedAvg], said: str) -> None:
 class Peeks(FedAvg):
     def outcome(self, turn: Any, trained: Any) -> Any:
         values, memory = super().outcome(turn, trained)
-        return {"update": {n: t + 1e-3 * turn.shard.train.x.mean() for n, t in values["update"].items()}}, memory
+        return {
+            "update": {n: t + 1e-3 * turn.shard.train.x.mean() for n, t in values["update"].items()}
+        }, memory
 
 
 class SendsMoreForMore(FedAvg):
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         upload, memory = super().local(broadcast, memory, shard, ctx)
         bright = bool(shard.train.x[0].mean() > shard.train.x[1].mean())
-        return ({**upload, "count": Artifact({"n": torch.ones(1)}, private=True)} if bright else upload), memory
+        return (
+            {**upload, "count": Artifact({"n": torch.ones(1)}, private=True)} if bright else upload
+        ), memory
 
 
 def test_a_private_claim_is_tried_on_other_records() -> None:
     noised = {"dpsgd": ClippedSum(1.0, 1.0, sampling_probability=0.5, normaliser=12.0)}
     check_method(FedAvg(**SMALL), mechanisms=noised)
-    with pytest.raises(BrokenContract, match="'update' claims to be private and depends on the records"):
+    with pytest.raises(
+        BrokenContract, match="'update' claims to be private and depends on the records"
+    ):
         check_method(Peeks(**SMALL), mechanisms=noised)
     with pytest.raises(BrokenContract, match="whether 'count' is sent"):
         for seed in range(6):  # one of these pairs of clients differs in which image is brighter
@@ -159,10 +184,16 @@ class Ticking(Coupled):
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         upload, memory = super().local(broadcast, memory, shard, ctx)
         more = shard.train.x[0, 0, 0, 0] if self.tells else 0 * torch.rand(())
-        return {"prototypes": Artifact({"rows": upload["prototypes"].value["rows"] + more}, private=True)}, memory
+        return {
+            "prototypes": Artifact(
+                {"rows": upload["prototypes"].value["rows"] + more}, private=True
+            )
+        }, memory
 
 
-@pytest.mark.parametrize(("method", "said"), [(Ticking(), "untested"), (Ticking(tells=True), "refuted")])
+@pytest.mark.parametrize(
+    ("method", "said"), [(Ticking(), "untested"), (Ticking(tells=True), "refuted")]
+)
 def test_an_audit_says_what_the_check_of_an_own_method_finds(method: Ticking, said: str) -> None:
     (found,) = contract_findings(subject(method, {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}))
     assert said in found.measures["diagnostics"] and "small federation" in found.measures["note"]
@@ -179,21 +210,32 @@ def test_a_model_in_half_precision_is_read_like_any_other() -> None:
 
 
 def test_no_method_at_all() -> None:
-    with pytest.raises(BrokenContract, match=r"dict is no Method: it must inherit from privdd\.api\.Method"):
+    with pytest.raises(
+        BrokenContract, match=r"dict is no Method: it must inherit from privdd\.api\.Method"
+    ):
         check_method({})  # type: ignore[arg-type]
 
 
-# --- what assembly refuses --------------------------------------------------------------------------
+# --- what assembly refuses
+# --------------------------------------------------------------------------
 
 
 class Nine(Method):
-    """FedAvg seen through the nine members that every method has: the same bits leave the client."""
+    """FedAvg seen through the nine members that every method has: the same bits leave the
+    client."""
 
     def __init__(self, inner: FedAvg) -> None:
         self._inner = inner
-        self.uploads, self.broadcasts, self.queries, self.rounds = inner.uploads, inner.broadcasts, inner.queries, inner.rounds  # type: ignore[misc]
+        # type: ignore[misc]
+        self.uploads = inner.uploads
+        self.broadcasts = inner.broadcasts
+        self.queries = inner.queries
+        self.rounds = inner.rounds
 
-    uploads, broadcasts, rounds = {}, {}, 1  # type: ignore[assignment, var-annotated]
+    # type: ignore[assignment, var-annotated]
+    uploads = {}
+    broadcasts = {}
+    rounds = 1
 
     def init(self, problem: Any, keys: Any) -> Any:
         return self._inner.init(problem, keys)
@@ -212,32 +254,54 @@ class Nine(Method):
 
 
 def test_a_method_that_hides_its_model_is_refused_by_the_missing_hooks() -> None:
-    config = tiny_config("fedavg", "attack=[lira,loss_threshold,label_counts,gradient_inversion]", command="audit")
-    settings, attacks = audit_settings(config), build_attacks(config)
+    config = tiny_config(
+        "fedavg", "attack=[lira,loss_threshold,label_counts,gradient_inversion]", command="audit"
+    )
+    settings = audit_settings(config)
+    attacks = build_attacks(config)
     assert settings is not None
     audit = replace(settings, waive={"global_model": "not now"})
     plain = tiny("fedavg").plan.method
     check_coverage(plain, attacks, audit)
-    line = r"Nine sends 'update' \(surface update\).*must define classifier and sent_state and model_state .*audit.waive.update="
+    line = (
+        r"Nine sends 'update' \(surface update\).*must define classifier and sent_state and "
+        r"model_state .*audit.waive.update="
+    )
     with pytest.raises(BadConfig, match=line):
         check_coverage(Nine(plain), attacks, audit)
-    more = {"global_model": "not now", "statistics": "none sent", "update": "read by nobody, knowingly"}
+    more = {
+        "global_model": "not now",
+        "statistics": "none sent",
+        "update": "read by nobody, knowingly",
+    }
     check_coverage(Nine(plain), attacks, replace(audit, waive=more))
 
 
 def test_every_surface_says_what_it_needs() -> None:
     bare = Nine(tiny("fedavg").plan.method)
     needs = {surface: missing_hooks(bare, surface) for surface in Surface}
-    assert needs[Surface.UPDATE] and needs[Surface.GRADIENT] and needs[Surface.CONTROL_VARIATE] and needs[Surface.FEATURES]
-    assert all("only a server sends" in needs[s] for s in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES))
-    assert not any(needs[s] for s in (Surface.COUNTS, Surface.LABELS, Surface.PROTOTYPES, Surface.SYNTHETIC_IMAGES))
+    assert (
+        needs[Surface.UPDATE]
+        and needs[Surface.GRADIENT]
+        and needs[Surface.CONTROL_VARIATE]
+        and needs[Surface.FEATURES]
+    )
+    assert all(
+        "only a server sends" in needs[s]
+        for s in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES)
+    )
+    assert not any(
+        needs[s]
+        for s in (Surface.COUNTS, Surface.LABELS, Surface.PROTOTYPES, Surface.SYNTHETIC_IMAGES)
+    )
     for algo in ALGOS:
         method = tiny(algo).plan.method
         assert not any(missing_hooks(method, surface) for surface in method.uploads.values()), algo
 
 
 def test_only_counts_may_say_the_same_of_every_record() -> None:
-    """A statistic or an update that implies no model stops the audit, where the sum of its numbers was read before."""
+    """A statistic or an update that implies no model stops the audit, where the sum of its numbers
+    was read before."""
     from tests.auditing.test_adversary_view import worlds_of
 
     lens, _, (values,) = worlds_of("fedavg", 1)
@@ -247,19 +311,28 @@ def test_only_counts_may_say_the_same_of_every_record() -> None:
     bare = replace(lens, method=Nine(lens.method))  # type: ignore[arg-type]
     with pytest.raises(UnreadableUpload, match="Nine sends 'update'"):
         extract_signals(bare, {"update": values["update"]})
-    assert extract_signals(replace(bare, waived=frozenset({"update"})), values).keys() == {"counts|count"}
+    assert extract_signals(replace(bare, waived=frozenset({"update"})), values).keys() == {
+        "counts|count"
+    }
 
 
 def test_prototypes_are_read_by_class() -> None:
-    """FedProto: the count of the record's own class, and how far its class's mean lies out; no constant."""
+    """FedProto: the count of the record's own class, and how far its class's mean lies out; no
+    constant."""
     from tests.auditing.test_adversary_view import worlds_of
 
     lens, _, (values,) = worlds_of("fedproto", 1)
     assert isinstance(lens.method, FedProto)
-    found, sent, y = extract_signals(lens, values), values["prototypes"], lens.candidates.y
+    found = extract_signals(lens, values)
+    sent = values["prototypes"]
+    y = lens.candidates.y
     assert torch.equal(found["prototypes|count"], sent["count"][y])
-    assert torch.allclose(found["prototypes|row"], torch.stack([sent["mean"][int(c)].norm() for c in y]))
+    assert torch.allclose(
+        found["prototypes|row"], torch.stack([sent["mean"][int(c)].norm() for c in y])
+    )
     one_less = {**sent, "count": sent["count"] - torch.eye(10)[int(y[0])]}
-    moved = extract_signals(lens, {"prototypes": one_less})["prototypes|count"] - found["prototypes|count"]
+    moved = (
+        extract_signals(lens, {"prototypes": one_less})["prototypes|count"]
+        - found["prototypes|count"]
+    )
     assert torch.equal(moved, -(y == y[0]).float())
-

@@ -30,18 +30,32 @@ class Reader(Attack):
         return Evidence()
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        return Finding(view.surface, self.name, self.family, view.adversary, {"note": "the attack's own words"})
+        return Finding(
+            view.surface, self.name, self.family, view.adversary, {"note": "the attack's own words"}
+        )
 
 
 def notes(algo: str, folder: Path, *more: str) -> dict[tuple[str, str], str]:
     """(surface, family) -> the note of one reader of each family, in a tiny audit."""
     config = tiny_config(
-        algo, "audit.records=20", "audit.worlds=4", "audit.federations=2", "audit.victims=0", "audit.guarantee.runs=20",
-        "audit.guarantee.slow_runs=20", "audit.guarantee.images=1", *more, command="audit",
-    )  # fmt: skip
-    readers = {family.value: Reader(family) for family in (Family.MEMBERSHIP, Family.MODEL_INVERSION)}
+        algo,
+        "audit.records=20",
+        "audit.worlds=4",
+        "audit.federations=2",
+        "audit.victims=0",
+        "audit.guarantee.runs=20",
+        "audit.guarantee.slow_runs=20",
+        "audit.guarantee.images=1",
+        *more,
+        command="audit",
+    )
+    readers = {
+        family.value: Reader(family) for family in (Family.MEMBERSHIP, Family.MODEL_INVERSION)
+    }
     found = audit_experiment(build_experiment(config), readers, RunFolder(folder)).findings
-    return {(str(f.surface), str(f.family)): f.measures["note"] for f in found if f.attack in readers}
+    return {
+        (str(f.surface), str(f.family)): f.measures["note"] for f in found if f.attack in readers
+    }
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +63,9 @@ def fedrd(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str
     return notes("fedrd", tmp_path_factory.mktemp("fedrd"), "model.width=4")
 
 
-def test_a_personal_model_is_read_with_the_clients_own_part_and_says_so(fedrd: dict[tuple[str, str], str]) -> None:
+def test_a_personal_model_is_read_with_the_clients_own_part_and_says_so(
+    fedrd: dict[tuple[str, str], str],
+) -> None:
     note = fedrd["global_model", "membership"]
     assert note.startswith(f"after the last round; {OWN} part of the model")
     assert note.endswith("predicts nothing; the attack's own words")
@@ -57,9 +73,13 @@ def test_a_personal_model_is_read_with_the_clients_own_part_and_says_so(fedrd: d
     assert f"{OWN} projection" in fedrd["synthetic_representations", "model_inversion"]
 
 
-def test_nothing_is_claimed_where_nothing_is_granted(fedrd: dict[tuple[str, str], str], tmp_path: Path) -> None:
+def test_nothing_is_claimed_where_nothing_is_granted(
+    fedrd: dict[tuple[str, str], str], tmp_path: Path
+) -> None:
     assert OWN not in fedrd["labels", "membership"]
-    assert OWN not in fedrd["global_model", "model_inversion"]  # it reads the server's tensors alone
+    assert (
+        OWN not in fedrd["global_model", "model_inversion"]
+    )  # it reads the server's tensors alone
     for algo in ("fedproto", "fedavg"):
         others = notes(algo, tmp_path / algo)
         assert others and not any(OWN in note for note in others.values())

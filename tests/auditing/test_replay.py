@@ -50,19 +50,27 @@ def same(a: Any, b: Any) -> bool:
 @pytest.mark.parametrize("algo", ["fedrd", "fedrd_dp"])
 def test_fedrd_recalls_what_its_local_work_keeps(algo: str) -> None:
     experiment = tiny(algo)
-    plan, shard = experiment.plan, experiment.shards[experiment.plan.victim]
-    broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys.fold("public", "init")))
+    plan = experiment.plan
+    shard = experiment.shards[experiment.plan.victim]
+    broadcast = plan.method.broadcast(
+        plan.method.init(plan.problem, plan.keys.fold("public", "init"))
+    )
     memory: dict[str, torch.Tensor] = {}
     for t in range(2):
-        expected = plan.method.local(broadcast, memory, shard, plan.client_context(t, plan.victim))[1]
+        expected = plan.method.local(broadcast, memory, shard, plan.client_context(t, plan.victim))[
+            1
+        ]
         found = plan.method.recall(broadcast, memory, shard, plan.client_context(t, plan.victim))  # type: ignore[attr-defined]
         assert same(found, expected) and not same(found, memory)
         memory = found
 
 
-def test_a_replay_that_recalls_sends_what_one_that_distils_every_round_sends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_that_recalls_sends_what_one_that_distils_every_round_sends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     experiment = tiny("fedrd")
-    snapshots, plan = trained("fedrd")[0].snapshots, experiment.plan
+    snapshots = trained("fedrd")[0].snapshots
+    plan = experiment.plan
     chain = round_chain(plan, snapshots, max(snapshots))
     shard = experiment.shards[plan.victim]
     game = draw_membership_game(shard, 20, 2, plan.keys.fold("audit", plan.victim), plan.relation)
@@ -70,17 +78,24 @@ def test_a_replay_that_recalls_sends_what_one_that_distils_every_round_sends(mon
     (found,) = ClientReplay(plan, chain, shard, game, [1]).run()
     monkeypatch.delattr(FedRD, "recall")
     (expected,) = ClientReplay(plan, chain, shard, game, [1]).run()
-    assert all(same(found[name], expected[name]) for name in expected) and found.keys() == expected.keys()
+    assert (
+        all(same(found[name], expected[name]) for name in expected)
+        and found.keys() == expected.keys()
+    )
 
 
 @pytest.mark.parametrize("algo", ["fedrd", "scaffold"])
 def test_a_memory_that_stayed_with_its_client_is_worked_out_again(algo: str) -> None:
     experiment = tiny(algo)
-    whole, plan = trained(algo)[0], experiment.plan
+    whole = trained(algo)[0]
+    plan = experiment.plan
     away = replace(
         whole,
         memories=dict.fromkeys(whole.memories, remote_memory_marker()),
-        snapshots={t: replace(s, memory=remote_memory_marker() if s.memory else {}) for t, s in whole.snapshots.items()},
+        snapshots={
+            t: replace(s, memory=remote_memory_marker() if s.memory else {})
+            for t, s in whole.snapshots.items()
+        },
     )
     found = restore_memories(plan, away, experiment.shards[plan.victim])
     assert same(found.memories[plan.victim], whole.memories[plan.victim])
@@ -88,7 +103,8 @@ def test_a_memory_that_stayed_with_its_client_is_worked_out_again(algo: str) -> 
     assert restore_memories(plan, whole, experiment.shards[plan.victim]) is whole
 
 
-# Worlds: the real one is row 0, coins are fair and independent, replays are the client's own computation.
+# Worlds: the real one is row 0, coins are fair and independent, replays are the client's own
+# computation.
 
 
 PHASES = {
@@ -101,14 +117,15 @@ PHASES = {
 }
 
 
-
-
 @lru_cache
 def scene(algo: str) -> FinishedRun:
     """A finished run of the federation whose victim plays world 0."""
     experiment = tiny(algo, *PHASES[algo])
-    shards, victim = list(experiment.shards), experiment.plan.victim
-    game = draw_membership_game(shards[victim], 20, 5, experiment.plan.keys.fold("audit", victim), experiment.plan.relation)
+    shards = list(experiment.shards)
+    victim = experiment.plan.victim
+    game = draw_membership_game(
+        shards[victim], 20, 5, experiment.plan.keys.fold("audit", victim), experiment.plan.relation
+    )
     shards[victim] = game.shard_of_replay(shards[victim], 0)
     progress: Progress = start_training(experiment.plan, experiment.new_ledger())
     while progress.round < experiment.plan.method.rounds:
@@ -118,7 +135,8 @@ def scene(algo: str) -> FinishedRun:
 
 @pytest.mark.parametrize("name", ["fedavg", "fedfed", "fedfed_dp"])
 def test_row_0_is_what_the_run_trained_on(audited, name):
-    """From disk: the masks' first row, the manifest's client, and the count of its records where it sends one."""
+    """From disk: the masks' first row, the manifest's client, and the count of its records where it
+    sends one."""
     from privdd.cli.build import build_experiment
     from privdd.cli.stored_config import load_stored_config
     from privdd.runtime.files import read_json
@@ -126,7 +144,8 @@ def test_row_0_is_what_the_run_trained_on(audited, name):
 
     path = audited(name).path
     experiment = build_experiment(load_stored_config(path))
-    game, victim = membership_game_of(experiment), read_json(path / "manifest.json")["audited_client"]
+    game = membership_game_of(experiment)
+    victim = read_json(path / "manifest.json")["audited_client"]
     real = game.shard_of_replay(experiment.shards[victim], 0)
     inside = torch.isin(game.audited_records.ids, real.train.ids)
     assert torch.equal(inside, game.masks[0]) and 0 < inside.sum() < len(inside)
@@ -143,7 +162,8 @@ def test_row_0_is_what_the_run_trained_on(audited, name):
 def test_world_0_replayed_with_the_runs_own_keys_is_the_run(algo):
     """Bit for bit, in every phase that was captured."""
     made = scene(algo)
-    plan, snapshots = made.plan, made.progress.snapshots
+    plan = made.plan
+    snapshots = made.progress.snapshots
     phases = set()
     for t, snapshot in snapshots.items():
         memory: State = {}
@@ -169,21 +189,33 @@ def test_replays_use_other_noise_and_other_batches_in_each_world():
     std = 0.3872983346207417
     for x, y in ((a, b), (a, real), (b, real)):
         gap = ((x - y) / (std * 2**0.5)).flatten().double().numpy()
-        assert stats.kstest(gap, "norm").pvalue > 1e-6  # the clean features agree, the noise is independent
+        assert (
+            stats.kstest(gap, "norm").pvalue > 1e-6
+        )  # the clean features agree, the noise is independent
 
 
 def test_remembered_methods_replay_the_chain():
-    """SCAFFOLD's client keeps a control variate: a replay of the last round needs the rounds before it."""
+    """SCAFFOLD's client keeps a control variate: a replay of the last round needs the rounds before
+    it."""
     made = scene("scaffold")
     snapshots = made.progress.snapshots
     last = max(snapshots)
     assert [s.round for s in round_chain(made.plan, snapshots, last)] == list(range(last + 1))
     client = made.experiment.shards[made.plan.victim]
     (short,) = ClientReplay(made.plan, (snapshots[last],), client, made.game, [1]).run()
-    (whole,) = ClientReplay(made.plan, round_chain(made.plan, snapshots, last), client, made.game, [1]).run()
+    (whole,) = ClientReplay(
+        made.plan, round_chain(made.plan, snapshots, last), client, made.game, [1]
+    ).run()
     assert not equal(short, whole)
     forgetful = scene("fedavg")
-    assert len(round_chain(forgetful.plan, forgetful.progress.snapshots, max(forgetful.progress.snapshots))) == 1
+    assert (
+        len(
+            round_chain(
+                forgetful.plan, forgetful.progress.snapshots, max(forgetful.progress.snapshots)
+            )
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -197,7 +229,9 @@ def test_coins_are_fair_and_independent(seed):
         count = game.masks.shape[axis]
         z = (sums - count / 2) / (count / 4) ** 0.5
         assert stats.kstest(z.numpy(), "norm").pvalue > 1e-6
-    agree = (game.masks[:, None] == game.masks[None]).double().mean(2)[*torch.triu_indices(400, 400, 1)]
+    agree = (
+        (game.masks[:, None] == game.masks[None]).double().mean(2)[*torch.triu_indices(400, 400, 1)]
+    )
     assert abs(agree.mean() - 0.5) < 0.01
     pairs = (game.masks[:, :-1] == game.masks[:, 1:]).sum().item()
     assert stats.binomtest(pairs, game.masks[:, 1:].numel()).pvalue > 1e-4
@@ -212,19 +246,24 @@ def test_more_worlds_keep_the_first_ones():
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out"])
 def test_a_world_partitions_the_clients_records(relation):
-    """In or out, nothing lost: every id is in train or in heldout; who is not audited always stays."""
+    """In or out, nothing lost: every id is in train or in heldout; who is not audited always
+    stays."""
     shard = tiny("fedavg").shards[0]
     game = draw_membership_game(shard, 1000, 6, Keys(1), relation)
     assert 1 <= len(shard.train) - len(game.audited) <= len(shard.train) // 4 + 1
     for world in range(6):
         mine = game.shard_of_replay(shard, world)
-        assert sorted([*mine.train.ids.tolist(), *mine.heldout.ids.tolist()]) == sorted([*shard.train.ids.tolist(), *shard.heldout.ids.tolist()])
+        assert sorted([*mine.train.ids.tolist(), *mine.heldout.ids.tolist()]) == sorted(
+            [*shard.train.ids.tolist(), *shard.heldout.ids.tolist()]
+        )
         never = game.whole.take(~torch.isin(torch.arange(len(game.whole)), game.audited))
         assert torch.isin(never.ids, mine.train.ids).all()
         out = game.audited_records.ids[~game.masks[world]]
         assert not torch.isin(out, mine.train.ids).any() and torch.isin(out, mine.heldout.ids).all()
         if relation == "zero_out":
-            assert mine.nulls is not None and torch.equal(mine.nulls.ids.sort().values, out.sort().values)
+            assert mine.nulls is not None and torch.equal(
+                mine.nulls.ids.sort().values, out.sort().values
+            )
             assert (mine.nulls.x == 0).all()
         else:
             assert mine.nulls is None
@@ -236,15 +275,33 @@ def test_too_few_records_to_audit():
         draw_membership_game(shard.with_train(shard.train.take([0, 1, 2])), 2, 2, Keys(0))
 
 
-def stage(made: FinishedRun, folder: Path, game: MembershipGame | None = None, config: str = "config", t: int | None = None) -> ShadowTraining:
+def stage(
+    made: FinishedRun,
+    folder: Path,
+    game: MembershipGame | None = None,
+    config: str = "config",
+    t: int | None = None,
+) -> ShadowTraining:
     t = max(made.progress.snapshots) if t is None else t
     whole = made.experiment.shards[made.plan.victim]
-    return ShadowTraining(made.plan, made.progress.snapshots, t, whole, game or made.game, made.adversary_view(t), RunFolder(folder), Engine(), config, "loop")
+    return ShadowTraining(
+        made.plan,
+        made.progress.snapshots,
+        t,
+        whole,
+        game or made.game,
+        made.adversary_view(t),
+        RunFolder(folder),
+        Engine(),
+        config,
+        "loop",
+    )
 
 
 def test_cached_worlds_are_reused_and_any_change_misses(tmp_path, monkeypatch):
     """Counts the replays that really run."""
-    made, ran = scene("fedavg"), []
+    made = scene("fedavg")
+    ran = []
     real = replays.run_replay_task
 
     def counting(task):
@@ -264,7 +321,9 @@ def test_cached_worlds_are_reused_and_any_change_misses(tmp_path, monkeypatch):
     assert equal(signals(), first) and ran == [3]
     victim = made.experiment.shards[made.plan.victim]
     more = draw_membership_game(victim, 20, 7, made.plan.keys.fold("audit", made.plan.victim))
-    assert torch.equal(signals(game=more)["update|confidence"][:5], first["update|confidence"]) and ran == [5, 6]
+    assert torch.equal(
+        signals(game=more)["update|confidence"][:5], first["update|confidence"]
+    ) and ran == [5, 6]
     signals(config="another")
     assert ran == [1, 2, 3, 4]
     signals(t=0)  # another round has another broadcast
@@ -282,7 +341,12 @@ def test_content_key_reads_config_broadcast_and_records():
         replay_cache_key(made.plan, chain, made.game, "d"),
         replay_cache_key(made.plan, [replace(last, broadcast=nudged)], made.game, "c"),
         replay_cache_key(made.plan, [replace(last, round=99)], made.game, "c"),
-        replay_cache_key(made.plan, chain, replace(made.game, audited=made.game.audited[1:], masks=made.game.masks[:, 1:]), "c"),
+        replay_cache_key(
+            made.plan,
+            chain,
+            replace(made.game, audited=made.game.audited[1:], masks=made.game.masks[:, 1:]),
+            "c",
+        ),
         replay_cache_key(replace(made.plan, keys=Keys(9)), chain, made.game, "c"),
     ]
     assert len({base, *others}) == 6
@@ -290,28 +354,62 @@ def test_content_key_reads_config_broadcast_and_records():
 
 def test_fingerprint_reads_what_is_sent_and_nothing_else():
     base = compose_config("audit", ["algo=fedavg", "preset=smoke"])
-    same = compose_config("audit", ["algo=fedavg", "preset=smoke", "audit.worlds=99", "engine=processes", "name=x", "attack=[lira]"])
+    same = compose_config(
+        "audit",
+        [
+            "algo=fedavg",
+            "preset=smoke",
+            "audit.worlds=99",
+            "engine=processes",
+            "name=x",
+            "attack=[lira]",
+        ],
+    )
     assert settings_fingerprint(base) == settings_fingerprint(same)
-    for change in ("seed=1", "algo.lr=0.5", "data.limit=99", "privacy=dpsgd", "partition.alpha=9", "participation=0.5", "model=mlp"):
-        assert settings_fingerprint(compose_config("audit", ["algo=fedavg", "preset=smoke", change])) != settings_fingerprint(base), change
+    for change in (
+        "seed=1",
+        "algo.lr=0.5",
+        "data.limit=99",
+        "privacy=dpsgd",
+        "partition.alpha=9",
+        "participation=0.5",
+        "model=mlp",
+    ):
+        assert settings_fingerprint(
+            compose_config("audit", ["algo=fedavg", "preset=smoke", change])
+        ) != settings_fingerprint(base), change
 
 
 def test_fast_worlds_equal_the_slow_loop_with_the_same_coins():
     """All worlds of distribution matching in one pass against ``local`` of each world."""
     made = scene("feddm")
-    plan, game = made.plan, made.game
+    plan = made.plan
+    game = made.game
     snapshot = made.progress.snapshots[0]
     whole = made.experiment.shards[plan.victim]
     shards = [game.shard_of_replay(whole, world) for world in range(len(game.masks))]
     contexts = [plan.client_context(0, plan.victim) for _ in shards]
-    fast = [upload for upload, _ in plan.method.local_batched(snapshot.broadcast, [{}] * len(shards), shards, contexts)]
+    fast = [
+        upload
+        for upload, _ in plan.method.local_batched(
+            snapshot.broadcast, [{}] * len(shards), shards, contexts
+        )
+    ]
     for world in range(len(game.masks)):
-        slow, _ = plan.method.local(snapshot.broadcast, {}, game.shard_of_replay(whole, world), plan.client_context(0, plan.victim))
+        slow, _ = plan.method.local(
+            snapshot.broadcast,
+            {},
+            game.shard_of_replay(whole, world),
+            plan.client_context(0, plan.victim),
+        )
         assert torch.equal(fast[world]["labels"].value["y"], slow["labels"].value["y"])
-        assert torch.allclose(fast[world]["images"].value["x"], slow["images"].value["x"], atol=1e-5)
+        assert torch.allclose(
+            fast[world]["images"].value["x"], slow["images"].value["x"], atol=1e-5
+        )
 
 
-# Replays under secure aggregation: the view is the victim's upload among the others', under the noise of all shares.
+# Replays under secure aggregation: the view is the victim's upload among the others', under the
+# noise of all shares.
 
 
 torch.set_num_threads(1)
@@ -328,7 +426,9 @@ def replayed(plan: Plan, snapshot: Snapshot, shards: list[object]) -> dict[str, 
     others = other_uploads(plan, 0, snapshot.broadcast, shards)  # type: ignore[arg-type]
     ctx = replay_context(plan, 0)
     upload, _ = plan.method.local(snapshot.broadcast, {}, shards[plan.victim], ctx)  # type: ignore[arg-type]
-    return dict(uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, others)["update"])
+    return dict(
+        uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, others)["update"]
+    )
 
 
 def test_without_noise_a_replay_on_the_same_records_is_what_the_server_saw() -> None:
@@ -342,7 +442,9 @@ def test_the_noise_of_a_replay_is_that_of_all_shares() -> None:
     """Accepted at its closed form, refused at that of one share, of the audited client alone."""
     plan, snapshot, shards = state(*NOISED)
     plans = [replace(plan, keys=plan.keys.fold("world", w)) for w in (1, 2)]
-    one, two = (torch.cat([t.flatten() for t in replayed(p, snapshot, shards).values()]) for p in plans)
+    one, two = (
+        torch.cat([t.flatten() for t in replayed(p, snapshot, shards).values()]) for p in plans
+    )
     share = float(plan.mechanisms["update"].noise_std)  # type: ignore[attr-defined]
     square = float((one - two).double().square().sum()) * 9  # of the sum over three clients, twice
     spread = stats.chi2.cdf(square / (2 * 3 * share**2), len(one))
@@ -365,9 +467,17 @@ def test_laplace_noise_is_not_dealt() -> None:
 
 def test_a_note_grants_the_others_part_to_the_attacks_that_have_it() -> None:
     """The sum less the others' part is in no view: only replays of the client are made with it."""
-    view = View(Surface.UPDATE, Adversary.SERVER, (), Knowledge((1, 8, 8), 10, torch.zeros(1, 1, 8, 8), torch.zeros(1)))
-    summed, local = tiny(*PLAIN).plan, tiny("fedavg", "model=mlp").plan
+    view = View(
+        Surface.UPDATE,
+        Adversary.SERVER,
+        (),
+        Knowledge((1, 8, 8), 10, torch.zeros(1, 1, 8, 8), torch.zeros(1)),
+    )
+    summed = tiny(*PLAIN).plan
+    local = tiny("fedavg", "model=mlp").plan
     said = {family: describe_granted_knowledge(summed, view, family) for family in Family}
-    assert {family for family, words in said.items() if "knows what the other" in words} == {Family.MEMBERSHIP}
+    assert {family for family, words in said.items() if "knows what the other" in words} == {
+        Family.MEMBERSHIP
+    }
     assert all("sees the sum" in words for words in said.values())
     assert not any(describe_granted_knowledge(local, view, family) for family in Family)

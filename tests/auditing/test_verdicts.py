@@ -15,19 +15,39 @@ from privdd.federated.channel import POST_PROCESSING
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.mechanism import LedgerRow
 
-GAUSSIAN, FREE, BARE = dpa.GaussianDpEvent(1.0), dpa.NoOpDpEvent(), dpa.NonPrivateDpEvent()
+GAUSSIAN = dpa.GaussianDpEvent(1.0)
+FREE = dpa.NoOpDpEvent()
+BARE = dpa.NonPrivateDpEvent()
 FINITE = {"pld": 4.0, "rdp": 4.5}
 INFINITE = {"pld": math.inf, "rdp": math.inf}
 
 
-def row(name: str, surface: str, event: Any = FREE, client: int = 0, of: Sequence[int] = (), seen: str = "server", **more: Any) -> LedgerRow:
+def row(
+    name: str,
+    surface: str,
+    event: Any = FREE,
+    client: int = 0,
+    of: Sequence[int] = (),
+    seen: str = "server",
+    **more: Any,
+) -> LedgerRow:
     return LedgerRow(
-        round=0, client=client, name=name, surface=surface, visible_to=(seen,), shape={}, digest="", event=event, post_of=tuple(of), **more
-    )  # fmt: skip
+        round=0,
+        client=client,
+        name=name,
+        surface=surface,
+        visible_to=(seen,),
+        shape={},
+        digest="",
+        event=event,
+        post_of=tuple(of),
+        **more,
+    )
 
 
 def two_rounds() -> Ledger:
-    """A head trained by noised gradients: query -> message -> model -> the next round, beside a count that is called public."""
+    """A head trained by noised gradients: query -> message -> model -> the next round, beside a
+    count that is called public."""
     ledger = Ledger("add_remove")
     ledger.append(
         [
@@ -51,12 +71,21 @@ LIMITS = [
 ]
 
 
-def finding(message: str, surface: str = "update", refuted: bool = True, adversary: Adversary = Adversary.ANALYST) -> Finding:
+def finding(
+    message: str,
+    surface: str = "update",
+    refuted: bool = True,
+    adversary: Adversary = Adversary.ANALYST,
+) -> Finding:
     measures = {"diagnostics": {"refuted": True} if refuted else {}}
-    return Finding(Surface(surface), "t0_noise", Family.GUARANTEE, adversary, measures, message=message)
+    return Finding(
+        Surface(surface), "t0_noise", Family.GUARANTEE, adversary, measures, message=message
+    )
 
 
-def judge(*findings: Finding, ledger: Ledger | None = None, limits: Sequence[SurfaceLimit] = LIMITS) -> RunVerdicts:
+def judge(
+    *findings: Finding, ledger: Ledger | None = None, limits: Sequence[SurfaceLimit] = LIMITS
+) -> RunVerdicts:
     return judge_run(ledger or two_rounds(), limits, findings)
 
 
@@ -64,17 +93,30 @@ def verdicts_of(result: RunVerdicts) -> dict[str, str]:
     return {surface: verdict for (surface, _), verdict in result.surfaces.items()}
 
 
-def test_a_refuted_query_contradicts_every_surface_computed_from_it_wherever_its_finding_is_filed() -> None:
+def test_a_refuted_query_contradicts_every_surface_computed_from_it_wherever_its_finding_is_filed() -> (
+    None
+):
     for surface in ("update", "gradient", "prototypes"):
         result = judge(finding("head_gradient", surface))
         assert result.verdict == "contradiction" and result.refuting == (True,)
-        assert verdicts_of(result) == {"gradient": "contradiction", "counts": "consistent", "global_model": "contradiction"}
-        assert result.refuted["global_model", "server"] == ("head_gradient",) and "count" in result.behind["global_model", "server"]
+        assert verdicts_of(result) == {
+            "gradient": "contradiction",
+            "counts": "consistent",
+            "global_model": "contradiction",
+        }
+        assert (
+            result.refuted["global_model", "server"] == ("head_gradient",)
+            and "count" in result.behind["global_model", "server"]
+        )
 
 
 def test_a_message_that_leaks_is_accused_itself_and_what_the_server_computes_from_it() -> None:
     result = judge(finding("count", "counts"))
-    assert verdicts_of(result) == {"gradient": "consistent", "counts": "contradiction", "global_model": "contradiction"}
+    assert verdicts_of(result) == {
+        "gradient": "consistent",
+        "counts": "contradiction",
+        "global_model": "contradiction",
+    }
 
 
 def test_a_finding_about_nothing_that_the_run_sends_contradicts_the_run_if_it_refutes() -> None:
@@ -86,7 +128,8 @@ def test_a_finding_about_nothing_that_the_run_sends_contradicts_the_run_if_it_re
 
 
 def test_what_states_no_limit_is_not_contradicted_by_what_it_was_computed_from() -> None:
-    """Features whose claim is refuted, in a pool that holds them alone, and a model that bare updates went into as well."""
+    """Features whose claim is refuted, in a pool that holds them alone, and a model that bare
+    updates went into as well."""
     ledger = Ledger("zero_out")
     ledger.append(
         [
@@ -97,29 +140,68 @@ def test_what_states_no_limit_is_not_contradicted_by_what_it_was_computed_from()
         ],
         absolute=True,
     )
-    limits = [SurfaceLimit(s, k, INFINITE) for s, k in (("features", "client"), ("shared_features", "server"), ("update", "client"), ("global_model", "server"))]
+    limits = [
+        SurfaceLimit(s, k, INFINITE)
+        for s, k in (
+            ("features", "client"),
+            ("shared_features", "server"),
+            ("update", "client"),
+            ("global_model", "server"),
+        )
+    ]
     result = judge(finding("features", "features"), ledger=ledger, limits=limits)
     assert verdicts_of(result) == {
-        "features": "contradiction", "shared_features": "contradiction", "update": "unprotected", "global_model": "unprotected",
-    }  # fmt: skip
+        "features": "contradiction",
+        "shared_features": "contradiction",
+        "update": "unprotected",
+        "global_model": "unprotected",
+    }
 
 
 def test_untested_stays_and_a_contradiction_goes_first() -> None:
     limits = [SurfaceLimit("gradient", "client", FINITE, 4.0, ["noise: why"]), *LIMITS[1:]]
-    assert verdicts_of(judge(limits=limits)) == {"gradient": "untested", "counts": "consistent", "global_model": "consistent"}
+    assert verdicts_of(judge(limits=limits)) == {
+        "gradient": "untested",
+        "counts": "consistent",
+        "global_model": "consistent",
+    }
     assert judge(limits=limits).verdict == "untested"
-    assert verdicts_of(judge(finding("head_gradient"), limits=limits))["gradient"] == "contradiction"
+    assert (
+        verdicts_of(judge(finding("head_gradient"), limits=limits))["gradient"] == "contradiction"
+    )
 
 
-@pytest.mark.parametrize(("adversary", "client", "server"), [(Adversary.SERVER, 1, 0), (Adversary.PEER, 0, 1), (Adversary.PUBLIC, 0, 1), (Adversary.ANALYST, 1, 0)])
-def test_two_messages_of_one_surface_do_not_share_a_finding(adversary: Adversary, client: int, server: int) -> None:
-    """A prototype of one client, and the mean of all that the server sends: who holds it tells which."""
+@pytest.mark.parametrize(
+    ("adversary", "client", "server"),
+    [
+        (Adversary.SERVER, 1, 0),
+        (Adversary.PEER, 0, 1),
+        (Adversary.PUBLIC, 0, 1),
+        (Adversary.ANALYST, 1, 0),
+    ],
+)
+def test_two_messages_of_one_surface_do_not_share_a_finding(
+    adversary: Adversary, client: int, server: int
+) -> None:
+    """A prototype of one client, and the mean of all that the server sends: who holds it tells
+    which."""
     keys = [("prototypes", "client"), ("prototypes", "server")]
     found = [finding("prototypes", "prototypes", adversary=adversary)]
     assert [len(findings_on_surface(found, key, keys)) for key in keys] == [client, server]
-    assert len(findings_on_surface(found, keys[0], keys[:1])) == 1  # where only one sends on it, all are its own
+    assert (
+        len(findings_on_surface(found, keys[0], keys[:1])) == 1
+    )  # where only one sends on it, all are its own
     ledger = Ledger("add_remove")
-    ledger.append([row("prototypes", "prototypes", GAUSSIAN), row("prototypes", "prototypes", client=SERVER, of=[0], seen="peer")], absolute=True)
+    ledger.append(
+        [
+            row("prototypes", "prototypes", GAUSSIAN),
+            row("prototypes", "prototypes", client=SERVER, of=[0], seen="peer"),
+        ],
+        absolute=True,
+    )
     limits = [SurfaceLimit(*key, FINITE, 4.0) for key in keys]
     verdicts = judge_run(ledger, limits, found).surfaces
-    assert verdicts[keys[0]] == ("contradiction" if client else "consistent") and verdicts[keys[1]] == "contradiction"
+    assert (
+        verdicts[keys[0]] == ("contradiction" if client else "consistent")
+        and verdicts[keys[1]] == "contradiction"
+    )

@@ -48,9 +48,20 @@ from tests.federations import tiny_config
 
 
 SMALL = [
-    "preset=smoke", "partition.clients=2", "data.limit=120", "audit.records=8", "audit.worlds=2", "algo.rounds=3",
-]  # fmt: skip
-DISTILLED = ["algo.matching.iterations=1", "algo.dpc=1", "algo.reads=1", "algo.projection_epochs=1", "algo.server.epochs=1"]
+    "preset=smoke",
+    "partition.clients=2",
+    "data.limit=120",
+    "audit.records=8",
+    "audit.worlds=2",
+    "algo.rounds=3",
+]
+DISTILLED = [
+    "algo.matching.iterations=1",
+    "algo.dpc=1",
+    "algo.reads=1",
+    "algo.projection_epochs=1",
+    "algo.server.epochs=1",
+]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +77,19 @@ def test_rounds_are_joined_where_the_same_rows_went_through_the_same_map(
         monkeypatch.setattr(views_module, "MAPPED_SURFACES", (Surface(surface),))
     overrides = [f"algo={algo}", *DISTILLED]
     experiment = build_experiment(compose_config("audit", [*SMALL, *overrides]))
-    game, shards, victim = membership_game_of(experiment), list(experiment.shards), experiment.plan.victim
+    game = membership_game_of(experiment)
+    shards = list(experiment.shards)
+    victim = experiment.plan.victim
     shards[victim] = game.shard_of_replay(shards[victim], 0)
     folder = RunFolder(tmp_path)
-    progress = Trainer(experiment.plan, shards, experiment.test_records, experiment.engine, folder, experiment.new_ledger()).run()
+    progress = Trainer(
+        experiment.plan,
+        shards,
+        experiment.test_records,
+        experiment.engine,
+        folder,
+        experiment.new_ledger(),
+    ).run()
     scene = FinishedRun(experiment, progress, game, shards[victim])
     (last,) = audited_rounds(progress.snapshots)
     signals = extract_signals(scene.adversary_view(last), progress.snapshots[last].sent)
@@ -79,42 +99,65 @@ def test_rounds_are_joined_where_the_same_rows_went_through_the_same_map(
     assert [capture.round for capture in captures] == rounds
     for capture in captures:
         sent = progress.snapshots[capture.round].sent
-        assert any(all(torch.equal(capture.value[k], v[k]) for k in capture.value.keys() & v.keys()) for v in sent.values())
+        assert any(
+            all(torch.equal(capture.value[k], v[k]) for k in capture.value.keys() & v.keys())
+            for v in sent.values()
+        )
 
 
 def test_networks_beside_the_classifier_are_named_and_buffers_are_none() -> None:
-    """As feddm_guided_dp sends a head and a network, FedAvg a model's parameters and its buffers apart."""
+    """As feddm_guided_dp sends a head and a network, FedAvg a model's parameters and its buffers
+    apart."""
     model = torch.nn.BatchNorm1d(2)
     state = model.state_dict()
-    sent = [{"weight": state["weight"], "bias": state["bias"]}, {"running_mean": torch.ones(2)}, {"weight": torch.zeros(3, 4)}]
-    captures = [Capture(2, -1, name, value, {}) for name, value in zip(("model", "buffers", "network"), sent)]
+    sent = [
+        {"weight": state["weight"], "bias": state["bias"]},
+        {"running_mean": torch.ones(2)},
+        {"weight": torch.zeros(3, 4)},
+    ]
+    captures = [
+        Capture(2, -1, name, value, {})
+        for name, value in zip(("model", "buffers", "network"), sent)
+    ]
     knowledge = Knowledge((1, 2, 2), 2, torch.zeros(1), torch.zeros(1), model)
     view = View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, tuple(captures), knowledge)
-    assert describe_other_networks(view).startswith("the server sends network beside the classifier: ")
+    assert describe_other_networks(view).startswith(
+        "the server sends network beside the classifier: "
+    )
     assert describe_other_networks(replace(view, captures=view.captures[:2])) == ""
     assert describe_other_networks(replace(view, surface=Surface.GLOBAL_IMAGES)) == ""
 
 
 def test_of_several_networks_that_a_server_sends_the_auditors_own_is_filled() -> None:
-    """feddm_guided_dp sends a head and a network, whose last layers have one name and other shapes."""
+    """feddm_guided_dp sends a head and a network, whose last layers have one name and other
+    shapes."""
     model = torch.nn.Linear(3, 2)
     own = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
     other = {"weight": torch.zeros(2, 5), "bias": torch.zeros(2)}
-    for sent in ({"model": own, "network": other}, {"network": {"weight": other["weight"]}, "model": own}):
+    for sent in (
+        {"model": own, "network": other},
+        {"network": {"weight": other["weight"]}, "model": own},
+    ):
         model.load_state_dict(views_module._matching_parameters(sent, model))
         assert torch.equal(model.weight, own["weight"]) and torch.equal(model.bias, own["bias"])
 
 
-# ``blind_scores`` and ``signals_to_worlds``: the control that never sees an artifact or a coin, and fair coins.
+# ``blind_scores`` and ``signals_to_worlds``: the control that never sees an artifact or a coin, and
+# fair coins.
 
 
-CLASSES, SHAPE = 3, (1, 3, 3)
+CLASSES = 3
+SHAPE = (1, 3, 3)
 
 
 def records(count: int, seed: int, first: int = 0) -> Records:
     g = torch.Generator().manual_seed(seed)
     y = torch.randint(CLASSES, (count,), generator=g)
-    return Records(torch.rand(count, *SHAPE, generator=g) + y.reshape(-1, 1, 1, 1), y, torch.arange(first, first + count))
+    return Records(
+        torch.rand(count, *SHAPE, generator=g) + y.reshape(-1, 1, 1, 1),
+        y,
+        torch.arange(first, first + count),
+    )
 
 
 PUBLIC = records(60, 1, 1000)
@@ -129,7 +172,8 @@ def game(seed: int = 0, worlds: int = 6) -> MembershipGame:
 
 
 def stacked(now: MembershipGame, seed: int) -> dict[str, Tensor]:
-    """Signals of two surfaces; that of "update" is the membership bit itself, as an artifact could betray it."""
+    """Signals of two surfaces; that of "update" is the membership bit itself, as an artifact could
+    betray it."""
     g = torch.Generator().manual_seed(seed)
     rows, count = now.masks.shape
     return {
@@ -143,8 +187,17 @@ def test_the_blind_control_is_equal_whatever_was_sent_and_whoever_was_in() -> No
     """The same numbers for other artifacts, other coins, other worlds and another surface."""
     now = game()
     control = signals_to_worlds(stacked(now, 0), "update", now, PUBLIC).blind
-    assert control.shape == (40,) and control.std() > 0.01 and torch.equal(control, blind_scores(now.audited_records, PUBLIC))
-    others = [now.masks.flip(0), ~now.masks, torch.zeros_like(now.masks), torch.ones_like(now.masks)]
+    assert (
+        control.shape == (40,)
+        and control.std() > 0.01
+        and torch.equal(control, blind_scores(now.audited_records, PUBLIC))
+    )
+    others = [
+        now.masks.flip(0),
+        ~now.masks,
+        torch.zeros_like(now.masks),
+        torch.ones_like(now.masks),
+    ]
     for seed, masks in enumerate(others):
         other = replace(now, masks=masks)
         for surface in ("update", "labels"):
@@ -154,49 +207,73 @@ def test_the_blind_control_is_equal_whatever_was_sent_and_whoever_was_in() -> No
 
 def test_blind_scores_are_the_distance_to_the_public_mean_of_the_class() -> None:
     own = records(12, 5)
-    held = Records(PUBLIC.x[PUBLIC.y != 2], PUBLIC.y[PUBLIC.y != 2], PUBLIC.ids[PUBLIC.y != 2])  # nobody of class 2
+    held = Records(
+        PUBLIC.x[PUBLIC.y != 2], PUBLIC.y[PUBLIC.y != 2], PUBLIC.ids[PUBLIC.y != 2]
+    )  # nobody of class 2
     for x, y, score in zip(own.x, own.y, blind_scores(own, held), strict=True):
         of = held.x[held.y == y] if int(y) != 2 else held.x
-        assert math.isclose(float(score), -float((x - of.sum(0) / len(of)).square().sum().sqrt()), rel_tol=1e-5)
+        assert math.isclose(
+            float(score), -float((x - of.sum(0) / len(of)).square().sum().sqrt()), rel_tol=1e-5
+        )
 
 
 def test_the_blind_controls_auc_over_many_draws_of_coins_is_a_half() -> None:
-    """400 games: the mean AUC within five standard errors of 0.5, and the spread that fair coins give."""
+    """400 games: the mean AUC within five standard errors of 0.5, and the spread that fair coins
+    give."""
     found = []
     for seed in range(400):
         now = game(seed, worlds=2)
         worlds = signals_to_worlds(stacked(now, seed), "update", now, PUBLIC)
         found.append(roc(worlds.blind, worlds.masks[0].numpy()).auc)
     aucs = torch.tensor(found)
-    spread = math.sqrt(41 / (12 * 20 * 20))  # Mann-Whitney: (n + 1) / (12 n1 n0), about 20 in and 20 out
+    spread = math.sqrt(
+        41 / (12 * 20 * 20)
+    )  # Mann-Whitney: (n + 1) / (12 n1 n0), about 20 in and 20 out
     assert abs(float(aucs.mean()) - 0.5) < 5 * spread / 20
     assert 0.8 * spread < float(aucs.std()) < 1.25 * spread
 
 
 def test_coins_are_fair_and_independent() -> None:
-    """Over worlds, records and seeds: a share of a half; agreement of neighbours, of worlds and of seeds by chance."""
-    drawn = torch.stack([game(seed, worlds=40).masks for seed in range(25)])  # (seeds, worlds, records)
-    pairs = [drawn[:, :, 1:] ^ drawn[:, :, :-1], drawn[:, 1:] ^ drawn[:, :-1], drawn[1:] ^ drawn[:-1]]
+    """Over worlds, records and seeds: a share of a half; agreement of neighbours, of worlds and of
+    seeds by chance."""
+    drawn = torch.stack(
+        [game(seed, worlds=40).masks for seed in range(25)]
+    )  # (seeds, worlds, records)
+    pairs = [
+        drawn[:, :, 1:] ^ drawn[:, :, :-1],
+        drawn[:, 1:] ^ drawn[:, :-1],
+        drawn[1:] ^ drawn[:-1],
+    ]
     for bits in (drawn, *pairs):
         assert binomtest(int(bits.sum()), bits.numel(), 0.5).pvalue > 1e-6
-    totals = drawn.float().sum(-1)  # not a fixed number of members: its variance is that of 40 coins
+    totals = drawn.float().sum(
+        -1
+    )  # not a fixed number of members: its variance is that of 40 coins
     assert 8 < float(totals.var()) < 12.5
 
 
 def test_the_game_keeps_and_removes_the_records_of_the_coins() -> None:
-    """Record by record: in where the coin says so, else held out; zero_out leaves a black image with its label."""
+    """Record by record: in where the coin says so, else held out; zero_out leaves a black image
+    with its label."""
     for relation in ("add_remove", "zero_out"):
         now = draw_membership_game(shard(), 40, 3, Keys(0), relation)
         for world in range(3):
-            client, audited = now.shard_of_replay(shard(), world), now.audited
+            client = now.shard_of_replay(shard(), world)
+            audited = now.audited
             members = set(now.whole.ids[audited[now.masks[world]]].tolist())
             gone = set(now.whole.ids[audited].tolist()) - members
-            assert members <= set(client.train.ids.tolist()) and not gone & set(client.train.ids.tolist())
+            assert members <= set(client.train.ids.tolist()) and not gone & set(
+                client.train.ids.tolist()
+            )
             assert gone == set(client.heldout.ids.tolist()) - set(shard().heldout.ids.tolist())
             if relation == "add_remove":
                 assert client.nulls is None
                 continue
-            assert client.nulls is not None and set(client.nulls.ids.tolist()) == gone and not client.nulls.x.any()
+            assert (
+                client.nulls is not None
+                and set(client.nulls.ids.tolist()) == gone
+                and not client.nulls.x.any()
+            )
             labels = dict(zip(now.whole.ids.tolist(), now.whole.y.tolist()))
             assert [labels[i] for i in client.nulls.ids.tolist()] == client.nulls.y.tolist()
 
@@ -205,25 +282,41 @@ def test_as_worlds_takes_one_surface_and_its_logits() -> None:
     now = game()
     signals = stacked(now, 0)
     worlds = signals_to_worlds(signals, "update", now, PUBLIC)
-    assert set(worlds.signals) == {"confidence"} and torch.equal(worlds.labels, now.audited_records.y)
+    assert set(worlds.signals) == {"confidence"} and torch.equal(
+        worlds.labels, now.audited_records.y
+    )
     assert worlds.logits is not None and torch.equal(worlds.logits, signals["update|logits"])
-    real = signals_to_worlds({name: value[:1] for name, value in signals.items()}, "labels", now, PUBLIC)
-    assert set(real.signals) == {"count"} and real.logits is None and torch.equal(real.masks, now.masks[:1])
+    real = signals_to_worlds(
+        {name: value[:1] for name, value in signals.items()}, "labels", now, PUBLIC
+    )
+    assert (
+        set(real.signals) == {"count"}
+        and real.logits is None
+        and torch.equal(real.masks, now.masks[:1])
+    )
 
 
-# ``single_record_view``: what gradient inversion is given is the update of the very record that it is judged against.
+# ``single_record_view``: what gradient inversion is given is the update of the very record that it
+# is judged against.
 
 
 SMALL_PROBE = [
-    "preset=smoke", "data=digits", "data.limit=90", "data.test_limit=20", "partition=iid", "partition.clients=2",
-    "algo.rounds=2", "algo.local_epochs=2",
-]  # fmt: skip
+    "preset=smoke",
+    "data=digits",
+    "data.limit=90",
+    "data.test_limit=20",
+    "partition=iid",
+    "partition.clients=2",
+    "algo.rounds=2",
+    "algo.local_epochs=2",
+]
 CHOSEN = [0, 5, 2, 17]  # positions in what the client trained on, not in order
 
 
 @lru_cache(maxsize=4)
 def scene(algo: str, *more: str) -> FinishedRun:
-    """A finished run of two rounds; the audited client has lost half of some 30 records, so positions differ from ids."""
+    """A finished run of two rounds; the audited client has lost half of some 30 records, so
+    positions differ from ids."""
     experiment = build_experiment(compose_config("audit", [f"algo={algo}", *SMALL_PROBE, *more]))
     plan = experiment.plan
     game = draw_membership_game(experiment.shards[plan.victim], 20, 4, Keys(3))
@@ -238,25 +331,36 @@ def scene(algo: str, *more: str) -> FinishedRun:
 def only(shard: Shard, at: int) -> Shard:
     """The client that holds one record."""
     own = shard.train
-    return replace(shard, train=Records(own.x[at : at + 1], own.y[at : at + 1], own.ids[at : at + 1]))
+    return replace(
+        shard, train=Records(own.x[at : at + 1], own.y[at : at + 1], own.ids[at : at + 1])
+    )
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "fedprox"])
 @pytest.mark.parametrize("round", [0, 1])
 def test_probe_view_is_local_of_that_very_record_bit_for_bit(algo: str, round: int) -> None:
-    """On one record no batch is drawn, so the update does not depend on any stream: an unrelated one is used here."""
+    """On one record no batch is drawn, so the update does not depend on any stream: an unrelated
+    one is used here."""
     now = scene(algo)
     probed = single_record_view(now, round, CHOSEN)
     assert probed is not None
     view, truth = probed
-    plan, broadcast = now.plan, now.progress.snapshots[round].broadcast
-    assert view.surface == Surface.UPDATE and view.adversary == Adversary.SERVER and len(view.captures) == len(CHOSEN)
+    plan = now.plan
+    broadcast = now.progress.snapshots[round].broadcast
+    assert (
+        view.surface == Surface.UPDATE
+        and view.adversary == Adversary.SERVER
+        and len(view.captures) == len(CHOSEN)
+    )
     for at, capture, x, y in zip(CHOSEN, view.captures, truth.x, truth.y, strict=True):
         assert torch.equal(x, now.shard.train.x[at]) and y == now.shard.train.y[at]
         ctx = replace(plan, keys=Keys(987)).client_context(round, plan.victim)
         sent = plan.method.local(broadcast, {}, only(now.shard, at), ctx)[0]["update"].value
         assert sent and all(torch.equal(capture.value[name], value) for name, value in sent.items())
-        assert all(torch.equal(capture.broadcast[name], value) for name, value in broadcast["model"].items())
+        assert all(
+            torch.equal(capture.broadcast[name], value)
+            for name, value in broadcast["model"].items()
+        )
         assert (capture.round, capture.client) == (round, plan.victim)
     for one, other in zip(view.captures, view.captures[1:]):
         assert any(not torch.equal(one.value[name], other.value[name]) for name in one.value)
@@ -274,22 +378,31 @@ def test_probe_view_tells_the_attack_that_one_record_was_trained_on() -> None:
 
 
 def test_probe_view_passes_through_the_mechanism_of_the_channel() -> None:
-    """Client-level privacy with a clip norm of 1e-3 and hardly any noise: no probe's change is longer than that."""
-    now = scene("fedavg", "privacy=client", "privacy.clip_norm=0.001", "privacy.noise_multiplier=0.001")
+    """Client-level privacy with a clip norm of 1e-3 and hardly any noise: no probe's change is
+    longer than that."""
+    now = scene(
+        "fedavg", "privacy=client", "privacy.clip_norm=0.001", "privacy.noise_multiplier=0.001"
+    )
     view, _ = single_record_view(now, 1, CHOSEN) or pytest.fail("no probe")
     for capture in view.captures:
-        change = torch.cat([(capture.value[n] - capture.broadcast[n]).flatten() for n in capture.broadcast])
+        change = torch.cat(
+            [(capture.value[n] - capture.broadcast[n]).flatten() for n in capture.broadcast]
+        )
         assert 0.0009 < float(change.norm()) < 0.0015
     bare, _ = single_record_view(scene("fedavg"), 1, CHOSEN) or pytest.fail("no probe")
     one = bare.captures[0]
-    assert torch.cat([(one.value[n] - one.broadcast[n]).flatten() for n in one.broadcast]).norm() > 0.01
+    assert (
+        torch.cat([(one.value[n] - one.broadcast[n]).flatten() for n in one.broadcast]).norm()
+        > 0.01
+    )
 
 
 def test_probe_view_needs_an_update_and_a_record() -> None:
     assert single_record_view(scene("fedavg"), 0, []) is None
 
 
-# ``FinishedRun``: which row of a release stems from which record, and who sees what the server sends.
+# ``FinishedRun``: which row of a release stems from which record, and who sees what the server
+# sends.
 
 
 def records_finished(*ids: int) -> Records:
@@ -300,8 +413,14 @@ def records_finished(*ids: int) -> Records:
 
 def scene_finished(train: Records, nulls: Records | None) -> FinishedRun:
     nothing: Any = None
-    plan: Any = SimpleNamespace(plan=SimpleNamespace(method=SimpleNamespace(audit_hooks=SimpleNamespace(rows_are_records=lambda: True))))
-    return FinishedRun(plan, nothing, nothing, Shard(0, train, records_finished(0), records_finished(1), 3, nulls))
+    plan: Any = SimpleNamespace(
+        plan=SimpleNamespace(
+            method=SimpleNamespace(audit_hooks=SimpleNamespace(rows_are_records=lambda: True))
+        )
+    )
+    return FinishedRun(
+        plan, nothing, nothing, Shard(0, train, records_finished(0), records_finished(1), 3, nulls)
+    )
 
 
 @pytest.mark.parametrize("nulls", [None, records_finished(12, 55, 3)])
@@ -313,22 +432,38 @@ def test_a_records_row_is_its_rank_among_all_ids_that_are_released(nulls: Record
     assert now._rows_of_records(now.shard).tolist() == [every.index(i) for i in train.ids.tolist()]
     for batch in (2, 4, 64):
         known = now.known_records(batch)
-        assert [every[row] for row in known["row"].tolist()] == known["x"][:, 0, 0, 0].int().tolist()
-        held = sorted({every.index(i) // batch for i in train.ids.tolist()})  # batches with a real record in them
+        assert [every[row] for row in known["row"].tolist()] == known["x"][
+            :, 0, 0, 0
+        ].int().tolist()
+        held = sorted(
+            {every.index(i) // batch for i in train.ids.tolist()}
+        )  # batches with a real record in them
         assert sorted((known["row"] // batch).tolist()) == held
 
 
 @pytest.mark.parametrize("copies", [1, 2])
-def test_each_row_of_a_pool_is_judged_by_the_record_of_the_client_that_sent_it(copies: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients' rows, ordered by ids and in copies, the second with a null record between; each row shows its id."""
+def test_each_row_of_a_pool_is_judged_by_the_record_of_the_client_that_sent_it(
+    copies: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients' rows, ordered by ids and in copies, the second with a null record between; each
+    row shows its id."""
     monkeypatch.setattr(views, "feature_noise_constants", lambda plan: {"copies": copies})
-    first, second = records_finished(8, 3, 21), records_finished(50, 9, 77)
+    first = records_finished(8, 3, 21)
+    second = records_finished(50, 9, 77)
     now = scene_finished(second, records_finished(60))
     held: Any = now.experiment
-    held.shards, held.plan.victim = [Shard(0, first, records_finished(4), records_finished(1), 3), Shard(1, records_finished(1), records_finished(5), records_finished(1), 3)], 1
-    rows = torch.tensor([*[3, 8, 21] * copies, *[9, 50, 60, 77] * copies]).reshape(-1, 1, 1, 1).float()
+    held.shards = [
+        Shard(0, first, records_finished(4), records_finished(1), 3),
+        Shard(1, records_finished(1), records_finished(5), records_finished(1), 3),
+    ]
+    held.plan.victim = 1
+    rows = (
+        torch.tensor([*[3, 8, 21] * copies, *[9, 50, 60, 77] * copies]).reshape(-1, 1, 1, 1).float()
+    )
     nothing: Any = None
-    view = View(Surface.SHARED_FEATURES, Adversary.PEER, (Capture(0, -1, "features", {"x": rows}),), nothing)
+    view = View(
+        Surface.SHARED_FEATURES, Adversary.PEER, (Capture(0, -1, "features", {"x": rows}),), nothing
+    )
     truth = now.ground_truth_of(view)
     assert sorted(truth.x[:, 0, 0, 0].tolist()) == [3, 8, 9, 21, 50, 77]
     assert rows[truth.rows, 0, 0, 0].tolist() == truth.x[:, 0, 0, 0].tolist()
@@ -337,14 +472,31 @@ def test_each_row_of_a_pool_is_judged_by_the_record_of_the_client_that_sent_it(c
 
 
 def test_the_final_model_is_seen_by_the_public_and_loaded_with_what_was_sent() -> None:
-    tiny = ["preset=smoke", "data=digits", "data.limit=60", "data.test_limit=20", "partition=iid", "partition.clients=2"]
-    experiment = build_experiment(compose_config("audit", ["algo=fedavg", "algo.rounds=1", "algo.local_epochs=1", *tiny]))
+    tiny = [
+        "preset=smoke",
+        "data=digits",
+        "data.limit=60",
+        "data.test_limit=20",
+        "partition=iid",
+        "partition.clients=2",
+    ]
+    experiment = build_experiment(
+        compose_config("audit", ["algo=fedavg", "algo.rounds=1", "algo.local_epochs=1", *tiny])
+    )
     plan = experiment.plan
     game = draw_membership_game(experiment.shards[plan.victim], 10, 2, Keys(0))
-    progress, _, _ = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, experiment.engine)
+    progress, _, _ = run_round(
+        plan, start_training(plan, experiment.new_ledger()), experiment.shards, experiment.engine
+    )
     final = plan.method.broadcast(progress.server)
-    (view,) = server_views(FinishedRun(experiment, progress, game, experiment.shards[plan.victim]), final, {})
-    assert (view.surface, view.adversary, view.worlds) == (Surface.GLOBAL_MODEL, Adversary.PUBLIC, None)
+    (view,) = server_views(
+        FinishedRun(experiment, progress, game, experiment.shards[plan.victim]), final, {}
+    )
+    assert (view.surface, view.adversary, view.worlds) == (
+        Surface.GLOBAL_MODEL,
+        Adversary.PUBLIC,
+        None,
+    )
     assert [(c.round, c.client, c.name) for c in view.captures] == [(1, -1, "model")]
     assert view.knowledge.model is not None
     held = view.knowledge.model.state_dict()
@@ -353,31 +505,47 @@ def test_the_final_model_is_seen_by_the_public_and_loaded_with_what_was_sent() -
     assert any(not torch.equal(before[name], value) for name, value in final["model"].items())
 
 
-# A round with a model that the server chose: the client's own code answers, and noise that protects it acts here too.
+# A round with a model that the server chose: the client's own code answers, and noise that protects
+# it acts here too.
 
 
 ATTACKS = {"imprint": Imprint(units=256), "planted_embedding": PlantedEmbedding(blocks=3)}
 
 
 def scene_malicious(algo: str, *more: str) -> FinishedRun:
-    made = build_experiment(tiny_config(algo, "audit.records=20", "audit.worlds=2", "attack=[lira]", *more, command="audit"))
+    made = build_experiment(
+        tiny_config(
+            algo, "audit.records=20", "audit.worlds=2", "attack=[lira]", *more, command="audit"
+        )
+    )
     game = membership_game_of(made)
     progress = type("Progress", (), {"memories": {}})()
     return FinishedRun(made, progress, game, game.shard_of_replay(made.shards[made.plan.victim], 0))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("algo", "name", "surface"), [
-    ("fedavg", "imprint", Surface.UPDATE), ("scaffold", "imprint", Surface.UPDATE), ("fedproto", "planted_embedding", Surface.PROTOTYPES),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algo", "name", "surface"),
+    [
+        ("fedavg", "imprint", Surface.UPDATE),
+        ("scaffold", "imprint", Surface.UPDATE),
+        ("fedproto", "planted_embedding", Surface.PROTOTYPES),
+    ],
+)
 def test_the_client_gives_its_own_records_away(algo: str, name: str, surface: Surface) -> None:
     played = scene_malicious(algo)
     ((view, truth, note, found, attack),) = list(malicious_server_views(played, ATTACKS))
-    assert (view.surface, view.adversary, found) == (surface, Adversary.MALICIOUS_SERVER, name) and "server chose" in note
+    assert (view.surface, view.adversary, found) == (
+        surface,
+        Adversary.MALICIOUS_SERVER,
+        name,
+    ) and "server chose" in note
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(0)), view, truth)
     diagnostics = finding.measures["diagnostics"]
     assert diagnostics["recovered"] > 0 and diagnostics["records"] == len(played.shard.train)
     assert diagnostics["detected"] > diagnostics["false_alarms"]
-    assert not any(is_applicable_to(attack, surface, Adversary.SERVER, worlds) for worlds in (0, 8))  # of the run itself: nothing
+    assert not any(
+        is_applicable_to(attack, surface, Adversary.SERVER, worlds) for worlds in (0, 8)
+    )  # of the run itself: nothing
 
 
 def test_a_method_that_is_not_asked_has_no_such_view() -> None:
@@ -385,7 +553,9 @@ def test_a_method_that_is_not_asked_has_no_such_view() -> None:
 
 
 def test_noise_of_dp_sgd_hides_what_the_imprint_held() -> None:
-    ((view, truth, _, _, attack),) = list(malicious_server_views(scene_malicious("fedavg", "privacy=dpsgd"), ATTACKS))
+    ((view, truth, _, _, attack),) = list(
+        malicious_server_views(scene_malicious("fedavg", "privacy=dpsgd"), ATTACKS)
+    )
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(0)), view, truth)
     assert finding.measures["diagnostics"]["recovered"] == 0
 

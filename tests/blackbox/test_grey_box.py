@@ -1,4 +1,5 @@
-"""The grey box: fault kinds that a published recorder of primitives lists, found without decorating anything, and sound twins."""
+"""The grey box: fault kinds that a published recorder of primitives lists, found without decorating
+anything, and sound twins."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from privdd.blackbox.inputs import InputShapes
 from privdd.check import EXIT_REFUTED, EXIT_UNDECIDED, main
 
 RNG = np.random.default_rng(41)
-FEW = {"kind": "records", "seconds": 30.0, "max_calls": 6000, "tried": InputShapes(tables=((4, 3),)), "record": True}
+FEW = {
+    "kind": "records",
+    "seconds": 30.0,
+    "max_calls": 6000,
+    "tried": InputShapes(tables=((4, 3),)),
+    "record": True,
+}
 FOR_A_LAW = 32_000  # calls, of which a few thousand are left to tell the law of the noise from
 
 
@@ -98,12 +105,24 @@ def as_stated(x):
     ("mechanism", "inputs", "says"),
     [
         (size_in_the_scale, "finite", r"noise of number 0 is .* times as wide with the record"),
-        (domain_of_the_data, "finite", r"names, shapes or texts of the release differ by the record"),
+        (
+            domain_of_the_data,
+            "finite",
+            r"names, shapes or texts of the release differ by the record",
+        ),
         (spent_twice, "finite", r"epsilon is (1\.9|2\.0)\d* by this law and the shift"),
         (clipped_and_not_used, "finite", r"epsilon is (9\.\d+e\+05|1(\.\d+)?e\+06) by this law"),
         (nan_passes_the_clip, "any", r"1 NaN, 0 infinite"),
-        (sensitivity_of_zero, "finite", r"are drawn from, and number 0 of the release never changes"),
-        (one_noise_for_two, "finite", r"noise is shared: a combination of the released numbers has none"),
+        (
+            sensitivity_of_zero,
+            "finite",
+            r"are drawn from, and number 0 of the release never changes",
+        ),
+        (
+            one_noise_for_two,
+            "finite",
+            r"noise is shared: a combination of the released numbers has none",
+        ),
         (stops_by_the_data, "finite", r"names, shapes or texts of the release differ"),
         (order_of_the_data, "finite", r"names, shapes or texts of the release differ"),
         (stops_by_the_release, "any", ""),
@@ -111,9 +130,20 @@ def as_stated(x):
         (as_stated, "any", ""),
     ],
 )
-def test_each_fault_has_its_reason_and_the_sound_twin_none(mechanism, inputs: str, says: str) -> None:
-    calls = FOR_A_LAW if mechanism in (size_in_the_scale, spent_twice, clipped_and_not_used, as_stated) else FEW["max_calls"]
-    found = check(mechanism, stated={"epsilon": 1.0, "delta": 0.0}, inputs=inputs, **(FEW | {"max_calls": calls}))
+def test_each_fault_has_its_reason_and_the_sound_twin_none(
+    mechanism, inputs: str, says: str
+) -> None:
+    calls = (
+        FOR_A_LAW
+        if mechanism in (size_in_the_scale, spent_twice, clipped_and_not_used, as_stated)
+        else FEW["max_calls"]
+    )
+    found = check(
+        mechanism,
+        stated={"epsilon": 1.0, "delta": 0.0},
+        inputs=inputs,
+        **(FEW | {"max_calls": calls}),
+    )
     refuted = " ".join(look.says for look in found.looks if look.outcome == "refuted")
     assert found.refuted == bool(says)
     if says:
@@ -125,18 +155,24 @@ def test_each_fault_has_its_reason_and_the_sound_twin_none(mechanism, inputs: st
 
 def test_no_figure_is_said_where_what_a_record_changes_depends_on_the_noise() -> None:
     found = check(stops_by_the_release, stated={"epsilon": 1.0, "delta": 0.0}, **FEW)
-    assert found.exact is None and any("depends on the noise, so no exact epsilon" in note for note in found.notes)
+    assert found.exact is None and any(
+        "depends on the noise, so no exact epsilon" in note for note in found.notes
+    )
 
 
 def test_declared_sensitivity_is_held_against_the_largest_shift() -> None:
     stated = {"epsilon": 50.0, "delta": 0.0, "noise": "laplace", "noise_std": math.sqrt(2.0)}
     for declared, refuted in ((1.0, True), (2.0, False)):
-        found = check(spent_twice, stated={**stated, "noise_multiplier": math.sqrt(2.0) / declared}, **FEW)
+        found = check(
+            spent_twice, stated={**stated, "noise_multiplier": math.sqrt(2.0) / declared}, **FEW
+        )
         look = next(look for look in found.looks if look.name == "declared sensitivity")
         assert (look.outcome == "refuted") == refuted and "moves the release by 2 (L1)" in look.says
 
 
-def test_a_line_that_only_a_record_makes_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_only_a_record_makes_run_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a file of its own, by the command; the branch is no fault by itself."""
     file = tmp_path / "branches.py"
     file.write_text(
@@ -148,7 +184,15 @@ def test_a_line_that_only_a_record_makes_run_is_named(tmp_path: Path, capsys: py
         "        total += 0.0\n"
         "    return total + rng.laplace(0, 1)\n"
     )
-    asked = [f"mechanism={file}:release", "kind=records", "stated.epsilon=1", "stated.delta=0", "record=true", "max_calls=32000", "input.rows=[4,3]"]
+    asked = [
+        f"mechanism={file}:release",
+        "kind=records",
+        "stated.epsilon=1",
+        "stated.delta=0",
+        "record=true",
+        "max_calls=32000",
+        "input.rows=[4,3]",
+    ]
     assert main([*asked, "seconds=60", f"out={tmp_path}"]) == EXIT_UNDECIDED
     assert "by its laplace law" in capsys.readouterr().out
     page = (tmp_path / "check.html").read_text()
@@ -163,13 +207,23 @@ def test_lines_of_libraries_are_left_out() -> None:
 
 
 def test_epsilon_of_rescaled_noise_against_closed_forms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Equal scales: Gaussian DP, and a shift of Laplace noise; of a wider normal, delta by its two crossings of the densities.
-    On a tenth of the points, a rule of which the error falls with their square."""
+    """Equal scales: Gaussian DP, and a shift of Laplace noise; of a wider normal, delta by its two
+    crossings of the densities. On a tenth of the points, a rule of which the error falls with their
+    square."""
     monkeypatch.setattr(dependence, "GRID", 40_001)
-    assert rescaled_epsilon("gaussian", 1.0, 1.0, 1e-5) == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-3)
-    assert rescaled_epsilon("laplace", 1.0, 1.0, 1e-3) == pytest.approx(1 + 2 * math.log1p(-1e-3), rel=1e-3)
+    assert rescaled_epsilon("gaussian", 1.0, 1.0, 1e-5) == pytest.approx(
+        gaussian_epsilon(1.0, 1e-5), rel=1e-3
+    )
+    assert rescaled_epsilon("laplace", 1.0, 1.0, 1e-3) == pytest.approx(
+        1 + 2 * math.log1p(-1e-3), rel=1e-3
+    )
     assert rescaled_epsilon("laplace", 0.0, 1.01, 0.0) == math.inf
-    ratio, delta = 2.0, 1e-5
+    ratio = 2.0
+    delta = 1e-5
     epsilon = rescaled_epsilon("gaussian", 0.0, ratio, delta)
-    at = math.sqrt(2 * (epsilon + math.log(ratio)) / (1 - 1 / ratio**2))  # where the wider density is e^epsilon times the other
-    assert 2 * (norm.sf(at / ratio) - math.exp(epsilon) * norm.sf(at)) == pytest.approx(delta, rel=0.02)
+    at = math.sqrt(
+        2 * (epsilon + math.log(ratio)) / (1 - 1 / ratio**2)
+    )  # where the wider density is e^epsilon times the other
+    assert 2 * (norm.sf(at / ratio) - math.exp(epsilon) * norm.sf(at)) == pytest.approx(
+        delta, rel=0.02
+    )

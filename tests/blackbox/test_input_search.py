@@ -17,7 +17,9 @@ def _noised(x: np.ndarray) -> np.ndarray:
     return x.sum(0) + RNG.normal(0.0, 1.0, x.shape[1])
 
 
-def _sizes(f: Callable[..., object], kind: str = "records", relation: str = "add_remove", **more: object) -> set[int]:
+def _sizes(
+    f: Callable[..., object], kind: str = "records", relation: str = "add_remove", **more: object
+) -> set[int]:
     box = BlackBox(lambda: f, kind)
     clock = more.get("clock", CallBudget(20.0, 100_000))
     found = pairs_at_revealing_sizes(box, relation, more.get("tried", InputShapes()), clock)
@@ -41,7 +43,11 @@ def test_no_noise_up_to_four_and_another_shape_from_forty() -> None:
 def test_clients_that_sent_something_are_counted(relation: str) -> None:
     def f(updates: list[list[np.ndarray]], weights: list[int]) -> list[np.ndarray] | None:
         sent = [u for u in updates if any(a.any() for a in u)]
-        return [sum(parts) + RNG.normal(size=parts[0].shape) for parts in zip(*sent)] if len(sent) >= 7 else None
+        return (
+            [sum(parts) + RNG.normal(size=parts[0].shape) for parts in zip(*sent)]
+            if len(sent) >= 7
+            else None
+        )
 
     assert _sizes(f, "aggregate", relation) == {7}
 

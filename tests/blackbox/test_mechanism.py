@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.blackbox.mechanism import BlackBox, CallBudget, InputRefused, OutOfTime, draw_transcripts
+from privdd.blackbox.mechanism import (
+    BlackBox,
+    CallBudget,
+    InputRefused,
+    OutOfTime,
+    draw_transcripts,
+)
 
 
 @dataclass
@@ -29,13 +35,20 @@ class Answer:
         ([np.complex128(1 + 2j), 3j], [1, 2, 0, 3], "complex128"),
     ],
 )
-def test_every_number_and_every_word_is_released(value: object, numbers: list[float], says: str) -> None:
+def test_every_number_and_every_word_is_released(
+    value: object, numbers: list[float], says: str
+) -> None:
     release = BlackBox(lambda: lambda update: value, "update").transcript([[np.ones(1)]])
     assert release.numbers.tolist() == numbers and says in release.signature
 
 
 def test_the_end_of_a_long_text_counts() -> None:
-    sent = [BlackBox(lambda end=end: lambda x: [1.0, "a" * 5000 + end], "records").transcript([np.ones((1, 1))]) for end in "bc"]
+    sent = [
+        BlackBox(lambda end=end: lambda x: [1.0, "a" * 5000 + end], "records").transcript(
+            [np.ones((1, 1))]
+        )
+        for end in "bc"
+    ]
     assert sent[0].signature != sent[1].signature and max(len(one.signature) for one in sent) < 1000
 
 
@@ -46,7 +59,8 @@ def test_inputs_are_copies_and_errors_are_answers() -> None:
             raise ZeroDivisionError("two")
         return update
 
-    mechanism, data = BlackBox(lambda: spoils, "update"), [np.ones(2)]
+    mechanism = BlackBox(lambda: spoils, "update")
+    data = [np.ones(2)]
     assert mechanism.transcript([data, data]).numbers.tolist() == [2, 2, 2, 2]
     assert data[0].tolist() == [1, 1] and mechanism.calls == 2
     with pytest.raises(InputRefused, match="ZeroDivisionError: two"):
@@ -62,7 +76,9 @@ def test_a_class_is_made_anew_for_each_transcript() -> None:
             self.n += 1
             return self.n
 
-    block = draw_transcripts(BlackBox(Counts, "records"), [np.ones((1, 1))] * 2, 3, CallBudget(10, 1000))
+    block = draw_transcripts(
+        BlackBox(Counts, "records"), [np.ones((1, 1))] * 2, 3, CallBudget(10, 1000)
+    )
     assert block.rows[:, :, 0].tolist() == [[1, 2]] * 3
 
 

@@ -12,7 +12,14 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
 from privdd.blackbox.inputs import InputShapes, is_quiet, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim, PairSample, Transcripts
+from privdd.blackbox.mechanism import (
+    BlackBox,
+    BoundLevel,
+    CallBudget,
+    CheckedClaim,
+    PairSample,
+    Transcripts,
+)
 from privdd.blackbox.noise_laws import (
     NoiseFrame,
     _event_chance,
@@ -30,7 +37,8 @@ from privdd.blackbox.noise_laws import (
 from privdd.blackbox.stages import NAME, UnevenNoiseStage
 from tests.conformance.parts import DELTA, poisson_epsilon, sigma
 
-# A sum of calls is nearly normal in its middle, whatever noise the calls have; its tails are those of the calls.
+# A sum of calls is nearly normal in its middle, whatever noise the calls have; its tails are those
+# of the calls.
 
 
 Sides = tuple[Transcripts, Transcripts]
@@ -38,8 +46,10 @@ CALLS = 20
 
 
 def _sides(noise: Callable[..., np.ndarray], n: int = 4000) -> Sides:
-    """One number a call; the record moves it by 1 in each of twenty calls, under noise that is 0.2-DP if it is Laplace."""
-    one, other = noise(size=(n, CALLS, 1)), noise(size=(n, CALLS, 1))
+    """One number a call; the record moves it by 1 in each of twenty calls, under noise that is
+    0.2-DP if it is Laplace."""
+    one = noise(size=(n, CALLS, 1))
+    other = noise(size=(n, CALLS, 1))
     return Transcripts(one + 1.0, ["f"] * n), Transcripts(other, ["f"] * n)
 
 
@@ -47,54 +57,94 @@ def _sides(noise: Callable[..., np.ndarray], n: int = 4000) -> Sides:
 def test_a_sum_of_calls_is_normal_only_where_each_call_is(law: str, found: str) -> None:
     rng = np.random.default_rng(1)
     noise = lambda size: getattr(rng, law)(0.0, 5.0, size)  # noqa: E731
-    trained, fresh = _sides(noise), _sides(noise)
+    trained = _sides(noise)
+    fresh = _sides(noise)
     asked = {"delta": 0.0, "confidence": 0.9999}
     assert law_of_calls(*fresh) == found and law_of_calls(fresh[1]) == found
-    assert law_of_calls(Transcripts(fresh[1].rows.sum(1, keepdims=True), fresh[1].codes)) == "gaussian"
+    assert (
+        law_of_calls(Transcripts(fresh[1].rows.sum(1, keepdims=True), fresh[1].codes)) == "gaussian"
+    )
     moved = bound_shift(PairSample(trained, fresh, np.ones(1)), BoundLevel(**asked))
     assert (moved.law, moved.epsilon > 0) == (found, found == "gaussian")
-    assert (tail_epsilon(PairSample(trained, fresh, np.ones(1)), BoundLevel(**asked)) > 0) == (found == "gaussian")
+    assert (tail_epsilon(PairSample(trained, fresh, np.ones(1)), BoundLevel(**asked)) > 0) == (
+        found == "gaussian"
+    )
 
 
 def _one_number(noise: Callable[[int], np.ndarray], gap: float, n: int) -> tuple[Sides, Sides]:
     """Training and fresh transcripts of one number, moved by ``gap``."""
-    made = [[Transcripts(noise(n)[:, None, None] + at, ["f"] * n) for at in (gap, 0.0)] for _ in range(2)]
+    made = [
+        [Transcripts(noise(n)[:, None, None] + at, ["f"] * n) for at in (gap, 0.0)]
+        for _ in range(2)
+    ]
     return (made[0][0], made[0][1]), (made[1][0], made[1][1])
 
 
 def test_logistic_noise_is_not_taken_for_normal_where_transcripts_are_few() -> None:
-    """It is 1-DP; normal noise of its size would be 2.9-DP at 1e-12, and a few hundred transcripts tell them apart badly."""
+    """It is 1-DP; normal noise of its size would be 2.9-DP at 1e-12, and a few hundred transcripts
+    tell them apart badly."""
     rng = np.random.default_rng(2)
     for n in (200, 500, 1000):
         for _ in range(20):
             trained, fresh = _one_number(lambda k: rng.logistic(0.0, 1.0, k), 1.0, n)
-            assert bound_shift(PairSample(trained, fresh, np.ones(1)), BoundLevel(0.0, 0.9999)).epsilon <= 1.05
+            assert (
+                bound_shift(PairSample(trained, fresh, np.ones(1)), BoundLevel(0.0, 0.9999)).epsilon
+                <= 1.05
+            )
 
 
 @pytest.mark.parametrize(("others", "noise"), [(30, 0.0), (16, 1.0), (100, 1.0)])
-def test_logistic_noise_is_not_taken_for_that_of_the_numbers_beside_it(others: int, noise: float) -> None:
-    """A 4-DP count beside numbers that never change, or whose noise is normal: they are many, and say nothing of it."""
+def test_logistic_noise_is_not_taken_for_that_of_the_numbers_beside_it(
+    others: int, noise: float
+) -> None:
+    """A 4-DP count beside numbers that never change, or whose noise is normal: they are many, and
+    say nothing of it."""
     rng = np.random.default_rng(4)
 
     def block(n: int, at: float) -> Transcripts:
-        return Transcripts(np.column_stack([rng.logistic(at, 0.25, n), noise * rng.normal(size=(n, others))])[:, None], ["f"] * n)
+        return Transcripts(
+            np.column_stack([rng.logistic(at, 0.25, n), noise * rng.normal(size=(n, others))])[
+                :, None
+            ],
+            ["f"] * n,
+        )
 
     for n in (200, 500):
         for _ in range(10):
             trained, fresh = [(block(n, 1.0), block(n, 0.0)) for _ in range(2)]
-            assert bound_shift(PairSample(trained, fresh, np.eye(others + 1)[0]), BoundLevel(1e-6, 0.9999)).epsilon <= 4.0
+            assert (
+                bound_shift(
+                    PairSample(trained, fresh, np.eye(others + 1)[0]), BoundLevel(1e-6, 0.9999)
+                ).epsilon
+                <= 4.0
+            )
 
 
 def test_a_normal_number_beside_many_is_believed_from_its_own_numbers_on() -> None:
     rng = np.random.default_rng(5)
     for n, law in ((200, "other"), (1000, "gaussian")):
-        made = [[Transcripts((rng.normal(size=(n, 40)) + at * np.eye(40)[0])[:, None], ["f"] * n) for at in (1.0, 0.0)] for _ in range(2)]
-        assert bound_shift(PairSample((made[0][0], made[0][1]), (made[1][0], made[1][1]), None), BoundLevel(1e-6, 0.9999)).law == law
+        made = [
+            [
+                Transcripts((rng.normal(size=(n, 40)) + at * np.eye(40)[0])[:, None], ["f"] * n)
+                for at in (1.0, 0.0)
+            ]
+            for _ in range(2)
+        ]
+        assert (
+            bound_shift(
+                PairSample((made[0][0], made[0][1]), (made[1][0], made[1][1]), None),
+                BoundLevel(1e-6, 0.9999),
+            ).law
+            == law
+        )
 
 
 def test_a_number_whose_skew_the_record_turns_round_is_not_laplace_like_those_beside_it() -> None:
-    """The piecewise mechanism (Wang et al. 2019) at epsilon 2, a number that goes from -1 to 1, beside Laplace noise."""
-    rng, n, s = np.random.default_rng(3), 4000, np.e
+    """The piecewise mechanism (Wang et al. 2019) at epsilon 2, a number that goes from -1 to 1,
+    beside Laplace noise."""
+    rng = np.random.default_rng(3)
+    n = 4000
+    s = np.e
     ends = (s + 1) / (s - 1)
 
     def answers(sign: float) -> Transcripts:
@@ -108,7 +158,8 @@ def test_a_number_whose_skew_the_record_turns_round_is_not_laplace_like_those_be
     assert (moved.law, moved.epsilon) == ("other", 0.0)
 
 
-# Moments of a sampled record against the exact accountant, and against mechanisms whose epsilon is known.
+# Moments of a sampled record against the exact accountant, and against mechanisms whose epsilon is
+# known.
 
 
 AXIS = np.array([1.0, 0.0])
@@ -116,7 +167,9 @@ AXIS = np.array([1.0, 0.0])
 
 @pytest.mark.parametrize(("q", "z"), [(0.1, 1.26), (0.02, 0.8), (0.5, 2.0)])
 def test_two_points_cost_what_the_accountant_says(q: float, z: float) -> None:
-    assert two_point_epsilon(0.0, 1.0, q, z, DELTA) == pytest.approx(poisson_epsilon(q, z), rel=0.01)
+    assert two_point_epsilon(0.0, 1.0, q, z, DELTA) == pytest.approx(
+        poisson_epsilon(q, z), rel=0.01
+    )
 
 
 def test_one_point_is_the_gaussian_mechanism() -> None:
@@ -124,22 +177,28 @@ def test_one_point_is_the_gaussian_mechanism() -> None:
 
 
 def test_no_law_with_the_same_moments_costs_less() -> None:
-    """Laws of X on five points of either sign, in turn: epsilon of the two points is below theirs."""
+    """Laws of X on five points of either sign, in turn: epsilon of the two points is below
+    theirs."""
     rng = np.random.default_rng(0)
     t = np.linspace(0.0, 16.0, 3000)
     for _ in range(100):
-        places, shares = rng.uniform(-1.5, 1.5, 5), rng.dirichlet(np.ones(5))
+        places = rng.uniform(-1.5, 1.5, 5)
+        shares = rng.dirichlet(np.ones(5))
         mean = float(shares @ places)
         low, high, q = two_point_law(mean, *(float(shares @ (places - mean) ** k) for k in (2, 3)))
-        assert [(1 - q) * low**k + q * high**k for k in (1, 2, 3)] == pytest.approx([shares @ places**k for k in (1, 2, 3)])
+        assert [(1 - q) * low**k + q * high**k for k in (1, 2, 3)] == pytest.approx(
+            [shares @ places**k for k in (1, 2, 3)]
+        )
         beyond = (shares[:, None] * ndtr(places[:, None] - t)).sum(0) - DELTA
         exact = float((np.log(np.maximum(beyond, 1e-300)) - log_ndtr(-t)).max())
         assert two_point_epsilon(low, high, q, 1.0, DELTA) <= max(0.0, exact) + 1e-3
 
 
 def test_a_record_that_is_mirrored_at_times_is_not_accused() -> None:
-    """Signs drawn after the clip keep the sensitivity. Two moments alone would give {0, 2} here, and an epsilon above the true one."""
-    rng, true = np.random.default_rng(4), two_point_epsilon(-1.0, 1.0, 0.75, 2.0, DELTA)
+    """Signs drawn after the clip keep the sensitivity. Two moments alone would give {0, 2} here,
+    and an epsilon above the true one."""
+    rng = np.random.default_rng(4)
+    true = two_point_epsilon(-1.0, 1.0, 0.75, 2.0, DELTA)
     found = []
     for n in (6000, 20_000, 100_000):
         for _ in range(10):
@@ -148,7 +207,9 @@ def test_a_record_that_is_mirrored_at_times_is_not_accused() -> None:
     assert max(found) < true < two_point_epsilon(0.0, 2.0, 0.25, 2.0, DELTA) and min(found) > 0.5
 
 
-def _blocks(q: float, z: float, n: int, rng: np.random.Generator, noise: str = "normal") -> tuple[Transcripts, Transcripts]:
+def _blocks(
+    q: float, z: float, n: int, rng: np.random.Generator, noise: str = "normal"
+) -> tuple[Transcripts, Transcripts]:
     drawn = [getattr(rng, noise)(0.0, z, (n, 1, 2)) for _ in range(2)]
     drawn[0][:, 0] += (rng.random(n) < q)[:, None] * AXIS
     return Transcripts(drawn[0], ["f"] * n), Transcripts(drawn[1], ["f"] * n)
@@ -156,27 +217,53 @@ def _blocks(q: float, z: float, n: int, rng: np.random.Generator, noise: str = "
 
 def test_twice_the_rate_is_seen_and_the_stated_one_is_not_accused() -> None:
     rng = np.random.default_rng(1)
-    z, error = 1.26, 1e-2  # epsilon 1 at a rate of a tenth
+    # epsilon 1 at a rate of a tenth
+    z = 1.26
+    error = 1e-2
     level = BoundLevel(DELTA, 1 - error)
-    found = [sampled_epsilon(PairSample(_blocks(0.2, z, 20_000, rng), _blocks(0.2, z, 150_000, rng), AXIS), level) for _ in range(3)]
+    found = [
+        sampled_epsilon(
+            PairSample(_blocks(0.2, z, 20_000, rng), _blocks(0.2, z, 150_000, rng), AXIS), level
+        )
+        for _ in range(3)
+    ]
     assert min(found) > 1.05 and max(found) < poisson_epsilon(0.2, z)
     true = poisson_epsilon(0.1, z)
-    found = [sampled_epsilon(PairSample(_blocks(0.1, z, 5000, rng), _blocks(0.1, z, 20_000, rng), AXIS), level) for _ in range(60)]
+    found = [
+        sampled_epsilon(
+            PairSample(_blocks(0.1, z, 5000, rng), _blocks(0.1, z, 20_000, rng), AXIS), level
+        )
+        for _ in range(60)
+    ]
     assert sum(value > true for value in found) <= 3  # 0.6 are expected at most
 
 
 def test_other_noise_gives_nothing() -> None:
     rng = np.random.default_rng(2)
     level = BoundLevel(DELTA, 0.99)
-    assert sampled_epsilon(PairSample(_blocks(0.2, 1.0, 5000, rng, "laplace"), _blocks(0.2, 1.0, 20_000, rng, "laplace"), AXIS), level) == 0.0
+    assert (
+        sampled_epsilon(
+            PairSample(
+                _blocks(0.2, 1.0, 5000, rng, "laplace"),
+                _blocks(0.2, 1.0, 20_000, rng, "laplace"),
+                AXIS,
+            ),
+            level,
+        )
+        == 0.0
+    )
 
 
 def test_a_fall_of_the_mean_gives_nothing() -> None:
     rng = np.random.default_rng(3)
-    assert epsilon_from_moments(rng.normal(-1.0, 1.0, 5000), rng.normal(0.0, 1.0, 5000), DELTA, 0.01) == 0.0
+    assert (
+        epsilon_from_moments(rng.normal(-1.0, 1.0, 5000), rng.normal(0.0, 1.0, 5000), DELTA, 0.01)
+        == 0.0
+    )
 
 
-# Noise of uneven size: what it hides too little is found, and sound noise of any length is not accused.
+# Noise of uneven size: what it hides too little is found, and sound noise of any length is not
+# accused.
 
 
 D = 64
@@ -195,7 +282,11 @@ def _sound(epsilon: float, numbers: int) -> Noise:
 
     def noise(n: int, rng: np.random.Generator) -> np.ndarray:
         way = rng.standard_normal((n, numbers))
-        return way / np.linalg.norm(way, axis=1, keepdims=True) * rng.gamma(numbers, 1 / epsilon, (n, 1))
+        return (
+            way
+            / np.linalg.norm(way, axis=1, keepdims=True)
+            * rng.gamma(numbers, 1 / epsilon, (n, 1))
+        )
 
     return noise
 
@@ -222,9 +313,15 @@ def test_shares_of_noise_that_went_missing_are_found() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "numbers"), [(4.0, D), (50.0, D), (4.0, 12), (8.0, 12)])
-def test_noise_of_density_exp_of_minus_the_length_is_not_accused(epsilon: float, numbers: int) -> None:
-    """Twelve numbers: if each release were taken for normal noise of its size, bounds of 6.6 and 12.8 would come out."""
-    assert _found(_sound(epsilon, numbers), 2000, 2, 0.0, np.full(numbers, 1 / np.sqrt(numbers))) < epsilon
+def test_noise_of_density_exp_of_minus_the_length_is_not_accused(
+    epsilon: float, numbers: int
+) -> None:
+    """Twelve numbers: if each release were taken for normal noise of its size, bounds of 6.6 and
+    12.8 would come out."""
+    assert (
+        _found(_sound(epsilon, numbers), 2000, 2, 0.0, np.full(numbers, 1 / np.sqrt(numbers)))
+        < epsilon
+    )
 
 
 def test_noise_that_looks_otherwise_from_its_corners_gives_nothing() -> None:
@@ -232,7 +329,8 @@ def test_noise_that_looks_otherwise_from_its_corners_gives_nothing() -> None:
 
 
 def test_the_chance_of_the_event_is_the_share_of_rotations_that_meet_it() -> None:
-    rng, n = np.random.default_rng(4), 400_000
+    rng = np.random.default_rng(4)
+    n = 400_000
     seen = NoiseFrame(np.zeros(8), np.ones(8), np.eye(8)[0], 1.5)
     x = rng.standard_normal((n, 8))
     x *= 3.0 / np.linalg.norm(x, axis=1, keepdims=True)
@@ -263,7 +361,9 @@ def _examined(shares: int, draws: int = 150_000) -> UnevenNoiseStage:
     sigma_of_four = sigma(4.0)
     said = CheckedClaim(4.0, DELTA, kind="update", relation="zero_out")
     box = BlackBox(lambda: mechanism, "update", fresh=False)
-    return UnevenNoiseStage(box, said, InputShapes(), CallBudget(600, draws), 0.99, lambda name: None)
+    return UnevenNoiseStage(
+        box, said, InputShapes(), CallBudget(600, draws), 0.99, lambda name: None
+    )
 
 
 def test_the_stage_is_cheap_where_noise_is_of_one_size_and_finds_what_is_not() -> None:
@@ -282,7 +382,8 @@ def test_the_stage_is_cheap_where_noise_is_of_one_size_and_finds_what_is_not() -
 # The tail of the noise's law against mixtures of two normal distributions, whose epsilon is known.
 
 
-DELTA_TAIL, CONFIDENCE = 1e-5, 0.95
+DELTA_TAIL = 1e-5
+CONFIDENCE = 0.95
 
 
 def block(values: np.ndarray) -> Transcripts:
@@ -291,12 +392,16 @@ def block(values: np.ndarray) -> Transcripts:
 
 def sides(q: float, shift: float, n: int, rng: np.random.Generator, noise=None):
     noise = noise or rng.standard_normal
-    made = [(block(shift * (rng.random((n, 1)) < q) + noise((n, 1))), block(noise((n, 1)))) for _ in range(2)]
+    made = [
+        (block(shift * (rng.random((n, 1)) < q) + noise((n, 1))), block(noise((n, 1))))
+        for _ in range(2)
+    ]
     return made[0], made[1]
 
 
 def truth(q: float, shift: float) -> float:
-    """Of (1 - q) N(0, 1) + q N(shift, 1) against N(0, 1): the set where the ratio exceeds e^epsilon is a half line."""
+    """Of (1 - q) N(0, 1) + q N(shift, 1) against N(0, 1): the set where the ratio exceeds e^epsilon
+    is a half line."""
 
     def spent(epsilon: float) -> float:
         at = np.log((np.expm1(epsilon) + q) / q) / shift + shift / 2
@@ -305,10 +410,19 @@ def truth(q: float, shift: float) -> float:
     return float(brentq(spent, 1e-3, 30))
 
 
-@pytest.mark.parametrize(("q", "shift", "least"), [(0.1, 4.0, np.log(4000)), (0.2, 1.0, 0.0), (0.02, 5.0, np.log(4000))])
-def test_the_bound_is_below_the_truth_and_above_what_counting_can_say(q: float, shift: float, least: float) -> None:
+@pytest.mark.parametrize(
+    ("q", "shift", "least"), [(0.1, 4.0, np.log(4000)), (0.2, 1.0, 0.0), (0.02, 5.0, np.log(4000))]
+)
+def test_the_bound_is_below_the_truth_and_above_what_counting_can_say(
+    q: float, shift: float, least: float
+) -> None:
     rng = np.random.default_rng(8)
-    found = [tail_epsilon(PairSample(*sides(q, shift, 4000, rng), None), BoundLevel(DELTA_TAIL, CONFIDENCE)) for _ in range(16)]
+    found = [
+        tail_epsilon(
+            PairSample(*sides(q, shift, 4000, rng), None), BoundLevel(DELTA_TAIL, CONFIDENCE)
+        )
+        for _ in range(16)
+    ]
     true = truth(q, shift)
     assert np.mean(np.array(found) > true) <= 0.13 and np.median(found) >= least
     if q * shift == 0.4:
@@ -318,8 +432,20 @@ def test_the_bound_is_below_the_truth_and_above_what_counting_can_say(q: float, 
 def test_nothing_is_said_of_noise_of_another_law_or_of_none() -> None:
     rng = np.random.default_rng(9)
     for noise in (rng.laplace, lambda size: rng.standard_t(5, size), lambda size: np.zeros(size)):
-        assert tail_epsilon(PairSample(*sides(0.1, 4.0, 6000, rng, noise), None), BoundLevel(DELTA_TAIL, CONFIDENCE)) == 0
-    nulls = [tail_epsilon(PairSample(*sides(0.0, 4.0, 2000, rng), None), BoundLevel(DELTA_TAIL, CONFIDENCE)) > 0 for _ in range(30)]
+        assert (
+            tail_epsilon(
+                PairSample(*sides(0.1, 4.0, 6000, rng, noise), None),
+                BoundLevel(DELTA_TAIL, CONFIDENCE),
+            )
+            == 0
+        )
+    nulls = [
+        tail_epsilon(
+            PairSample(*sides(0.0, 4.0, 2000, rng), None), BoundLevel(DELTA_TAIL, CONFIDENCE)
+        )
+        > 0
+        for _ in range(30)
+    ]
     assert np.mean(nulls) <= 0.13
 
 
@@ -327,5 +453,9 @@ def test_only_data_of_nothing_but_zeros_are_quiet() -> None:
     for kind in ("update", "aggregate", "records"):
         made = neighbouring_pairs(kind, "zero_out", InputShapes())
         told = [pair for pair in made if is_quiet(pair.absent, 0.0)]
-        assert told and all("against zeros" in pair.says for pair in told) and not any(is_quiet(p.present, 0.0) for p in made)
+        assert (
+            told
+            and all("against zeros" in pair.says for pair in told)
+            and not any(is_quiet(p.present, 0.0) for p in made)
+        )
         assert kind == "update" or len(told) < len(made)

@@ -29,12 +29,17 @@ from privdd.core.validation import BadConfig
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
 FEW = {"max_calls": 40_000, "tried": SMALL}
 STATED = {"epsilon": 2.0, "delta": 1e-5}
-RNG = np.random.default_rng(20)  # drawn from in child processes alone: every check begins with the same numbers
+RNG = np.random.default_rng(
+    20
+)  # drawn from in child processes alone: every check begins with the same numbers
 
 
 def clipped(update):
     size = math.sqrt(sum(float((a * a).sum()) for a in update))
-    return [a * min(1.0, 1.0 / max(size, 1e-30)) if np.isfinite(size) else 0 * np.nan_to_num(a) for a in update]
+    return [
+        a * min(1.0, 1.0 / max(size, 1e-30)) if np.isfinite(size) else 0 * np.nan_to_num(a)
+        for a in update
+    ]
 
 
 def noised(times: float):
@@ -44,18 +49,24 @@ def noised(times: float):
 
 def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> None:
     result = assert_private(noised(1.0), stated=STATED, kind="update", out=tmp_path, **FEW)
-    # kappa is an estimate, from as many calls as the clock allowed; half the noise, below, makes it 2
+    # kappa is an estimate, from as many calls as the clock allowed; half the noise, below, makes it
+    # 2
     assert not result.refuted and 0.85 < result.kappa < 1.25 and result.certified < 2.1
     assert result.calls <= 41_000
     stored = json.loads((tmp_path / "findings.json").read_text())
     assert result.conditions or TONES[result.verdict] == "consistent"
-    assert Checked.from_json(stored) == result and "A search that finds nothing" in (tmp_path / "check.html").read_text()
+    assert (
+        Checked.from_json(stored) == result
+        and "A search that finds nothing" in (tmp_path / "check.html").read_text()
+    )
 
 
 def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> None:
     says = ("numbers must be finite", "arrays must have at least one dimension")
     found = ExaminationResult([SingleTestResult(name, "condition", name) for name in says])
-    result = conclude_check("own:f", CheckedClaim(2.0, 1e-5), found, confidence=0.99, calls=30, seconds=1.0)
+    result = conclude_check(
+        "own:f", CheckedClaim(2.0, 1e-5), found, confidence=0.99, calls=30, seconds=1.0
+    )
     first, table = write_check_page(result, tmp_path).read_text().split('<section id="looks">')
     assert [first.count(one) for one in says] == [1, 1] and all(one in table for one in says)
 
@@ -63,7 +74,12 @@ def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan])
 def test_a_release_that_never_changes_is_checked_to_the_end(value: float) -> None:
     """It has no noise at all, and needs none."""
-    result = check(lambda update: [np.full(a.shape, value) for a in update], stated=STATED, kind="update", **(FEW | {"seconds": 2.0}))
+    result = check(
+        lambda update: [np.full(a.shape, value) for a in update],
+        stated=STATED,
+        kind="update",
+        **(FEW | {"seconds": 2.0}),
+    )
     assert not result.refuted and result.certified == 0
 
 
@@ -73,7 +89,9 @@ def test_half_the_noise_is_refuted_and_its_epsilon_is_bounded_from_below() -> No
     result = check(noised(0.5), stated=STATED, kind="update", **(FEW | {"max_calls": 20_000}))
     true = 4.53  # mu-GDP at twice the mu, epsilon of it at 1e-5
     # kappa is an estimate, as above: far from the 1 of the noise that is stated
-    assert result.says.startswith("<lambda>: epsilon 2 at delta 1e-5 (kind=update, zero_out): REFUTED: epsilon is above")
+    assert result.says.startswith(
+        "<lambda>: epsilon 2 at delta 1e-5 (kind=update, zero_out): REFUTED: epsilon is above"
+    )
     assert 1.5 < result.kappa < 3.0 and 2.1 < result.certified < 1.02 * true
 
 
@@ -81,7 +99,12 @@ def test_a_number_without_noise_has_no_ceiling_at_ln_n() -> None:
     def leaky(update):
         return noised(1.0)(update), float(sum((a * a).sum() for a in update))
 
-    result = check(leaky, stated={"epsilon": 9.0, "delta": 1e-5}, kind="update", **(FEW | {"max_calls": 12_000}))
+    result = check(
+        leaky,
+        stated={"epsilon": 9.0, "delta": 1e-5},
+        kind="update",
+        **(FEW | {"max_calls": 12_000}),
+    )
     assert result.refuted and result.certified_any > 13
 
 
@@ -95,8 +118,12 @@ class Seeded:
 
 def test_a_seed_in_the_code_is_found() -> None:
     result = check(Seeded, stated=STATED, kind="update", **FEW)
-    assert result.refuted and any(look.name == "seeds" and look.outcome == "refuted" for look in result.looks)
-    assert result.certified == result.certified_any == math.inf and "add the same noise" in result.says
+    assert result.refuted and any(
+        look.name == "seeds" and look.outcome == "refuted" for look in result.looks
+    )
+    assert (
+        result.certified == result.certified_any == math.inf and "add the same noise" in result.says
+    )
 
 
 def test_a_refuted_declaration_of_the_noise_bounds_no_epsilon() -> None:
@@ -106,7 +133,10 @@ def test_a_refuted_declaration_of_the_noise_bounds_no_epsilon() -> None:
 
 def test_what_cannot_be_checked_is_said_in_one_line() -> None:
     for mechanism, says in (
-        (lambda update: 1 / 0, "refuses every input that was tried; the first error: ZeroDivisionError"),
+        (
+            lambda update: 1 / 0,
+            "refuses every input that was tried; the first error: ZeroDivisionError",
+        ),
         (lambda update: object(), "it returns a object"),
         (lambda update: sys.exit(3), "ended its process"),
     ):
@@ -126,8 +156,12 @@ def test_a_mechanism_that_hangs_is_stopped() -> None:
 
 
 def test_gaussian_mu_is_the_inverse_of_the_closed_form() -> None:
-    assert gaussian_mu(4.37717810, 1e-5) == pytest.approx(1.0, abs=1e-6)  # Balle and Wang, sigma = 1
-    assert CheckedClaim(4.37717810, 1e-5, calls=4).gaussian_mu_per_call == pytest.approx(0.5, abs=1e-6)
+    assert gaussian_mu(4.37717810, 1e-5) == pytest.approx(
+        1.0, abs=1e-6
+    )  # Balle and Wang, sigma = 1
+    assert CheckedClaim(4.37717810, 1e-5, calls=4).gaussian_mu_per_call == pytest.approx(
+        0.5, abs=1e-6
+    )
     assert all(type(CheckedClaim(1.0, 0.0, calls=four).calls) is int for four in (4.0, np.int64(4)))  # type: ignore[arg-type]
     assert CheckedClaim(1.0, noise_multiplier=4.0, relation="replace").gaussian_mu_per_call == 0.5
 
@@ -142,9 +176,16 @@ def test_warnings_of_a_mechanism_stay_out_of_the_terminal(tmp_path: Path) -> Non
         "def noise(update):\n"
         "    warnings.warn('an odd input')\n"
         "    return [rng.normal(0, 1, np.shape(a)) for a in update]\n"
-        "print(check(noise, stated={'epsilon': 1.0, 'delta': 1e-5}, kind='update', max_calls=2000, seconds=5.0).refuted)\n"
+        "print(check(noise, stated={'epsilon': 1.0, 'delta': 1e-5}, kind='update', "
+        "max_calls=2000, seconds=5.0).refuted)\n"
     )
-    ran = subprocess.run([sys.executable, "-W", "always", "warns.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-W", "always", "warns.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert ran.stdout == "False\n" and "an odd input" not in ran.stderr
 
 

@@ -1,4 +1,5 @@
-"""The mechanism of docs/tutorials/check-a-mechanism.md is refuted as the page says, and stands with the noise that it names."""
+"""The mechanism of docs/tutorials/check-a-mechanism.md is refuted as the page says, and stands with
+the noise that it names."""
 
 from __future__ import annotations
 
@@ -14,19 +15,26 @@ PAGE = TUTORIALS / "check-a-mechanism.md"
 REVIEW = TUTORIALS / "review-a-paper.md"
 
 
-def test_what_the_page_says_of_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+def test_what_the_page_says_of_its_example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     text = PAGE.read_text(encoding="utf-8")
     code, _ = re.findall(r"```python\n(.*?)```", text, re.S)
     (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
     (tmp_path / "noise.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    small = ["max_calls=60000", "input.shapes=[[4,3],[4]]"]  # calls end it, not seconds: a busy machine finds as much
+    small = [
+        "max_calls=60000",
+        "input.shapes=[[4,3],[4]]",
+    ]  # calls end it, not seconds: a busy machine finds as much
     assert main([*command.split(), *small]) == 2  # at 12,000 calls, 4 of 60 runs found too little
     (quoted,) = re.findall(r"```text\n(.*?)\n```", text, re.S)
     words, shown = quoted.rsplit(" ", 1)
     printed = capsys.readouterr().out
     assert printed.startswith(words)
-    assert float(printed.removeprefix(words).split()[0]) == pytest.approx(float(shown), abs=0.3)  # of fewer calls than on the page
+    assert float(printed.removeprefix(words).split()[0]) == pytest.approx(
+        float(shown), abs=0.3
+    )  # of fewer calls than on the page
     assert main([*command.split(), "args.std=2", *small]) == 0
     assert "not refuted, under conditions" in capsys.readouterr().out
 

@@ -10,7 +10,8 @@ import torch
 from privdd.canary.__main__ import main
 from privdd.canary.sealed import SealedCanaries, read_sealed
 
-SHAPE, CLASSES = (1, 6, 6), 3
+SHAPE = (1, 6, 6)
+CLASSES = 3
 
 
 class Net(torch.nn.Module):
@@ -31,6 +32,13 @@ NET = f"model={Path(__file__).with_name('small.py')}:Net"
 
 
 def issued(folder: Path, *more: str, sites: str = "a,b", count: int = 30) -> SealedCanaries:
-    given = [f"sealed={folder}", f"secrets={folder}", f"sites={sites}", f"count={count}", f"shape={','.join(map(str, SHAPE))}", f"classes={CLASSES}"]
+    given = [
+        f"sealed={folder}",
+        f"secrets={folder}",
+        f"sites={sites}",
+        f"count={count}",
+        f"shape={','.join(map(str, SHAPE))}",
+        f"classes={CLASSES}",
+    ]
     assert main(["issue", *given, *more]) == 0
     return read_sealed(folder)

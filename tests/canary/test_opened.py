@@ -1,4 +1,5 @@
-"""Bounds of opened canaries hold where the truth is known, and nobody can change what was sealed."""
+"""Bounds of opened canaries hold where the truth is known, and nobody can change what was
+sealed."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ M = 200
 def sealed(folder: Path, salt: bytes, stated: float | None = None) -> SealedCanaries:
     x = np.arange(M, dtype=np.float32).reshape(M, 1)
     told = {"signal": "scores", "confidence": 0.95, "delta": 0.0, "stated": stated}
-    return write_sealed(folder, salt, CanarySet(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told, secrets=folder)
+    return write_sealed(
+        folder, salt, CanarySet(x, np.zeros(M, np.int64), np.repeat(["a"], M)), told, secrets=folder
+    )
 
 
 def coins(folder: Path) -> dict[str, str]:
@@ -45,11 +48,14 @@ def coins(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
 def test_the_bound_covers_randomised_response(epsilon: float, tmp_path: Path) -> None:
-    """Each coin is told rightly with probability e^eps / (1 + e^eps): exactly epsilon-DP, and its best guess is a sign.
+    """Each coin is told rightly with probability e^eps / (1 + e^eps): exactly epsilon-DP, and its
+    best guess is a sign.
 
-    At 95 % confidence at most 5 % of runs may exceed epsilon; 300 runs reject a rate above that at 1e-4.
-    """
-    chance, above, largest = np.random.default_rng(int(epsilon)), 0, 0.0
+    At 95 % confidence at most 5 % of runs may exceed epsilon; 300 runs reject a rate above that at
+    1e-4."""
+    chance = np.random.default_rng(int(epsilon))
+    above = 0
+    largest = 0.0
     for run in range(300):
         salt = chance.bytes(32)
         inside = site_coins(salt, "a", M)
@@ -59,8 +65,15 @@ def test_the_bound_covers_randomised_response(epsilon: float, tmp_path: Path) ->
             made = sealed(tmp_path, salt)
             statement = made.statement
         mark = compute_commitment(salt, {"a": coins_to_text(inside)}, statement)
-        found = opened_result(SealedCanaries(statement, mark, made.canaries), salt, {"a": coins_to_text(inside)}, scores, {})
-        above, largest = above + (found["bound"] > epsilon), max(largest, found["bound"])
+        found = opened_result(
+            SealedCanaries(statement, mark, made.canaries),
+            salt,
+            {"a": coins_to_text(inside)},
+            scores,
+            {},
+        )
+        above = above + (found["bound"] > epsilon)
+        largest = max(largest, found["bound"])
     assert binom.sf(above - 1, 300, 0.05) > 1e-4
     assert epsilon == 0 or largest > epsilon / 3  # and it says something
 
@@ -84,7 +97,9 @@ def test_the_site_gets_exactly_the_heads(tmp_path: Path) -> None:
         held = np.load(tmp_path / "s" / f"site-{site}.npz")
         ids = [i for i in found.canaries.site_ids(site) if inside[i]]
         assert held["id"].tolist() == ids and 5 < len(ids) < 25
-        assert np.array_equal(held["x"], found.canaries.x[ids]) and np.array_equal(held["y"], found.canaries.y[ids])
+        assert np.array_equal(held["x"], found.canaries.x[ids]) and np.array_equal(
+            held["y"], found.canaries.y[ids]
+        )
     assert (tmp_path / "s" / "secret.json").stat().st_mode & 0o077 == 0
     public = (tmp_path / "s" / "public.json").read_text()
     assert not any(c in public for c in coins(tmp_path / "s").values())
@@ -101,15 +116,29 @@ def test_coins_salt_or_statement_that_were_changed_do_not_fit(tmp_path: Path) ->
     changed: list[tuple[SealedCanaries, bytes, dict[str, str]]] = [
         (found, salt, {"a": flipped(own["a"])}),
         (found, b"l" * 32, own),
-        (SealedCanaries({**found.statement, "stated": 9.0}, found.commitment, found.canaries), salt, own),
-        (SealedCanaries({**found.statement, "signal": "loss"}, found.commitment, found.canaries), salt, own),
+        (
+            SealedCanaries({**found.statement, "stated": 9.0}, found.commitment, found.canaries),
+            salt,
+            own,
+        ),
+        (
+            SealedCanaries({**found.statement, "signal": "loss"}, found.commitment, found.canaries),
+            salt,
+            own,
+        ),
     ]
     for one in changed:
         with pytest.raises(DamagedRun, match="the commitment does not fit"):
             check_commitment(*one)
     chosen = {"a": "1" * M}  # an issuer who chooses coins and commits to them
     with pytest.raises(DamagedRun, match="they were chosen, not drawn"):
-        check_commitment(SealedCanaries(found.statement, compute_commitment(salt, chosen, found.statement), found.canaries), salt, chosen)
+        check_commitment(
+            SealedCanaries(
+                found.statement, compute_commitment(salt, chosen, found.statement), found.canaries
+            ),
+            salt,
+            chosen,
+        )
 
 
 def opened(folder: Path, stated: float | None = 1.0, right: float = 1.0) -> int:
@@ -129,29 +158,45 @@ def published(folder: Path, to: Path) -> Path:
     return to
 
 
-def test_a_third_party_recomputes_everything_from_the_published_files(tmp_path: Path, capsys: Any) -> None:
+def test_a_third_party_recomputes_everything_from_the_published_files(
+    tmp_path: Path, capsys: Any
+) -> None:
     assert opened(tmp_path / "s") == 2
-    assert "200 canaries, coins read: 20 of 20, 100 of 100, " in (out := capsys.readouterr().out) and "contradiction" in out
+    assert (
+        "200 canaries, coins read: 20 of 20, 100 of 100, " in (out := capsys.readouterr().out)
+        and "contradiction" in out
+    )
     there = published(tmp_path / "s", tmp_path / "there")
     assert main(["verify", f"sealed={there}"]) == 0
     assert "agrees (scores taken as stored" in capsys.readouterr().out
     assert main(["verify", f"sealed={there}", f"scores={tmp_path / 's' / 'scores.npz'}"]) == 0
-    assert main(["open", f"sealed={tmp_path / 's'}", f"scores={tmp_path / 's' / 'nowhere.npz'}"]) == 1
+    assert (
+        main(["open", f"sealed={tmp_path / 's'}", f"scores={tmp_path / 's' / 'nowhere.npz'}"]) == 1
+    )
 
 
-def test_the_bound_is_the_larger_of_two_at_an_error_that_all_guesses_share(tmp_path: Path, capsys: Any) -> None:
+def test_the_bound_is_the_larger_of_two_at_an_error_that_all_guesses_share(
+    tmp_path: Path, capsys: Any
+) -> None:
     """By hand from the guesses told: 5 % over the numbers of guesses and the two methods."""
     assert opened(tmp_path / "s", stated=9.0, right=0.9) == 0
     told = read_json(tmp_path / "s" / "opened.json")
     guesses = [(made, right) for made, right in told["guesses_right"]]
     level = 1 - 0.05 / (2 * len(guesses))
-    by_hand = [max(bound(M, *one, delta=0.0, confidence=level) for one in guesses) for bound in (one_run, fdp_one_run)]
+    by_hand = [
+        max(bound(M, *one, delta=0.0, confidence=level) for one in guesses)
+        for bound in (one_run, fdp_one_run)
+    ]
     assert [told["bounds"]["one_run"], told["bounds"]["fdp_one_run"]] == pytest.approx(by_hand)
-    assert f"epsilon >= {max(by_hand):.3g} at delta 0 (95%); stated 9: consistent" in capsys.readouterr().out
+    assert (
+        f"epsilon >= {max(by_hand):.3g} at delta 0 (95%); stated 9: consistent"
+        in capsys.readouterr().out
+    )
 
 
 def test_scores_of_another_file_or_of_none_are_seen(tmp_path: Path, capsys: Any) -> None:
-    """Who publishes opened.json with other scores than the artifact's, their order kept, so that the bound stays."""
+    """Who publishes opened.json with other scores than the artifact's, their order kept, so that
+    the bound stays."""
     folder = tmp_path / "s"
     opened(folder)
     given = [f"sealed={folder}", f"scores={folder / 'scores.npz'}"]
@@ -162,7 +207,9 @@ def test_scores_of_another_file_or_of_none_are_seen(tmp_path: Path, capsys: Any)
     assert main(["verify", given[0]]) == 0  # the scores are taken as stored
     assert main(["verify", *given]) == 2 and "not those of the artifact" in capsys.readouterr().out
     opened(folder)
-    lines = [f"{at},{score}" for at, score in enumerate(read_json(folder / "opened.json")["scores"])]
+    lines = [
+        f"{at},{score}" for at, score in enumerate(read_json(folder / "opened.json")["scores"])
+    ]
     (folder / "same.csv").write_text("\n".join(["id,score", *lines]) + "\n")
     assert main(["verify", given[0], f"scores={folder / 'same.csv'}"]) == 2
     assert "another artifact than the one given" in capsys.readouterr().out
@@ -175,16 +222,26 @@ def test_half_of_the_coins_say_nothing(tmp_path: Path) -> None:
 
 
 LIES: list[Any] = [
-    lambda told: told.update(bound=0.1), lambda told: told["bounds"].update(one_run=0.1), lambda told: told.update(verdict="consistent"),
-    lambda told: told.update(stated=50.0), lambda told: told["scores"].__setitem__(0, -told["scores"][0]),
-    lambda told: told["guesses_right"][0].__setitem__(1, 3), lambda told: told.update(salt="0" * 64),
-    lambda told: told["coins"].update(a=flipped(told["coins"]["a"])), lambda told: told["coins"].update(b="1"),
-    lambda told: told["scores"].__setitem__(0, 10**400), lambda told: told.update(more=1), lambda told: told.update(scores=[1.0]), lambda told: told.update(bounds={}),
-]  # fmt: skip
+    lambda told: told.update(bound=0.1),
+    lambda told: told["bounds"].update(one_run=0.1),
+    lambda told: told.update(verdict="consistent"),
+    lambda told: told.update(stated=50.0),
+    lambda told: told["scores"].__setitem__(0, -told["scores"][0]),
+    lambda told: told["guesses_right"][0].__setitem__(1, 3),
+    lambda told: told.update(salt="0" * 64),
+    lambda told: told["coins"].update(a=flipped(told["coins"]["a"])),
+    lambda told: told["coins"].update(b="1"),
+    lambda told: told["scores"].__setitem__(0, 10**400),
+    lambda told: told.update(more=1),
+    lambda told: told.update(scores=[1.0]),
+    lambda told: told.update(bounds={}),
+]
 
 
 @pytest.mark.parametrize("at", range(len(LIES)))
-def test_whatever_is_changed_in_the_opened_file_is_seen(at: int, tmp_path: Path, capsys: Any) -> None:
+def test_whatever_is_changed_in_the_opened_file_is_seen(
+    at: int, tmp_path: Path, capsys: Any
+) -> None:
     opened(tmp_path / "s", right=0.97)
     path = tmp_path / "s" / "opened.json"
     told = json.loads(path.read_text())
@@ -202,4 +259,8 @@ def test_canaries_that_were_exchanged_are_seen(tmp_path: Path) -> None:
     held["x"][3] += 1
     np.savez(tmp_path / "s" / "canaries.npz", **held)
     assert main(["verify", f"sealed={tmp_path / 's'}"]) == 2
-    assert digest_arrays(held["x"]) != digest_arrays(held["x"].astype(np.float64)) != digest_arrays(held["x"][:5])
+    assert (
+        digest_arrays(held["x"])
+        != digest_arrays(held["x"].astype(np.float64))
+        != digest_arrays(held["x"][:5])
+    )

@@ -1,4 +1,5 @@
-"""Writes a file when it is imported, or when one of its functions is called: what a hostile config would like to do."""
+"""Writes a file when it is imported, or when one of its functions is called: what a hostile config
+would like to do."""
 
 from __future__ import annotations
 

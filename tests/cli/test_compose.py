@@ -26,7 +26,20 @@ from privdd.cli.run import print_resume_command
 
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
-NAMES = ["plain", "a b", "négé中", "it's", "a=b", "{x}", "back\\slash", 'say "x"', "$HOME", "a(b)", "50%", "tail\\"]
+NAMES = [
+    "plain",
+    "a b",
+    "négé中",
+    "it's",
+    "a=b",
+    "{x}",
+    "back\\slash",
+    'say "x"',
+    "$HOME",
+    "a(b)",
+    "50%",
+    "tail\\",
+]
 
 
 def run_folder_at(path: Path) -> Path:
@@ -42,14 +55,19 @@ def test_a_path_comes_through_the_shell_and_hydra(name: str, tmp_path: Path) -> 
     path = run_folder_at(tmp_path / name)
     (word,) = shlex.split(format_shell_assignment("resume", str(path)))
     assert check_command("train", quote_paths([word])).resume == str(path)
-    assert quote_paths([format_assignment("resume", name)]) == [format_assignment("resume", name)]  # once quoted, it stays
+    assert quote_paths([format_assignment("resume", name)]) == [
+        format_assignment("resume", name)
+    ]  # once quoted, it stays
 
 
 @pytest.mark.parametrize("name", ["négé中", "a b", "50%"])
 def test_a_path_needs_no_quotes_of_hydra(name: str, tmp_path: Path) -> None:
     np.savez(tmp_path / f"{name}.npz", x=np.zeros((30, 4, 4), np.uint8), y=np.arange(30) % 3)
     config = config_of("train", *SMALL, "data=npz", f"data.root={tmp_path / name}.npz")
-    assert config.data.root == f"{tmp_path / name}.npz" and build_experiment(config).dataset.classes == 3
+    assert (
+        config.data.root == f"{tmp_path / name}.npz"
+        and build_experiment(config).dataset.classes == 3
+    )
 
 
 def test_the_resume_hint_can_be_pasted(tmp_path: Path) -> None:
@@ -106,4 +124,7 @@ def test_what_was_typed_comes_back_and_means_the_same(kind: str) -> None:
 
 def test_of_a_sweep_the_value_of_this_run_is_shown() -> None:
     given = ["-m", "algo=feddm,fedavg", "attack=[lira],[rmia]"]
-    assert overrides_as_typed(["algo=fedavg", "attack=[rmia]", "audit.require=some"], given) == ["algo=fedavg", "attack=[rmia]"]
+    assert overrides_as_typed(["algo=fedavg", "attack=[rmia]", "audit.require=some"], given) == [
+        "algo=fedavg",
+        "attack=[rmia]",
+    ]

@@ -1,4 +1,5 @@
-"""What is read of a class from its source alone: types and ranges refuse what the class refuses, in the same words, and nothing else."""
+"""What is read of a class from its source alone: types and ranges refuse what the class refuses, in
+the same words, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,15 +20,20 @@ from privdd.data.sources import SOURCES
 
 
 def nodes() -> Iterator[tuple[str, Any]]:
-    """(name, node) of every method, mechanism and attack that is shipped; each class once or more."""
+    """(name, node) of every method, mechanism and attack that is shipped; each class once or
+    more."""
     plain = lambda config: OmegaConf.to_container(config, resolve=True)  # noqa: E731
     for file in sorted(Path(config_dir(), "algo").glob("*.yaml")):
         if re.search(r"^_target_: privdd\.methods", file.read_text(), re.MULTILINE):
             yield f"algo {file.stem}", plain(compose_config("train", [f"algo={file.stem}"]).algo)
     for file in sorted(Path(config_dir(), "privacy").glob("[a-z]*.yaml")):
-        for name, node in plain(compose_config("train", [f"privacy={file.stem}"]).privacy)["mechanisms"].items():
+        for name, node in plain(compose_config("train", [f"privacy={file.stem}"]).privacy)[
+            "mechanisms"
+        ].items():
             yield f"privacy {file.stem} {name}", node
-    for name, node in plain(compose_config("audit", [f"attack=[{','.join(default_attacks([config_dir()]))}]"]).attack).items():
+    for name, node in plain(
+        compose_config("audit", [f"attack=[{','.join(default_attacks([config_dir()]))}]"]).attack
+    ).items():
         yield f"attack {name}", node
 
 
@@ -77,31 +83,39 @@ def early(node: Any) -> str:
         _check_node_ranges(node)
     except ValueError as error:
         return f"refused: {error}"
-    except (TypeError, AttributeError) as error:  # left to the full check, as check_changed_settings does
+    except (
+        TypeError,
+        AttributeError,
+    ) as error:  # left to the full check, as check_changed_settings does
         return type(error).__name__
     return "passed"
 
 
 def test_what_the_source_refuses_the_class_refuses_in_the_same_words() -> None:
-    """Every shipped class, at its shipped settings and with each setting changed; of the numbers that no class takes (-1), most
-    are refused early."""
-    refused, all_refused = 0, 0
+    """Every shipped class, at its shipped settings and with each setting changed; of the numbers
+    that no class takes (-1), most are refused early."""
+    refused = 0
+    all_refused = 0
     for name, shipped in nodes():
         assert early(shipped) == "passed", name
         for node in changed(shipped):
             said, real = early(node), outcome(lambda node=node: made(node))
             assert said == real or not said.startswith("refused"), (name, node)
             if real.startswith("refused"):
-                refused, all_refused = refused + said.startswith("refused"), all_refused + 1
+                refused = refused + said.startswith("refused")
+                all_refused = all_refused + 1
     assert refused > 0.75 * all_refused > 300, (refused, all_refused)
 
 
 def test_rules_of_data_know_every_source() -> None:
-    assert {*SOURCES} | {"folder", "domain_folder", "digit_domains", "corrupted"} == {*DATASET_NAMES}
+    assert {*SOURCES} | {"folder", "domain_folder", "digit_domains", "corrupted"} == {
+        *DATASET_NAMES
+    }
 
 
 def test_no_code_is_run(tmp_path: Path) -> None:
-    """Neither our own source nor that of others; a dotted name with slashes in it would lead to any file."""
+    """Neither our own source nor that of others; a dotted name with slashes in it would lead to any
+    file."""
     (tmp_path / "own.py").write_text("class A:\n    X = print('ran')\n")
     for target in (f"privdd.{tmp_path}/own.A", "logging.FileHandler", "privdd.no.Such"):
         assert find_definition(target) == (None, ())
@@ -117,18 +131,28 @@ def targets(node: Any) -> Iterator[tuple[str, list[str]]]:
 
 def test_what_the_source_says_is_what_the_class_declares() -> None:
     """The same type, or none."""
-    found, known = 0, 0
+    found = 0
+    known = 0
     for algo in ("fedprox", "feddm_dp", "fedfed", "fedlgd", "virtual_data"):
-        config = OmegaConf.to_container(compose_config("audit", [f"algo={algo}", "attack=[lira,gradient_inversion]"]), resolve=False)
+        config = OmegaConf.to_container(
+            compose_config("audit", [f"algo={algo}", "attack=[lira,gradient_inversion]"]),
+            resolve=False,
+        )
         for target, names in targets(config):
             types = declared_parameters(pkgutil.resolve_name(target))[0]
             for name in names:
                 kind = declared_type(target, name)
                 assert kind is None or kind == types[name], (target, name)
-                found, known = found + 1, known + (kind is not None)
+                found = found + 1
+                known = known + (kind is not None)
     assert known > 0.6 * found > 60
 
 
 def test_right_values_and_what_is_not_understood_pass() -> None:
-    check_overrides("audit", ["algo.rounds=3", "algo.lr=1", "model.norm=null", "audit.worlds=9", "seed=4"])
-    assert declared_type("torch.nn.Linear", "in_features") is None and declared_type("privdd.no.Such", "x") is None
+    check_overrides(
+        "audit", ["algo.rounds=3", "algo.lr=1", "model.norm=null", "audit.worlds=9", "seed=4"]
+    )
+    assert (
+        declared_type("torch.nn.Linear", "in_features") is None
+        and declared_type("privdd.no.Such", "x") is None
+    )

@@ -18,7 +18,14 @@ from privdd.core.validation import BadConfig
 from privdd.runtime.engine import Engine
 from tests.fake_device import fake_gpu
 
-FEW = ["algo=fedproto", "preset=smoke", "data.limit=150", "data.test_limit=40", "partition.clients=3", "model.width=4"]
+FEW = [
+    "algo=fedproto",
+    "preset=smoke",
+    "data.limit=150",
+    "data.test_limit=40",
+    "partition.clients=3",
+    "model.width=4",
+]
 
 
 def test_a_price_has_every_stage_and_keeps_nothing(
@@ -29,21 +36,34 @@ def test_a_price_has_every_stage_and_keeps_nothing(
     before = OmegaConf.to_yaml(config)
     assert main.print_cost(config, tmp_path) == 0
     out = capsys.readouterr().out.splitlines()
-    assert out[0].startswith("mine: about ") and {"train", "worlds", "attacks", "start"} <= {line.split()[0] for line in out[1:]}
-    assert "CPU s; memory" in out[0] and re.fullmatch(r"network: \w+ of width 4, 0\.\d+ million numbers", out[-2])
+    assert out[0].startswith("mine: about ") and {"train", "worlds", "attacks", "start"} <= {
+        line.split()[0] for line in out[1:]
+    }
+    assert "CPU s; memory" in out[0] and re.fullmatch(
+        r"network: \w+ of width 4, 0\.\d+ million numbers", out[-2]
+    )
     assert list(tmp_path.iterdir()) == [] and OmegaConf.to_yaml(config) == before
 
 
-def test_a_long_run_is_priced_from_a_part_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_long_run_is_priced_from_a_part_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A million epochs a round."""
     began = time.process_time()
-    assert main.print_cost(config_of("audit", *FEW, "attack=[lira]", "algo.local_epochs=1000000"), tmp_path) == 0
+    assert (
+        main.print_cost(
+            config_of("audit", *FEW, "attack=[lira]", "algo.local_epochs=1000000"), tmp_path
+        )
+        == 0
+    )
     took, (out, err) = time.process_time() - began, capsys.readouterr()
     assert took < 40 and list(tmp_path.iterdir()) == []
     assert re.search(r"about \d+ h", out) and "timing a part of a few rounds" in err
 
 
-def test_on_a_gpu_the_kernels_of_the_run_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_kernels_of_the_run_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Seen(Exception):
         """What was looked for was there."""
 
@@ -63,13 +83,35 @@ def test_what_has_no_price_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         _run_command("train", lambda *at: 0)
 
 
-def test_a_sweep_is_priced_by_its_first_point(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_priced_by_its_first_point(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The estimate itself is looked at above."""
-    took = cost_estimate.CostEstimate({"train": cost_estimate.Stage(90.0, 90.0)}, Engine(), cost_estimate.ResourceNeeds(1, 1), "guessed")
+    took = cost_estimate.CostEstimate(
+        {"train": cost_estimate.Stage(90.0, 90.0)},
+        Engine(),
+        cost_estimate.ResourceNeeds(1, 1),
+        "guessed",
+    )
     monkeypatch.setattr(cost_estimate, "choose_engine", lambda *given: (None, took))
-    monkeypatch.setattr(sys, "argv", ["privdd.audit", "-m", *FEW, "seed=3,1", "algo.rounds=range(1,4)", "attack=[lira]", "--dry-run"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "privdd.audit",
+            "-m",
+            *FEW,
+            "seed=3,1",
+            "algo.rounds=range(1,4)",
+            "attack=[lira]",
+            "--dry-run",
+        ],
+    )
     assert _run_command("audit", lambda *at: 9) == 0
-    said = "sweep: 6 points; the first takes about 1 min 30 s, so all take about 9 min 00 s one after the other, if alike"
+    said = (
+        "sweep: 6 points; the first takes about 1 min 30 s, so all take about 9 min 00 s one "
+        "after the other, if alike"
+    )
     assert capsys.readouterr().out.splitlines()[0] == said
 
 

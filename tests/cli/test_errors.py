@@ -1,4 +1,5 @@
-"""Plain input that once ended in a traceback, or in a line that named nothing: each ends in one line that names its key."""
+"""Plain input that once ended in a traceback, or in a line that named nothing: each ends in one
+line that names its key."""
 
 from __future__ import annotations
 
@@ -18,10 +19,25 @@ from privdd.cli.main import check_command, config_of
 
 SMALL = ["preset=smoke", "data.limit=90", "partition=iid", "partition.clients=2"]
 SAID = {  # what was typed -> the whole line, from its start
-    ("algo=fedrd_dp", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
-    ("algo=feddm", "algo.start=noise", "privacy=aggregate_clip", "privacy.epsilon=3"): "privacy.epsilon: AggregateClip has no finite epsilon",
-    ("algo=fedfed", "privacy.epsilon=3"): "privacy.epsilon=3: would do nothing: the noise of privacy=fedfed is not set by a",
-    ("algo=fedfed_dp", "privacy.epsilon=1e9"): "privacy.epsilon=1e+09: it is above what these releases cost",
+    (
+        "algo=fedrd_dp",
+        "privacy=aggregate_clip",
+        "privacy.epsilon=3",
+    ): "privacy.epsilon: AggregateClip has no finite epsilon",
+    (
+        "algo=feddm",
+        "algo.start=noise",
+        "privacy=aggregate_clip",
+        "privacy.epsilon=3",
+    ): "privacy.epsilon: AggregateClip has no finite epsilon",
+    (
+        "algo=fedfed",
+        "privacy.epsilon=3",
+    ): "privacy.epsilon=3: would do nothing: the noise of privacy=fedfed is not set by a",
+    (
+        "algo=fedfed_dp",
+        "privacy.epsilon=1e9",
+    ): "privacy.epsilon=1e+09: it is above what these releases cost",
     ("algo=fedfed_dp", "privacy.epsilon=1e-9"): "privacy.epsilon=1e-09: ",
     ("privacy=client", "privacy.epsilon=1e9"): "privacy.epsilon=1e+09: it is above",
     ("privacy=client", "privacy.epsilon=1e-9"): "privacy.epsilon=1e-09: ",
@@ -29,30 +45,48 @@ SAID = {  # what was typed -> the whole line, from its start
     ("algo=fedadam", "algo.tau=1000000000000000000000"): "algo.tau=1000000000000000000000: ",
     ("algo=fedadam", "algo.tau=1e-30"): "algo.tau=1e-30: a number from 1e-18 to 1e18",
     ("attack.lira.confidence=[1,2]",): "attack.lira.confidence=[1, 2]: a number is needed",
-    ("attack.lira.online=../../etc/passwd",): "attack.lira.online='../../etc/passwd': true or false",
-    ("attack.model_inversion.prior.steps=''",): "attack.model_inversion.prior.steps='': a whole number",
-    ("attack.feature_inversion.limit=-1",): "attack.feature_inversion.limit=-1: a whole number of at least 1",
-    ("attack.gradient_inversion.captures=0",): "attack.gradient_inversion.captures=0: a whole number of at least 1",
-    ("attack.gradient_density.folds=1",): "attack.gradient_density.folds=1: a whole number of at least 2",
+    (
+        "attack.lira.online=../../etc/passwd",
+    ): "attack.lira.online='../../etc/passwd': true or false",
+    (
+        "attack.model_inversion.prior.steps=''",
+    ): "attack.model_inversion.prior.steps='': a whole number",
+    (
+        "attack.feature_inversion.limit=-1",
+    ): "attack.feature_inversion.limit=-1: a whole number of at least 1",
+    (
+        "attack.gradient_inversion.captures=0",
+    ): "attack.gradient_inversion.captures=0: a whole number of at least 1",
+    (
+        "attack.gradient_density.folds=1",
+    ): "attack.gradient_density.folds=1: a whole number of at least 2",
     ("attack.shadow_classifier.k=0",): "attack.shadow_classifier.k=0: a whole number of at least 1",
     ("attack.rmia.a=2",): "attack.rmia.a=2: a number in [0, 1]",
     ("attack.rmia.gamma=0",): "attack.rmia.gamma=0: a finite number above 0",
     ("attack.base.temperature=-1",): "attack.base.temperature=-1: a finite number above 0",
     ("attack.lira.confidence=7",): "attack.lira.confidence=7: a number in (0, 1)",
     ("privacy=dpsgd", "privacy.name=text"): "privacy.name=text: ",
-    ("participation=0.1", "algo.rounds=1", "audit.client=0"): "participation=0.1: the audited client 0 is drawn in none of the 1 round",
+    (
+        "participation=0.1",
+        "algo.rounds=1",
+        "audit.client=0",
+    ): "participation=0.1: the audited client 0 is drawn in none of the 1 round",
     ("algo=fedavgx",): "algo=fedavgx: unknown algo; ",
     ("attack=[liar]",): "attack=liar: unknown attack; ",
     ("preset=huge",): "preset=huge: unknown preset. Allowed are ",
     ("partition.heldout=1000000000000",): "partition.heldout=1000000000000: ",
-    ("name=négé",): "LexerNoViableAltException: name=négé ^: cannot be read; put the value into quotes",
-}  # fmt: skip
+    (
+        "name=négé",
+    ): "LexerNoViableAltException: name=négé ^: cannot be read; put the value into quotes",
+}
 
 
 @pytest.mark.parametrize(("typed", "said"), SAID.items(), ids=[" ".join(typed) for typed in SAID])
 def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
     """By the way of the commands: composed, checked, built."""
-    chosen = sorted({item.split(".")[1] for item in typed if item.startswith("attack.")}) or ["lira"]
+    chosen = sorted({item.split(".")[1] for item in typed if item.startswith("attack.")}) or [
+        "lira"
+    ]
     with pytest.raises(Exception, match=f"^{re.escape(said)}") as caught:
         config = config_of("audit", *SMALL, f"attack=[{','.join(chosen)}]", *typed)
         build_attacks(config)
@@ -61,21 +95,52 @@ def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
     assert line and "\n" not in line and len(line) < 500
 
 
-@pytest.mark.parametrize("typed", [("privacy=client",), ("privacy=dpsgd",), ("algo=fedfed_dp",), ("algo=feddm_dp",), ("algo=fedfed", "privacy=gaussian_features"),
-                                   ("algo=fedrd_dp",), ("algo=fedlgd_dp",), ("algo=feddm", "algo.start=noise", "privacy=clipped_gradient")], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("privacy=client",),
+        ("privacy=dpsgd",),
+        ("algo=fedfed_dp",),
+        ("algo=feddm_dp",),
+        ("algo=fedfed", "privacy=gaussian_features"),
+        ("algo=fedrd_dp",),
+        ("algo=fedlgd_dp",),
+        ("algo=feddm", "algo.start=noise", "privacy=clipped_gradient"),
+    ],
+    ids=" ".join,
+)
 def test_every_accounted_mechanism_is_calibrated(typed: Sequence[str]) -> None:
-    """To what the accountant then says of the plan: within 1.5 % of what was asked for, from below."""
+    """To what the accountant then says of the plan: within 1.5 % of what was asked for, from
+    below."""
     from privdd.cli.build import planned_event
     from privdd.privacy.accounting import epsilon
 
-    small = [item for item in SMALL if not item.startswith("data")]  # delta times records stays below 1
+    small = [
+        item for item in SMALL if not item.startswith("data")
+    ]  # delta times records stays below 1
     plan = build_experiment(config_of("train", *small, *typed, "privacy.epsilon=30")).plan
-    assert 29.5 < epsilon(planned_event(plan), 1e-5, relation=check_command("train", [*small, *typed]).privacy.relation) <= 30
+    assert (
+        29.5
+        < epsilon(
+            planned_event(plan),
+            1e-5,
+            relation=check_command("train", [*small, *typed]).privacy.relation,
+        )
+        <= 30
+    )
 
 
 ARRAYS = {
-    "label gap": ((30, 4, 4), np.where(np.arange(30) % 3 == 2, 53, np.arange(30) % 3), "got 53 but no 2"),
-    "label of a billion": ((30, 4, 4), np.where(np.arange(30) == 3, 10**9, np.arange(30) % 3), "got 1000000000 but no 3"),
+    "label gap": (
+        (30, 4, 4),
+        np.where(np.arange(30) % 3 == 2, 53, np.arange(30) % 3),
+        "got 53 but no 2",
+    ),
+    "label of a billion": (
+        (30, 4, 4),
+        np.where(np.arange(30) == 3, 10**9, np.arange(30) % 3),
+        "got 1000000000 but no 3",
+    ),
     "one class": ((30, 4, 4), np.zeros(30, np.int64), "at least two classes"),
     "no pixels": ((30, 0, 4), np.arange(30) % 3, "at least one pixel"),
 }
@@ -87,7 +152,9 @@ def test_arrays_that_are_no_data_set(kind: str, dtype: type, tmp_path: Path) -> 
     shape, labels, said = ARRAYS[kind]
     np.savez(tmp_path / "x.npz", x=np.zeros(shape, dtype), y=labels)
     with pytest.raises(ValueError, match=said) as caught:
-        build_experiment(config_of("train", "preset=smoke", "data=npz", f"data.root={tmp_path / 'x.npz'}"))
+        build_experiment(
+            config_of("train", "preset=smoke", "data=npz", f"data.root={tmp_path / 'x.npz'}")
+        )
     assert "data.root=" in str(caught.value)
 
 
@@ -108,9 +175,15 @@ def test_what_torch_says_is_said_in_words_of_the_settings(said: str) -> None:
 
 
 def test_a_reader_that_goes_away_early_is_no_error() -> None:
-    """As in ``... list | head -1``; without reading anything the pipe is closed before all is written."""
-    code = "import sys; from privdd.cli.errors import run_reporting_errors; sys.exit(run_reporting_errors(lambda: print('y' * 10**6) or 0))"
-    done = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    """As in ``... list | head -1``; without reading anything the pipe is closed before all is
+    written."""
+    code = (
+        "import sys; from privdd.cli.errors import run_reporting_errors; "
+        "sys.exit(run_reporting_errors(lambda: print('y' * 10**6) or 0))"
+    )
+    done = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     assert done.stdout is not None and done.stderr is not None
     done.stdout.close()
     assert (done.stderr.read(), done.wait(60)) == (b"", 141)

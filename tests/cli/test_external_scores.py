@@ -41,33 +41,55 @@ def test_the_page_says_what_the_scores_say(tmp_path: Path) -> None:
     content = bare(2.0)
     assert audit_external_scores(config(tmp_path, content), tmp_path / "run", ["privdd-audit"]) == 0
     result = load_findings(tmp_path / "run")
-    assert result.run.algo == "scores" and result.utility is None and result.verdict == "unprotected"
-    assert result.findings[0].auc == pytest.approx(roc_auc_score(content["member"], content["scores"]))
+    assert (
+        result.run.algo == "scores" and result.utility is None and result.verdict == "unprotected"
+    )
+    assert result.findings[0].auc == pytest.approx(
+        roc_auc_score(content["member"], content["scores"])
+    )
     page = (tmp_path / "run" / "report.html").read_text()
     assert "comes from elsewhere" in page and "<svg" in page
     assert "utility" not in json.loads((tmp_path / "run" / "findings.json").read_text())
     assert list((tmp_path / "run" / "figures").glob("roc-*.svg"))
 
 
-@pytest.mark.parametrize(("gap", "stated", "status"), [(3.0, 0.5, 2), (3.0, 30.0, 0), (0.0, 0.5, 0)])
-def test_a_stated_epsilon_is_held_to(tmp_path: Path, gap: float, stated: float, status: int) -> None:
+@pytest.mark.parametrize(
+    ("gap", "stated", "status"), [(3.0, 0.5, 2), (3.0, 30.0, 0), (0.0, 0.5, 0)]
+)
+def test_a_stated_epsilon_is_held_to(
+    tmp_path: Path, gap: float, stated: float, status: int
+) -> None:
     asked = config(tmp_path, bare(gap), f"privacy.epsilon={stated}")
     assert audit_external_scores(asked, tmp_path / "run", []) == status
     assert (load_findings(tmp_path / "run").verdict == "contradiction") == (status == 2)
 
 
 @pytest.mark.parametrize(("surface", "sender"), [("update", "client"), ("global_model", "server")])
-def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(surface: str, sender: str, tmp_path: Path) -> None:
-    audit_external_scores(config(tmp_path, bare(1.0), "privacy.epsilon=30", f"scores_surface={surface}", "seed=5"), tmp_path / "run", ["it"])
+def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(
+    surface: str, sender: str, tmp_path: Path
+) -> None:
+    audit_external_scores(
+        config(tmp_path, bare(1.0), "privacy.epsilon=30", f"scores_surface={surface}", "seed=5"),
+        tmp_path / "run",
+        ["it"],
+    )
     result = load_findings(tmp_path / "run")
     (claim,), (sent,) = result.privacy.claims, result.surfaces
-    assert (claim.epsilon, claim.sound, claim.source) == (30.0, False, "stated by whoever brought the scores")
+    assert (claim.epsilon, claim.sound, claim.source) == (
+        30.0,
+        False,
+        "stated by whoever brought the scores",
+    )
     assert math.isinf(result.privacy.epsilon.best) and sent.sender == sender
     manifest = read_json(tmp_path / "run" / "manifest.json")
-    assert (manifest["seed"], manifest["command"]) == (5, ["it"]) and "findings.json" in manifest["files"]
+    assert (manifest["seed"], manifest["command"]) == (5, ["it"]) and "findings.json" in manifest[
+        "files"
+    ]
 
 
-def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     asked: list[float] = []
     honest = commands.audit_scores
 
@@ -84,7 +106,9 @@ def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> 
     more = ("scores_surface=synthetic_images", "name=ours")
     audit_external_scores(config(tmp_path, arrays(2.0), *more), tmp_path / "run", [])
     result = load_findings(tmp_path / "run")
-    assert {row.surface for row in result.findings} == {"synthetic_images"} and len(result.findings) == 5
+    assert {row.surface for row in result.findings} == {"synthetic_images"} and len(
+        result.findings
+    ) == 5
     page = write_comparison([tmp_path / "run"], tmp_path / "out")
     assert "ours" in page.read_text()
     assert (tmp_path / "out" / "frontier.csv").read_text().count("\n") == 2

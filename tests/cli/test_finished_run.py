@@ -1,4 +1,5 @@
-"""``resume=`` of a finished run tells its result at once: nothing is trained, attacked or written again."""
+"""``resume=`` of a finished run tells its result at once: nothing is trained, attacked or written
+again."""
 
 from __future__ import annotations
 
@@ -16,30 +17,44 @@ from tests.conftest import SmallAudit
 
 
 def files_of(folder: Path) -> dict[Path, tuple[int, int]]:
-    return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (path.stat().st_mtime_ns, path.stat().st_size)
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_a_finished_audit_is_told_and_nothing_runs(
-    audited: Callable[[str], SmallAudit], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    audited: Callable[[str], SmallAudit],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = audited("fedfed")
     before = files_of(run.path)
     monkeypatch.setattr(sys, "argv", ["audit", f"resume={run.path}"])
     assert cli.main("audit", lambda *_: pytest.fail("it ran again")) == run.status == 0
     said = capsys.readouterr()
-    assert f"{run.path}: this audit is finished; run={run.path} attack=[NAME] adds attacks" in said.err
+    assert (
+        f"{run.path}: this audit is finished; run={run.path} attack=[NAME] adds attacks" in said.err
+    )
     assert f"result: {run.path / 'findings.json'}" in said.out and files_of(run.path) == before
 
 
-def test_its_limits_are_judged_and_what_asks_for_more_goes_on(audited: Callable[[str], SmallAudit]) -> None:
+def test_its_limits_are_judged_and_what_asks_for_more_goes_on(
+    audited: Callable[[str], SmallAudit],
+) -> None:
     typed = [f"resume={audited('fedfed').path}"]
     broken = compose_config("audit", ["attack=[lira]", *typed, "fail_on.epsilon_proven=1"])
     assert report_finished_run("audit", broken, typed) == 3
     assert report_finished_run("audit", broken, [*typed, "attack=[rmia]"]) is None
-    assert report_finished_run("train", compose_config("train", typed), typed) is None  # no training of its own ended here
+    assert (
+        report_finished_run("train", compose_config("train", typed), typed) is None
+    )  # no training of its own ended here
 
 
-def test_a_run_that_was_cut_off_goes_on(audited: Callable[[str], SmallAudit], tmp_path: Path) -> None:
+def test_a_run_that_was_cut_off_goes_on(
+    audited: Callable[[str], SmallAudit], tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(audited("fedfed").path, tmp_path / "run"))
     (folder / "manifest.json").unlink()
     config = compose_config("audit", ["attack=[lira]", f"resume={folder}"])

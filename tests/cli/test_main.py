@@ -1,4 +1,5 @@
-"""The written help: every choice that exists is in it, and every example is a command that is accepted."""
+"""The written help: every choice that exists is in it, and every example is a command that is
+accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +11,13 @@ import pytest
 
 from privdd import __version__
 from privdd.cli.compose import config_dir, group_choices
-from privdd.cli.main import COMMAND_EXAMPLES, SHOWN_GROUPS, check_command, help_text, print_help_if_asked
+from privdd.cli.main import (
+    COMMAND_EXAMPLES,
+    SHOWN_GROUPS,
+    check_command,
+    help_text,
+    print_help_if_asked,
+)
 
 
 @pytest.mark.parametrize("command", ["audit", "train"])
@@ -22,7 +29,9 @@ def test_every_choice_is_listed(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["audit", "train"])
-def test_examples_are_accepted(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_accepted(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(COMMAND_EXAMPLES[command]) == 5
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "outputs" / "..."  # as the examples write it
@@ -38,8 +47,14 @@ def test_help_is_no_wider_than_a_terminal() -> None:
 
 def test_version_and_own_files(tmp_path: Path) -> None:
     out = io.StringIO()
-    assert print_help_if_asked("audit", ["--version"], out) and out.getvalue() == f"privdd {__version__}\n"
+    assert (
+        print_help_if_asked("audit", ["--version"], out)
+        and out.getvalue() == f"privdd {__version__}\n"
+    )
     (tmp_path / "algo").mkdir()
     (tmp_path / "algo" / "signs.yaml").write_text("_target_: signs.Signs\n")
-    assert print_help_if_asked("train", ["--help", "--config-dir", str(tmp_path)], out) and "signs" in out.getvalue()
+    assert (
+        print_help_if_asked("train", ["--help", "--config-dir", str(tmp_path)], out)
+        and "signs" in out.getvalue()
+    )
     assert not print_help_if_asked("audit", ["algo=fedavg"], out)

@@ -1,7 +1,8 @@
-"""Infinity and NaN stand for nothing: each is refused in one line wherever a shipped config holds a number.
+"""Infinity and NaN stand for nothing: each is refused in one line wherever a shipped config holds a
+number.
 
-Typed, it is the line of ``check_config_types``; given to the class itself in Python, that of the class.
-"""
+Typed, it is the line of ``check_config_types``; given to the class itself in Python, that of the
+class."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ from privdd.runtime.engine import Engine
 
 OWN = ("own", "own_training")  # they need a file of the user's own
 ODD = (math.inf, -math.inf, math.nan)
-UNNAMED = {"partition": Partition, "engine": Engine}  # group -> the class of its nodes, which have no _target_
+UNNAMED = {
+    "partition": Partition,
+    "engine": Engine,
+}  # group -> the class of its nodes, which have no _target_
 
 
 def names(group: str) -> list[str]:
@@ -33,11 +37,20 @@ def names(group: str) -> list[str]:
 
 
 ATTACKS = f"attack=[{','.join(names('attack'))}]"
-CHOICES = [ATTACKS, *(f"{group}={name}" for group in ("algo", "privacy", "model", "partition", "engine") for name in names(group) if name not in OWN)]
+CHOICES = [
+    ATTACKS,
+    *(
+        f"{group}={name}"
+        for group in ("algo", "privacy", "model", "partition", "engine")
+        for name in names(group)
+        if name not in OWN
+    ),
+]
 
 
 def places(value: Any) -> list[tuple[int, ...]]:
-    """Where a setting holds a number: () of one, the indices of the first of a list, of a list of lists."""
+    """Where a setting holds a number: () of one, the indices of the first of a list, of a list of
+    lists."""
     if isinstance(value, list):
         return [(0, *at) for at in places(value[0])] if value else []
     return [()] if is_number(value) else []
@@ -68,14 +81,20 @@ def targets(node: Any) -> Iterator[dict[str, Any]]:
 def built(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
-    return pkgutil.resolve_name(node["_target_"])(**settings_of(node)) if "_target_" in node else settings_of(node)
+    return (
+        pkgutil.resolve_name(node["_target_"])(**settings_of(node))
+        if "_target_" in node
+        else settings_of(node)
+    )
 
 
 def classes(group: str, node: dict[str, Any]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Every class that is built from a group's node, and its settings."""
     if group in UNNAMED:
         yield UNNAMED[group], node
-    yield from ((pkgutil.resolve_name(inner["_target_"]), settings_of(inner)) for inner in targets(node))
+    yield from (
+        (pkgutil.resolve_name(inner["_target_"]), settings_of(inner)) for inner in targets(node)
+    )
 
 
 def settings_of(node: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +109,8 @@ def resolved(choice: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_typed_one_is_refused(choice: str) -> None:
-    config, group = OmegaConf.create(resolved(choice)), choice.split("=")[0]
+    config = OmegaConf.create(resolved(choice))
+    group = choice.split("=")[0]
     odd = cycle(ODD)
     for key, value in iterate_settings(to_plain_settings(config[group]), group):
         for at in places(value):
@@ -101,7 +121,9 @@ def test_a_typed_one_is_refused(choice: str) -> None:
     check_config_types(config)
 
 
-@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "privacy=none"])  # which builds nothing
+@pytest.mark.parametrize(
+    "choice", [choice for choice in CHOICES if choice != "privacy=none"]
+)  # which builds nothing
 def test_the_class_itself_refuses_one(choice: str) -> None:
     group = choice.split("=")[0]
     made = list(classes(group, resolved(choice)[group]))

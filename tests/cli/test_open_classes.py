@@ -1,4 +1,5 @@
-"""A class of one record is open where class means are sent without noise: said before training, and by ``check_method``."""
+"""A class of one record is open where class means are sent without noise: said before training, and
+by ``check_method``."""
 
 from __future__ import annotations
 
@@ -21,11 +22,15 @@ def with_one_record_of_a_class(algo: str) -> str:
     return open_classes_warning(experiment.plan, shards)
 
 
-@pytest.mark.parametrize(("algo", "warns"), [("fedproto", True), ("fedavg", False), ("dp_means", False)])
+@pytest.mark.parametrize(
+    ("algo", "warns"), [("fedproto", True), ("fedavg", False), ("dp_means", False)]
+)
 def test_a_class_of_one_record_is_said_before_training(algo: str, warns: bool) -> None:
     said = with_one_record_of_a_class(algo)
     assert bool(said) is warns
-    assert not warns or (said.startswith("prototypes: of client 1 ") and "3" in said and "open" in said)
+    assert not warns or (
+        said.startswith("prototypes: of client 1 ") and "3" in said and "open" in said
+    )
 
 
 def test_the_check_of_a_method_says_that_counts_are_read() -> None:

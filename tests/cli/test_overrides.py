@@ -15,7 +15,8 @@ from privdd.cli.overrides import check_changed_settings, check_overrides, check_
 from privdd.cli.suggestions import SYNONYMS, suggest_key
 from privdd.core.validation import BadConfig
 
-# A mistyped command line is refused by name, with the nearest right one, before anything heavy is imported.
+# A mistyped command line is refused by name, with the nearest right one, before anything heavy is
+# imported.
 
 
 MISTYPED = {
@@ -63,7 +64,8 @@ MISTYPED = {
     "seeds=0,1": "seeds: unknown key; did you mean seed?",
     "privcy.noise_multiplier=2": "privcy.noise_multiplier: unknown key; did you mean privacy.noise_multiplier?",
     # several values without a sweep
-    "privacy.noise_multiplier=0,5": "privacy.noise_multiplier=0,5: a decimal number has a point, privacy.noise_multiplier=0.5; several values are a sweep",
+    "privacy.noise_multiplier=0,5": "privacy.noise_multiplier=0,5: a decimal number has a point, "
+    "privacy.noise_multiplier=0.5; several values are a sweep",
     "seed=0,1": "seed=0,1: several values are a sweep: add -m",
     "algo=fedavg,feddm": "algo=fedavg,feddm: several values are a sweep: add -m",
 }
@@ -77,9 +79,17 @@ def test_the_right_way_is_named(typed: str) -> None:
     assert str(caught.value).startswith(MISTYPED[typed])
 
 
-@pytest.mark.parametrize("typed", [
-    "algo=fedavg,feddm -m", "algo=glob(fed*) -m", "attack=[lira],[rmia] -m", "data=digits", "privacy=dpsgd", "privacy.noise_multiplier=1,5 algo=fedfed_dp -m",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "algo=fedavg,feddm -m",
+        "algo=glob(fed*) -m",
+        "attack=[lira],[rmia] -m",
+        "data=digits",
+        "privacy=dpsgd",
+        "privacy.noise_multiplier=1,5 algo=fedfed_dp -m",
+    ],
+)
 def test_right_choices_pass(typed: str) -> None:
     check_overrides("audit", expand_arguments(typed.split(), "audit"))
 
@@ -88,9 +98,12 @@ CUT = {  # typed -> said
     "algo = fedfed": "algo =: a space ends an argument; write algo=fedfed without spaces",
     "algo =fedfed": "algo =fedfed: a space ends an argument; write algo=fedfed without spaces",
     "algo= fedfed": "algo= fedfed: a space ends an argument; write algo=fedfed without spaces",
-    "attack=[lira, rmia] seed=1": "attack=[lira, rmia]: a space ends an argument; write attack=[lira,rmia] without spaces",
-    "attack=[lira, rmia, base]": "attack=[lira, rmia,: a space ends an argument; write attack=[lira,rmia,base] without spaces",
-    "attack=lira rmia": "attack=lira rmia: several attacks are a list; write attack=[lira,rmia] without spaces",
+    "attack=[lira, rmia] seed=1": "attack=[lira, rmia]: a space ends an argument; write attack=[lira,rmia] without "
+    "spaces",
+    "attack=[lira, rmia, base]": "attack=[lira, rmia,: a space ends an argument; write attack=[lira,rmia,base] "
+    "without spaces",
+    "attack=lira rmia": "attack=lira rmia: several attacks are a list; write attack=[lira,rmia] without "
+    "spaces",
 }
 
 
@@ -102,14 +115,30 @@ def test_values_that_spaces_cut_are_shown_in_one_piece(typed: str) -> None:
 
 
 def test_what_has_no_space_in_it_passes() -> None:
-    check_spaces(["algo=fedfed", "--config-dir", "conf", "-m", "attack=[lira,rmia]", "data.root=a b", "seed=1"])
+    check_spaces(
+        [
+            "algo=fedfed",
+            "--config-dir",
+            "conf",
+            "-m",
+            "attack=[lira,rmia]",
+            "data.root=a b",
+            "seed=1",
+        ]
+    )
 
 
 def test_every_synonym_leads_to_a_key_of_some_config() -> None:
-    composed = [compose_config("audit", ["attack=[lira]", *more]) for more in (["algo=fedavg", "privacy=dpsgd"], ["algo=fedfed_dp"])]
+    composed = [
+        compose_config("audit", ["attack=[lira]", *more])
+        for more in (["algo=fedavg", "privacy=dpsgd"], ["algo=fedfed_dp"])
+    ]
     for word, meant in SYNONYMS.items():
         said = [suggest_key(config, word, 0) for config in composed]
-        assert any(meant.rpartition(".")[2] in line and "did you mean" in line for line in said), (word, said)
+        assert any(meant.rpartition(".")[2] in line and "did you mean" in line for line in said), (
+            word,
+            said,
+        )
 
 
 QUICK = {
@@ -137,16 +166,21 @@ def test_nothing_heavy_is_imported_first(kind: str) -> None:
         "import sys\n"
         "from privdd.audit import main\n"
         "try:\n    main()\n"
-        "finally:\n    print(*({'torch', 'scipy', 'matplotlib', 'sklearn', 'opacus'} & {*sys.modules}), file=sys.stderr)\n"
+        "finally:\n    print(*({'torch', 'scipy', 'matplotlib', 'sklearn', 'opacus'} & "
+        "{*sys.modules}), file=sys.stderr)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, *QUICK[kind]], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *QUICK[kind]], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == (0 if kind in ("help", "version") else 1)
     assert done.stderr.splitlines()[-1] == ""  # none of them
     assert "Traceback" not in done.stderr
 
 
 def test_the_api_is_imported_without_torch() -> None:
-    program = "import sys, privdd.api\nassert 'torch' not in sys.modules and 'scipy' not in sys.modules"
+    program = (
+        "import sys, privdd.api\nassert 'torch' not in sys.modules and 'scipy' not in sys.modules"
+    )
     assert subprocess.run([sys.executable, "-c", program], timeout=300).returncode == 0
 
 
@@ -183,17 +217,25 @@ def test_wrong_values_are_refused_without_torch() -> None:
         "import json, sys, privdd.cli.main; from privdd.cli.overrides import check_overrides\n"
         "for typed in json.load(sys.stdin):\n"
         "    try: check_overrides('audit', typed.split()); print('passed')\n"
-        "    except ValueError as error: print(error, *({'torch', 'scipy', 'dp_accounting'} & {*sys.modules}))\n"
+        "    except ValueError as error: print(error, *({'torch', 'scipy', "
+        "'dp_accounting'} & {*sys.modules}))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], input=json.dumps([*WRONG]), capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps([*WRONG]), capture_output=True, text=True
+    )
     said = done.stdout.splitlines()
     assert len(said) == len(WRONG), done.stderr
     for typed, line in zip(WRONG, said, strict=True):
-        assert line.startswith(WRONG[typed]) and not line.endswith((" torch", " scipy", " dp_accounting")), (typed, line)
+        assert line.startswith(WRONG[typed]) and not line.endswith(
+            (" torch", " scipy", " dp_accounting")
+        ), (typed, line)
 
 
 def test_right_values_and_what_is_not_built_pass() -> None:
-    check_overrides("audit", ["algo.rounds=3", "algo.lr=1", "model.norm=null", "partition.heldout=12", "data.limit=50"])
+    check_overrides(
+        "audit",
+        ["algo.rounds=3", "algo.lr=1", "model.norm=null", "partition.heldout=12", "data.limit=50"],
+    )
     check_overrides("audit", ["scores=some.npz", "algo.rounds=0"])  # of scores nothing is trained
 
 

@@ -1,4 +1,5 @@
-"""A secret comes by the environment or the command line, is needed again to go on, and is in no file."""
+"""A secret comes by the environment or the command line, is needed again to go on, and is in no
+file."""
 
 from __future__ import annotations
 
@@ -21,19 +22,38 @@ from privdd.cli.stored_config import load_stored_config
 from privdd.core.validation import BadConfig
 from privdd.federated import simulation, trainer
 
-SECRET, WRONG = "12e45678901234567890", "another-secret-of-someone"  # the first reads as a number, too
+# the first reads as a number, too
+SECRET = "12e45678901234567890"
+WRONG = "another-secret-of-someone"
 TINY = [
-    "algo=fedavg", "privacy=client", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=60", "partition=iid",
-    "partition.clients=3", "model=mlp", "algo.rounds=2", "algo.local_epochs=1", "privacy.noise_source=secret",
-]  # fmt: skip
-AUDIT = ["audit.records=10", "audit.worlds=3", "audit.victims=1", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20"]
+    "algo=fedavg",
+    "privacy=client",
+    "preset=smoke",
+    "data=digits",
+    "data.limit=150",
+    "data.test_limit=60",
+    "partition=iid",
+    "partition.clients=3",
+    "model=mlp",
+    "algo.rounds=2",
+    "algo.local_epochs=1",
+    "privacy.noise_source=secret",
+]
+AUDIT = [
+    "audit.records=10",
+    "audit.worlds=3",
+    "audit.victims=1",
+    "audit.guarantee.runs=20",
+    "audit.guarantee.slow_runs=20",
+]
 
 Run = Callable[..., int]
 
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Hydra would bind the root logger to this test's captured stderr; no secret from outside, and none left behind."""
+    """Hydra would bind the root logger to this test's captured stderr; no secret from outside, and
+    none left behind."""
     for module in ("hydra.core.utils", "hydra._internal.hydra"):
         monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
     monkeypatch.setenv(SECRET_VARIABLE, "")
@@ -67,18 +87,27 @@ def artifacts(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("given", ["typed", "quoted", "environment"])
 def test_it_is_in_no_byte_of_a_run_folder(given: str, run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    typed = {"typed": [f"privacy.secret={SECRET}"], "quoted": [f"privacy.secret='{SECRET}'"], "environment": []}[given]
+    typed = {
+        "typed": [f"privacy.secret={SECRET}"],
+        "quoted": [f"privacy.secret='{SECRET}'"],
+        "environment": [],
+    }[given]
     secret = SECRET if given == "environment" else None
     assert run(*TINY, *typed, f"hydra.run.dir={out}", secret=secret) == 0
     text = bytes_below(out)
     assert SECRET.encode() not in text and load_stored_config(out).privacy.secret is None
-    assert b"noise_source" in text and len(artifacts(out)) == 6  # the files are there and hold the settings
+    assert (
+        b"noise_source" in text and len(artifacts(out)) == 6
+    )  # the files are there and hold the settings
 
 
 def test_it_is_in_no_byte_of_an_audit_or_a_sweep(run: Run, tmp_path: Path) -> None:
-    audited, swept = tmp_path / "audited", tmp_path / "swept"
+    audited = tmp_path / "audited"
+    swept = tmp_path / "swept"
     attacks = "attack=[lira,loss_threshold,gradient_inversion]"
-    status = run(*TINY, *AUDIT, attacks, f"privacy.secret={SECRET}", f"hydra.run.dir={audited}", name="audit")
+    status = run(
+        *TINY, *AUDIT, attacks, f"privacy.secret={SECRET}", f"hydra.run.dir={audited}", name="audit"
+    )
     assert status == 0 and (audited / "report.html").is_file()
     points = ["-m", "algo.rounds=1", "privacy.noise_multiplier=1.0,2.0", f"hydra.sweep.dir={swept}"]
     assert run(*TINY[:-2], TINY[-1], f"privacy.secret={SECRET}", *points) == 0
@@ -97,7 +126,11 @@ def test_it_is_not_stored_with_a_config_from_python(tmp_path: Path) -> None:
 def test_a_function_of_the_api_does_not_write_it_down(tmp_path: Path) -> None:
     train(*TINY, f"privacy.secret='{SECRET}'", out=tmp_path / "out")
     text = bytes_below(tmp_path / "out")
-    assert SECRET.encode() not in text and b"privdd.train" in text and os.environ[SECRET_VARIABLE] == ""
+    assert (
+        SECRET.encode() not in text
+        and b"privdd.train" in text
+        and os.environ[SECRET_VARIABLE] == ""
+    )
 
 
 def test_however_it_is_given_it_draws_the_same_noise(run: Run, tmp_path: Path) -> None:
@@ -127,14 +160,23 @@ def stopped(run: Run, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_resumed_run_needs_the_same_secret_again(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path, whole = tmp_path / "stopped", tmp_path / "whole"
+    path = tmp_path / "stopped"
+    whole = tmp_path / "whole"
     stopped(run, path, monkeypatch)
     before = bytes_below(path)
     capsys.readouterr()
-    for secret, said in ((WRONG, "began with another secret"), (None, "no secret is given (environment variable")):
+    for secret, said in (
+        (WRONG, "began with another secret"),
+        (None, "no secret is given (environment variable"),
+    ):
         assert run(f"resume={path}", secret=secret) == 1
         error = capsys.readouterr().err
-        assert said in error and len(error.strip().splitlines()) == 1 and SECRET not in error and WRONG not in error
+        assert (
+            said in error
+            and len(error.strip().splitlines()) == 1
+            and SECRET not in error
+            and WRONG not in error
+        )
         assert bytes_below(path) == before
     assert run(f"resume={path}", secret=SECRET) == 0
     assert run(*TINY, f"hydra.run.dir={whole}", secret=SECRET) == 0
@@ -150,16 +192,28 @@ def test_a_secret_file_of_a_stranger_is_one_line(
     for text in ("[]", "{}", '{"salt": 3}', '{"salt": "zz", "scrypt": ""}', "", "null"):
         (path / "state" / "secret.json").write_text(text)
         assert run(f"resume={path}", secret=SECRET) == 1
-        assert "secret.json" in (error := capsys.readouterr().err) and len(error.strip().splitlines()) == 1
+        assert (
+            "secret.json" in (error := capsys.readouterr().err)
+            and len(error.strip().splitlines()) == 1
+        )
 
 
-@pytest.mark.parametrize(("typed", "said"), [
-    (["privacy.noise_source=seed", f"privacy.secret='{SECRET}'"], "used with privacy.noise_source=secret only"),
-    (["privacy.secret=12345"], "at least 16 characters"),
-    ([f"privacy.secret={SECRET}"], "a text or a whole number"),  # unquoted, it is read as infinity
-    (["privacy.secret=true"], "a text or a whole number is needed"),
-    (["privacy.secret=[1]"], "a text or a whole number is needed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (
+            ["privacy.noise_source=seed", f"privacy.secret='{SECRET}'"],
+            "used with privacy.noise_source=secret only",
+        ),
+        (["privacy.secret=12345"], "at least 16 characters"),
+        (
+            [f"privacy.secret={SECRET}"],
+            "a text or a whole number",
+        ),  # unquoted, it is read as infinity
+        (["privacy.secret=true"], "a text or a whole number is needed"),
+        (["privacy.secret=[1]"], "a text or a whole number is needed"),
+    ],
+)
 def test_a_secret_that_would_not_protect_is_refused(typed: list[str], said: str) -> None:
     with pytest.raises(BadConfig, match=said) as failure:
         build_experiment(compose_config("train", [*TINY, *typed]))
@@ -176,18 +230,27 @@ def test_a_secret_that_would_not_be_used_is_refused_on_the_command_line(
 
 @pytest.mark.parametrize(("privacy", "status"), [("client", 1), ("none", 0)])
 def test_a_run_that_an_earlier_version_began_to_noise_is_not_gone_on_with(
-    privacy: str, status: int, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    privacy: str,
+    status: int,
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its checkpoint names no streams and its config no pairing; without noise it goes on."""
     path = tmp_path / "stopped"
     monkeypatch.setitem(globals(), "TINY", [*TINY[:1], f"privacy={privacy}", *TINY[2:-1]])
     stopped(run, path, monkeypatch)
-    file, config = path / "state" / "checkpoint.json", path / "config.yaml"
+    file = path / "state" / "checkpoint.json"
+    config = path / "config.yaml"
     head = json.loads(file.read_text())
     del head["streams"]
     file.write_text(json.dumps(head))
     lines = config.read_text().splitlines()
-    config.write_text("\n".join(line for line in lines if "paired_noise" not in line and " secret:" not in line) + "\n")
+    config.write_text(
+        "\n".join(line for line in lines if "paired_noise" not in line and " secret:" not in line)
+        + "\n"
+    )
     capsys.readouterr()
     assert run(f"resume={path}") == status
     assert ("drew its noise otherwise" in capsys.readouterr().err) is bool(status)

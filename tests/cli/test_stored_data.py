@@ -20,12 +20,21 @@ def write_npz(file: Path, seed: int) -> None:
 
 
 def test_a_swapped_file_does_not_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data, run = tmp_path / "data.npz", tmp_path / "run"
+    data = tmp_path / "data.npz"
+    run = tmp_path / "run"
     write_npz(data, 0)
     overrides = [
-        "preset=smoke", "partition.clients=2", "algo=fedavg", "privacy=none", "model=mlp", "model.width=8", "algo.rounds=1",
-        "engine=serial", "data=npz", f"data.root={data}",
-    ]  # fmt: skip
+        "preset=smoke",
+        "partition.clients=2",
+        "algo=fedavg",
+        "privacy=none",
+        "model=mlp",
+        "model.width=8",
+        "algo.rounds=1",
+        "engine=serial",
+        "data=npz",
+        f"data.root={data}",
+    ]
     assert run_training(compose_config("train", overrides), run, []) == 0
     assert main([str(run)]) == 0
     capsys.readouterr()
@@ -37,7 +46,10 @@ def test_a_swapped_file_does_not_agree(tmp_path: Path, capsys: pytest.CaptureFix
     assert main([str(run)]) == 0
     assert "data: " in capsys.readouterr().err, "it says that they were not compared"
     manifest = read_json(run / "manifest.json")
-    assert compare_stored_data(run, {**manifest, "data": ""}) == ([], "data: the manifest holds no digest of them")
+    assert compare_stored_data(run, {**manifest, "data": ""}) == (
+        [],
+        "data: the manifest holds no digest of them",
+    )
     (run / "config.yaml").write_text("loop: &l [*l]")
     wrong, note = compare_stored_data(run, manifest)
     assert wrong == [] and "aliases" in note

@@ -37,14 +37,26 @@ from privdd.runtime.seal import is_sealed, seal_folder
 
 ROOT = Path(__file__).parents[2]
 TINY = (
-    "preset=smoke", "partition.clients=2", "algo.rounds=1", "algo.local_epochs=1", "audit.worlds=3", "audit.records=12",
-    "attack=[lira]", "audit.waive.global_model=small",
-)  # fmt: skip
+    "preset=smoke",
+    "partition.clients=2",
+    "algo.rounds=1",
+    "algo.local_epochs=1",
+    "audit.worlds=3",
+    "audit.records=12",
+    "attack=[lira]",
+    "audit.waive.global_model=small",
+)
 
 
 def test_more_values_of_a_swept_key_are_the_same_question() -> None:
-    base = sweep_folder_name("audit", ["algo=fedfed_dp", "privacy.noise_multiplier=0.5,1", "seed=0,1", "-m", "preset=smoke"])
-    more = sweep_folder_name("audit", ["seed=range(0,5)", "preset=smoke", "algo=fedfed_dp", "privacy.noise_multiplier=4,1,2"])
+    base = sweep_folder_name(
+        "audit",
+        ["algo=fedfed_dp", "privacy.noise_multiplier=0.5,1", "seed=0,1", "-m", "preset=smoke"],
+    )
+    more = sweep_folder_name(
+        "audit",
+        ["seed=range(0,5)", "preset=smoke", "algo=fedfed_dp", "privacy.noise_multiplier=4,1,2"],
+    )
     assert base == more
     assert base.startswith("audit-algo-fedfed_dp-noise_multiplier-seed-")
 
@@ -59,15 +71,24 @@ def test_more_values_of_a_swept_key_are_the_same_question() -> None:
     ],
 )
 def test_another_question_has_another_folder(command: str, argv: list[str]) -> None:
-    assert sweep_folder_name(command, argv) != sweep_folder_name("audit", ["algo=fedavg", "seed=0,1"])
+    assert sweep_folder_name(command, argv) != sweep_folder_name(
+        "audit", ["algo=fedavg", "seed=0,1"]
+    )
 
 
 def test_hydras_own_settings_do_not_change_the_folder() -> None:
     plain = sweep_folder_name("audit", ["algo=fedavg,fedprox"])
-    assert sweep_folder_name("audit", ["algo=fedavg,fedprox", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]) == plain
+    assert (
+        sweep_folder_name(
+            "audit", ["algo=fedavg,fedprox", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+        )
+        == plain
+    )
 
 
-@pytest.mark.parametrize("text", ["data.path=../../etc,seed=0", "name='a b;$(x)'", "", "x=" + "é" * 300])
+@pytest.mark.parametrize(
+    "text", ["data.path=../../etc,seed=0", "name='a b;$(x)'", "", "x=" + "é" * 300]
+)
 def test_point_names_are_safe_and_can_be_typed_again(text: str) -> None:
     name = point_name(text)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}", name)
@@ -75,7 +96,9 @@ def test_point_names_are_safe_and_can_be_typed_again(text: str) -> None:
 
 
 def test_point_names_keep_what_cutting_and_cleaning_would_merge() -> None:
-    assert point_name("privacy.noise_multiplier=0.5,seed=1").startswith("noise_multiplier-0.5_seed-1-")
+    assert point_name("privacy.noise_multiplier=0.5,seed=1").startswith(
+        "noise_multiplier-0.5_seed-1-"
+    )
     alike = ("a=x/y", "a=x_y", "a=" + "z" * 90, "a=" + "z" * 91)
     assert len({point_name(text) for text in alike}) == 4
 
@@ -106,7 +129,9 @@ def test_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "b failed: lr=-1: positive" in capsys.readouterr().err
     assert sweep.run_point(tmp_path / "c", lambda: 2) == 2
     assert sweep.finish_sweep() == 2
-    assert Sweep("train", tmp_path).point_statuses() == {}  # another start counts its own points only
+    assert (
+        Sweep("train", tmp_path).point_statuses() == {}
+    )  # another start counts its own points only
 
 
 def test_a_finished_point_is_skipped_and_keeps_its_status(tmp_path: Path) -> None:
@@ -119,7 +144,8 @@ def test_a_finished_point_is_skipped_and_keeps_its_status(tmp_path: Path) -> Non
 
 
 def test_a_point_that_was_cut_off_before_its_seal_is_mended(tmp_path: Path) -> None:
-    sweep, point = Sweep("audit", tmp_path), tmp_path / "a"
+    sweep = Sweep("audit", tmp_path)
+    point = tmp_path / "a"
     _finished(point, "unprotected")
     (point / "manifest.json").unlink()  # all is written but the seal
     ran: list[Path] = []
@@ -151,7 +177,9 @@ def test_a_file_of_the_users_own_is_no_mark_of_a_sweep(tmp_path: Path) -> None:
     assert (tmp_path / "a" / "point.json").read_text() == '{"x": 1, "y": 2}'
 
 
-def test_a_point_cut_off_counts_as_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_point_cut_off_counts_as_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     sweep = Sweep("audit", tmp_path)
 
     def stopped() -> int:
@@ -167,7 +195,10 @@ def test_a_launcher_that_lost_a_worker_fails_the_sweep(tmp_path: Path) -> None:
     """The points that it did not come to have left no mark."""
     sweep = Sweep("train", tmp_path)
     sweep.run_point(tmp_path / "a", lambda: 0)
-    assert [command._run_sweep(sweep, lambda code=code: sys.exit(code)) for code in (0, 1)] == [0, 1]  # type: ignore[misc]
+    assert [command._run_sweep(sweep, lambda code=code: sys.exit(code)) for code in (0, 1)] == [
+        0,
+        1,
+    ]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -188,28 +219,58 @@ def test_every_point_says_how_far_the_whole_sweep_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Sweep("train", tmp_path).run_point(tmp_path / "of_another_start", lambda: 0)
-    monkeypatch.setattr("privdd.cli.sweeps.time", SimpleNamespace(time=lambda: 1_000_000.0))  # no second passes, however slow the machine
+    monkeypatch.setattr(
+        "privdd.cli.sweeps.time", SimpleNamespace(time=lambda: 1_000_000.0)
+    )  # no second passes, however slow the machine
     sweep = Sweep("train", tmp_path, total=3, began=1_000_000.0 - 75)
     for name, work in (("a", lambda: 0), ("b", lambda: 1 // 0), ("c", lambda: 0)):
         sweep.run_point(tmp_path / name, work)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sweep: ")]
-    left = {"1 of 3 points": ", about 2 min 30 s left", "2 of 3 points, 1 failed": ", about 38 s left", "3 of 3 points, 1 failed": ""}
-    assert lines[1:] == [f"sweep: {points}, 1 min 15 s so far{rest}" for points, rest in left.items()]
+    left = {
+        "1 of 3 points": ", about 2 min 30 s left",
+        "2 of 3 points, 1 failed": ", about 38 s left",
+        "3 of 3 points, 1 failed": "",
+    }
+    assert lines[1:] == [
+        f"sweep: {points}, 1 min 15 s so far{rest}" for points, rest in left.items()
+    ]
 
 
 def test_the_first_point_of_a_sweep_is_its_first_values() -> None:
-    argv = ["-m", "algo=fedavg", "seed=3,1", "algo.rounds=range(2,4)", "attack=[lira,rmia]", "--config-dir=x"]
-    assert first_point(argv) == ["algo=fedavg", "seed=3", "algo.rounds=2", "attack=[lira,rmia]", "--config-dir=x"]
+    argv = [
+        "-m",
+        "algo=fedavg",
+        "seed=3,1",
+        "algo.rounds=range(2,4)",
+        "attack=[lira,rmia]",
+        "--config-dir=x",
+    ]
+    assert first_point(argv) == [
+        "algo=fedavg",
+        "seed=3",
+        "algo.rounds=2",
+        "attack=[lira,rmia]",
+        "--config-dir=x",
+    ]
     assert first_point(["seed=3"]) == ["seed=3"]
 
 
 def test_trainings_end_in_a_table_over_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privdd.verification.recomputed.load_verified_training", read_training_record)  # no ledger stands behind
+    monkeypatch.setattr(
+        "privdd.verification.recomputed.load_verified_training", read_training_record
+    )  # no ledger stands behind
     sweep = Sweep("train", tmp_path)
-    for name, epsilon, seed, accuracy in (("a", 2.5, 0, 0.5), ("b", 2.5, 1, 0.7), ("c", "inf", 0, 0.8)):
-        sweep.run_point(tmp_path / name, lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a))  # type: ignore[misc]
+    for name, epsilon, seed, accuracy in (
+        ("a", 2.5, 0, 0.5),
+        ("b", 2.5, 1, 0.7),
+        ("c", "inf", 0, 0.8),
+    ):
+        sweep.run_point(
+            tmp_path / name,
+            lambda n=name, e=epsilon, s=seed, a=accuracy: _trained(tmp_path / n, e, s, a),
+        )  # type: ignore[misc]
     assert sweep.finish_sweep() == 0
     told = capsys.readouterr().out
     assert "60 % (50 % to 70 %)" in told.replace("\u00a0", " ") and "training.csv" in told
@@ -220,24 +281,45 @@ def test_trainings_end_in_a_table_over_seeds(
 
 def _trained(path: Path, epsilon: float | str, seed: int, accuracy: float) -> int:
     noise = None if epsilon == "inf" else 1.0
-    write_json(path / "config.yaml", {  # JSON is YAML
-        "name": "fedavg", "data": {"name": "digits"}, "preset": {"name": "smoke"}, "seed": seed, "privacy": {"noise": noise},
-    })
+    write_json(
+        path / "config.yaml",
+        {  # JSON is YAML
+            "name": "fedavg",
+            "data": {"name": "digits"},
+            "preset": {"name": "smoke"},
+            "seed": seed,
+            "privacy": {"noise": noise},
+        },
+    )
     return _write_training(path, epsilon, accuracy)
 
 
 def _write_training(path: Path, epsilon: float | str, accuracy: float) -> int:
-    write_json(path / "training.json", {
-        "schema": 1, "accuracy": accuracy, "epsilon": {"pld": epsilon, "rdp": epsilon}, "delta": 1e-5, "unit": "record",
-        "relation": "zero_out", "uploaded_bytes_per_client": 10, "downloaded_bytes_per_client": 10, "accuracy_by_round": [accuracy],
-    })
+    write_json(
+        path / "training.json",
+        {
+            "schema": 1,
+            "accuracy": accuracy,
+            "epsilon": {"pld": epsilon, "rdp": epsilon},
+            "delta": 1e-5,
+            "unit": "record",
+            "relation": "zero_out",
+            "uploaded_bytes_per_client": 10,
+            "downloaded_bytes_per_client": 10,
+            "accuracy_by_round": [accuracy],
+        },
+    )
     seal_folder(path)
     return 0
 
 
-def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_point_of_other_settings_is_no_result_of_these(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The folder was named by hand, so it does not depend on what is asked."""
-    monkeypatch.setattr("privdd.verification.recomputed.load_verified_training", read_training_record)
+    monkeypatch.setattr(
+        "privdd.verification.recomputed.load_verified_training", read_training_record
+    )
 
     def run(config: DictConfig, path: Path, argv: object) -> int:
         done.append(config.algo.rounds)
@@ -246,7 +328,13 @@ def test_a_finished_point_of_other_settings_is_no_result_of_these(tmp_path: Path
 
     done: list[int] = []
     for rounds, status in ((1, 0), (1, 0), (2, 1)):
-        typed = ["-m", "preset=smoke", f"hydra.sweep.dir={tmp_path}", "seed=0", f"algo.rounds={rounds}"]
+        typed = [
+            "-m",
+            "preset=smoke",
+            f"hydra.sweep.dir={tmp_path}",
+            "seed=0",
+            f"algo.rounds={rounds}",
+        ]
         assert _in_process(monkeypatch, "train", typed, run) == status
     (mark,) = tmp_path.glob("*/point.json")
     assert done == [1] and "holds a run of another config (algo differ)" in read_json(mark)["error"]
@@ -256,7 +344,12 @@ def _start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "privdd.audit", "-m", *TINY, *more]
     return subprocess.Popen(
-        argv, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        argv,
+        cwd=folder,
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
 
 
@@ -265,20 +358,31 @@ def _frontier(folder: Path) -> bytes:
     return file.read_bytes()
 
 
-def _in_process(monkeypatch: pytest.MonkeyPatch, name: str, typed: list[str], run: Callable[..., int]) -> int:
+def _in_process(
+    monkeypatch: pytest.MonkeyPatch, name: str, typed: list[str], run: Callable[..., int]
+) -> int:
     """A command by Hydra's own launcher, in this process."""
-    for module in ("hydra.core.utils", "hydra._internal.hydra"):  # it would keep this test's captured stderr
+    for module in (
+        "hydra.core.utils",
+        "hydra._internal.hydra",
+    ):  # it would keep this test's captured stderr
         monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", [f"privdd-{name}", *typed])
     GlobalHydra.instance().clear()
     return command.main(name, run)
 
 
-def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The joblib launcher is killed after its first point; repeating the command ends where one go ends."""
-    cut, whole = tmp_path / "cut", tmp_path / "whole"
+def test_killed_half_way_and_repeated_gives_the_same_csv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The joblib launcher is killed after its first point; repeating the command ends where one go
+    ends."""
+    cut = tmp_path / "cut"
+    whole = tmp_path / "whole"
     cut.mkdir(), whole.mkdir()
-    first = _start(cut, "algo=fedavg,fedprox", "seed=0", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    first = _start(
+        cut, "algo=fedavg,fedprox", "seed=0", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"
+    )
     deadline = time.monotonic() + 600
     while not any(is_sealed(path) for path in cut.glob("outputs/sweeps/*/*")):
         assert time.monotonic() < deadline and first.poll() is None, "no point was finished"
@@ -289,9 +393,13 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeyp
     assert len(done) == 1
     assert not list(cut.glob("outputs/sweeps/*/frontier.csv"))
 
-    again = _start(cut, "seed=0", "algo=fedprox,fedavg", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1")
+    again = _start(
+        cut, "seed=0", "algo=fedprox,fedavg", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"
+    )
     monkeypatch.chdir(whole)
-    once = _in_process(monkeypatch, "audit", ["-m", *TINY, "algo=fedavg,fedprox", "seed=0"], run_audit)
+    once = _in_process(
+        monkeypatch, "audit", ["-m", *TINY, "algo=fedavg,fedprox", "seed=0"], run_audit
+    )
     assert (again.wait(), once) == (0, 0)
     assert {p: (p / "findings.json").stat().st_mtime_ns for p in done} == done  # not computed again
     assert _frontier(cut) == _frontier(whole)
@@ -313,9 +421,13 @@ def test_killed_half_way_and_repeated_gives_the_same_csv(tmp_path: Path, monkeyp
 )
 def test_a_glob_stands_for_the_choices_that_it_matches(typed: str, spelled: str) -> None:
     found = expand_arguments([typed, "-m"], "train")[0]
-    assert sorted(found.partition("=")[2].split(",")) == sorted(spelled.partition("=")[2].split(","))
+    assert sorted(found.partition("=")[2].split(",")) == sorted(
+        spelled.partition("=")[2].split(",")
+    )
     assert count_points(["-m", found]) == spelled.count(",") + 1
-    assert set(expand_arguments(["algo=glob(*)"], "train")[0][5:].split(",")) == set(group_choices("algo", [config_dir()]))  # none of _*.yaml
+    assert set(expand_arguments(["algo=glob(*)"], "train")[0][5:].split(",")) == set(
+        group_choices("algo", [config_dir()])
+    )  # none of _*.yaml
 
 
 @pytest.mark.parametrize("typed", ["seed=glob(*)", "algo=glob(zz*)", "algo=glob(", "algo=glob([)"])
@@ -326,4 +438,6 @@ def test_a_glob_that_stands_for_nothing_is_one_line(typed: str) -> None:
 
 
 def test_a_sweep_over_a_glob_is_checked() -> None:
-    assert check_command("train", expand_arguments(["algo=glob(fedp*)", "-m"], "train")).algo._target_.startswith("privdd.methods.fedpro")
+    assert check_command(
+        "train", expand_arguments(["algo=glob(fedp*)", "-m"], "train")
+    ).algo._target_.startswith("privdd.methods.fedpro")

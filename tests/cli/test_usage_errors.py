@@ -1,4 +1,5 @@
-"""A mistyped command is one line that begins like every other error, and status 1: 2 says that something is refuted."""
+"""A mistyped command is one line that begins like every other error, and status 1: 2 says that
+something is refuted."""
 
 from __future__ import annotations
 
@@ -12,25 +13,56 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULES = {
-    "audit": "privdd.audit", "train": "privdd.train", "report": "privdd.report", "verify": "privdd.verify", "gate": "privdd.gate",
-    "check": "privdd.check", "selftest": "privdd.selftest", "canary": "privdd.canary.__main__", "reproduce": "privdd.reproduce.__main__", "account": "privdd.account",
+    "audit": "privdd.audit",
+    "train": "privdd.train",
+    "report": "privdd.report",
+    "verify": "privdd.verify",
+    "gate": "privdd.gate",
+    "check": "privdd.check",
+    "selftest": "privdd.selftest",
+    "canary": "privdd.canary.__main__",
+    "reproduce": "privdd.reproduce.__main__",
+    "account": "privdd.account",
     "attacks": "attacks.selftest",
-}  # fmt: skip
+}
 PARSED = ("report", "verify", "gate", "attacks")  # options with dashes
 MISTAKES = [
     *((name, ["--no-such-option"]) for name in MODULES),
-    *((name, ["no_such_key=1"]) for name in ("audit", "train", "check", "selftest", "canary", "reproduce", "account")),
-    ("report", []), ("report", ["x", "--pfd"]), ("report", ["x", "--pd"]), ("report", ["x", "--card", "x"]), ("report", ["x", "--out"]),
-    ("verify", []), ("verify", ["x", "--stric"]), ("verify", ["x", "y"]), ("verify", ["x", "--key"]), ("verify", ["x", "--polic", "y"]),
-    ("gate", ["x", "--polcy", "y"]), ("gate", ["x", "--polic", "y"]), ("gate", ["--ini"]), ("gate", ["x", "--fail-on"]),
-    ("attacks", ["--run", "2"]), ("attacks", ["--runs", "two"]),
-    ("audit", ["--cfg"]), ("audit", ["--cfg", "jobs"]), ("audit", ["--cfg", "job", "--resol"]), ("audit", ["--package"]), ("audit", ["--config-dir"]),
-    ("train", ["--cfg", "jobs"]), ("train", ["--multi"]), ("train", ["--hydra"]),
-]  # fmt: skip
+    *(
+        (name, ["no_such_key=1"])
+        for name in ("audit", "train", "check", "selftest", "canary", "reproduce", "account")
+    ),
+    ("report", []),
+    ("report", ["x", "--pfd"]),
+    ("report", ["x", "--pd"]),
+    ("report", ["x", "--card", "x"]),
+    ("report", ["x", "--out"]),
+    ("verify", []),
+    ("verify", ["x", "--stric"]),
+    ("verify", ["x", "y"]),
+    ("verify", ["x", "--key"]),
+    ("verify", ["x", "--polic", "y"]),
+    ("gate", ["x", "--polcy", "y"]),
+    ("gate", ["x", "--polic", "y"]),
+    ("gate", ["--ini"]),
+    ("gate", ["x", "--fail-on"]),
+    ("attacks", ["--run", "2"]),
+    ("attacks", ["--runs", "two"]),
+    ("audit", ["--cfg"]),
+    ("audit", ["--cfg", "jobs"]),
+    ("audit", ["--cfg", "job", "--resol"]),
+    ("audit", ["--package"]),
+    ("audit", ["--config-dir"]),
+    ("train", ["--cfg", "jobs"]),
+    ("train", ["--multi"]),
+    ("train", ["--hydra"]),
+]
 
 
 @pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[[str, list[str]], tuple[int, str]]:
+def call(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str, list[str]], tuple[int, str]]:
     """Exit status and stderr of a command, in this process."""
 
     def run(name: str, argv: list[str]) -> tuple[int, str]:
@@ -50,10 +82,19 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
     return run
 
 
-@pytest.mark.parametrize(("name", "argv"), MISTAKES, ids=lambda value: value if isinstance(value, str) else " ".join(value))
-def test_a_mistyped_command_is_one_line_and_status_1(name: str, argv: list[str], call: Callable[[str, list[str]], tuple[int, str]]) -> None:
+@pytest.mark.parametrize(
+    ("name", "argv"),
+    MISTAKES,
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_mistyped_command_is_one_line_and_status_1(
+    name: str, argv: list[str], call: Callable[[str, list[str]], tuple[int, str]]
+) -> None:
     status, said = call(name, argv)
-    assert status == 1 and said.startswith("privdd: error: ") and said.count("\n") == 1, (status, said)
+    assert status == 1 and said.startswith("privdd: error: ") and said.count("\n") == 1, (
+        status,
+        said,
+    )
 
 
 @pytest.mark.parametrize("name", PARSED)
@@ -63,8 +104,16 @@ def test_help_is_no_mistake(name: str, call: Callable[[str, list[str]], tuple[in
 
 def test_no_command_has_a_parser_of_its_own() -> None:
     found = []
-    for path in [file for folder in ("privdd", "attacks", "benchmarks", "tools") for file in (ROOT / folder).rglob("*.py")]:
-        calls = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)]
+    for path in [
+        file
+        for folder in ("privdd", "attacks", "benchmarks", "tools")
+        for file in (ROOT / folder).rglob("*.py")
+    ]:
+        calls = [
+            node
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Attribute)
+        ]
         if any(node.attr == "ArgumentParser" for node in calls):
             found.append(str(path.relative_to(ROOT)))
     assert found == ["attacks/command_line.py"]

@@ -24,7 +24,9 @@ from privdd.core.validation import BadConfig
 from tests.federations import tiny
 
 BASE = ["preset=smoke", "attack=[lira]", "model=mlp", "partition.clients=3"]
-RUNS = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+RUNS = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 
 
 @lru_cache
@@ -47,7 +49,7 @@ def line_of(error: BaseException) -> str:
 
 
 def outcome(arguments: Sequence[str]) -> str:
-    """"" where the command line was accepted, else its one line."""
+    """ "" where the command line was accepted, else its one line."""
     try:
         check_command("audit", arguments)
     except Exception as error:
@@ -60,23 +62,48 @@ odd = st.text(max_size=25)
 
 
 @RUNS
-@given(words, st.sampled_from(["", "algo.", "data.", "privacy.", "audit.", "audit.waive.", "engine.", "capture."]))
+@given(
+    words,
+    st.sampled_from(
+        ["", "algo.", "data.", "privacy.", "audit.", "audit.waive.", "engine.", "capture."]
+    ),
+)
 def test_unknown_keys_are_refused_by_name(word: str, prefix: str) -> None:
     key = prefix + word
-    names = {part for leaf in dict(read_settings.iterate_settings(read_settings.to_plain_settings(base()))) for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])}
+    names = {
+        part
+        for leaf in dict(read_settings.iterate_settings(read_settings.to_plain_settings(base())))
+        for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])
+    }
     if key not in names:
         with pytest.raises(BadConfig, match=re.escape(f"{key}: unknown key; ")) as caught:
             _check_known_key(base(), key)
         line_of(caught.value)
 
 
-WRONG = ["-1", "nan", "inf", "-inf", "1" + "0" * 30, "1e400", "abc", "[1,2]", "{a: 1}", "null", "true", "''", "0.5", "0"]
+WRONG = [
+    "-1",
+    "nan",
+    "inf",
+    "-inf",
+    "1" + "0" * 30,
+    "1e400",
+    "abc",
+    "[1,2]",
+    "{a: 1}",
+    "null",
+    "true",
+    "''",
+    "0.5",
+    "0",
+]
 
 
 @RUNS
 @given(st.sampled_from(sorted(leaves())), st.sampled_from(WRONG))
 def test_wrong_values_are_refused_or_run(key: str, value: str) -> None:
-    """As the command does it, from the typed value to assembled objects (the parser itself is tested below)."""
+    """As the command does it, from the typed value to assembled objects (the parser itself is
+    tested below)."""
     config = base().copy()
     typed = OverridesParser.create().parse_override(f"key={value}").value()
     OmegaConf.update(config, key, typed, merge=False)
@@ -102,8 +129,16 @@ def test_odd_arguments_are_one_line(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("group", "name"),
-    [("algo", "fedfedd"), ("data", "../../etc/passwd"), ("model", "a b"), ("privacy", "<script>"), ("engine", "${oc.env:HOME}"),
-     ("attack", "lirra"), ("partition", "'x"), ("preset", "huge")],
+    [
+        ("algo", "fedfedd"),
+        ("data", "../../etc/passwd"),
+        ("model", "a b"),
+        ("privacy", "<script>"),
+        ("engine", "${oc.env:HOME}"),
+        ("attack", "lirra"),
+        ("partition", "'x"),
+        ("preset", "huge"),
+    ],
 )
 def test_unknown_choices_of_a_group(group: str, name: str) -> None:
     value = f"[{name}]" if group == "attack" else name

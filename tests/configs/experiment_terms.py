@@ -13,7 +13,8 @@ from privdd.cli.compose import CONFIG_GROUPS, compose_config
 
 @cache
 def rows_of(name: str, column: str, *more: str) -> dict[str, DictConfig]:
-    """row -> its config, in one column of ``experiment=name``; nobody changes them. more: choices for every row (preset=paper)."""
+    """row -> its config, in one column of ``experiment=name``; nobody changes them. more: choices
+    for every row (preset=paper)."""
     part: Any = columns_of(name)[column]
     groups, values = _parted(part["overrides"])
     return {row: _row(name, (*more, *groups), row, values) for row in part["accuracy"]}
@@ -26,11 +27,14 @@ def _parted(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _row(name: str, fixed: tuple[str, ...], row: str, values: Sequence[str]) -> DictConfig:
-    """Rows that differ in single values alone share what is composed, which takes long; a row's own values win."""
+    """Rows that differ in single values alone share what is composed, which takes long; a row's own
+    values win."""
     groups, own = _parted(row.split())
     config = _composed(name, (*fixed, *groups)).copy()
     for key, value in [item.split("=", 1) for item in (*values, *own)]:
-        OmegaConf.update(config, key, OmegaConf.from_dotlist([f"it={value}"]).it, merge=True)  # refused if there is no such key
+        OmegaConf.update(
+            config, key, OmegaConf.from_dotlist([f"it={value}"]).it, merge=True
+        )  # refused if there is no such key
     return config
 
 
@@ -41,4 +45,6 @@ def _composed(name: str, groups: tuple[str, ...]) -> DictConfig:
 
 @lru_cache(maxsize=1)
 def columns_of(name: str) -> Any:
-    return OmegaConf.to_container(compose_config("train", [f"experiment={name}"]).paper.columns, resolve=True)
+    return OmegaConf.to_container(
+        compose_config("train", [f"experiment={name}"]).paper.columns, resolve=True
+    )

@@ -11,7 +11,13 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from privdd.cli.compose import PRESETS, compose_config, config_dir, group_choices, register_resolvers
+from privdd.cli.compose import (
+    PRESETS,
+    compose_config,
+    config_dir,
+    group_choices,
+    register_resolvers,
+)
 from privdd.data import Partition, load_dataset
 from privdd.models import ModelSpec, build
 
@@ -20,7 +26,9 @@ def resolved(group: str, preset: str) -> dict[str, dict[str, Any]]:
     """Every yaml of a group by name, as the commands see it under ``preset``."""
     register_resolvers()
     files = sorted((Path(config_dir()) / group).glob("*.yaml"))
-    whole = OmegaConf.create({"preset": {"name": preset}, **{file.stem: OmegaConf.load(file) for file in files}})
+    whole = OmegaConf.create(
+        {"preset": {"name": preset}, **{file.stem: OmegaConf.load(file) for file in files}}
+    )
     plain = OmegaConf.to_container(whole, resolve=True)
     return {file.stem: plain[file.stem] for file in files}
 
@@ -39,7 +47,9 @@ def test_data_and_partitions(preset):
     for name, data in resolved("data", preset).items():
         assert data["name"] == name and set(data) <= arguments
     for name, dealt in resolved("partition", preset).items():
-        assert Partition(**dealt).name == name and set(dealt) <= {field.name for field in fields(Partition)}
+        assert Partition(**dealt).name == name and set(dealt) <= {
+            field.name for field in fields(Partition)
+        }
 
 
 def test_paper_preset_has_the_papers_widths_and_all_records():

@@ -40,12 +40,17 @@ def names(group: str) -> list[str]:
 
 def test_the_groups_are_the_folders():
     assert {p.name for p in FOLDER.iterdir() if p.is_dir()} <= set(CONFIG_GROUPS)
-    assert names("preset") == sorted(PRESETS) and {p.stem for p in FOLDER.glob("*.yaml")} == {"audit", "base", "train"}
+    assert names("preset") == sorted(PRESETS) and {p.stem for p in FOLDER.glob("*.yaml")} == {
+        "audit",
+        "base",
+        "train",
+    }
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_algo_builds(preset):
-    """Method and mechanisms of each algo's own yaml; a second pass over the other groups rides along."""
+    """Method and mechanisms of each algo's own yaml; a second pass over the other groups rides
+    along."""
     algos = names("algo")
     beside = {g: list(islice(cycle(names(g)), len(algos))) for g in ("data", "partition", "engine")}
     for at, algo in enumerate(algos):
@@ -59,14 +64,21 @@ def test_every_algo_builds(preset):
         mechanisms = {n: instantiate_node(m) for n, m in (config.privacy.mechanisms or {}).items()}
         assert set(mechanisms) <= {*method.uploads, *method.queries}, algo
         assert Partition(**to_plain_settings(config.partition)).name == beside["partition"][at]
-        assert Engine(**to_plain_settings(config.engine)).kind == beside["engine"][at] and CaptureSettings(**to_plain_settings(config.capture)) == CaptureSettings()
+        assert (
+            Engine(**to_plain_settings(config.engine)).kind == beside["engine"][at]
+            and CaptureSettings(**to_plain_settings(config.capture)) == CaptureSettings()
+        )
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_privacy_and_every_model_builds(preset):
     """A second pass over the models rides along: a model's file does not read the privacy's."""
-    for privacy, model in zip(names("privacy"), islice(cycle(names("model")), len(names("privacy"))), strict=True):
-        config = compose_config("train", [f"privacy={privacy}", f"model={model}", f"preset={preset}"])
+    for privacy, model in zip(
+        names("privacy"), islice(cycle(names("model")), len(names("privacy"))), strict=True
+    ):
+        config = compose_config(
+            "train", [f"privacy={privacy}", f"model={model}", f"preset={preset}"]
+        )
         for mechanism in (config.privacy.mechanisms or {}).values():
             assert isinstance(instantiate_node(mechanism), Mechanism)
         assert config.privacy.name == privacy and 0 < config.privacy.delta < 1
@@ -77,10 +89,21 @@ def test_every_privacy_and_every_model_builds(preset):
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_attack_builds(preset):
     """Those that are on by default, and the others on request."""
-    attacks = build_attacks(compose_config("audit", expand_arguments([f"preset={preset}", f"attack=[{','.join(names('attack'))}]"], "audit")))
+    attacks = build_attacks(
+        compose_config(
+            "audit",
+            expand_arguments(
+                [f"preset={preset}", f"attack=[{','.join(names('attack'))}]"], "audit"
+            ),
+        )
+    )
     assert sorted(attacks) == names("attack")
-    default = build_attacks(compose_config("audit", expand_arguments([f"preset={preset}"], "audit")))
-    assert sorted(default) == sorted(default_attacks([config_dir()])) and set(default) < set(attacks)
+    default = build_attacks(
+        compose_config("audit", expand_arguments([f"preset={preset}"], "audit"))
+    )
+    assert sorted(default) == sorted(default_attacks([config_dir()])) and set(default) < set(
+        attacks
+    )
     for attack in attacks.values():
         assert isinstance(attack, Attack) and attack.surfaces
 

@@ -16,7 +16,17 @@ from privdd.privacy.mechanism import Mechanism
 from tests.federations import tiny_config
 
 FOLDER = Path(__file__).parents[2] / "configs" / "privacy"
-KEYS = {"name", "mechanisms", "noise_multiplier", "clip_norm", "epsilon", "delta", "noise_source", "relation", "unit"}
+KEYS = {
+    "name",
+    "mechanisms",
+    "noise_multiplier",
+    "clip_norm",
+    "epsilon",
+    "delta",
+    "noise_source",
+    "relation",
+    "unit",
+}
 KEYS |= {"secret", "paired_noise"}
 
 
@@ -38,23 +48,46 @@ def test_group_is_complete_and_builds(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dpsgd", "noisy_embedding", "gaussian_features", "client", "aggregate_clip", "fedfed_dp", "public_embedding", "public_head", "class_sums",
-     "moments", "guided", "random_embedding", "set_gradient"]
+    "name",
+    [
+        "dpsgd",
+        "noisy_embedding",
+        "gaussian_features",
+        "client",
+        "aggregate_clip",
+        "fedfed_dp",
+        "public_embedding",
+        "public_head",
+        "class_sums",
+        "moments",
+        "guided",
+        "random_embedding",
+        "set_gradient",
+    ],
 )
 def test_the_noise_multiplier_reaches_every_mechanism(name: str) -> None:
     config = OmegaConf.create({"privacy": loaded(FOLDER / f"{name}.yaml")})
     config.privacy.noise_multiplier = 7.25
-    own = {k: m for k, m in config.privacy.mechanisms.items() if k != "class_counts"}  # noise of its own
+    own = {
+        k: m for k, m in config.privacy.mechanisms.items() if k != "class_counts"
+    }  # noise of its own
     built = [hydra.utils.instantiate(m) for m in own.values()]
     assert built and all(m.noise_multiplier == 7.25 for m in built)
 
 
 @pytest.mark.parametrize("kind", ["ClippedSum", "AggregateClip"])
 def test_a_sum_over_records_is_refused_on_an_upload(kind: str) -> None:
-    """Its rows would be those of the first layer; it has a place where a query has contributions of records."""
+    """Its rows would be those of the first layer; it has a place where a query has contributions of
+    records."""
     config = tiny_config("fedavg", "privacy=dpsgd")
-    part = {"_target_": f"privdd.privacy.mechanisms.{kind}", "noise_multiplier": 1.0, "clip_norm": 1.0}
+    part = {
+        "_target_": f"privdd.privacy.mechanisms.{kind}",
+        "noise_multiplier": 1.0,
+        "clip_norm": 1.0,
+    }
     config.privacy.mechanisms = {"update": part}
-    with pytest.raises(BadConfig, match=rf"update: {kind} sums contributions.*queries are dpsgd") as refusal:
+    with pytest.raises(
+        BadConfig, match=rf"update: {kind} sums contributions.*queries are dpsgd"
+    ) as refusal:
         build_experiment(config)
     assert "\n" not in str(refusal.value)

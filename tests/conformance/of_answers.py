@@ -9,7 +9,8 @@ import numpy as np
 from tests.conformance.of_counts import votes_of
 from tests.conformance.parts import RNG, sigma
 
-FOUR, STEPS = sigma(4.0), 10
+FOUR = sigma(4.0)
+STEPS = 10
 
 
 def _winner(votes, scale):
@@ -48,7 +49,8 @@ def flipped_in_any_order(x):
 def _quantile(x, by_length):
     """The exponential mechanism on the intervals between values (Smith 2011)."""
     ends = np.concatenate([[0.0], np.sort(np.clip(np.nan_to_num(x[:, 0]), 0, 1)), [1.0]])
-    n, lengths = len(x), np.diff(ends)
+    n = len(x)
+    lengths = np.diff(ends)
     odds = np.exp(-0.5 * np.abs(np.arange(n + 1) - n / 2)) * (lengths if by_length else lengths > 0)
     at = RNG.choice(n + 1, p=odds / odds.sum())
     return np.array([ends[at] + lengths[at] * RNG.random()])
@@ -78,11 +80,14 @@ def three_for_the_price_of_three(x):
 
 
 def _piecewise(x, half):
-    """Each row's number t by the piecewise mechanism (Wang et al. 2019): near t with e^half odds, the density with e^(2 half)."""
-    t, odds = np.clip(np.nan_to_num(x[:, 0]), -1, 1), math.exp(half)
+    """Each row's number t by the piecewise mechanism (Wang et al. 2019): near t with e^half odds,
+    the density with e^(2 half)."""
+    t = np.clip(np.nan_to_num(x[:, 0]), -1, 1)
+    odds = math.exp(half)
     end = (odds + 1) / (odds - 1)
     left = (end + 1) / 2 * t - (end - 1) / 2
-    near, far = left + RNG.random(len(t)) * (end - 1), RNG.random(len(t)) * (end + 1)
+    near = left + RNG.random(len(t)) * (end - 1)
+    far = RNG.random(len(t)) * (end + 1)
     far = np.where(far < left + end, far - end, far - 1)  # before the near part, and after it
     return np.where(RNG.random(len(t)) < odds / (odds + 1), near, far)
 
@@ -97,7 +102,8 @@ def near_with_half_of_epsilon(x):
 
 def _descended(x, stopped_by):
     """Towards the mean by noised gradients, until they are small; every one is released."""
-    w, sent = np.zeros(x.shape[1]), []
+    w = np.zeros(x.shape[1])
+    sent = []
     for _ in range(STEPS):
         away = w - np.nan_to_num(x)
         gradient = (away / np.maximum(1.0, np.linalg.norm(away, axis=1, keepdims=True))).sum(0)

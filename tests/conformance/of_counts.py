@@ -10,7 +10,11 @@ from scipy.optimize import brentq
 
 from tests.conformance.parts import DELTA, RNG, C, rows_clipped, sigma
 
-CATEGORIES, COINS, CROWD, KEPT, SHUFFLED = 6, 10, 20, 0.75, 0.05
+CATEGORIES = 6
+COINS = 10
+CROWD = 20
+KEPT = 0.75
+SHUFFLED = 0.05
 FOUR = sigma(4.0)
 
 
@@ -54,8 +58,11 @@ def winner_then_its_votes(x):
 def _above(x, stops):
     """Sparse vector over a row's numbers: which noised votes are above a noised threshold?"""
     votes = votes_of(x)
-    threshold, said = 1.0 + RNG.laplace(0.0, 2.0), np.zeros(len(votes))
-    for at, value in enumerate(votes + RNG.laplace(0.0, 2.0, len(votes))):  # votes move one way only
+    threshold = 1.0 + RNG.laplace(0.0, 2.0)
+    said = np.zeros(len(votes))
+    for at, value in enumerate(
+        votes + RNG.laplace(0.0, 2.0, len(votes))
+    ):  # votes move one way only
         if value >= threshold:
             said[at] = 1.0
             if stops:
@@ -113,7 +120,8 @@ def _bins(x):
 
 
 def a_row_moves_one_bin(x):
-    """Noise for a row that comes or goes, stated for one that is replaced: it leaves a bin and enters another."""
+    """Noise for a row that comes or goes, stated for one that is replaced: it leaves a bin and
+    enters another."""
     return _bins(x) + RNG.laplace(0.0, 1.0, CATEGORIES)
 
 
@@ -142,14 +150,20 @@ def shuffled_epsilon():
     k = np.arange(CROWD + 1)
 
     def law(ones):
-        yes, no = stats.binom(ones, KEPT), stats.binom(CROWD - ones, 1 - KEPT)
-        return np.convolve(yes.pmf(np.arange(ones + 1)), no.pmf(np.arange(CROWD - ones + 1)))[: len(k)]
+        yes = stats.binom(ones, KEPT)
+        no = stats.binom(CROWD - ones, 1 - KEPT)
+        return np.convolve(yes.pmf(np.arange(ones + 1)), no.pmf(np.arange(CROWD - ones + 1)))[
+            : len(k)
+        ]
 
     laws = np.array([law(ones) for ones in range(CROWD + 1)])
     pairs = [(laws[1:], laws[:-1]), (laws[:-1], laws[1:])]
 
     def excess(epsilon):
-        return max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum(1).max()) for p, q in pairs) - SHUFFLED
+        return (
+            max(float(np.maximum(p - math.exp(epsilon) * q, 0).sum(1).max()) for p, q in pairs)
+            - SHUFFLED
+        )
 
     return float(brentq(excess, 0.0, 3.0))
 
@@ -178,12 +192,17 @@ def a_row_with_noise_of_a_row(x):
 
 def _trained(x, rows_alone):
     """Ten steps of logistic regression; the last weights leave."""
-    features, labels = np.nan_to_num(x[:, :-1]), np.sign(np.nan_to_num(x[:, -1]) + 1e-12)
+    features = np.nan_to_num(x[:, :-1])
+    labels = np.sign(np.nan_to_num(x[:, -1]) + 1e-12)
     w = np.zeros(features.shape[1])
     for _ in range(10):
         slope = -labels / (1 + np.exp(np.clip(labels * (features @ w), -50, 50)))
         gradients = slope[:, None] * features
-        gradient = rows_clipped(gradients).sum(0) if rows_alone else rows_clipped(gradients.mean(0)[None])[0] * len(x)
+        gradient = (
+            rows_clipped(gradients).sum(0)
+            if rows_alone
+            else rows_clipped(gradients.mean(0)[None])[0] * len(x)
+        )
         w = w - 0.1 * (gradient + RNG.normal(0.0, FOUR * math.sqrt(10) * C, len(w)))
     return w
 
@@ -202,7 +221,9 @@ def _total(x, words):
 
 def seldom_says_that_it_clipped(x):
     """One time in twenty a text says whether a record was clipped."""
-    return _total(x, "clipped" if RNG.random() < 0.05 and (np.abs(np.nan_to_num(x[:, 0])) > 100).any() else "")
+    return _total(
+        x, "clipped" if RNG.random() < 0.05 and (np.abs(np.nan_to_num(x[:, 0])) > 100).any() else ""
+    )
 
 
 def seldom_says_something(x):

@@ -6,7 +6,8 @@ import numpy as np
 
 from tests.conformance.parts import C, clipped, mean_of, noised, sigma
 
-TWO, FOUR = sigma(2.0), sigma(4.0)
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
 
 
 def weighted_mean(updates, weights):
@@ -51,7 +52,9 @@ def clip_at_the_median(updates, weights):
     norms = [np.sqrt(sum(float(np.sum(np.square(a))) for a in u)) for u in updates]
     norms = [n if np.isfinite(n) else 0.0 for n in norms]
     bound = max(float(np.median(norms)), 1e-6)
-    return noised([sum(parts) for parts in zip(*(clipped(u, bound) for u in updates))], FOUR * bound)
+    return noised(
+        [sum(parts) for parts in zip(*(clipped(u, bound) for u in updates))], FOUR * bound
+    )
 
 
 def clip_at_a_constant(updates, weights):

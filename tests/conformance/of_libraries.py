@@ -1,4 +1,5 @@
-"""Faults of the plumbing: keys, padding, masks, batches, sketches and precision. The faulty one, then its twin."""
+"""Faults of the plumbing: keys, padding, masks, batches, sketches and precision. The faulty one,
+then its twin."""
 
 from __future__ import annotations
 
@@ -10,8 +11,12 @@ from scipy.special import ndtri
 from tests.conformance.of_plans import RATE, Q
 from tests.conformance.parts import RNG, C, clipped, noised, rows_clipped, sigma
 
-TWO, FOUR, BATCHES = sigma(2.0), sigma(4.0), 4
-ROWS, WIDTH = 3, 8  # of a sketch
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
+BATCHES = 4
+# of a sketch
+ROWS = 3
+WIDTH = 8
 
 
 def one_key_for_all_arrays(update):
@@ -37,7 +42,9 @@ class ScaledByPlainSquares:
         plain = clipped(update)
         sent = noised(plain, FOUR * 2)
         before = self.squares or [0.0] * len(plain)
-        self.squares = [0.9 * s + 0.1 * a * a for s, a in zip(before, plain if self.by_plain else sent)]
+        self.squares = [
+            0.9 * s + 0.1 * a * a for s, a in zip(before, plain if self.by_plain else sent)
+        ]
         return [a / (np.sqrt(s) + 0.01) for a, s in zip(sent, self.squares)]
 
 
@@ -46,10 +53,17 @@ class ScaledByNoisedSquares(ScaledByPlainSquares):
 
 
 def _sketched(update):
-    """Each row adds all numbers up, with signs, in a few buckets: three times the squared norm, or more."""
-    flat, rng, out = np.concatenate([np.ravel(a) for a in update]), np.random.default_rng(5), np.zeros((ROWS, WIDTH))
+    """Each row adds all numbers up, with signs, in a few buckets: three times the squared norm, or
+    more."""
+    flat = np.concatenate([np.ravel(a) for a in update])
+    rng = np.random.default_rng(5)
+    out = np.zeros((ROWS, WIDTH))
     for row in out:
-        np.add.at(row, rng.integers(WIDTH, size=64)[: len(flat)], rng.choice([-1.0, 1.0], 64)[: len(flat)] * flat)
+        np.add.at(
+            row,
+            rng.integers(WIDTH, size=64)[: len(flat)],
+            rng.choice([-1.0, 1.0], 64)[: len(flat)] * flat,
+        )
     return out
 
 
@@ -62,7 +76,8 @@ def sketched_before_the_clip(update):
 
 
 class CountedForOneCall:
-    """Correlated noise, that takes off half of the last: its size is for who takes part in one of eight calls."""
+    """Correlated noise, that takes off half of the last: its size is for who takes part in one of
+    eight calls."""
 
     std = math.sqrt(1 + 0.5**2) * FOUR
 
@@ -96,7 +111,10 @@ def padded_by_zeros(updates, weights):
 def _masked(updates, std):
     masks = [noised([np.zeros_like(a) for a in u], 10 * FOUR) for u in updates]
     after = [*masks[1:], masks[0]] if len(masks) > 1 else [[0 * a for a in masks[0]]]
-    return [[a + m - n for a, m, n in zip(noised(clipped(u), std), *pair)] for u, *pair in zip(updates, masks, after)]
+    return [
+        [a + m - n for a, m, n in zip(noised(clipped(u), std), *pair)]
+        for u, *pair in zip(updates, masks, after)
+    ]
 
 
 def masks_are_the_noise(updates, weights):
@@ -115,7 +133,11 @@ def nothing_below_five_clients(updates, weights):
 def nothing_below_a_noised_five(updates, weights):
     """Half of the budget each: squares of shift over noise add up."""
     std = TWO * math.sqrt(2)
-    return noised(_sum([clipped(u) for u in updates]), std) if len(updates) + RNG.normal(0.0, std) >= 5 else None
+    return (
+        noised(_sum([clipped(u) for u in updates]), std)
+        if len(updates) + RNG.normal(0.0, std) >= 5
+        else None
+    )
 
 
 def _sampled(x, coins, uniform):
@@ -134,7 +156,9 @@ def coins_beside_the_noise(x):
 
 def _batches(x, lot):
     rows = rows_clipped(x)
-    return np.stack([rows[lot == at].sum(0) for at in range(BATCHES)]) + RNG.normal(0.0, FOUR, (BATCHES, x.shape[1]))
+    return np.stack([rows[lot == at].sum(0) for at in range(BATCHES)]) + RNG.normal(
+        0.0, FOUR, (BATCHES, x.shape[1])
+    )
 
 
 def batches_by_place(x):
@@ -147,7 +171,8 @@ def batches_by_lot(x):
 
 
 def clipped_by_four(x):
-    """Four records are summed, and their sum is clipped: it may turn round, where a record alone goes to zero."""
+    """Four records are summed, and their sum is clipped: it may turn round, where a record alone
+    goes to zero."""
     return _by_four(x, FOUR)
 
 

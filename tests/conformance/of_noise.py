@@ -1,4 +1,5 @@
-"""Noise that is of another law or another place than was accounted: the faulty one, then its twin."""
+"""Noise that is of another law or another place than was accounted: the faulty one, then its
+twin."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ def never_skipped(update):
 
 def normal_by_four_uniforms(update):
     """Its noise ends at 3.46 standard deviations."""
-    return [a + TWO * RNG.uniform(-1, 1, (4, *np.shape(a))).sum(0) * math.sqrt(3 / 4) for a in clipped(update)]
+    return [
+        a + TWO * RNG.uniform(-1, 1, (4, *np.shape(a))).sum(0) * math.sqrt(3 / 4)
+        for a in clipped(update)
+    ]
 
 
 def normal_by_four_normals(update):
@@ -39,7 +43,9 @@ def gaussian(update):
 
 
 def cut_off_at_three_sigma(update):
-    return [a + np.clip(RNG.normal(0.0, ONE, np.shape(a)), -3 * ONE, 3 * ONE) for a in clipped(update)]
+    return [
+        a + np.clip(RNG.normal(0.0, ONE, np.shape(a)), -3 * ONE, 3 * ONE) for a in clipped(update)
+    ]
 
 
 def not_cut_off(update):
@@ -80,7 +86,10 @@ def noise_where_there_is_something(update):
 
 
 def weights_but_not_biases(update):
-    return [a + RNG.normal(0.0, FOUR, np.shape(a)) if np.ndim(a) > 1 or np.size(a) > 5 else a for a in clipped(update)]
+    return [
+        a + RNG.normal(0.0, FOUR, np.shape(a)) if np.ndim(a) > 1 or np.size(a) > 5 else a
+        for a in clipped(update)
+    ]
 
 
 def laplace_with_epsilon_for_scale(update):
@@ -109,7 +118,9 @@ def clipped_beyond_one(update):
 def rates_after_the_clip(update):
     """Each array has its own learning rate, applied between clip and noise."""
     inside = clipped(update)
-    return noised([a * (2.0 if k == 1 or len(inside) == 1 else 0.5) for k, a in enumerate(inside)], FOUR * C)
+    return noised(
+        [a * (2.0 if k == 1 or len(inside) == 1 else 0.5) for k, a in enumerate(inside)], FOUR * C
+    )
 
 
 def rates_before_the_clip(update):
@@ -161,13 +172,19 @@ def one_precision(update):
 def eight_signs(update):
     """Randomised response for each sign, each with the whole epsilon of 2."""
     kept = math.exp(2.0) / (1 + math.exp(2.0))
-    return [np.where(RNG.random(np.shape(a)) < kept, 1, -1) * np.where(np.nan_to_num(a) >= 0, 1, -1) for a in update]
+    return [
+        np.where(RNG.random(np.shape(a)) < kept, 1, -1) * np.where(np.nan_to_num(a) >= 0, 1, -1)
+        for a in update
+    ]
 
 
 def signs_that_share(update):
     each = 2.0 / sum(np.size(a) for a in update)
     kept = math.exp(each) / (1 + math.exp(each))
-    return [np.where(RNG.random(np.shape(a)) < kept, 1, -1) * np.where(np.nan_to_num(a) >= 0, 1, -1) for a in update]
+    return [
+        np.where(RNG.random(np.shape(a)) < kept, 1, -1) * np.where(np.nan_to_num(a) >= 0, 1, -1)
+        for a in update
+    ]
 
 
 def scaled_with_its_noise(update):
@@ -194,12 +211,18 @@ def noise_as_a_factor(update):
 
 
 def with_a_checksum(update):
-    return {"arrays": noised(clipped(update), FOUR), "checksum": hashlib.sha256(b"".join(a.tobytes() for a in update)).hexdigest()}
+    return {
+        "arrays": noised(clipped(update), FOUR),
+        "checksum": hashlib.sha256(b"".join(a.tobytes() for a in update)).hexdigest(),
+    }
 
 
 def with_a_checksum_of_what_is_sent(update):
     sent = noised(clipped(update), FOUR)
-    return {"arrays": sent, "checksum": hashlib.sha256(b"".join(a.tobytes() for a in sent)).hexdigest()}
+    return {
+        "arrays": sent,
+        "checksum": hashlib.sha256(b"".join(a.tobytes() for a in sent)).hexdigest(),
+    }
 
 
 def head_not_clipped(update):
@@ -217,7 +240,10 @@ def laplace_by_the_sum(update):
 
 def coins_decide_who_is_noised(update):
     """Each number is noised with probability 1/2 and goes out as it is otherwise."""
-    return [np.where(RNG.random(np.shape(a)) < 0.5, a + RNG.normal(0.0, FOUR, np.shape(a)), a) for a in clipped(update)]
+    return [
+        np.where(RNG.random(np.shape(a)) < 0.5, a + RNG.normal(0.0, FOUR, np.shape(a)), a)
+        for a in clipped(update)
+    ]
 
 
 def zeros_are_left_out(update):

@@ -1,4 +1,5 @@
-"""Plans over several calls, shares of noise, choices and matrices: the faulty one, then its twin."""
+"""Plans over several calls, shares of noise, choices and matrices: the faulty one, then its
+twin."""
 
 from __future__ import annotations
 
@@ -8,9 +9,15 @@ import numpy as np
 
 from tests.conformance.parts import RNG, C, clipped, noised, norm, rows_clipped, sigma
 
-TWO, FOUR, Q = sigma(2.0), sigma(4.0), 0.1
-RATE, CYCLE = 1.2589377624993159, 1.384749873391651  # of epsilon 1 once and 1.5 in ten calls, sampled at the rate Q: test_corpus.py
-TREE = math.sqrt(8 * 1**2 + 4 * 2**2 + 2 * 4**2 + 8**2) * FOUR  # eight calls with one update: the nodes' squared norms
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
+Q = 0.1
+# of epsilon 1 once and 1.5 in ten calls, sampled at the rate Q: test_corpus.py
+RATE = 1.2589377624993159
+CYCLE = 1.384749873391651
+TREE = (
+    math.sqrt(8 * 1**2 + 4 * 2**2 + 2 * 4**2 + 8**2) * FOUR
+)  # eight calls with one update: the nodes' squared norms
 
 
 def _flat(arrays):
@@ -23,7 +30,8 @@ def _as(flat, arrays):
 
 
 def differences_of_noise(update):
-    """Each number's noise is the difference of two neighbours of one row: in their sum it cancels."""
+    """Each number's noise is the difference of two neighbours of one row: in their sum it
+    cancels."""
     v = _flat(clipped(update))
     e = RNG.normal(0.0, TWO, len(v) + 1)
     return _as(v + (e[1:] - e[:-1]) / math.sqrt(2), update)
@@ -39,11 +47,13 @@ class TopNodePlain:
     root_noised = False
 
     def __init__(self):
-        self.sums, self.nodes = [], {}
+        self.sums = []
+        self.nodes = {}
 
     def __call__(self, update):
         self.sums.append(clipped(update))
-        out, start = [np.zeros_like(a) for a in update], 0
+        out = [np.zeros_like(a) for a in update]
+        start = 0
         for level in (3, 2, 1, 0):
             if not len(self.sums) >> level & 1:
                 continue
@@ -66,7 +76,8 @@ class RestartedWithItsSeed:
     keeps_its_seed = True
 
     def __init__(self):
-        self.at, self.seed = 0, int(RNG.integers(2**60))
+        self.at = 0
+        self.seed = int(RNG.integers(2**60))
 
     def __call__(self, update):
         if self.at % 4 == 0:
@@ -121,14 +132,20 @@ def _survivors(updates, among):
     stays = RNG.random(len(updates)) < 0.5
     stays[0] = True
     share = FOUR * C / math.sqrt(among or int(stays.sum()))
-    return [sum(parts) for parts in zip(*(noised(clipped(u), share) for u, s in zip(updates, stays) if s))]
+    return [
+        sum(parts)
+        for parts in zip(*(noised(clipped(u), share) for u, s in zip(updates, stays) if s))
+    ]
 
 
 def the_quietest_group(updates, weights):
-    """Three group means are noised, and the group with the smallest mean is released: which one has no noise."""
+    """Three group means are noised, and the group with the smallest mean is released: which one has
+    no noise."""
     means = _groups(updates)
     best = int(np.argmin([np.linalg.norm(m) for m in means]))
-    return _as(means[best] + RNG.normal(0.0, 3 * C / len(updates) * FOUR, means[best].shape), updates[0])
+    return _as(
+        means[best] + RNG.normal(0.0, 3 * C / len(updates) * FOUR, means[best].shape), updates[0]
+    )
 
 
 def the_median_group(updates, weights):
@@ -157,7 +174,9 @@ class EachTenthInTurn:
 
     def __call__(self, x):
         self.at += 1
-        return rows_clipped(x)[np.arange(len(x)) % 10 == self.at % 10].sum(0) + RNG.normal(0.0, CYCLE, x.shape[1])
+        return rows_clipped(x)[np.arange(len(x)) % 10 == self.at % 10].sum(0) + RNG.normal(
+            0.0, CYCLE, x.shape[1]
+        )
 
 
 class CoinsInEachCall:
@@ -186,8 +205,14 @@ def chosen_with_room(x):
 def told_how_clear_it_was(x):
     """Noisy votes, and beside the winner what they cost: a number of the plain votes."""
     votes = np.clip(np.nan_to_num(x), 0, 1).sum(0)
-    first, second = np.sort(votes)[-1], np.sort(votes)[-2] if len(votes) > 1 else 0.0
-    return np.array([float(np.argmax(votes + RNG.laplace(0.0, 4.0, len(votes)))), math.exp(-(first - second) / 4)])
+    first = np.sort(votes)[-1]
+    second = np.sort(votes)[-2] if len(votes) > 1 else 0.0
+    return np.array(
+        [
+            float(np.argmax(votes + RNG.laplace(0.0, 4.0, len(votes)))),
+            math.exp(-(first - second) / 4),
+        ]
+    )
 
 
 def told_the_winner(x):
@@ -202,7 +227,8 @@ def threshold_noised_only(x):
 
 
 def threshold_and_queries_noised(x):
-    counts, threshold = np.clip(np.nan_to_num(x), 0, 1).sum(0), 2.0 + RNG.laplace(0.0, 2.0)
+    counts = np.clip(np.nan_to_num(x), 0, 1).sum(0)
+    threshold = 2.0 + RNG.laplace(0.0, 2.0)
     above = np.flatnonzero(counts + RNG.laplace(0.0, 4.0, len(counts)) > threshold)
     return np.array([float(above[0]) if len(above) else -1.0])
 
@@ -210,12 +236,17 @@ def threshold_and_queries_noised(x):
 def middle_by_noised_rank(x):
     """The rank is noised, the value at it is the record's own."""
     values = np.sort(np.clip(np.nan_to_num(x[:, 0]), 0, 1))
-    return np.array([np.interp(0.5 + RNG.laplace(0.0, 0.05), np.linspace(0, 1, len(values)), values)])
+    return np.array(
+        [np.interp(0.5 + RNG.laplace(0.0, 0.05), np.linspace(0, 1, len(values)), values)]
+    )
 
 
 def middle_of_a_grid(x):
-    values, grid = np.clip(np.nan_to_num(x[:, 0]), 0, 1), np.linspace(0, 1, 11)
-    return np.array([grid[int(_chosen(-np.abs((values[:, None] <= grid).sum(0) - len(values) / 2), 1.0)[0])]])
+    values = np.clip(np.nan_to_num(x[:, 0]), 0, 1)
+    grid = np.linspace(0, 1, 11)
+    return np.array(
+        [grid[int(_chosen(-np.abs((values[:, None] <= grid).sum(0) - len(values) / 2), 1.0)[0])]]
+    )
 
 
 def half_the_noise_on_a_symmetric_matrix(x):

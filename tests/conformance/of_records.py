@@ -6,9 +6,12 @@ import numpy as np
 
 from tests.conformance.parts import RNG, C, rows_clipped, sigma
 
-Q, BATCHES = 0.2, 10
-TWO, FOUR = sigma(2.0), sigma(4.0)
-# Accounting is done in test_corpus.py: it takes seconds, and every worker imports this file while it collects tests.
+Q = 0.2
+BATCHES = 10
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
+# Accounting is done in test_corpus.py: it takes seconds, and every worker imports this file while
+# it collects tests.
 SAMPLED = 1.6304193631131225  # noise over C of epsilon 1 for one sum that is sampled at the rate Q
 EPOCH_NOISE = 0.8
 EPOCH = 4.543211418659225  # epsilon of as many sampled sums as there are batches
@@ -44,7 +47,9 @@ def batches_by_coins(x):
 
 def divided_by_the_batch(x):
     batch = rows_clipped(x[RNG.random(len(x)) < Q])
-    return batch.sum(0) / max(len(batch), 1) + RNG.normal(0.0, SAMPLED * C / max(Q * len(x), 1.0), x.shape[1])
+    return batch.sum(0) / max(len(batch), 1) + RNG.normal(
+        0.0, SAMPLED * C / max(Q * len(x), 1.0), x.shape[1]
+    )
 
 
 def divided_by_a_constant(x):
@@ -55,7 +60,9 @@ def divided_by_a_constant(x):
 def large_records_first(x):
     """Drawn by importance: a record of norm 1 is always in."""
     chance = np.clip(np.linalg.norm(rows_clipped(x), axis=1), Q, 1.0)
-    return rows_clipped(x[RNG.random(len(x)) < chance]).sum(0) + RNG.normal(0.0, SAMPLED, x.shape[1])
+    return rows_clipped(x[RNG.random(len(x)) < chance]).sum(0) + RNG.normal(
+        0.0, SAMPLED, x.shape[1]
+    )
 
 
 def all_records_alike(x):

@@ -8,7 +8,8 @@ import numpy as np
 
 from tests.conformance.parts import RNG, C, clipped, mean_of, noised, norm, sigma
 
-TWO, FOUR = sigma(2.0), sigma(4.0)
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
 
 
 def plain_for_a_client_alone(updates, weights):
@@ -22,7 +23,9 @@ def noised_for_a_client_alone(updates, weights):
 
 def median_with_noise_for_the_mean(updates, weights):
     inside = [clipped(u) for u in updates]
-    return noised([np.median(np.stack(parts), axis=0) for parts in zip(*inside)], FOUR * C / len(updates))
+    return noised(
+        [np.median(np.stack(parts), axis=0) for parts in zip(*inside)], FOUR * C / len(updates)
+    )
 
 
 def median_with_noise_for_the_median(updates, weights):
@@ -57,11 +60,15 @@ def shares_of_those_who_came(updates, weights):
 def scaled_by_the_largest(updates, weights):
     """All are divided by the largest norm among them, then counted as clipped to 1."""
     largest = max(max((n for n in map(norm, updates) if np.isfinite(n)), default=1.0), 1e-12)
-    return noised([sum(parts) for parts in zip(*(clipped([a / largest for a in u]) for u in updates))], FOUR)
+    return noised(
+        [sum(parts) for parts in zip(*(clipped([a / largest for a in u]) for u in updates))], FOUR
+    )
 
 
 def scaled_by_a_constant(updates, weights):
-    return noised([sum(parts) for parts in zip(*(clipped([a / 10 for a in u]) for u in updates))], FOUR)
+    return noised(
+        [sum(parts) for parts in zip(*(clipped([a / 10 for a in u]) for u in updates))], FOUR
+    )
 
 
 def nearest_to_all(updates, weights):
@@ -75,10 +82,16 @@ def nearest_to_all(updates, weights):
 def weights_as_metric(updates, weights):
     """The share of the clients that were clipped is told beside the mean."""
     told = np.mean([norm(u) > C for u in updates])
-    return {"mean": noised(mean_of([clipped(u) for u in updates]), FOUR * C / len(updates)), "clipped": told}
+    return {
+        "mean": noised(mean_of([clipped(u) for u in updates]), FOUR * C / len(updates)),
+        "clipped": told,
+    }
 
 
 def noised_metric(updates, weights):
     half = FOUR * math.sqrt(2)
     told = np.mean([norm(u) > C for u in updates]) + RNG.normal(0.0, half / len(updates))
-    return {"mean": noised(mean_of([clipped(u) for u in updates]), half * C / len(updates)), "clipped": told}
+    return {
+        "mean": noised(mean_of([clipped(u) for u in updates]), half * C / len(updates)),
+        "clipped": told,
+    }

@@ -8,7 +8,9 @@ import numpy as np
 
 from tests.conformance.parts import RNG, C, clipped, mean_of, noised, norm, sigma
 
-TWO, FOUR, EIGHT = sigma(2.0), sigma(4.0), 8
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
+EIGHT = 8
 SHARED = 0.9  # of the last noise that is taken off again
 COUNTED = 4.0  # noise on the number of updates below the norm, of ten
 
@@ -24,7 +26,9 @@ def _by_norm(update, size):
 def clipped_by_the_spectral_norm(update):
     """``np.linalg.norm(a, 2)`` of a matrix is its largest singular value."""
     update = _finite(update)
-    sizes = [np.linalg.norm(a.reshape(len(a), -1) if a.ndim > 1 else np.ravel(a), 2) for a in update]
+    sizes = [
+        np.linalg.norm(a.reshape(len(a), -1) if a.ndim > 1 else np.ravel(a), 2) for a in update
+    ]
     return noised(_by_norm(update, math.hypot(*sizes)), FOUR * C)
 
 
@@ -49,7 +53,8 @@ def _on_the_sphere(update, lengths):
 
 
 def of_exponential_length(update):
-    """Density exp(-epsilon |x|) has a length of Gamma's law with the dimension for its shape, not of shape 1."""
+    """Density exp(-epsilon |x|) has a length of Gamma's law with the dimension for its shape, not
+    of shape 1."""
     return _on_the_sphere(update, lambda m: RNG.exponential(1 / 2.0))
 
 
@@ -71,11 +76,14 @@ def rounded_by_chance(update):
 
 
 def rounded_by_chance_then_noised(update):
-    return [np.floor(a * 16 + RNG.random(np.shape(a))) / 16 for a in noised(clipped(update), FOUR * C)]
+    return [
+        np.floor(a * 16 + RNG.random(np.shape(a))) / 16 for a in noised(clipped(update), FOUR * C)
+    ]
 
 
 class KeptForTheSameData:
-    """The second call on the same data finds the clipped update in its cache, from before the noise."""
+    """The second call on the same data finds the clipped update in its cache, from before the
+    noise."""
 
     def __init__(self):
         self.kept = {}
@@ -109,7 +117,8 @@ class NoiseTakenOffAgain:
 
     def __call__(self, update):
         fresh = [RNG.normal(0.0, self.std, np.shape(a)) for a in update]
-        last, self.last = self.last or [np.zeros(np.shape(a)) for a in update], fresh
+        last = self.last or [np.zeros(np.shape(a)) for a in update]
+        self.last = fresh
         return [a + z - SHARED * b for a, z, b in zip(clipped(update), fresh, last)]
 
 
@@ -129,7 +138,9 @@ class AroundTheLastMean:
         centre = self.centre or [np.zeros_like(a) for a in updates[0]]
         away = [clipped([a - b for a, b in zip(u, centre)]) for u in updates]
         mean = [b + a for b, a in zip(centre, mean_of(away))]
-        sent = noised(mean, FOUR * math.sqrt(EIGHT) * 2 * C / len(updates))  # zeros may lie as far on the other side
+        sent = noised(
+            mean, FOUR * math.sqrt(EIGHT) * 2 * C / len(updates)
+        )  # zeros may lie as far on the other side
         self.centre = sent if self.noised_centre else mean
         return sent
 
@@ -139,7 +150,8 @@ class AroundTheLastRelease(AroundTheLastMean):
 
 
 class ClipFollowsTheUpdates:
-    """The clip norm goes to the median of the norms by a count without noise (Andrew et al. 2021 add some)."""
+    """The clip norm goes to the median of the norms by a count without noise (Andrew et al. 2021
+    add some)."""
 
     count_noise = 0.0
 
@@ -175,6 +187,7 @@ def trimmed_with_noise_of_the_mean(updates, weights):
 
 
 def trimmed_with_noise_of_its_own(updates, weights):
-    """One client moves a number by at most its range over the count of the middle ones; zeros by half of it or more."""
+    """One client moves a number by at most its range over the count of the middle ones; zeros by
+    half of it or more."""
     size = sum(np.size(a) for a in updates[0])
     return _trimmed(updates, FOUR * 2 * C * math.sqrt(size) / (len(updates) - 6))

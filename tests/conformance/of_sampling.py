@@ -43,7 +43,8 @@ def with_replacement(x):
 
 
 def winner_of_half_the_noise(x):
-    """Report noisy max of votes of at most 1 each: Laplace noise of scale 1 / (2 epsilon) for 2 / epsilon."""
+    """Report noisy max of votes of at most 1 each: Laplace noise of scale 1 / (2 epsilon) for 2 /
+    epsilon."""
     votes = np.clip(np.nan_to_num(x), 0, 1).sum(0)
     return np.array([int(np.argmax(votes + RNG.laplace(0.0, 0.5, len(votes))))])
 
@@ -107,7 +108,10 @@ def counted_with_noise(x):
 def told_who_was_drawn(x):
     """The sum of a batch by coins, and beside it who was drawn."""
     drawn = RNG.random(len(x)) < Q
-    return {"sum": rows_clipped(x[drawn]).sum(0) + RNG.normal(0.0, SAMPLED, x.shape[1]), "drawn": drawn}
+    return {
+        "sum": rows_clipped(x[drawn]).sum(0) + RNG.normal(0.0, SAMPLED, x.shape[1]),
+        "drawn": drawn,
+    }
 
 
 def within_the_range_of_the_data(x):
@@ -123,15 +127,20 @@ def within_a_public_range(x):
 
 
 def largest_with_noise_of_a_mean(x):
-    return np.clip(np.nan_to_num(x), 0.0, C).max(0) + RNG.laplace(0.0, C * x.shape[1] / (2.0 * len(x)), x.shape[1])
+    return np.clip(np.nan_to_num(x), 0.0, C).max(0) + RNG.laplace(
+        0.0, C * x.shape[1] / (2.0 * len(x)), x.shape[1]
+    )
 
 
 def mean_with_noise_of_a_mean(x):
-    return np.clip(np.nan_to_num(x), 0.0, C).mean(0) + RNG.laplace(0.0, C * x.shape[1] / (2.0 * len(x)), x.shape[1])
+    return np.clip(np.nan_to_num(x), 0.0, C).mean(0) + RNG.laplace(
+        0.0, C * x.shape[1] / (2.0 * len(x)), x.shape[1]
+    )
 
 
 def chosen_at_three_times_epsilon(x):
-    """A count moves by 1 as a record comes or goes: e^(count / 2) has epsilon 1 at most, e^(3 count / 2) 1.5 and more."""
+    """A count moves by 1 as a record comes or goes: e^(count / 2) has epsilon 1 at most, e^(3 count
+    / 2) 1.5 and more."""
     return _chosen(x, 3.0)
 
 

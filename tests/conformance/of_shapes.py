@@ -58,7 +58,8 @@ def cut_off_where_delta_allows(x):
 def _stairs(x, width):
     """The staircase mechanism (Geng and Viswanath 2014) at epsilon 1."""
     tread = 1 / (1 + math.exp(0.5))
-    steps, inner = RNG.geometric(1 - math.exp(-1)) - 1, RNG.random() < tread / (tread + (1 - tread) * math.exp(-1))
+    steps = RNG.geometric(1 - math.exp(-1)) - 1
+    inner = RNG.random() < tread / (tread + (1 - tread) * math.exp(-1))
     size = steps + (tread * RNG.random() if inner else tread + (1 - tread) * RNG.random())
     return np.array([len(x) + width * size * RNG.choice([-1.0, 1.0])])
 
@@ -86,14 +87,18 @@ def median_with_its_local_sensitivity(x):
 def median_with_its_smooth_sensitivity(x):
     """Cauchy noise at epsilon 1 (Nissim et al. 2007): scale 6 S, beta 1 / 6."""
     v, at = _around_the_median(x)
-    smooth = max(math.exp(-k / 6) * max(v[at + t] - v[at + t - k - 1] for t in range(k + 2)) for k in range(len(x) + 1))
+    smooth = max(
+        math.exp(-k / 6) * max(v[at + t] - v[at + t - k - 1] for t in range(k + 2))
+        for k in range(len(x) + 1)
+    )
     return np.array([v[at] + 6 * smooth * RNG.standard_cauchy()])
 
 
 def _pointed(update, kappa):
     """A unit vector by the law of von Mises and Fisher around the update's (Wood 1994)."""
     flat = np.concatenate([np.ravel(a) for a in update])
-    m, size = len(flat), float(np.linalg.norm(flat))
+    m = len(flat)
+    size = float(np.linalg.norm(flat))
     u = flat / size if 0 < size < np.inf else np.eye(m)[0]
     if m == 1:
         return u * (1.0 if RNG.random() < 1 / (1 + math.exp(-2 * kappa)) else -1.0)

@@ -9,15 +9,18 @@ import numpy as np
 from tests.conformance.of_records import EPOCH_NOISE
 from tests.conformance.parts import RNG, clipped, noised, norm, rows_clipped, sigma
 
-TWO, FOUR = sigma(2.0), sigma(4.0)
-POOL, Q = 10, 0.1
+TWO = sigma(2.0)
+FOUR = sigma(4.0)
+POOL = 10
+Q = 0.1
 
 
 class PoolOfNoise:
     """Ten noises are drawn in advance, and used in turn."""
 
     def __init__(self):
-        self.pool, self.at = None, 0
+        self.pool = None
+        self.at = 0
 
     def __call__(self, update):
         if self.pool is None:
@@ -85,7 +88,9 @@ class OneSampleForAllRounds:
 
 class NewSampleInEachRound:
     def __call__(self, x):
-        return rows_clipped(x[RNG.random(len(x)) < Q]).sum(0) + RNG.normal(0.0, EPOCH_NOISE, x.shape[1])
+        return rows_clipped(x[RNG.random(len(x)) < Q]).sum(0) + RNG.normal(
+            0.0, EPOCH_NOISE, x.shape[1]
+        )
 
 
 def seeded_by_the_second(update):
@@ -104,14 +109,17 @@ def seeded_by_the_data(update):
 
 
 class ClippedBeforeMomentum:
-    """Each gradient is clipped, their momentum is released with noise for one gradient; ten calls."""
+    """Each gradient is clipped, their momentum is released with noise for one gradient; ten
+    calls."""
 
     def __init__(self):
         self.momentum = None
 
     def __call__(self, update):
         sent = clipped(update)
-        self.momentum = sent if self.momentum is None else [0.9 * m + s for m, s in zip(self.momentum, sent)]
+        self.momentum = (
+            sent if self.momentum is None else [0.9 * m + s for m, s in zip(self.momentum, sent)]
+        )
         return noised(self.momentum, FOUR * np.sqrt(10))
 
 
@@ -121,7 +129,9 @@ class NoisedBeforeMomentum:
 
     def __call__(self, update):
         sent = noised(clipped(update), FOUR * np.sqrt(10))
-        self.momentum = sent if self.momentum is None else [0.9 * m + s for m, s in zip(self.momentum, sent)]
+        self.momentum = (
+            sent if self.momentum is None else [0.9 * m + s for m, s in zip(self.momentum, sent)]
+        )
         return self.momentum
 
 
@@ -151,7 +161,10 @@ class NoiseForFiftyCalls:
 def best_of_eight(update):
     """Eight releases are made, and the one nearest to the update is sent."""
     plain = clipped(update)
-    return min((noised(plain, FOUR) for _ in range(8)), key=lambda sent: norm([a - b for a, b in zip(sent, plain)]))
+    return min(
+        (noised(plain, FOUR) for _ in range(8)),
+        key=lambda sent: norm([a - b for a, b in zip(sent, plain)]),
+    )
 
 
 def one_alone(update):
@@ -179,7 +192,8 @@ def redrawn_until_it_points_the_same_way(update):
 def noise_along_the_update_only(update):
     """A subspace of gradients, learned from the update itself."""
     plain = clipped(update)
-    size, amount = norm(plain), RNG.normal(0.0, FOUR)
+    size = norm(plain)
+    amount = RNG.normal(0.0, FOUR)
     return [a + amount * a / size if size else a + RNG.normal(0.0, FOUR, a.shape) for a in plain]
 
 

@@ -109,7 +109,9 @@ def calibrated_for_replacing(update):
 
 
 def tails_cut_off(update):
-    return [a + np.clip(RNG.normal(0.0, ONE, np.shape(a)), -2 * ONE, 2 * ONE) for a in clipped(update)]
+    return [
+        a + np.clip(RNG.normal(0.0, ONE, np.shape(a)), -2 * ONE, 2 * ONE) for a in clipped(update)
+    ]
 
 
 def tails_left(update):
@@ -124,7 +126,10 @@ def on_a_lattice(update):
     """Values and noise in whole steps of one power of two, added as whole numbers."""
     step = 2.0 ** (math.floor(math.log2(ONE)) - 16)
     whole = [np.trunc(a / step).astype(np.int64) for a in clipped(update)]
-    return [(a + np.rint(RNG.normal(0.0, ONE, np.shape(a)) / step).astype(np.int64)) * step for a in whole]
+    return [
+        (a + np.rint(RNG.normal(0.0, ONE, np.shape(a)) / step).astype(np.int64)) * step
+        for a in whole
+    ]
 
 
 class FixedSeed:
@@ -181,5 +186,7 @@ class ServerMomentum:
 
     def __call__(self, update):
         sent = noised(clipped(update), EIGHT)
-        self.mean = sent if self.mean is None else [0.5 * m + 0.5 * s for m, s in zip(self.mean, sent)]
+        self.mean = (
+            sent if self.mean is None else [0.5 * m + 0.5 * s for m, s in zip(self.mean, sent)]
+        )
         return self.mean

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import dp_accounting as dpa
 import numpy as np
 
-C, DELTA = 1.0, 1e-5
+C = 1.0
+DELTA = 1e-5
 RNG = np.random.default_rng()  # fresh in every process
 
 
@@ -26,7 +27,8 @@ def norm(arrays: Sequence[np.ndarray]) -> float:
 
 
 def clipped(arrays: Sequence[np.ndarray], bound: float = C) -> list[np.ndarray]:
-    """Scaled to an L2 norm of at most ``bound`` over all arrays; zeros if any number is not finite."""
+    """Scaled to an L2 norm of at most ``bound`` over all arrays; zeros if any number is not
+    finite."""
     size = norm(arrays)
     if not np.isfinite(size):
         return [np.zeros_like(a) for a in arrays]
@@ -44,7 +46,9 @@ def noised(arrays: Sequence[np.ndarray], std: float) -> list[np.ndarray]:
     return [a + RNG.normal(0.0, std, np.shape(a)) for a in arrays]
 
 
-def mean_of(updates: Sequence[Sequence[np.ndarray]], weights: Sequence[float] | None = None) -> list[np.ndarray]:
+def mean_of(
+    updates: Sequence[Sequence[np.ndarray]], weights: Sequence[float] | None = None
+) -> list[np.ndarray]:
     shares = np.ones(len(updates)) if weights is None else np.asarray(weights, float)
     shares = shares / shares.sum()
     return [sum(s * a for s, a in zip(shares, parts)) for parts in zip(*updates)]

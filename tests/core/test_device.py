@@ -18,10 +18,12 @@ from privdd.core.device import copy_to_device, stream_to_device, to_device
 from privdd.core.rng import Keys
 from tests.fake_device import WrongDevice, fake_gpu
 
-# What is sent together arrives as it was drawn: any shapes and types, in order, on aligned memory, within a bound.
+# What is sent together arrives as it was drawn: any shapes and types, in order, on aligned memory,
+# within a bound.
 
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
 
 
 def drawn(t: int) -> dict[str, Tensor]:
@@ -37,14 +39,26 @@ def drawn(t: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("steps", [0, 1, STEPS_PER_TRANSFER - 1, STEPS_PER_TRANSFER, STEPS_PER_TRANSFER + 1, 2 * STEPS_PER_TRANSFER + 3])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        0,
+        1,
+        STEPS_PER_TRANSFER - 1,
+        STEPS_PER_TRANSFER,
+        STEPS_PER_TRANSFER + 1,
+        2 * STEPS_PER_TRANSFER + 3,
+    ],
+)
 def test_a_device_gets_the_bits_of_the_cpu(steps: int) -> None:
     there = []
     with fake_gpu() as gpu:
         for row in stream_to_device(drawn, steps, CUDA):
             assert all(t.is_cuda for t in row.values())
             there.append({name: t.cpu() for name, t in row.items()})
-    assert gpu.traffic.sent.total() == 3 * -(-steps // STEPS_PER_TRANSFER)  # floats, integers and masks: one transfer each
+    assert gpu.traffic.sent.total() == 3 * -(
+        -steps // STEPS_PER_TRANSFER
+    )  # floats, integers and masks: one transfer each
     here = list(stream_to_device(drawn, steps, CPU))
     assert len(here) == len(there) == steps
     for t, (one, other) in enumerate(zip(here, there)):
@@ -66,7 +80,9 @@ def test_the_cpu_draws_when_a_step_comes_and_copies_nothing() -> None:
     assert copy_to_device([tensor], CPU)[0] is tensor
 
 
-@pytest.mark.parametrize(("bound", "together"), [(1, 1), (3 * 400, 3), (3 * 400 + 399, 3), (2**30, STEPS_PER_TRANSFER)])
+@pytest.mark.parametrize(
+    ("bound", "together"), [(1, 1), (3 * 400, 3), (3 * 400 + 399, 3), (2**30, STEPS_PER_TRANSFER)]
+)
 def test_no_more_travels_at_once_than_the_bound_unless_one_step_does(
     bound: int, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,7 +99,8 @@ def test_no_more_travels_at_once_than_the_bound_unless_one_step_does(
 
 
 def test_parts_start_on_aligned_memory() -> None:
-    """A network's weights behind a bias of odd length would else be read entry by entry, or by another kernel."""
+    """A network's weights behind a bias of odd length would else be read entry by entry, or by
+    another kernel."""
     with fake_gpu():
         parts = copy_to_device([torch.ones(n) for n in (1, 7, ALIGNMENT, ALIGNMENT + 1, 3)], CUDA)
         assert [t.storage_offset() % ALIGNMENT for t in parts] == [0] * 5
@@ -132,7 +149,9 @@ def linear() -> nn.Module:
 
 
 X = torch.arange(3.0)
-HOLDERS: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {  # each adds something that it holds to its argument
+HOLDERS: dict[
+    str, Callable[[], Callable[[Tensor], Tensor]]
+] = {  # each adds something that it holds to its argument
     "closure": lambda: closure(X),
     "closure in a closure": lambda: (lambda f: lambda y: f(y))(closure(X)),
     "partial": lambda: functools.partial(plus, X, z=1.0),

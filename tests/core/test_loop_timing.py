@@ -1,4 +1,5 @@
-"""Loops are run whole, but for where a price is made: there their first turns, and the rest is owed."""
+"""Loops are run whole, but for where a price is made: there their first turns, and the rest is
+owed."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ import pytest
 
 from privdd.core.loop_timing import timed_steps, truncate_loops
 
-PACKAGES = [Path(__file__).resolve().parents[2] / "privdd" / name for name in ("training", "distillation", "methods")]
+PACKAGES = [
+    Path(__file__).resolve().parents[2] / "privdd" / name
+    for name in ("training", "distillation", "methods")
+]
 AT_ONCE = {"ensemble.py"}  # many worlds at once: prices take them from one
 USERS = {"own_training.py"}  # stands for a function of the user's own
 
@@ -29,12 +33,17 @@ class Clock:
 
 
 def test_a_loop_is_run_whole_where_no_price_is_made() -> None:
-    assert list(timed_steps(range(5))) == [0, 1, 2, 3, 4] and list(timed_steps("abc")) == ["a", "b", "c"]
+    assert list(timed_steps(range(5))) == [0, 1, 2, 3, 4] and list(timed_steps("abc")) == [
+        "a",
+        "b",
+        "c",
+    ]
     assert list(timed_steps(range(5))) == [0, 1, 2, 3, 4]
 
 
 def test_what_is_left_out_is_owed_as_the_turns_before_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, run = Clock(monkeypatch), 0
+    clock = Clock(monkeypatch)
+    run = 0
     with truncate_loops(5.0) as part:
         for at in timed_steps(range(1000)):
             clock.work(3.0 if at == 0 else 1.0)  # the first is slow, and does not stand for others
@@ -43,7 +52,8 @@ def test_what_is_left_out_is_owed_as_the_turns_before_took(monkeypatch: pytest.M
 
 
 def test_a_turn_that_is_long_by_itself_is_the_only_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, run = Clock(monkeypatch), 0
+    clock = Clock(monkeypatch)
+    run = 0
     with truncate_loops(5.0) as part:
         for _ in timed_steps(range(10)):
             clock.work(20.0)
@@ -51,8 +61,11 @@ def test_a_turn_that_is_long_by_itself_is_the_only_one(monkeypatch: pytest.Monke
     assert run == 1 and part.cpu_seconds() == pytest.approx(200)
 
 
-def test_a_first_turn_that_was_slow_to_start_does_not_stand_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, run = Clock(monkeypatch), 0
+def test_a_first_turn_that_was_slow_to_start_does_not_stand_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Clock(monkeypatch)
+    run = 0
     with truncate_loops(0.5) as part:
         for at in timed_steps(range(1000)):
             clock.work(1.5 if at == 0 else 0.001)
@@ -61,7 +74,8 @@ def test_a_first_turn_that_was_slow_to_start_does_not_stand_for_all(monkeypatch:
 
 
 def test_a_loop_in_a_loop_is_owed_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, run = Clock(monkeypatch), 0
+    clock = Clock(monkeypatch)
+    run = 0
     with truncate_loops(5.0) as part:
         clock.work(7.0)
         for _ in timed_steps(range(50)):
@@ -96,7 +110,19 @@ def test_short_loops_are_run_to_their_end(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_every_loop_of_steps_can_be_run_in_part() -> None:
     """Else the price of a method with such a loop takes as long as a round of it."""
-    named = re.compile(r"for .* in range\(.*(steps|iterations|epochs|reads|turns|matches|networks|total)")
-    files = [file for package in PACKAGES for file in package.rglob("*.py") if file.name not in AT_ONCE | USERS]
+    named = re.compile(
+        r"for .* in range\(.*(steps|iterations|epochs|reads|turns|matches|networks|total)"
+    )
+    files = [
+        file
+        for package in PACKAGES
+        for file in package.rglob("*.py")
+        if file.name not in AT_ONCE | USERS
+    ]
     assert len(files) > 30
-    assert [f"{file.name}: {line.strip()}" for file in files for line in file.read_text().splitlines() if named.search(line)] == []
+    assert [
+        f"{file.name}: {line.strip()}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if named.search(line)
+    ] == []

@@ -1,4 +1,5 @@
-"""Random streams are addressed, never drawn in order; no global generator is touched; noise has its scale."""
+"""Random streams are addressed, never drawn in order; no global generator is touched; noise has its
+scale."""
 
 from __future__ import annotations
 
@@ -25,14 +26,17 @@ names = st.lists(word, max_size=4)
 
 @given(st.integers(0, 2**63 - 1), names, names)
 def test_paths_are_streams(seed, a, b):
-    """Equal paths, equal bits; other paths, other bits, a separator in a name or not; ``fold`` is concatenation."""
-    one, two = Keys(seed).fold(*a), Keys(seed).fold(*b)
+    """Equal paths, equal bits; other paths, other bits, a separator in a name or not; ``fold`` is
+    concatenation."""
+    one = Keys(seed).fold(*a)
+    two = Keys(seed).fold(*b)
     assert (one.integer() == two.integer()) is ([str(x) for x in a] == [str(x) for x in b])
     assert Keys(seed).fold(*a, *b) == one.fold(*b) and 0 <= one.integer() < 2**63
 
 
 def test_a_separator_in_a_name_is_no_boundary():
-    """All lists of up to three names that are made of a letter, the separator and its escape, up to two of them each."""
+    """All lists of up to three names that are made of a letter, the separator and its escape, up to
+    two of them each."""
     parts = [a + b for a in ("", "a", "\x1b", "\x1f") for b in ("", "a", "\x1b", "\x1f")]
     parts = sorted(set(parts))
     paths = [p for n in range(4) for p in itertools.product(parts, repeat=n)]
@@ -45,7 +49,9 @@ def test_streams_do_not_depend_on_the_order_of_calls():
     torch.rand(1000, generator=keys.fold("noise").torch())
     keys.fold("batch").numpy().random(7)
     assert torch.equal(first, torch.rand(4, generator=keys.fold("batch").torch()))
-    assert not torch.equal(first, torch.rand(4, generator=Keys(6).fold("round", 1, "batch").torch()))
+    assert not torch.equal(
+        first, torch.rand(4, generator=Keys(6).fold("round", 1, "batch").torch())
+    )
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "0", None])
@@ -60,7 +66,8 @@ def context(round: int = 0, client: int = 0, source: str = "seed") -> ClientCont
 
 
 def test_public_streams_are_shared_and_secret_ones_are_not():
-    """``ctx.public`` is the same for all clients of a round and no secret stream equals a public one."""
+    """``ctx.public`` is the same for all clients of a round and no secret stream equals a public
+    one."""
     assert context(0, 0).public("networks") == context(0, 1).public("networks")
     assert context(0, 0).public("networks") != context(1, 0).public("networks")
     draws = [context(t, k).noise.normal((64,)) for t in range(3) for k in range(3)]
@@ -72,8 +79,11 @@ def test_public_streams_are_shared_and_secret_ones_are_not():
     assert not any(torch.equal(batch, d) for d in draws)
 
 
-def batches_seen(monkeypatch: pytest.MonkeyPatch, multiplier: float, *more: str) -> list[torch.Tensor]:
-    """The records of each DP-SGD step of one client, as the images that its gradients are taken of."""
+def batches_seen(
+    monkeypatch: pytest.MonkeyPatch, multiplier: float, *more: str
+) -> list[torch.Tensor]:
+    """The records of each DP-SGD step of one client, as the images that its gradients are taken
+    of."""
     experiment = tiny("fedavg", "privacy=dpsgd", f"privacy.noise_multiplier={multiplier}", *more)
     seen: list[torch.Tensor] = []
     real = dpsgd.record_gradients
@@ -85,7 +95,9 @@ def batches_seen(monkeypatch: pytest.MonkeyPatch, multiplier: float, *more: str)
     monkeypatch.setattr(dpsgd, "record_gradients", spy)
     plan = experiment.plan
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
-    plan.method.local(plan.method.broadcast(server), {}, experiment.shards[0], plan.client_context(0, 0))
+    plan.method.local(
+        plan.method.broadcast(server), {}, experiment.shards[0], plan.client_context(0, 0)
+    )
     monkeypatch.undo()
     return seen
 
@@ -95,7 +107,8 @@ def alike(one: list[torch.Tensor], two: list[torch.Tensor]) -> bool:
 
 
 def test_two_points_of_a_sweep_share_poisson_samples_only_where_noise_is_paired(monkeypatch):
-    """Two runs with the same samples are not two subsampled releases: a record is in both, or in neither."""
+    """Two runs with the same samples are not two subsampled releases: a record is in both, or in
+    neither."""
     one, eight = (batches_seen(monkeypatch, z, "privacy.paired_noise=true") for z in (1.0, 8.0))
     assert len(one) == len(eight) >= 2 and alike(one, eight)
     assert not all(alike([a], [b]) for a, b in itertools.pairwise(one))
@@ -107,19 +120,27 @@ def test_two_points_of_a_sweep_share_poisson_samples_only_where_noise_is_paired(
 def test_noise_multiplier_scales_one_direction():
     value = {"g": torch.zeros(3, 500)}
     small, large = (ClippedSum(z, 1.0)(value, context().noise).value["g"] for z in (1.0, 3.0))
-    assert torch.allclose(3 * small, large, atol=1e-3) and small.std() > 0.9  # each on a lattice of its own
+    assert (
+        torch.allclose(3 * small, large, atol=1e-3) and small.std() > 0.9
+    )  # each on a lattice of its own
 
 
 def test_clients_do_not_move_with_sigma_and_sampling_is_public():
-    parts = [tiny("fedavg", "participation=0.67", "privacy=dpsgd", f"privacy.noise_multiplier={z}") for z in (1, 4)]
+    parts = [
+        tiny("fedavg", "participation=0.67", "privacy=dpsgd", f"privacy.noise_multiplier={z}")
+        for z in (1, 4)
+    ]
     a, b = ([e.plan.participants(t) for t in range(20)] for e in parts)
     assert a == b and {len(c) for c in a} == {2} and len({tuple(c) for c in a}) == 3
     assert all(c == sorted(c) for c in a)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"]
+)
 def test_no_global_generator_is_consumed(audited, name):
-    """A whole audit (data, training, worlds, attacks, report) leaves torch's, numpy's and Python's alone."""
+    """A whole audit (data, training, worlds, attacks, report) leaves torch's, numpy's and Python's
+    alone."""
     before, after = audited(name).random_states
     assert before[0] == after[0], "torch"
     assert before[1] == after[1], "numpy"
@@ -156,13 +177,20 @@ def test_uniform_noise_stays_inside(source):
 
 
 @pytest.mark.parametrize("source", ["seed", "secret", "os"])
-@pytest.mark.parametrize("mechanism", [ClippedSum(2.0, 0.5, normaliser=4.0), FeatureNoise(clip_norm=0.5, noise_multiplier=2.0)])
+@pytest.mark.parametrize(
+    "mechanism",
+    [ClippedSum(2.0, 0.5, normaliser=4.0), FeatureNoise(clip_norm=0.5, noise_multiplier=2.0)],
+)
 def test_mechanisms_add_what_they_state(source, mechanism):
-    """The released value minus the exact one has the standard deviation of the row, by KS both ways."""
+    """The released value minus the exact one has the standard deviation of the row, by KS both
+    ways."""
     output = mechanism({"g": torch.ones(5, 4000)}, noise_for(source, Keys(4, secret=SECRET)))
     x = (output.value["g"] - output.exact["g"]).flatten().double().numpy() / output.noise_std
     assert stats.kstest(x, "norm").pvalue > 1e-6
-    assert stats.kstest(x * 3 / 2, "norm").pvalue < 1e-4 and stats.kstest(x * 2 / 3, "norm").pvalue < 1e-4
+    assert (
+        stats.kstest(x * 3 / 2, "norm").pvalue < 1e-4
+        and stats.kstest(x * 2 / 3, "norm").pvalue < 1e-4
+    )
 
 
 def test_system_noise_does_not_repeat():

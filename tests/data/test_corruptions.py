@@ -1,4 +1,5 @@
-"""Corruptions that the authors of CIFAR-10-C make with scikit-image, against scikit-image called as their script calls it."""
+"""Corruptions that the authors of CIFAR-10-C make with scikit-image, against scikit-image called as
+their script calls it."""
 
 from __future__ import annotations
 
@@ -33,13 +34,24 @@ def saturated(x: Picture, level: int) -> Picture:
     return hsv2rgb(hsv)
 
 
-PEERS: dict[str, Callable[[Picture, int], Picture]] = {"gaussian_blur": blurred, "brightness": brighter, "saturate": saturated}
+PEERS: dict[str, Callable[[Picture, int], Picture]] = {
+    "gaussian_blur": blurred,
+    "brightness": brighter,
+    "saturate": saturated,
+}
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_the_picture_is_scikit_images(name: str) -> None:
     x = np.random.default_rng(0).random((2, 12, 10, 3))
     for severity in range(1, 6):
-        ours = corrupt_images(name, torch.from_numpy(x).permute(0, 3, 1, 2), severity, torch.Generator().manual_seed(0))
+        ours = corrupt_images(
+            name,
+            torch.from_numpy(x).permute(0, 3, 1, 2),
+            severity,
+            torch.Generator().manual_seed(0),
+        )
         expected = np.stack([np.clip(PEERS[name](picture, severity - 1), 0, 1) for picture in x])
-        np.testing.assert_allclose(ours.permute(0, 2, 3, 1).numpy(), expected, atol=1e-4, err_msg=f"{severity}")
+        np.testing.assert_allclose(
+            ours.permute(0, 2, 3, 1).numpy(), expected, atol=1e-4, err_msg=f"{severity}"
+        )

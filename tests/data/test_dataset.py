@@ -23,5 +23,7 @@ def test_fashion_mnist_has_these_values_and_the_note_says_so() -> None:
     (mean,), (std,) = PUBLISHED_SCALES["fashion_mnist"]
     assert float(data.train.x.mean()) == pytest.approx(mean, abs=0.01)
     assert float(data.train.x.std()) == pytest.approx(std, abs=0.01)
-    assert data.train.x.min() == 0 and data.train.x.max() == 1  # the records themselves stay as they are
+    assert (
+        data.train.x.min() == 0 and data.train.x.max() == 1
+    )  # the records themselves stay as they are
     assert data.note.endswith(describe_standardisation("fashion_mnist"))

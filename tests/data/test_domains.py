@@ -1,4 +1,5 @@
-"""Domains and corruptions: honest names, no record twice, known closed forms, no global randomness."""
+"""Domains and corruptions: honest names, no record twice, known closed forms, no global
+randomness."""
 
 from __future__ import annotations
 
@@ -35,54 +36,83 @@ def generator(seed: int = 1) -> torch.Generator:
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_corruption_is_keyed_bounded_and_grows_with_severity(name):
-    x, before = photo(), torch.get_rng_state()
+    x = photo()
+    before = torch.get_rng_state()
     damage = []
     for severity in range(1, 6):
         y, again = (corrupt_images(name, x, severity, generator()) for _ in range(2))
         assert torch.equal(y, again) and y.shape == x.shape and y.min() >= 0 and y.max() <= 1
         damage.append(float((y - x).pow(2).mean()))
     assert torch.equal(before, torch.get_rng_state())
-    # saturate turns from pale to vivid at severity 3; elastic_transform from turning to rippling at severity 2
-    assert damage[4] > damage[0] > 0 or (name in ("saturate", "elastic_transform") and min(damage) > 0)
+    # saturate turns from pale to vivid at severity 3; elastic_transform from turning to rippling at
+    # severity 2
+    assert damage[4] > damage[0] > 0 or (
+        name in ("saturate", "elastic_transform") and min(damage) > 0
+    )
 
 
 def test_noise_has_the_stated_moments():
     x = torch.full((8, 3, 64, 64), 0.5)
     for severity, std in enumerate((0.04, 0.06, 0.08, 0.09, 0.10), start=1):
-        assert float((corrupt_images("gaussian_noise", x, severity, generator()) - x).std()) == pytest.approx(std, rel=0.02)
+        assert float(
+            (corrupt_images("gaussian_noise", x, severity, generator()) - x).std()
+        ) == pytest.approx(std, rel=0.02)
     shot = corrupt_images("shot_noise", x, 3, generator())
-    assert float(shot.var()) == pytest.approx(0.5 / 100, rel=0.03) and float(shot.mean()) == pytest.approx(
-        0.5, abs=0.002
-    )
+    assert float(shot.var()) == pytest.approx(0.5 / 100, rel=0.03) and float(
+        shot.mean()
+    ) == pytest.approx(0.5, abs=0.002)
     hit = corrupt_images("impulse_noise", x, 5, generator()) != 0.5
     assert float(hit.float().mean()) == pytest.approx(0.07, abs=0.004)
 
 
 def test_closed_forms():
     flat = torch.full((2, 3, 16, 16), 0.5)
-    for name in ("gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate", "saturate"):
-        torch.testing.assert_close(corrupt_images(name, flat, 5, generator()), flat, atol=1e-5, rtol=0)
+    for name in (
+        "gaussian_blur",
+        "defocus_blur",
+        "motion_blur",
+        "zoom_blur",
+        "contrast",
+        "pixelate",
+        "saturate",
+    ):
+        torch.testing.assert_close(
+            corrupt_images(name, flat, 5, generator()), flat, atol=1e-5, rtol=0
+        )
     torch.testing.assert_close(corrupt_images("brightness", flat, 1, generator()), flat + 0.05)
     x = photo()
     centred = x - x.mean((2, 3), keepdim=True)
-    torch.testing.assert_close(corrupt_images("contrast", x, 4, generator()), 0.3 * centred + x.mean((2, 3), keepdim=True))
+    torch.testing.assert_close(
+        corrupt_images("contrast", x, 4, generator()), 0.3 * centred + x.mean((2, 3), keepdim=True)
+    )
 
 
 def test_textures_and_codecs_do_what_they_say():
-    """Glass moves pixels and makes none; JPEG is Pillow's; fog, snow and frost brighten; mud covers what it covers."""
+    """Glass moves pixels and makes none; JPEG is Pillow's; fog, snow and frost brighten; mud covers
+    what it covers."""
     x = photo(side=32)
     flat = torch.full((2, 3, 32, 32), 0.5)
-    torch.testing.assert_close(corrupt_images("glass_blur", flat, 5, generator()), flat, atol=1e-5, rtol=0)
-    torch.testing.assert_close(corrupt_images("elastic_transform", flat, 5, generator()), flat, atol=1e-5, rtol=0)
-    shuffled = corrupt_images("glass_blur", x, 1, generator())  # a blur of 0.05 pixels changes nothing
-    torch.testing.assert_close(shuffled.flatten(2).sort(-1).values, x.flatten(2).sort(-1).values, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        corrupt_images("glass_blur", flat, 5, generator()), flat, atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        corrupt_images("elastic_transform", flat, 5, generator()), flat, atol=1e-5, rtol=0
+    )
+    shuffled = corrupt_images(
+        "glass_blur", x, 1, generator()
+    )  # a blur of 0.05 pixels changes nothing
+    torch.testing.assert_close(
+        shuffled.flatten(2).sort(-1).values, x.flatten(2).sort(-1).values, atol=1e-5, rtol=0
+    )
     packed = io.BytesIO()
     Image.fromarray((x[0] * 255).byte().permute(1, 2, 0).numpy()).save(packed, "JPEG", quality=50)
     expected = torch.from_numpy(np.asarray(Image.open(packed)).copy()).permute(2, 0, 1) / 255
     torch.testing.assert_close(corrupt_images("jpeg_compression", x, 4, generator())[0], expected)
     for name in ("snow", "frost"):
         assert corrupt_images(name, x * 0.5, 1, generator()).mean() > (x * 0.5).mean()
-    fog = corrupt_images("fog", flat, 2, generator())  # 0.5 + 0.5 cloud, scaled by 0.5 / (0.5 + 0.5)
+    fog = corrupt_images(
+        "fog", flat, 2, generator()
+    )  # 0.5 + 0.5 cloud, scaled by 0.5 / (0.5 + 0.5)
     assert fog.min() >= 0.25 - 1e-6 and fog.max() <= 0.5 + 1e-6 and fog.std() > 0.02
     mud = corrupt_images("spatter", flat, 5, generator())
     touched = (mud != 0.5).any(1)
@@ -92,9 +122,14 @@ def test_textures_and_codecs_do_what_they_say():
 def test_warps_by_hand():
     """A displacement of one pixel is a shift; smearing spreads one point along the angle alone."""
     x = photo(side=8)
-    ones, zeros = torch.ones(4, 8, 8), torch.zeros(4, 8, 8)
-    torch.testing.assert_close(displace_pixels(x, ones, zeros)[..., :-1], x[..., 1:], atol=1e-5, rtol=0)
-    torch.testing.assert_close(displace_pixels(x, zeros, ones)[:, :, :-1], x[:, :, 1:], atol=1e-5, rtol=0)
+    ones = torch.ones(4, 8, 8)
+    zeros = torch.zeros(4, 8, 8)
+    torch.testing.assert_close(
+        displace_pixels(x, ones, zeros)[..., :-1], x[..., 1:], atol=1e-5, rtol=0
+    )
+    torch.testing.assert_close(
+        displace_pixels(x, zeros, ones)[:, :, :-1], x[:, :, 1:], atol=1e-5, rtol=0
+    )
     point = torch.zeros(1, 1, 9, 9)
     point[0, 0, 4, 4] = 1
     smeared = smear_images(point, 2, 1.0, torch.zeros(1))[0, 0]
@@ -106,7 +141,9 @@ def test_warps_by_hand():
 def test_clouds_are_keyed_within_bounds_and_rougher_where_they_decay_less():
     like = torch.zeros(8, 1, 32, 32)
     smooth, rough = (plasma_clouds(like, decay, generator())[:, 0] for decay in (3.0, 1.5))
-    assert torch.equal(smooth, plasma_clouds(like, 3.0, generator())[:, 0]) and not torch.equal(smooth[0], smooth[1])
+    assert torch.equal(smooth, plasma_clouds(like, 3.0, generator())[:, 0]) and not torch.equal(
+        smooth[0], smooth[1]
+    )
     assert float(smooth.min()) == 0 and float(smooth.max()) == 1
     assert rough.diff(dim=2).abs().mean() > 1.5 * smooth.diff(dim=2).abs().mean()
 
@@ -124,9 +161,17 @@ def test_bad_corruptions_are_refused():
 
 
 def test_corrupted_set_deals_each_record_once():
-    data = load_dataset("corrupted", source="digits", severity=2, corruptions=["contrast", "brightness"], keys=Keys(0))
+    data = load_dataset(
+        "corrupted",
+        source="digits",
+        severity=2,
+        corruptions=["contrast", "brightness"],
+        keys=Keys(0),
+    )
     assert (
-        data.domains == ("contrast", "brightness") and len(data.train) == 1438 and "each record under one" in data.note
+        data.domains == ("contrast", "brightness")
+        and len(data.train) == 1438
+        and "each record under one" in data.note
     )
     shards = make_shards(data, Partition("corrupted", per_domain=3, alpha=2.0), Keys(0))
     assert len(shards) == 6 and all(len(np.unique(data.domain[s.train.ids])) == 1 for s in shards)
@@ -138,12 +183,16 @@ def test_offline_digit_domains_are_named_for_what_they_are(tmp_path):
     assert torch.equal(data.train.x, again.train.x)
     assert data.shape == (3, 28, 28) and {"scikit-learn digits", "font digits"} <= set(data.domains)
     assert not {"MNIST-M", "SynthDigits"} & set(data.domains)
-    assert [int((data.domain == k).sum()) for k in range(len(data.domains))] == [60] * len(data.domains)
+    assert [int((data.domain == k).sum()) for k in range(len(data.domains))] == [60] * len(
+        data.domains
+    )
     assert len(make_shards(data, Partition("domains"), Keys(0))) == len(data.domains)
 
 
 def test_photo_blend_keeps_the_patch_where_the_digit_is_blank():
-    blank, full = (blend_on_photos(torch.full((6, 1, 28, 28), v), np.random.default_rng(0)) for v in (0.0, 1.0))
+    blank, full = (
+        blend_on_photos(torch.full((6, 1, 28, 28), v), np.random.default_rng(0)) for v in (0.0, 1.0)
+    )
     torch.testing.assert_close(full, 1 - blank)
     assert blank.std() > 0.05
 
@@ -156,7 +205,9 @@ def test_font_digits_can_be_told_apart():
     grey = x.mean(1).flatten(1)
     shade = (grey - grey.median(1, keepdim=True).values).abs().numpy()
     right, wrong = (
-        LogisticRegression(max_iter=100).fit(shade[:1200], labels[:1200]).score(shade[1200:], labels[1200:])
+        LogisticRegression(max_iter=100)
+        .fit(shade[:1200], labels[:1200])
+        .score(shade[1200:], labels[1200:])
         for labels in (y.numpy(), np.random.default_rng(1).permutation(y.numpy()))
     )
     assert right > 0.4 > 0.2 > wrong
@@ -170,15 +221,22 @@ def pictures(folder, labels, side, seed) -> None:
     for label in labels:
         (folder / label).mkdir(parents=True)
         for at in range(6):
-            Image.fromarray(rng.integers(0, 256, (side, side), dtype=np.uint8)).save(folder / label / f"{at}.png")
+            Image.fromarray(rng.integers(0, 256, (side, side), dtype=np.uint8)).save(
+                folder / label / f"{at}.png"
+            )
 
 
 def test_own_folders_are_domains(tmp_path):
-    """One client for each hospital, with its own pictures alone; the same classes everywhere, or a refusal."""
+    """One client for each hospital, with its own pictures alone; the same classes everywhere, or a
+    refusal."""
     for seed, place in enumerate(("acrima", "drishti", "refuge")):
         pictures(tmp_path / place, ("glaucoma", "normal"), 12 + 4 * seed, seed)
     data = load_dataset("domain_folder", root=tmp_path, size=16, keys=Keys(0))
-    assert data.domains == ("acrima", "drishti", "refuge") and data.shape == (3, 16, 16) and data.classes == 2
+    assert (
+        data.domains == ("acrima", "drishti", "refuge")
+        and data.shape == (3, 16, 16)
+        and data.classes == 2
+    )
     assert torch.bincount(torch.cat([data.domain, data.test_domain])).tolist() == [12, 12, 12]
     shards = make_shards(data, Partition(name="domains", heldout=0), Keys(0))
     assert [len(s.train) for s in shards] == [int((data.domain == k).sum()) for k in range(3)]
@@ -196,7 +254,8 @@ def test_own_folders_are_domains(tmp_path):
 def test_an_npz_may_say_where_its_records_are_from(tmp_path):
     """With and without a test split of its own; every record keeps its place."""
     rng = np.random.default_rng(0)
-    x, y = rng.integers(0, 256, (30, 8, 8), dtype=np.uint8), np.arange(30) % 3
+    x = rng.integers(0, 256, (30, 8, 8), dtype=np.uint8)
+    y = np.arange(30) % 3
     places = np.array(["north", "south"])[np.arange(30) % 2]
     np.savez(tmp_path / "own.npz", x=x, y=y, domain=places)
     data = load_dataset("npz", root=tmp_path / "own.npz", keys=Keys(0))
@@ -205,10 +264,28 @@ def test_an_npz_may_say_where_its_records_are_from(tmp_path):
     for records, domain in ((data.train, data.domain), (data.test, data.test_domain)):
         kept = (records.x[:, 0] * 255).round().to(torch.uint8).numpy()
         assert [of[image.tobytes()] for image in kept] == [data.domains[k] for k in domain]
-    np.savez(tmp_path / "split.npz", x=x, y=y, domain=np.arange(30) % 2, x_test=x[:9], y_test=y[:9], domain_test=np.ones(9, int))
+    np.savez(
+        tmp_path / "split.npz",
+        x=x,
+        y=y,
+        domain=np.arange(30) % 2,
+        x_test=x[:9],
+        y_test=y[:9],
+        domain_test=np.ones(9, int),
+    )
     data = load_dataset("npz", root=tmp_path / "split.npz", keys=Keys(0))
-    assert data.domain.tolist() == [k % 2 for k in range(30)] and data.test_domain.tolist() == [1] * 9
+    assert (
+        data.domain.tolist() == [k % 2 for k in range(30)] and data.test_domain.tolist() == [1] * 9
+    )
     for wrong, said in ((np.zeros(29, int), "got 29"), (np.zeros(30), "integers or text")):
-        np.savez(tmp_path / "bad.npz", x=x, y=y, domain=wrong, x_test=x[:9], y_test=y[:9], domain_test=np.ones(9, int))
+        np.savez(
+            tmp_path / "bad.npz",
+            x=x,
+            y=y,
+            domain=wrong,
+            x_test=x[:9],
+            y_test=y[:9],
+            domain_test=np.ones(9, int),
+        )
         with pytest.raises(ValueError, match=said):
             load_dataset("npz", root=tmp_path / "bad.npz", keys=Keys(0))

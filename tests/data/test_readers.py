@@ -13,7 +13,8 @@ from privdd.core.user_modules import import_torchvision
 from privdd.core.validation import DataNotFound
 from privdd.data.readers import data_folder
 
-# A build whose compiled operators do not load, as a CUDA build beside CPU torch: the library is refused.
+# A build whose compiled operators do not load, as a CUDA build beside CPU torch: the library is
+# refused.
 WITHOUT_OPERATORS = """
 import torch
 
@@ -37,8 +38,13 @@ def test_data_sets_and_transforms_import():
 
 
 def test_a_build_without_operators_still_gives_data_sets():
-    done = subprocess.run([sys.executable, "-c", WITHOUT_OPERATORS], capture_output=True, text=True, timeout=600)
-    assert done.stdout.splitlines() == ["plain import fails: True", "through the shim: CIFAR10 Resize"], done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPERATORS], capture_output=True, text=True, timeout=600
+    )
+    assert done.stdout.splitlines() == [
+        "plain import fails: True",
+        "through the shim: CIFAR10 Resize",
+    ], done.stderr
 
 
 USER_MODULE = """
@@ -78,7 +84,9 @@ def test_downloads_lie_where_the_user_says_or_in_the_usual_cache(monkeypatch, tm
     monkeypatch.setenv("PRIVDD_DATA", str(tmp_path))
     assert data_folder() == tmp_path
     monkeypatch.delenv("PRIVDD_DATA")
-    with pytest.raises(DataNotFound, match=r"PRIVDD_BARE=1 hides this machine's data: set data.root or PRIVDD_DATA"):
+    with pytest.raises(
+        DataNotFound, match=r"PRIVDD_BARE=1 hides this machine's data: set data.root or PRIVDD_DATA"
+    ):
         data_folder()
     monkeypatch.delenv("PRIVDD_BARE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")

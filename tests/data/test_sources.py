@@ -1,4 +1,5 @@
-"""Sources: real files against other readers, a user's own images, and what is said where data is missing."""
+"""Sources: real files against other readers, a user's own images, and what is said where data is
+missing."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def write_mnist(folder: Path, train: int = 30, test: int = 10, zipped: bool = Fa
 def test_digits_are_those_of_scikit_learn():
     from sklearn.datasets import load_digits
 
-    data, images = load_dataset("digits", keys=Keys(0)), load_digits().images
+    data = load_dataset("digits", keys=Keys(0))
+    images = load_digits().images
     whole = torch.cat([data.train.x, data.test.x])
     assert data.shape == (1, 8, 8) and len(data.train) == 1438 and len(data.test) == 359
     assert whole.min() >= 0 and whole.max() == 1
@@ -57,7 +59,9 @@ def test_idx_reader_agrees_with_torchvision(tmp_path):
     raw.mkdir(parents=True)
     for path in FASHION.glob("*.gz"):
         (raw / path.stem).write_bytes(gzip.decompress(path.read_bytes()))
-    theirs = import_torchvision("torchvision.datasets").FashionMNIST(str(tmp_path), train=False, download=False)
+    theirs = import_torchvision("torchvision.datasets").FashionMNIST(
+        str(tmp_path), train=False, download=False
+    )
     ours = load_dataset("fashion_mnist", limit=10, test_limit=10_000, keys=Keys(0))
     assert torch.equal((ours.test.x[:, 0] * 255).round().byte(), theirs.data)
     assert torch.equal(ours.test.y, theirs.targets)
@@ -72,7 +76,13 @@ def test_mnist_is_found_below_the_root(tmp_path, place, zipped):
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"\x1f\x8bnot gzip", b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd", idx_bytes(np.zeros(9, np.uint8))[:-1]]
+    "damage",
+    [
+        b"",
+        b"\x1f\x8bnot gzip",
+        b"\x00\x00\x0d\x01\x00\x00\x00\x01abcd",
+        idx_bytes(np.zeros(9, np.uint8))[:-1],
+    ],
 )
 def test_damaged_idx_is_refused(tmp_path, damage):
     path = tmp_path / "file"
@@ -110,19 +120,30 @@ def test_torchvision_layouts_become_channels_first(monkeypatch, tmp_path, name, 
     data[spot] = 255
     labels = [0, 1, 2, 3, 4, 5]
     monkeypatch.setattr(
-        "privdd.data.readers.fetch_torchvision", lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels)
+        "privdd.data.readers.fetch_torchvision",
+        lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels),
     )
     found = load_dataset(name, root=tmp_path, keys=Keys(0))
-    row, column = (5, 3) if name == "emnist" else (3, 5)  # EMNIST's files hold images mirrored at the diagonal
+    row, column = (
+        (5, 3) if name == "emnist" else (3, 5)
+    )  # EMNIST's files hold images mirrored at the diagonal
     assert found.shape == shape and found.train.y.tolist() == labels
-    assert found.train.x.nonzero().tolist() == [[2, shape[0] // 2, row, column]] and found.train.x.max() == 1
+    assert (
+        found.train.x.nonzero().tolist() == [[2, shape[0] // 2, row, column]]
+        and found.train.x.max() == 1
+    )
 
 
 def test_limits_and_size_are_keyed(tmp_path):
     write_mnist(tmp_path)
-    one, again, other = (load_dataset("mnist", root=tmp_path, limit=12, test_limit=4, size=16, keys=Keys(s)) for s in (0, 0, 1))
+    one, again, other = (
+        load_dataset("mnist", root=tmp_path, limit=12, test_limit=4, size=16, keys=Keys(s))
+        for s in (0, 0, 1)
+    )
     assert (len(one.train), len(one.test), one.shape) == (12, 4, (1, 16, 16))
-    assert torch.equal(one.train.x, again.train.x) and not torch.equal(one.train.ids, other.train.ids)
+    assert torch.equal(one.train.x, again.train.x) and not torch.equal(
+        one.train.ids, other.train.ids
+    )
 
 
 @pytest.mark.parametrize("layout", ["nhw", "nhwc", "nchw"])
@@ -132,9 +153,13 @@ def test_npz_layouts_agree(tmp_path, layout):
     np.savez(tmp_path / "own.npz", x=stored, y=np.arange(20) % 3)
     data = load_dataset("npz", root=tmp_path / "own.npz", keys=Keys(0))
     whole = torch.cat([data.train.x, data.test.x])
-    expected = torch.from_numpy(x.transpose(0, 3, 1, 2) / 255).float()[:, : 1 if layout == "nhw" else 3]
+    expected = torch.from_numpy(x.transpose(0, 3, 1, 2) / 255).float()[
+        :, : 1 if layout == "nhw" else 3
+    ]
     assert (len(data.train), len(data.test), data.classes) == (16, 4, 3)
-    assert whole.shape == expected.shape and torch.allclose(whole.sum(0), expected.sum(0), atol=1e-4)
+    assert whole.shape == expected.shape and torch.allclose(
+        whole.sum(0), expected.sum(0), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,10 +167,19 @@ def test_npz_layouts_agree(tmp_path, layout):
     [
         ({"x": np.zeros((4, 3, 3))}, "arrays x and y"),
         ({"x": np.zeros((4, 3, 3)), "y": np.zeros(3, int)}, "are needed"),
-        ({"x": np.full((4, 3, 3), 2.0), "y": np.zeros(4, int)}, "reals from 0 to 1, got float64 from 2 to 2"),
+        (
+            {"x": np.full((4, 3, 3), 2.0), "y": np.zeros(4, int)},
+            "reals from 0 to 1, got float64 from 2 to 2",
+        ),
         ({"x": np.full((4, 3, 3), np.nan), "y": np.zeros(4, int)}, "got float64 with NaN"),
-        ({"x": np.full((4, 3, 3), 256), "y": np.zeros(4, int)}, "whole numbers from 0 to 255 .* got int64 from 256 to 256"),
-        ({"x": np.eye(3, dtype=np.uint8)[None].repeat(4, 0), "y": np.zeros(4, int)}, "these are 0 and 1 alone"),
+        (
+            {"x": np.full((4, 3, 3), 256), "y": np.zeros(4, int)},
+            "whole numbers from 0 to 255 .* got int64 from 256 to 256",
+        ),
+        (
+            {"x": np.eye(3, dtype=np.uint8)[None].repeat(4, 0), "y": np.zeros(4, int)},
+            "these are 0 and 1 alone",
+        ),
         ({"x": np.zeros((4, 3, 3)), "y": np.zeros(4)}, "integers"),
         ({"x": np.zeros((4, 3, 3)), "y": -np.ones(4, int)}, "integers"),
         ({"x": np.zeros((4, 5, 3, 4)), "y": np.zeros(4, int)}, "1 or 3 channels"),
@@ -168,7 +202,9 @@ def test_folder_of_images(tmp_path):
     data = load_dataset("folder", root=tmp_path, size=8, keys=Keys(0))
     assert (len(data.train), len(data.test), data.classes, data.shape) == (8, 2, 2, (3, 8, 8))
     for x, y in zip(data.train.x, data.train.y):
-        assert torch.allclose(x[0], torch.tensor(50 / 255 * float(y))) and torch.allclose(x[2], torch.tensor(200 / 255))
+        assert torch.allclose(x[0], torch.tensor(50 / 255 * float(y))) and torch.allclose(
+            x[2], torch.tensor(200 / 255)
+        )
 
 
 def test_folder_without_images_is_refused(tmp_path):
@@ -182,7 +218,8 @@ def test_folder_without_images_is_refused(tmp_path):
 
 SHADE = np.random.default_rng(0).uniform(0, 1, (6, 9))
 BYTES = (255 * SHADE).round().astype(np.uint8)
-OPAQUE, HALF = np.full(SHADE.shape, 255, np.uint8), np.full(SHADE.shape, 128, np.uint8)
+OPAQUE = np.full(SHADE.shape, 255, np.uint8)
+HALF = np.full(SHADE.shape, 128, np.uint8)
 
 
 def layers(mode: str, *parts: np.ndarray) -> Image.Image:
@@ -199,18 +236,25 @@ def write_folder(root: Path, picture: Image.Image, suffix: str = "png", **how: A
 @pytest.mark.parametrize(
     ("picture", "suffix", "channels"),
     [
-        (Image.fromarray(BYTES), "png", 1), (Image.fromarray(BYTES), "PNG", 1), (Image.fromarray(BYTES), "gif", 1),
-        (Image.fromarray((65535 * SHADE).round().astype(np.uint16)), "png", 1), (Image.fromarray(SHADE.astype(np.float32)), "tif", 1),
-        (layers("LA", BYTES, OPAQUE), "png", 1), (layers("RGBA", BYTES, BYTES, BYTES, OPAQUE), "png", 3),
+        (Image.fromarray(BYTES), "png", 1),
+        (Image.fromarray(BYTES), "PNG", 1),
+        (Image.fromarray(BYTES), "gif", 1),
+        (Image.fromarray((65535 * SHADE).round().astype(np.uint16)), "png", 1),
+        (Image.fromarray(SHADE.astype(np.float32)), "tif", 1),
+        (layers("LA", BYTES, OPAQUE), "png", 1),
+        (layers("RGBA", BYTES, BYTES, BYTES, OPAQUE), "png", 3),
         (layers("CMYK", OPAQUE - BYTES, OPAQUE - BYTES, OPAQUE - BYTES, OPAQUE * 0), "tif", 3),
-        (Image.fromarray(BYTES).convert("P"), "png", 1), (layers("RGB", BYTES, BYTES, BYTES), "bmp", 3),
+        (Image.fromarray(BYTES).convert("P"), "png", 1),
+        (layers("RGB", BYTES, BYTES, BYTES), "bmp", 3),
     ],
-)  # fmt: skip
+)
 def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix, channels):
     write_folder(tmp_path / "all", picture, suffix)
     data = load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
     assert data.shape == (channels, 6, 9)
-    assert np.abs(data.train.x[0].numpy() - SHADE).max() < (0.004 if channels == 1 or suffix != "tif" else 0.02)
+    assert np.abs(data.train.x[0].numpy() - SHADE).max() < (
+        0.004 if channels == 1 or suffix != "tif" else 0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -218,15 +262,37 @@ def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix,
     [
         (layers("LA", BYTES, HALF), "png", {}, "some pixels are transparent"),
         (layers("RGBA", BYTES, BYTES, BYTES, HALF), "png", {}, "some pixels are transparent"),
-        (Image.fromarray(BYTES).convert("P"), "png", {"transparency": int(np.asarray(Image.fromarray(BYTES).convert("P"))[0, 0])}, "transparent"),
-        (Image.fromarray(BYTES.astype(np.int32) * 256), "tif", {}, "mode I: its range of values is not known"),
+        (
+            Image.fromarray(BYTES).convert("P"),
+            "png",
+            {"transparency": int(np.asarray(Image.fromarray(BYTES).convert("P"))[0, 0])},
+            "transparent",
+        ),
+        (
+            Image.fromarray(BYTES.astype(np.int32) * 256),
+            "tif",
+            {},
+            "mode I: its range of values is not known",
+        ),
         (Image.fromarray(SHADE.astype(np.float32) * 255), "tif", {}, "reals from 0.* to 2"),
-        (Image.fromarray((4095 * SHADE).astype(np.uint16)), "png", {}, "16 bits whose brightest value is 40.. would be almost black"),
-        (Image.fromarray(BYTES), "gif", {"save_all": True, "append_images": [Image.fromarray(255 - BYTES)]}, "2 pictures in one file"),
+        (
+            Image.fromarray((4095 * SHADE).astype(np.uint16)),
+            "png",
+            {},
+            "16 bits whose brightest value is 40.. would be almost black",
+        ),
+        (
+            Image.fromarray(BYTES),
+            "gif",
+            {"save_all": True, "append_images": [Image.fromarray(255 - BYTES)]},
+            "2 pictures in one file",
+        ),
         (Image.new("L", (9000, 9000)), "png", {}, "9000 x 9000 pixels; at most"),
     ],
-)  # fmt: skip
-def test_pictures_that_show_nothing_certain_are_refused_by_name(tmp_path, picture, suffix, how, said):
+)
+def test_pictures_that_show_nothing_certain_are_refused_by_name(
+    tmp_path, picture, suffix, how, said
+):
     write_folder(tmp_path / "all", picture, suffix, **how)
     with pytest.raises(ValueError, match=said) as caught:
         load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
@@ -239,7 +305,9 @@ def test_no_file_is_read_by_a_program_of_its_own(tmp_path, monkeypatch):
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {tmp_path}/called\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    postscript = (
+        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
+    )
     (tmp_path / "all" / "a" / "0.png").write_bytes(postscript)
     with pytest.raises(ValueError, match=r"a/0.png: not a picture that is read"):
         load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
@@ -248,7 +316,10 @@ def test_no_file_is_read_by_a_program_of_its_own(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("harm", ["cut", "empty", "bomb", "folder", "escape"])
 def test_a_damaged_picture_is_named(tmp_path, harm):
-    write_folder(tmp_path / "all", Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64), dtype=np.uint8)))
+    write_folder(
+        tmp_path / "all",
+        Image.fromarray(np.random.default_rng(1).integers(0, 255, (64, 64), dtype=np.uint8)),
+    )
     path = tmp_path / "all" / "b" / "3.png"
     whole = path.read_bytes()
     if harm == "bomb":
@@ -273,7 +344,9 @@ def test_hidden_names_are_passed_over_and_classes_are_those_of_both_parts(tmp_pa
     data = load_dataset("folder", root=tmp_path / "one", keys=Keys(0))
     assert (len(data.train), len(data.test), data.classes) == (10, 10, 2)
     (tmp_path / "one" / "test" / "c").mkdir()
-    with pytest.raises(ValueError, match="train and test must hold the same class subfolders; c is in one alone"):
+    with pytest.raises(
+        ValueError, match="train and test must hold the same class subfolders; c is in one alone"
+    ):
         load_dataset("folder", root=tmp_path / "one", keys=Keys(0))
     (tmp_path / "one" / "train" / "c").mkdir()
     with pytest.raises(ValueError, match=r"no images .* in the class subfolder c"):

@@ -1,4 +1,5 @@
-"""Siamese augmentation: each operation against its definition, one draw for all images, no global generator."""
+"""Siamese augmentation: each operation against its definition, one draw for all images, no global
+generator."""
 
 from __future__ import annotations
 
@@ -26,10 +27,12 @@ def drawn(name: str, seed: int) -> Transform:
 
 
 def test_crop_moves_by_at_most_an_eighth_and_fills_with_zeros() -> None:
-    x, seen = images(), set()
+    x = images()
+    seen = set()
     for seed in range(60):
         t = drawn("crop", seed)
-        rows, columns = int(t.numbers["rows"]), int(t.numbers["columns"])
+        rows = int(t.numbers["rows"])
+        columns = int(t.numbers["columns"])
         seen.add((rows, columns))
         expected = torch.zeros_like(x)
         for i in range(8):
@@ -46,7 +49,8 @@ def test_cutout_erases_one_square_of_half_the_side_or_what_lies_inside() -> None
     for seed in range(60):
         gone = drawn("cutout", seed)(x) == 0
         assert torch.equal(gone[0], gone[1])
-        rows, columns = gone[0, 0].any(1), gone[0, 0].any(0)
+        rows = gone[0, 0].any(1)
+        columns = gone[0, 0].any(0)
         assert int(gone[0, 0].sum()) == int(rows.sum()) * int(columns.sum())
         sizes.add((int(rows.sum()), int(columns.sum())))
     assert max(sizes) == (4, 4) and min(min(s) for s in sizes) >= 2
@@ -56,7 +60,9 @@ def test_colour_is_brightness_then_saturation_then_contrast() -> None:
     x = images()
     t = drawn("color", 5)
     n = t.numbers
-    assert -0.5 <= n["brightness"] <= 0.5 and 0 <= n["saturation"] <= 2 and 0.5 <= n["contrast"] <= 1.5
+    assert (
+        -0.5 <= n["brightness"] <= 0.5 and 0 <= n["saturation"] <= 2 and 0.5 <= n["contrast"] <= 1.5
+    )
     for image, got in zip(x, t(x)):
         y = image + n["brightness"]
         y = (y - y.mean(0)) * n["saturation"] + y.mean(0)
@@ -77,16 +83,21 @@ def test_rotation_turns_and_scale_stretches_about_the_centre() -> None:
     assert torch.allclose(quarter(x), torch.rot90(x, 1, (2, 3)), atol=1e-5)
     for seed in range(30):
         n = drawn("rotate", seed).numbers
-        assert n["a"] == n["d"] and n["b"] == -n["c"] and n["a"] ** 2 + n["b"] ** 2 == pytest.approx(1)
+        assert (
+            n["a"] == n["d"] and n["b"] == -n["c"] and n["a"] ** 2 + n["b"] ** 2 == pytest.approx(1)
+        )
         assert abs(n["b"]) <= torch.deg2rad(torch.tensor(15.0)) + 1e-6
         s = drawn("scale", seed).numbers
         assert 1 / 1.2 <= s["a"] <= 1.2 and 1 / 1.2 <= s["d"] <= 1.2 and s["b"] == s["c"] == 0
-    assert torch.allclose(Transform("scale", {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0})(x), x, atol=1e-6)
+    assert torch.allclose(
+        Transform("scale", {"a": 1.0, "b": 0.0, "c": 0.0, "d": 1.0})(x), x, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("strategy", [COLOUR_STRATEGY, DIGIT_STRATEGY, "none"])
 def test_a_draw_treats_each_image_alone_and_leaves_the_global_generator(strategy: str) -> None:
-    x, before = images(6), torch.get_rng_state()
+    x = images(6)
+    before = torch.get_rng_state()
     for seed in range(25):
         t = draw_transform(strategy, SHAPE, Keys(seed).torch())
         together = t(x)

@@ -1,4 +1,5 @@
-"""The records of each step of matching, against the draw of one step written out, on either side."""
+"""The records of each step of matching, against the draw of one step written out, on either
+side."""
 
 from __future__ import annotations
 
@@ -18,30 +19,42 @@ from privdd.distillation.class_cells import (
 )
 from tests.fake_device import fake_gpu, repeated
 
-SIZE, CLASSES = 3, 4
+SIZE = 3
+CLASSES = 4
 
 
 def cells(seed: int) -> ClassCells:
     """Three worlds of forty records, ids far from positions."""
     count = 40
-    data = Records(torch.rand((count, 1, 4, 4), generator=Keys(seed).torch()), torch.arange(count) % CLASSES, 7 * torch.arange(count) + 1000)
+    data = Records(
+        torch.rand((count, 1, 4, 4), generator=Keys(seed).torch()),
+        torch.arange(count) % CLASSES,
+        7 * torch.arange(count) + 1000,
+    )
     masks = torch.rand((3, count), generator=Keys(seed).fold("worlds").torch()) < 0.6
     empty = data.take(torch.arange(0))
-    return batched_cells([Shard(0, data.take(mask.nonzero()[:, 0]), empty, empty, CLASSES) for mask in masks])
+    return batched_cells(
+        [Shard(0, data.take(mask.nonzero()[:, 0]), empty, empty, CLASSES) for mask in masks]
+    )
 
 
 @pytest.mark.parametrize("there", [False, True])
 def test_batches_are_the_records_of_smallest_priority_of_every_cell(there: bool) -> None:
-    held, keys = cells(0), Keys(5)
+    held = cells(0)
+    keys = Keys(5)
     if there:
         with fake_gpu():
             moved = replace(held, pool=held.pool.to("cuda"))
-            found = [(b.at.cpu(), [rows.cpu() for rows in b.taken]) for b in draw_real_batches(moved, SIZE, keys.fold, 5)]
+            found = [
+                (b.at.cpu(), [rows.cpu() for rows in b.taken])
+                for b in draw_real_batches(moved, SIZE, keys.fold, 5)
+            ]
     else:
         found = [(b.at, b.taken) for b in draw_real_batches(held, SIZE, keys.fold, 5)]
     assert len(found) == 5
     for t, (at, rows) in enumerate(found):
-        priority, place = record_priorities(held.pool.ids, keys.fold(t)), 0
+        priority = record_priorities(held.pool.ids, keys.fold(t))
+        place = 0
         for group, chosen in zip(held.groups, rows, strict=True):
             expected = take_smallest(priority[group.at], group.present, SIZE)
             positions = at[place : place + chosen.shape[1]]

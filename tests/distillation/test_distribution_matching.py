@@ -51,7 +51,8 @@ from tests.fake_device import fake_gpu, repeated
 
 
 torch.set_num_threads(1)
-SHAPE, CLASSES = (1, 8, 8), 6
+SHAPE = (1, 8, 8)
+CLASSES = 6
 SPEC = ModelSpec(name="convnet", width=8, depth=2)
 MODEL = build(SPEC, SHAPE, CLASSES)
 STATE = initial(SPEC, SHAPE, CLASSES, Keys(3).torch())
@@ -59,7 +60,8 @@ STATE = initial(SPEC, SHAPE, CLASSES, Keys(3).torch())
 
 def records(count: int, seed: int = 0, classes: int = CLASSES, start: int = 0) -> Records:
     g = Keys(seed).torch()
-    x, y = torch.rand((count, *SHAPE), generator=g), torch.randint(classes, (count,), generator=g)
+    x = torch.rand((count, *SHAPE), generator=g)
+    y = torch.randint(classes, (count,), generator=g)
     return Records(x, y, start + 7 * torch.arange(count))
 
 
@@ -82,22 +84,28 @@ def test_gradient_is_that_of_the_loss_written_out(logits: bool, chunk: int) -> N
     cells = single_client_cells(data, CLASSES)
     embed = build_embedder(MODEL, STATE, logits=logits)
     (batch,) = draw_real_batches(cells, 1000, Keys(0).fold, 1)
-    targets = mean_real_embeddings(batch, cells, embed, Transform(), MatchingSettings(1, batch=1000, chunk=chunk))
+    targets = mean_real_embeddings(
+        batch, cells, embed, Transform(), MatchingSettings(1, batch=1000, chunk=chunk)
+    )
     images = torch.randn((len(cells), 3, *SHAPE), generator=Keys(5).torch())
     x = images.clone().requires_grad_(True)
     loss = torch.zeros(())
     for cell, label in enumerate(cells.labels.tolist()):
-        real, own = forward(data.x[data.y == label], logits), forward(x[cell], logits)
+        real = forward(data.x[data.y == label], logits)
+        own = forward(x[cell], logits)
         f = slice(0, real.shape[1] - CLASSES) if logits else slice(None)
         loss = loss + (real[:, f].mean(0) - own[:, f].mean(0)).square().sum()
         if logits:
             loss = loss + (real[:, -CLASSES:].mean(0) - own[:, -CLASSES:].mean(0)).square().sum()
     expected = torch.autograd.grad(loss, x)[0]
-    assert torch.allclose(matching_gradient(images, targets, embed, chunk=chunk), expected, atol=1e-5, rtol=1e-4)
+    assert torch.allclose(
+        matching_gradient(images, targets, embed, chunk=chunk), expected, atol=1e-5, rtol=1e-4
+    )
 
 
 def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_classes() -> None:
-    data, settings = records(40), MatchingSettings(4, batch=3, lr=0.7, momentum=0.5, augment=COLOUR_STRATEGY)
+    data = records(40)
+    settings = MatchingSettings(4, batch=3, lr=0.7, momentum=0.5, augment=COLOUR_STRATEGY)
     cells = single_client_cells(data, CLASSES)
     networks = networks_in_ball(MODEL, STATE, STATE, 0.5, Keys(9), logits=True)
     start = draw_initial_images("noise", cells, 2, SHAPE, Keys(4))
@@ -105,7 +113,8 @@ def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_cla
     x = start.clone().requires_grad_(True)
     sgd = torch.optim.SGD([x], lr=0.7, momentum=0.5)
     for t in range(4):
-        transform, loss = draw_transform(COLOUR_STRATEGY, SHAPE, streams().augment.fold(t).torch()), torch.zeros(())
+        transform = draw_transform(COLOUR_STRATEGY, SHAPE, streams().augment.fold(t).torch())
+        loss = torch.zeros(())
         priority = record_priorities(data.ids, streams().batch.fold(t))
         for cell, label in enumerate(cells.labels.tolist()):
             mine = (data.y == label).nonzero()[:, 0]
@@ -121,8 +130,14 @@ def test_matching_is_sgd_with_momentum_on_the_same_network_and_batch_for_all_cla
 def made(kind: str, device: str = "cpu") -> Networks:
     state = {name: value.to(device) for name, value in STATE.items()}
     if kind == "fresh":
-        return fresh_networks(MODEL, lambda g: initial(SPEC, SHAPE, CLASSES, g), Keys(9), device=device)
-    return networks_in_ball(MODEL, state, state, 0.5, Keys(9), logits=True) if kind == "ball" else fixed_network(MODEL, state)
+        return fresh_networks(
+            MODEL, lambda g: initial(SPEC, SHAPE, CLASSES, g), Keys(9), device=device
+        )
+    return (
+        networks_in_ball(MODEL, state, state, 0.5, Keys(9), logits=True)
+        if kind == "ball"
+        else fixed_network(MODEL, state)
+    )
 
 
 def worlds(seed: int, count: int = 3) -> ClassCells:
@@ -134,11 +149,14 @@ def worlds(seed: int, count: int = 3) -> ClassCells:
     return batched_cells([holding(data.take(mask)) for mask in masks])
 
 
-def plain(cells: ClassCells, images: Tensor, networks: Networks, settings: MatchingSettings) -> Tensor:
+def plain(
+    cells: ClassCells, images: Tensor, networks: Networks, settings: MatchingSettings
+) -> Tensor:
     """The loop written out: every step draws and takes what it needs by itself."""
     velocity = torch.zeros_like(images)
     for t in range(settings.iterations):
-        embed, keys = networks(t), streams().batch.fold(t)
+        embed = networks(t)
+        keys = streams().batch.fold(t)
         transform = draw_transform(settings.augment, SHAPE, streams().augment.fold(t).torch())
         priority = record_priorities(cells.pool.ids, keys)
         chosen = [take_smallest(priority[g.at], g.present, settings.batch) for g in cells.groups]
@@ -147,7 +165,12 @@ def plain(cells: ClassCells, images: Tensor, networks: Networks, settings: Match
         rows = embed_images(embed, x, settings.chunk).split([int(u.sum()) for u in used])
         weights = [c[:, u].to(e) for c, u, e in zip(chosen, used, rows)]
         targets = torch.cat([w @ e / w.sum(1, keepdim=True) for w, e in zip(weights, rows)])
-        gradient = matching_gradient(images, targets, lambda x: embed(transform(x)), chunk=settings.chunk)  # noqa: B023
+        gradient = matching_gradient(
+            images,
+            targets,
+            lambda x: embed(transform(x)),  # noqa: B023
+            chunk=settings.chunk,
+        )
         velocity = settings.momentum * velocity + gradient
         images = images - settings.lr * velocity
     return images
@@ -156,13 +179,18 @@ def plain(cells: ClassCells, images: Tensor, networks: Networks, settings: Match
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])
-def test_bits_are_those_of_the_plain_loop_on_the_cpu_and_on_a_device(kind: str, count: int, seed: int) -> None:
-    cells, settings = worlds(seed, count), MatchingSettings(4, batch=3, momentum=0.5, augment=COLOUR_STRATEGY)
+def test_bits_are_those_of_the_plain_loop_on_the_cpu_and_on_a_device(
+    kind: str, count: int, seed: int
+) -> None:
+    cells = worlds(seed, count)
+    settings = MatchingSettings(4, batch=3, momentum=0.5, augment=COLOUR_STRATEGY)
     start = draw_initial_images("noise", cells, 2, SHAPE, Keys(seed))
     expected = plain(cells, start, made(kind), settings)
     assert torch.equal(match_distributions(cells, start, made(kind), settings, streams()), expected)
     with fake_gpu():
-        there = match_distributions(moved(cells), start.to("cuda"), made(kind, "cuda"), settings, streams())
+        there = match_distributions(
+            moved(cells), start.to("cuda"), made(kind, "cuda"), settings, streams()
+        )
         assert torch.equal(there.cpu(), expected)
 
 
@@ -172,47 +200,80 @@ def moved(cells: ClassCells) -> ClassCells:
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])
-def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(kind: str, count: int) -> None:
+def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(
+    kind: str, count: int
+) -> None:
     def run(steps: int) -> None:
         cells = worlds(0, count)
         start = draw_initial_images("noise", cells, 2, SHAPE, Keys(4)).to("cuda")
-        match_distributions(moved(cells), start, made(kind, "cuda"), MatchingSettings(steps, batch=3, augment="color_crop_flip"), streams())
+        match_distributions(
+            moved(cells),
+            start,
+            made(kind, "cuda"),
+            MatchingSettings(steps, batch=3, augment="color_crop_flip"),
+            streams(),
+        )
 
-    assert repeated(run, 3, 12) == {}  # cutout, scale and rotate make their masks and matrices by themselves
+    assert (
+        repeated(run, 3, 12) == {}
+    )  # cutout, scale and rotate make their masks and matrices by themselves
 
 
 @pytest.mark.parametrize("start", ["real", "noise", "smooth", "statistics"])
-def test_starts_on_a_device_are_those_of_the_cpu_and_no_class_or_world_sends_its_own(start: str) -> None:
+def test_starts_on_a_device_are_those_of_the_cpu_and_no_class_or_world_sends_its_own(
+    start: str,
+) -> None:
     cells = worlds(0)
     keys = [Keys(4).fold(world) for world in cells.worlds.tolist()]
     for streams_of_start in (Keys(4), keys):
         expected = draw_initial_images(start, cells, 3, SHAPE, streams_of_start)
         with fake_gpu() as gpu:
-            there, gpu.traffic.sent = moved(cells), type(gpu.traffic.sent)()
+            there = moved(cells)
+            gpu.traffic.sent = type(gpu.traffic.sent)()
             found = draw_initial_images(start, there, 3, SHAPE, streams_of_start)
-            assert sum(n for place, n in gpu.traffic.sent.items() if place.startswith("privdd")) <= 2  # noise, positions
+            assert (
+                sum(n for place, n in gpu.traffic.sent.items() if place.startswith("privdd")) <= 2
+            )  # noise, positions
             assert torch.equal(found.cpu(), expected)
 
 
 @pytest.mark.parametrize("start", ["real", "noise", "statistics"])
 def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
-    fixed, candidates = records(30, 1, start=10_000), records(40, 2)
+    fixed = records(30, 1, start=10_000)
+    candidates = records(40, 2)
     masks = torch.rand((7, 40), generator=Keys(8).torch()) < 0.5
     masks[3] = False  # a world of fixed records only
-    candidates = Records(candidates.x, torch.where(candidates.y == 5, 4, candidates.y), candidates.ids)
-    fixed = Records(fixed.x, torch.where(fixed.y >= 4, 0, fixed.y), fixed.ids)  # class 4 only by candidates
+    candidates = Records(
+        candidates.x, torch.where(candidates.y == 5, 4, candidates.y), candidates.ids
+    )
+    fixed = Records(
+        fixed.x, torch.where(fixed.y >= 4, 0, fixed.y), fixed.ids
+    )  # class 4 only by candidates
     settings = MatchingSettings(4, batch=5, momentum=0.5, augment=COLOUR_STRATEGY)
     networks = networks_in_ball(MODEL, STATE, STATE, 1.0, Keys(9), logits=True)
 
     def run(cells):  # type: ignore[no-untyped-def]
-        return match_distributions(cells, draw_initial_images(start, cells, 3, SHAPE, Keys(4)), networks, settings, streams())
+        return match_distributions(
+            cells,
+            draw_initial_images(start, cells, 3, SHAPE, Keys(4)),
+            networks,
+            settings,
+            streams(),
+        )
 
-    cells = batched_cells([holding(Records.concat([fixed, candidates.take(mask)])) for mask in masks])
+    cells = batched_cells(
+        [holding(Records.concat([fixed, candidates.take(mask)])) for mask in masks]
+    )
     together = run(cells)
     assert bool((cells.slot[3, 4:] == -1).all()) and bool((cells.slot[:, 5] == -1).all())
     for world, mask in enumerate(masks):
-        alone = single_client_cells(Records.concat([candidates.take(mask), fixed]), CLASSES)  # another order, too
-        (x, y), (own_x, own_y) = labelled_images(cells, together, world), labelled_images(alone, run(alone), 0)
+        alone = single_client_cells(
+            Records.concat([candidates.take(mask), fixed]), CLASSES
+        )  # another order, too
+        (x, y), (own_x, own_y) = (
+            labelled_images(cells, together, world),
+            labelled_images(alone, run(alone), 0),
+        )
         assert torch.equal(y, own_y) and torch.allclose(x, own_x, atol=2e-5)
 
 
@@ -221,7 +282,8 @@ def holding(data: Records) -> Shard:
 
 
 def test_each_world_has_a_cell_of_each_class_that_it_holds() -> None:
-    data, masks = records(8, 2, classes=1), torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
+    data = records(8, 2, classes=1)
+    masks = torch.rand((50, 8), generator=Keys(8).torch()) < 0.5
     assert len(cut_cells(data, masks, CLASSES)) == int(masks.any(1).sum())
 
 
@@ -231,7 +293,12 @@ def test_what_all_worlds_hold_comes_first() -> None:
     cells = batched_cells(shards)
     assert cells.pool.ids.tolist() == data.ids[[9, 12, 1, 3, 4, 20]].tolist()
     for world, shard in enumerate(shards):
-        held = {int(cells.pool.ids[i]) for g in cells.groups for row in own_rows(cells, g, world) for i in g.at[row].tolist()}
+        held = {
+            int(cells.pool.ids[i])
+            for g in cells.groups
+            for row in own_rows(cells, g, world)
+            for i in g.at[row].tolist()
+        }
         assert held == set(shard.train.ids.tolist())
 
 
@@ -249,15 +316,19 @@ def test_ids_are_checked() -> None:
 
 
 def test_batches_are_uniform_and_move_by_one_when_a_record_leaves() -> None:
-    ids, all_in = torch.arange(20), torch.ones(1, 20, dtype=torch.bool)
+    ids = torch.arange(20)
+    all_in = torch.ones(1, 20, dtype=torch.bool)
     counts = torch.zeros(20)
     for t in range(2000):
         chosen = take_smallest(record_priorities(ids, Keys(0).fold(t)), all_in, 5)
         assert int(chosen.sum()) == 5
         counts += chosen[0]
     expected = 2000 * 5 / 20
-    assert float(((counts - expected).square() / (expected * 0.75)).sum()) < 45  # chi-square, 19 df: p ~ 1e-3
-    priority, without = record_priorities(ids, Keys(1)), all_in.clone()
+    assert (
+        float(((counts - expected).square() / (expected * 0.75)).sum()) < 45
+    )  # chi-square, 19 df: p ~ 1e-3
+    priority = record_priorities(ids, Keys(1))
+    without = all_in.clone()
     without[0, int(priority.argmin())] = False
     both = take_smallest(priority, torch.cat([all_in, without]), 5)
     assert int((both[0] ^ both[1]).sum()) == 2
@@ -271,7 +342,10 @@ def test_ball_draw_has_norm_rho_over_all_parameters_and_no_direction() -> None:
     d = gaps.shape[1]
     assert float(gaps.mean(0).norm()) < 5 * 1.2 / 40**0.5  # a mean of 40 independent directions
     assert float(gaps.var()) == pytest.approx(25 / d, rel=0.05)
-    assert draw_in_ball(STATE, ["head.bias"], 1.0, Keys(0).torch())["head.weight"] is STATE["head.weight"]
+    assert (
+        draw_in_ball(STATE, ["head.bias"], 1.0, Keys(0).torch())["head.weight"]
+        is STATE["head.weight"]
+    )
 
 
 def test_projection_on_the_ball() -> None:
@@ -298,7 +372,9 @@ def test_starts() -> None:
         mine = data.x[data.y == label]
         hits = (real[cell][:, None] == mine[None]).flatten(2).all(2)
         assert bool(hits.any(1).all())
-        assert int(hits.any(0).sum()) == min(9, len(mine))  # no record twice before all were used once
+        assert int(hits.any(0).sum()) == min(
+            9, len(mine)
+        )  # no record twice before all were used once
     many = draw_initial_images("statistics", cells, 400, SHAPE, Keys(4))
     for cell, label in enumerate(cells.labels.tolist()):
         mine = data.x[data.y == label]
@@ -309,7 +385,8 @@ def test_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"iterations": -1}, {"batch": 0}, {"lr": float("nan")}, {"momentum": 1.0}, {"augment": "x"}]
+    "bad",
+    [{"iterations": -1}, {"batch": 0}, {"lr": float("nan")}, {"momentum": 1.0}, {"augment": "x"}],
 )
 def test_settings_are_checked(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
@@ -319,8 +396,11 @@ def test_settings_are_checked(bad: dict[str, object]) -> None:
 # Networks in turn are those of their iterations, on every device, and many of them travel together.
 
 
-SHAPE_NETWORKS, CLASSES_NETWORKS = (1, 8, 8), 3
-SPEC_NETWORKS = ModelSpec(name="convnet", width=4, depth=2, norm="batch")  # whose buffers are integers as well
+SHAPE_NETWORKS = (1, 8, 8)
+CLASSES_NETWORKS = 3
+SPEC_NETWORKS = ModelSpec(
+    name="convnet", width=4, depth=2, norm="batch"
+)  # whose buffers are integers as well
 MODEL_NETWORKS = build(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS)
 STATE_NETWORKS = initial(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS, Keys(3).torch())
 X = torch.rand(5, *SHAPE_NETWORKS, generator=Keys(1).torch())
@@ -331,13 +411,19 @@ def law(generator: torch.Generator) -> State:
 
 
 def weights() -> list[str]:
-    return [name for name, value in STATE_NETWORKS.items() if value.is_floating_point() and "running" not in name]
+    return [
+        name
+        for name, value in STATE_NETWORKS.items()
+        if value.is_floating_point() and "running" not in name
+    ]
 
 
 def made_networks(kind: str, device: str) -> Networks:
     state = {name: value.to(device) for name, value in STATE_NETWORKS.items()}
     kinds: dict[str, Callable[[], Networks]] = {
-        "ball": lambda: networks_in_ball(MODEL_NETWORKS, state, weights(), 5.0, Keys(7), logits=True),
+        "ball": lambda: networks_in_ball(
+            MODEL_NETWORKS, state, weights(), 5.0, Keys(7), logits=True
+        ),
         "fresh": lambda: fresh_networks(MODEL_NETWORKS, law, Keys(7), device=device),
         "fixed": lambda: fixed_network(MODEL_NETWORKS, state),
         "any": lambda: lambda t: lambda x: x.flatten(1) * t,
@@ -348,7 +434,12 @@ def made_networks(kind: str, device: str) -> Networks:
 @pytest.mark.parametrize("kind", ["ball", "fresh", "fixed", "any"])
 def test_in_turn_they_are_those_of_each_iteration_and_of_the_cpu(kind: str) -> None:
     expected = [made_networks(kind, "cpu")(t)(X) for t in range(4)]
-    assert all(torch.equal(embed(X), own) for embed, own in zip(iterate_networks(made_networks(kind, "cpu"), 4), expected, strict=True))
+    assert all(
+        torch.equal(embed(X), own)
+        for embed, own in zip(
+            iterate_networks(made_networks(kind, "cpu"), 4), expected, strict=True
+        )
+    )
     with fake_gpu():
         for get in (lambda n: iterate_networks(n, 4), lambda n: map(n, range(4))):
             found = [embed(X.to("cuda")) for embed in get(made_networks(kind, "cuda"))]  # type: ignore[no-untyped-call]
@@ -358,7 +449,9 @@ def test_in_turn_they_are_those_of_each_iteration_and_of_the_cpu(kind: str) -> N
 
 def test_a_network_around_the_centre_is_the_draw_in_the_ball() -> None:
     moved = draw_in_ball(STATE_NETWORKS, weights(), 5.0, Keys(7).fold(2).torch())
-    assert torch.equal(made_networks("ball", "cpu")(2)(X), fixed_network(MODEL_NETWORKS, moved, logits=True)(0)(X))
+    assert torch.equal(
+        made_networks("ball", "cpu")(2)(X), fixed_network(MODEL_NETWORKS, moved, logits=True)(0)(X)
+    )
 
 
 @pytest.mark.parametrize("kind", ["ball", "fresh"])
@@ -368,7 +461,9 @@ def test_networks_of_many_iterations_are_sent_at_once(kind: str) -> None:
             embed(X.to("cuda"))
 
     grown = repeated(used, 2, STEPS_PER_TRANSFER)
-    assert [place.split(":")[0] for place in grown] == ["tests/distillation/test_distribution_matching.py"]  # the images of this test
+    assert [place.split(":")[0] for place in grown] == [
+        "tests/distillation/test_distribution_matching.py"
+    ]  # the images of this test
 
 
 @pytest.mark.parametrize("rho", [-1.0, float("nan")])

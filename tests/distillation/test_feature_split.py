@@ -1,4 +1,5 @@
-"""Private training of FedFed's split: what one record adds to a batch depends on that record alone."""
+"""Private training of FedFed's split: what one record adds to a batch depends on that record
+alone."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from privdd.training.dp_sgd import QUERY
 SHAPE = (1, 8, 8)
 SPECS = ModelSpec(name="vae", width=4, latent=8, norm="group"), ModelSpec(name="mlp", width=16)
 LOSS = SplitLoss(stds=(0.4, 0.6), rho=0.5)
-CLIP, COUNT, EPOCHS = 0.5, 24, 3
+CLIP = 0.5
+COUNT = 24
+EPOCHS = 3
 
 
 @lru_cache(maxsize=1)
@@ -43,7 +46,9 @@ def model() -> FeatureSplit:
         part = build(spec, SHAPE, 10)
         part.load_state_dict(initial(spec, SHAPE, 10, Keys(i).torch()))
         parts.append(part)
-    return FeatureSplit(*parts).double()  # batched kernels round by batch size: not in the digits compared
+    return FeatureSplit(
+        *parts
+    ).double()  # batched kernels round by batch size: not in the digits compared
 
 
 def everyone() -> Records:
@@ -53,26 +58,42 @@ def everyone() -> Records:
 
 
 def test_noise_of_the_joint_loss_has_the_law_that_is_asked_for() -> None:
-    """Laplace copies are the normal draws carried over to that law; normal ones are taken as they are."""
-    records, normal, laplace = everyone(), LOSS, replace(LOSS, distribution="laplace")
+    """Laplace copies are the normal draws carried over to that law; normal ones are taken as they
+    are."""
+    records = everyone()
+    normal = LOSS
+    laplace = replace(LOSS, distribution="laplace")
     stream = Keys(2).torch()
     noise = {"latent": torch.zeros(COUNT, 8, dtype=torch.float64)}
-    noise |= {f"copy_{i}": torch.randn(records.x.shape, generator=stream, dtype=torch.float64) for i in range(2)}
+    noise |= {
+        f"copy_{i}": torch.randn(records.x.shape, generator=stream, dtype=torch.float64)
+        for i in range(2)
+    }
     carried = {name: laplace_from_normal(z) if name != "latent" else z for name, z in noise.items()}
     value = {kind: float(model()(records.x, records.y, noise, kind)) for kind in (normal, laplace)}
-    assert value[laplace] == pytest.approx(float(model()(records.x, records.y, carried, normal)), rel=1e-12)
+    assert value[laplace] == pytest.approx(
+        float(model()(records.x, records.y, carried, normal)), rel=1e-12
+    )
     assert abs(value[laplace] - value[normal]) > 1e-6
     assert kstest(carried["copy_0"].flatten().numpy(), "laplace").pvalue > 1e-3
     assert kstest(noise["copy_0"].flatten().numpy(), "laplace").pvalue < 1e-3
 
 
 def contributions(records: Records, q: float) -> list[dict[int, State]]:
-    """By step: record id -> what it adds before clipping. Coins belong to records, and parameters never move."""
+    """By step: record id -> what it adds before clipping. Coins belong to records, and parameters
+    never move."""
     mechanism = ClippedSum(1.0, CLIP, q, 10.0)
     ctx = ClientContext(
-        0, 0, Keys(3).fold("round", 0), Problem(SHAPE, 10, 1), {QUERY: mechanism}, {QUERY: Surface.UPDATE}
+        0,
+        0,
+        Keys(3).fold("round", 0),
+        Problem(SHAPE, 10, 1),
+        {QUERY: mechanism},
+        {QUERY: Surface.UPDATE},
     )
-    coins, seen, taken = Keys(8).numpy(), [], []
+    coins = Keys(8).numpy()
+    seen = []
+    taken = []
 
     def sample(name: str, count: int) -> Tensor:
         heads = torch.from_numpy(coins.random(COUNT) < q)[(records.ids - 1000) // 7]
@@ -83,17 +104,24 @@ def contributions(records: Records, q: float) -> list[dict[int, State]]:
         seen.append({int(i): {n: t[at] for n, t in rows.items()} for at, i in enumerate(taken[-1])})
         return {n: torch.zeros(t.shape[1:]) for n, t in rows.items()}
 
-    ctx.sample, ctx.mechanism = sample, release  # type: ignore[method-assign, assignment]
+    # type: ignore[method-assign, assignment]
+    ctx.sample = sample
+    ctx.mechanism = release
     state = {name: t.detach() for name, t in model().named_parameters()}
-    train_split_privately(model(), state, records, LOSS, lr=0.0, momentum=0.0, epochs=EPOCHS, ctx=ctx)
+    train_split_privately(
+        model(), state, records, LOSS, lr=0.0, momentum=0.0, epochs=EPOCHS, ctx=ctx
+    )
     return seen
 
 
 @pytest.mark.parametrize("q", [1.0, 0.6])
 def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> None:
-    """Removed anywhere in the batch it takes its own contribution with it and changes no other one."""
+    """Removed anywhere in the batch it takes its own contribution with it and changes no other
+    one."""
     data = everyone()
-    whole, moves, lattice = contributions(data, q), [], Lattice.under(CLIP, CLIP)
+    whole = contributions(data, q)
+    moves = []
+    lattice = Lattice.under(CLIP, CLIP)
     assert len(whole) == round(EPOCHS / q) and (q == 1 or any(len(step) < COUNT for step in whole))
     for gone in (0, COUNT // 2, COUNT - 1):
         left = data.take([i for i in range(COUNT) if i != gone])
@@ -102,25 +130,38 @@ def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> No
             assert before.keys() - {missing} == after.keys()
             for i, rows in after.items():
                 for name, value in rows.items():
-                    assert torch.allclose(value, before[i][name], rtol=1e-9, atol=1e-12), (gone, i, name)
-            stacked = [{n: torch.stack([r[n] for r in s.values()]) for n in rows} for s in (before, after)]
+                    assert torch.allclose(value, before[i][name], rtol=1e-9, atol=1e-12), (
+                        gone,
+                        i,
+                        name,
+                    )
+            stacked = [
+                {n: torch.stack([r[n] for r in s.values()]) for n in rows} for s in (before, after)
+            ]
             sums = [clipped_sum(part, CLIP, lattice) for part in stacked]
             moves.append(float(lattice.to_numbers(sums[0] - sums[1]).norm()))
     assert 0.9 * CLIP < max(moves) <= CLIP * (1 + 1e-6)
 
 
-def test_draws_by_position_would_let_it_move_the_others_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they once were: the first record gone, everybody after it has other draws, and the sum moves by more than C."""
+def test_draws_by_position_would_let_it_move_the_others_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As they once were: the first record gone, everybody after it has other draws, and the sum
+    moves by more than C."""
     by_record = feature_split.draw_record_noise
 
     def by_position(ids: Tensor, *rest: Any) -> dict[str, Tensor]:
         return by_record(torch.arange(len(ids)), *rest)
 
     monkeypatch.setattr(feature_split, "draw_record_noise", by_position)
-    data, lattice = everyone(), Lattice.under(CLIP, CLIP)
+    data = everyone()
+    lattice = Lattice.under(CLIP, CLIP)
     before, after = (contributions(part, 1.0)[0] for part in (data, data.take(range(1, COUNT))))
     names = next(iter(before.values()))
-    stacked = [{n: torch.stack([rows[n] for rows in step.values()]) for n in names} for step in (before, after)]
+    stacked = [
+        {n: torch.stack([rows[n] for rows in step.values()]) for n in names}
+        for step in (before, after)
+    ]
     sums = [clipped_sum(part, CLIP, lattice) for part in stacked]
     assert float(lattice.to_numbers(sums[0] - sums[1]).norm()) > 1.5 * CLIP
 
@@ -141,9 +182,12 @@ def test_draws_belong_to_the_record_bit_by_bit() -> None:
 
 
 def test_draws_are_standard_normal_and_independent() -> None:
-    """Between records (neighbouring ids), steps and numbers of one record; bounds are 5 standard errors."""
+    """Between records (neighbouring ids), steps and numbers of one record; bounds are 5 standard
+    errors."""
     ids = torch.arange(400)
-    values = torch.stack([drawn(ids, step) for step in range(4)]).double().numpy()  # (steps, records, numbers)
+    values = (
+        torch.stack([drawn(ids, step) for step in range(4)]).double().numpy()
+    )  # (steps, records, numbers)
     assert kstest(values.ravel(), "norm").pvalue > 1e-3 and np.isfinite(values).all()
     assert len(np.unique(values)) > 0.99 * values.size
     for axis in range(3):

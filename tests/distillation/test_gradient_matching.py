@@ -37,17 +37,21 @@ from tests.fake_device import fake_gpu, repeated
 
 
 torch.set_num_threads(1)
-SHAPE, CLASSES = (1, 8, 8), 4
+SHAPE = (1, 8, 8)
+CLASSES = 4
 SPEC = ModelSpec(name="convnet", width=6, depth=2)
 
 
 def setup() -> tuple[torch.nn.Module, dict[str, Tensor], Tensor, Tensor]:
-    model, state = build(SPEC, SHAPE, CLASSES), initial(SPEC, SHAPE, CLASSES, Keys(0).torch())
+    model = build(SPEC, SHAPE, CLASSES)
+    state = initial(SPEC, SHAPE, CLASSES, Keys(0).torch())
     x = torch.rand((12, *SHAPE), generator=Keys(1).torch())
     return model, state, x, torch.arange(12) % CLASSES
 
 
-def plain_gradient(model: torch.nn.Module, state: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
+def plain_gradient(
+    model: torch.nn.Module, state: dict[str, Tensor], x: Tensor, y: Tensor
+) -> dict[str, Tensor]:
     model.load_state_dict(state)
     loss = F.cross_entropy(model(x), y)
     slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
@@ -60,23 +64,32 @@ def plain_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
         if left.ndim == 1:
             continue
         for row, other in zip(left, b[name]):
-            u, v = row.reshape(-1), other.reshape(-1)
+            u = row.reshape(-1)
+            v = other.reshape(-1)
             total = total + 1 - (u @ v) / (u.norm() * v.norm() + 1e-6)
     return total
 
 
 def test_distance_by_output_unit_without_one_dimensional_tensors() -> None:
     model, state, x, y = setup()
-    a, b = ({n: g.detach() for n, g in plain_gradient(model, state, z, y).items()} for z in (x, x.flip(0) ** 2))
+    a, b = (
+        {n: g.detach() for n, g in plain_gradient(model, state, z, y).items()}
+        for z in (x, x.flip(0) ** 2)
+    )
     assert float(gradient_distance(a, b)) == pytest.approx(float(plain_distance(a, b)), rel=1e-5)
     moved = {n: (g + 5 if g.ndim == 1 else g) for n, g in b.items()}
-    assert float(gradient_distance(a, moved)) == pytest.approx(float(gradient_distance(a, b)), rel=1e-6)
+    assert float(gradient_distance(a, moved)) == pytest.approx(
+        float(gradient_distance(a, b)), rel=1e-6
+    )
     assert float(gradient_distance(a, {n: 1000 * g for n, g in a.items()})) < 1e-2
 
 
 def test_matching_is_momentum_sgd_on_that_distance() -> None:
     model, state, x, y = setup()
-    target = {n: g.detach() for n, g in plain_gradient(model, state, torch.rand_like(x), y.flip(0)).items()}
+    target = {
+        n: g.detach()
+        for n, g in plain_gradient(model, state, torch.rand_like(x), y.flip(0)).items()
+    }
     got = match_gradient(model, state, target, x, y, iterations=3, lr=0.3, momentum=0.5)
     own = x.clone().requires_grad_(True)
     sgd = torch.optim.SGD([own], lr=0.3, momentum=0.5)
@@ -93,23 +106,31 @@ def test_matching_brings_the_gradients_together() -> None:
     start = torch.randn(x.shape, generator=Keys(5).torch())
     end = match_gradient(model, state, target, start, y, iterations=40, lr=1.0, momentum=0.5)
     before, after = (
-        float(gradient_distance(plain_gradient(model, state, s, y), target).detach()) for s in (start, end)
+        float(gradient_distance(plain_gradient(model, state, s, y), target).detach())
+        for s in (start, end)
     )
     assert after < 0.7 * before
 
 
 def test_supervised_contrast_by_a_double_loop() -> None:
     g = Keys(2).torch()
-    features, labels = torch.randn((9, 5), generator=g), torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 3])  # 3 is alone
-    z, terms = [f / f.norm() for f in features], []
+    # 3 is alone
+    features = torch.randn((9, 5), generator=g)
+    labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, 0, 3])
+    z = [f / f.norm() for f in features]
+    terms = []
     for j in range(9):
         others = [a for a in range(9) if a != j]
         mates = [p for p in others if labels[p] == labels[j]]
         if not mates:
             continue
         below = sum(math.exp(float(z[j] @ z[a]) / 0.07) for a in others)
-        terms.append(-sum(math.log(math.exp(float(z[j] @ z[p]) / 0.07) / below) for p in mates) / len(mates))
-    assert float(supervised_contrastive(features, labels)) == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+        terms.append(
+            -sum(math.log(math.exp(float(z[j] @ z[p]) / 0.07) / below) for p in mates) / len(mates)
+        )
+    assert float(supervised_contrastive(features, labels)) == pytest.approx(
+        sum(terms) / len(terms), rel=1e-4
+    )
 
 
 def test_contrast_without_pairs_is_zero_and_has_a_gradient() -> None:
@@ -130,13 +151,17 @@ def test_class_statistics_and_the_released_form() -> None:
     assert bool((mean[1] == 0).all()) and bool((std[1] == 0).all())
     flat = Records(torch.full((20, 3, 4, 4), 0.6), y, torch.arange(20))
     released, _ = class_statistics(flat, 3, released=True)
-    assert released[0, 0] == pytest.approx(0.54, abs=1e-6) and released[2, 0] == pytest.approx(0.06, abs=1e-6)
+    assert released[0, 0] == pytest.approx(0.54, abs=1e-6) and released[2, 0] == pytest.approx(
+        0.06, abs=1e-6
+    )
 
 
-# Images by gradient matching: their slope by finite differences, and that they come nearer to the records' gradient.
+# Images by gradient matching: their slope by finite differences, and that they come nearer to the
+# records' gradient.
 
 
-SHAPE_IMAGES, CLASSES_IMAGES = (1, 4, 4), 3
+SHAPE_IMAGES = (1, 4, 4)
+CLASSES_IMAGES = 3
 SPEC_IMAGES = ModelSpec("mlp", width=6)
 
 
@@ -148,12 +173,19 @@ def client(seed: int = 0) -> Shard:
 
 
 def weights(seed: int = 1) -> dict[str, torch.Tensor]:
-    return {name: t.double() for name, t in initial(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES, Keys(seed).torch()).items()}
+    return {
+        name: t.double()
+        for name, t in initial(
+            SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES, Keys(seed).torch()
+        ).items()
+    }
 
 
 def distance(shard: Shard, images: torch.Tensor) -> float:
     """The summed distance of classes 0 and 2, each to the gradient of all of its records."""
-    network, state, total = build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES), weights(), 0.0
+    network = build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES)
+    state = weights()
+    total = 0.0
     for x, label in zip(images, (0, 2)):
         real = shard.train.take(shard.train.y == label)
         found = weight_gradients(network, state, x, torch.full((len(x),), label))
@@ -168,20 +200,43 @@ def drawn(cells: ClassCells, size: int, keys: Keys) -> RealBatch:
 
 
 def test_the_slope_is_that_of_finite_differences() -> None:
-    shard, step = client(), 1e-6
+    shard = client()
+    step = 1e-6
     images = torch.rand((2, 3, *SHAPE_IMAGES), generator=Keys(5).torch(), dtype=torch.float64)
     cells = single_client_cells(shard.train, CLASSES_IMAGES)
-    slope = class_matching_gradient(build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES), weights(), cells, images, drawn(cells, 100, Keys(2)))
+    slope = class_matching_gradient(
+        build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES),
+        weights(),
+        cells,
+        images,
+        drawn(cells, 100, Keys(2)),
+    )
     for seed in range(3):
         way = torch.randn(images.shape, generator=Keys(seed).torch(), dtype=torch.float64)
-        change = (distance(shard, images + step * way) - distance(shard, images - step * way)) / (2 * step)
+        change = (distance(shard, images + step * way) - distance(shard, images - step * way)) / (
+            2 * step
+        )
         assert float((slope * way).sum()) == pytest.approx(change, rel=1e-4)
-    few = class_matching_gradient(build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES), weights(), cells, images, drawn(cells, 2, Keys(2)))
+    few = class_matching_gradient(
+        build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES),
+        weights(),
+        cells,
+        images,
+        drawn(cells, 2, Keys(2)),
+    )
     assert not torch.allclose(few, slope)  # two records of a class are not all six
 
 
 def distilled(more: dict[str, object], shard: Shard | None = None) -> dict[str, torch.Tensor]:
-    settings = {"ipc": 3, "networks": 1, "matches": 1, "batch": 100, "lr": 0.05, "network_steps": 1, "start": "noise"}
+    settings = {
+        "ipc": 3,
+        "networks": 1,
+        "matches": 1,
+        "batch": 100,
+        "lr": 0.05,
+        "network_steps": 1,
+        "start": "noise",
+    }
     ctx = ClientContext(0, 0, Keys(0), Problem(SHAPE_IMAGES, CLASSES_IMAGES, 1))
     shard = shard or client()
     return GradientImages(**{**settings, **more}).distil(  # type: ignore[arg-type]
@@ -190,46 +245,96 @@ def distilled(more: dict[str, object], shard: Shard | None = None) -> dict[str, 
 
 
 def test_images_take_the_steps_of_momentum_along_one_network() -> None:
-    """One step by hand in the network that the client draws; the next one starts from another network, trained on them."""
+    """One step by hand in the network that the client draws; the next one starts from another
+    network, trained on them."""
     start, one = (distilled({"networks": n})["images/x"] for n in (0, 1))
-    keys, ctx = Keys(0), ClientContext(0, 0, Keys(0), Problem(SHAPE_IMAGES, CLASSES_IMAGES, 1))
-    first = initial(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES, ctx.public("gradient", "networks").fold(0).torch())
+    keys = Keys(0)
+    ctx = ClientContext(0, 0, Keys(0), Problem(SHAPE_IMAGES, CLASSES_IMAGES, 1))
+    first = initial(
+        SPEC_IMAGES,
+        SHAPE_IMAGES,
+        CLASSES_IMAGES,
+        ctx.public("gradient", "networks").fold(0).torch(),
+    )
     whole = client().train
     cells = single_client_cells(replace(whole, x=whole.x.float()), CLASSES_IMAGES)
     where = keys.fold("gradient", 0).fold("batch", 0)
-    assert torch.allclose(start - 0.05 * class_matching_gradient(build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES), first, cells, start, drawn(cells, 100, where)), one)
+    assert torch.allclose(
+        start
+        - 0.05
+        * class_matching_gradient(
+            build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES),
+            first,
+            cells,
+            start,
+            drawn(cells, 100, where),
+        ),
+        one,
+    )
     two = distilled({"matches": 2})["images/x"]
     still = distilled({"matches": 2, "network_lr": 1e-12})["images/x"]
-    again = class_matching_gradient(build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES), first, cells, one, drawn(cells, 100, keys.fold("gradient", 0).fold("batch", 1)))
+    again = class_matching_gradient(
+        build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES),
+        first,
+        cells,
+        one,
+        drawn(cells, 100, keys.fold("gradient", 0).fold("batch", 1)),
+    )
     assert torch.allclose(still, one - 0.05 * (0.5 * (start - one) / 0.05 + again), atol=1e-6)
     assert not torch.allclose(two, still, atol=1e-5)
 
 
 def test_bits_are_those_of_the_plain_loop() -> None:
-    """Every step takes its batch and its network by itself; two records of six, so that a batch shows its stream."""
-    keys, ctx = Keys(0), ClientContext(0, 0, Keys(0), Problem(SHAPE_IMAGES, CLASSES_IMAGES, 1))
-    whole, network = client().train, build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES)
+    """Every step takes its batch and its network by itself; two records of six, so that a batch
+    shows its stream."""
+    keys = Keys(0)
+    ctx = ClientContext(0, 0, Keys(0), Problem(SHAPE_IMAGES, CLASSES_IMAGES, 1))
+    whole = client().train
+    network = build_images(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES)
     cells = single_client_cells(replace(whole, x=whole.x.float()), CLASSES_IMAGES)
     images = distilled({"networks": 0})["images/x"]
     for k in range(2):
-        state = initial(SPEC_IMAGES, SHAPE_IMAGES, CLASSES_IMAGES, ctx.public("gradient", "networks").fold(k).torch())
-        own, velocity = keys.fold("gradient", k), torch.zeros_like(images)
+        state = initial(
+            SPEC_IMAGES,
+            SHAPE_IMAGES,
+            CLASSES_IMAGES,
+            ctx.public("gradient", "networks").fold(k).torch(),
+        )
+        own = keys.fold("gradient", k)
+        velocity = torch.zeros_like(images)
         for t in range(3):
             if t:
                 seen = as_records(images.flatten(0, 1), cells.labels.repeat_interleave(3))
                 generator = own.fold("training", t).torch()
-                state, _ = local_sgd(network, state, seen, lr=0.01, steps=1, batch_size=256, generator=generator)
-            velocity = 0.5 * velocity + class_matching_gradient(network, state, cells, images, drawn(cells, 2, own.fold("batch", t)))
+                state, _ = local_sgd(
+                    network, state, seen, lr=0.01, steps=1, batch_size=256, generator=generator
+                )
+            velocity = 0.5 * velocity + class_matching_gradient(
+                network, state, cells, images, drawn(cells, 2, own.fold("batch", t))
+            )
             images = images - 0.05 * velocity
     assert torch.equal(distilled({"networks": 2, "matches": 3, "batch": 2})["images/x"], images)
 
 
-@pytest.mark.parametrize(("many", "trained"), [({"networks": 5}, 0), ({"networks": 2, "matches": 6}, 10)])
-def test_more_networks_and_matches_on_a_device_send_nothing_more(many: dict[str, object], trained: int) -> None:
-    """But one transfer for each training of a network, however long: its batches come from a generator of its own."""
+@pytest.mark.parametrize(
+    ("many", "trained"), [({"networks": 5}, 0), ({"networks": 2, "matches": 6}, 10)]
+)
+def test_more_networks_and_matches_on_a_device_send_nothing_more(
+    many: dict[str, object], trained: int
+) -> None:
+    """But one transfer for each training of a network, however long: its batches come from a
+    generator of its own."""
 
     def run(steps: int) -> None:
-        distilled({"batch": 2, "network_steps": 9, "start": "noise", **(many if steps else {"networks": 2})}, there())
+        distilled(
+            {
+                "batch": 2,
+                "network_steps": 9,
+                "start": "noise",
+                **(many if steps else {"networks": 2}),
+            },
+            there(),
+        )
 
     assert sum(after - before for before, after in repeated(run, 0, 1).values()) == trained
 
@@ -250,7 +355,9 @@ def test_a_device_gives_the_bits_of_the_cpu(start: str) -> None:
 def test_many_steps_bring_the_gradients_together() -> None:
     """In a network that they never saw."""
     shard = client()
-    before, after = (distilled({"networks": n, "matches": 2, "lr": 0.2})["images/x"].double() for n in (0, 40))
+    before, after = (
+        distilled({"networks": n, "matches": 2, "lr": 0.2})["images/x"].double() for n in (0, 40)
+    )
     assert distance(shard, after) < 0.8 * distance(shard, before)
 
 
@@ -261,8 +368,17 @@ def test_classes_without_records_have_no_images_and_nobody_has_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("ipc", 0), ("networks", -1), ("matches", 2.5), ("lr", 0), ("network_lr", float("nan")), ("momentum", 1.0), ("start", "black")]
-)  # fmt: skip
+    ("setting", "value"),
+    [
+        ("ipc", 0),
+        ("networks", -1),
+        ("matches", 2.5),
+        ("lr", 0),
+        ("network_lr", float("nan")),
+        ("momentum", 1.0),
+        ("start", "black"),
+    ],
+)
 def test_bad_settings_are_refused(setting: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{setting}="):
         distilled({setting: value})

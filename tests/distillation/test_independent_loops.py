@@ -1,7 +1,8 @@
-"""Matching and FedDM beside loops that share no code with them: plain torch, written from the papers' equations alone.
+"""Matching and FedDM beside loops that share no code with them: plain torch, written from the
+papers' equations alone.
 
-Zhao and Bilen 2023 (distribution matching); Xiong et al. 2023, algorithm 1 and equations 8, 9 and 15, with the noise of their
-section 3.3 (FedRD, equation 7).
+Zhao and Bilen 2023 (distribution matching); Xiong et al. 2023, algorithm 1 and equations 8, 9 and
+15, with the noise of their section 3.3 (FedRD, equation 7).
 """
 
 from __future__ import annotations
@@ -37,8 +38,15 @@ from privdd.runtime.engine import Engine
 def convnet(width: int, side: int = 16, classes: int = 10) -> nn.Sequential:
     layers: list[nn.Module] = []
     for depth in (1, width, width):
-        layers += [nn.Conv2d(depth, width, 3, padding=1), nn.GroupNorm(width, width), nn.ReLU(), nn.AvgPool2d(2)]
-    return nn.Sequential(nn.Sequential(*layers, nn.Flatten()), nn.Linear(width * (side // 8) ** 2, classes))
+        layers += [
+            nn.Conv2d(depth, width, 3, padding=1),
+            nn.GroupNorm(width, width),
+            nn.ReLU(),
+            nn.AvgPool2d(2),
+        ]
+    return nn.Sequential(
+        nn.Sequential(*layers, nn.Flatten()), nn.Linear(width * (side // 8) ** 2, classes)
+    )
 
 
 def flat(net: nn.Module) -> Tensor:
@@ -67,49 +75,99 @@ def trained_on(x: Tensor, y: Tensor, seed: int, epochs: int = 120) -> nn.Module:
 
 
 def match_alone(x: Tensor, y: Tensor, start: Tensor, steps: int, batch: int, lr: float) -> Tensor:
-    """start (10, ipc, 1, h, w); equation 4 of Zhao and Bilen, a new random network at each step, plain SGD."""
-    generator, images = torch.Generator().manual_seed(3), start.clone()
+    """start (10, ipc, 1, h, w); equation 4 of Zhao and Bilen, a new random network at each step,
+    plain SGD."""
+    generator = torch.Generator().manual_seed(3)
+    images = start.clone()
     of_class = [(y == label).nonzero()[:, 0] for label in range(10)]
     for step in range(steps):
         torch.manual_seed(1000 + step)
         see = convnet(32)[0].requires_grad_(False)
-        drawn = torch.cat([x[rows[torch.randint(len(rows), (batch,), generator=generator)]] for rows in of_class])
+        drawn = torch.cat(
+            [x[rows[torch.randint(len(rows), (batch,), generator=generator)]] for rows in of_class]
+        )
         images.requires_grad_(True)
-        gap = see(drawn).view(10, batch, -1).mean(1) - see(images.flatten(0, 1)).view(*images.shape[:2], -1).mean(1)
+        gap = see(drawn).view(10, batch, -1).mean(1) - see(images.flatten(0, 1)).view(
+            *images.shape[:2], -1
+        ).mean(1)
         images = images.detach() - lr * torch.autograd.grad(gap.square().sum(), images)[0]
     return images
 
 
 @pytest.fixture(scope="module")
 def clothes() -> tuple[Records, Records]:
-    small = ["preset=smoke", "data=fashion_mnist", "data.size=16", "data.limit=6000", "data.test_limit=2000", "partition.clients=1", "partition=iid", "partition.heldout=0"]
+    small = [
+        "preset=smoke",
+        "data=fashion_mnist",
+        "data.size=16",
+        "data.limit=6000",
+        "data.test_limit=2000",
+        "partition.clients=1",
+        "partition=iid",
+        "partition.heldout=0",
+    ]
     experiment = build_experiment(compose_config("train", ["algo=feddm", *small, "seed=0"]))
     return experiment.shards[0].train, experiment.test_records
 
 
 @pytest.mark.extra("fashion_mnist")
-def test_matching_is_as_good_as_that_of_an_independent_loop_at_equal_budget(clothes: tuple[Records, Records]) -> None:
-    """The same start, 200 steps of 32 records a class at the same rate, the same trainings afterwards: half a point apart at most,
-    and both ahead of their start."""
+def test_matching_is_as_good_as_that_of_an_independent_loop_at_equal_budget(
+    clothes: tuple[Records, Records],
+) -> None:
+    """The same start, 200 steps of 32 records a class at the same rate, the same trainings
+    afterwards: half a point apart at most, and both ahead of their start."""
     records, test = clothes
-    steps, batch, lr, ipc = 200, 32, 0.1, 10
+    steps = 200
+    batch = 32
+    lr = 0.1
+    ipc = 10
     start = torch.stack([records.x[records.y == label][:ipc] for label in range(10)])
-    spec, shape = ModelSpec(name="convnet", width=32, norm="instance", pooling="avg"), (1, 16, 16)
+    spec = ModelSpec(name="convnet", width=32, norm="instance", pooling="avg")
+    shape = (1, 16, 16)
     keys = Keys(5)
-    networks = fresh_networks(build_skeleton(spec, shape, 10), partial(initial, spec, shape, 10), keys.fold("networks"))
+    networks = fresh_networks(
+        build_skeleton(spec, shape, 10), partial(initial, spec, shape, 10), keys.fold("networks")
+    )
     settings = MatchingSettings(iterations=steps, batch=batch, lr=lr, augment="none")
-    ours = match_distributions(single_client_cells(records, 10), start, networks, settings, MatchingStreams(keys.fold("batch"), keys.fold("augment")))
-    labels, found = torch.arange(10).repeat_interleave(ipc), {}
-    for name, images in (("start", start), ("ours", ours), ("alone", match_alone(records.x, records.y, start, steps, batch, lr))):
-        reached = [accuracy(trained_on(images.flatten(0, 1), labels, seed), test.x, test.y) for seed in range(6)]
+    ours = match_distributions(
+        single_client_cells(records, 10),
+        start,
+        networks,
+        settings,
+        MatchingStreams(keys.fold("batch"), keys.fold("augment")),
+    )
+    labels = torch.arange(10).repeat_interleave(ipc)
+    found = {}
+    for name, images in (
+        ("start", start),
+        ("ours", ours),
+        ("alone", match_alone(records.x, records.y, start, steps, batch, lr)),
+    ):
+        reached = [
+            accuracy(trained_on(images.flatten(0, 1), labels, seed), test.x, test.y)
+            for seed in range(6)
+        ]
         found[name] = sum(reached) / len(reached)
     assert abs(found["ours"] - found["alone"]) <= 0.5, found
     assert min(found["ours"], found["alone"]) > found["start"] + 0.5, found
 
 
-def noised_images(net: nn.Sequential, centre: Tensor, x: Tensor, y: Tensor, generator: torch.Generator, *, steps: int, rho: float, batch: int, clip: float, noise: float) -> tuple[Tensor, Tensor]:
-    """One client's images of the classes that it holds, from N(0, 1): networks on the sphere around the server's model, features and
-    logits, each class's mean gradient clipped and noised by noise clip / |B|."""
+def noised_images(
+    net: nn.Sequential,
+    centre: Tensor,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    steps: int,
+    rho: float,
+    batch: int,
+    clip: float,
+    noise: float,
+) -> tuple[Tensor, Tensor]:
+    """One client's images of the classes that it holds, from N(0, 1): networks on the sphere around
+    the server's model, features and logits, each class's mean gradient clipped and noised by noise
+    clip / |B|."""
     of_class = {label: (y == label).nonzero()[:, 0] for label in sorted(y.unique().tolist())}
     images = torch.randn(len(of_class), 10, *x.shape[1:], generator=generator)
 
@@ -120,19 +178,39 @@ def noised_images(net: nn.Sequential, centre: Tensor, x: Tensor, y: Tensor, gene
     for _ in range(steps):
         direction = torch.randn(len(centre), generator=generator)
         load(net, centre + rho * direction / direction.norm())
-        drawn = [x[rows[torch.randperm(len(rows), generator=generator)[:batch]]] for rows in of_class.values()]
+        drawn = [
+            x[rows[torch.randperm(len(rows), generator=generator)[:batch]]]
+            for rows in of_class.values()
+        ]
         with torch.no_grad():
-            target = torch.stack([part.mean(0) for part in see(torch.cat(drawn)).split([len(part) for part in drawn])])
+            target = torch.stack(
+                [
+                    part.mean(0)
+                    for part in see(torch.cat(drawn)).split([len(part) for part in drawn])
+                ]
+            )
         images.requires_grad_(True)
         mean = see(images.flatten(0, 1)).view(len(of_class), 10, -1).mean(1)
         gradient = torch.autograd.grad((target - mean).square().sum(), images)[0]
-        gradient = gradient / (gradient.flatten(1).norm(dim=1) / clip).clamp_min(1).view(-1, 1, 1, 1, 1)
+        gradient = gradient / (gradient.flatten(1).norm(dim=1) / clip).clamp_min(1).view(
+            -1, 1, 1, 1, 1
+        )
         std = torch.tensor([noise * clip / len(part) for part in drawn]).view(-1, 1, 1, 1, 1)
         images = images.detach() - (gradient + std * torch.randn(images.shape, generator=generator))
     return images.flatten(0, 1), torch.tensor([*of_class]).repeat_interleave(10)
 
 
-def train_in_ball(net: nn.Module, centre: Tensor, x: Tensor, y: Tensor, generator: torch.Generator, *, rho: float, epochs: int, lr: float) -> None:
+def train_in_ball(
+    net: nn.Module,
+    centre: Tensor,
+    x: Tensor,
+    y: Tensor,
+    generator: torch.Generator,
+    *,
+    rho: float,
+    epochs: int,
+    lr: float,
+) -> None:
     load(net, centre)
     optimiser = torch.optim.SGD(net.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4)
     for _ in range(epochs):
@@ -145,22 +223,49 @@ def train_in_ball(net: nn.Module, centre: Tensor, x: Tensor, y: Tensor, generato
 
 
 def test_the_noised_rows_of_feddm_are_those_of_an_independent_loop() -> None:
-    """Figure 3 at sigma 1 as scale=small runs it (T = 200), on the same clients: three points apart at most after a round."""
+    """Figure 3 at sigma 1 as scale=small runs it (T = 200), on the same clients: three points apart
+    at most after a round."""
     row = "algo=feddm algo.start=noise privacy=aggregate_clip privacy.noise_multiplier=1"
-    cell = next(one for one in paper_cells(find_entry("feddm.figure3"), "small") if (one.column, one.row) == ("sigma 1", row))
+    cell = next(
+        one
+        for one in paper_cells(find_entry("feddm.figure3"), "small")
+        if (one.column, one.row) == ("sigma 1", row)
+    )
     experiment = build_row_experiment(cell.overrides, 0)
-    plan, method, test = experiment.plan, experiment.plan.method, experiment.test_records
+    plan = experiment.plan
+    method = experiment.plan.method
+    test = experiment.test_records
     progress = start_training(plan, experiment.new_ledger())
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     net: nn.Sequential = convnet(method.model.width)
-    assert flat(net).shape == torch.cat([p.flatten() for p in unpack("model", progress.server).values()]).shape
+    assert (
+        flat(net).shape
+        == torch.cat([p.flatten() for p in unpack("model", progress.server).values()]).shape
+    )
     progress = run_round(plan, progress, experiment.shards, Engine())[0]
-    centre, sent = flat(net), []
+    centre = flat(net)
+    sent = []
     for shard in experiment.shards:
-        settings = {"steps": method.matching.iterations, "rho": method.rho, "batch": method.matching.batch, "clip": 1.0, "noise": 1.0}
+        settings = {
+            "steps": method.matching.iterations,
+            "rho": method.rho,
+            "batch": method.matching.batch,
+            "clip": 1.0,
+            "noise": 1.0,
+        }
         sent.append(noised_images(net, centre, shard.train.x, shard.train.y, generator, **settings))
     x, y = (torch.cat(parts) for parts in zip(*sent, strict=True))
-    train_in_ball(net, centre, x, y, generator, rho=method.rho, epochs=method.server.epochs, lr=method.server.lr)
-    ours, alone = 100 * measure_accuracy(plan, progress, test, experiment.shards), accuracy(net, test.x, test.y)
+    train_in_ball(
+        net,
+        centre,
+        x,
+        y,
+        generator,
+        rho=method.rho,
+        epochs=method.server.epochs,
+        lr=method.server.lr,
+    )
+    ours = 100 * measure_accuracy(plan, progress, test, experiment.shards)
+    alone = accuracy(net, test.x, test.y)
     assert abs(ours - alone) <= 3.0 and min(ours, alone) > 45, (ours, alone)

@@ -7,7 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from privdd.core.types import Records
-from privdd.distillation.private_matching import estimation_weights, release_class_counts, release_embeddings
+from privdd.distillation.private_matching import (
+    estimation_weights,
+    release_class_counts,
+    release_embeddings,
+)
 from privdd.privacy.mechanisms import ClippedSum
 from tests.contexts import CLASSES, SHAPE, batch_sizes, context, network, records
 
@@ -36,7 +40,9 @@ def release(
 ):  # type: ignore[no-untyped-def]
     ctx = context({"embedding": ClippedSum(z, clip, q, N)}, silent=silent)
     nets = [network(norm, seed=s) for s in (1, 2)]
-    targets = release_embeddings([lambda x, n=n: embed(n, x) for n in nets], data, range(CLASSES), ctx, **kw)  # type: ignore[arg-type, misc]
+    targets = release_embeddings(
+        [lambda x, n=n: embed(n, x) for n in nets], data, range(CLASSES), ctx, **kw
+    )  # type: ignore[arg-type, misc]
     return targets, ctx
 
 
@@ -67,12 +73,18 @@ def test_counts_make_it_the_mean_where_nothing_is_clipped() -> None:
 def test_counts_shrink_towards_the_centre_by_the_least_squared_error() -> None:
     """Among all multiples of the noised sum, the returned one is best on average over noise."""
     g = torch.Generator().manual_seed(0)
-    mechanism, width, n, reads = ClippedSum(6.0, CLIP, 1.0, N), 50, 20.0, 4
+    mechanism = ClippedSum(6.0, CLIP, 1.0, N)
+    width = 50
+    n = 20.0
+    reads = 4
     mean = torch.randn(width, generator=g)
     mean *= CLIP / mean.norm()
     sums = (n * mean + 6.0 * CLIP * torch.randn(4000, reads, width, generator=g).mean(1)) / N
     best = float(estimation_weights(torch.tensor([n]), mechanism, width, reads))
-    errors = {f: float((f * best * sums - mean).square().sum(1).mean()) for f in (0.0, 0.8, 1.0, 1.25, N / n / best)}
+    errors = {
+        f: float((f * best * sums - mean).square().sum(1).mean())
+        for f in (0.0, 0.8, 1.0, 1.25, N / n / best)
+    }
     assert min(errors, key=errors.__getitem__) == 1.0
 
 
@@ -105,11 +117,14 @@ def crafted(base: Records) -> list[Tensor]:
 
 
 def kappas(base: Records, x: Tensor, label: int, **kw: object) -> tuple[float, float]:
-    """(largest move of a release in units of clip norm / N, largest move of any other class's row)."""
+    """(largest move of a release in units of clip norm / N, largest move of any other class's
+    row)."""
     extra = Records(x[None], torch.tensor([label]), torch.tensor([10_000]))
     (_, with_it), (_, without) = release(Records.concat([base, extra]), **kw), release(base, **kw)
     own = other = 0.0
-    for row, (_, a), (_, b) in zip(list(range(CLASSES)) * 2, with_it.observer.outputs, without.observer.outputs):
+    for row, (_, a), (_, b) in zip(
+        list(range(CLASSES)) * 2, with_it.observer.outputs, without.observer.outputs
+    ):
         move = float((a.exact["embedding"] - b.exact["embedding"]).norm()) * N / CLIP  # type: ignore[index]
         own, other = (max(own, move), other) if row == label else (own, max(other, move))
     return own, other
@@ -117,16 +132,23 @@ def kappas(base: Records, x: Tensor, label: int, **kw: object) -> tuple[float, f
 
 def test_sensitivity_of_adding_any_crafted_record_is_at_most_one() -> None:
     base = records(40)
-    copies = Records(base.x[:1].repeat(40, 1, 1, 1), torch.zeros(40, dtype=torch.int64), torch.arange(40))
-    moves = [kappas(data, x, label) for data in (base, copies) for x in crafted(base) for label in (0, 3)]
+    copies = Records(
+        base.x[:1].repeat(40, 1, 1, 1), torch.zeros(40, dtype=torch.int64), torch.arange(40)
+    )
+    moves = [
+        kappas(data, x, label) for data in (base, copies) for x in crafted(base) for label in (0, 3)
+    ]
     assert max(own for own, _ in moves) <= 1 + 1e-4
-    assert max(own for own, _ in moves) > 0.9  # the search reaches the bound, so it would see a breach
+    assert (
+        max(own for own, _ in moves) > 0.9
+    )  # the search reaches the bound, so it would see a breach
     assert max(other for _, other in moves) == 0
 
 
 def test_sensitivity_of_exchanging_a_record_is_at_most_two() -> None:
     """Within a class; an exchange that changes the label moves two rows by one each."""
-    base, whole = records(40), []
+    base = records(40)
+    whole = []
     for x, label in [(x, label) for x in crafted(base) for label in (0, 3)]:
         extra = Records(x[None], torch.tensor([label]), torch.tensor([10_000]))
         _, ctx = release(Records.concat([base, extra]))
@@ -140,19 +162,27 @@ def test_sensitivity_of_exchanging_a_record_is_at_most_two() -> None:
 
 def test_the_falsifier_catches_batch_norm() -> None:
     base = records(40)
-    own, other = (max(v) for v in zip(*(kappas(base, x, 0, norm="batch") for x in crafted(base)), strict=True))
+    own, other = (
+        max(v) for v in zip(*(kappas(base, x, 0, norm="batch") for x in crafted(base)), strict=True)
+    )
     assert own > 1.5 and other > 0.1
 
 
-def test_poisson_sampling_takes_each_record_with_its_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, sizes = records(400, classes=1), batch_sizes(monkeypatch, ClippedSum)
+def test_poisson_sampling_takes_each_record_with_its_probability(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = records(400, classes=1)
+    sizes = batch_sizes(monkeypatch, ClippedSum)
     _, ctx = release(data, q=0.25, silent=False)
-    assert sizes and all(60 < size < 140 for size in sizes[::CLASSES])  # of class 0, which all records have
+    assert sizes and all(
+        60 < size < 140 for size in sizes[::CLASSES]
+    )  # of class 0, which all records have
     assert "PoissonSampled" in type(ctx.rows[0].event).__name__
 
 
 def test_what_leaves_depends_on_the_mechanism_alone() -> None:
-    """Replaying one client's outputs on another client's records gives the same targets to the bit."""
+    """Replaying one client's outputs on another client's records gives the same targets to the
+    bit."""
     first, ctx = release(records(30), silent=False)
     other = context({"embedding": ClippedSum(2.0, CLIP, 1.0, N)})
     other.transcript = [dict(out) for out in ctx.outputs]
@@ -174,7 +204,9 @@ def test_counts_without_noise_are_the_counts() -> None:
     data = records(30)
     ctx = context({"class_counts": ClippedSum(1.0, 1.0)}, silent=True)
     expected = torch.bincount(data.y, minlength=CLASSES)
-    assert torch.allclose(release_class_counts(data, range(CLASSES), ctx), expected.float(), atol=1e-3)
+    assert torch.allclose(
+        release_class_counts(data, range(CLASSES), ctx), expected.float(), atol=1e-3
+    )
 
 
 def test_one_record_changes_the_counts_by_one() -> None:

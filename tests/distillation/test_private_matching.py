@@ -1,4 +1,5 @@
-"""Per-record gradients of synthetic images: exact, bounded, and what the papers' clip lets through."""
+"""Per-record gradients of synthetic images: exact, bounded, and what the papers' clip lets
+through."""
 
 from __future__ import annotations
 
@@ -44,12 +45,16 @@ def by_hand(images: Tensor, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("chunk", [None, 1, 4, 64])
 def test_record_gradients_are_those_of_a_plain_graph(chunk: int | None) -> None:
-    images, x = synthetic()[0], records(9).x
-    assert torch.allclose(record_image_gradients(images, embed, x, chunk=chunk), by_hand(images, x), atol=1e-6)
+    images = synthetic()[0]
+    x = records(9).x
+    assert torch.allclose(
+        record_image_gradients(images, embed, x, chunk=chunk), by_hand(images, x), atol=1e-6
+    )
 
 
 def test_their_mean_is_the_gradient_of_the_matching_loss() -> None:
-    images, x = synthetic()[0], records(9).x
+    images = synthetic()[0]
+    x = records(9).x
     leaf = images.clone().requires_grad_(True)
     loss = (embed(x).mean(0).detach() - embed(leaf).mean(0)).square().sum()
     expected = torch.autograd.grad(loss, leaf)[0]
@@ -58,7 +63,8 @@ def test_their_mean_is_the_gradient_of_the_matching_loss() -> None:
 
 
 def test_release_sums_clipped_gradients_of_each_class() -> None:
-    data, images = records(20), synthetic()
+    data = records(20)
+    images = synthetic()
     ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP, 1.0, 5.0)}, silent=True)
     released = release_gradients(images, embed, data, range(CLASSES), ctx)
     for label in range(CLASSES):
@@ -68,7 +74,9 @@ def test_release_sums_clipped_gradients_of_each_class() -> None:
     assert [row.partition for row in ctx.rows] == [f"label:{c}" for c in range(CLASSES)]
 
 
-def moved(data: Records, extra: Records, images: Tensor, mechanism: ClippedSum | AggregateClip) -> float:
+def moved(
+    data: Records, extra: Records, images: Tensor, mechanism: ClippedSum | AggregateClip
+) -> float:
     """How far one more record moves the released sum (mean) before noise."""
     values = []
     for part in (data, Records.concat([data, extra])):
@@ -99,11 +107,14 @@ def test_sensitivity_of_record_clipping_is_at_most_one() -> None:
 
 
 def test_sensitivity_of_exchanging_a_record_is_at_most_two() -> None:
-    images, base = torch.full((CLASSES, 3, *SHAPE), 0.5), near_copies(16)
+    images = torch.full((CLASSES, 3, *SHAPE), 0.5)
+    base = near_copies(16)
     values = []
     for x in crafted():
         ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP)}, silent=True)
-        values.append(release_gradients(images, embed, Records.concat([base, one(x)]), range(CLASSES), ctx))
+        values.append(
+            release_gradients(images, embed, Records.concat([base, one(x)]), range(CLASSES), ctx)
+        )
     kappas = [float((a - b).norm()) / CLIP for a in values for b in values]
     assert 1 < max(kappas) <= 2 + 1e-4
 
@@ -112,16 +123,22 @@ def test_sensitivity_of_aggregate_clipping_exceeds_what_its_proof_assumes() -> N
     """kappa = |B| * move / C: the proof needs 1 (2 for an exchange); the accounting allows 2|B|."""
     images = torch.full((CLASSES, 3, *SHAPE), 0.5)
     size = 64
-    kappas = [size * moved(near_copies(size), one(x), images, AggregateClip(5.0, CLIP)) / CLIP for x in crafted()]
+    kappas = [
+        size * moved(near_copies(size), one(x), images, AggregateClip(5.0, CLIP)) / CLIP
+        for x in crafted()
+    ]
     assert 2 < max(kappas) <= 2 * size
 
 
 def test_poisson_sampling_and_absent_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    data, sizes = records(200, classes=1), batch_sizes(monkeypatch, ClippedSum)
+    data = records(200, classes=1)
+    sizes = batch_sizes(monkeypatch, ClippedSum)
     ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP, 0.25, 5.0)})
     release_gradients(synthetic(1), embed, data, range(CLASSES), ctx)
     assert 25 < sizes[0] < 80 and sizes[1:] == [0, 0, 0]
-    assert [row.partition for row in ctx.rows] == [f"label:{c}" for c in range(CLASSES)]  # held or not
+    assert [row.partition for row in ctx.rows] == [
+        f"label:{c}" for c in range(CLASSES)
+    ]  # held or not
 
 
 def test_the_papers_batches_have_a_fixed_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,11 +148,19 @@ def test_the_papers_batches_have_a_fixed_size(monkeypatch: pytest.MonkeyPatch) -
     assert sizes == [32, 32, 1, 1]
 
 
-@pytest.mark.parametrize("mechanism", [ClippedSum(1.0, CLIP, 1.0, 5.0), ClippedSum(1.0, CLIP, 0.5, 5.0), AggregateClip(5.0, CLIP)])
-def test_records_cut_by_class_beforehand_give_the_same_release(mechanism: ClippedSum | AggregateClip) -> None:
-    data, images = records(40), synthetic()
+@pytest.mark.parametrize(
+    "mechanism",
+    [ClippedSum(1.0, CLIP, 1.0, 5.0), ClippedSum(1.0, CLIP, 0.5, 5.0), AggregateClip(5.0, CLIP)],
+)
+def test_records_cut_by_class_beforehand_give_the_same_release(
+    mechanism: ClippedSum | AggregateClip,
+) -> None:
+    data = records(40)
+    images = synthetic()
     one, other = (
-        release_gradients(images, embed, part, range(CLASSES), context({"synthetic_gradient": mechanism}), batch=4)
+        release_gradients(
+            images, embed, part, range(CLASSES), context({"synthetic_gradient": mechanism}), batch=4
+        )
         for part in (data, images_by_class(data, range(CLASSES)))
     )
     assert torch.equal(one, other)
@@ -144,14 +169,22 @@ def test_records_cut_by_class_beforehand_give_the_same_release(mechanism: Clippe
 @pytest.mark.parametrize("q", [1.0, 0.5])
 def test_a_step_on_a_device_cuts_no_classes_and_waits_for_no_mask(q: float) -> None:
     """What a step sends and fetches is its sample's positions, and what the mechanism does."""
+
     def run(steps: int) -> None:
         ctx = context({"synthetic_gradient": ClippedSum(1.0, CLIP, q, 5.0)})
-        settings, streams = MatchingSettings(steps), MatchingStreams(Keys(1).fold("batch"), Keys(1).fold("augment"))
-        match_noised_gradients(synthetic().to("cuda"), lambda t: there, records(30).to("cuda"), settings, streams, ctx)
+        settings = MatchingSettings(steps)
+        streams = MatchingStreams(Keys(1).fold("batch"), Keys(1).fold("augment"))
+        match_noised_gradients(
+            synthetic().to("cuda"), lambda t: there, records(30).to("cuda"), settings, streams, ctx
+        )
 
     def there(x: Tensor) -> Tensor:
         return torch.tanh(x.flatten(1))
 
     grown = repeated(run, 2, 5)
-    own = {place: now - before for place, (before, now) in grown.items() if place.startswith("privdd/distillation")}
+    own = {
+        place: now - before
+        for place, (before, now) in grown.items()
+        if place.startswith("privdd/distillation")
+    }
     assert sum(own.values()) == (0 if q == 1 else 3 * CLASSES), grown

@@ -1,4 +1,5 @@
-"""Scattering features against a direct convolution, and what the map must keep: rows, gradients, refusals."""
+"""Scattering features against a direct convolution, and what the map must keep: rows, gradients,
+refusals."""
 
 import math
 
@@ -26,24 +27,39 @@ def bell(shape, sigma):
 
 
 def scatter_directly(image, scales, angles):
-    """Coefficients by definition, at full resolution, then every 2**scales-th place inside of the reflected margin."""
+    """Coefficients by definition, at full resolution, then every 2**scales-th place inside of the
+    reflected margin."""
     step = 2**scales
     rows, columns = (step * (math.ceil(n / step) + 2) for n in image.shape)
-    padded = np.pad(image, ((step, rows - step - image.shape[0]), (step, columns - step - image.shape[1])), "reflect")
+    padded = np.pad(
+        image,
+        ((step, rows - step - image.shape[0]), (step, columns - step - image.shape[1])),
+        "reflect",
+    )
     average = bell(padded.shape, 0.8 * 2 ** (scales - 1))
 
     def keep(x):
         return convolve(x, average).real[step:-step:step, step:-step:step]
 
     def wavelet(scale, turn):
-        return morlet(padded.shape, 0.8 * 2**scale, math.pi * turn / angles, 0.75 * math.pi / 2**scale, 4 / angles)
+        return morlet(
+            padded.shape,
+            0.8 * 2**scale,
+            math.pi * turn / angles,
+            0.75 * math.pi / 2**scale,
+            4 / angles,
+        )
 
     found = [keep(padded)]
     for first in range(scales):
         moduli = [abs(convolve(padded, wavelet(first, turn))) for turn in range(angles)]
         found += [keep(m) for m in moduli]
         for second in range(first + 1, scales):
-            found += [keep(abs(convolve(m, wavelet(second, turn)))) for m in moduli for turn in range(angles)]
+            found += [
+                keep(abs(convolve(m, wavelet(second, turn))))
+                for m in moduli
+                for turn in range(angles)
+            ]
     return np.stack(found)
 
 
@@ -63,12 +79,18 @@ def channels_of(image, **settings):
 @pytest.mark.parametrize("side, scales, angles", [(12, 2, 4), (10, 2, 3), (8, 1, 8)])
 def test_the_coefficients_are_those_of_a_direct_convolution(side, scales, angles):
     image = smooth_image(side)
-    expected = scatter_directly(image, scales, angles).reshape(Scattering(scales, angles, 0).channels, -1)
+    expected = scatter_directly(image, scales, angles).reshape(
+        Scattering(scales, angles, 0).channels, -1
+    )
     found = channels_of(image, scales=scales, angles=angles)
     expected, found = (values / np.linalg.norm(values[0]) for values in (expected, found))
     finest = 1 + angles
-    assert np.allclose(found[:finest], expected[:finest], atol=1e-5)  # no place is left out before the modulus
-    for mine, direct in zip(found[finest:], expected[finest:]):  # where places are left out, a little aliases
+    assert np.allclose(
+        found[:finest], expected[:finest], atol=1e-5
+    )  # no place is left out before the modulus
+    for mine, direct in zip(
+        found[finest:], expected[finest:]
+    ):  # where places are left out, a little aliases
         assert np.linalg.norm(mine - direct) <= 0.05 * np.linalg.norm(direct)
     turned = np.roll(expected[1:finest], 1, 0)
     assert not np.allclose(found[1:finest], turned, atol=1e-3)  # another angle is told apart
@@ -92,7 +114,9 @@ def test_a_black_image_has_a_finite_row_and_gradient():
 def test_an_image_that_moves_by_one_place_keeps_most_of_its_row():
     image = torch.from_numpy(smooth_image(32)).float()[None, None]
     moved = image.roll(1, -1)
-    pixels = torch.nn.functional.cosine_similarity(*(x.flatten(1) - x.mean() for x in (image, moved)))
+    pixels = torch.nn.functional.cosine_similarity(
+        *(x.flatten(1) - x.mean() for x in (image, moved))
+    )
     rows = (Scattering(groups=0)(image) * Scattering(groups=0)(moved)).sum(1)
     assert rows > 0.98 and rows > pixels
 

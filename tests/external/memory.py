@@ -17,7 +17,9 @@ def records(count: int, seed: int, shift: float = 0.0) -> tuple[Array, NDArray[n
     return rng.normal(size=(count, 6)) + shift, rng.integers(0, CLASSES, count)
 
 
-def remembering(x: Array, y: NDArray[np.int64], seed: int, reach: float = 1.0) -> Callable[[Array], Array]:
+def remembering(
+    x: Array, y: NDArray[np.int64], seed: int, reach: float = 1.0
+) -> Callable[[Array], Array]:
     """Kernel votes of the training records: each of them pulls its own place to its own label."""
 
     def predict(asked: Array) -> Array:

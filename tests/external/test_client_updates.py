@@ -1,4 +1,5 @@
-"""Captured updates: one step's members are found, another client's are not, and every file that does not fit is named."""
+"""Captured updates: one step's members are found, another client's are not, and every file that
+does not fit is named."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from torch import nn
 
 from attacks.types import Capture, Surface
 from privdd.core.validation import BadConfig
-from privdd.external.client_updates import LocalTraining, audit_client_updates, read_captured_updates
+from privdd.external.client_updates import (
+    LocalTraining,
+    audit_client_updates,
+    read_captured_updates,
+)
 from privdd.external.records import LabelledRecords, records_from_arrays
 from privdd.external.run_folder import StatedLimit, write_audit_folder
 from privdd.external.shadow_models import iterate_record_gradients, target_and_shadow_signals
@@ -21,16 +26,20 @@ from privdd.external.trained_model import ExternalAuditSettings
 from privdd.reporting.schema import load_findings
 from privdd.verification.run_folder import verify_run
 
-LR, STEPS = 0.5, 1
+LR = 0.5
+STEPS = 1
 State = dict[str, torch.Tensor]
 
 
 def pictures(count: int, seed: int) -> LabelledRecords:
     rng = np.random.default_rng(seed)
-    return records_from_arrays("x", rng.random((count, 1, 5, 5)).astype(np.float32), rng.integers(0, 3, count))
+    return records_from_arrays(
+        "x", rng.random((count, 1, 5, 5)).astype(np.float32), rng.integers(0, 3, count)
+    )
 
 
-TRAIN, HELDOUT = pictures(60, 1), pictures(120, 2)
+TRAIN = pictures(60, 1)
+HELDOUT = pictures(120, 2)
 
 
 def network() -> nn.Module:
@@ -56,10 +65,22 @@ def folder(path: Path, *values: State) -> Path:
     return path
 
 
-def run(path: Path, kind: str = "update", client: int = 0, local: LocalTraining | None = None) -> Any:
+def run(
+    path: Path, kind: str = "update", client: int = 0, local: LocalTraining | None = None
+) -> Any:
     net = network()
     updates = read_captured_updates(path, net, kind)
-    return audit_client_updates(net, updates, client, TRAIN, HELDOUT, local or LocalTraining(), StatedLimit(), ExternalAuditSettings(), {})
+    return audit_client_updates(
+        net,
+        updates,
+        client,
+        TRAIN,
+        HELDOUT,
+        local or LocalTraining(),
+        StatedLimit(),
+        ExternalAuditSettings(),
+        {},
+    )
 
 
 def measures(found: Any) -> dict[str, Any]:
@@ -67,15 +88,21 @@ def measures(found: Any) -> dict[str, Any]:
 
 
 def test_members_of_one_step_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the folder of the run verifies; without the client's learning rate nothing is rebuilt, and that is said."""
-    monkeypatch.setattr("privdd.external.run_folder.write_report", lambda path: path)  # other tests draw pages
+    """And the folder of the run verifies; without the client's learning rate nothing is rebuilt,
+    and that is said."""
+    monkeypatch.setattr(
+        "privdd.external.run_folder.write_report", lambda path: path
+    )  # other tests draw pages
     found = run(folder(tmp_path / "captured", change(TRAIN)))
     by = measures(found)
     assert by["joint_gradients"]["auc_ci"][0] > 0.6
     for name in ("update_inversion", "analytic_inversion", "label_counts"):
         assert by[name]["status"] == "not_attacked" and "target.lr" in by[name]["note"], name
     write_audit_folder(found, tmp_path / "run", [])
-    assert load_findings(tmp_path / "run").run.clients == 1 and verify_run(tmp_path / "run").disagreements == ()
+    assert (
+        load_findings(tmp_path / "run").run.clients == 1
+        and verify_run(tmp_path / "run").disagreements == ()
+    )
 
 
 def test_another_clients_update_says_nothing(tmp_path: Path) -> None:
@@ -86,15 +113,21 @@ def test_another_clients_update_says_nothing(tmp_path: Path) -> None:
 
 
 def test_weights_updates_and_the_servers_model_are_one_thing(tmp_path: Path) -> None:
-    """The client's weights, or their change, or the change of another model that the server is known to have sent."""
-    step, start = change(TRAIN), network().state_dict()
+    """The client's weights, or their change, or the change of another model that the server is
+    known to have sent."""
+    step = change(TRAIN)
+    start = network().state_dict()
     ends = {name: start[name] + step[name] for name in step}
     one = read_captured_updates(folder(tmp_path / "a", step), network(), "update").captures[0]
     other = read_captured_updates(folder(tmp_path / "b", ends), network(), "model").captures[0]
     assert all(torch.allclose(one.value[name], other.value[name]) for name in step)
-    safetensors.torch.save_file({"3.bias": torch.ones(3)}, folder(tmp_path / "c", step) / "round_000" / "server.safetensors")
+    safetensors.torch.save_file(
+        {"3.bias": torch.ones(3)}, folder(tmp_path / "c", step) / "round_000" / "server.safetensors"
+    )
     moved = read_captured_updates(tmp_path / "c", network(), "update").captures[0]
-    assert torch.allclose(moved.broadcast["3.bias"], torch.ones(3)) and torch.allclose(moved.value["3.bias"], 1 + step["3.bias"])
+    assert torch.allclose(moved.broadcast["3.bias"], torch.ones(3)) and torch.allclose(
+        moved.value["3.bias"], 1 + step["3.bias"]
+    )
 
 
 def test_a_gradient_gives_the_counts_of_its_labels_away(tmp_path: Path) -> None:
@@ -103,12 +136,17 @@ def test_a_gradient_gives_the_counts_of_its_labels_away(tmp_path: Path) -> None:
     by = measures(found)
     assert {one.finding.surface for one in found.judged} == {Surface.GRADIENT}
     assert by["label_counts"]["label_accuracy"] > 0.9 and by["joint_gradients"]["auc_ci"][0] > 0.6
-    assert "60 records stand behind one gradient" in by["gradient_inversion"]["note"] and "confidence_gain" not in by
+    assert (
+        "60 records stand behind one gradient" in by["gradient_inversion"]["note"]
+        and "confidence_gain" not in by
+    )
 
 
 def test_signals_against_gradients_one_by_one() -> None:
     """Each record's gradient by plain autograd, and its cosine with the change."""
-    few, start, step = TRAIN.select_rows(torch.arange(5)), network().state_dict(), change(TRAIN)
+    few = TRAIN.select_rows(torch.arange(5))
+    start = network().state_dict()
+    step = change(TRAIN)
     one = Capture(0, 0, "update", {name: start[name] + step[name] for name in step}, start)
     rows = torch.cat(list(iterate_record_gradients(network(), one, few)))
     moved = torch.cat([step[name].flatten() for name, _ in network().named_parameters()])
@@ -145,15 +183,23 @@ def test_folders_and_settings_are_checked(tmp_path: Path) -> None:
     folder(tmp_path / "long", change(TRAIN))
     (tmp_path / "long" / "round_001").mkdir()
     for name in ("round_000/server", "round_001/client_0"):
-        safetensors.torch.save_file(network().state_dict(), tmp_path / "long" / f"{name}.safetensors")
+        safetensors.torch.save_file(
+            network().state_dict(), tmp_path / "long" / f"{name}.safetensors"
+        )
     with pytest.raises(BadConfig, match=r"round_001/server.safetensors is needed"):
         read_captured_updates(tmp_path / "long", network(), "model")
     safetensors.torch.save_file({}, tmp_path / "long" / "round_001" / "server.safetensors")
-    assert [one.round for one in read_captured_updates(tmp_path / "long", network(), "update").captures] == [0, 1]
+    assert [
+        one.round for one in read_captured_updates(tmp_path / "long", network(), "update").captures
+    ] == [0, 1]
     with pytest.raises(BadConfig, match=r"target.kind=delta: allowed are update, model, gradient"):
         read_captured_updates(tmp_path, network(), "delta")
-    with pytest.raises(BadConfig, match=r"target.client=4: nothing was captured of it; there are 0, 1"):
-        read_captured_updates(folder(tmp_path / "two", change(TRAIN), change(TRAIN)), network(), "update").captures_of_client(4)
+    with pytest.raises(
+        BadConfig, match=r"target.client=4: nothing was captured of it; there are 0, 1"
+    ):
+        read_captured_updates(
+            folder(tmp_path / "two", change(TRAIN), change(TRAIN)), network(), "update"
+        ).captures_of_client(4)
     (tmp_path / "two" / "round_000" / "client_2.safetensors").symlink_to("/etc/passwd")
     with pytest.raises(BadConfig, match="is a link"):
         read_captured_updates(tmp_path / "two", network(), "update")
@@ -187,12 +233,17 @@ def test_tied_weights_have_one_gradient() -> None:
 
 def test_a_network_of_one_output_or_labels_of_text_are_one_line(tmp_path: Path) -> None:
     """Their cross-entropy would be 0 for every record, and every gradient with it."""
-    net, two = nn.Sequential(nn.Flatten(), nn.Linear(25, 1)), LabelledRecords(TRAIN.x, TRAIN.y % 2)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(25, 1))
+    two = LabelledRecords(TRAIN.x, TRAIN.y % 2)
     state = {name: torch.zeros_like(value) for name, value in net.state_dict().items()}
     updates = read_captured_updates(folder(tmp_path, state), net, "update")
     given = LocalTraining(), StatedLimit(), ExternalAuditSettings(), {}
     with pytest.raises(BadConfig, match=r"target.model: gives one number for each record"):
-        audit_client_updates(net, updates, 0, two, LabelledRecords(HELDOUT.x, HELDOUT.y % 2), *given)
+        audit_client_updates(
+            net, updates, 0, two, LabelledRecords(HELDOUT.x, HELDOUT.y % 2), *given
+        )
     text = records_from_arrays("a", TRAIN.x.numpy(), np.array(["a", "b", "c"])[TRAIN.y])
-    with pytest.raises(BadConfig, match=r"target.train: y holds 'a', 'b', 'c'; whole numbers from 0"):
+    with pytest.raises(
+        BadConfig, match=r"target.train: y holds 'a', 'b', 'c'; whole numbers from 0"
+    ):
         audit_client_updates(net, updates, 0, text, HELDOUT, *given)

@@ -51,16 +51,24 @@ def test_every_record_has_one_place() -> None:
     assert torch.equal(torch.where(game.member_mask, x, x - 1000).long(), game.row)
     used = torch.cat([x, game.rest.x[:, 0], game.reference.x[:, 0]])
     assert len(used.unique()) == len(used) and set(TRAIN.x[:, 0].tolist()) <= set(used.tolist())
-    assert len(game.reference) == 100 and len(draw_coin_game(TRAIN, HELDOUT, 20, 0, Keys(1)).member_mask) == 20
+    assert (
+        len(game.reference) == 100
+        and len(draw_coin_game(TRAIN, HELDOUT, 20, 0, Keys(1)).member_mask) == 20
+    )
 
 
 def test_coins_are_fair_and_independent_of_one_another() -> None:
-    masks = torch.cat([draw_coin_game(TRAIN, HELDOUT, 10_000, 3, Keys(seed)).masks for seed in range(60)])
-    heads, tosses = int(masks.sum()), masks.numel()
+    masks = torch.cat(
+        [draw_coin_game(TRAIN, HELDOUT, 10_000, 3, Keys(seed)).masks for seed in range(60)]
+    )
+    heads = int(masks.sum())
+    tosses = masks.numel()
     assert binomtest(heads, tosses, 0.5).pvalue > 1e-4
     pairs = masks[:, 0::2][:, : masks.shape[1] // 2] == masks[:, 1::2]
     assert binomtest(int(pairs.sum()), pairs.numel(), 0.5).pvalue > 1e-4
-    assert binomtest(int((masks[0::4] == masks[1::4]).sum()), masks[0::4].numel(), 0.5).pvalue > 1e-4
+    assert (
+        binomtest(int((masks[0::4] == masks[1::4]).sum()), masks[0::4].numel(), 0.5).pvalue > 1e-4
+    )
 
 
 @pytest.mark.parametrize("least", [20, 100, 5000])
@@ -74,7 +82,8 @@ def test_so_many_records_almost_never_use_up_a_set(least: int) -> None:
 
 
 def test_other_names_give_other_coins() -> None:
-    one, other = draw_coin_game(TRAIN, HELDOUT, 100, 0, Keys(1)), draw_coin_game(TRAIN, HELDOUT, 100, 0, Keys(2))
+    one = draw_coin_game(TRAIN, HELDOUT, 100, 0, Keys(1))
+    other = draw_coin_game(TRAIN, HELDOUT, 100, 0, Keys(2))
     assert not np.array_equal(one.masks, other.masks) and MAX_REFERENCE >= 100
 
 
@@ -84,7 +93,8 @@ def test_too_few_records_are_refused() -> None:
         draw_coin_game(few, HELDOUT, 1000, 0, Keys(0))
 
 
-# What the first screen says of a target's files: equal records counted, unfair files named, sound ones left alone.
+# What the first screen says of a target's files: equal records counted, unfair files named, sound
+# ones left alone.
 
 
 Pair = tuple[Any, Any]
@@ -93,10 +103,13 @@ Pair = tuple[Any, Any]
 def learnable(count: int, seed: int) -> Pair:
     """Records whose labels follow from them, but for one in ten."""
     x, other = records(count, seed)
-    return x, np.where(np.random.default_rng(seed).random(count) < 0.1, other, (x[:, 0] > 0).astype(int))
+    return x, np.where(
+        np.random.default_rng(seed).random(count) < 0.1, other, (x[:, 0] > 0).astype(int)
+    )
 
 
-TRAIN_FACTS, HELDOUT_FACTS = learnable(300, 1), learnable(420, 2)
+TRAIN_FACTS = learnable(300, 1)
+HELDOUT_FACTS = learnable(420, 2)
 MODEL = LogisticRegression().fit(*TRAIN_FACTS)
 
 
@@ -109,12 +122,17 @@ def some(pair: Pair, rows: slice) -> Pair:
 
 
 def run(model: Any, train: Pair, heldout: Pair, **more: Any) -> ExternalAudit:
-    sets = (records_from_arrays("target.train", *train), records_from_arrays("target.heldout", *heldout))
+    sets = (
+        records_from_arrays("target.train", *train),
+        records_from_arrays("target.heldout", *heldout),
+    )
     return audit_trained_model(model, *sets, None, StatedLimit(**more), ExternalAuditSettings(), {})
 
 
 def table(values: list[float]) -> LabelledRecords:
-    return LabelledRecords(torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.long))
+    return LabelledRecords(
+        torch.tensor(values)[:, None], torch.zeros(len(values), dtype=torch.long)
+    )
 
 
 def test_equal_records_are_counted_and_only_those_alone_are_audited() -> None:
@@ -131,17 +149,31 @@ def test_no_copy_of_an_audited_record_is_left_in_shadow_models() -> None:
     inside = np.repeat(np.arange(60.0), 4).tolist()
     game = draw_coin_game(table(inside), table([100.0 + k for k in range(90)]), 1000, 2, Keys(0))
     audited = set(game.records.x[game.member_mask].flatten().tolist())
-    assert len(audited) == int(game.member_mask.sum()) and not audited & set(game.rest.x.flatten().tolist())
+    assert len(audited) == int(game.member_mask.sum()) and not audited & set(
+        game.rest.x.flatten().tolist()
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_sound_files_raise_no_doubt(seed: int) -> None:
-    """Whether the model remembers or not, learned or not, and where a few records of a coarse table are equal."""
-    for model, draw in ((remembering, records), (lambda *_: forgetful, records), (lambda x, y, _: LogisticRegression().fit(x, y), learnable)):
-        train, heldout = draw(240, 10 + seed), draw(360, 20 + seed)
+    """Whether the model remembers or not, learned or not, and where a few records of a coarse table
+    are equal."""
+    for model, draw in (
+        (remembering, records),
+        (lambda *_: forgetful, records),
+        (lambda x, y, _: LogisticRegression().fit(x, y), learnable),
+    ):
+        train = draw(240, 10 + seed)
+        heldout = draw(360, 20 + seed)
         facts = run(model(*train, 0), train, heldout).target
-        assert facts["doubts"] == [] and facts["notes"] == [] and facts["shared"] == facts["repeated"] == 0
-    coarse = [(np.round(x, 0), y) for x, y in (learnable(240, 30 + seed), learnable(360, 40 + seed))]
+        assert (
+            facts["doubts"] == []
+            and facts["notes"] == []
+            and facts["shared"] == facts["repeated"] == 0
+        )
+    coarse = [
+        (np.round(x, 0), y) for x, y in (learnable(240, 30 + seed), learnable(360, 40 + seed))
+    ]
     assert run(LogisticRegression().fit(*coarse[0]), *coarse).target["doubts"] == []
 
 
@@ -150,7 +182,9 @@ def test_held_out_records_that_were_trained_on_are_left_out_and_counted() -> Non
     found = run(MODEL, TRAIN_FACTS, heldout).target
     assert found["shared"] == 150 and found["doubts"] == []
     assert found["notes"][0].startswith("150 of 570 held-out records equal a training record")
-    with pytest.raises(BadConfig, match=r"target.heldout: each of its 300 records is in target.train too"):
+    with pytest.raises(
+        BadConfig, match=r"target.heldout: each of its 300 records is in target.train too"
+    ):
         run(MODEL, TRAIN_FACTS, TRAIN_FACTS)
 
 
@@ -160,49 +194,97 @@ def test_near_copies_of_training_records_are_counted(count: int, doubts: int) ->
     again = np.round(TRAIN_FACTS[0][:count], 2), TRAIN_FACTS[1][:count]
     found = run(MODEL, TRAIN_FACTS, joined(again, HELDOUT_FACTS)).target
     assert found["shared"] == 0 and len(found["doubts"]) == doubts
-    assert re.match(rf"{count} of {min(500, count + 420)} held-out records that were compared with 300", found["notes"][0])
+    assert re.match(
+        rf"{count} of {min(500, count + 420)} held-out records that were compared with 300",
+        found["notes"][0],
+    )
 
 
 @pytest.mark.parametrize(
     ("train", "heldout", "said"),
     [
-        (HELDOUT_FACTS, (TRAIN_FACTS[0], MODEL.predict(TRAIN_FACTS[0])), "right on .* of the training records and on 100"),
-        ((TRAIN_FACTS[0], np.roll(TRAIN_FACTS[1], 1)), HELDOUT_FACTS, "are the two files exchanged, or the labels not those"),
-        (TRAIN_FACTS, (HELDOUT_FACTS[0], np.roll(HELDOUT_FACTS[1], 1)), "labels of the two files do not fit their records alike"),
-        (TRAIN_FACTS, (HELDOUT_FACTS[0] * 16, HELDOUT_FACTS[1]), "can be told apart without the target"),
+        (
+            HELDOUT_FACTS,
+            (TRAIN_FACTS[0], MODEL.predict(TRAIN_FACTS[0])),
+            "right on .* of the training records and on 100",
+        ),
+        (
+            (TRAIN_FACTS[0], np.roll(TRAIN_FACTS[1], 1)),
+            HELDOUT_FACTS,
+            "are the two files exchanged, or the labels not those",
+        ),
+        (
+            TRAIN_FACTS,
+            (HELDOUT_FACTS[0], np.roll(HELDOUT_FACTS[1], 1)),
+            "labels of the two files do not fit their records alike",
+        ),
+        (
+            TRAIN_FACTS,
+            (HELDOUT_FACTS[0] * 16, HELDOUT_FACTS[1]),
+            "can be told apart without the target",
+        ),
     ],
-)  # fmt: skip
-def test_files_that_allow_no_comparison_are_named(tmp_path: Path, train: Pair, heldout: Pair, said: str) -> None:
-    """Then the first screen is neither calm nor does it accuse: decision, headline, terminal and page."""
+)
+def test_files_that_allow_no_comparison_are_named(
+    tmp_path: Path, train: Pair, heldout: Pair, said: str
+) -> None:
+    """Then the first screen is neither calm nor does it accuse: decision, headline, terminal and
+    page."""
     found = audit_model(MODEL, train=train, heldout=heldout, out=tmp_path / "run")
-    assert found.target is not None and len(found.target.doubts) == 1 and re.search(said, found.target.doubts[0])
+    assert (
+        found.target is not None
+        and len(found.target.doubts) == 1
+        and re.search(said, found.target.doubts[0])
+    )
     (one,) = decide_surfaces(found)
     assert one.kind == "undecided" and one.tone == "warn" and one.can == ()
     shown = io.StringIO()
     print_summary(found, shown, 500)
     page = (tmp_path / "run" / "report.html").read_text()
     for text in (shown.getvalue(), page):
-        assert found.target.doubts[0] in text and "No better than guessing" not in text and "No leak found by" not in text
+        assert (
+            found.target.doubts[0] in text
+            and "No better than guessing" not in text
+            and "No leak found by" not in text
+        )
         assert "better than guessing" not in text.split("What each number means")[0]
     assert page_contradictions(tmp_path / "run") == []
 
 
-@pytest.mark.parametrize(("attacks", "deviations", "doubted"), [(1, 4.1, 0), (1, 4.4, 1), (1, -9, 0), (4, 4.4, 0), (4, 4.7, 1)])
-def test_an_attack_below_guessing_is_a_doubt_beyond_chance_over_all_attacks(attacks: int, deviations: float, doubted: int) -> None:
+@pytest.mark.parametrize(
+    ("attacks", "deviations", "doubted"),
+    [(1, 4.1, 0), (1, 4.4, 1), (1, -9, 0), (4, 4.4, 0), (4, 4.7, 1)],
+)
+def test_an_attack_below_guessing_is_a_doubt_beyond_chance_over_all_attacks(
+    attacks: int, deviations: float, doubted: int
+) -> None:
     """A chance of 1e-5 over all of n attacks: 4.26 standard errors of one, 4.56 of four."""
     error = 0.01
     found = [
-        JudgedAttack(Finding(next(iter(Surface)), "loss", Family.MEMBERSHIP, next(iter(Adversary)), {"auc": auc, "auc_ci": [auc - 1.96 * error, auc + 1.96 * error]}))
+        JudgedAttack(
+            Finding(
+                next(iter(Surface)),
+                "loss",
+                Family.MEMBERSHIP,
+                next(iter(Adversary)),
+                {"auc": auc, "auc_ci": [auc - 1.96 * error, auc + 1.96 * error]},
+            )
+        )
         for auc in (0.5 - deviations * error, *(0.55,) * (attacks - 1))
-    ]  # fmt: skip
+    ]
     assert len(_reversal_doubts(found)) == doubted
 
 
 def test_copies_are_one_unit_and_get_no_bound(tmp_path: Path) -> None:
-    """A histogram with the noise that a row's epsilon of 1 needs, of records that stand eight times each: its epsilon holds."""
-    copies, universe, rng = 8, 1500, np.random.default_rng(5)
-    grid, ids = rng.normal(size=(universe, 6)), rng.permutation(universe)
-    rows, outside = np.repeat(ids[:200], copies), ids[200:900]
+    """A histogram with the noise that a row's epsilon of 1 needs, of records that stand eight times
+    each: its epsilon holds."""
+    copies = 8
+    universe = 1500
+    rng = np.random.default_rng(5)
+    grid = rng.normal(size=(universe, 6))
+    ids = rng.permutation(universe)
+    rows = np.repeat(ids[:200], copies)
+    outside = ids[200:900]
     counts = np.bincount(rows, minlength=universe) + rng.laplace(0, 2, universe)
     place = {grid[i].tobytes(): i for i in range(universe)}
 
@@ -213,10 +295,15 @@ def test_copies_are_one_unit_and_get_no_bound(tmp_path: Path) -> None:
 
     label = (grid[:, 0] > 0).astype(int)
     found = audit_model(
-        model, train=(grid[rows], label[rows]), heldout=(grid[outside], label[outside]), stated={"epsilon": 1.0},
+        model,
+        train=(grid[rows], label[rows]),
+        heldout=(grid[outside], label[outside]),
+        stated={"epsilon": 1.0},
         out=tmp_path / "run",
-    )  # fmt: skip
-    assert found.verdict == "unprotected" and found.target is not None and found.target.copies_together
+    )
+    assert (
+        found.verdict == "unprotected" and found.target is not None and found.target.copies_together
+    )
     assert found.target.repeated == 1400 and "no bound on ε is given" in found.target.notes[0]
     (loss,) = [row for row in found.findings if row.attack == "loss_threshold"]
     assert loss.auc is not None and loss.auc > 0.9 and loss.epsilon_measured is None
@@ -227,28 +314,58 @@ def test_a_targets_page_speaks_of_what_was_brought(tmp_path: Path) -> None:
     audit_model(MODEL, train=TRAIN_FACTS, heldout=HELDOUT_FACTS, out=tmp_path / "run", name="mine")
     page = (tmp_path / "run" / "report.html").read_text()
     text = re.sub(r"<style.*?</style>|<svg.*?</svg>", " ", page, flags=re.S)
-    for wrong in ("<dt>clients", "<dt>rounds", "<dt>preset", "Global model", "left a client", "What was sent", "method's paper"):
+    for wrong in (
+        "<dt>clients",
+        "<dt>rounds",
+        "<dt>preset",
+        "Global model",
+        "left a client",
+        "What was sent",
+        "method's paper",
+    ):
         assert wrong not in text, wrong
-    for right in ("Trained model", "What was brought", "<dt>model</dt><dd>mine", "<dt>training records</dt><dd>300", "on its training records"):
+    for right in (
+        "Trained model",
+        "What was brought",
+        "<dt>model</dt><dd>mine",
+        "<dt>training records</dt><dd>300",
+        "on its training records",
+    ):
         assert right in text, right
     assert page_contradictions(tmp_path / "run") == []
     found = load_run(tmp_path / "run").findings
-    assert Findings.model_validate(found.model_dump(mode="json", by_alias=True, exclude_none=True)) == found
+    assert (
+        Findings.model_validate(found.model_dump(mode="json", by_alias=True, exclude_none=True))
+        == found
+    )
 
 
 def test_an_attack_that_cannot_run_leaves_itself_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On 25 held-out records nothing is left for a regression; the others are judged all the same."""
+    """On 25 held-out records nothing is left for a regression; the others are judged all the
+    same."""
     found = run(MODEL, TRAIN_FACTS, some(HELDOUT_FACTS, slice(0, 25)))
     rows = {one.finding.attack: one.finding.measures for one in found.judged}
     assert rows["loss_threshold"]["auc"] > 0
     monkeypatch.setattr(QuantileRegression, "score", lambda *_: 1 / 0)
-    rows = {one.finding.attack: one.finding.measures for one in run(MODEL, TRAIN_FACTS, HELDOUT_FACTS).judged}
-    assert rows["quantile_regression"]["status"] == "not_attacked" and rows["loss_threshold"]["auc"] > 0
-    assert "not attacked: it could not run (division by zero)" in rows["quantile_regression"]["note"]
+    rows = {
+        one.finding.attack: one.finding.measures
+        for one in run(MODEL, TRAIN_FACTS, HELDOUT_FACTS).judged
+    }
+    assert (
+        rows["quantile_regression"]["status"] == "not_attacked"
+        and rows["loss_threshold"]["auc"] > 0
+    )
+    assert (
+        "not attacked: it could not run (division by zero)" in rows["quantile_regression"]["note"]
+    )
 
 
 def test_facts_are_those_of_the_schema() -> None:
     sets = records_from_arrays("a", *TRAIN_FACTS), records_from_arrays("b", *HELDOUT_FACTS)
     game = draw_coin_game(*sets, 100, 0, Keys(0))
     facts = target_facts("updates", *sets, game, [], None, ["a note"])
-    assert facts["notes"] == ["a note"] and facts["training"] == 300 and "accuracy_training" not in facts
+    assert (
+        facts["notes"] == ["a note"]
+        and facts["training"] == 300
+        and "accuracy_training" not in facts
+    )

@@ -75,7 +75,11 @@ def test_a_module_is_asked_in_eval_mode_and_in_batches() -> None:
         (lambda x: np.zeros((1, 9)), r"m: gives \(1, 9\) for 2 records"),
         (lambda x: [[1], [2, 3]], "m: gives no array of numbers"),
         (nn.LSTM(2, 9), r"m: gives tuple; a tensor .*def predict\(x\): return .*\[1\]"),
-        (Named(), r"m: gives dict; a tensor \(b, classes\) is needed \(features, logits\)\. .*def predict\(x\).*\['logits'\]"),
+        (
+            Named(),
+            r"m: gives dict; a tensor \(b, classes\) is needed \(features, logits\)\. "
+            r".*def predict\(x\).*\['logits'\]",
+        ),
         (3, "m: a torch module, a scikit-learn estimator or a function is needed, got int"),
     ],
 )
@@ -92,12 +96,18 @@ def test_predicted_labels_do_not_say_how_many_classes_there_are() -> None:
 
 RNG = np.random.default_rng(0)
 P = RNG.dirichlet(np.ones(3), 60)
-MANY, LABELS = np.arange(120.0).reshape(60, 2), np.arange(60) % 3
+MANY = np.arange(120.0).reshape(60, 2)
+LABELS = np.arange(60) % 3
 
 
 def settle(model: Any, y: Any = LABELS, x: Any = MANY) -> Any:
     one = records_from_arrays("target.train", x, y)
-    return resolve_classes(build_predictor(model, "target.model", one.form), one, records_from_arrays("target.heldout", x, y), np.arange(60))
+    return resolve_classes(
+        build_predictor(model, "target.model", one.form),
+        one,
+        records_from_arrays("target.heldout", x, y),
+        np.arange(60),
+    )
 
 
 def at(values: Any) -> Any:
@@ -108,10 +118,16 @@ def at(values: Any) -> Any:
 @pytest.mark.parametrize(
     ("values", "reading"),
     [
-        (P, "probabilities"), (P.astype(np.float16), "probabilities"), (P.round(2), "shares"), (100 * P, "shares"),
-        ((1000 * P).round().astype(int), "shares"), (np.log(P), "logits"), (np.where(P < 1e-3, -np.inf, np.log(P)), "logits"), (np.log(P) + 7, "logits"),
+        (P, "probabilities"),
+        (P.astype(np.float16), "probabilities"),
+        (P.round(2), "shares"),
+        (100 * P, "shares"),
+        ((1000 * P).round().astype(int), "shares"),
+        (np.log(P), "logits"),
+        (np.where(P < 1e-3, -np.inf, np.log(P)), "logits"),
+        (np.log(P) + 7, "logits"),
     ],
-)  # fmt: skip
+)
 def test_numbers_for_each_class_are_read_for_what_they_are(values: Any, reading: str) -> None:
     predict, *_ = settle(at(values))
     assert predict.reading == reading
@@ -121,27 +137,37 @@ def test_numbers_for_each_class_are_read_for_what_they_are(values: Any, reading:
 @pytest.mark.parametrize(
     ("values", "reading"),
     [
-        (P[:, 1], "positive"), (P[:, 1:2].astype(np.float32), "positive"), (100 * P[:, 1], "percent"),
-        (np.log(P[:, 1] / (1 - P[:, 1])), "decisions"), (torch.from_numpy(P[:, 1:2]).bfloat16(), "positive"),
+        (P[:, 1], "positive"),
+        (P[:, 1:2].astype(np.float32), "positive"),
+        (100 * P[:, 1], "percent"),
+        (np.log(P[:, 1] / (1 - P[:, 1])), "decisions"),
+        (torch.from_numpy(P[:, 1:2]).bfloat16(), "positive"),
     ],
-)  # fmt: skip
+)
 def test_one_number_is_a_probability_or_a_decision_value(values: Any, reading: str) -> None:
     predict, *_, classes, _ = settle(at(values), LABELS % 2)
     assert predict.reading == reading and classes == 2
-    assert np.abs(predict(torch.from_numpy(MANY), 2).softmax(1)[:, 1].numpy() - P[:, 1]).max() < 0.01
+    assert (
+        np.abs(predict(torch.from_numpy(MANY), 2).softmax(1)[:, 1].numpy() - P[:, 1]).max() < 0.01
+    )
 
 
 def test_separate_probabilities_are_no_logits() -> None:
     predict, *_ = settle(at(np.array([[0.9, 0.8, 0.1], [0.1, 0.05, 0.02]])[np.arange(60) % 2]))
     assert predict.reading == "separate"
-    assert np.allclose(predict(torch.from_numpy(MANY[:1]), 3).softmax(1), np.array([[0.9, 0.8, 0.1]]) / 1.8, atol=1e-4)
+    assert np.allclose(
+        predict(torch.from_numpy(MANY[:1]), 3).softmax(1),
+        np.array([[0.9, 0.8, 0.1]]) / 1.8,
+        atol=1e-4,
+    )
 
 
 class Estimator:
     """Of scikit-learn's kind: its columns stand for ``classes_``."""
 
     def __init__(self, classes: Any, values: Any) -> None:
-        self.classes_, self.predict_proba = np.array(classes), at(values)
+        self.classes_ = np.array(classes)
+        self.predict_proba = at(values)
 
 
 @pytest.mark.parametrize("classes", [["b", "c", "a"], [7, -1, 10**9], [1, 2, 3], [True, False]])
@@ -150,14 +176,20 @@ def test_an_estimators_columns_are_its_own_classes(classes: Any) -> None:
     y = np.array(classes)[values.argmax(1)]
     predict, train, heldout, count, notes = settle(Estimator(classes, values), y)
     assert count == len(classes) and not notes
-    assert torch.equal(predict(train.x, count).argmax(1), train.y) and torch.equal(heldout.y, train.y)
+    assert torch.equal(predict(train.x, count).argmax(1), train.y) and torch.equal(
+        heldout.y, train.y
+    )
     assert train.original_labels().tolist() == y.tolist()
 
 
 def test_a_shadow_that_saw_other_classes_is_placed_among_the_targets() -> None:
     two = P[:, :2] / P[:, :2].sum(1, keepdims=True)
     shadow = build_predictor(Estimator(["c", "a"], two))
-    placed = replace(shadow, names=np.array(["a", "b", "c"]))(torch.from_numpy(MANY), 3).softmax(1).numpy()
+    placed = (
+        replace(shadow, names=np.array(["a", "b", "c"]))(torch.from_numpy(MANY), 3)
+        .softmax(1)
+        .numpy()
+    )
     assert np.allclose(placed[:, [2, 0]], two, atol=1e-4) and placed[:, 1].max() < 1e-5
 
 
@@ -173,10 +205,18 @@ def test_labels_of_a_function_are_those_of_its_outputs() -> None:
     ("values", "y", "said"),
     [
         (P, LABELS + 1, "knows 3 classes, labels go up to 3 .*; give y - 1 if they count from 1"),
-        (P, np.array(["a", "b", "c"])[LABELS], "y holds text .*give whole numbers from 0 in the order of its outputs"),
+        (
+            P,
+            np.array(["a", "b", "c"])[LABELS],
+            "y holds text .*give whole numbers from 0 in the order of its outputs",
+        ),
         (P, LABELS - 1, "labels go down to -1"),
         (P, np.where(LABELS, 10**9, 0), "knows 3 classes, labels go up to 1000000000"),
-        (P[:, 1], LABELS, "gives one number for each record, and y holds 3 classes; a classifier is needed"),
+        (
+            P[:, 1],
+            LABELS,
+            "gives one number for each record, and y holds 3 classes; a classifier is needed",
+        ),
         (np.where(P > 0.5, np.nan, P), LABELS, "gives float64 .* with NaN or infinity"),
     ],
 )

@@ -1,4 +1,5 @@
-"""A recorded federation of someone else's, audited by ``privdd.audit run=DIR``: leaks are found, whole recordings only."""
+"""A recorded federation of someone else's, audited by ``privdd.audit run=DIR``: leaks are found,
+whole recordings only."""
 
 from __future__ import annotations
 
@@ -13,11 +14,18 @@ import torch
 from privdd.cli import main as cli
 from privdd.external.recorded_federation import find_claimed_limit, run_recorded_audit
 from privdd.recording import find_recording_argument
-from privdd.recording.recording import MessageHeading, MessageRecorder, read_recording, read_recordings
+from privdd.recording.recording import (
+    MessageHeading,
+    MessageRecorder,
+    read_recording,
+    read_recordings,
+)
 from privdd.reporting.schema import load_findings
 from privdd.verification.run_folder import verify_run
 
-PIXELS, CLASSES, EACH = 256, 3, 120
+PIXELS = 256
+CLASSES = 3
+EACH = 120
 
 
 def net() -> torch.nn.Module:
@@ -41,15 +49,28 @@ def step(state: dict[str, torch.Tensor], x: np.ndarray, y: np.ndarray) -> dict[s
     optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     for _ in range(10):
         optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(model(torch.from_numpy(x)), torch.from_numpy(y)).backward()
+        torch.nn.functional.cross_entropy(
+            model(torch.from_numpy(x)), torch.from_numpy(y)
+        ).backward()
         optimiser.step()
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-LOCAL = {"component": "LocalDpMod", "settings": {"epsilon": 0.05, "delta": 1e-5}, "covers": "reply", "noise_multiplier": 96.9}
+LOCAL = {
+    "component": "LocalDpMod",
+    "settings": {"epsilon": 0.05, "delta": 1e-5},
+    "covers": "reply",
+    "noise_multiplier": 96.9,
+}
 
 
-def federation(folder: Path, own: tuple[np.ndarray, np.ndarray], rounds: int = 3, claims: tuple[Any, ...] = (), end: str = "complete") -> None:
+def federation(
+    folder: Path,
+    own: tuple[np.ndarray, np.ndarray],
+    rounds: int = 3,
+    claims: tuple[Any, ...] = (),
+    end: str = "complete",
+) -> None:
     """FedAvg of node 5, with records ``own``, and node 6; recorded as a server would."""
     recorder = MessageRecorder(folder, "server", {"library": "test"})
     recorder.write_head()
@@ -59,7 +80,12 @@ def federation(folder: Path, own: tuple[np.ndarray, np.ndarray], rounds: int = 3
         recorder.record_message(MessageHeading(round, -1, "train", "broadcast"), told(state))
         replies = {5: step(state, *own), 6: step(state, *records(9))}
         for node, reply in replies.items():
-            recorder.record_message(MessageHeading(round, node, "train", "reply", metrics={"m/loss": 0.1}, claims=claims), told(reply))
+            recorder.record_message(
+                MessageHeading(
+                    round, node, "train", "reply", metrics={"m/loss": 0.1}, claims=claims
+                ),
+                told(reply),
+            )
         state = {name: (replies[5][name] + replies[6][name]) / 2 for name in state}
         recorder.record_message(MessageHeading(round, -1, "train", "final"), told(state))
     recorder.close_recording(end)
@@ -75,7 +101,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(*more: str) -> list[str]:
-    return ["run=run", f"target.model={__file__}:net", "target.train=train.npz", "target.heldout=out.npz", *more]
+    return [
+        "run=run",
+        f"target.model={__file__}:net",
+        "target.train=train.npz",
+        "target.heldout=out.npz",
+        *more,
+    ]
 
 
 STATED = ("stated.epsilon=8", "stated.delta=1e-8", "stated.relation=add_remove")
@@ -90,26 +122,40 @@ def measured(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
     return {(f.surface, f.attack): f.model_dump() for f in load_findings(folder).findings}
 
 
-def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     federation(here / "run", records(1))
-    assert asked(typed("target.client=5", "out=audit", *STATED, "fail_on.auc=0.6"), monkeypatch) == 3
+    assert (
+        asked(typed("target.client=5", "out=audit", *STATED, "fail_on.auc=0.6"), monkeypatch) == 3
+    )
     first, *_, last = capsys.readouterr().out.splitlines()
-    answer = "epsilon 8 at delta 1e-8 (stated, add/remove; 16 at 3e-5 for an exchange) is not contradicted, and not proven either"
+    answer = (
+        "epsilon 8 at delta 1e-8 (stated, add/remove; 16 at 3e-5 for an exchange) is not "
+        "contradicted, and not proven either"
+    )
     assert first.startswith(f"{answer}: shown at least ")
     assert last.startswith("policy: broken: auc: AUC of membership: between 0.")
     found = measured(here / "audit")
-    assert set(found) == {("update", a) for a in ("loss_threshold", "tracing", "quantile_regression")} | {
-        ("global_model", a) for a in ("loss_threshold", "quantile_regression")
-    }
-    assert found["update", "tracing"]["auc"] > 0.9 and found["update", "loss_threshold"]["auc"] > 0.85
+    assert set(found) == {
+        ("update", a) for a in ("loss_threshold", "tracing", "quantile_regression")
+    } | {("global_model", a) for a in ("loss_threshold", "quantile_regression")}
+    assert (
+        found["update", "tracing"]["auc"] > 0.9 and found["update", "loss_threshold"]["auc"] > 0.85
+    )
     assert found["update", "tracing"]["epsilon_measured"] > 0.5
     result = load_findings(here / "audit")
-    assert result.verdict != "contradiction" and {s.surface: s.rounds for s in result.surfaces} == {"update": 3, "global_model": 1}
+    assert result.verdict != "contradiction" and {s.surface: s.rounds for s in result.surfaces} == {
+        "update": 3,
+        "global_model": 1,
+    }
     assert result.privacy.epsilon.pld == float("inf")
     assert not verify_run(here / "audit", None).disagreements
 
 
-def test_records_that_were_never_there_are_not_seen(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_were_never_there_are_not_seen(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     federation(here / "run", records(3))
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
     for row in measured(here / "audit").values():
@@ -117,13 +163,18 @@ def test_records_that_were_never_there_are_not_seen(here: Path, monkeypatch: pyt
         assert low < 0.62 and high > 0.38 and row["epsilon_measured"] < 0.5
 
 
-def test_a_claim_that_the_updates_break_is_contradicted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_that_the_updates_break_is_contradicted(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where of so many parameters only every other one is read."""
     monkeypatch.setattr("privdd.recording.network.MAX_KEPT_NUMBERS", 100 * 771)
     federation(here / "run", records(1), claims=(LOCAL,))
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 2
     (claim,) = load_findings(here / "audit").privacy.claims
-    assert claim.source == "LocalDpMod(epsilon=0.05, delta=1e-05)" and "claimed, not proven here" in claim.why
+    assert (
+        claim.source == "LocalDpMod(epsilon=0.05, delta=1e-05)"
+        and "claimed, not proven here" in claim.why
+    )
     rows = (here / "audit" / "ledger.json").read_text()
     assert "protected as LocalDpMod claims; nothing here proves it" in rows
 
@@ -133,15 +184,26 @@ def test_a_claim_about_aggregates_is_shown_and_not_compared_with_updates(here: P
     recorder = MessageRecorder(here / "other", "server", {})
     recorder.write_head()
     recorder.record_message(MessageHeading(1, 5, "train", "reply"), {"w": np.ones(2)})
-    recorder.record_message(MessageHeading(1, -1, "train", "final", claims=({**LOCAL, "covers": "final"},)), {"w": np.ones(2)})
+    recorder.record_message(
+        MessageHeading(1, -1, "train", "final", claims=({**LOCAL, "covers": "final"},)),
+        {"w": np.ones(2)},
+    )
     recorder.close_recording("complete")
     limit = find_claimed_limit(read_recording(here / "other"), 5, {})
-    assert limit.epsilon is None and "updates before them are not covered" in limit.claim_entries()[0]["why"]
+    assert (
+        limit.epsilon is None
+        and "updates before them are not covered" in limit.claim_entries()[0]["why"]
+    )
     assert find_claimed_limit(read_recording(here / "other"), 5, {"epsilon": 2.0}).epsilon == 2.0
 
 
 def test_a_claim_of_almost_no_noise_is_shown_and_not_compared(here: Path) -> None:
-    federation(here / "run", records(1), rounds=1, claims=({**LOCAL, "noise_multiplier": 0.01, "settings": {"a": 10**400}},))
+    federation(
+        here / "run",
+        records(1),
+        rounds=1,
+        claims=({**LOCAL, "noise_multiplier": 0.01, "settings": {"a": 10**400}},),
+    )
     limit = find_claimed_limit(read_recording(here / "run"), 5, {})
     assert limit.epsilon is None and limit.claim_entries()[0]["epsilon"] > 1000
 
@@ -149,16 +211,20 @@ def test_a_claim_of_almost_no_noise_is_shown_and_not_compared(here: Path) -> Non
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["run=run"], "a whole recording of clients 5, 6; to audit it, give target.model"), (typed(), "target.client=None: one of 5, 6 is needed"),
-        (typed("target.client=4"), "target.client=4"), (typed("target.client=5", "target.rounds=3"), "target.rounds"),
+        (["run=run"], "a whole recording of clients 5, 6; to audit it, give target.model"),
+        (typed(), "target.client=None: one of 5, 6 is needed"),
+        (typed("target.client=4"), "target.client=4"),
+        (typed("target.client=5", "target.rounds=3"), "target.rounds"),
         ([*typed()[:3], "target.client=5"], "target.heldout"),
         (typed("target.client=5", "target.shadows=4"), "target.shadows: not read of a recording"),
         (typed("target.client=5", "confidence=0"), "confidence=0: a number in (0, 1)"),
         (typed("target.client=5", "out=run"), "run: holds files of something else"),
         (["run=run", "target.model=json:loads", *typed()[2:], "target.client=5"], "model="),
     ],
-)  # fmt: skip
-def test_what_cannot_be_audited_is_said_in_one_line(argv: list[str], said: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+)
+def test_what_cannot_be_audited_is_said_in_one_line(
+    argv: list[str], said: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     federation(here / "run", records(1), rounds=1)
     (here / "run" / "findings.json").write_text("{}")
     assert asked(argv, monkeypatch) == 1
@@ -167,7 +233,9 @@ def test_what_cannot_be_audited_is_said_in_one_line(argv: list[str], said: str, 
 
 
 @pytest.mark.parametrize("fault", ["recording", "stopped", "lost"])
-def test_an_incomplete_recording_fails_the_audit(fault: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_an_incomplete_recording_fails_the_audit(
+    fault: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     federation(here / "run", records(1), rounds=1, end=fault if fault != "lost" else "complete")
     if fault == "lost":
         (here / "run" / "failed-1.json").write_text('{"what": "round 1", "error": "no space"}')
@@ -177,7 +245,10 @@ def test_an_incomplete_recording_fails_the_audit(fault: str, here: Path, monkeyp
 
 def test_a_run_of_privdd_s_own_is_none_of_this(here: Path) -> None:
     (here / "own").mkdir()
-    assert find_recording_argument(["run=own"]) is None and find_recording_argument(["algo=fedavg"]) is None
+    assert (
+        find_recording_argument(["run=own"]) is None
+        and find_recording_argument(["algo=fedavg"]) is None
+    )
     federation(here / "run", records(1), rounds=1)
     assert find_recording_argument(["run=run", "attack=all"]) == Path("run")
     assert read_recordings(here / "run")[0].client_nodes == (5, 6) and callable(run_recorded_audit)

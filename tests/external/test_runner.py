@@ -64,32 +64,71 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SETS = ("target.train=train.npz", "target.heldout=out.npz")
 
 
-def test_a_module_with_its_weights_becomes_a_page(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_module_with_its_weights_becomes_a_page(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Through the command itself: name, digests and command are kept, and the folder verifies."""
-    typed = ["target.model=net.py:Net", "target.weights=model.safetensors", *SETS, "target.args.width=8", "out=run", "name=mine"]
+    typed = [
+        "target.model=net.py:Net",
+        "target.weights=model.safetensors",
+        *SETS,
+        "target.args.width=8",
+        "out=run",
+        "name=mine",
+    ]
     monkeypatch.setattr(sys, "argv", ["privdd.audit", *typed])
     assert cli.main("audit", lambda *_: 9) == 0
     assert "report: run/report.html" in capsys.readouterr().out
-    found, manifest = load_findings(here / "run"), read_json(here / "run" / "manifest.json")
-    assert found.run.algo == "mine" and found.run.data == "train.npz" and found.verdict == "unprotected"
-    assert manifest["command"][3:] == typed and set(manifest["target"]["files"]) == {"weights", "train", "heldout"}
+    found = load_findings(here / "run")
+    manifest = read_json(here / "run" / "manifest.json")
+    assert (
+        found.run.algo == "mine"
+        and found.run.data == "train.npz"
+        and found.verdict == "unprotected"
+    )
+    assert manifest["command"][3:] == typed and set(manifest["target"]["files"]) == {
+        "weights",
+        "train",
+        "heldout",
+    }
     assert verify_run(here / "run").disagreements == ()
-    with pytest.raises(BadConfig, match=r"run: holds a run already \(findings.json\); use another folder"):
+    with pytest.raises(
+        BadConfig, match=r"run: holds a run already \(findings.json\); use another folder"
+    ):
         run_target_audit(typed)
     assert "not attacked: needs a training function" in (here / "run" / "report.html").read_text()
 
 
 def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privdd.external.run_folder.write_report", lambda path: path)  # drawn in the test above
-    (here / "net2.py").write_text(NET + "from tests.external.memory import remembering\nimport numpy as np\n"
-                                  "held = np.load('train.npz')\npredict = remembering(held['x'], held['y'], 0)\n")  # fmt: skip
-    typed = ["target.model=net2.py:predict", *SETS, "target.training=net2.py:train", "target.shadows=4", "out=run"]
+    monkeypatch.setattr(
+        "privdd.external.run_folder.write_report", lambda path: path
+    )  # drawn in the test above
+    (here / "net2.py").write_text(
+        NET + "from tests.external.memory import remembering\nimport numpy as np\n"
+        "held = np.load('train.npz')\npredict = "
+        "remembering(held['x'], held['y'], 0)\n"
+    )
+    typed = [
+        "target.model=net2.py:predict",
+        *SETS,
+        "target.training=net2.py:train",
+        "target.shadows=4",
+        "out=run",
+    ]
     assert run_target_audit([*typed, "stated.epsilon=0.2", "fail_on.epsilon_shown=0.1"]) == 2
     assert load_findings(here / "run").verdict == "contradiction"
 
 
-@pytest.mark.parametrize(("more", "said"), [("fail_on.auk=1", "fail_on.auk: unknown limit; did you mean auc"), ("policy=none.yaml", "none.yaml: no such file")])
-def test_a_wrong_policy_is_refused_before_anything_is_read(here: Path, more: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("fail_on.auk=1", "fail_on.auk: unknown limit; did you mean auc"),
+        ("policy=none.yaml", "none.yaml: no such file"),
+    ],
+)
+def test_a_wrong_policy_is_refused_before_anything_is_read(
+    here: Path, more: str, said: str
+) -> None:
     with pytest.raises(PolicyError, match=said):
         run_target_audit(["target.model=nowhere:Net", *SETS, more])
 
@@ -97,37 +136,91 @@ def test_a_wrong_policy_is_refused_before_anything_is_read(here: Path, more: str
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["target.model=net.py:Net", *SETS], "target.weights=FILE is needed; a new network has seen no record"),
+        (
+            ["target.model=net.py:Net", *SETS],
+            "target.weights=FILE is needed; a new network has seen no record",
+        ),
         (["target.model=net.py:None_", *SETS], "target.model=net.py:None_: net.py has no None_"),
         (["target.model=nowhere:Net", *SETS], "target.model=nowhere:Net: ModuleNotFoundError"),
         (["target.model=net.py:bad", *SETS], "target.model=net.py:bad: it cannot be called"),
-        (["target.model=model.pkl", *SETS], "a pickle can run any program and is not read; load it in your own program"),
-        (["target.model=net.py:Net", "target.args.depth=3", "target.weights=model.pt", *SETS], r"net.py:Net\(depth=3\): TypeError"),
-        (["target.model=net.py:predict", "target.weights=model.pt", *SETS], "predict is no torch module"),
-        (["target.model=net.py:Net", "target.weights=none.pt", *SETS], "target.weights=none.pt: no such file"),
-        (["target.model=net.py:Net", "target.weights=whole.pt", *SETS], "holds more than tensors.*save model.state_dict"),
+        (
+            ["target.model=model.pkl", *SETS],
+            "a pickle can run any program and is not read; load it in your own program",
+        ),
+        (
+            ["target.model=net.py:Net", "target.args.depth=3", "target.weights=model.pt", *SETS],
+            r"net.py:Net\(depth=3\): TypeError",
+        ),
+        (
+            ["target.model=net.py:predict", "target.weights=model.pt", *SETS],
+            "predict is no torch module",
+        ),
+        (
+            ["target.model=net.py:Net", "target.weights=none.pt", *SETS],
+            "target.weights=none.pt: no such file",
+        ),
+        (
+            ["target.model=net.py:Net", "target.weights=whole.pt", *SETS],
+            "holds more than tensors.*save model.state_dict",
+        ),
         (["target.model=net.py:Net", "target.weights=net.py", *SETS], "never a pickle"),
         (
             ["target.model=net.py:Net", "target.args.width=9", "target.weights=model.pt", *SETS],
             r"do not fit Net: out.0.bias is \(8,\), the model's is \(9,\)",
         ),
         (["target.model=net.py:predict", "target.train=train.npz"], "target.heldout=... is needed"),
-        (["target.model=net.py:predict", "target.train=no.npz", "target.heldout=out.npz"], "target.train=no.npz: no such file"),
-        (["target.model=net.py:predict", "target.trein=a"], "target.trein: unknown .* did you mean target.train?"),
-        (["target.model=net.py:predict", *SETS, "algo=fedavg"], "algo: unknown for a target from outside"),
-        (["target.model=net.py:predict", *SETS, "target.training=sgd"], "target.training=sgd: target.model has to be a class"),
-        (["target.model=net.py:Net", "target.weights=model.pt", *SETS, "target.training=sgd"], "=sgd: needs target.lr and target.steps"),
-        (["target.model=net.py:Net", "target.weights=model.pt", *SETS, "target.lr=1"], "target.lr: read with target.training=sgd"),
-        (["target.model=net.py:predict", *SETS, "target.shadows=1"], "target.shadows=1: at least 2 shadow models"),
+        (
+            ["target.model=net.py:predict", "target.train=no.npz", "target.heldout=out.npz"],
+            "target.train=no.npz: no such file",
+        ),
+        (
+            ["target.model=net.py:predict", "target.trein=a"],
+            "target.trein: unknown .* did you mean target.train?",
+        ),
+        (
+            ["target.model=net.py:predict", *SETS, "algo=fedavg"],
+            "algo: unknown for a target from outside",
+        ),
+        (
+            ["target.model=net.py:predict", *SETS, "target.training=sgd"],
+            "target.training=sgd: target.model has to be a class",
+        ),
+        (
+            ["target.model=net.py:Net", "target.weights=model.pt", *SETS, "target.training=sgd"],
+            "=sgd: needs target.lr and target.steps",
+        ),
+        (
+            ["target.model=net.py:Net", "target.weights=model.pt", *SETS, "target.lr=1"],
+            "target.lr: read with target.training=sgd",
+        ),
+        (
+            ["target.model=net.py:predict", *SETS, "target.shadows=1"],
+            "target.shadows=1: at least 2 shadow models",
+        ),
         (["target.model=net.py:predict", *SETS, "seed=-1"], "seed=-1: a whole number"),
         (["target.model=a", "target.model=b"], "target.model: given twice"),
-        (["target.train=a"], "one of target.model=, target.synthetic= and target.updates= is needed"),
-        (["target.model=net.py:predict", *SETS, "confidence=much"], "confidence='much': a number is needed"),
-        (["target.model=net.py:predict", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.model"),
-        (["target.synthetic=out.npz", *SETS, "target.args.width=3"], "read of target.model and of the generators distribution_matching"),
-        (["target.updates=.", *SETS, "target.generator=net.py:train"], "target.generator: not read of target.updates"),
+        (
+            ["target.train=a"],
+            "one of target.model=, target.synthetic= and target.updates= is needed",
+        ),
+        (
+            ["target.model=net.py:predict", *SETS, "confidence=much"],
+            "confidence='much': a number is needed",
+        ),
+        (
+            ["target.model=net.py:predict", *SETS, "target.generator=net.py:train"],
+            "target.generator: not read of target.model",
+        ),
+        (
+            ["target.synthetic=out.npz", *SETS, "target.args.width=3"],
+            "read of target.model and of the generators distribution_matching",
+        ),
+        (
+            ["target.updates=.", *SETS, "target.generator=net.py:train"],
+            "target.generator: not read of target.updates",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line(here: Path, typed: list[str], said: str) -> None:
     with pytest.raises(BadConfig, match=said) as caught:
         run_target_audit([*typed, "out=run"])
@@ -152,8 +245,19 @@ def test_weights_of_every_format_are_read(here: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "wrap", "said"),
     [
-        ("a.pt", lambda state: {f"module.{key}": value for key, value in state.items()}, "begin with module., which was taken off"),
-        ("a.ckpt", lambda state: {"state_dict": {f"model._orig_mod.{k}": v for k, v in state.items()}, "epoch": 3}, "model._orig_mod., which"),
+        (
+            "a.pt",
+            lambda state: {f"module.{key}": value for key, value in state.items()},
+            "begin with module., which was taken off",
+        ),
+        (
+            "a.ckpt",
+            lambda state: {
+                "state_dict": {f"model._orig_mod.{k}": v for k, v in state.items()},
+                "epoch": 3,
+            },
+            "model._orig_mod., which",
+        ),
         ("a.pth", lambda state: {"checkpoint": 1, "model": {"state_dict": state}}, ""),
         ("a.pt", lambda state: {"net": state, "acc": 0.9}, ""),
         ("a.pt", lambda state: list(state.values()), "have no names; they were taken in the order"),
@@ -162,7 +266,9 @@ def test_weights_of_every_format_are_read(here: Path) -> None:
         ("a.npz", lambda state: {name: value.numpy() for name, value in state.items()}, ""),
     ],
 )
-def test_wrapped_and_unnamed_weights_are_read_with_a_note(here: Path, name: str, wrap: Any, said: str) -> None:
+def test_wrapped_and_unnamed_weights_are_read_with_a_note(
+    here: Path, name: str, wrap: Any, said: str
+) -> None:
     torch.manual_seed(3)
     state = Net().state_dict()
     held = wrap(state)
@@ -183,10 +289,14 @@ def test_unnamed_weights_of_another_network_are_refused(here: Path) -> None:
 
 
 def test_only_targets_are_taken_over() -> None:
-    assert parse_target_arguments(["target.model=a:b", "hydra.run.dir=x", "target.args.n=[1,2]"]).args == {"n": [1, 2]}
+    assert parse_target_arguments(
+        ["target.model=a:b", "hydra.run.dir=x", "target.args.n=[1,2]"]
+    ).args == {"n": [1, 2]}
 
 
-def test_help_names_every_setting(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["privdd.audit", "target.model=", "--help"])
     assert cli.main("audit", lambda *_: 9) == 0
     shown = capsys.readouterr().out

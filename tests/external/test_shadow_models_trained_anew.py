@@ -39,7 +39,9 @@ def network() -> nn.Module:
 def test_first_values_follow_pytorchs_law_and_the_stream_alone() -> None:
     wide = nn.Sequential(nn.Conv2d(3, 50, 3), nn.ConvTranspose2d(50, 4, 3), nn.GroupNorm(2, 4))
     made, again = (copy_with_new_weights(wide, torch.Generator().manual_seed(1)) for _ in range(2))
-    for ours, theirs, twin in zip(made.state_dict().values(), wide.state_dict().values(), again.state_dict().values()):
+    for ours, theirs, twin in zip(
+        made.state_dict().values(), wide.state_dict().values(), again.state_dict().values()
+    ):
         assert torch.equal(ours, twin) and (ours.std() == 0 or not torch.equal(ours, theirs))
         assert ours.abs().max().item() == pytest.approx(theirs.abs().max().item(), rel=0.15)
 
@@ -54,7 +56,10 @@ def shadow_tasks() -> list[ShadowModelTask]:
     x, y = records(60, 1)
     held = LabelledRecords(torch.from_numpy(x), torch.from_numpy(y))
     fits = [NetworkRetraining(network(), PlainSGD(0.5, 60, 20)) for _ in range(2)]
-    return [ShadowModelTask(fit, "target.training", held, 7, held.x, np.arange(3)) for fit in (fits[0], fits[0], fits[1])]
+    return [
+        ShadowModelTask(fit, "target.training", held, 7, held.x, np.arange(3))
+        for fit in (fits[0], fits[0], fits[1])
+    ]
 
 
 def test_it_learns_without_the_audited_weights() -> None:
@@ -68,4 +73,9 @@ def test_it_learns_without_the_audited_weights() -> None:
 def test_shadow_models_are_alike_on_ray() -> None:
     tasks = shadow_tasks()
     here = map(train_shadow_model, tasks)
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(here, Engine("ray", workers=2).map(train_shadow_model, tasks), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for (a, _), (b, _) in zip(
+            here, Engine("ray", workers=2).map(train_shadow_model, tasks), strict=True
+        )
+    )

@@ -1,4 +1,5 @@
-"""Models that someone else trained: a model that remembers is found, one that cannot is not, and neither is over-stated."""
+"""Models that someone else trained: a model that remembers is found, one that cannot is not, and
+neither is over-stated."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ from privdd.external.membership_game import FILES_DIFFER_NOTE, draw_coin_game, m
 from privdd.external.records import records_from_arrays
 from privdd.external.run_folder import UNPROTECTED_REASON, StatedLimit
 from privdd.external.shadow_models import call_user_function, shadow_outputs
-from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model, noised_robustness
+from privdd.external.trained_model import (
+    ExternalAuditSettings,
+    audit_trained_model,
+    noised_robustness,
+)
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.schema import FindingRow, Findings
 from privdd.runtime.files import DamagedRun
@@ -28,7 +33,8 @@ from privdd.runtime.seal import seal_folder
 from privdd.verification.run_folder import verify_run
 from tests.external.memory import forgetful, records, remembering
 
-TRAIN, HELDOUT = records(240, 1), records(360, 2)
+TRAIN = records(240, 1)
+HELDOUT = records(360, 2)
 
 
 def row(found: Findings, attack: str) -> FindingRow:
@@ -40,7 +46,15 @@ def remembered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that remembers, audited with shadow models and a stated epsilon that it breaks."""
     folder = tmp_path_factory.mktemp("target") / "run"
     model = remembering(*TRAIN, 0)
-    audit_model(model, train=TRAIN, heldout=HELDOUT, fit=remembering, shadows=6, stated={"epsilon": 0.5}, out=folder)
+    audit_model(
+        model,
+        train=TRAIN,
+        heldout=HELDOUT,
+        fit=remembering,
+        shadows=6,
+        stated={"epsilon": 0.5},
+        out=folder,
+    )
     return folder
 
 
@@ -55,11 +69,18 @@ def test_a_model_that_remembers_is_found(remembered: Path) -> None:
 
 
 def test_the_numbers_are_those_of_the_target_and_its_coins(remembered: Path) -> None:
-    """AUC against scikit-learn's, on the evidence; the members are records of the training file, at the places given."""
+    """AUC against scikit-learn's, on the evidence; the members are records of the training file, at
+    the places given."""
     found = load_run(remembered).findings
     kept = read_tensors(remembered / "evidence" / "global_model.rmia.safetensors")
     assert row(found, "rmia").auc == pytest.approx(roc_auc_score(kept["members"], kept["scores"]))
-    game = draw_coin_game(records_from_arrays("a", *TRAIN), records_from_arrays("b", *HELDOUT), 10_000, 6, Keys(0).fold("target"))
+    game = draw_coin_game(
+        records_from_arrays("a", *TRAIN),
+        records_from_arrays("b", *HELDOUT),
+        10_000,
+        6,
+        Keys(0).fold("target"),
+    )
     member = kept["members"].bool()
     assert torch.equal(member, game.member_mask)
     assert np.array_equal(TRAIN[0][kept["place"][member]], game.records.x[member].numpy())
@@ -70,10 +91,15 @@ def test_the_numbers_are_those_of_the_target_and_its_coins(remembered: Path) -> 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_model_of_other_records_is_not_accused(seed: int) -> None:
-    """Trained on neither file: every AUC interval at 99.9 % holds one half, and no bound reaches the statement."""
-    settings, stated = ExternalAuditSettings(seed=seed, shadows=6), StatedLimit(0.5)
-    train, out = records_from_arrays("a", *TRAIN), records_from_arrays("b", *HELDOUT)
-    found = audit_trained_model(remembering(*records(240, 3), 0), train, out, remembering, stated, settings, {})
+    """Trained on neither file: every AUC interval at 99.9 % holds one half, and no bound reaches
+    the statement."""
+    settings = ExternalAuditSettings(seed=seed, shadows=6)
+    stated = StatedLimit(0.5)
+    train = records_from_arrays("a", *TRAIN)
+    out = records_from_arrays("b", *HELDOUT)
+    found = audit_trained_model(
+        remembering(*records(240, 3), 0), train, out, remembering, stated, settings, {}
+    )
     assert len(found.judged) == 6
     for one in found.judged:
         low, high = one.finding.measures["auc_ci"]
@@ -81,10 +107,21 @@ def test_a_model_of_other_records_is_not_accused(seed: int) -> None:
         assert one.finding.measures["diagnostics"]["epsilon_familywise"] < 0.5
 
 
-def test_sets_that_differ_by_themselves_give_no_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held-out records from elsewhere: any model would seem to leak, so nothing is held against the statement."""
-    monkeypatch.setattr("privdd.external.run_folder.write_report", lambda path: path)  # other tests draw pages
-    found = audit_model(forgetful, train=TRAIN, heldout=records(360, 2, 1.5), stated={"epsilon": 0.5}, out=tmp_path / "run")
+def test_sets_that_differ_by_themselves_give_no_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held-out records from elsewhere: any model would seem to leak, so nothing is held against the
+    statement."""
+    monkeypatch.setattr(
+        "privdd.external.run_folder.write_report", lambda path: path
+    )  # other tests draw pages
+    found = audit_model(
+        forgetful,
+        train=TRAIN,
+        heldout=records(360, 2, 1.5),
+        stated={"epsilon": 0.5},
+        out=tmp_path / "run",
+    )
     one = row(found, "loss_threshold")
     assert one.blind_auc is not None and one.blind_auc > 0.9
     assert one.epsilon_measured is None and FILES_DIFFER_NOTE in str(one.note)
@@ -93,7 +130,15 @@ def test_sets_that_differ_by_themselves_give_no_bound(tmp_path: Path, monkeypatc
 
 
 def test_without_a_training_function_the_rows_say_what_was_not_tried() -> None:
-    found = audit_trained_model(forgetful, records_from_arrays("a", *TRAIN), records_from_arrays("b", *HELDOUT), None, StatedLimit(), ExternalAuditSettings(), {})
+    found = audit_trained_model(
+        forgetful,
+        records_from_arrays("a", *TRAIN),
+        records_from_arrays("b", *HELDOUT),
+        None,
+        StatedLimit(),
+        ExternalAuditSettings(),
+        {},
+    )
     rows = {one.finding.attack: one.finding.measures for one in found.judged}
     for attack in ("lira", "rmia", "base"):
         assert rows[attack]["status"] == "not_attacked" and "auc" not in rows[attack]
@@ -101,7 +146,10 @@ def test_without_a_training_function_the_rows_say_what_was_not_tried() -> None:
 
 
 def test_the_folder_verifies_and_refuses_edits(remembered: Path, tmp_path: Path) -> None:
-    assert verify_run(remembered).disagreements == () and load_run(remembered).findings.run.algo == "model"
+    assert (
+        verify_run(remembered).disagreements == ()
+        and load_run(remembered).findings.run.algo == "model"
+    )
     ledger = Ledger.from_json(json.loads((remembered / "ledger.json").read_text()))
     assert [r.nonprivate_reason for r in ledger.releases] == [UNPROTECTED_REASON]
     for sealed in (False, True):
@@ -111,20 +159,31 @@ def test_the_folder_verifies_and_refuses_edits(remembered: Path, tmp_path: Path)
         (copy / "findings.json").write_text(json.dumps(text))
         if sealed:
             seal_folder(copy)
-        assert any("auc" in str(one) or "sha256" in str(one) for one in verify_run(copy).disagreements)
+        assert any(
+            "auc" in str(one) or "sha256" in str(one) for one in verify_run(copy).disagreements
+        )
         with pytest.raises(DamagedRun):
             load_run(copy)
 
 
 def test_a_tree_of_scikit_learn_is_audited_as_it_is() -> None:
     tree = DecisionTreeClassifier(random_state=0).fit(*TRAIN)
-    found = audit_trained_model(tree, records_from_arrays("a", *TRAIN), records_from_arrays("b", *HELDOUT), None, StatedLimit(), ExternalAuditSettings(), {})
+    found = audit_trained_model(
+        tree,
+        records_from_arrays("a", *TRAIN),
+        records_from_arrays("b", *HELDOUT),
+        None,
+        StatedLimit(),
+        ExternalAuditSettings(),
+        {},
+    )
     (loss,) = [one.finding for one in found.judged if one.finding.attack == "loss_threshold"]
     assert loss.measures["auc"] > 0.75 and found.accuracy == pytest.approx(tree.score(*HELDOUT))
 
 
 def test_shadow_models_get_their_world_and_their_seed() -> None:
-    train, out = records_from_arrays("a", *TRAIN), records_from_arrays("b", *HELDOUT)
+    train = records_from_arrays("a", *TRAIN)
+    out = records_from_arrays("b", *HELDOUT)
     game = draw_coin_game(train, out, 40, 3, Keys(5))
     asked: list[tuple[np.ndarray, int]] = []
 
@@ -146,14 +205,24 @@ def test_shadow_models_get_their_world_and_their_seed() -> None:
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     (tmp_path / "findings.json").touch()
     asked: list[int] = []
-    for audit, given, how in ((audit_model, forgetful, "fit"), (audit_synthetic, TRAIN, "generator")):
+    for audit, given, how in (
+        (audit_model, forgetful, "fit"),
+        (audit_synthetic, TRAIN, "generator"),
+    ):
         with pytest.raises(BadConfig, match=r"holds files of something else \(findings.json\)"):
-            audit(given, train=TRAIN, heldout=HELDOUT, out=tmp_path, **{how: lambda x, y, seed: asked.append(seed)})
+            audit(
+                given,
+                train=TRAIN,
+                heldout=HELDOUT,
+                out=tmp_path,
+                **{how: lambda x, y, seed: asked.append(seed)},
+            )
     assert asked == []
 
 
 def test_a_training_function_is_watched() -> None:
-    """One that draws from the global generator is told from one that does not; whatever it raises is one line."""
+    """One that draws from the global generator is told from one that does not; whatever it raises
+    is one line."""
     one = records_from_arrays("a", *TRAIN)
     assert call_user_function(lambda x, y, seed: torch.rand(1), "fit", one, 0)[1]
     assert not call_user_function(lambda x, y, seed: 1, "fit", one, 0)[1]
@@ -163,16 +232,20 @@ def test_a_training_function_is_watched() -> None:
 
 
 def test_label_queries_ask_of_noised_copies() -> None:
-    """A label that follows the sign of one coordinate: a record far from zero keeps it, one at zero is a coin."""
+    """A label that follows the sign of one coordinate: a record far from zero keeps it, one at zero
+    is a coin."""
     x = torch.tensor([[30.0, 0.0], [0.0, 0.0], [-30.0, 1.0], [0.01, -1.0]] * 30)
     y = (x[:, 0] > 0).long()
-    kept = noised_robustness(lambda v: (v[:, 0] > 0).long(), x, y, 8, torch.Generator().manual_seed(0))
+    kept = noised_robustness(
+        lambda v: (v[:, 0] > 0).long(), x, y, 8, torch.Generator().manual_seed(0)
+    )
     assert (kept[0::4] == 1).all() and (kept[2::4] == 1).all()
     assert ((kept[1::4] > 0.2) & (kept[1::4] < 0.8)).all()
 
 
 def test_only_members_are_called_exposed() -> None:
-    scores, member = torch.tensor([5.0, 9.0, 7.0, 1.0]), torch.tensor([True, False, True, True])
+    scores = torch.tensor([5.0, 9.0, 7.0, 1.0])
+    member = torch.tensor([True, False, True, True])
     assert most_exposed_rows(scores, member, torch.tensor([10, 11, 12, 13])) == [12, 10, 13]
 
 
@@ -182,7 +255,8 @@ def blurred(x: np.ndarray, seed: int) -> np.ndarray:
 
 
 def test_queries_are_the_record_and_copies_under_the_training_s_transform(tmp_path: Path) -> None:
-    """Each shadow model and the target are asked about the same copies; the first query is the record itself."""
+    """Each shadow model and the target are asked about the same copies; the first query is the
+    record itself."""
     asked: list[np.ndarray] = []
 
     class Listener(DecisionTreeClassifier):
@@ -193,17 +267,28 @@ def test_queries_are_the_record_and_copies_under_the_training_s_transform(tmp_pa
     def fit(x, y, seed):
         return Listener(random_state=seed).fit(x, y)
 
-    audit = dict(train=TRAIN, heldout=HELDOUT, fit=fit, shadows=4, records=40, transform=blurred, queries=5)
+    audit = dict(
+        train=TRAIN, heldout=HELDOUT, fit=fit, shadows=4, records=40, transform=blurred, queries=5
+    )
     found = audit_model(fit(*TRAIN, 0), **audit, out=tmp_path / "run")
     assert any("4 copies" in note for note in found.target.notes)  # type: ignore[union-attr]
     count = row(found, "lira").n
     assert count is not None
     lengths = [len(part) for part in asked]
-    each = [part for part in asked if len(part) > 5 * count and lengths.count(len(part)) == 5]  # the target and 4 others
+    each = [
+        part for part in asked if len(part) > 5 * count and lengths.count(len(part)) == 5
+    ]  # the target and 4 others
     assert len(each) == 5 and all(np.array_equal(part, each[0]) for part in each)
-    own, copies = each[0][:count], each[0][-4 * count :].reshape(4, count, -1)
+    own = each[0][:count]
+    copies = each[0][-4 * count :].reshape(4, count, -1)
     assert all(0.5 < np.abs(copy - own).mean() < 1.2 for copy in copies)  # mean of |N(0, 1)| is .8
     with pytest.raises(ValueError, match=r"target.transform: gives \(1,"):
-        audit_model(fit(*TRAIN, 0), **{**audit, "transform": lambda x, seed: x[:1]}, out=tmp_path / "short")
+        audit_model(
+            fit(*TRAIN, 0), **{**audit, "transform": lambda x, seed: x[:1]}, out=tmp_path / "short"
+        )
     with pytest.raises(ValueError, match=r"target.transform: failed on .* KeyError"):
-        audit_model(fit(*TRAIN, 0), **{**audit, "transform": lambda x, seed: {}["a"]}, out=tmp_path / "failing")
+        audit_model(
+            fit(*TRAIN, 0),
+            **{**audit, "transform": lambda x, seed: {}["a"]},
+            out=tmp_path / "failing",
+        )

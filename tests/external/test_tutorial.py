@@ -20,9 +20,18 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     monkeypatch.chdir(tmp_path)
     made: list[tuple[ExternalAudit, Path]] = []
-    monkeypatch.setattr(runner, "write_audit_folder", lambda run, path, command: made.append((run, path)))
+    monkeypatch.setattr(
+        runner, "write_audit_folder", lambda run, path, command: made.append((run, path))
+    )
     names: dict[str, Any] = {}
-    exec(compile(code.replace("shadows=16", "shadows=4").replace("(30,", "(10,"), "example", "exec"), names)
+    exec(
+        compile(code.replace("shadows=16", "shadows=4").replace("(30,", "(10,"), "example", "exec"),
+        names,
+    )
     ((run, path),) = made
     found = {one.finding.attack: one.finding.measures for one in run.judged}
-    assert path == Path("runs/forest") and found["rmia"]["auc"] > 0.7 and found["loss_threshold"]["auc"] > 0.6
+    assert (
+        path == Path("runs/forest")
+        and found["rmia"]["auc"] > 0.7
+        and found["loss_threshold"]["auc"] > 0.6
+    )

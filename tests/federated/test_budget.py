@@ -13,9 +13,18 @@ from privdd.federated.budget import BudgetExceeded, projected_epsilon
 from privdd.federated.simulation import run_round, start_training
 
 TINY = [
-    "preset=smoke", "data=digits", "data.limit=120", "data.test_limit=20", "partition=iid", "partition.clients=3",
-    "algo=fedavg", "privacy=client", "algo.rounds=3", "algo.local_epochs=1", "engine=serial",
-]  # fmt: skip
+    "preset=smoke",
+    "data=digits",
+    "data.limit=120",
+    "data.test_limit=20",
+    "partition=iid",
+    "partition.clients=3",
+    "algo=fedavg",
+    "privacy=client",
+    "algo.rounds=3",
+    "algo.local_epochs=1",
+    "engine=serial",
+]
 
 
 def test_the_projection_is_what_the_ledger_says_afterwards() -> None:
@@ -32,7 +41,9 @@ def test_the_round_that_costs_too_much_is_refused_and_the_others_are_kept(tmp_pa
     experiment = build_experiment(compose_config("train", TINY))
     costs = [projected_epsilon(experiment.plan, experiment.new_ledger(), 0)]
     between = 1.1 * costs[0]  # above one round, below two
-    with pytest.raises(BudgetExceeded, match=r"privacy.budget=.*: round 2 of 3 is refused: .*; 1 rounds ran"):
+    with pytest.raises(
+        BudgetExceeded, match=r"privacy.budget=.*: round 2 of 3 is refused: .*; 1 rounds ran"
+    ):
         train(*TINY, f"privacy.budget={between}", out=tmp_path / "run")
     assert not (tmp_path / "run" / "training.json").exists()
     with pytest.raises(BudgetExceeded, match="round 1 of 3 is refused"):

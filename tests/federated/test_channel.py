@@ -15,7 +15,11 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Problem, Records, State, Tensors
-from privdd.distillation.private_matching import release_class_counts, release_embeddings, release_gradients
+from privdd.distillation.private_matching import (
+    release_class_counts,
+    release_embeddings,
+    release_gradients,
+)
 from privdd.federated.channel import (
     Channel,
     ClientContext,
@@ -43,20 +47,24 @@ def context(**more) -> ClientContext:
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_ledger_rows_equal_what_the_server_received(algo):
-    """Over a whole federation: same names in the same order, digests of the received tensors, their shapes."""
+    """Over a whole federation: same names in the same order, digests of the received tensors, their
+    shapes."""
     progress, received, _ = trained(algo)
     rows = [r for r in progress.ledger.releases if r.client >= 0 and r.visible_to != ("analyst",)]
     sent = [(r.round, r.client, name, value) for r in received for name, value in r.values.items()]
     assert [(r.round, r.client, r.name) for r in rows] == [item[:3] for item in sent]
     assert [r.digest for r in rows] == [digest_tensors(value) for *_, value in sent]
-    assert [dict(r.shape) for r in rows] == [{k: tuple(t.shape) for k, t in value.items()} for *_, value in sent]
+    assert [dict(r.shape) for r in rows] == [
+        {k: tuple(t.shape) for k, t in value.items()} for *_, value in sent
+    ]
     assert {str(tiny(algo).plan.method.uploads[r.name]) for r in rows} == {r.surface for r in rows}
     assert len(sent) >= 3 * min(2, tiny(algo).plan.method.rounds)  # some release once
 
 
 @pytest.mark.parametrize("algo", ALGOS)
 def test_rows_of_profiles_name_what_protects_them(algo):
-    """Only a mechanism, what follows from one, or a written reason makes a row other than non-private."""
+    """Only a mechanism, what follows from one, or a written reason makes a row other than
+    non-private."""
     for row in trained(algo)[0].ledger.releases:
         if row.client < 0:
             continue
@@ -82,7 +90,9 @@ def test_received_tensors_are_sealed(private):
     """The server's copies share no memory and no graph with the client's."""
     mine = torch.ones(3, requires_grad=True)
     view = torch.arange(6.0).reshape(2, 3).T
-    received, _ = Channel(UPLOADS).send({"update": Artifact({"w": mine, "v": view}, private=private)}, context())
+    received, _ = Channel(UPLOADS).send(
+        {"update": Artifact({"w": mine, "v": view}, private=private)}, context()
+    )
     theirs = received.values["update"]
     assert not theirs["w"].requires_grad and theirs["v"].is_contiguous()
     theirs["w"].mul_(7)
@@ -100,7 +110,9 @@ def test_mechanism_output_is_sealed_too():
         buffer = torch.zeros(2)
 
         def __call__(self, value, noise):
-            return Output({"w": self.buffer}, dpa.GaussianDpEvent(1.0), sensitivity=1.0, noise_std=1.0)
+            return Output(
+                {"w": self.buffer}, dpa.GaussianDpEvent(1.0), sensitivity=1.0, noise_std=1.0
+            )
 
     channel = Channel(UPLOADS, {"update": Keeps()})
     received, _ = channel.send({"update": Artifact({"w": torch.ones(2)})}, context())
@@ -114,7 +126,9 @@ def test_a_mechanism_on_a_name_replaces_the_value_and_earns_the_row():
     value = {"w": torch.full((4, 3), 100.0)}
     received, rows = channel.send({"update": Artifact(value, private=True)}, context())
     assert not torch.equal(received.values["update"]["w"], value["w"].sum(0))
-    assert rows[0].event == dpa.GaussianDpEvent(2.0) and rows[0].digest == digest_tensors(received.values["update"])
+    assert rows[0].event == dpa.GaussianDpEvent(2.0) and rows[0].digest == digest_tensors(
+        received.values["update"]
+    )
     expected = mechanism(value, context().noise).value
     assert torch.equal(received.values["update"]["w"], expected["w"])
 
@@ -134,24 +148,42 @@ def test_false_flag_makes_the_release_non_private(flag):
 
 
 def test_unprotected_is_infinite_public_and_private_are_free():
-    names = {"private": {"private": True}, "public": {"public": "labels under zero-out"}, "plain": {}}
+    names = {
+        "private": {"private": True},
+        "public": {"public": "labels under zero-out"},
+        "plain": {},
+    }
     channel = Channel({name: Surface.LABELS for name in names})
     upload = {name: Artifact({"y": torch.ones(1)}, **kind) for name, kind in names.items()}
     _, rows = channel.send(upload, context())
     kinds = {row.name: type(row.event) for row in rows}
-    assert kinds == {"private": dpa.NoOpDpEvent, "public": dpa.NoOpDpEvent, "plain": dpa.NonPrivateDpEvent}
+    assert kinds == {
+        "private": dpa.NoOpDpEvent,
+        "public": dpa.NoOpDpEvent,
+        "plain": dpa.NonPrivateDpEvent,
+    }
     with pytest.raises(ValueError, match="not both"):
         Artifact({}, private=True, public="why")
 
 
 def test_repeated_rows_merge_with_the_right_count():
-    """Interleaved queries and cells: each kind once, with its own count; the events tell the whole story."""
+    """Interleaved queries and cells: each kind once, with its own count; the events tell the whole
+    story."""
     mechanisms = {"a": ClippedSum(1.0, 1.0), "b": ClippedSum(3.0, 1.0)}
     ctx = context(mechanisms=mechanisms, queries={"a": Surface.GRADIENT, "b": Surface.PROTOTYPES})
-    for name, cell in [("a", None), ("b", "label:0"), ("a", None), ("b", "label:1"), ("b", "label:0"), ("a", None)]:
+    for name, cell in [
+        ("a", None),
+        ("b", "label:0"),
+        ("a", None),
+        ("b", "label:1"),
+        ("b", "label:0"),
+        ("a", None),
+    ]:
         ctx.mechanism(name, {"g": torch.ones(2, 3)}, partition=cell)
     counts = {(row.name, row.partition): row.count for row in ctx.rows}
-    assert counts == {("a", None): 3, ("b", "label:0"): 2, ("b", "label:1"): 1} and len(ctx.rows) == 3
+    assert (
+        counts == {("a", None): 3, ("b", "label:0"): 2, ("b", "label:1"): 1} and len(ctx.rows) == 3
+    )
     last = {(r.name, r.partition): r.digest for r in ctx.rows}[("a", None)]
     assert last == digest_tensors(ctx.outputs[-1])
     _, rows = Channel(UPLOADS).send({"update": Artifact({"w": torch.ones(1)}, private=True)}, ctx)
@@ -171,14 +203,17 @@ def test_rows_of_different_flags_do_not_merge():
     ctx = context(mechanisms={"a": Sometimes()}, queries={"a": Surface.GRADIENT})
     for count in (2, 0, 2):
         ctx.mechanism("a", {"g": torch.ones(count, 1)})
-    assert [(row.count, type(row.event)) for row in ctx.rows] == [(2, dpa.GaussianDpEvent), (1, dpa.NonPrivateDpEvent)]
+    assert [(row.count, type(row.event)) for row in ctx.rows] == [
+        (2, dpa.GaussianDpEvent),
+        (1, dpa.NonPrivateDpEvent),
+    ]
 
 
 HALF = {"g": ClippedSum(1.0, 1.0, 0.5)}
 
 
 def release(ctx: ClientContext, *steps: str | None) -> None:
-    """"sample", or the cell to release (None = all records)."""
+    """ "sample", or the cell to release (None = all records)."""
     for step in steps:
         if step == "sample":
             ctx.sample("g", 4)
@@ -202,7 +237,9 @@ def test_a_subsampled_release_without_a_sample_of_its_own_is_refused(steps, why)
     ctx = context(mechanisms=HALF, queries={"g": Surface.GRADIENT})
     with pytest.raises(ValueError, match=rf"'g'.*0\.5.*{why}.*ctx\.sample"):
         release(ctx, *steps)
-    assert len(ctx.rows) == len({s for s in steps[:-1] if s != "sample"})  # what was refused has no row
+    assert len(ctx.rows) == len(
+        {s for s in steps[:-1] if s != "sample"}
+    )  # what was refused has no row
 
 
 def test_one_sample_serves_each_cell_once():
@@ -214,20 +251,25 @@ def test_one_sample_serves_each_cell_once():
     assert sum(row.count for row in every.rows) == 3
 
 
-# ``ClientContext.sample``, the sampler that amplification is claimed for: Poisson, at the mechanism's own rate.
+# ``ClientContext.sample``, the sampler that amplification is claimed for: Poisson, at the
+# mechanism's own rate.
 #
-# Every test statistic is judged at a false-alarm rate of about 1e-6 with seeds that do not change; the same checks
-# must refuse two thirds and three halves of the rate, everybody, and samples that are not independent.
+# Every test statistic is judged at a false-alarm rate of about 1e-6 with seeds that do not change;
+# the same checks must refuse two thirds and three halves of the rate, everybody, and samples that
+# are not independent.
 
 
-STEPS, COUNT, ALARM = 400, 50, 1e-6
+STEPS = 400
+COUNT = 50
+ALARM = 1e-6
 RATES = [0.05, 0.25, 0.6]
 CERTAIN = 1e-12  # a wrong rate must be this clear
 
 
 @dataclass(frozen=True)
 class Recording(ClippedSum):
-    """A clipped sum that notes what it is given: records are told apart by which of their numbers is not zero."""
+    """A clipped sum that notes what it is given: records are told apart by which of their numbers
+    is not zero."""
 
     seen: list[Tensor] = field(default_factory=list)
 
@@ -245,15 +287,23 @@ def taking_part(mechanism: Recording) -> Tensor:
     return torch.stack(totals).bool()
 
 
-def context_sampler(name: str, mechanism: ClippedSum, *, round: int = 0, client: int = 0, source: str = "seed") -> ClientContext:
+def context_sampler(
+    name: str, mechanism: ClippedSum, *, round: int = 0, client: int = 0, source: str = "seed"
+) -> ClientContext:
     keys = Keys(11).fold("round", round, "client", client)
     problem = Problem((1, 1, COUNT), 2, clients=3)
-    return ClientContext(round, client, keys, problem, {name: mechanism}, {name: Surface.GRADIENT}, source)
+    return ClientContext(
+        round, client, keys, problem, {name: mechanism}, {name: Surface.GRADIENT}, source
+    )
 
 
-def drawn(q: float, *, round: int = 0, client: int = 0, steps: int = STEPS, source: str = "seed") -> Tensor:
+def drawn(
+    q: float, *, round: int = 0, client: int = 0, steps: int = STEPS, source: str = "seed"
+) -> Tensor:
     """(steps, COUNT) bool of the sampler itself."""
-    ctx = context_sampler("dpsgd", ClippedSum(1.0, 1.0, q), round=round, client=client, source=source)
+    ctx = context_sampler(
+        "dpsgd", ClippedSum(1.0, 1.0, q), round=round, client=client, source=source
+    )
     return torch.stack([ctx.sample("dpsgd", COUNT) for _ in range(steps)])
 
 
@@ -263,16 +313,19 @@ def rate_is(taken: Tensor, q: float, alarm: float = ALARM) -> bool:
 
 
 def spread_is(totals: Tensor, trials: int, q: float) -> bool:
-    """Totals of ``trials`` coins each vary as binomial ones do: neither more (shared coins) nor less (fixed sizes)."""
+    """Totals of ``trials`` coins each vary as binomial ones do: neither more (shared coins) nor
+    less (fixed sizes)."""
     scaled = ((totals.double() - trials * q).square() / (trials * q * (1 - q))).sum().item()
     below = chi2.cdf(scaled, len(totals))
     return min(below, 1 - below) > ALARM / 2
 
 
 def poisson(taken: Tensor, q: float) -> bool:
-    """The rate, and independence: of neighbours in both directions, of a step's records, of a record's steps."""
+    """The rate, and independence: of neighbours in both directions, of a step's records, of a
+    record's steps."""
     steps, count = taken.shape
-    records_together, steps_together = taken[:, ::2] & taken[:, 1::2], taken[::2] & taken[1::2]
+    records_together = taken[:, ::2] & taken[:, 1::2]
+    steps_together = taken[::2] & taken[1::2]
     return (
         rate_is(taken, q)
         and rate_is(records_together, q * q)
@@ -288,7 +341,9 @@ def refuses_other_rates(taken: Tensor, q: float) -> bool:
 
 @pytest.mark.parametrize("q", RATES)
 @pytest.mark.parametrize("source", ["seed", "os"])
-def test_sample_is_poisson_at_the_mechanisms_rate(q: float, source: str, system_bytes: None) -> None:
+def test_sample_is_poisson_at_the_mechanisms_rate(
+    q: float, source: str, system_bytes: None
+) -> None:
     """20,000 coins."""
     taken = drawn(q, source=source)
     assert poisson(taken, q) and refuses_other_rates(taken, q)
@@ -308,7 +363,8 @@ def wrong_samplers(q: float) -> dict[str, Tensor]:
         "one coin for all records": coins[:, :1].expand(STEPS, COUNT),
         "pairs of records share a coin": coins[:, : COUNT // 2].repeat_interleave(2, 1),
         "a fixed number of records": torch.rand(STEPS, COUNT, generator=g).argsort(1) < size,
-        "every record equally often": torch.rand(STEPS, COUNT, generator=g).argsort(0) < round(q * STEPS),
+        "every record equally often": torch.rand(STEPS, COUNT, generator=g).argsort(0)
+        < round(q * STEPS),
     }
 
 
@@ -322,17 +378,17 @@ def test_the_check_itself_refuses_every_wrong_sampler(q: float) -> None:
 def test_sample_is_independent_of_other_rounds_and_clients(round: int, client: int) -> None:
     """Step s of one and step s of the other: a record is in both with probability q squared."""
     q = 0.3
-    first, second = drawn(q), drawn(q, round=round, client=client)
+    first = drawn(q)
+    second = drawn(q, round=round, client=client)
     assert poisson(second, q) and not torch.equal(first, second)
     assert rate_is(first & second, q * q) and rate_is(first ^ second, 2 * q * (1 - q))
 
 
 def test_sample_of_probability_one_is_everybody_and_draws_nothing() -> None:
-    ctx, other = context_sampler("dpsgd", ClippedSum(1.0, 1.0)), context_sampler("dpsgd", ClippedSum(1.0, 1.0))
+    ctx = context_sampler("dpsgd", ClippedSum(1.0, 1.0))
+    other = context_sampler("dpsgd", ClippedSum(1.0, 1.0))
     assert ctx.sample("dpsgd", COUNT).all() and ctx.sample("dpsgd", 0).shape == (0,)
     assert torch.equal(ctx.noise.normal((3,)), other.noise.normal((3,)))
-
-
 
 
 def one_hot(label: Tensor | None = None) -> Records:
@@ -361,8 +417,16 @@ def by_dp_local_sgd(mechanism: Recording) -> None:
     ctx = context_sampler("dpsgd", mechanism)
     start = dict(model.named_parameters())
     dp_local_sgd(
-        model, start, one_hot(), lr=0.0, momentum=0.0, weight_decay=0.0, steps=STEPS, ctx=ctx, loss=loss
-    )  # fmt: skip
+        model,
+        start,
+        one_hot(),
+        lr=0.0,
+        momentum=0.0,
+        weight_decay=0.0,
+        steps=STEPS,
+        ctx=ctx,
+        loss=loss,
+    )
 
 
 def by_noisy_embeddings(mechanism: Recording) -> None:
@@ -373,7 +437,9 @@ def by_noisy_embeddings(mechanism: Recording) -> None:
 def by_release_gradients(mechanism: Recording) -> None:
     ctx = context_sampler("synthetic_gradient", mechanism)
     for _ in range(STEPS):
-        release_gradients(torch.zeros(1, 1, 1, 1, COUNT), lambda x: x.flatten(1), one_hot(), [0], ctx, chunk=64)
+        release_gradients(
+            torch.zeros(1, 1, 1, 1, COUNT), lambda x: x.flatten(1), one_hot(), [0], ctx, chunk=64
+        )
 
 
 def by_class_counts(mechanism: Recording) -> None:
@@ -382,7 +448,12 @@ def by_class_counts(mechanism: Recording) -> None:
         release_class_counts(one_hot(torch.arange(COUNT)), range(COUNT), ctx)
 
 
-ROADS: list[Callable[[Recording], None]] = [by_dp_local_sgd, by_noisy_embeddings, by_release_gradients, by_class_counts]
+ROADS: list[Callable[[Recording], None]] = [
+    by_dp_local_sgd,
+    by_noisy_embeddings,
+    by_release_gradients,
+    by_class_counts,
+]
 
 
 @pytest.mark.parametrize("q", [0.15, 0.5])
@@ -390,7 +461,8 @@ ROADS: list[Callable[[Recording], None]] = [by_dp_local_sgd, by_noisy_embeddings
 def test_what_is_released_is_a_poisson_sample_drawn_anew_for_every_release(
     road: Callable[[Recording], None], q: float
 ) -> None:
-    """Who takes part in each application of the mechanism, read off the contributions that it was given."""
+    """Who takes part in each application of the mechanism, read off the contributions that it was
+    given."""
     mechanism = Recording(1.0, 10.0, q)
     road(mechanism)
     taken = taking_part(mechanism)
@@ -408,16 +480,20 @@ def test_at_probability_one_everybody_takes_part(road: Callable[[Recording], Non
 def test_a_sampler_that_is_switched_off_does_not_pass(
     road: Callable[[Recording], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fault that these tests exist for: everybody takes part while the ledger counts on a rate of 0.5."""
+    """The fault that these tests exist for: everybody takes part while the ledger counts on a rate
+    of 0.5."""
     drawn = ClientContext.sample
-    monkeypatch.setattr(ClientContext, "sample", lambda self, name, count: drawn(self, name, count) | True)
+    monkeypatch.setattr(
+        ClientContext, "sample", lambda self, name, count: drawn(self, name, count) | True
+    )
     mechanism = Recording(1.0, 10.0, 0.5)
     road(mechanism)
     assert not poisson(taking_part(mechanism), 0.5)
 
 
 def test_classes_are_sampled_each_by_themselves() -> None:
-    """Of two classes, a release of one holds none of the other; each map has one sample of all records."""
+    """Of two classes, a release of one holds none of the other; each map has one sample of all
+    records."""
     labels = torch.arange(COUNT) % 2
     for road in ("embedding", "synthetic_gradient"):
         mechanism = Recording(1.0, 10.0, 0.5)
@@ -427,16 +503,23 @@ def test_classes_are_sampled_each_by_themselves() -> None:
                 release_embeddings([lambda x: x.flatten(1)], one_hot(labels), [0, 1], ctx)
             else:
                 release_gradients(
-                    torch.zeros(2, 1, 1, 1, COUNT), lambda x: x.flatten(1), one_hot(labels), [0, 1], ctx, chunk=64
-                )  # fmt: skip
+                    torch.zeros(2, 1, 1, 1, COUNT),
+                    lambda x: x.flatten(1),
+                    one_hot(labels),
+                    [0, 1],
+                    ctx,
+                    chunk=64,
+                )
         taken = taking_part(mechanism)
-        first, second = taken[::2], taken[1::2]
+        first = taken[::2]
+        second = taken[1::2]
         assert not first[:, labels == 1].any() and not second[:, labels == 0].any()
         assert poisson(first | second, 0.5)
 
 
 def test_noised_class_counts_estimate_all_records_of_the_class() -> None:
-    """The mean of 400 noised counts at q = 0.5, divided by q: 40 and 10 within five standard errors."""
+    """The mean of 400 noised counts at q = 0.5, divided by q: 40 and 10 within five standard
+    errors."""
     labels = torch.cat([torch.zeros(40), torch.ones(10)]).long()
     ctx = context_sampler("class_counts", ClippedSum(0.5, 1.0, 0.5))
     counts = torch.stack([release_class_counts(one_hot(labels), [0, 1], ctx) for _ in range(STEPS)])
@@ -444,10 +527,14 @@ def test_noised_class_counts_estimate_all_records_of_the_class() -> None:
     assert ((counts.mean(0) - torch.tensor([40.0, 10.0])).abs() < 5 * error).all()
 
 
-@pytest.mark.parametrize(("epochs", "q", "steps"), [(3, 0.1, 30), (0.2, 0.1, 2), (0.01, 0.1, 1), (2, 1.0, 2), (1, 0.4, 2)])
+@pytest.mark.parametrize(
+    ("epochs", "q", "steps"),
+    [(3, 0.1, 30), (0.2, 0.1, 2), (0.01, 0.1, 1), (2, 1.0, 2), (1, 0.4, 2)],
+)
 def test_local_epochs_become_steps_of_expected_passes(epochs: float, q: float, steps: int) -> None:
     """epochs / q, rounded, at least one; in these steps the mechanism is applied so often."""
-    model, data = nn.Sequential(nn.Flatten(), nn.Linear(COUNT, 2)), one_hot()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(COUNT, 2))
+    data = one_hot()
 
     @dataclass(frozen=True)
     class Counting(ClippedSum):
@@ -465,8 +552,10 @@ def test_local_epochs_become_steps_of_expected_passes(epochs: float, q: float, s
 
 
 def test_a_transcript_answers_only_the_query_that_was_recorded_there():
-    """A client that takes a step more asks another query where the next one was recorded: no tensors of that one reach it."""
-    recorded, asked = [{"a": torch.zeros(2)}, {"b": torch.ones(3)}], {"a": torch.ones(2)}
+    """A client that takes a step more asks another query where the next one was recorded: no
+    tensors of that one reach it."""
+    recorded = [{"a": torch.zeros(2)}, {"b": torch.ones(3)}]
+    asked = {"a": torch.ones(2)}
     assert find_answer(recorded, 0, "steps", asked) is recorded[0]
     with pytest.raises(TranscriptEnded, match=r"'steps': release 2 was of \['b'\], not of \['a'\]"):
         find_answer(recorded, 1, "steps", asked)

@@ -1,4 +1,5 @@
-"""The contract of methods, mechanisms and attacks: what is declared is known, what is not is refused by name."""
+"""The contract of methods, mechanisms and attacks: what is declared is known, what is not is
+refused by name."""
 
 from __future__ import annotations
 
@@ -45,23 +46,36 @@ class Least(Method):
 
 def test_what_must_be_defined_is_enough() -> None:
     method = Least()
-    assert method.broadcast({"n/n": torch.ones(2), "other": torch.ones(1)}) == {"n": {"n": pytest.approx(torch.ones(2))}}
-    assert method.queries == {} and method.spends(0, {}) is None and method.client_private() is method
+    assert method.broadcast({"n/n": torch.ones(2), "other": torch.ones(1)}) == {
+        "n": {"n": pytest.approx(torch.ones(2))}
+    }
+    assert (
+        method.queries == {} and method.spends(0, {}) is None and method.client_private() is method
+    )
     hooks = method.audit_hooks
-    assert hooks.claims(None, []) == [] and hooks.classifier(None) is None and hooks.maps({}, {}, None) == {}  # type: ignore[arg-type]
+    assert (
+        hooks.claims(None, []) == []
+        and hooks.classifier(None) is None
+        and hooks.maps({}, {}, None) == {}
+    )  # type: ignore[arg-type]
     assert hooks.accuracy_kind == "global" and hooks.local_batched({}, [], [], []) is None
     assert not hooks.remembers(3, {}) and hooks.remembers(3, {"x": torch.ones(1)})
-    assert hooks.with_images_per_class(2) is method and hooks.recall({}, {"k": torch.ones(1)}, None, CONTEXT) == {"k": torch.ones(1)}  # type: ignore[arg-type]
+    assert hooks.with_images_per_class(2) is method and hooks.recall(
+        {}, {"k": torch.ones(1)}, None, CONTEXT
+    ) == {"k": torch.ones(1)}  # type: ignore[arg-type]
 
 
 def test_a_method_has_at_most_sixteen_hooks_and_audits_know_the_rest() -> None:
-    assert len(declared_hooks(Method)) <= 16 and not declared_hooks(Method) & declared_hooks(AuditHooks)
+    assert len(declared_hooks(Method)) <= 16 and not declared_hooks(Method) & declared_hooks(
+        AuditHooks
+    )
     method = tiny("fedavg").plan.method
     assert method.audit_hooks is method
 
 
 def test_hooks_by_their_names_alone_or_in_an_object_of_their_own_are_heard() -> None:
-    """Methods of earlier versions define hooks of audits on themselves; a new one may keep them apart."""
+    """Methods of earlier versions define hooks of audits on themselves; a new one may keep them
+    apart."""
 
     class Earlier(Least):
         shares_work: ClassVar = True
@@ -82,9 +96,19 @@ def test_hooks_by_their_names_alone_or_in_an_object_of_their_own_are_heard() -> 
             return Apart()
 
     hooks = Earlier().audit_hooks
-    assert hooks.phase(2) == hooks.workload(2) == "part 2" and hooks.shares_work and hooks.grants(Surface.COUNTS) == ""
-    assert overrides_hook(Earlier(), "phase") and not overrides_hook(Earlier(), "grants") and overrides_hook(Beside(), "grants")
-    assert Beside().audit_hooks.grants(Surface.COUNTS) == "all" and set(Beside().audit_hooks.recall({}, {}, None, CONTEXT)) == {"kept"}  # type: ignore[arg-type]
+    assert (
+        hooks.phase(2) == hooks.workload(2) == "part 2"
+        and hooks.shares_work
+        and hooks.grants(Surface.COUNTS) == ""
+    )
+    assert (
+        overrides_hook(Earlier(), "phase")
+        and not overrides_hook(Earlier(), "grants")
+        and overrides_hook(Beside(), "grants")
+    )
+    assert Beside().audit_hooks.grants(Surface.COUNTS) == "all" and set(
+        Beside().audit_hooks.recall({}, {}, None, CONTEXT)
+    ) == {"kept"}  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Odd\.grant: no hook of an audit; did you mean grants"):
         type("Odd", (AuditHooks,), {"grant": lambda self: ""})
 
@@ -106,7 +130,10 @@ def test_a_method_says_what_it_sends_and_for_how_long(name: str) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"clasifier": lambda self, problem: None}, "Odd.clasifier: no hook of a method; did you mean classifier?"),
+        (
+            {"clasifier": lambda self, problem: None},
+            "Odd.clasifier: no hook of a method; did you mean classifier?",
+        ),
         ({"model_states": lambda self: None}, "did you mean model_state?"),
         ({"remember": lambda self, round: True}, "did you mean remembers?"),
         ({"local_worlds": lambda self: None}, "Odd.local_worlds: no hook"),
@@ -118,7 +145,9 @@ def test_a_method_says_what_it_sends_and_for_how_long(name: str) -> None:
 )
 def test_a_name_that_is_no_hook_is_refused(body: dict[str, Any], said: str) -> None:
     for base in (Least, FedAvg):
-        with pytest.raises(TypeError, match=re.escape(said) if base is Least or "known" not in said else "no hook"):
+        with pytest.raises(
+            TypeError, match=re.escape(said) if base is Least or "known" not in said else "no hook"
+        ):
             type("Odd", (base,), {**body, "__qualname__": "Odd"})
 
 
@@ -144,7 +173,9 @@ def test_settings_private_names_and_a_familys_own_hooks_are_free() -> None:
 
 
 def test_defines_tells_a_hook_from_its_default() -> None:
-    assert overrides_hook(tiny("fedavg").plan.method, "classifier") and not overrides_hook(Least(), "classifier")
+    assert overrides_hook(tiny("fedavg").plan.method, "classifier") and not overrides_hook(
+        Least(), "classifier"
+    )
 
 
 @pytest.mark.parametrize("algo", ALGOS)
@@ -167,9 +198,15 @@ class Plain(Mechanism):
 def test_a_mechanisms_defaults_are_declared() -> None:
     one = Plain()
     assert one.sampling_probability == 1.0 and one.per_record and one.public_constants(9) == {}
-    assert not AggregateClip(1.0, 1.0).per_record and ClippedSum(1.0, 1.0, sampling_probability=0.25).sampling_probability == 0.25
+    assert (
+        not AggregateClip(1.0, 1.0).per_record
+        and ClippedSum(1.0, 1.0, sampling_probability=0.25).sampling_probability == 0.25
+    )
     for mechanism in (one, AggregateClip(1.0, 1.0)):
-        with pytest.raises(ValueError, match=f"privacy.epsilon: {type(mechanism).__name__} .* set privacy.noise_multiplier"):
+        with pytest.raises(
+            ValueError,
+            match=f"privacy.epsilon: {type(mechanism).__name__} .* set privacy.noise_multiplier",
+        ):
             _ = mechanism.event
     assert epsilon(ClientLevel(2.0, 1.0).event, 1e-5) > 0
 
@@ -192,13 +229,24 @@ def test_an_attacks_names_are_checked_too() -> None:
     with pytest.raises(TypeError, match="least_world: no hook of an attack"):
         type("Odd", (Attack,), {"least_world": 3})
     with pytest.raises(TypeError, match="abstract"):
-        type("Half", (Attack,), {"name": "half", "family": Family.LABEL, "surfaces": frozenset(), "adversaries": frozenset()})()
+        type(
+            "Half",
+            (Attack,),
+            {
+                "name": "half",
+                "family": Family.LABEL,
+                "surfaces": frozenset(),
+                "adversaries": frozenset(),
+            },
+        )()
 
 
 def test_hooks_are_the_public_names_of_the_role() -> None:
     assert {"uploads", "rounds", "local", "queries"} <= declared_hooks(Method)
     assert {"classifier", "local_batched"} <= declared_hooks(AuditHooks)
-    assert not any(name.startswith("_") for name in declared_hooks(Method) | declared_hooks(AuditHooks))
+    assert not any(
+        name.startswith("_") for name in declared_hooks(Method) | declared_hooks(AuditHooks)
+    )
     with pytest.raises(TypeError, match=r"Thing\.hat: no hook of a thing; did you mean hats\?"):
         check_hook_names(type("Thing", (), {"hat": 1}), "a thing", {"hats"})
 
@@ -212,5 +260,7 @@ def test_default_hooks_call_local() -> None:
             return super().local(broadcast, {"kept": torch.ones(1)}, shard, ctx)
 
     hooks = Counting().audit_hooks
-    assert set(hooks.recall({}, {}, None, CONTEXT)) == {"kept"} and set(hooks.released({}, None, CONTEXT)) == {"n"}  # type: ignore[arg-type]
+    assert set(hooks.recall({}, {}, None, CONTEXT)) == {"kept"} and set(
+        hooks.released({}, None, CONTEXT)
+    ) == {"n"}  # type: ignore[arg-type]
     assert calls == ["local", "local"]

@@ -37,13 +37,19 @@ def test_the_law_is_that_of_the_event() -> None:
 
 
 def test_residuals_are_what_was_added_over_the_stated_scale() -> None:
-    output = Output({"a": torch.tensor([3.0, -1.0])}, GAUSSIAN, noise_std=2.0, exact={"a": torch.tensor([1.0, 0.0])})
+    output = Output(
+        {"a": torch.tensor([3.0, -1.0])},
+        GAUSSIAN,
+        noise_std=2.0,
+        exact={"a": torch.tensor([1.0, 0.0])},
+    )
     assert compute_residuals(ClippedSum(1.0, 1.0), output)["a"].tolist() == [[1.0, -0.5]]
 
 
 @pytest.mark.parametrize("law", ["gaussian", "laplace"])
 def test_each_copy_has_its_own_scale_and_laplace_becomes_normal(law: str) -> None:
-    """Two copies with noise 0.5 and 2: pooled, 20 000 residuals are standard normal (Kolmogorov, Smirnov)."""
+    """Two copies with noise 0.5 and 2: pooled, 20 000 residuals are standard normal (Kolmogorov,
+    Smirnov)."""
     mechanism = FeatureNoise(clip_norm=1.0, noise_std=[0.5, 2.0], copies=2, distribution=law)  # type: ignore[arg-type]
     output = mechanism({"x": torch.rand(1000, 1, 2, 5)}, noise())
     gaps = compute_residuals(mechanism, output)["x"]
@@ -53,9 +59,17 @@ def test_each_copy_has_its_own_scale_and_laplace_becomes_normal(law: str) -> Non
 
 SILENT = {
     "no clean value": (Output({"a": torch.zeros(2)}, GAUSSIAN, noise_std=1.0), "shows no value"),
-    "no noise stated": (Output({"a": torch.zeros(2)}, GAUSSIAN, exact={"a": torch.zeros(2)}), "scale"),
+    "no noise stated": (
+        Output({"a": torch.zeros(2)}, GAUSSIAN, exact={"a": torch.zeros(2)}),
+        "scale",
+    ),
     "an unknown law": (
-        Output({"a": torch.zeros(2)}, dpa.ComposedDpEvent([]), noise_std=1.0, exact={"a": torch.zeros(2)}),
+        Output(
+            {"a": torch.zeros(2)},
+            dpa.ComposedDpEvent([]),
+            noise_std=1.0,
+            exact={"a": torch.zeros(2)},
+        ),
         "no known law",
     ),
     "other numbers": (
@@ -63,7 +77,9 @@ SILENT = {
         "released of",
     ),
     "not finite": (
-        Output({"a": torch.full((2,), torch.nan)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}),
+        Output(
+            {"a": torch.full((2,), torch.nan)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}
+        ),
         "not finite",
     ),
 }
@@ -79,17 +95,33 @@ def test_what_cannot_be_known_says_so(why: str) -> None:
 
 def test_releases_that_promise_nothing_are_left_out() -> None:
     watch = RoundLog(0, 0, True)
-    broken = Output({"a": torch.zeros(2)}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(2)}, flags={"clipped": False})
+    broken = Output(
+        {"a": torch.zeros(2)},
+        GAUSSIAN,
+        noise_std=1.0,
+        exact={"a": torch.zeros(2)},
+        flags={"clipped": False},
+    )
     watch.on_release(ClippedSum(1.0, 1.0), "query", broken)
-    watch.on_release(ClippedSum(1.0, 1.0), "query", Output({"a": torch.zeros(2)}, dpa.NonPrivateDpEvent()))
+    watch.on_release(
+        ClippedSum(1.0, 1.0), "query", Output({"a": torch.zeros(2)}, dpa.NonPrivateDpEvent())
+    )
     assert watch.releases == []
 
 
 def test_squares_are_added_up_number_by_number_over_rows_and_releases() -> None:
-    """Rows with residuals (1, 2), (3, 4), (5, 6) twice: 2 (1 + 9 + 25) and 2 (4 + 16 + 36); one release is one row else."""
+    """Rows with residuals (1, 2), (3, 4), (5, 6) twice: 2 (1 + 9 + 25) and 2 (4 + 16 + 36); one
+    release is one row else."""
     value = torch.tensor([[2.0, 4.0], [6.0, 8.0], [10.0, 12.0]])
-    output = Output({"x": value}, GAUSSIAN, noise_std=2.0, exact={"x": torch.zeros(3, 2)}, flags={"relation:zero_out": True})
-    by_rows, whole = RoundLog(0, 0, True), RoundLog(0, 0, True)
+    output = Output(
+        {"x": value},
+        GAUSSIAN,
+        noise_std=2.0,
+        exact={"x": torch.zeros(3, 2)},
+        flags={"relation:zero_out": True},
+    )
+    by_rows = RoundLog(0, 0, True)
+    whole = RoundLog(0, 0, True)
     for _ in range(2):
         by_rows.on_release(ClippedSum(1.0, 1.0), "features", output)
         whole.on_release(ClippedSum(1.0, 1.0), "query", output, given={"x": torch.zeros(5, 3, 2)})
@@ -102,26 +134,46 @@ def test_squares_are_added_up_number_by_number_over_rows_and_releases() -> None:
 def test_memory_is_bounded_and_samples_of_clients_compare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_log, "ROUND_RESIDUALS", 10_000)
     monkeypatch.setattr(noise_log, "RUN_RESIDUALS", 300)
-    mechanism, record = ClippedSum(1.0, 1.0), NoiseLog(victim=0)
+    mechanism = ClippedSum(1.0, 1.0)
+    record = NoiseLog(victim=0)
     for client in (0, 1, 2):
         watch = RoundLog(0, client, client == 0)
         for _ in range(4):
-            watch.on_release(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()), None, {"a": torch.zeros(1, 1)})
+            watch.on_release(
+                mechanism,
+                "query",
+                mechanism({"a": torch.zeros(1, 20_000)}, noise()),
+                None,
+                {"a": torch.zeros(1, 1)},
+            )
         record.add_round(watch)
-    kept = {client: [len(r.sample) for r in record.rounds[0, client].releases] for client in (0, 1, 2)}
-    assert kept == {0: [4096] + [256] * 3, 1: [256] * 4, 2: [0] * 4}  # past half of ROUND; past RUN; past twice RUN
-    assert all(r.squares["a"][0] == 20_000 for watch in record.rounds.values() for r in watch.releases)
-    own, other = RoundLog(0, 0, True), RoundLog(0, 1, False)
+    kept = {
+        client: [len(r.sample) for r in record.rounds[0, client].releases] for client in (0, 1, 2)
+    }
+    assert kept == {
+        0: [4096] + [256] * 3,
+        1: [256] * 4,
+        2: [0] * 4,
+    }  # past half of ROUND; past RUN; past twice RUN
+    assert all(
+        r.squares["a"][0] == 20_000 for watch in record.rounds.values() for r in watch.releases
+    )
+    own = RoundLog(0, 0, True)
+    other = RoundLog(0, 1, False)
     for watch in (own, other):
         watch.on_release(mechanism, "query", mechanism({"a": torch.zeros(1, 20_000)}, noise()))
-    assert len(own.releases[0].sample) == 4096 and torch.equal(own.releases[0].sample, other.releases[0].sample)
+    assert len(own.releases[0].sample) == 4096 and torch.equal(
+        own.releases[0].sample, other.releases[0].sample
+    )
 
 
 def test_sizes_of_all_residuals_are_counted() -> None:
     gaps = torch.tensor([0.0, 2.0**-11, -(2.0**-8), 0.03, -1.0, 2.6, -3.2, 7.0])
     near, far = count_magnitudes(gaps)
     assert near == (1, 2, 3, 4) and far == (3, 2, 1, 1, 1, 1)
-    output = Output({"a": gaps}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(8)}, lattice=2.0**-16)
+    output = Output(
+        {"a": gaps}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(8)}, lattice=2.0**-16
+    )
     watch = RoundLog(0, 1, False)
     watch.on_release(ClippedSum(1.0, 1.0), "query", output)
     (noted,) = watch.releases
@@ -129,22 +181,30 @@ def test_sizes_of_all_residuals_are_counted() -> None:
 
 
 def test_equal_sizes_of_large_releases_are_all_chosen_or_none() -> None:
-    """Of 20 000 numbers and their negatives, elsewhere in another release: the same 4096 of each, but for chance."""
+    """Of 20 000 numbers and their negatives, elsewhere in another release: the same 4096 of each,
+    but for chance."""
     gaps = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
     watch = RoundLog(0, 1, False)
     for values in (gaps, -gaps.flip(0)):
-        watch.on_release(ClippedSum(1.0, 1.0), "query", Output({"a": values}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(20_000)}))
+        watch.on_release(
+            ClippedSum(1.0, 1.0),
+            "query",
+            Output({"a": values}, GAUSSIAN, noise_std=1.0, exact={"a": torch.zeros(20_000)}),
+        )
     one, other = (release.marked.sort().values for release in watch.releases)
     assert torch.equal(one, other) and abs(len(one) - 4096) < 5 * 4096**0.5
     assert watch.releases[0].share == 4096 / 20_000
 
 
 def test_the_grid_of_residuals_is_that_of_the_coarsest_reason() -> None:
-    """The lattice; float32 at 1000 (a step of 2**-23 of it); half precision; values rounded to tenths after the noise."""
+    """The lattice; float32 at 1000 (a step of 2**-23 of it); half precision; values rounded to
+    tenths after the noise."""
     values = torch.randn(2000, generator=torch.Generator().manual_seed(0))
 
     def of(value: Tensor) -> float:
         return residual_spacing(Output({"a": value}, GAUSSIAN, noise_std=2.0, lattice=2.0**-15))
 
     assert of(values) == 2.0**-16 and of(values + 1000) >= 1000 * 2.0**-24
-    assert of(values.half()) >= 2.0**-10 and of((values * 10).round() / 10) == pytest.approx(0.05, rel=1e-3)
+    assert of(values.half()) >= 2.0**-10 and of((values * 10).round() / 10) == pytest.approx(
+        0.05, rel=1e-3
+    )

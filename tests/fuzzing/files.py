@@ -1,4 +1,5 @@
-"""Damaged run folders: each kind of file a run writes, cut, flipped, swapped or replaced, and read by every command."""
+"""Damaged run folders: each kind of file a run writes, cut, flipped, swapped or replaced, and read
+by every command."""
 
 from __future__ import annotations
 
@@ -14,16 +15,35 @@ from pathlib import Path
 
 from tests.fuzzing.outcomes import Outcome
 
-TINY = ["preset=smoke", "data.limit=90", "data.test_limit=40", "partition.clients=2", "model=mlp", "model.width=8", "algo=fedproto",
-        "algo.rounds=2", "algo.local_epochs=1", "audit.records=12", "audit.worlds=3", "audit.victims=1", "privacy.delta=1e-3",
-        "attack=[lira,loss_threshold]", "audit.waive.prototypes=fuzzed", "audit.waive.update=fuzzed", "audit.waive.global_model=fuzzed",
-        "audit.waive.labels=fuzzed", "audit.waive.counts=fuzzed", "audit.waive.statistics=fuzzed"]  # fmt: skip
+TINY = [
+    "preset=smoke",
+    "data.limit=90",
+    "data.test_limit=40",
+    "partition.clients=2",
+    "model=mlp",
+    "model.width=8",
+    "algo=fedproto",
+    "algo.rounds=2",
+    "algo.local_epochs=1",
+    "audit.records=12",
+    "audit.worlds=3",
+    "audit.victims=1",
+    "privacy.delta=1e-3",
+    "attack=[lira,loss_threshold]",
+    "audit.waive.prototypes=fuzzed",
+    "audit.waive.update=fuzzed",
+    "audit.waive.global_model=fuzzed",
+    "audit.waive.labels=fuzzed",
+    "audit.waive.counts=fuzzed",
+    "audit.waive.statistics=fuzzed",
+]
 READERS = ("report", "verify", "run", "resume", "compare")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """One file of a run folder (relative), how it is damaged, and the command that reads the folder then."""
+    """One file of a run folder (relative), how it is damaged, and the command that reads the folder
+    then."""
 
     whole: Path
     file: str
@@ -40,7 +60,8 @@ def whole_runs(place: Path) -> list[Path]:
     from privdd.cli.main import config_of
     from privdd.cli.run import run_audit
 
-    done, stopped = place / "done", place / "stopped"
+    done = place / "done"
+    stopped = place / "stopped"
     with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
         run_audit(config_of("audit", *TINY), done, ["python", "-m", "privdd.audit", *TINY])
     shutil.copytree(done, stopped)
@@ -52,7 +73,12 @@ def whole_runs(place: Path) -> list[Path]:
 def damage_cases(runs: Sequence[Path], count: int, seed: int) -> Iterator[Damage]:
     """Every kind of file in turn, with readers and damages drawn at random."""
     rng = random.Random(f"files/{seed}")
-    listed = [(run, str(file.relative_to(run))) for run in runs for file in sorted(run.rglob("*")) if file.is_file() and file.suffix != ".lock"]
+    listed = [
+        (run, str(file.relative_to(run)))
+        for run in runs
+        for file in sorted(run.rglob("*"))
+        if file.is_file() and file.suffix != ".lock"
+    ]
     for number in range(count):
         run, file = listed[number % len(listed)]
         reader = rng.choice(READERS) if run.name == "done" else "resume"
@@ -70,24 +96,40 @@ def damaged(data: bytes, how: int, rng: random.Random) -> bytes:
     if digits:
         numbers[rng.choice(digits)] = rng.choice(b"0123456789")
     ways = (
-        data[:at], bytes(flipped), bytes(numbers), b"", b"\0" * 64, b"null", b"[" * 100_000, b'{"schema": 99}', data + data,
-        data.replace(b"0.", b"-1e999", 1), b"\xff\xfe" + data, data.replace(b'"', b"'", 1),
-    )  # fmt: skip
+        data[:at],
+        bytes(flipped),
+        bytes(numbers),
+        b"",
+        b"\0" * 64,
+        b"null",
+        b"[" * 100_000,
+        b'{"schema": 99}',
+        data + data,
+        data.replace(b"0.", b"-1e999", 1),
+        b"\xff\xfe" + data,
+        data.replace(b'"', b"'", 1),
+    )
     return ways[how]
 
 
 def read_damaged(made: Damage, copy: Path) -> Outcome:
-    """Damage a copy and read it: one line or a whole answer; nothing may be taken for true that the file says wrongly."""
+    """Damage a copy and read it: one line or a whole answer; nothing may be taken for true that the
+    file says wrongly."""
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(made.whole, copy)
     file = copy / made.file
     before = file.read_bytes()
     file.write_bytes(damaged(before, made.how, random.Random(made.seed)))
     changed = file.read_bytes() != before
-    out, err = StringIO(), StringIO()
+    out = StringIO()
+    err = StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = _status(made.reader, copy)
-    said = [line for line in err.getvalue().splitlines() if line.startswith(("privdd: error", "privdd-"))]
+    said = [
+        line
+        for line in err.getvalue().splitlines()
+        if line.startswith(("privdd: error", "privdd-"))
+    ]
     if "Traceback" in err.getvalue():
         return Outcome("traceback", err.getvalue()[-1500:])
     if made.reader == "verify" and status == 0 and changed and made.file in SEALED_BY_VERIFY:
@@ -115,5 +157,9 @@ def _status(reader: str, copy: Path) -> int:
     if reader == "verify":
         return verify.main([str(copy)])
     os.chdir(copy.parent)
-    sys.argv = ["privdd.audit", f"{reader}={copy}", *(["attack=loss_threshold"] if reader == "run" else [])]
+    sys.argv = [
+        "privdd.audit",
+        f"{reader}={copy}",
+        *(["attack=loss_threshold"] if reader == "run" else []),
+    ]
     return run_guarded(lambda: main("audit", run_audit))

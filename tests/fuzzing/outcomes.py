@@ -1,4 +1,5 @@
-"""What became of one command line, judged from its run folder: refused, run, diverged, or one of four faults."""
+"""What became of one command line, judged from its run folder: refused, run, diverged, or one of
+four faults."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ MEMORY = 6 * 2**30  # bytes of address space
 
 @dataclass(frozen=True)
 class Outcome:
-    """kind: refused (one line before the run), stopped (one line during it), ran, diverged, or one of FAULTS.
+    """kind: refused (one line before the run), stopped (one line during it), ran, diverged, or one
+    of FAULTS.
 
     seconds: of CPU.
     """
@@ -43,17 +45,27 @@ def run_case(case: Case, folder: Path) -> Outcome:
     started = folder / "config.yaml"
     try:
         config = config_of(case.command, *case.overrides)
-        (run_audit if case.command == "audit" else run_training)(config, folder, ["python", "-m", f"privdd.{case.command}"])
+        (run_audit if case.command == "audit" else run_training)(
+            config, folder, ["python", "-m", f"privdd.{case.command}"]
+        )
     except Exception as error:
         line = explain_error(error)
         if line is None or "\n" in line or len(line) > 900:
             return Outcome("traceback", traceback.format_exc()[-1500:])
-        named = case.odd is None or any(_named(part, line) for part in (case.odd[0].rsplit(".", 1)[-1], case.odd[1].strip("'[]{}")))
-        return Outcome("stopped" if started.exists() else "refused", line if named else f"(key not named: {case.odd}) {line}")
+        named = case.odd is None or any(
+            _named(part, line)
+            for part in (case.odd[0].rsplit(".", 1)[-1], case.odd[1].strip("'[]{}"))
+        )
+        return Outcome(
+            "stopped" if started.exists() else "refused",
+            line if named else f"(key not named: {case.odd}) {line}",
+        )
     wrong = problems(folder, case.command)
     if wrong:
         return Outcome("nonsense", "; ".join(wrong))
-    return Outcome("diverged" if _result(folder, case.command).get("diverged") is not None else "ran")
+    return Outcome(
+        "diverged" if _result(folder, case.command).get("diverged") is not None else "ran"
+    )
 
 
 def _named(part: str, line: str) -> bool:
@@ -62,16 +74,23 @@ def _named(part: str, line: str) -> bool:
 
 def _result(folder: Path, command: str) -> dict[str, Any]:
     """Of training.json, or the utility of findings.json."""
-    found = json.loads((folder / ("training.json" if command == "train" else "findings.json")).read_text())
+    found = json.loads(
+        (folder / ("training.json" if command == "train" else "findings.json")).read_text()
+    )
     return dict(found if command == "train" else found.get("utility") or {})
 
 
 def problems(folder: Path, command: str) -> list[str]:
-    """What is wrong with a finished run: incomplete, not finite without saying so, or not what the ledger says."""
+    """What is wrong with a finished run: incomplete, not finite without saying so, or not what the
+    ledger says."""
     from privdd.runtime.run_folder import read_tensors
 
     wanted = {"train": ("training.json",), "audit": ("findings.json", "report.html")}[command]
-    wrong = [f"{name} is missing" for name in ("config.yaml", "ledger.json", "manifest.json", *wanted) if not (folder / name).is_file()]
+    wrong = [
+        f"{name} is missing"
+        for name in ("config.yaml", "ledger.json", "manifest.json", *wanted)
+        if not (folder / name).is_file()
+    ]
     if wrong:
         return wrong
     utility = _result(folder, command)
@@ -79,8 +98,14 @@ def problems(folder: Path, command: str) -> list[str]:
         wrong.append(f"accuracy={utility['accuracy']}")
     if utility.get("diverged") is None:
         for file in sorted(folder.glob("state/round_*/server.safetensors")):
-            bad = [n for n, t in read_tensors(file).items() if t.is_floating_point() and not bool(t.isfinite().all())]
-            wrong += [f"{file.parent.name}: {bad[0]} is not finite, and nothing says so"] if bad else []
+            bad = [
+                n
+                for n, t in read_tensors(file).items()
+                if t.is_floating_point() and not bool(t.isfinite().all())
+            ]
+            wrong += (
+                [f"{file.parent.name}: {bad[0]} is not finite, and nothing says so"] if bad else []
+            )
     if command == "audit":
         wrong += _findings(folder)
         if "</html>" not in (folder / "report.html").read_text()[-200:]:
@@ -92,9 +117,19 @@ def _findings(folder: Path) -> list[str]:
     from privdd.reporting.schema import load_findings
 
     found = load_findings(folder / "findings.json")
-    wrong = [f"{f.attack} on {f.surface}: auc={f.auc}" for f in found.findings if f.auc is not None and not 0 <= f.auc <= 1]
-    bounds = [(f.attack, f.epsilon_measured) for f in found.findings if f.epsilon_measured is not None]
-    wrong += [f"{attack}: measured epsilon {bound}" for attack, bound in bounds if not 0 <= bound <= math.inf]
+    wrong = [
+        f"{f.attack} on {f.surface}: auc={f.auc}"
+        for f in found.findings
+        if f.auc is not None and not 0 <= f.auc <= 1
+    ]
+    bounds = [
+        (f.attack, f.epsilon_measured) for f in found.findings if f.epsilon_measured is not None
+    ]
+    wrong += [
+        f"{attack}: measured epsilon {bound}"
+        for attack, bound in bounds
+        if not 0 <= bound <= math.inf
+    ]
     stated = (found.privacy.epsilon.pld, found.privacy.epsilon.rdp)
     return wrong + [f"epsilon {value}" for value in stated if not 0 <= value <= math.inf]
 
@@ -107,7 +142,8 @@ def disagreements(folder: Path) -> list[str]:
 
 
 def in_child(work: Callable[[], Outcome], log: Path, seconds: float) -> Outcome:
-    """``work`` in a fork of this process, which is ended after so many CPU seconds, five times as long, or beyond MEMORY."""
+    """``work`` in a fork of this process, which is ended after so many CPU seconds, five times as
+    long, or beyond MEMORY."""
     began = time.monotonic()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,5 @@
-"""What a hostile client of a Flower federation might answer: any part of an honest reply, changed at random."""
+"""What a hostile client of a Flower federation might answer: any part of an honest reply, changed
+at random."""
 
 from __future__ import annotations
 
@@ -29,15 +30,47 @@ METHODS = {
     "fedfed_dp": ("fedfed_dp", "privacy.delta=1e-3"),
 }
 NUMBERS = (math.nan, math.inf, -math.inf, 3e38, -1e12, 1e-40)
-WORDS: tuple[Any, ...] = (0, -1, 2, 10**12, "x", "", 0.5, True, b"\0", [1, 2], "\x1b[2J", "[" * 100_000, None)
-VALUES: tuple[Any, ...] = (0, -1, 1, 10**12, "x", "", 0.5, 1e300, True, None, [], [0], {}, {"a": True}, "\x1b[2J", {"type": "none"},
-                           {"type": "gaussian", "noise_multiplier": 50.0})  # fmt: skip
+WORDS: tuple[Any, ...] = (
+    0,
+    -1,
+    2,
+    10**12,
+    "x",
+    "",
+    0.5,
+    True,
+    b"\0",
+    [1, 2],
+    "\x1b[2J",
+    "[" * 100_000,
+    None,
+)
+VALUES: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    10**12,
+    "x",
+    "",
+    0.5,
+    1e300,
+    True,
+    None,
+    [],
+    [0],
+    {},
+    {"a": True},
+    "\x1b[2J",
+    {"type": "none"},
+    {"type": "gaussian", "noise_multiplier": 50.0},
+)
 Honest = Mapping[str, tuple[Experiment, Progress]]
 
 
 @dataclass(frozen=True)
 class ReplyCase:
-    """part: what is changed, a key of CHANGES; round: of client 1's reply; seed: of everything else."""
+    """part: what is changed, a key of CHANGES; round: of client 1's reply; seed: of everything
+    else."""
 
     method: str
     part: str
@@ -50,9 +83,15 @@ class ReplyCase:
 
 def reply_case(number: int, seed: int) -> ReplyCase:
     """Every part of a reply of every method in turn."""
-    names, parts = list(METHODS), list(CHANGES)
+    names = list(METHODS)
+    parts = list(CHANGES)
     place = number % (len(names) * len(parts))
-    return ReplyCase(names[place % len(names)], parts[place // len(names)], (number // 3) % 2, f"replies/{seed}/{number}")
+    return ReplyCase(
+        names[place % len(names)],
+        parts[place // len(names)],
+        (number // 3) % 2,
+        f"replies/{seed}/{number}",
+    )
 
 
 def federation(place: Path) -> Honest:
@@ -60,20 +99,30 @@ def federation(place: Path) -> Honest:
     found = {}
     for name, (algo, *settings) in METHODS.items():
         experiment = tiny(algo, *settings)
-        found[name] = experiment, run_on_grid(experiment, AlteringGrid(experiment), RunFolder(place / name))  # type: ignore[arg-type]
+        found[name] = (
+            experiment,
+            run_on_grid(experiment, AlteringGrid(experiment), RunFolder(place / name)),
+        )  # type: ignore[arg-type]
     return found
 
 
 def send(made: ReplyCase, honest: Honest, place: Path) -> Outcome:
-    """A federation in which client 1 answers like this once: one line and an intact state, or nothing that it gains."""
+    """A federation in which client 1 answers like this once: one line and an intact state, or
+    nothing that it gains."""
     experiment, whole = honest[made.method]
-    rng, folder = random.Random(made.seed), RunFolder(place / "run")
-    grid = AlteringGrid(experiment, lambda reply: CHANGES[made.part](reply, rng), ("train", 1, str(made.round)))
+    rng = random.Random(made.seed)
+    folder = RunFolder(place / "run")
+    grid = AlteringGrid(
+        experiment, lambda reply: CHANGES[made.part](reply, rng), ("train", 1, str(made.round))
+    )
     try:
         found = run_on_grid(experiment, grid, folder)  # type: ignore[arg-type]
     except FederationFailed as failure:
         line = str(failure)
-        starts = (f"client 1 (node 101), round {made.round}: ", f"client 1 did not answer in round {made.round}; ")
+        starts = (
+            f"client 1 (node 101), round {made.round}: ",
+            f"client 1 did not answer in round {made.round}; ",
+        )
         if not line.startswith(starts) or not line.isprintable() or len(line) > 300:
             return Outcome("nonsense", f"what is said: {line[:400]!r}")
         grid.bad = ("", 0, "")
@@ -90,14 +139,18 @@ def _accepted(found: Progress, whole: Progress) -> Outcome:
         return Outcome("nonsense", "a reply was taken after which the server's state is not finite")
     for client in range(3):
         if found.ledger.epsilon(client=client) != whole.ledger.epsilon(client=client):
-            return Outcome("nonsense", f"a reply was taken that changes the epsilon of client {client}")
+            return Outcome(
+                "nonsense", f"a reply was taken that changes the epsilon of client {client}"
+            )
     return Outcome("ran")
 
 
 # --- changes --------------------------------------------------------------------------------------
 
 
-def _one(change: Callable[[torch.Tensor, random.Random], torch.Tensor]) -> Callable[[Message, random.Random], None]:
+def _one(
+    change: Callable[[torch.Tensor, random.Random], torch.Tensor],
+) -> Callable[[Message, random.Random], None]:
     """Change one tensor of the reply."""
 
     def altered(reply: Message, rng: random.Random) -> None:
@@ -115,28 +168,50 @@ def _number(held: torch.Tensor, rng: random.Random) -> torch.Tensor:
     value = rng.choice(NUMBERS)
     if changed.numel():
         whole = not changed.is_floating_point()
-        changed.view(-1)[rng.randrange(changed.numel())] = rng.choice((-1, 10**12, 99)) if whole else value
+        changed.view(-1)[rng.randrange(changed.numel())] = (
+            rng.choice((-1, 10**12, 99)) if whole else value
+        )
     return changed
 
 
 def _shape(held: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    ways = (held[None], held.flatten(), held[..., None], held.reshape(-1)[:1], held.reshape(-1)[:0], torch.zeros(()))
+    ways = (
+        held[None],
+        held.flatten(),
+        held[..., None],
+        held.reshape(-1)[:1],
+        held.reshape(-1)[:0],
+        torch.zeros(()),
+    )
     ways = (*ways, *((held[:-1], torch.cat([held, held])) if held.ndim else ()))
     return rng.choice(ways).contiguous()
 
 
 def _dtype(held: torch.Tensor, rng: random.Random) -> torch.Tensor:
-    kinds = (torch.float64, torch.float16, torch.int64, torch.int8, torch.bool, torch.complex64, torch.float32)
+    kinds = (
+        torch.float64,
+        torch.float16,
+        torch.int64,
+        torch.int8,
+        torch.bool,
+        torch.complex64,
+        torch.float32,
+    )
     return held.to(rng.choice(kinds))
 
 
 def _names(reply: Message, rng: random.Random) -> None:
     def changed(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        name, way = rng.choice(sorted(held)), rng.randrange(4)
+        name = rng.choice(sorted(held))
+        way = rng.randrange(4)
         if way == 0:
             return {k: v for k, v in held.items() if k != name}
         if way == 1:
-            return held | {rng.choice(("secret/x", "../../x", "zzz", "\x1b[2J", "", f"{name}/more")): torch.ones(2)}
+            return held | {
+                rng.choice(
+                    ("secret/x", "../../x", "zzz", "\x1b[2J", "", f"{name}/more")
+                ): torch.ones(2)
+            }
         if way == 2:
             return {("renamed/x" if k == name else k): v for k, v in held.items()}
         return dict(reversed(held.items()))
@@ -148,9 +223,17 @@ def _bytes(reply: Message, rng: random.Random) -> None:
     held = dict(reply.content.array_records["tensors"])
     name = rng.choice(sorted(held))
     old = held[name]
-    data, at = bytearray(old.data), rng.randrange(min(len(old.data), 140))
+    data = bytearray(old.data)
+    at = rng.randrange(min(len(old.data), 140))
     data[at] ^= 1 << rng.randrange(8)
-    ways = (bytes(data), old.data[:at], old.data + b"x", b"", b"PK\x03\x04", b"\x93NUMPY" + bytes(200))
+    ways = (
+        bytes(data),
+        old.data[:at],
+        old.data + b"x",
+        b"",
+        b"PK\x03\x04",
+        b"\x93NUMPY" + bytes(200),
+    )
     held[name] = Array(dtype=old.dtype, shape=old.shape, stype=old.stype, data=rng.choice(ways))
     reply.content["tensors"] = ArrayRecord(held)
 
@@ -170,9 +253,14 @@ def _field(reply: Message, rng: random.Random) -> None:
 
 def _rows(reply: Message, rng: random.Random) -> None:
     ways: tuple[Callable[[list[Any]], Any], ...] = (
-        list.clear, list.reverse, lambda held: held.pop(), lambda held: held.append(held[0]), lambda held: held.append(7),
-        lambda held: held.extend(held * 1000), lambda held: held.insert(0, {}),
-    )  # fmt: skip
+        list.clear,
+        list.reverse,
+        lambda held: held.pop(),
+        lambda held: held.append(held[0]),
+        lambda held: held.append(7),
+        lambda held: held.extend(held * 1000),
+        lambda held: held.insert(0, {}),
+    )
     rows(reply, rng.choice(ways))
 
 
@@ -180,8 +268,16 @@ def _ledger(reply: Message, rng: random.Random) -> None:
     stated = str(reply.content.config_records["words"]["rows"])
     at = rng.randrange(len(stated))
     key = rng.choice(("schema", "delta", "unit", "relation", "releases"))
-    ways = (stated[:at], stated[:at] + rng.choice("0123456789[]{}\",e-") + stated[at + 1 :], "null", "[]", "{}", "7", "",
-            json.dumps({**json.loads(stated), key: rng.choice(VALUES)}))  # fmt: skip
+    ways = (
+        stated[:at],
+        stated[:at] + rng.choice('0123456789[]{}",e-') + stated[at + 1 :],
+        "null",
+        "[]",
+        "{}",
+        "7",
+        "",
+        json.dumps({**json.loads(stated), key: rng.choice(VALUES)}),
+    )
     words(reply, rows=rng.choice(ways))
 
 

@@ -18,7 +18,8 @@ Alter = Callable[[Message], Any]  # changes a reply in place, or gives others in
 
 
 class AlteringGrid:
-    """Node ids are 100 + client. bad: (kind, client, group) of the replies that ``alter`` changes."""
+    """Node ids are 100 + client. bad: (kind, client, group) of the replies that ``alter``
+    changes."""
 
     def __init__(
         self,
@@ -28,15 +29,32 @@ class AlteringGrid:
         shards: Sequence[Shard] | None = None,
     ) -> None:
         held = experiment.shards if shards is None else shards
-        self.contexts = {100 + k: Context(1, 100 + k, {"partition-id": k}, RecordDict(), {}) for k in range(len(held))}
-        own = lambda context: (experiment.plan, experiment.new_ledger(), held[context.node_config["partition-id"]])  # noqa: E731
-        self.app, self.alter, self.bad = client_app(own, tells_accuracy=True, simulation=True), alter, bad
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+        self.contexts = {
+            100 + k: Context(1, 100 + k, {"partition-id": k}, RecordDict(), {})
+            for k in range(len(held))
+        }
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        def own(context):
+            return (
+                experiment.plan,
+                experiment.new_ledger(),
+                held[context.node_config["partition-id"]],
+            )
+
+        self.app = client_app(own, tells_accuracy=True, simulation=True)
+        self.alter = alter
+        self.bad = bad
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0
+        TaskIdentity.task_id = 1
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         replies = []
         for message in messages:
-            node, meta = message.metadata.dst_node_id, message.metadata
+            node = message.metadata.dst_node_id
+            meta = message.metadata
             reply = self.app(message, self.contexts[node])
             reply.metadata._src_node_id = node
             altered = None
@@ -55,10 +73,15 @@ def words(reply: Message, **changed: Any) -> None:
     reply.content["words"] = ConfigRecord({k: v for k, v in mixed.items() if v is not None})
 
 
-def arrays(reply: Message, change: Callable[[dict[str, torch.Tensor]], Any], *, order: bool = True) -> None:
+def arrays(
+    reply: Message, change: Callable[[dict[str, torch.Tensor]], Any], *, order: bool = True
+) -> None:
     """Change the tensors of a reply, and with ``order`` the names that it states."""
     held = dict(reply.content.array_records["tensors"].to_torch_state_dict())
-    held = {name: held[name].clone() for name in json.loads(str(reply.content.config_records["words"]["order"]))}
+    held = {
+        name: held[name].clone()
+        for name in json.loads(str(reply.content.config_records["words"]["order"]))
+    }
     held = change(held) or held
     reply.content["tensors"] = ArrayRecord(held)
     if order:

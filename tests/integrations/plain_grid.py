@@ -1,4 +1,5 @@
-"""A Flower grid in this process for an app of somebody else's: real strategies, a real ClientApp, no servers."""
+"""A Flower grid in this process for an app of somebody else's: real strategies, a real ClientApp,
+no servers."""
 
 from __future__ import annotations
 
@@ -22,12 +23,20 @@ class PlainGrid(Grid):
 
     def __init__(self, app: ClientApp, nodes: Iterable[int] = NODES) -> None:
         self.app = app
-        self.contexts = {n: Context(1, n, {"partition-id": k}, RecordDict(), {}) for k, n in enumerate(nodes)}
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+        self.contexts = {
+            n: Context(1, n, {"partition-id": k}, RecordDict(), {}) for k, n in enumerate(nodes)
+        }
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0
+        TaskIdentity.task_id = 1
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         replies = []
-        for message in sorted(messages, key=lambda m: m.metadata.dst_node_id):  # sampled in any order, which a sum of floats shows
+        for message in sorted(
+            messages, key=lambda m: m.metadata.dst_node_id
+        ):  # sampled in any order, which a sum of floats shows
             node = message.metadata.dst_node_id
             reply = self.app(copy.deepcopy(message), self.contexts[node])
             reply.metadata._src_node_id = node
@@ -50,7 +59,8 @@ class PlainGrid(Grid):
 
 
 def client(*mods: Any, greedy: bool = False) -> ClientApp:
-    """The quickstart pattern with numpy for a network: a step that depends on model, client and round, and metrics.
+    """The quickstart pattern with numpy for a network: a step that depends on model, client and
+    round, and metrics.
 
     greedy: it takes the arrays out of the message that it gets.
     """
@@ -60,20 +70,38 @@ def client(*mods: Any, greedy: bool = False) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         held = message.content["arrays"]
         assert isinstance(held, ArrayRecord)
-        step = np.random.default_rng([context.node_id, int(message.content["config"]["server-round"])])  # type: ignore[index,arg-type]
-        new = {k: a.numpy() + step.normal(size=a.numpy().shape).astype(a.numpy().dtype) for k, a in held.items()}
+        step = np.random.default_rng(
+            [context.node_id, int(message.content["config"]["server-round"])]
+        )  # type: ignore[index,arg-type]
+        new = {
+            k: a.numpy() + step.normal(size=a.numpy().shape).astype(a.numpy().dtype)
+            for k, a in held.items()
+        }
         for key in list(held) if greedy else ():
             held.pop(key)
         told = MetricRecord({"num-examples": context.node_id, "train_loss": float(step.random())})
-        return Message(RecordDict({"arrays": ArrayRecord({k: Array(np.asarray(a)) for k, a in new.items()}), "metrics": told}), reply_to=message)
+        return Message(
+            RecordDict(
+                {
+                    "arrays": ArrayRecord({k: Array(np.asarray(a)) for k, a in new.items()}),
+                    "metrics": told,
+                }
+            ),
+            reply_to=message,
+        )
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        return Message(RecordDict({"metrics": MetricRecord({"num-examples": 5, "accuracy": 0.5})}), reply_to=message)
+        return Message(
+            RecordDict({"metrics": MetricRecord({"num-examples": 5, "accuracy": 0.5})}),
+            reply_to=message,
+        )
 
     return app
 
 
 def start_arrays() -> ArrayRecord:
     weight = np.linspace(-1, 1, 40, dtype=np.float32).reshape(8, 5)
-    return ArrayRecord({"weight": Array(weight), "bias": Array(np.zeros(5)), "steps": Array(np.array(3.0))})
+    return ArrayRecord(
+        {"weight": Array(weight), "bias": Array(np.zeros(5)), "steps": Array(np.array(3.0))}
+    )

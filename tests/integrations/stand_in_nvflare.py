@@ -1,7 +1,8 @@
-"""The part of NVFlare that its tap is written against, in a few classes, for machines without NVFlare.
+"""The part of NVFlare that its tap is written against, in a few classes, for machines without
+NVFlare.
 
-Names, calls and constants are those of NVFlare 2.6 (``nvflare.apis``); the same tests run against NVFlare itself where it is
-installed (``extra("nvflare")``).
+Names, calls and constants are those of NVFlare 2.6 (``nvflare.apis``); the same tests run against
+NVFlare itself where it is installed (``extra("nvflare")``).
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from types import ModuleType
 from typing import Any
 
 VERSION = "2.6.0"
-HEADERS, CONTENT, RETURN_CODE = "__headers__", "DXO", "__rc__"
+HEADERS = "__headers__"
+CONTENT = "DXO"
+RETURN_CODE = "__rc__"
 
 
 class DataKind:
@@ -55,7 +58,9 @@ class Shareable(dict):
 class DXO:
     """data: arrays by name; meta: numbers by name."""
 
-    def __init__(self, data_kind: str, data: dict[str, Any], meta: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, data_kind: str, data: dict[str, Any], meta: dict[str, Any] | None = None
+    ) -> None:
         self.data_kind = data_kind
         self.data = data
         self.meta = meta or {}

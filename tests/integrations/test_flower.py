@@ -1,4 +1,5 @@
-"""Under trust=secagg no real client sends its upload, which has a share of the noise, whichever server asks for it."""
+"""Under trust=secagg no real client sends its upload, which has a share of the noise, whichever
+server asks for it."""
 
 from __future__ import annotations
 
@@ -21,5 +22,12 @@ def test_neither_server_nor_client_begins(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"^trust=secagg: a simulation"):
         run_on_grid(experiment, grid, RunFolder(tmp_path))  # type: ignore[arg-type]
     engine = GridEngine(grid, find_clients(grid, 3, 1.0), 10.0)  # type: ignore[arg-type]
-    with pytest.raises(FederationFailed, match="trust=secagg: this client would send its own upload"):
-        run_round(experiment.plan, start_training(experiment.plan, experiment.new_ledger()), experiment.shards, engine)  # type: ignore[arg-type]
+    with pytest.raises(
+        FederationFailed, match="trust=secagg: this client would send its own upload"
+    ):
+        run_round(
+            experiment.plan,
+            start_training(experiment.plan, experiment.new_ledger()),
+            experiment.shards,
+            engine,
+        )  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""A tap at a federation of someone else's: it keeps what was sent and got, changes no bit, and says where it failed."""
+"""A tap at a federation of someone else's: it keeps what was sent and got, changes no bit, and says
+where it failed."""
 
 from __future__ import annotations
 
@@ -32,12 +33,16 @@ def trained(app: Any, strategy: Any, rounds: int = 3) -> tuple[dict[str, np.ndar
 
 
 def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return list(one) == list(other) and all(np.asarray(one[k]).tobytes() == np.asarray(other[k]).tobytes() for k in one)
+    return list(one) == list(other) and all(
+        np.asarray(one[k]).tobytes() == np.asarray(other[k]).tobytes() for k in one
+    )
 
 
 def test_training_gives_the_same_bits_with_and_without_taps(tmp_path: Path) -> None:
     plain, _ = trained(client(greedy=True), fedavg())
-    found, _ = trained(client(privdd_tap(tmp_path / "run"), greedy=True), tapped(fedavg(), tmp_path / "run"))
+    found, _ = trained(
+        client(privdd_tap(tmp_path / "run"), greedy=True), tapped(fedavg(), tmp_path / "run")
+    )
     assert same(plain, found)
     assert not same(plain, start_arrays_of())  # it trained at all
 
@@ -52,47 +57,82 @@ def test_what_is_recorded_is_what_the_strategy_got(tmp_path: Path) -> None:
     class Noting(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
             replies = list(replies)
-            got.extend((server_round, r.metadata.src_node_id, {k: a.numpy() for k, a in r.content["arrays"].items()}) for r in replies)
+            got.extend(
+                (
+                    server_round,
+                    r.metadata.src_node_id,
+                    {k: a.numpy() for k, a in r.content["arrays"].items()},
+                )
+                for r in replies
+            )
             return super().aggregate_train(server_round, replies)
 
-    final, _ = trained(client(privdd_tap(tmp_path)), tapped(Noting(min_available_nodes=3), tmp_path))
+    final, _ = trained(
+        client(privdd_tap(tmp_path)), tapped(Noting(min_available_nodes=3), tmp_path)
+    )
     server, *clients = read_recordings(tmp_path)
-    kept = {(m.heading.round, node): m for node in server.client_nodes for m in server.replies_of(node)}
+    kept = {
+        (m.heading.round, node): m for node in server.client_nodes for m in server.replies_of(node)
+    }
     assert len(got) == 9 == len(kept) and {n for _, n, _ in got} == {*NODES}
     for round, node, arrays in got:
         message = kept[round, node]
-        assert same(message.read_arrays(), arrays) and (message.shapes["weight"], message.shapes["steps"]) == ((8, 5), ())
+        assert same(message.read_arrays(), arrays) and (
+            message.shapes["weight"],
+            message.shapes["steps"],
+        ) == ((8, 5), ())
         assert message.heading.metrics["metrics/num-examples"] == node
     assert same(server.final_message().read_arrays(), final)  # type: ignore[union-attr]
     assert same(server.broadcast_before(kept[1, 11]).read_arrays(), start_arrays_of())
     assert len(clients) == 3 and {c.client_nodes for c in clients} == {(11,), (12,), (13,)}
     for own in clients:
         (node,) = own.client_nodes
-        assert [m.digest for m in own.replies_of(node)] == [m.digest for m in server.replies_of(node)]
-        assert [own.broadcast_before(m).digest for m in own.replies_of(node)] == [server.broadcast_before(m).digest for m in server.replies_of(node)]
+        assert [m.digest for m in own.replies_of(node)] == [
+            m.digest for m in server.replies_of(node)
+        ]
+        assert [own.broadcast_before(m).digest for m in own.replies_of(node)] == [
+            server.broadcast_before(m).digest for m in server.replies_of(node)
+        ]
         assert own.replies_of(node)[0].heading.partition == NODES.index(node)
 
 
 def test_the_layout_is_the_documented_one(tmp_path: Path) -> None:
     trained(client(), tapped(fedavg(), tmp_path), rounds=1)
     names = {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*.*") if p.is_file()}
-    replies = {f"round-001/client-{n}/{what}.safetensors" for n in NODES for what in ("update", "evaluate")}
-    assert names == {".gitignore", "tap.json", "final.safetensors", "round-001/broadcast.safetensors", "round-001/broadcast-evaluate.safetensors", *replies}
+    replies = {
+        f"round-001/client-{n}/{what}.safetensors" for n in NODES for what in ("update", "evaluate")
+    }
+    assert names == {
+        ".gitignore",
+        "tap.json",
+        "final.safetensors",
+        "round-001/broadcast.safetensors",
+        "round-001/broadcast-evaluate.safetensors",
+        *replies,
+    }
 
 
 def test_a_second_run_into_the_same_folder_goes_elsewhere(tmp_path: Path) -> None:
     for _ in range(2):
         trained(client(), tapped(fedavg(), tmp_path / "run"), rounds=1)
-    assert read_recording(tmp_path / "run").client_nodes == read_recording(tmp_path / "run-2").client_nodes == NODES
+    assert (
+        read_recording(tmp_path / "run").client_nodes
+        == read_recording(tmp_path / "run-2").client_nodes
+        == NODES
+    )
 
 
-# --- what goes wrong is marked, and never reaches the training -------------------------------------
+# --- what goes wrong is marked, and never reaches the training
+# -------------------------------------
 
 
 @pytest.mark.parametrize("at", [0, 2, 3, 7])
-def test_a_full_disk_leaves_the_training_alone_and_fails_the_recording(at: int, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+def test_a_full_disk_leaves_the_training_alone_and_fails_the_recording(
+    at: int, tmp_path: Path, monkeypatch: Any, caplog: Any
+) -> None:
     plain, _ = trained(client(), fedavg())
-    calls, true_write = [], recording.write_message
+    calls = []
+    true_write = recording.write_message
 
     def full(*args: Any) -> str:
         calls.append(args)
@@ -107,7 +147,9 @@ def test_a_full_disk_leaves_the_training_alone_and_fails_the_recording(at: int, 
         read_recordings(tmp_path)
 
 
-def test_a_recording_that_cannot_even_be_marked_is_not_complete(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_recording_that_cannot_even_be_marked_is_not_complete(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     def no(*args: Any, **more: Any) -> None:
         raise OSError("no")
 
@@ -135,13 +177,17 @@ def test_errors_of_the_app_and_the_strategy_stay_theirs(tmp_path: Path) -> None:
 def test_a_client_that_dies_in_a_round_leaves_a_mark(tmp_path: Path, monkeypatch: Any) -> None:
     trained(client(privdd_tap(tmp_path)), fedavg(), rounds=1)
     assert read_recordings(tmp_path)
-    monkeypatch.setattr(flower_recorder.PendingMark, "remove_mark", lambda self: None)  # as if the process had ended there
+    monkeypatch.setattr(
+        flower_recorder.PendingMark, "remove_mark", lambda self: None
+    )  # as if the process had ended there
     trained(client(privdd_tap(tmp_path)), fedavg(), rounds=1)
     with pytest.raises(DamagedRun, match="its end was not recorded"):
         read_recordings(tmp_path)
 
 
-def test_a_mark_that_cannot_be_taken_away_leaves_the_training_alone(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_mark_that_cannot_be_taken_away_leaves_the_training_alone(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     def no(self: Path, **more: Any) -> None:
         raise PermissionError(13, "no")
 
@@ -175,7 +221,12 @@ def test_altered_missing_and_added_files_are_refused(tmp_path: Path) -> None:
     update.write_bytes(before)
     read_recordings(tmp_path)
     theirs = tmp_path / "clients" / "12" / "round-002" / "client-12" / "update.safetensors"
-    text = theirs.read_bytes().replace(json.loads(json.dumps(read_recording(tmp_path / "clients" / "12").replies_of(12)[1].digest)).encode(), b"0" * 32)
+    text = theirs.read_bytes().replace(
+        json.loads(
+            json.dumps(read_recording(tmp_path / "clients" / "12").replies_of(12)[1].digest)
+        ).encode(),
+        b"0" * 32,
+    )
     theirs.write_bytes(text)
     with pytest.raises(DamagedRun, match="recorded another reply"):
         read_recordings(tmp_path)
@@ -187,9 +238,15 @@ def test_altered_missing_and_added_files_are_refused(tmp_path: Path) -> None:
 def test_everything_is_unprotected_where_no_mechanism_is_recognised(tmp_path: Path) -> None:
     trained(client(), tapped(fedavg(), tmp_path), rounds=2)
     ledger = recording_ledger(read_recording(tmp_path))
-    assert [r.name for r in ledger.releases if r.client == 11] == ["metrics of evaluate", "update", "metrics of train"] * 2
+    assert [r.name for r in ledger.releases if r.client == 11] == [
+        "metrics of evaluate",
+        "update",
+        "metrics of train",
+    ] * 2
     assert ledger.epsilon() == float("inf") and not any(r.is_protected for r in ledger.releases)
-    assert ledger.releases[1].digest and {r.nonprivate_reason for r in ledger.releases} == {"no mechanism was recognised"}
+    assert ledger.releases[1].digest and {r.nonprivate_reason for r in ledger.releases} == {
+        "no mechanism was recognised"
+    }
 
 
 def test_flowers_local_mechanism_is_told_as_its_claim(tmp_path: Path) -> None:
@@ -198,7 +255,11 @@ def test_flowers_local_mechanism_is_told_as_its_claim(tmp_path: Path) -> None:
     (own, *_) = read_recordings(tmp_path)
     ledger = recording_ledger(own)
     rows = [r for r in ledger.releases if r.name == "update"]
-    assert all(r.why == "claimed by LocalDpMod(clipping_norm=1, sensitivity=1, epsilon=0.5, delta=1e-05), not checked here" for r in rows)
+    assert all(
+        r.why == "claimed by LocalDpMod(clipping_norm=1, sensitivity=1, epsilon=0.5, "
+        "delta=1e-05), not checked here"
+        for r in rows
+    )
     one = ledger.epsilon(surfaces=["update"])
     assert 0.5 < one < 1.0  # two messages; the classical formula is loose at epsilon below 1
     assert ledger.epsilon() == float("inf")  # the number of examples and the loss are beside it
@@ -217,7 +278,9 @@ def test_a_subclass_of_a_known_component_is_not_recognised(tmp_path: Path) -> No
 
 
 def test_server_side_noise_is_a_claim_about_the_aggregates_of_all_rounds(tmp_path: Path) -> None:
-    strategy = DifferentialPrivacyServerSideFixedClipping(fedavg(), noise_multiplier=2.0, clipping_norm=1.0, num_sampled_clients=3)
+    strategy = DifferentialPrivacyServerSideFixedClipping(
+        fedavg(), noise_multiplier=2.0, clipping_norm=1.0, num_sampled_clients=3
+    )
     trained(client(), tapped(strategy, tmp_path), rounds=3)
     ledger = recording_ledger(read_recording(tmp_path))
     (row,) = [r for r in ledger.releases if r.name == "global_model"]

@@ -38,7 +38,9 @@ def flare(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Si
 
 def passed(flare: SimpleNamespace, run: Path, dxo: Any, chain: str, round: int | None) -> Any:
     """Through the tap of site-1."""
-    shareable, context, tap = dxo.to_shareable(), flare.FLContext(), flare.PrivddTap(str(run))
+    shareable = dxo.to_shareable()
+    context = flare.FLContext()
+    tap = flare.PrivddTap(str(run))
     if round is not None:
         shareable.set_header("current_round", round)
     context.set_prop(flare.ReservedKey.IDENTITY_NAME, SITE, private=True, sticky=False)
@@ -48,7 +50,9 @@ def passed(flare: SimpleNamespace, run: Path, dxo: Any, chain: str, round: int |
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_messages_are_recorded_and_unchanged(flare: SimpleNamespace, kind: str, told: bool, tmp_path: Path) -> None:
+def test_messages_are_recorded_and_unchanged(
+    flare: SimpleNamespace, kind: str, told: bool, tmp_path: Path
+) -> None:
     chains = flare.FilterChainType
     draw = np.random.default_rng(0)
     sent = [{"w": draw.normal(size=(3, 2)), "b": draw.normal(size=2)} for _ in range(2)]
@@ -56,10 +60,18 @@ def test_messages_are_recorded_and_unchanged(flare: SimpleNamespace, kind: str, 
     kinds = {"WEIGHTS": flare.DataKind.WEIGHTS, "WEIGHT_DIFF": flare.DataKind.WEIGHT_DIFF}
     for round in (0, 1):
         stated = round if told else None
-        passed(flare, tmp_path, flare.DXO(flare.DataKind.WEIGHTS, sent[round]), chains.TASK_DATA_CHAIN, stated)
+        passed(
+            flare,
+            tmp_path,
+            flare.DXO(flare.DataKind.WEIGHTS, sent[round]),
+            chains.TASK_DATA_CHAIN,
+            stated,
+        )
         reply = flare.DXO(kinds[kind], back[round], {"NUM_STEPS_CURRENT_ROUND": 7})
         out = passed(flare, tmp_path, reply, chains.TASK_RESULT_CHAIN, stated)
-        assert all(np.array_equal(flare.from_shareable(out).data[k], back[round][k]) for k in back[round])
+        assert all(
+            np.array_equal(flare.from_shareable(out).data[k], back[round][k]) for k in back[round]
+        )
     (recording,) = read_recordings(tmp_path)
     number = flare.client_number(SITE)
     assert recording.client_nodes == (number,)

@@ -1,4 +1,5 @@
-"""What the tests of the distilling methods share: toy settings, a client's context, the two replays."""
+"""What the tests of the distilling methods share: toy settings, a client's context, the two
+replays."""
 
 from __future__ import annotations
 
@@ -43,11 +44,17 @@ def without(shard: Shard, count: int) -> Shard:
     return shard.with_train(shard.train.take(torch.arange(count)))
 
 
-def replayed_uploads_are_equal(method: Method, mechanisms: Mapping[str, Mechanism], rounds: int = 1) -> list[Tensors]:
-    """Run a client, then another client's data on the first one's recorded mechanism outputs; compare bits."""
+def replayed_uploads_are_equal(
+    method: Method, mechanisms: Mapping[str, Mechanism], rounds: int = 1
+) -> list[Tensors]:
+    """Run a client, then another client's data on the first one's recorded mechanism outputs;
+    compare bits."""
     own, other = shards([90, 70])
-    other = other.with_train(Records(1 - other.train.x, (other.train.y * 3 + 1) % 10, other.train.ids))
-    state, sent = method.init(PROBLEM, Keys(0)), []
+    other = other.with_train(
+        Records(1 - other.train.x, (other.train.y * 3 + 1) % 10, other.train.ids)
+    )
+    state = method.init(PROBLEM, Keys(0))
+    sent = []
     memories: list[State] = [{}, {}]
     for t in range(rounds):
         ctx = context(method, t, mechanisms=mechanisms)
@@ -63,8 +70,11 @@ def replayed_uploads_are_equal(method: Method, mechanisms: Mapping[str, Mechanis
     return sent
 
 
-def releases_per_class(method: Method, mechanisms: Mapping[str, Mechanism], round: int = 0) -> dict[str, int]:
-    """How often each query was asked for one class, from the ledger rows of one client and round."""
+def releases_per_class(
+    method: Method, mechanisms: Mapping[str, Mechanism], round: int = 0
+) -> dict[str, int]:
+    """How often each query was asked for one class, from the ledger rows of one client and
+    round."""
     ctx = context(method, round, mechanisms=mechanisms)
     method.local(method.broadcast(method.init(PROBLEM, Keys(0))), {}, shards([60])[0], ctx)
     found: dict[str, int] = {}

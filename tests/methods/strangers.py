@@ -1,4 +1,5 @@
-"""Three methods as their authors would bring them, written after the papers alone: FedProto, FedCGS and FedDM."""
+"""Three methods as their authors would bring them, written after the papers alone: FedProto, FedCGS
+and FedDM."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def build_net(shape: tuple[int, int, int], classes: int, seed: int) -> Prototype
 
 @dataclass(frozen=True, kw_only=True)
 class StrangersFedProto(Method, AuditHooks):
-    """Tan et al. 2022: clients send the mean row of each class that they hold; every client keeps its own network."""
+    """Tan et al. 2022: clients send the mean row of each class that they hold; every client keeps
+    its own network."""
 
     rounds: int = 2
     steps: int = 30
@@ -51,14 +53,19 @@ class StrangersFedProto(Method, AuditHooks):
     accuracy_kind: ClassVar[Any] = "personal"
 
     def init(self, problem: Any, keys: Any) -> Any:
-        return pack("protos", {"mean": torch.zeros(problem.classes, WIDTH), "count": torch.zeros(problem.classes)})
+        return pack(
+            "protos",
+            {"mean": torch.zeros(problem.classes, WIDTH), "count": torch.zeros(problem.classes)},
+        )
 
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         net = build_net(shard.shape, shard.classes, 0)
         if own := unpack("net", memory):
             net.load_state_dict(own)
-        mean, known = broadcast["protos"]["mean"], broadcast["protos"]["count"]
-        x, y = shard.train.x, shard.train.y
+        mean = broadcast["protos"]["mean"]
+        known = broadcast["protos"]["count"]
+        x = shard.train.x
+        y = shard.train.y
         optimiser = torch.optim.SGD(net.parameters(), lr=self.lr)
         with torch.enable_grad():
             for _ in range(self.steps):
@@ -117,26 +124,39 @@ def public_rows(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class StrangersFedCGS(Method, AuditHooks):
-    """Guan et al. 2025: one round of class sums, class counts, the sum of all rows and their Gram matrix."""
+    """Guan et al. 2025: one round of class sums, class counts, the sum of all rows and their Gram
+    matrix."""
 
     rounds: int = 1
     uploads: ClassVar[Mapping[str, Surface]] = {"stats": Surface.STATISTICS}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"head": Surface.GLOBAL_MODEL}
 
     def init(self, problem: Any, keys: Any) -> Any:
-        return pack("head", {"weight": torch.zeros(problem.classes, WIDTH), "bias": torch.zeros(problem.classes)})
+        return pack(
+            "head",
+            {"weight": torch.zeros(problem.classes, WIDTH), "bias": torch.zeros(problem.classes)},
+        )
 
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
-        rows, y = public_rows(shard.train.x), shard.train.y
+        rows = public_rows(shard.train.x)
+        y = shard.train.y
         sums = torch.zeros(shard.classes, WIDTH, dtype=torch.float64).index_add_(0, y, rows)
         counts = torch.bincount(y, minlength=shard.classes).float()
-        return {"stats": Artifact({"A": sums, "N": counts, "B": rows.T @ rows, "s": rows.sum(0)})}, {}
+        return {
+            "stats": Artifact({"A": sums, "N": counts, "B": rows.T @ rows, "s": rows.sum(0)})
+        }, {}
 
     def aggregate(self, server: Any, inbox: Any, keys: Any) -> Any:
         sent = [received.values["stats"] for received in inbox]
-        sums, counts, gram, total = (sum(value[key] for value in sent) for key in ("A", "N", "B", "s"))
+        sums, counts, gram, total = (
+            sum(value[key] for value in sent) for key in ("A", "N", "B", "s")
+        )
         mean = total / counts.sum()
-        spread = gram / counts.sum() - torch.outer(mean, mean) + 1e-2 * torch.eye(WIDTH, dtype=torch.float64)
+        spread = (
+            gram / counts.sum()
+            - torch.outer(mean, mean)
+            + 1e-2 * torch.eye(WIDTH, dtype=torch.float64)
+        )
         means = sums / counts.clamp_min(1)[:, None].double()
         weight = torch.linalg.solve(spread, means.T).T
         bias = -0.5 * (weight * means).sum(1) + counts.clamp_min(1).double().log()
@@ -144,7 +164,9 @@ class StrangersFedCGS(Method, AuditHooks):
 
     def record_loss(self, name: str, value: Any, broadcast: Any, problem: Any) -> Any:
         means = value["A"] / value["N"].double().clamp_min(1)[:, None]
-        spread = value["B"] / value["N"].double().sum() + 1e-2 * torch.eye(WIDTH, dtype=torch.float64)
+        spread = value["B"] / value["N"].double().sum() + 1e-2 * torch.eye(
+            WIDTH, dtype=torch.float64
+        )
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
             gap = public_rows(x) - means[y]
@@ -158,13 +180,17 @@ class StrangersFedCGS(Method, AuditHooks):
 
 @dataclass(frozen=True, kw_only=True)
 class StrangersFedDM(Method, AuditHooks):
-    """Xiong et al. 2023: images that start as records and are matched to the records' mean rows; the server trains on them."""
+    """Xiong et al. 2023: images that start as records and are matched to the records' mean rows;
+    the server trains on them."""
 
     rounds: int = 1
     per_class: int = 2
     steps: int = 5
     lr: float = 0.01
-    uploads: ClassVar[Mapping[str, Surface]] = {"images": Surface.SYNTHETIC_IMAGES, "labels": Surface.LABELS}
+    uploads: ClassVar[Mapping[str, Surface]] = {
+        "images": Surface.SYNTHETIC_IMAGES,
+        "labels": Surface.LABELS,
+    }
     broadcasts: ClassVar[Mapping[str, Surface]] = {"model": Surface.GLOBAL_MODEL}
 
     def init(self, problem: Any, keys: Any) -> Any:
@@ -173,7 +199,8 @@ class StrangersFedDM(Method, AuditHooks):
     def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         net = build_net(shard.shape, shard.classes, 1)
         net.load_state_dict(broadcast["model"])
-        images, labels = [], []
+        images = []
+        labels = []
         for c in shard.train.y.unique().tolist():
             own = shard.train.x[shard.train.y == c]
             made = own[: self.per_class].clone().requires_grad_(True)
@@ -186,7 +213,10 @@ class StrangersFedDM(Method, AuditHooks):
                     optimiser.step()
             images.append(made.detach())
             labels.append(torch.full((len(made),), c))
-        return {"images": Artifact({"x": torch.cat(images)}), "labels": Artifact({"y": torch.cat(labels)})}, {}
+        return {
+            "images": Artifact({"x": torch.cat(images)}),
+            "labels": Artifact({"y": torch.cat(labels)}),
+        }, {}
 
     def aggregate(self, server: Any, inbox: Any, keys: Any) -> Any:
         x = torch.cat([received.values["images"]["x"] for received in inbox])

@@ -40,9 +40,12 @@ def make(**more: object) -> FedDM:
 
 
 def train(method: FedDM, clients: list[Shard], rounds: int = 2, **more: object) -> float:
-    state, memories = method.init(PROBLEM, Keys(0)), {}
+    state = method.init(PROBLEM, Keys(0))
+    memories = {}
     for t in range(rounds):
-        state = method.aggregate(state, receive(method, state, memories, clients, t, 0, **more), Keys(0).fold(t))
+        state = method.aggregate(
+            state, receive(method, state, memories, clients, t, 0, **more), Keys(0).fold(t)
+        )
     return evaluate_model(build(SPEC, (1, 8, 8), 10), unpack("model", state), clients[0].test)[0]
 
 
@@ -53,7 +56,12 @@ def balanced(per_class: int, skip: int) -> Records:
 
 def test_all_records_as_images_and_no_steps_is_server_training_on_the_pooled_shards() -> None:
     clients = [replace(s, train=balanced(4, 4 * k)) for k, s in enumerate(shards([10, 10, 10]))]
-    method = make(ipc=4, matching=matching(0), rho=1e9, server=server(epochs=6, batch_size=10_000, weight_decay=5e-4))
+    method = make(
+        ipc=4,
+        matching=matching(0),
+        rho=1e9,
+        server=server(epochs=6, batch_size=10_000, weight_decay=5e-4),
+    )
     state = method.init(PROBLEM, Keys(0))
     inbox = receive(method, state, {}, clients, 0, 0)
     got = unpack("model", method.aggregate(state, inbox, Keys(0)))
@@ -86,8 +94,10 @@ def test_the_server_stays_in_the_ball() -> None:
 
 @pytest.mark.parametrize("start", ["real", "noise", "statistics"])
 def test_worlds_in_one_pass_equal_calls_of_local(start: str) -> None:
-    method, shard = make(start=start, matching=matching(batch=5)), shards([80])[0]
-    fixed, candidates = shard.train.take(range(50)), shard.train.take(range(50, 80))
+    method = make(start=start, matching=matching(batch=5))
+    shard = shards([80])[0]
+    fixed = shard.train.take(range(50))
+    candidates = shard.train.take(range(50, 80))
     masks = torch.rand((5, 30), generator=Keys(1).torch()) < 0.5
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
     clients = [shard.with_train(Records.concat([fixed, candidates.take(mask)])) for mask in masks]
@@ -113,16 +123,23 @@ def test_uploads_read_the_records_through_mechanisms_alone(mechanisms: dict) -> 
 
 
 def test_as_printed_a_client_sends_the_classes_that_it_holds_and_claims_nothing_of_them() -> None:
-    """Sound variants send every class of the public list: which ones a client holds is protected by nothing."""
-    method, shard = make(start="noise", ipc=2, reads=2), shards([60])[0]
+    """Sound variants send every class of the public list: which ones a client holds is protected by
+    nothing."""
+    method = make(start="noise", ipc=2, reads=2)
+    shard = shards([60])[0]
     few = shard.with_train(shard.train.take((shard.train.y < 4).nonzero()[:, 0]))
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
-    for mechanisms, classes in ((PRINTED, few.train.y.unique().tolist()), (STEPWISE, list(range(10)))):
+    for mechanisms, classes in (
+        (PRINTED, few.train.y.unique().tolist()),
+        (STEPWISE, list(range(10))),
+    ):
         ctx = context(method, mechanisms=mechanisms)
         upload, _ = method.local(sent, {}, few, ctx)
         assert upload["labels"].value["y"].tolist() == [c for c in classes for _ in range(2)]
         assert {row.partition for row in ctx.rows} == {f"label:{c}" for c in classes}
-        assert all(one.private == (mechanisms is STEPWISE) and not one.public for one in upload.values())
+        assert all(
+            one.private == (mechanisms is STEPWISE) and not one.public for one in upload.values()
+        )
 
 
 def test_without_a_mechanism_the_upload_does_depend_on_the_records() -> None:
@@ -144,27 +161,37 @@ def test_other_starts_are_refused_under_a_guarantee() -> None:
     method = make(start="real")
     with pytest.raises(ValueError, match="start='real'"):
         method.local(
-            method.broadcast(method.init(PROBLEM, Keys(0))), {}, shards([40])[0], context(method, mechanisms=SOUND)
+            method.broadcast(method.init(PROBLEM, Keys(0))),
+            {},
+            shards([40])[0],
+            context(method, mechanisms=SOUND),
         )
 
 
 def test_empty_clients_and_small_classes(caplog: pytest.LogCaptureFixture) -> None:
-    method, shard = make(), shards([40])[0]
+    method = make()
+    shard = shards([40])[0]
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
     with caplog.at_level(logging.WARNING, "privdd"):
         upload, _ = method.local(sent, {}, without(shard, 0), context(method))
-        assert upload["images"].value["x"].shape == (0, 1, 8, 8) and len(upload["labels"].value["y"]) == 0
+        assert (
+            upload["images"].value["x"].shape == (0, 1, 8, 8)
+            and len(upload["labels"].value["y"]) == 0
+        )
         upload, _ = method.local(sent, {}, without(shard, 12), context(method))
     held = shard.train.y[:12].unique()
     assert len(upload["labels"].value["y"]) == 10 * len(held)
     assert "holds no records" in caplog.text and "fewer than ipc=10" in caplog.text
     server_state = method.init(PROBLEM, Keys(0))
-    kept = method.aggregate(server_state, receive(method, server_state, {}, [without(shard, 0)], 0, 0), Keys(0))
+    kept = method.aggregate(
+        server_state, receive(method, server_state, {}, [without(shard, 0)], 0, 0), Keys(0)
+    )
     assert all(torch.equal(kept[n], server_state[n]) for n in server_state)
 
 
 def test_carry_over_goes_on_from_the_last_images() -> None:
-    method, shard = make(start="noise", carry_over=True, matching=matching(0)), shards([40])[0]
+    method = make(start="noise", carry_over=True, matching=matching(0))
+    shard = shards([40])[0]
     sent = method.broadcast(method.init(PROBLEM, Keys(0)))
     first, memory = method.local(sent, {}, shard, context(method))
     second, _ = method.local(sent, memory, shard, context(method, round=1))
@@ -178,7 +205,13 @@ def test_carry_over_goes_on_from_the_last_images() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rho", 0.0), ("ipc", 0), ("start", "zeros"), ("carry_over", True), ("model", replace(SPEC, norm="batch"))],
+    [
+        ("rho", 0.0),
+        ("ipc", 0),
+        ("start", "zeros"),
+        ("carry_over", True),
+        ("model", replace(SPEC, norm="batch")),
+    ],
 )
 def test_bad_settings_are_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError):
@@ -193,11 +226,18 @@ def test_it_learns_with_and_without_noise() -> None:
 
 
 def test_the_printed_step_has_no_accounted_epsilon() -> None:
-    """The noise of its mean tells the size of a small class: the ledger says so and gives no number."""
+    """The noise of its mean tells the size of a small class: the ledger says so and gives no
+    number."""
     progress, _, _ = trained("feddm", "privacy=aggregate_clip", "algo.start=noise")
     rows = [r for r in progress.ledger.releases if r.name == "synthetic_gradient"]
-    assert rows and {r.nonprivate_reason for r in rows} == {"side conditions fail: noise_scale_public"}
-    assert progress.ledger.epsilon() == math.inf == progress.ledger.epsilon(surfaces=["synthetic_images"])
+    assert rows and {r.nonprivate_reason for r in rows} == {
+        "side conditions fail: noise_scale_public"
+    }
+    assert (
+        progress.ledger.epsilon()
+        == math.inf
+        == progress.ledger.epsilon(surfaces=["synthetic_images"])
+    )
 
 
 def _class_means(embedded: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -205,30 +245,47 @@ def _class_means(embedded: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def matched_loss(lr: float) -> tuple[float, float]:
-    """Squared gaps of class means, features and logits, before and after matching around a model that digits trained."""
+    """Squared gaps of class means, features and logits, before and after matching around a model
+    that digits trained."""
     (client,) = shards([200])
-    model, start = build(SPEC, (1, 8, 8), 10), unpack("model", make().init(PROBLEM, Keys(0)))
-    trained_on = {"lr": 0.05, "momentum": 0.9, "batch_size": 32, "epochs": 5, "generator": Keys(1).torch()}
+    model = build(SPEC, (1, 8, 8), 10)
+    start = unpack("model", make().init(PROBLEM, Keys(0)))
+    trained_on = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "batch_size": 32,
+        "epochs": 5,
+        "generator": Keys(1).torch(),
+    }
     sent = {"model": local_sgd(model, start, client.train, **trained_on)[0]}  # type: ignore[arg-type]
     found = []
     for steps in (0, 20):
         total = 0.0
         method = make(matching=matching(steps, lr=lr))
         upload, _ = method.local(sent, {}, client, context(method, 3))
-        x, y = upload["images"].value["x"], upload["labels"].value["y"]
-        unseen = networks_in_ball(model, sent["model"], sent["model"], method.rho, Keys(7), logits=True)
+        x = upload["images"].value["x"]
+        y = upload["labels"].value["y"]
+        unseen = networks_in_ball(
+            model, sent["model"], sent["model"], method.rho, Keys(7), logits=True
+        )
         with torch.no_grad():
             for t in range(5):
-                real, made = (_class_means(unseen(t)(a), b) for a, b in ((client.train.x, client.train.y), (x, y)))
+                real, made = (
+                    _class_means(unseen(t)(a), b)
+                    for a, b in ((client.train.x, client.train.y), (x, y))
+                )
                 total += float((real - made).square().sum())
         found.append(total)
     return found[0], found[1]
 
 
 def test_matching_brings_images_that_start_real_nearer_at_the_rate_of_the_settings() -> None:
-    """eta_c = 1 of the paper is that of standardised pixels: in [0, 1] a trained model's images run away at it."""
+    """eta_c = 1 of the paper is that of standardised pixels: in [0, 1] a trained model's images run
+    away at it."""
     before, after = matched_loss(compose_config("train", ["algo=feddm"]).algo.matching.lr)
     assert after < 0.5 * before
     assert matched_loss(1.0)[1] > 2 * before
     for start, rate in (("noise", 1.0), ("statistics", 0.1)):
-        assert compose_config("train", ["algo=feddm", f"algo.start={start}"]).algo.matching.lr == rate
+        assert (
+            compose_config("train", ["algo=feddm", f"algo.start={start}"]).algo.matching.lr == rate
+        )

@@ -1,4 +1,5 @@
-"""feddm_public_dp: one read, in one public map; what a crafted record can move, and what is sent depends on."""
+"""feddm_public_dp: one read, in one public map; what a crafted record can move, and what is sent
+depends on."""
 
 from __future__ import annotations
 
@@ -16,8 +17,16 @@ from privdd.federated.simulation import Plan
 
 torch.set_num_threads(1)
 TINY = [
-    "algo=feddm_public_dp", "preset=smoke", "data=digits", "data.limit=150", "data.test_limit=40", "partition=iid",
-    "partition.clients=3", "algo.fitting.steps=2", "algo.ipc=2", "algo.server.epochs=1",
+    "algo=feddm_public_dp",
+    "preset=smoke",
+    "data=digits",
+    "data.limit=150",
+    "data.test_limit=40",
+    "partition=iid",
+    "partition.clients=3",
+    "algo.fitting.steps=2",
+    "algo.ipc=2",
+    "algo.server.epochs=1",
 ]
 
 
@@ -37,18 +46,31 @@ def moves(plan: Plan, shard: Shard, x: Tensor, label: int) -> list[tuple[str, fl
     _, without = released(plan, shard)
     _, inside = released(plan, shard.with_train(Records.concat([shard.train, guest])))
     return [
-        (name, float((next(iter(a.exact.values())) - next(iter(b.exact.values()))).norm()) / a.sensitivity)
+        (
+            name,
+            float((next(iter(a.exact.values())) - next(iter(b.exact.values()))).norm())
+            / a.sensitivity,
+        )
         for (name, a), (_, b) in zip(inside.observer.outputs, without.observer.outputs, strict=True)  # type: ignore[arg-type]
     ]
 
 
 def test_one_record_moves_one_row_by_at_most_the_clip_norm() -> None:
     experiment = federation("privacy.clip_norm=0.3")
-    shard, found = experiment.shards[0], []
+    shard = experiment.shards[0]
+    found = []
     ones = torch.ones(shard.shape)
     stripes = ones.clone()
     stripes[:, ::2] = 0
-    for x in (ones, 0 * ones, stripes, 1e4 * ones, -ones, float("nan") * ones, shard.train.x[0] + 1e-4):
+    for x in (
+        ones,
+        0 * ones,
+        stripes,
+        1e4 * ones,
+        -ones,
+        float("nan") * ones,
+        shard.train.x[0] + 1e-4,
+    ):
         for label in (0, 3):
             changes = moves(experiment.plan, shard, x, label)
             rows = [change for name, change in changes if name == "embedding"]
@@ -58,7 +80,8 @@ def test_one_record_moves_one_row_by_at_most_the_clip_norm() -> None:
 
 
 def test_small_classes_are_dropped_by_the_noised_count_alone() -> None:
-    """On replayed releases, images, labels and which classes are sent are those of the first client."""
+    """On replayed releases, images, labels and which classes are sent are those of the first
+    client."""
     experiment = federation("algo.least=4", "privacy.count_noise=2")
     plan, (first, other, _) = experiment.plan, experiment.shards
     upload, ctx = released(plan, first)
@@ -83,7 +106,10 @@ def test_the_budget_buys_one_read_of_each_class() -> None:
     plan = experiment.plan
     assert plan.method.spends(0, plan.mechanisms) == {"embedding": 1, "class_counts": 1}
     _, ctx = released(plan, experiment.shards[0])
-    assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {"embedding": 1, "class_counts": 1}
+    assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {
+        "embedding": 1,
+        "class_counts": 1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -137,4 +163,7 @@ def test_without_fitting_the_plain_matching_steps_follow_the_same_map() -> None:
     experiment = federation("algo.fitting=null", "algo.matching.iterations=2")
     upload, ctx = released(experiment.plan, experiment.shards[0])
     assert len(upload["images"].value["x"]) == 20
-    assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {"embedding": 1, "class_counts": 1}
+    assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {
+        "embedding": 1,
+        "class_counts": 1,
+    }

@@ -25,7 +25,9 @@ def test_step_mass_is_the_displacement_of_a_heavy_ball(rho):
     for steps in range(1, 60):
         velocity = rho * velocity + 1.0
         position += velocity
-        assert step_mass(torch.tensor(float(steps), dtype=torch.float64), rho).item() == pytest.approx(position)
+        assert step_mass(
+            torch.tensor(float(steps), dtype=torch.float64), rho
+        ).item() == pytest.approx(position)
 
 
 def test_contrast_by_hand():
@@ -34,12 +36,16 @@ def test_contrast_by_hand():
     for a, b, c in zip(z, towards, away):
         up, down = (math.exp(float(a @ t / a.norm() / t.norm()) / 0.5) for t in (b, c))
         total -= math.log(up / (up + down))
-    assert model_contrastive_loss(z, towards, away, 0.5).item() == pytest.approx(total / 4, rel=1e-5)
+    assert model_contrastive_loss(z, towards, away, 0.5).item() == pytest.approx(
+        total / 4, rel=1e-5
+    )
 
 
 def test_supervised_contrast_by_hand():
-    z, y = torch.randn(7, 5, generator=Keys(1).torch()), torch.tensor([0, 0, 0, 1, 1, 2, 0])
-    unit, terms = z / z.norm(dim=1, keepdim=True), []
+    z = torch.randn(7, 5, generator=Keys(1).torch())
+    y = torch.tensor([0, 0, 0, 1, 1, 2, 0])
+    unit = z / z.norm(dim=1, keepdim=True)
+    terms = []
     for i in range(7):
         partners = [p for p in range(7) if p != i and y[p] == y[i]]
         below = sum(math.exp(float(unit[i] @ unit[a]) / 0.2) for a in range(7) if a != i)
@@ -52,7 +58,8 @@ def test_supervised_contrast_by_hand():
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (3, 32, 32), (1, 28, 28)])
 def test_anchors_are_public_noise_with_a_class_in_it(shape):
-    some, again = draw_anchors(shape, 4, 30, Keys(3)), draw_anchors(shape, 4, 30, Keys(3))
+    some = draw_anchors(shape, 4, 30, Keys(3))
+    again = draw_anchors(shape, 4, 30, Keys(3))
     assert some.x.shape == (120, *shape) and torch.equal(some.x, again.x)
     assert some.x.min() >= 0 and some.x.max() <= 1 and some.x.std() > 0.1
     centres = torch.stack([some.x[some.y == c][:15].mean(0).flatten() for c in range(4)])
@@ -62,7 +69,8 @@ def test_anchors_are_public_noise_with_a_class_in_it(shape):
 
 
 def test_prototypes_are_class_means_of_features():
-    state, records = initial(SPEC, (1, 8, 8), 10, Keys(1).torch()), digits().take(range(60))
+    state = initial(SPEC, (1, 8, 8), 10, Keys(1).torch())
+    records = digits().take(range(60))
     records = records.take(records.y != 3)
     own = compute_prototypes(build(SPEC, (1, 8, 8), 10), state, records, 10, batch=16)
     model = build(SPEC, (1, 8, 8), 10)
@@ -70,18 +78,23 @@ def test_prototypes_are_class_means_of_features():
     for c in range(10):
         z = model.features(records.x[records.y == c]).detach()
         assert own["count"][c] == len(z)
-        torch.testing.assert_close(own["mean"][c], z.mean(0) if len(z) else torch.zeros_like(own["mean"][c]))
+        torch.testing.assert_close(
+            own["mean"][c], z.mean(0) if len(z) else torch.zeros_like(own["mean"][c])
+        )
 
 
 def test_global_prototypes_are_those_of_the_pooled_records():
-    method, clients = make(FedProto), shards((60, 90))
+    method = make(FedProto)
+    clients = shards((60, 90))
     server = method.init(Problem((1, 8, 8), 10, 2), Keys(0))
     sent = receive(method, server, {}, clients, 0, 0)
     new = method.aggregate(server, sent, Keys(0))
     values = [r.values["prototypes"] for r in sent]
     for c in range(10):
         sums = sum(v["mean"][c] * v["count"][c] for v in values)
-        torch.testing.assert_close(new["prototypes/mean"][c], sums / sum(v["count"][c] for v in values))
+        torch.testing.assert_close(
+            new["prototypes/mean"][c], sums / sum(v["count"][c] for v in values)
+        )
 
 
 def test_scaffold_control_variates_average_to_the_servers():
@@ -90,12 +103,17 @@ def test_scaffold_control_variates_average_to_the_servers():
     names = [n for n in server if n.startswith("control/")]
     assert names and any(server[n].abs().max() > 1e-4 for n in names)
     for n in names:
-        torch.testing.assert_close(server[n], sum(m[n] for m in memories.values()) / 3, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            server[n], sum(m[n] for m in memories.values()) / 3, rtol=1e-3, atol=1e-5
+        )
 
 
 def test_average_weighs_and_refuses_an_empty_inbox():
     inbox = [
-        Received(k, 0, {"u": {"w": torch.tensor([float(k)])}, "count": {"n": torch.tensor([k + 1.0])}}) for k in (1, 0)
+        Received(
+            k, 0, {"u": {"w": torch.tensor([float(k)])}, "count": {"n": torch.tensor([k + 1.0])}}
+        )
+        for k in (1, 0)
     ]
     assert client_weights(inbox).tolist() == pytest.approx([1 / 3, 2 / 3])
     assert average(inbox, "u")["w"].item() == pytest.approx(2 / 3)
@@ -129,11 +147,16 @@ def test_what_an_auditor_reads():
     for delta in (False, True):
         method = make(FedAvg, update_is_delta=delta)
         server = method.init(Problem((1, 8, 8), 10, 1), Keys(0))
-        sent, received = method.broadcast(server), receive(method, server, {}, clients, 0, 0)[0]
+        sent = method.broadcast(server)
+        received = receive(method, server, {}, clients, 0, 0)[0]
         state = method.model_state("update", received.values["update"], sent)
         classifier = method.classifier(Problem((1, 8, 8), 10, 1))
         logits = torch.func.functional_call(classifier, state, (clients[0].test.x,))
         after = method.aggregate(server, [received], Keys(0))
-        torch.testing.assert_close(logits, method.predict(after, None, clients[0].test.x), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            logits, method.predict(after, None, clients[0].test.x), rtol=1e-3, atol=1e-4
+        )
         assert method.model_state("count", {}, sent) is None
-    assert method.settings(70)["local_steps"] == 3 and method.settings(70)["update_is_delta"] is True
+    assert (
+        method.settings(70)["local_steps"] == 3 and method.settings(70)["update_is_delta"] is True
+    )

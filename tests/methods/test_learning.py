@@ -18,11 +18,14 @@ OPTIONS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_learns_digits(name):
-    method, clients = make(METHODS[name], **OPTIONS.get(name, {})), shards(SIZES)
+    method = make(METHODS[name], **OPTIONS.get(name, {}))
+    clients = shards(SIZES)
     server, memories = federate(method, clients, rounds=4)
     memory = memories[0] if method.accuracy_kind == "personal" else None
     test = clients[0].test
-    assert (method.predict(server, memory, test.x).argmax(1) == test.y).float().mean() > 0.6  # chance: 0.1
+    assert (
+        method.predict(server, memory, test.x).argmax(1) == test.y
+    ).float().mean() > 0.6  # chance: 0.1
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -38,7 +41,9 @@ def test_shared_features_enter_local_training(name):
     shared = {"features": {"x": others.x}, "labels": {"y": others.y}}
 
     def accuracy_on_others(broadcast):
-        upload, memory = method.local(broadcast, {}, shard, ClientContext(0, 0, Keys(0).fold("client"), problem))
+        upload, memory = method.local(
+            broadcast, {}, shard, ClientContext(0, 0, Keys(0).fold("client"), problem)
+        )
         state = upload["update"].value if "update" in upload else unpack("personal", memory)
         logits = torch.func.functional_call(method.classifier(problem), state, (shard.test.x,))
         hard = shard.test.y >= 5

@@ -1,7 +1,8 @@
 """``private=True`` claims that an upload depends on the data only through what mechanisms released.
 
-The test: record what one client's mechanisms gave out, replay it to a client with other data (and other
-memory), and every upload that makes the claim must come out bit for bit the same, round after round.
+The test: record what one client's mechanisms gave out, replay it to a client with other data (and
+    other memory), and every upload that makes the claim must come out bit for bit the same, round
+    after round.
 """
 
 from __future__ import annotations
@@ -28,26 +29,39 @@ CASES = {
 
 
 def other_clients(shard: Shard, everyone: Records) -> dict[str, Shard]:
-    """Clients whose data differs in everything that could leak: images, labels, classes held, number."""
+    """Clients whose data differs in everything that could leak: images, labels, classes held,
+    number."""
     few = everyone.take(everyone.y < 3)
     fresh = Records(few.x.flip(-1) ** 2, few.y, few.ids + 10_000)
-    return {"other records, other number": shard.with_train(fresh), "one record": shard.with_train(fresh.take([0]))}
+    return {
+        "other records, other number": shard.with_train(fresh),
+        "one record": shard.with_train(fresh.take([0])),
+    }
 
 
-def interference(plan: Plan, shards: list[Shard], others: Mapping[str, Shard]) -> tuple[dict[str, list[str]], set[str], list[str]]:
-    """(kind of other data -> "round t: name" of every private upload that changed with it, all names that made the claim,
-    "round t: name" of every upload that is neither private, nor public, nor noised on its way out)."""
-    method, victim = plan.method, plan.victim
+def interference(
+    plan: Plan, shards: list[Shard], others: Mapping[str, Shard]
+) -> tuple[dict[str, list[str]], set[str], list[str]]:
+    """(kind of other data -> "round t: name" of every private upload that changed with it, all
+    names that made the claim, "round t: name" of every upload that is neither private, nor public,
+    nor noised on its way out)."""
+    method = plan.method
+    victim = plan.victim
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
     memories: dict[int, Mapping] = {}
     kept_of_others: dict[str, Mapping] = {kind: {} for kind in others}
     changed: dict[str, list[str]] = {kind: [] for kind in others}
-    claimed, bare = set[str](), list[str]()
+    claimed = set[str]()
+    bare = list[str]()
     for t in range(method.rounds):
         sent = method.broadcast(server)
         own = plan.client_context(t, victim)
         true, kept = method.local(sent, memories.get(victim, {}), shards[victim], own)
-        bare += [f"round {t}: {n}" for n, a in true.items() if not (a.private or a.public or n in plan.channel.mechanisms)]
+        bare += [
+            f"round {t}: {n}"
+            for n, a in true.items()
+            if not (a.private or a.public or n in plan.channel.mechanisms)
+        ]
         for kind, other in others.items():
             replayed = plan.client_context(t, victim, transcript=list(own.outputs))
             false, kept_of_others[kind] = method.local(sent, kept_of_others[kind], other, replayed)
@@ -61,15 +75,21 @@ def interference(plan: Plan, shards: list[Shard], others: Mapping[str, Shard]) -
                     claimed.add(name)
                     if not equal(true[name].value, false[name].value):
                         changed[kind].append(f"round {t}: {name}")
-        steps = [client_step(ClientTask(plan, t, s.client, sent, memories.get(s.client, {}), s)) for s in shards]
+        steps = [
+            client_step(ClientTask(plan, t, s.client, sent, memories.get(s.client, {}), s))
+            for s in shards
+        ]
         memories = {received.client: m for received, _, m in steps} | {victim: kept}
-        server = method.aggregate(server, [received for received, *_ in steps], plan.keys.fold("round", t, "server"))
+        server = method.aggregate(
+            server, [received for received, *_ in steps], plan.keys.fold("round", t, "server")
+        )
     return changed, claimed, bare
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_private_uploads_do_not_read_the_data(case):
-    """And every upload of a ``_dp`` profile is private, public with a reason, or noised on its way out."""
+    """And every upload of a ``_dp`` profile is private, public with a reason, or noised on its way
+    out."""
     experiment = tiny(case.split()[0], *CASES[case])
     everyone = Records.concat([s.train for s in experiment.shards])
     others = other_clients(experiment.shards[experiment.plan.victim], everyone)
@@ -105,7 +125,10 @@ class Remembers(FedAvg):
     def local(self, broadcast, memory, shard, ctx):
         upload, _ = super().local(broadcast, memory, shard, ctx)
         if memory:
-            upload = {n: Artifact({k: t + memory["mean"] for k, t in a.value.items()}, private=True) for n, a in upload.items()}
+            upload = {
+                n: Artifact({k: t + memory["mean"] for k, t in a.value.items()}, private=True)
+                for n, a in upload.items()
+            }
         return upload, {"mean": shard.train.x.mean()}
 
 
@@ -126,5 +149,7 @@ def test_mutants_that_peek_are_caught(mutant):
     method = mutant(**{f.name: getattr(plain, f.name) for f in fields(plain) if f.init})
     everyone = Records.concat([s.train for s in experiment.shards])
     others = other_clients(experiment.shards[experiment.plan.victim], everyone)
-    changed, *_ = interference(replace(experiment.plan, method=method), list(experiment.shards), others)
+    changed, *_ = interference(
+        replace(experiment.plan, method=method), list(experiment.shards), others
+    )
     assert any(changed.values())

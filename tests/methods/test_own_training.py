@@ -1,4 +1,5 @@
-"""Clients that train by a function of the user's own: FedAvg's steps written as one give FedAvg; the tutorial's example runs."""
+"""Clients that train by a function of the user's own: FedAvg's steps written as one give FedAvg;
+the tutorial's example runs."""
 
 from __future__ import annotations
 
@@ -57,15 +58,28 @@ def halved(model, x, y, seed):
 
 
 def own(function, **more):
-    return OwnTraining(model=more.pop("model", SPEC), rounds=2, training=f"{HERE}:{function.__name__}", **more)
+    return OwnTraining(
+        model=more.pop("model", SPEC), rounds=2, training=f"{HERE}:{function.__name__}", **more
+    )
 
 
 @pytest.mark.parametrize("model", [SPEC, BATCH_NORM])
 @pytest.mark.parametrize("options", [{}, {"update_is_delta": True, "weighting": "uniform"}])
 def test_the_same_steps_give_fedavg(options: dict, model: ModelSpec) -> None:
-    plain = make(FedAvg, model=model, lr=LR, batch_size=500, local_epochs=1.0, momentum=0.0, weight_decay=0.0, **options)
+    plain = make(
+        FedAvg,
+        model=model,
+        lr=LR,
+        batch_size=500,
+        local_epochs=1.0,
+        momentum=0.0,
+        weight_decay=0.0,
+        **options,
+    )
     clients = shards((40, 97))
-    states = [federate(method, clients)[0] for method in (plain, own(one_step, model=model, **options))]
+    states = [
+        federate(method, clients)[0] for method in (plain, own(one_step, model=model, **options))
+    ]
     assert states[0].keys() == states[1].keys()
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-5, atol=1e-6)
@@ -78,7 +92,9 @@ def test_what_a_function_draws_is_repeated_and_the_global_generator_is_left_as_i
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert torch.equal(model_of(federate(own(drops_and_shuffles), shards((40, 40)))[0]), first)
-    assert not torch.equal(model_of(federate(own(drops_and_shuffles), shards((40, 40)), seed=1)[0]), first)
+    assert not torch.equal(
+        model_of(federate(own(drops_and_shuffles), shards((40, 40)), seed=1)[0]), first
+    )
 
 
 def test_it_keeps_the_contract_of_a_method() -> None:
@@ -97,8 +113,16 @@ def test_a_client_without_records_changes_nothing() -> None:
     [
         (fails, f"algo.training={HERE}:fails: failed on 30 records: ValueError: no learning rate"),
         (forgets, f"algo.training={HERE}:forgets: gives a NoneType, the trained model is needed"),
-        (other, f"algo.training={HERE}:other: gives a network of other names, shapes or types than it was sent"),
-        (halved, f"algo.training={HERE}:halved: gives a network of other names, shapes or types than it was sent"),
+        (
+            other,
+            f"algo.training={HERE}:other: gives a network of other names, shapes or types "
+            "than it was sent",
+        ),
+        (
+            halved,
+            f"algo.training={HERE}:halved: gives a network of other names, shapes or "
+            "types than it was sent",
+        ),
     ],
 )
 def test_a_function_that_cannot_be_used_is_said_in_one_line(function, says: str) -> None:
@@ -116,13 +140,19 @@ def test_a_function_that_cannot_be_used_is_said_in_one_line(function, says: str)
         (f"{HERE}:LR", "it cannot be called"),
     ],
 )
-def test_a_name_that_stands_for_nothing_is_refused_before_anything_runs(text: str, says: str) -> None:
+def test_a_name_that_stands_for_nothing_is_refused_before_anything_runs(
+    text: str, says: str
+) -> None:
     with pytest.raises(ValueError, match=re.escape(says)):
         OwnTraining(model=SPEC, rounds=1, training=text)
 
 
 def test_the_tutorials_function_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = next(b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S) if "def train(" in b)
+    code = next(
+        b
+        for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+        if "def train(" in b
+    )
     module = types.ModuleType("net")
     exec(compile(code, "example", "exec"), vars(module))
     monkeypatch.setitem(sys.modules, "net", module)

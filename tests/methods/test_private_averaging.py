@@ -1,4 +1,5 @@
-"""DP-SGD inside the averaging methods: its limit without clipping and noise, and what leaves the client."""
+"""DP-SGD inside the averaging methods: its limit without clipping and noise, and what leaves the
+client."""
 
 import pytest
 import torch
@@ -59,7 +60,10 @@ def test_uploads_depend_on_the_data_through_the_mechanism_alone(name):
     assert one.keys() == two.keys() and kept.keys() == kept_two.keys()
     for key, artifact in one.items():
         assert all(torch.equal(artifact.value[n], two[key].value[n]) for n in artifact.value)
-    assert any(not torch.equal(one["update"].value[n], fresh["update"].value[n]) for n in one["update"].value)
+    assert any(
+        not torch.equal(one["update"].value[n], fresh["update"].value[n])
+        for n in one["update"].value
+    )
 
 
 def test_ledger_counts_every_step_and_spends_foretells_it():

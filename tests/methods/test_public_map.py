@@ -1,4 +1,5 @@
-"""Heads over a public map: what one record can move, what is learned, and that batches agree with single clients."""
+"""Heads over a public map: what one record can move, what is learned, and that batches agree with
+single clients."""
 
 from __future__ import annotations
 
@@ -26,16 +27,27 @@ ALL = ("privacy.sampling_probability=1",)
 
 def accuracy(experiment: Experiment, progress: Progress) -> float:
     test = experiment.test_records
-    return float((experiment.plan.method.predict(progress.server, None, test.x).argmax(1) == test.y).float().mean())
+    return float(
+        (experiment.plan.method.predict(progress.server, None, test.x).argmax(1) == test.y)
+        .float()
+        .mean()
+    )
 
 
 @pytest.mark.parametrize("algo", KINDS)
 def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(algo: str) -> None:
     experiment = tiny(algo, *ALL)
-    plan, shard = experiment.plan, experiment.shards[0]
+    plan = experiment.plan
+    shard = experiment.shards[0]
     assert isinstance(plan.method, KINDS[algo]) and isinstance(plan.method, PublicMap)
-    broadcast, found = plan.method.broadcast(plan.method.init(plan.problem, plan.keys)), []
-    for x in (torch.ones(shard.shape), torch.zeros(shard.shape), 1e4 * torch.ones(shard.shape), shard.train.x[0] + 1e-4):
+    broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
+    found = []
+    for x in (
+        torch.ones(shard.shape),
+        torch.zeros(shard.shape),
+        1e4 * torch.ones(shard.shape),
+        shard.train.x[0] + 1e-4,
+    ):
         guest = Records(x[None], torch.tensor([3]), torch.tensor([10**6]))
         outputs = []
         for train in (shard.train, Records.concat([shard.train, guest])):
@@ -51,10 +63,13 @@ def test_one_record_moves_a_release_by_the_clip_norm_and_no_more(algo: str) -> N
 @pytest.mark.parametrize("algo", KINDS)
 def test_worlds_side_by_side_send_what_each_sends_alone(algo: str) -> None:
     experiment = tiny(algo, *ALL)
-    plan, shard = experiment.plan, experiment.shards[0]
+    plan = experiment.plan
+    shard = experiment.shards[0]
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     shards = [shard.with_train(shard.train.take(range(at, len(shard.train)))) for at in (0, 3, 7)]
-    together = plan.method.local_batched(broadcast, [{}] * 3, shards, [plan.client_context(0, 0) for _ in shards])
+    together = plan.method.local_batched(
+        broadcast, [{}] * 3, shards, [plan.client_context(0, 0) for _ in shards]
+    )
     for one, (upload, _) in zip(shards, together or (), strict=True):
         alone, _ = plan.method.local(broadcast, {}, one, plan.client_context(0, 0))
         for name, artifact in alone.items():
@@ -64,9 +79,11 @@ def test_worlds_side_by_side_send_what_each_sends_alone(algo: str) -> None:
 
 @pytest.mark.parametrize("algo", ["dp_means", "feddm_guided_dp"])
 def test_without_noise_class_sums_are_those_of_the_map_that_an_auditor_is_told(algo: str) -> None:
-    """What attacks invert, sum over count, is the mean of ``maps["embedding"]`` over the class's records."""
+    """What attacks invert, sum over count, is the mean of ``maps["embedding"]`` over the class's
+    records."""
     experiment = tiny(algo, "privacy=none")
-    plan, shard = experiment.plan, experiment.shards[0]
+    plan = experiment.plan
+    shard = experiment.shards[0]
     broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     sent = plan.method.local(broadcast, {}, shard, plan.client_context(0, 0))[0]["prototypes"].value
     own = plan.method.maps(broadcast, {}, plan.problem)["embedding"](shard.train.x)
@@ -77,7 +94,8 @@ def test_without_noise_class_sums_are_those_of_the_map_that_an_auditor_is_told(a
 
 def test_without_noise_it_is_gradient_descent_with_momentum() -> None:
     experiment = tiny("dp_head", "privacy=none", "algo.rounds=4", "algo.lr=5")
-    plan, method = experiment.plan, experiment.plan.method
+    plan = experiment.plan
+    method = experiment.plan.method
     assert isinstance(method, DPHead)
     found = finished(experiment).server["model/head.weight"]
     pool = Records.concat([shard.train for shard in experiment.shards])
@@ -91,14 +109,28 @@ def test_without_noise_it_is_gradient_descent_with_momentum() -> None:
     assert torch.allclose(found, weight.detach(), atol=1e-3)
 
 
-@pytest.mark.parametrize(("noisiest", "trust"), [(None, "local"), (0.01, "local"), (0.01, "secagg"), (1e6, "local")])
+@pytest.mark.parametrize(
+    ("noisiest", "trust"), [(None, "local"), (0.01, "local"), (0.01, "secagg"), (1e6, "local")]
+)
 def test_a_step_is_as_long_as_its_noise_allows(noisiest: float | None, trust: str) -> None:
-    """From public numbers: the noise of the mean gradient, z C sqrt(clients) / records (one client's under secagg)."""
-    experiment = tiny("dp_head", *ALL, "privacy.noise_multiplier=4", "algo.lr=7", f"algo.noisiest={noisiest or 'null'}",
-                      f"trust={trust}", *(["trust.colluding=0"] if trust == "secagg" else []))  # fmt: skip
+    """From public numbers: the noise of the mean gradient, z C sqrt(clients) / records (one
+    client's under secagg)."""
+    experiment = tiny(
+        "dp_head",
+        *ALL,
+        "privacy.noise_multiplier=4",
+        "algo.lr=7",
+        f"algo.noisiest={noisiest or 'null'}",
+        f"trust={trust}",
+        *(["trust.colluding=0"] if trust == "secagg" else []),
+    )
     plan = experiment.plan
-    progress = run_round(plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine())[0]
-    moved, velocity = (progress.server[f"{name}/head.weight"].norm() for name in ("model", "velocity"))
+    progress = run_round(
+        plan, start_training(plan, experiment.new_ledger()), experiment.shards, Engine()
+    )[0]
+    moved, velocity = (
+        progress.server[f"{name}/head.weight"].norm() for name in ("model", "velocity")
+    )
     added = 1 if trust == "secagg" else len(experiment.shards)
     noise = 4 * 0.4 * added**0.5 / max(float(progress.server["seen/count"]), 1.0)
     expected = 7.0 if noisiest is None else min(7.0, noisiest / noise)
@@ -106,27 +138,40 @@ def test_a_step_is_as_long_as_its_noise_allows(noisiest: float | None, trust: st
 
 
 def test_local_steps_are_federated_averaging_in_the_map() -> None:
-    """Of two steps without noise, a client sends the mean of its gradients at the two points; each step is a release."""
+    """Of two steps without noise, a client sends the mean of its gradients at the two points; each
+    step is a release."""
     experiment = tiny("dp_head", "privacy=none", "algo.lr=5", "algo.local_steps=2")
-    plan, method, shard = experiment.plan, experiment.plan.method, experiment.shards[0]
-    upload, _ = method.local(method.broadcast(method.init(plan.problem, plan.keys)), {}, shard, plan.client_context(0, 0))
-    rows, first = method.rows.embed_rows(shard.train.x), torch.zeros(10, 21)  # type: ignore[attr-defined]
+    plan = experiment.plan
+    method = experiment.plan.method
+    shard = experiment.shards[0]
+    upload, _ = method.local(
+        method.broadcast(method.init(plan.problem, plan.keys)), {}, shard, plan.client_context(0, 0)
+    )
+    # type: ignore[attr-defined]
+    rows = method.rows.embed_rows(shard.train.x)
+    first = torch.zeros(10, 21)
 
     def slope(at: torch.Tensor) -> torch.Tensor:
         return (torch.softmax(rows @ at.T, 1) - F.one_hot(shard.train.y, 10)).T @ rows
 
     second = first - 5 / 2 * slope(first) / len(rows)
-    assert torch.allclose(upload["gradient"].value["head.weight"], (slope(first) + slope(second)) / 2, atol=1e-4)
+    assert torch.allclose(
+        upload["gradient"].value["head.weight"], (slope(first) + slope(second)) / 2, atol=1e-4
+    )
     noised = tiny("dp_head", "algo.local_steps=2", *ALL).plan
     assert noised.method.spends(0, noised.mechanisms) == {"head_gradient": 2}
 
 
-@pytest.mark.parametrize(("algo", "least"), [("dp_head", 0.6), ("dp_means", 0.6), ("dp_moments", 0.5)])
+@pytest.mark.parametrize(
+    ("algo", "least"), [("dp_head", 0.6), ("dp_means", 0.6), ("dp_moments", 0.5)]
+)
 def test_digits_are_learned_where_noise_is_small(algo: str, least: float) -> None:
     """Chance is 0.1; 120 records, rows of 100 numbers (60 for second moments)."""
     width = 60 if algo == "dp_moments" else 100
     rounds = ("algo.rounds=10",) if algo == "dp_head" else ()
-    experiment = tiny(algo, *ALL, f"algo.rows.width={width}", "privacy.noise_multiplier=0.1", *rounds)
+    experiment = tiny(
+        algo, *ALL, f"algo.rows.width={width}", "privacy.noise_multiplier=0.1", *rounds
+    )
     assert accuracy(experiment, finished(experiment)) > least
 
 
@@ -137,11 +182,18 @@ def test_the_ledger_counts_the_releases_that_were_foretold(algo: str) -> None:
     assert 2.9 < progress.ledger.epsilon() <= 3.0 + 1e-6
 
 
-@pytest.mark.parametrize(("algo", "override", "named"), [
-    ("dp_head", "algo.lr=0", "lr=0"), ("dp_head", "algo.noisiest=0", "noisiest=0"), ("dp_head", "algo.momentum=1", "momentum=1"),
-    ("dp_head", "algo.local_steps=0", "local_steps=0"), ("dp_means", "algo.least=1", "least=1"),
-    ("dp_moments", "algo.ridge=-1", "ridge=-1"), ("dp_moments", "algo.share=1", "share=1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("algo", "override", "named"),
+    [
+        ("dp_head", "algo.lr=0", "lr=0"),
+        ("dp_head", "algo.noisiest=0", "noisiest=0"),
+        ("dp_head", "algo.momentum=1", "momentum=1"),
+        ("dp_head", "algo.local_steps=0", "local_steps=0"),
+        ("dp_means", "algo.least=1", "least=1"),
+        ("dp_moments", "algo.ridge=-1", "ridge=-1"),
+        ("dp_moments", "algo.share=1", "share=1"),
+    ],
+)
 def test_settings_without_a_meaning_are_refused(algo: str, override: str, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         tiny(algo, override)

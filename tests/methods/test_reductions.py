@@ -1,4 +1,5 @@
-"""Each method at the setting where it must become another one: the cheapest strong oracle there is."""
+"""Each method at the setting where it must become another one: the cheapest strong oracle there
+is."""
 
 from dataclasses import dataclass
 
@@ -82,7 +83,9 @@ def test_scaffold_that_forgets_its_control_variate_is_caught():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_fednova_with_equal_steps_is_fedavg(momentum):
-    assert close(run(FedNova, (80, 80, 90), momentum=momentum), run(FedAvg, (80, 80, 90), momentum=momentum))
+    assert close(
+        run(FedNova, (80, 80, 90), momentum=momentum), run(FedAvg, (80, 80, 90), momentum=momentum)
+    )
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedNova, Scaffold])
@@ -91,25 +94,38 @@ def test_sending_changes_is_sending_parameters(kind):
 
 
 def test_fedproto_without_pull_is_training_alone():
-    method, clients = make(FedProto, weight=0.0), shards((90, 120))
+    method = make(FedProto, weight=0.0)
+    clients = shards((90, 120))
     _, memories = federate(method, clients, rounds=1)
-    start = initial(method.model, (1, 8, 8), 10, Keys(0).fold("public", "fedproto", "model").torch())
+    start = initial(
+        method.model, (1, 8, 8), 10, Keys(0).fold("public", "fedproto", "model").torch()
+    )
     for shard in clients:
         generator = Keys(0).fold("round", 0, "client", shard.client, "batch").torch()
-        options = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-5, "batch_size": 32, "epochs": 1.0}
-        alone, _ = local_sgd(build(method.model, (1, 8, 8), 10), start, shard.train, generator=generator, **options)
+        options = {
+            "lr": 0.05,
+            "momentum": 0.9,
+            "weight_decay": 1e-5,
+            "batch_size": 32,
+            "epochs": 1.0,
+        }
+        alone, _ = local_sgd(
+            build(method.model, (1, 8, 8), 10), start, shard.train, generator=generator, **options
+        )
         assert all(torch.equal(alone[n], memories[shard.client][f"personal/{n}"]) for n in alone)
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx, FedNova, Scaffold, FedAvgM])
 def test_one_full_batch_step_is_centralised_sgd(kind):
-    """In float64; the pooled gradient is the record-weighted mean of the clients'. Tolerance 1e-10."""
+    """In float64; the pooled gradient is the record-weighted mean of the clients'. Tolerance
+    1e-10."""
     method = make(kind, momentum=0.0, weight_decay=0.0, batch_size=10**6, local_epochs=1.0)
     clients = shards((30, 60, 110))
     start = method.init(Problem((1, 8, 8), 10, 3), Keys(0).fold("public", "init"))
     model = build(method.model, (1, 8, 8), 10).double()
     model.load_state_dict({n[6:]: v.double() for n, v in start.items() if n.startswith("model/")})
-    x, y = torch.cat([s.train.x for s in clients]).double(), torch.cat([s.train.y for s in clients])
+    x = torch.cat([s.train.x for s in clients]).double()
+    y = torch.cat([s.train.y for s in clients])
     F.cross_entropy(model(x), y).backward()
     central = {n: p.detach() - 0.05 * p.grad for n, p in model.named_parameters()}
     server, _ = federate(method, clients, rounds=1, double=True)
@@ -121,7 +137,8 @@ def test_one_full_batch_step_is_centralised_sgd(kind):
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 def test_order_of_clients_changes_nothing_and_seeds_decide(kind, norm):
     more = {"model": BATCH_NORM} if norm == "batch" else {}
-    method, clients = make(kind, **more), shards((40, 50, 60))
+    method = make(kind, **more)
+    clients = shards((40, 50, 60))
     server, _ = federate(method, clients, rounds=2)
     turned, _ = federate(method, [clients[i] for i in (2, 0, 1)], rounds=2)
     other, _ = federate(method, clients, rounds=2, seed=1)
@@ -145,14 +162,20 @@ def test_fedavg_is_the_mean_by_records_or_uniform():
 
 
 def test_fedadam_follows_the_written_out_rule():
-    method, clients = make(FedAdam, server_lr=0.3), shards((40, 60))
+    method = make(FedAdam, server_lr=0.3)
+    clients = shards((40, 60))
     server = method.init(Problem((1, 8, 8), 10, 2), Keys(0))
-    m, v, w = 0.0, 1e-6, server["model/head.bias"].double().numpy()
+    m = 0.0
+    v = 1e-6
+    w = server["model/head.bias"].double().numpy()
     for t in range(3):
         inbox = receive(method, server, {}, clients, t, 0)
         ends = [r.values["update"]["head.bias"].double().numpy() for r in inbox]
         change = 0.4 * ends[0] + 0.6 * ends[1] - server["model/head.bias"].double().numpy()
-        m, v = 0.9 * m + 0.1 * change, 0.99 * v + 0.01 * change**2
+        m = 0.9 * m + 0.1 * change
+        v = 0.99 * v + 0.01 * change**2
         w = w + 0.3 * m / (v**0.5 + 1e-3)
         server = method.aggregate(server, inbox, Keys(0))
-        torch.testing.assert_close(server["model/head.bias"].double(), torch.from_numpy(w), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(
+            server["model/head.bias"].double(), torch.from_numpy(w), rtol=1e-4, atol=1e-6
+        )

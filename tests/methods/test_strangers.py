@@ -1,4 +1,5 @@
-"""Methods of strangers: what check_method and the audit say before training, and what the first screen says after it."""
+"""Methods of strangers: what check_method and the audit say before training, and what the first
+screen says after it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ import pytest
 import torch
 
 from attacks.types import Surface
-from privdd.auditing.method_contract import BrokenContract, UnmappedUpload, check_foreign_uploads, check_method
+from privdd.auditing.method_contract import (
+    BrokenContract,
+    UnmappedUpload,
+    check_foreign_uploads,
+    check_method,
+)
 from privdd.auditing.upload_schema import UPLOAD_RULES, schema_table, upload_faults
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
@@ -19,14 +25,28 @@ from privdd.federated.simulation import Plan
 from privdd.reporting.decision import decide_surfaces
 from privdd.reporting.schema import Findings, load_findings
 from privdd.reporting.summary import verdict_headline
-from tests.methods.strangers import MappedFedProto, StrangersFedCGS, StrangersFedDM, StrangersFedProto
+from tests.methods.strangers import (
+    MappedFedProto,
+    StrangersFedCGS,
+    StrangersFedDM,
+    StrangersFedProto,
+)
 
 HERE = Path(__file__).parent
 SMALL = (
-    "preset=smoke", "engine=serial", "audit.federations=0", "audit.worlds=8", "partition.clients=2", "audit.records=40",
-    "data.limit=500", "audit.victims=0", "audit.require=some",
-)  # fmt: skip
-READERS = "attack=[lira,rmia,base,loss_threshold,fusion,copy_detection,label_counts,feature_inversion]"
+    "preset=smoke",
+    "engine=serial",
+    "audit.federations=0",
+    "audit.worlds=8",
+    "partition.clients=2",
+    "audit.records=40",
+    "data.limit=500",
+    "audit.victims=0",
+    "audit.require=some",
+)
+READERS = (
+    "attack=[lira,rmia,base,loss_threshold,fusion,copy_detection,label_counts,feature_inversion]"
+)
 HOOKS = "classifier and opening, or classifier and sent_state, or maps"
 
 
@@ -37,7 +57,9 @@ def first_screen(method: type, folder: Path) -> tuple[Findings, tuple[str, ...]]
     typed = ["algo=stranger", READERS, *SMALL]
     run_audit(compose_config("audit", typed, [str(own.parent)]), folder / "run", ["test"])
     findings = load_findings(folder / "run")
-    return findings, tuple(sentence.replace("\u00a0", " ") for sentence in verdict_headline(findings).sentences)
+    return findings, tuple(
+        sentence.replace("\u00a0", " ") for sentence in verdict_headline(findings).sentences
+    )
 
 
 def test_check_method_says_which_hooks_would_let_attacks_read() -> None:
@@ -52,7 +74,9 @@ def test_check_method_says_which_hooks_would_let_attacks_read() -> None:
 @pytest.mark.filterwarnings("ignore::privdd.auditing.method_contract.UnmappedUpload")
 def test_a_tensor_of_another_name_is_named_before_training() -> None:
     method = StrangersFedProto(second="known")
-    says = r"upload 'protos' of surface prototypes: holds 'known'; attacks read mean, sum, count alone"
+    says = (
+        r"upload 'protos' of surface prototypes: holds 'known'; attacks read mean, sum, count alone"
+    )
     with pytest.raises(BrokenContract, match=says):
         check_method(method)
     with pytest.raises(BrokenContract, match=says):
@@ -61,11 +85,27 @@ def test_a_tensor_of_another_name_is_named_before_training() -> None:
 
 PROBLEM = Problem((1, 8, 8), 3, 2)
 FAULTS = {
-    "class sums of another number of classes": (Surface.PROTOTYPES, {"sum": torch.zeros(4, 5)}, "'sum' is (4, 5), needed is (C=3, ...)"),
+    "class sums of another number of classes": (
+        Surface.PROTOTYPES,
+        {"sum": torch.zeros(4, 5)},
+        "'sum' is (4, 5), needed is (C=3, ...)",
+    ),
     "no class row": (Surface.PROTOTYPES, {"count": torch.zeros(3)}, "lacks one of 'mean', 'sum'"),
-    "flat images": (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(6, 64)}, "needed is (m, c=1, h=8, w=8)"),
-    "whole pixels": (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(6, 1, 8, 8, dtype=torch.long)}, "a float type"),
-    "no labels beside rows": (Surface.FEATURES, {"x": torch.zeros(6, 5)}, "another upload, 'labels', with y (m,)"),
+    "flat images": (
+        Surface.SYNTHETIC_IMAGES,
+        {"x": torch.zeros(6, 64)},
+        "needed is (m, c=1, h=8, w=8)",
+    ),
+    "whole pixels": (
+        Surface.SYNTHETIC_IMAGES,
+        {"x": torch.zeros(6, 1, 8, 8, dtype=torch.long)},
+        "a float type",
+    ),
+    "no labels beside rows": (
+        Surface.FEATURES,
+        {"x": torch.zeros(6, 5)},
+        "another upload, 'labels', with y (m,)",
+    ),
     "soft labels": (Surface.LABELS, {"y": torch.full((6,), 0.3)}, "whole numbers are needed"),
 }
 
@@ -82,7 +122,9 @@ def test_uploads_are_named_shaped_and_typed_as_the_table_says(name: str) -> None
 
 def test_the_tutorial_prints_the_table() -> None:
     assert schema_table() in (HERE.parents[1] / "docs/tutorials/own-method.md").read_text()
-    assert {surface for surface in Surface if not surface.startswith(("global", "shared"))} == UPLOAD_RULES.keys()
+    assert {
+        surface for surface in Surface if not surface.startswith(("global", "shared"))
+    } == UPLOAD_RULES.keys()
 
 
 def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A tiny federation for the tests of methods: scikit-learn's digits, a small ConvNet, rounds through the channel."""
+"""A tiny federation for the tests of methods: scikit-learn's digits, a small ConvNet, rounds
+through the channel."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -54,14 +55,24 @@ def digits() -> Records:
 
 def shards(sizes: Sequence[int]) -> list[Shard]:
     """Consecutive slices of the digits; the last 400 are everyone's test set."""
-    test, at, out = digits().take(range(1397, 1797)), 0, []
+    test = digits().take(range(1397, 1797))
+    at = 0
+    out = []
     for client, size in enumerate(sizes):
         out.append(Shard(client, digits().take(range(at, at + size)), test, test, 10))
         at += size
     return out
 
 
-def receive(method, server: State, memories: dict[int, State], clients: Sequence[Shard], t: int, seed: int, **more):
+def receive(
+    method,
+    server: State,
+    memories: dict[int, State],
+    clients: Sequence[Shard],
+    t: int,
+    seed: int,
+    **more,
+):
     """Every client's turn of round t, in the given order; memories are updated."""
     problem = Problem(clients[0].shape, 10, len(clients))
     inbox: list[Received] = []
@@ -69,19 +80,25 @@ def receive(method, server: State, memories: dict[int, State], clients: Sequence
         keys = Keys(seed).fold("round", t, "client", shard.client)
         ctx = ClientContext(t, shard.client, keys, problem, queries=method.queries, **more)
         sent = method.broadcast(server)
-        upload, memories[shard.client] = method.local(sent, memories.get(shard.client, {}), shard, ctx)
+        upload, memories[shard.client] = method.local(
+            sent, memories.get(shard.client, {}), shard, ctx
+        )
         inbox.append(Channel(method.uploads).send(upload, ctx)[0])
     return inbox
 
 
-def federate(method, clients: Sequence[Shard], rounds: int = 2, seed: int = 0, double: bool = False):
+def federate(
+    method, clients: Sequence[Shard], rounds: int = 2, seed: int = 0, double: bool = False
+):
     """(server state, memories) after some rounds with every client."""
     problem = Problem(clients[0].shape, 10, len(clients))
     server = method.init(problem, Keys(seed).fold("public", "init"))
     server = {n: v.double() for n, v in server.items()} if double else server
     memories: dict[int, State] = {}
     for t in range(rounds):
-        server = method.aggregate(server, receive(method, server, memories, clients, t, seed), Keys(seed))
+        server = method.aggregate(
+            server, receive(method, server, memories, clients, t, seed), Keys(seed)
+        )
     return server, memories
 
 

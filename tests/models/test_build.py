@@ -85,7 +85,9 @@ def test_forward_is_head_of_features(fields, shape):
     assert model(x).shape == (4, 7) and torch.isfinite(model(x)).all()
 
 
-@pytest.mark.parametrize(("side", "width"), [(28, 1152), (32, 2048), (96, 18432), (8, 512), (16, 512), (4, 512)])
+@pytest.mark.parametrize(
+    ("side", "width"), [(28, 1152), (32, 2048), (96, 18432), (8, 512), (16, 512), (4, 512)]
+)
 def test_convnet_feature_sizes(side, width):
     assert build(ModelSpec(), (3, side, side), 2).head.in_features == width
 
@@ -99,7 +101,8 @@ def test_padded_grey_image_has_the_features_of_a_32_pixel_one():
 
 
 @pytest.mark.parametrize(
-    ("shape", "out"), [((3, 32, 32), (1, 32, 32)), ((1, 28, 28), (1, 28, 28)), ((1, 8, 8), (1, 8, 8))]
+    ("shape", "out"),
+    [((3, 32, 32), (1, 32, 32)), ((1, 28, 28), (1, 28, 28)), ((1, 8, 8), (1, 8, 8))],
 )
 def test_projection_keeps_the_size(shape, out):
     spec = ModelSpec("projection")
@@ -118,7 +121,11 @@ def test_projections_of_figure_5_have_that_many_convolutions_and_one_output_size
     model.load_state_dict(initial(spec, shape, 10, torch.Generator().manual_seed(0)))
     x = images(1, shape).requires_grad_(True)
     out = model(x)
-    assert out.shape[1:] == projected_shape(spec, shape) == projected_shape(ModelSpec("projection"), shape)
+    assert (
+        out.shape[1:]
+        == projected_shape(spec, shape)
+        == projected_shape(ModelSpec("projection"), shape)
+    )
     assert sum(isinstance(m, torch.nn.Conv2d) for m in model.modules()) == depth
     out.square().sum().backward()
     assert (x.grad != 0).float().mean() > 0.95
@@ -131,7 +138,10 @@ def test_projections_of_more_than_four_convolutions_are_refused():
 
 @pytest.mark.parametrize("filters", [1, 4, 9, 25, 36])
 def test_projection_sizes_of_fedrd_table_iv(filters):
-    assert projected_shape(ModelSpec("projection", width=filters), (3, 32, 32))[1:] == (8 * filters**0.5,) * 2
+    assert (
+        projected_shape(ModelSpec("projection", width=filters), (3, 32, 32))[1:]
+        == (8 * filters**0.5,) * 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -157,13 +167,19 @@ def test_vae_output_and_its_dependence_on_noise(fields, shape):
 
 
 @pytest.mark.parametrize(
-    "fields", [{"name": "vae", "width": 8, "latent": 8, "norm": "group"}, {"name": "smallcnn", "norm": "group"}]
+    "fields",
+    [
+        {"name": "vae", "width": 8, "latent": 8, "norm": "group"},
+        {"name": "smallcnn", "norm": "group"},
+    ],
 )
 def test_group_norm_keeps_records_apart(fields):
     """Per-record gradients need outputs that do not depend on the other records of the batch."""
-    spec, shape = ModelSpec(**fields), (1, 8, 8)
+    spec = ModelSpec(**fields)
+    shape = (1, 8, 8)
     state = initial(spec, shape, 10, torch.Generator().manual_seed(0))
-    model, x = build(spec, shape, 10), images(6, shape)
+    model = build(spec, shape, 10)
+    x = images(6, shape)
 
     def run(batch: torch.Tensor) -> torch.Tensor:
         out = functional_call(model, state, (batch,))
@@ -191,7 +207,12 @@ def test_bad_descriptions_are_refused(fields, message):
 
 @pytest.mark.parametrize(
     ("fields", "shape"),
-    [({"depth": 4}, (1, 8, 8)), ({"name": "simplecnn"}, (1, 8, 8)), ({"name": "vae"}, (1, 10, 10)), ({}, (8, 8))],
+    [
+        ({"depth": 4}, (1, 8, 8)),
+        ({"name": "simplecnn"}, (1, 8, 8)),
+        ({"name": "vae"}, (1, 10, 10)),
+        ({}, (8, 8)),
+    ],
 )
 def test_images_that_do_not_fit_are_refused(fields, shape):
     with pytest.raises(ValueError):
@@ -200,14 +221,19 @@ def test_images_that_do_not_fit_are_refused(fields, shape):
 
 @pytest.mark.parametrize("fields", CLASSIFIERS, ids=str)
 def test_a_fresh_network_tells_small_images_apart(fields):
-    """Whatever the norm: one over a single value gives the same for every image, and nothing could be learned."""
+    """Whatever the norm: one over a single value gives the same for every image, and nothing could
+    be learned."""
     spec = ModelSpec(**fields)
-    model, state = build(spec, (1, 8, 8), 10).eval(), initial(spec, (1, 8, 8), 10, torch.Generator().manual_seed(3))
+    model = build(spec, (1, 8, 8), 10).eval()
+    state = initial(spec, (1, 8, 8), 10, torch.Generator().manual_seed(3))
     logits = functional_call(model, state, (images(6, (1, 8, 8)),))
     assert float(logits.std(0).min()) > 1e-6
 
 
-@pytest.mark.parametrize(("field", "value"), [("depth", 10**12), ("width", 10**12), ("latent", 10**12), ("groups", 10**12)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("depth", 10**12), ("width", 10**12), ("latent", 10**12), ("groups", 10**12)],
+)
 def test_a_network_that_nobody_could_hold_is_refused(field, value):
     with pytest.raises(ValueError, match=f"^model.{field}={value}: an integer from 1 to "):
         ModelSpec(**{"name": "vae", field: value})
@@ -233,18 +259,24 @@ def drawn(spec: ModelSpec, seed: int = 0) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_same_seed_same_bits_and_no_global_draw(name):
     spec = spec_of(name)
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    first, again, other = drawn(spec), drawn(spec), drawn(spec, 1)
+    before = torch.get_rng_state()
+    numpy_before = np.random.get_state()[1].copy()  # noqa: NPY002
+    first = drawn(spec)
+    again = drawn(spec)
+    other = drawn(spec, 1)
     build(spec, SHAPE, 10)
     assert torch.equal(before, torch.get_rng_state())
     assert (numpy_before == np.random.get_state()[1]).all()  # noqa: NPY002
     assert all(torch.equal(first[k], again[k]) for k in first)
-    assert any(not torch.equal(first[k], other[k]) for k in first) or name == "zero"  # which has no values
+    assert (
+        any(not torch.equal(first[k], other[k]) for k in first) or name == "zero"
+    )  # which has no values
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_state_fits_the_module(name):
-    model, state = build(spec_of(name), SHAPE, 10), drawn(spec_of(name))
+    model = build(spec_of(name), SHAPE, 10)
+    state = drawn(spec_of(name))
     assert list(state) == list(model.state_dict())
     model.load_state_dict(state, strict=True)
     assert all(torch.isfinite(p).all() for p in model.parameters())
@@ -252,14 +284,17 @@ def test_state_fits_the_module(name):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_law_is_that_of_pytorch(name):
-    """Against PyTorch's own constructors: constants equal, random tensors from the same distribution."""
+    """Against PyTorch's own constructors: constants equal, random tensors from the same
+    distribution."""
     spec = spec_of(name)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = [NETWORKS[name](spec, SHAPE, 10).state_dict() for _ in range(8)]
     ours = [drawn(spec, seed) for seed in range(8)]
     for key in ours[0]:
-        a, b = (torch.cat([s[key].flatten().double() for s in many]).numpy() for many in (ours, theirs))
+        a, b = (
+            torch.cat([s[key].flatten().double() for s in many]).numpy() for many in (ours, theirs)
+        )
         if b.std() == 0:
             assert (a == b).all(), key
         else:

@@ -12,11 +12,13 @@ from privdd.models import ModelSpec, build
 
 @pytest.mark.parametrize("train", [True, False])
 def test_features_and_logits_are_torchvisions(train: bool) -> None:
-    """The same weights, in the order of the state: the same logits, with batch statistics and with running ones."""
+    """The same weights, in the order of the state: the same logits, with batch statistics and with
+    running ones."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         peer = import_torchvision("torchvision.models").resnet18(weights=None, num_classes=10)
-        peer.conv1, peer.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+        peer.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+        peer.maxpool = nn.Identity()
         for name, buffer in peer.named_buffers():
             if "running" in name:
                 buffer.uniform_(0.5, 1.5)

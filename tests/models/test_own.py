@@ -1,4 +1,5 @@
-"""A network of the user's own: it is the same function after it was split, and what cannot be used is one line."""
+"""A network of the user's own: it is the same function after it was split, and what cannot be used
+is one line."""
 
 from __future__ import annotations
 
@@ -83,16 +84,25 @@ def test_it_computes_what_the_class_computes() -> None:
     spec = OwnModel(target="my_nets:Net", args={"width": 6})
     state = initial(spec, SHAPE, 3, torch.Generator().manual_seed(0))
     x = torch.rand(5, *SHAPE, generator=torch.Generator().manual_seed(1))
-    built, own = build(spec, SHAPE, 3), Net(6)
-    theirs = {key.removeprefix("body.").replace("head.", "last."): value for key, value in state.items()}
+    built = build(spec, SHAPE, 3)
+    own = Net(6)
+    theirs = {
+        key.removeprefix("body.").replace("head.", "last."): value for key, value in state.items()
+    }
     own.load_state_dict(theirs)
     assert torch.allclose(functional_call(built, state, (x,)), own(x), atol=1e-6)
     assert built.head.out_features == 3 and functional_call(built, state, (x,)).shape == (5, 3)
-    assert hash(spec) == hash(OwnModel(target="my_nets:Net", args={"width": 6})) and {CutHead} and INITIALISED_LAYERS and NORM_LAYERS
+    assert (
+        hash(spec) == hash(OwnModel(target="my_nets:Net", args={"width": 6}))
+        and {CutHead}
+        and INITIALISED_LAYERS
+        and NORM_LAYERS
+    )
 
 
 def test_attacks_find_its_classifier_behind_other_linear_layers() -> None:
-    """They take the last linear layer in the module's order: of the hidden layer's 32 numbers none is a class."""
+    """They take the last linear layer in the module's order: of the hidden layer's 32 numbers none
+    is a class."""
     built = build(OwnModel(target="privdd.models.own:Example"), SHAPE, 3)
     assert last_layer_gradients(built, list(built.parameters()))[0] is built.head.weight
 
@@ -110,13 +120,22 @@ def test_nobody_widens_it() -> None:
         ({"target": "my_nets:None_"}, "AttributeError"),
         ({"target": "math:pi"}, "no class of torch modules"),
         ({"target": "my_nets:Net", "args": {"depth": 1}}, "TypeError: .*depth"),
-        ({"target": "my_nets:Net", "args": {"classes": 5}}, "gives 5 numbers, the data has 3 classes"),
+        (
+            {"target": "my_nets:Net", "args": {"classes": 5}},
+            "gives 5 numbers, the data has 3 classes",
+        ),
         ({"target": "my_nets:Batch"}, "my_nets:Batch has a batch norm; model.norm=batch"),
         ({"target": "my_nets:Net", "norm": "batch"}, "has no batch norm; model.norm=none"),
         ({"target": "my_nets:After"}, "its last linear layer has to be its last step"),
         ({"target": "my_nets:Drops"}, "drop draws from torch's global generator"),
-        ({"target": "my_nets:Table"}, r"Table \(Table\) holds scale, whose first values are not known"),
-        ({"target": "my_nets:Tied"}, r"second.weight and first.weight are one tensor \(tied weights\)"),
+        (
+            {"target": "my_nets:Table"},
+            r"Table \(Table\) holds scale, whose first values are not known",
+        ),
+        (
+            {"target": "my_nets:Tied"},
+            r"second.weight and first.weight are one tensor \(tied weights\)",
+        ),
         ({"target": "my_nets:Raises"}, r"cannot read records of shape \(1, 6, 6\)"),
         ({"target": "my_nets:Net", "args": 3}, "model.args=3: a mapping is needed"),
         ({"target": "my_nets:Net", "norm": "group"}, "model.norm='group': one of none, batch"),
@@ -130,4 +149,6 @@ def test_what_cannot_be_used_is_one_line(given: dict[str, Any], said: str) -> No
 
 def test_batch_norm_is_taken_where_it_is_said() -> None:
     spec = OwnModel(target="my_nets:Batch", norm="batch")
-    assert spec.norm == "batch" and "body.norm.running_mean" in initial(spec, SHAPE, 3, torch.Generator())
+    assert spec.norm == "batch" and "body.norm.running_mean" in initial(
+        spec, SHAPE, 3, torch.Generator()
+    )

@@ -1,11 +1,12 @@
-"""Does each membership attack find a leak that is there, and none where there is none, on every surface that it claims?
+"""Does each membership attack find a leak that is there, and none where there is none, on every
+surface that it claims?
 
     python -m tests.power.membership [--seeds 3] [--write docs/power.md]
 
-``tests.power.planted_leaks`` makes uploads that hold a client's members, read as an audit reads them. An attack finds a leak
-where the 95 % interval of its AUC lies above 0.5; in a null the members are those of other coins. The exit status is 1
-where an attack finds less than nine of ten planted leaks, or more nulls than chance explains.
-"""
+``tests.power.planted_leaks`` makes uploads that hold a client's members, read as an audit reads
+them. An attack finds a leak where the 95 % interval of its AUC lies above 0.5; in a null the
+members are those of other coins. The exit status is 1 where an attack finds less than nine of ten
+planted leaks, or more nulls than chance explains."""
 
 from __future__ import annotations
 
@@ -30,17 +31,21 @@ from privdd.reporting.export import write_markdown_page
 from tests.power.planted_leaks import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
 
 LEVEL = 0.025  # of one side of a 95 % interval
-NOBODY = Truth(*[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES))
+NOBODY = Truth(
+    *[torch.zeros(1, *SHAPE), torch.zeros(1, dtype=torch.long)] * 2, torch.zeros(CLASSES)
+)
 
 
 def blind_or_wrong(found: int, nulls: int, seeds: int) -> bool:
-    """Fewer than nine of ten planted leaks found, or more nulls than chance explains (p < 0.001)."""
+    """Fewer than nine of ten planted leaks found, or more nulls than chance explains (p <
+    0.001)."""
     return found < 0.9 * seeds or float(binom.sf(nulls - 1, seeds, LEVEL)) < 1e-3
 
 
 @dataclass(frozen=True)
 class Power:
-    """Of ``seeds`` planted leaks and as many nulls: how many were found, in how many there was nothing to read."""
+    """Of ``seeds`` planted leaks and as many nulls: how many were found, in how many there was
+    nothing to read."""
 
     surface: Surface
     attack: str
@@ -51,27 +56,46 @@ class Power:
 
     @property
     def broken(self) -> bool:
-        """Blind to the leak, or crying wolf (p < 0.001). Where nothing could be read, in every null as well."""
+        """Blind to the leak, or crying wolf (p < 0.001). Where nothing could be read, in every null
+        as well."""
         if self.unread:
             return self.unread != 2 * self.seeds or self.surface != Surface.COUNTS
         return blind_or_wrong(self.found, self.nulls, self.seeds)
 
     def __str__(self) -> str:
-        return "nothing to read" if self.unread else f"{self.found}/{self.seeds}, {self.nulls}/{self.seeds}"
+        return (
+            "nothing to read"
+            if self.unread
+            else f"{self.found}/{self.seeds}, {self.nulls}/{self.seeds}"
+        )
 
 
 @lru_cache
 def attacks() -> Mapping[str, MembershipAttack]:
-    """Every membership attack on what is sent, those that are off by default too, with its shipped settings."""
+    """Every membership attack on what is sent, those that are off by default too, with its shipped
+    settings."""
     names = sorted(path.stem for path in (Path(config_dir()) / "attack").glob("[!_]*.yaml"))
     config = compose_config("audit", [f"attack=[{','.join(names)}]"])
-    found = {name: attack for name, attack in build_attacks(config).items() if isinstance(attack, MembershipAttack)}
-    return {name: attack for name, attack in found.items() if Adversary.ANALYST not in attack.adversaries}
+    found = {
+        name: attack
+        for name, attack in build_attacks(config).items()
+        if isinstance(attack, MembershipAttack)
+    }
+    return {
+        name: attack
+        for name, attack in found.items()
+        if Adversary.ANALYST not in attack.adversaries
+    }
 
 
 def claimed() -> Iterator[tuple[Surface, str]]:
     """Every surface with every attack that claims it."""
-    return ((surface, name) for surface in Surface for name, attack in attacks().items() if surface in attack.surfaces)
+    return (
+        (surface, name)
+        for surface in Surface
+        for name, attack in attacks().items()
+        if surface in attack.surfaces
+    )
 
 
 @lru_cache(maxsize=256)
@@ -79,8 +103,11 @@ def _view(surface: Surface, seed: int, null: bool, copies: bool) -> View:
     return planted(surface, seed, null=null, copies=copies)
 
 
-def finds(attack: MembershipAttack, surface: Surface, seed: int, *, null: bool = False) -> bool | None:
-    """Whether the attack's AUC is above one half at 95 %; None where it says that there is nothing to read."""
+def finds(
+    attack: MembershipAttack, surface: Surface, seed: int, *, null: bool = False
+) -> bool | None:
+    """Whether the attack's AUC is above one half at 95 %; None where it says that there is nothing
+    to read."""
     view = _view(surface, seed, null, isinstance(attack, NearestRow))
     if attack.nothing_to_read(view):
         return None
@@ -90,8 +117,17 @@ def finds(attack: MembershipAttack, surface: Surface, seed: int, *, null: bool =
 
 def power(surface: Surface, name: str, seeds: Sequence[int]) -> Power:
     attack = attacks()[name]
-    leaks, nulls = ([finds(attack, surface, seed, null=null) for seed in seeds] for null in (False, True))
-    return Power(surface, name, leaks.count(True), nulls.count(True), [*leaks, *nulls].count(None), len(seeds))
+    leaks, nulls = (
+        [finds(attack, surface, seed, null=null) for seed in seeds] for null in (False, True)
+    )
+    return Power(
+        surface,
+        name,
+        leaks.count(True),
+        nulls.count(True),
+        [*leaks, *nulls].count(None),
+        len(seeds),
+    )
 
 
 def markdown(rows: Sequence[Power], seconds: float) -> str:
@@ -99,7 +135,9 @@ def markdown(rows: Sequence[Power], seconds: float) -> str:
     cell = {(row.surface, row.attack): str(row) for row in rows}
     lines = [f"| surface | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     for surface in dict.fromkeys(row.surface for row in rows):
-        lines.append(f"| {surface} | {' | '.join(cell.get((surface, name), '-') for name in names)} |")
+        lines.append(
+            f"| {surface} | {' | '.join(cell.get((surface, name), '-') for name in names)} |"
+        )
     seeds = rows[0].seeds
     return f"""# Would the attacks have seen it?
 
@@ -140,9 +178,12 @@ def command(
     markdown: Callable[[Sequence[Row], float], str],
     arguments: Sequence[str] | None,
 ) -> int:
-    """Print the table of ``measured(seeds)``, or write it to a file; 1 where an attack is blind or cries wolf, else 0."""
+    """Print the table of ``measured(seeds)``, or write it to a file; 1 where an attack is blind or
+    cries wolf, else 0."""
     parser = argparse.ArgumentParser(prog=f"python -m tests.power.{name}", description=doc)
-    parser.add_argument("--seeds", type=int, default=3, help="planted leaks, and nulls, for each attack and surface")
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="planted leaks, and nulls, for each attack and surface"
+    )
     parser.add_argument("--write", type=Path, help="the file that the table is written to")
     options = parser.parse_args(arguments)
     began = time.process_time()
@@ -159,7 +200,13 @@ def command(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return command("membership", __doc__, lambda seeds: [power(*one, seeds) for one in claimed()], markdown, arguments)
+    return command(
+        "membership",
+        __doc__,
+        lambda seeds: [power(*one, seeds) for one in claimed()],
+        markdown,
+        arguments,
+    )
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
-"""Do membership attacks stay at one half where there is nothing to find? Real signals of a run, with coins dealt again.
+"""Do membership attacks stay at one half where there is nothing to find? Real signals of a run,
+with coins dealt again.
 
     python -m privdd.audit algo=fedavg hydra.run.dir=RUN
     python -m tests.power.nulls RUN [RUN ...] [--draws 100] [--attacks fusion,lira]
 
-What a run's replays released is read from the copies that it keeps, so nothing is trained. The coins of the masks are then
-drawn anew, for all replays: they have nothing to do with what was released, and an attack that finds members has found its
-own reflection. In each draw the 95 % interval of the AUC should hold one half; counted is in how many it does, and how often
-the one-run bound on epsilon, which at 95 % may be above zero in one of twenty, is. The exit status is 1 where fewer
-draws hold one half than 95 % coverage explains (p < 0.001).
+What a run's replays released is read from the copies that it keeps, so nothing is trained. The
+coins of the masks are then
+drawn anew, for all replays: they have nothing to do with what was released, and an attack that
+    finds members has found its own reflection. In each draw the 95 % interval of the AUC should
+    hold one half; counted is in how many it does, and how often
+the one-run bound on epsilon, which at 95 % may be above zero in one of twenty, is. The exit status
+is 1 where fewer draws hold one half than 95 % coverage explains (p < 0.001).
 """
 
 from __future__ import annotations
@@ -55,18 +58,24 @@ class Keeper(MembershipAttack):
 
 
 def views_of(run: Path) -> list[View]:
-    """All membership views of a finished run, from its kept replays. The run's folder is left as it is."""
+    """All membership views of a finished run, from its kept replays. The run's folder is left as it
+    is."""
     with tempfile.TemporaryDirectory() as place:
         copy = Path(place) / "run"
         shutil.copytree(run, copy)
         keeper = Keeper()
-        audit_experiment(build_experiment(load_stored_config(copy)), {"keeper": keeper}, RunFolder(copy))
-    return [view for view in keeper.views if view.worlds is not None and len(view.worlds.masks) >= LEAST]
+        audit_experiment(
+            build_experiment(load_stored_config(copy)), {"keeper": keeper}, RunFolder(copy)
+        )
+    return [
+        view for view in keeper.views if view.worlds is not None and len(view.worlds.masks) >= LEAST
+    ]
 
 
 @dataclass(frozen=True)
 class Null:
-    """Of ``draws`` with fresh coins: in how many the interval held one half, and the bound on epsilon was above 0."""
+    """Of ``draws`` with fresh coins: in how many the interval held one half, and the bound on
+    epsilon was above 0."""
 
     run: str
     surface: Surface
@@ -91,12 +100,16 @@ def with_fresh_coins(view: View, seed: int) -> View:
 
 def null(run: str, view: View, name: str, attack: MembershipAttack, draws: int) -> Null | None:
     """None where the attack says that there is nothing to read."""
-    held, above, total = 0, 0, 0.0
+    held = 0
+    above = 0
+    total = 0.0
     if view.surface not in attack.surfaces or attack.nothing_to_read(view):
         return None
     for seed in range(draws):
         fresh = with_fresh_coins(view, seed)
-        m: Mapping = attack.judge(attack.run(fresh, torch.Generator().manual_seed(seed)), fresh, NOBODY).measures
+        m: Mapping = attack.judge(
+            attack.run(fresh, torch.Generator().manual_seed(seed)), fresh, NOBODY
+        ).measures
         held += m["auc_ci"][0] <= 0.5 <= m["auc_ci"][1]
         above += m["epsilon_measured"] > 0
         total += m["auc"]
@@ -112,8 +125,15 @@ def rows(run: Path, chosen: Mapping[str, MembershipAttack], draws: int) -> Itera
 
 
 def markdown(found: Sequence[Null], seconds: float) -> str:
-    lines = ["| run | surface | attack | interval holds 0.5 | bound on epsilon above 0 | mean AUC |", "|---|---|---|---|---|---|"]
-    lines += [f"| {n.run} | {n.surface} | {n.attack} | {n.held}/{n.draws} | {n.above}/{n.draws} | {n.mean:.3f} |" for n in found]
+    lines = [
+        "| run | surface | attack | interval holds 0.5 | bound on epsilon above 0 | mean AUC |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {n.run} | {n.surface} | {n.attack} | {n.held}/{n.draws} | {n.above}/{n.draws} "
+        f"| {n.mean:.3f} |"
+        for n in found
+    ]
     return "\n".join([*lines, "", f"{seconds:.0f} CPU s."])
 
 
@@ -125,11 +145,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--attacks", help="some of them, with commas between")
     options = parser.parse_args(arguments)
     names = options.attacks.split(",") if options.attacks else list(attacks())
-    chosen, began, found = {name: attacks()[name] for name in names}, time.process_time(), []
+    chosen = {name: attacks()[name] for name in names}
+    began = time.process_time()
+    found = []
     for run in options.runs:
         for row in rows(run, chosen, options.draws):
             found.append(row)
-            print(f"{row.run} {row.surface} {row.attack}: {row.held}/{row.draws}, mean AUC {row.mean:.3f}", file=sys.stderr, flush=True)
+            print(
+                f"{row.run} {row.surface} {row.attack}: {row.held}/{row.draws}, mean AUC "
+                f"{row.mean:.3f}",
+                file=sys.stderr,
+                flush=True,
+            )
     print(markdown(found, time.process_time() - began))
     return int(any(row.broken for row in found))
 

@@ -2,12 +2,13 @@
 
     python -m tests.power.pictures [--seeds 3] [--write docs/power_pictures.md]
 
-Uploads carry known digits: updates and gradients are computed from them, features and images are the digits themselves
-with noise of a tenth of the range of grey, labels are theirs. In a null the same is sent of other digits. Pictures are
-found where the 95 % interval of the mean PSNR lies above the best guess from public records; copies where the 95 %
-interval of the share of images nearer to a member lies above one half; labels where more are right than in 97.5 % of
-uniform guesses. The exit status is 1 where an attack finds less than nine of ten planted leaks, or more nulls than
-chance explains.
+Uploads carry known digits: updates and gradients are computed from them, features and images are
+    the digits themselves with noise of a tenth of the range of grey, labels are theirs. In a null
+    the same is sent of other digits. Pictures are
+found where the 95 % interval of the mean PSNR lies above the best guess from public records; copies
+where the 95 % interval of the share of images nearer to a member lies above one half; labels where
+more are right than in 97.5 % of uniform guesses. The exit status is 1 where an attack finds less
+than nine of ten planted leaks, or more nulls than chance explains.
 """
 
 from __future__ import annotations
@@ -33,10 +34,15 @@ from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth,
 from privdd.models import ModelSpec, build, initial
 from tests.power.membership import LEVEL, blind_or_wrong, command
 
-CLASSES, RECORDS, NOISE, LR = 10, 8, 0.1, 0.1
+CLASSES = 10
+RECORDS = 8
+NOISE = 0.1
+LR = 0.1
 SOLVER = InvertingGradients(iterations=150, lr=0.03, tv=1e-4, schedule="cosine", soften=100.0)
 ATTACKS: Mapping[str, Attack] = {
-    "gradient_inversion": GradientInversion(replace(SOLVER, objective="absolute", soften=0.0), captures=4),
+    "gradient_inversion": GradientInversion(
+        replace(SOLVER, objective="absolute", soften=0.0), captures=4
+    ),
     "update_inversion": UpdateInversion(SOLVER),
     "analytic_inversion": AnalyticInversion(WhiteBox(100), captures=4),
     "feature_inversion": FeatureInversion(
@@ -66,13 +72,20 @@ class Found:
 @lru_cache
 def _digits() -> tuple[Tensor, Tensor]:
     data = load_digits()
-    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(data.target).long()
+    return torch.tensor(data.images, dtype=torch.float32)[:, None] / 16, torch.tensor(
+        data.target
+    ).long()
 
 
 def claimed() -> Iterator[tuple[Surface, str]]:
-    """Every surface with every attack here that claims it; how many records were sent is a number, no picture."""
+    """Every surface with every attack here that claims it; how many records were sent is a number,
+    no picture."""
     for name, attack in ATTACKS.items():
-        yield from ((surface, name) for surface in Surface if surface in attack.surfaces and surface != Surface.COUNTS)
+        yield from (
+            (surface, name)
+            for surface in Surface
+            if surface in attack.surfaces and surface != Surface.COUNTS
+        )
 
 
 def _truth(rows: Tensor, heldout: Tensor) -> Truth:
@@ -82,7 +95,8 @@ def _truth(rows: Tensor, heldout: Tensor) -> Truth:
 
 
 def planted(surface: Surface, attack: Attack, seed: int) -> tuple[View, Truth, Truth]:
-    """A view whose upload carries eight digits (one at a time if the attack asks for it), these, and eight others."""
+    """A view whose upload carries eight digits (one at a time if the attack asks for it), these,
+    and eight others."""
     rng = torch.Generator().manual_seed(seed)
     order, (x, y) = torch.randperm(1797, generator=rng), _digits()
     truth, other = (_truth(order[i : i + RECORDS], order[200:260]) for i in (0, 100))
@@ -110,7 +124,9 @@ def planted(surface: Surface, attack: Attack, seed: int) -> tuple[View, Truth, T
     return View(surface, Adversary.SERVER, captures, knowledge), truth, other
 
 
-def _capture(surface: Surface, model: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator) -> Capture:
+def _capture(
+    surface: Surface, model: nn.Module, x: Tensor, y: Tensor, rng: torch.Generator
+) -> Capture:
     noised = x + NOISE * torch.randn(x.shape, generator=rng)
     value = {"x": noised, "y": y}
     broadcast: dict[str, Tensor] = {}
@@ -141,23 +157,31 @@ def finds(name: str, surface: Surface, seed: int, *, null: bool = False) -> bool
 
 def _lucky(true: Tensor, seed: int) -> float:
     """The overlap that 97.5 % of uniform guesses stay below or reach."""
-    guesses = torch.randint(CLASSES, (2000, int(true.sum())), generator=torch.Generator().manual_seed(seed))
-    reached = torch.tensor([label_overlap(torch.bincount(g, minlength=CLASSES), true) for g in guesses])
+    guesses = torch.randint(
+        CLASSES, (2000, int(true.sum())), generator=torch.Generator().manual_seed(seed)
+    )
+    reached = torch.tensor(
+        [label_overlap(torch.bincount(g, minlength=CLASSES), true) for g in guesses]
+    )
     return float(reached.quantile(1 - LEVEL))
 
 
 def power(surface: Surface, name: str, seeds: Sequence[int]) -> Found:
-    leaks, nulls = (sum(finds(name, surface, seed, null=null) for seed in seeds) for null in (False, True))
+    leaks, nulls = (
+        sum(finds(name, surface, seed, null=null) for seed in seeds) for null in (False, True)
+    )
     return Found(surface, name, leaks, nulls, len(seeds))
 
 
 def markdown(rows: Sequence[Found], seconds: float) -> str:
     text = (__doc__ or "").split("\n\n")
     body = "\n".join(
-        f"| {row.surface} | {row.attack} | {row.found}/{row.seeds} | {row.nulls}/{row.seeds} |" for row in rows
+        f"| {row.surface} | {row.attack} | {row.found}/{row.seeds} | {row.nulls}/{row.seeds} |"
+        for row in rows
     )
     return (
-        f"# {text[0]}\n\n{text[2].strip()}\n\n{text[1]}\n\n{seconds:.0f} CPU s; smaller settings than shipped.\n\n"
+        f"# {text[0]}\n\n{text[2].strip()}\n\n{text[1]}\n\n{seconds:.0f} CPU s; smaller "
+        "settings than shipped.\n\n"
         f"| surface | attack | leaks found | nulls found |\n|---|---|---|---|\n{body}\n"
     )
 

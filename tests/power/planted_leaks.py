@@ -1,8 +1,9 @@
-"""Uploads with a leak of known size, one kind for each surface: what an attack that claims the surface must find.
+"""Uploads with a leak of known size, one kind for each surface: what an attack that claims the
+surface must find.
 
-Records are random pictures that hardly resemble each other, and a fair coin puts each into each replay. What is sent is
-made of the members alone, plus Gaussian noise. In a null the coins of what is sent are not those of the masks.
-"""
+Records are random pictures that hardly resemble each other, and a fair coin puts each into each
+replay. What is sent is made of the members alone, plus Gaussian noise. In a null the coins of what
+is sent are not those of the masks."""
 
 from __future__ import annotations
 
@@ -22,9 +23,14 @@ from privdd.auditing.views import signals_to_worlds
 from privdd.core.types import Problem, Records, Tensors
 from privdd.federated.simulation import Snapshot
 
-SHAPE, CLASSES, RECORDS, WORLDS, PUBLIC = (1, 6, 6), 10, 40, 16, 40
+SHAPE = (1, 6, 6)
+CLASSES = 10
+RECORDS = 40
+WORLDS = 16
+PUBLIC = 40
 NOISE = 1.0  # of a feature or image, per coordinate: as large as the spread of records
-PULL = 2.0  # by how many standard deviations of the noise a member moves a model along its own gradient
+# by how many standard deviations of the noise a member moves a model along its own gradient
+PULL = 2.0
 BATCH = 8  # rows that share one noise vector, where it is shared
 Values = dict[str, Tensors]
 
@@ -77,7 +83,10 @@ def _gradients(lens: AdversaryView, inside: Tensor) -> Tensor:
 
 
 def _shaped(vector: Tensor) -> Tensors:
-    return {"head.weight": vector[: 36 * CLASSES].view(CLASSES, 36), "head.bias": vector[36 * CLASSES :]}
+    return {
+        "head.weight": vector[: 36 * CLASSES].view(CLASSES, 36),
+        "head.bias": vector[36 * CLASSES :],
+    }
 
 
 def _moved(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
@@ -93,11 +102,15 @@ def _gradient(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensor
     return _shaped(PULL * total + torch.randn(total.shape, generator=g))
 
 
-def _rows(lens: AdversaryView, inside: Tensor, g: torch.Generator, shared: bool = False) -> tuple[Tensor, Tensor]:
+def _rows(
+    lens: AdversaryView, inside: Tensor, g: torch.Generator, shared: bool = False
+) -> tuple[Tensor, Tensor]:
     x = lens.candidates.x[inside]
     count = (len(x) + BATCH - 1) // BATCH if shared else len(x)
     noise = NOISE * torch.randn(count, *SHAPE, generator=g)
-    return x + (noise.repeat_interleave(BATCH, 0)[: len(x)] if shared else noise), lens.candidates.y[inside]
+    return x + (
+        noise.repeat_interleave(BATCH, 0)[: len(x)] if shared else noise
+    ), lens.candidates.y[inside]
 
 
 def _images(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str) -> Values:
@@ -105,7 +118,9 @@ def _images(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str) 
     return {name: {"x": x}, "labels": {"y": y}}
 
 
-def _flat(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str, shared: bool = False) -> Values:
+def _flat(
+    lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str, shared: bool = False
+) -> Values:
     x, y = _rows(lens, inside, g, shared)
     return {name: {"x": x.flatten(1)}, "labels": {"y": y}}
 
@@ -119,8 +134,10 @@ def _prototypes(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tens
 
 
 def _statistics(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
-    """Each class's mean and standard deviation of the members' brightness, in noise; 0 and 1 for an empty class."""
-    mean, std = torch.zeros(CLASSES, 1), torch.ones(CLASSES, 1)
+    """Each class's mean and standard deviation of the members' brightness, in noise; 0 and 1 for an
+    empty class."""
+    mean = torch.zeros(CLASSES, 1)
+    std = torch.ones(CLASSES, 1)
     for c in range(CLASSES):
         own = lens.candidates.x[inside & (lens.candidates.y == c)].mean((2, 3))
         if len(own):
@@ -132,9 +149,13 @@ def _statistics(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tens
 PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
     Surface.UPDATE: lambda lens, inside, g: {"update": _moved(lens, inside, g)},
     Surface.GRADIENT: lambda lens, inside, g: {"gradient": _gradient(lens, inside, g)},
-    Surface.CONTROL_VARIATE: lambda lens, inside, g: {"control_variate": _gradient(lens, inside, g)},
+    Surface.CONTROL_VARIATE: lambda lens, inside, g: {
+        "control_variate": _gradient(lens, inside, g)
+    },
     Surface.SYNTHETIC_IMAGES: lambda lens, inside, g: _images(lens, inside, g, "synthetic_images"),
-    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _flat(lens, inside, g, "synthetic_representations"),
+    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _flat(
+        lens, inside, g, "synthetic_representations"
+    ),
     Surface.FEATURES: lambda lens, inside, g: _flat(lens, inside, g, "features", shared=True),
     Surface.LABELS: lambda lens, inside, g: {"labels": {"y": lens.candidates.y[inside]}},
     Surface.STATISTICS: lambda lens, inside, g: {"statistics": _statistics(lens, inside, g)},
@@ -142,11 +163,16 @@ PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Val
     Surface.COUNTS: lambda lens, inside, g: {"counts": {"records": inside.sum()[None].float()}},
     Surface.GLOBAL_MODEL: lambda lens, inside, g: {"global_model": _moved(lens, inside, g)},
     Surface.GLOBAL_IMAGES: lambda lens, inside, g: _images(lens, inside, g, "global_images"),
-    Surface.SHARED_FEATURES: lambda lens, inside, g: _flat(lens, inside, g, "features", shared=True),
+    Surface.SHARED_FEATURES: lambda lens, inside, g: _flat(
+        lens, inside, g, "features", shared=True
+    ),
 }
+
+
 def _every_third(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
     """One member in three as it is, among random pictures."""
-    x, y = lens.candidates.x[inside], lens.candidates.y[inside]
+    x = lens.candidates.x[inside]
+    y = lens.candidates.y[inside]
     made = torch.randn(x.shape, generator=g)
     made[::3] = x[::3]
     return made, y
@@ -159,7 +185,8 @@ def _copied(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str) 
 
 def _copied_prototypes(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Values:
     """The mean of each class is that of one of its members alone."""
-    mean, count = torch.randn(CLASSES, 36, generator=g), torch.full((CLASSES,), 5.0)
+    mean = torch.randn(CLASSES, 36, generator=g)
+    count = torch.full((CLASSES,), 5.0)
     for c in range(CLASSES):
         own = lens.candidates.x[inside & (lens.candidates.y == c)].flatten(1)
         if len(own):
@@ -169,39 +196,60 @@ def _copied_prototypes(lens: AdversaryView, inside: Tensor, g: torch.Generator) 
 
 COPIED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
     Surface.SYNTHETIC_IMAGES: lambda lens, inside, g: _copied(lens, inside, g, "synthetic_images"),
-    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _copied(lens, inside, g, "synthetic_representations"),
+    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _copied(
+        lens, inside, g, "synthetic_representations"
+    ),
     Surface.FEATURES: lambda lens, inside, g: _copied(lens, inside, g, "features"),
     Surface.PROTOTYPES: _copied_prototypes,
     Surface.GLOBAL_IMAGES: lambda lens, inside, g: _copied(lens, inside, g, "global_images"),
     Surface.SHARED_FEATURES: lambda lens, inside, g: _copied(lens, inside, g, "features"),
 }
-SENDER = {Surface.GLOBAL_MODEL: Adversary.PUBLIC, Surface.GLOBAL_IMAGES: Adversary.PEER, Surface.SHARED_FEATURES: Adversary.PEER}
+SENDER = {
+    Surface.GLOBAL_MODEL: Adversary.PUBLIC,
+    Surface.GLOBAL_IMAGES: Adversary.PEER,
+    Surface.SHARED_FEATURES: Adversary.PEER,
+}
 
 
 def planted(surface: Surface, seed: int, *, null: bool = False, copies: bool = False) -> View:
-    """K replays of a client whose upload on ``surface`` holds its members; null: those of other coins; copies: some of them
-    as they are, and nothing of the others."""
+    """K replays of a client whose upload on ``surface`` holds its members; null: those of other
+    coins; copies: some of them as they are, and nothing of the others."""
     g = torch.Generator().manual_seed(seed)
-    candidates, public = records(RECORDS, g), records(PUBLIC, g)
+    candidates = records(RECORDS, g)
+    public = records(PUBLIC, g)
     start = _shaped(0.05 * torch.randn(37 * CLASSES, generator=g))
     noise = {"std": NOISE, "noise_stds": [NOISE], "copies": 1, "broadcast_batch": BATCH}
     method: Any = Method()
     problem = Problem(SHAPE, CLASSES, clients=1)
-    lens = AdversaryView(method, problem, Snapshot(0, {"model": start}, {}), candidates, public, {}, frozenset(), noise)
+    lens = AdversaryView(
+        method,
+        problem,
+        Snapshot(0, {"model": start}, {}),
+        candidates,
+        public,
+        {},
+        frozenset(),
+        noise,
+    )
     masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
     plant = (COPIED if copies else PLANTED)[surface]
     sent = [plant(lens, coins, g) for coins in (others if null else masks)]
     signals = [_read(lens, surface, values) for values in sent]
     stacked = {key: torch.stack([one[key] for one in signals]) for key in signals[0]}
     game = MembershipGame(candidates, torch.arange(RECORDS), masks)
-    knowledge = Knowledge(SHAPE, CLASSES, public.x, public.y, model=Linear(), settings={"delta": 1e-5})
-    captures = tuple(Capture(0, 0, name, value, {"model": start}) for name, value in sent[0].items())
+    knowledge = Knowledge(
+        SHAPE, CLASSES, public.x, public.y, model=Linear(), settings={"delta": 1e-5}
+    )
+    captures = tuple(
+        Capture(0, 0, name, value, {"model": start}) for name, value in sent[0].items()
+    )
     worlds = signals_to_worlds(stacked, str(surface), game, public)
     return View(surface, SENDER.get(surface, Adversary.SERVER), captures, knowledge, worlds)
 
 
 def _read(lens: AdversaryView, surface: Surface, values: Values) -> dict[str, Tensor]:
-    """As an audit reads it: what a client sent, what the server sent, or rows that a peer sees among everybody's."""
+    """As an audit reads it: what a client sent, what the server sent, or rows that a peer sees
+    among everybody's."""
     if surface in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES):
         plan: Any = SimpleNamespace(method=lens.method)
         return server_signals(plan, values.get("global_model", {}), lens, values)

@@ -1,4 +1,5 @@
-"""The null benchmark: coins dealt again say nothing of the signals, a leak that follows the coins is counted as broken."""
+"""The null benchmark: coins dealt again say nothing of the signals, a leak that follows the coins
+is counted as broken."""
 
 from dataclasses import replace
 
@@ -13,7 +14,11 @@ from tests.power.planted_leaks import planted
 def test_a_leak_is_no_leak_for_fresh_coins() -> None:
     view = planted(Surface.UPDATE, 0)
     fresh = with_fresh_coins(view, 3)
-    assert fresh.worlds is not None and view.worlds is not None and fresh.worlds.signals is view.worlds.signals
+    assert (
+        fresh.worlds is not None
+        and view.worlds is not None
+        and fresh.worlds.signals is view.worlds.signals
+    )
     assert abs(float((fresh.worlds.masks == view.worlds.masks).double().mean()) - 0.5) < 0.06
     assert torch.equal(fresh.worlds.masks, with_fresh_coins(view, 3).worlds.masks)  # type: ignore[union-attr]
     row = null("run", view, "lira", attacks()["lira"], 20)

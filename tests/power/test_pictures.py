@@ -1,4 +1,5 @@
-"""Every attack on pictures and labels finds what is planted on each surface that it claims, and nothing in a null."""
+"""Every attack on pictures and labels finds what is planted on each surface that it claims, and
+nothing in a null."""
 
 from __future__ import annotations
 

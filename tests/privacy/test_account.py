@@ -1,4 +1,5 @@
-"""Tests of ``privdd.privacy.account`` and of the command: epsilon of trainings that are described by numbers."""
+"""Tests of ``privdd.privacy.account`` and of the command: epsilon of trainings that are described
+by numbers."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def test_steps_follow_from_epochs_batches_and_rounds() -> None:
         (NoisedSteps(noise_multiplier=1, records=600, batch=10, epochs=5), 2.17),
         (NoisedSteps(noise_multiplier=1, records=1000, batch=64, steps=16, rounds=10), 6.32),
         (
-            NoisedSteps(noise_multiplier=1, records=1000, batch=64, steps=16, rounds=10, disjoint=True),
+            NoisedSteps(
+                noise_multiplier=1, records=1000, batch=64, steps=16, rounds=10, disjoint=True
+            ),
             2.84,
         ),
     ],
@@ -59,7 +62,9 @@ def test_published_trainings_cost_as_computed_elsewhere(line: NoisedSteps, rdp: 
 def test_several_lines_compose() -> None:
     lines = (NoisedSteps(noise_multiplier=3.0, steps=4), NoisedSteps(noise_multiplier=6.0, steps=9))
     mu = math.sqrt(4 / 9 + 9 / 36)
-    assert account(*lines, delta=DELTA).epsilon == pytest.approx(dpa.get_epsilon_gaussian(1 / mu, DELTA))
+    assert account(*lines, delta=DELTA).epsilon == pytest.approx(
+        dpa.get_epsilon_gaussian(1 / mu, DELTA)
+    )
 
 
 def test_stated_releases_compose_at_most_linearly_and_no_less_than_one() -> None:
@@ -123,14 +128,18 @@ def test_fixed_size_batches_under_exchange_have_the_bound_of_the_library() -> No
         (["noise_multiplyer=1", "delta=1e-5"], "did you mean noise_multiplier"),
     ],
 )
-def test_a_bad_line_is_refused_in_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_line_is_refused_in_one_line(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(arguments) == 1
     shown = capsys.readouterr().err.strip().splitlines()
     assert len(shown) == 1
     assert says in shown[0]
 
 
-def test_the_command_compares_with_a_published_epsilon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_compares_with_a_published_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "answer.json"
     numbers = ["noise_multiplier=1.6", "steps=20", "delta=1e-5"]
     assert main([*numbers, "stated.epsilon=3", f"out={out}"]) == 2

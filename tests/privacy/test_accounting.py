@@ -44,8 +44,12 @@ def test_one_gaussian_is_the_analytic_one(z: float) -> None:
 
 
 def test_gaussians_compose_as_one() -> None:
-    assert epsilon(dpa.SelfComposedDpEvent(G(20.0), 1000), DELTA) == pytest.approx(7.511276, abs=1e-6)
-    assert epsilon(dpa.ComposedDpEvent([G(2.0), G(3.0), G(7.0)]), DELTA) == pytest.approx(2.526139, abs=1e-6)
+    assert epsilon(dpa.SelfComposedDpEvent(G(20.0), 1000), DELTA) == pytest.approx(
+        7.511276, abs=1e-6
+    )
+    assert epsilon(dpa.ComposedDpEvent([G(2.0), G(3.0), G(7.0)]), DELTA) == pytest.approx(
+        2.526139, abs=1e-6
+    )
 
 
 def one_step(q: float, z: float, delta: float) -> float:
@@ -92,28 +96,39 @@ def test_table_of_subsampled_gaussians(
 
 
 def test_opacus_accountants_agree() -> None:
-    mine, theirs = RDPAccountant(), PRVAccountant()
+    mine = RDPAccountant()
+    theirs = PRVAccountant()
     mine.history = theirs.history = [(1.1, 0.02, 200)]
     event = poisson(0.02, 1.1, 200)
-    assert epsilon(event, DELTA, accountant="rdp") == pytest.approx(mine.get_epsilon(DELTA), abs=1e-4)
+    assert epsilon(event, DELTA, accountant="rdp") == pytest.approx(
+        mine.get_epsilon(DELTA), abs=1e-4
+    )
     assert 0 <= theirs.get_epsilon(DELTA, eps_error=0.01) - epsilon(event, DELTA) <= 0.013
 
 
 def test_rdp_at_integer_orders_is_opacus_and_the_binomial_sum() -> None:
-    orders, q, z = [2, 8, 32], 0.02, 1.1
+    orders = [2, 8, 32]
+    q = 0.02
+    z = 1.1
     accountant = RdpAccountant(orders=orders)
     accountant.compose(poisson(q, z))
     expected = [0.000513941267, 0.002877037549, 9.184923200]
     assert accountant._rdp == pytest.approx(expected, rel=1e-9)
-    assert opacus_rdp.compute_rdp(q=q, noise_multiplier=z, steps=1, orders=orders) == pytest.approx(expected, rel=1e-9)
+    assert opacus_rdp.compute_rdp(q=q, noise_multiplier=z, steps=1, orders=orders) == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_trap_replace_doubles_under_both_accountants() -> None:
     """dp-accounting doubles under REPLACE_ONE in PLD only: 4.73 by RDP against 9.997 by PLD."""
     raw = RdpAccountant(neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE)
     assert raw.compose(G(1.0)).get_epsilon(DELTA) == pytest.approx(4.7285, abs=1e-3)
-    assert epsilon(G(1.0), DELTA, relation="replace") == pytest.approx(balle_wang(2.0, DELTA), abs=1e-6)
-    assert epsilon(G(1.0), DELTA, relation="replace", accountant="rdp") == epsilon(G(0.5), DELTA, accountant="rdp")
+    assert epsilon(G(1.0), DELTA, relation="replace") == pytest.approx(
+        balle_wang(2.0, DELTA), abs=1e-6
+    )
+    assert epsilon(G(1.0), DELTA, relation="replace", accountant="rdp") == epsilon(
+        G(0.5), DELTA, accountant="rdp"
+    )
 
 
 def test_trap_poisson_under_replace() -> None:
@@ -124,8 +139,11 @@ def test_trap_poisson_under_replace() -> None:
 
 
 @pytest.mark.parametrize(("q", "z", "steps"), [(0.05, 2.0, 200), (0.5, 5.0, 100)])
-def test_exchange_within_a_class_covers_exchange_of_the_label(q: float, z: float, steps: int) -> None:
-    """A changed label adds to one class and removes from another: both cells once, at add/remove."""
+def test_exchange_within_a_class_covers_exchange_of_the_label(
+    q: float, z: float, steps: int
+) -> None:
+    """A changed label adds to one class and removes from another: both cells once, at
+    add/remove."""
     twice = epsilon(dpa.ComposedDpEvent([poisson(q, z, steps), poisson(q, z, steps)]), DELTA)
     assert epsilon(poisson(q, z, steps), DELTA, relation="replace") >= twice
 
@@ -149,7 +167,8 @@ def test_trap_fixed_size_batches_and_truncated_ones_are_refused() -> None:
 
 
 def test_trap_shuffled_epochs_are_not_poisson() -> None:
-    """One epoch of 100 shuffled batches at sigma 0.7 costs at least 6.6; as Poisson it would read 2.4."""
+    """One epoch of 100 shuffled batches at sigma 0.7 costs at least 6.6; as Poisson it would read
+    2.4."""
     assert epsilon(poisson(0.01, 0.7, 100), DELTA) < 2.5
     assert epsilon(G(0.7), DELTA) > 6.6
 
@@ -171,12 +190,19 @@ def test_rdp_is_never_below_pld(event: dpa.DpEvent) -> None:
 
 def test_laplace_is_pure() -> None:
     assert epsilon(dpa.LaplaceDpEvent(0.5), 1e-12) == pytest.approx(2.0, abs=1e-3)
-    assert epsilon(dpa.LaplaceDpEvent(0.5), 1e-12, relation="replace") == pytest.approx(4.0, abs=1e-3)
+    assert epsilon(dpa.LaplaceDpEvent(0.5), 1e-12, relation="replace") == pytest.approx(
+        4.0, abs=1e-3
+    )
 
 
 def test_mixed_ledger_of_the_documentation() -> None:
     event = dpa.ComposedDpEvent(
-        [G(4.0), G(6.0), poisson(0.05, 1.5, 200), dpa.SelfComposedDpEvent(poisson(0.1, 3.0, 50), 20)]
+        [
+            G(4.0),
+            G(6.0),
+            poisson(0.05, 1.5, 200),
+            dpa.SelfComposedDpEvent(poisson(0.1, 3.0, 50), 20),
+        ]
     )
     assert epsilon(event, DELTA, accountant="rdp") == pytest.approx(6.21009, abs=1e-4)
     assert epsilon(event, DELTA) == pytest.approx(5.73923, abs=3e-4)
@@ -241,7 +267,9 @@ def test_bad_words_are_refused() -> None:
     ],
     ids=["many steps", "wide losses", "many kinds", "many laplace"],
 )
-def test_a_composition_that_would_take_minutes_is_refused_at_once(events: list[dpa.DpEvent]) -> None:
+def test_a_composition_that_would_take_minutes_is_refused_at_once(
+    events: list[dpa.DpEvent],
+) -> None:
     began = time.process_time()
     with pytest.raises(UnsupportedEvent):
         check_work([tally_events((event, 1) for event in events)])
@@ -259,7 +287,8 @@ def test_what_runs_really_compose_is_accounted() -> None:
 
 
 def test_a_ledgers_epsilon_is_taken_at_the_delta_asked_for() -> None:
-    ledger, event = Ledger(delta=1e-5), dpa.GaussianDpEvent(2.0)
+    ledger = Ledger(delta=1e-5)
+    event = dpa.GaussianDpEvent(2.0)
     ledger.append([LedgerRow(0, 0, "x", "update", ("server",), {"x": (1,)}, "", event, count=3)])
     three = dpa.SelfComposedDpEvent(event, 3)
     for delta in (None, 1e-5, 1e-3, 1e-7):

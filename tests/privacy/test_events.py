@@ -17,7 +17,9 @@ EVENTS = [
     dpa.LaplaceDpEvent(2.0),
     dpa.PoissonSampledDpEvent(0.1, G(3.0)),
     dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.1, G(3.0)), 50),
-    dpa.ComposedDpEvent([G(4.0), dpa.SelfComposedDpEvent(dpa.SelfComposedDpEvent(G(2.0), 3), 5), dpa.NoOpDpEvent()]),
+    dpa.ComposedDpEvent(
+        [G(4.0), dpa.SelfComposedDpEvent(dpa.SelfComposedDpEvent(G(2.0), 3), 5), dpa.NoOpDpEvent()]
+    ),
     dpa.NoOpDpEvent(),
     dpa.NonPrivateDpEvent(),
 ]
@@ -85,7 +87,9 @@ def test_two_gaussians_on_one_sample_are_one() -> None:
 
 
 def test_sampling_everybody_is_not_sampling() -> None:
-    assert tally_events([(dpa.PoissonSampledDpEvent(1.0, G(2.0)), 3)]) == tally_events([(G(2.0), 3)])
+    assert tally_events([(dpa.PoissonSampledDpEvent(1.0, G(2.0)), 3)]) == tally_events(
+        [(G(2.0), 3)]
+    )
 
 
 def test_sampled_laplace_is_refused_and_sampled_leaks_stay_leaks() -> None:
@@ -95,7 +99,8 @@ def test_sampled_laplace_is_refused_and_sampled_leaks_stay_leaks() -> None:
 
 
 def test_a_total_covers_what_it_contains_and_nothing_else() -> None:
-    few, many = tally_events([(EVENTS[2], 4), (G(2.0), 1)]), tally_events([(EVENTS[3], 1), (G(2.0), 3)])
+    few = tally_events([(EVENTS[2], 4), (G(2.0), 1)])
+    many = tally_events([(EVENTS[3], 1), (G(2.0), 3)])
     other = tally_events([(dpa.PoissonSampledDpEvent(0.1, G(2.0)), 1)])
     leak = tally_events([(dpa.NonPrivateDpEvent(), 1)])
     assert many.covers(few) and not few.covers(many)
@@ -106,10 +111,20 @@ def test_a_total_covers_what_it_contains_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     "form",
     [
-        {"type": "repeat", "count": 10**400, "event": {"type": "gaussian", "noise_multiplier": 1.0}},
+        {
+            "type": "repeat",
+            "count": 10**400,
+            "event": {"type": "gaussian", "noise_multiplier": 1.0},
+        },
         {"type": "repeat", "count": 2**53 + 1, "event": {"type": "none"}},
-        functools.reduce(lambda inner, _: {"type": "repeat", "count": 10**9, "event": inner}, range(45), {"type": "gaussian", "noise_multiplier": 1.0}),
-        functools.reduce(lambda inner, _: {"type": "compose", "events": [inner]}, range(900), {"type": "none"}),
+        functools.reduce(
+            lambda inner, _: {"type": "repeat", "count": 10**9, "event": inner},
+            range(45),
+            {"type": "gaussian", "noise_multiplier": 1.0},
+        ),
+        functools.reduce(
+            lambda inner, _: {"type": "compose", "events": [inner]}, range(900), {"type": "none"}
+        ),
     ],
     ids=["long", "above", "nested repeats", "deep"],
 )

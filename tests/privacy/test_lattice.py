@@ -35,7 +35,8 @@ from tests.fake_device import fake_gpu
 from tests.float_noise import InFloat32, off_grid
 
 DELTA = 1e-5
-REFUSED, ACCEPTED = 1e-6, 1e-3
+REFUSED = 1e-6
+ACCEPTED = 1e-3
 SOURCES = ["seed", "os"]
 FEATURES = (1, 28, 28)
 
@@ -52,7 +53,8 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """A mechanism, what a client gives it with and without the record in question, and the relation."""
+    """A mechanism, what a client gives it with and without the record in question, and the
+    relation."""
 
     mechanism: Mechanism
     inside: Value
@@ -72,17 +74,24 @@ CASES = {
     "laplace": feature_case(noise_multiplier=1.0, distribution="laplace"),
     "client": Case(ClientLevel(4.0, 1.0), update, {"w": 0 * update["w"]}),
     "one record of a class": Case(
-        ClippedSum(5.0, 3.0, normaliser=20.0), {"e": rand(1, 256)}, {"e": torch.zeros(0, 256)}, "add_remove"
+        ClippedSum(5.0, 3.0, normaliser=20.0),
+        {"e": rand(1, 256)},
+        {"e": torch.zeros(0, 256)},
+        "add_remove",
     ),
 }
 
 
 def betrayed(mechanism: Mechanism, case: Case, source: str, runs: int = 150) -> float:
-    """The event of low bits, fixed beforehand, as a lower bound on epsilon (Clopper-Pearson, 95 %)."""
+    """The event of low bits, fixed beforehand, as a lower bound on epsilon (Clopper-Pearson, 95
+    %)."""
     drawn = noise(source)
     clean = flat(mechanism(case.inside, drawn).exact or {})
     hits = [
-        sum(off_grid(flat(mechanism(value, drawn).value)[: len(clean)], clean) > 0 for _ in range(runs))
+        sum(
+            off_grid(flat(mechanism(value, drawn).value)[: len(clean)], clean) > 0
+            for _ in range(runs)
+        )
         for value in (case.inside, case.outside)
     ]
     return clopper_pearson(runs - hits[0], hits[0], runs - hits[1], hits[1], delta=DELTA)
@@ -100,14 +109,20 @@ def test_low_bits_tell_nothing(name: str, source: str, system_bytes: None) -> No
     assert betrayed(case.mechanism, case, source) == 0
 
 
-@pytest.mark.parametrize(("name", "runs"), [("features", 150), ("client", 150), ("one record of a class", 600)])
-def test_low_bits_of_float32_noise_contradict_its_epsilon(name: str, runs: int, system_bytes: None) -> None:
+@pytest.mark.parametrize(
+    ("name", "runs"), [("features", 150), ("client", 150), ("one record of a class", 600)]
+)
+def test_low_bits_of_float32_noise_contradict_its_epsilon(
+    name: str, runs: int, system_bytes: None
+) -> None:
     case = CASES[name]
     planted = InFloat32(case.mechanism)
     stated = epsilon(case.mechanism.event, DELTA, relation=case.relation)  # type: ignore[arg-type]
     shown = betrayed(planted, case, "os", runs)
     assert shown > (stated if name != "features" else 3.0)  # 4.4 is above what so few runs can show
-    assert examine_low_bits(flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std).off
+    assert examine_low_bits(
+        flat(planted(case.inside, noise()).value), planted.inner(case.inside, noise()).noise_std
+    ).off
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -116,7 +131,8 @@ def test_every_number_is_a_whole_number_of_steps_that_float32_holds(name: str, s
     case = CASES[name]
     for value in (case.inside, case.outside):
         output = case.mechanism(value, noise(source))
-        step, std = output.lattice, output.noise_std
+        step = output.lattice
+        std = output.noise_std
         least = std if name != "two copies" else 0.5  # the scale of the less noisy copy
         assert step and 2.0**-BITS / 2 < step / least <= 2.0**-BITS and math.frexp(step)[0] == 0.5
         assert flat(output.value).dtype == torch.float32
@@ -126,7 +142,8 @@ def test_every_number_is_a_whole_number_of_steps_that_float32_holds(name: str, s
 
 
 def test_a_large_sum_keeps_the_lattice_and_rounds_what_is_released() -> None:
-    """Above 2**24 steps float32 rounds the integer: still a multiple of a step, whatever the clean value."""
+    """Above 2**24 steps float32 rounds the integer: still a multiple of a step, whatever the clean
+    value."""
     output = ClippedSum(1.0, 1.0)({"n": torch.ones(3001, 1)}, noise())
     assert float(output.value["n"]) > 2**24 * output.lattice  # type: ignore[operator]
     assert not is_off_lattice(output.value["n"], output.lattice).any()  # type: ignore[arg-type]
@@ -135,8 +152,10 @@ def test_a_large_sum_keeps_the_lattice_and_rounds_what_is_released() -> None:
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("z", [1e-6, 0.01, 1.0, 300.0, 1e6])
 def test_the_release_is_the_noised_sum_rounded_to_a_step(z: float, source: str) -> None:
-    """With noise that is known: the step nearest to m + round(Y), m and round(Y) in units, by exact arithmetic."""
-    values, fixed = {"w": torch.linspace(-0.01, 0.01, 99).double()}, noise(source).normal((99,))
+    """With noise that is known: the step nearest to m + round(Y), m and round(Y) in units, by exact
+    arithmetic."""
+    values = {"w": torch.linspace(-0.01, 0.01, 99).double()}
+    fixed = noise(source).normal((99,))
 
     @dataclass
     class Same:
@@ -145,9 +164,13 @@ def test_the_release_is_the_noised_sum_rounded_to_a_step(z: float, source: str) 
 
         laplace = uniform = normal
 
-    output, lattice = ClientLevel(z, 1.0)(values, Same()), Lattice.under(z, 1.0)
-    whole, step = clipped_sum({"w": values["w"].unsqueeze(0)}, 1.0, lattice), round(lattice.step / lattice.unit)
-    for m, y, released in zip(whole.tolist(), (fixed * (z / lattice.unit)).tolist(), output.value["w"].tolist()):
+    output = ClientLevel(z, 1.0)(values, Same())
+    lattice = Lattice.under(z, 1.0)
+    whole = clipped_sum({"w": values["w"].unsqueeze(0)}, 1.0, lattice)
+    step = round(lattice.step / lattice.unit)
+    for m, y, released in zip(
+        whole.tolist(), (fixed * (z / lattice.unit)).tolist(), output.value["w"].tolist()
+    ):
         nearest = math.floor(Fraction(m + round(y), step) + Fraction(1, 2))
         assert Fraction(released) == nearest * Fraction(lattice.step)
 
@@ -156,13 +179,16 @@ def test_values_of_ones_own_mechanism_get_on_the_lattice() -> None:
     values = {"w": rand(40, 3), "b": rand(5), "n": torch.tensor(0.7)}
     lattice = Lattice.under(2.0, 20.0)
     made = lattice.released(values, 2.0, noise().normal)
-    noised, exact = made["value"], made["exact"]
+    noised = made["value"]
+    exact = made["exact"]
     for name, value in values.items():
         assert noised[name].shape == exact[name].shape == value.shape
         assert bool((exact[name].abs() <= value.abs()).all()) and bool(
             ((exact[name] - value).abs() < lattice.step).all()
         )
-        assert not is_off_lattice(noised[name], lattice.step).any() and not torch.equal(noised[name], exact[name])
+        assert not is_off_lattice(noised[name], lattice.step).any() and not torch.equal(
+            noised[name], exact[name]
+        )
 
 
 # --- sensitivity ----------------------------------------------------------------------------------
@@ -186,23 +212,39 @@ HARD = {
 
 @pytest.mark.parametrize("kind", sorted(HARD))
 @pytest.mark.parametrize(
-    ("z", "norm", "per"), [(1.0, 1.0, 1.0), (1000.0, 0.3, 20.0), (0.003, 7.0, 3.0), (1e-6, 0.3, 1.0)]
+    ("z", "norm", "per"),
+    [(1.0, 1.0, 1.0), (1000.0, 0.3, 20.0), (0.003, 7.0, 3.0), (1e-6, 0.3, 1.0)],
 )
-def test_no_record_moves_the_sum_by_more_than_the_bound(kind: str, z: float, norm: float, per: float) -> None:
-    """In exact arithmetic: integers of the sum with and without each record, against clip_norm / normaliser."""
+def test_no_record_moves_the_sum_by_more_than_the_bound(
+    kind: str, z: float, norm: float, per: float
+) -> None:
+    """In exact arithmetic: integers of the sum with and without each record, against clip_norm /
+    normaliser."""
     rows = {"a": HARD[kind]()[:, :200], "b": HARD[kind]()[:, 200:]}
     lattice = Lattice.under(z * norm / per, norm / per)
-    factored = FactoredRows({"a": OuterProducts(rows["a"][:, :7], rows["a"][:, 7:40]), "b": rows["b"]})
+    factored = FactoredRows(
+        {"a": OuterProducts(rows["a"][:, :7], rows["a"][:, 7:40]), "b": rows["b"]}
+    )
     bound = (Fraction(norm) / Fraction(per) / Fraction(lattice.unit)) ** 2
     for given in (rows, factored):
         whole = clipped_sum(given, norm, lattice, per=per)
         for out in range(6):
-            without = clipped_sum(take_records(given, [i for i in range(6) if i != out]), norm, lattice, per=per)
+            without = clipped_sum(
+                take_records(given, [i for i in range(6) if i != out]), norm, lattice, per=per
+            )
             moved = whole - without
             assert squared(moved) <= bound
-            long = kind in ("ordinary", "huge") if given is factored else kind in ("ordinary", "all at the bound", "huge")
-            if long and norm <= 1 and (z > 1e-3 or given is rows):  # products of huge numbers that are multiplied out overflow
-                assert squared(moved) > bound * Fraction(99, 100)  # and nothing is lost that matters
+            long = (
+                kind in ("ordinary", "huge")
+                if given is factored
+                else kind in ("ordinary", "all at the bound", "huge")
+            )
+            if (
+                long and norm <= 1 and (z > 1e-3 or given is rows)
+            ):  # products of huge numbers that are multiplied out overflow
+                assert squared(moved) > bound * Fraction(
+                    99, 100
+                )  # and nothing is lost that matters
 
 
 @pytest.mark.parametrize("order", [1, 2])
@@ -210,7 +252,9 @@ def test_no_record_moves_the_sum_by_more_than_the_bound(kind: str, z: float, nor
 def test_no_row_is_longer_than_the_bound(kind: str, order: int) -> None:
     rows = HARD[kind]()
     lattice = Lattice.under(2.0, 0.5)
-    for row in lattice.round_contributions(rows, clip_factors(record_norms({"x": rows}, order), 0.5)):
+    for row in lattice.round_contributions(
+        rows, clip_factors(record_norms({"x": rows}, order), 0.5)
+    ):
         size = sum(abs(int(v)) ** order for v in row.tolist())
         assert size <= (Fraction(0.5) / Fraction(lattice.unit)) ** order
 
@@ -218,7 +262,8 @@ def test_no_row_is_longer_than_the_bound(kind: str, order: int) -> None:
 def test_the_order_of_records_does_not_matter() -> None:
     """Nor how many are summed at a time, of rows and of outer products, in more blocks than one."""
     count = EXACT_ROWS + 100
-    rows, order = rand(count, 40), torch.randperm(count, generator=torch.Generator().manual_seed(1))
+    rows = rand(count, 40)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(1))
     given = FactoredRows({"x": rows[:, :10], "y": OuterProducts(rows[:, 10:15], rows[:, 15:])})
     lattice = Lattice.under(1.0, 1.0)
     one, other = (clipped_sum(take_records(given, at), 1.0, lattice) for at in (slice(None), order))
@@ -227,52 +272,81 @@ def test_the_order_of_records_does_not_matter() -> None:
 
 
 def test_outer_products_are_summed_as_the_rows_that_they_make() -> None:
-    """Up to their rounding, 2**-19 of the clip norm; a record that holds no number counts for nothing, in all its parts."""
+    """Up to their rounding, 2**-19 of the clip norm; a record that holds no number counts for
+    nothing, in all its parts."""
     for spoiled in (None, math.nan, math.inf):
         sizes = {"x": (3,), "w": (4, 5), "v": (2, 3)}
-        drawn = {name: [rand(9, size, seed=at).double() for at, size in enumerate(sizes[name])] for name in sizes}
-        parts = {name: some[0] if name == "x" else OuterProducts(*some) for name, some in drawn.items()}
+        drawn = {
+            name: [rand(9, size, seed=at).double() for at, size in enumerate(sizes[name])]
+            for name in sizes
+        }
+        parts = {
+            name: some[0] if name == "x" else OuterProducts(*some) for name, some in drawn.items()
+        }
         kept = slice(None) if spoiled is None else [0, 1, 2, 4, 5, 6, 7, 8]
         if spoiled is not None:
             parts["w"].right[3, 2] = spoiled  # type: ignore[union-attr]
-        given, lattice = FactoredRows(parts), Lattice.under(1.0, 2.0)
+        given = FactoredRows(parts)
+        lattice = Lattice.under(1.0, 2.0)
         made = clipped_sum(given, 2.0, lattice, per=3.0)
         plain = clipped_sum(dict(take_records(given, kept)), 2.0, lattice, per=3.0)
         assert int((made[:3] - plain[:3]).abs().max()) <= 9
-        assert float((lattice.to_numbers(made, torch.float64) - lattice.to_numbers(plain, torch.float64)).abs().max()) < 9 * 2.0**-19
+        assert (
+            float(
+                (lattice.to_numbers(made, torch.float64) - lattice.to_numbers(plain, torch.float64))
+                .abs()
+                .max()
+            )
+            < 9 * 2.0**-19
+        )
 
 
 def test_small_contributions_are_not_lost() -> None:
     """Truncation costs less than one unit a record: 2**-40 of the clip norm."""
     rows = rand(50, 2000, seed=6) * 1e-3
     lattice = Lattice.under(1.0, 1.0)
-    short = rows.double().sum(0) - lattice.to_numbers(clipped_sum({"x": rows}, 1.0, lattice), torch.float64)
+    short = rows.double().sum(0) - lattice.to_numbers(
+        clipped_sum({"x": rows}, 1.0, lattice), torch.float64
+    )
     assert float(short.abs().max()) < 50 * lattice.unit
 
 
-# --- the law of the noise ---------------------------------------------------------------------------
+# --- the law of the noise
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("law", ["norm", "laplace"])
 @pytest.mark.parametrize(("coarse", "whole"), [(2.0, 0), (0.25, 0), (2.0, 300)])
-def test_rounded_noise_has_the_discretised_law(source: str, law: str, coarse: float, whole: int) -> None:
-    """Chi-square over lattice points, at steps coarse enough that every point counts, also where the clean value lies between
-    them; 2/3 and 3/2 are refused."""
-    count, lattice = 200_000, Lattice(coarse, coarse / 1024)
+def test_rounded_noise_has_the_discretised_law(
+    source: str, law: str, coarse: float, whole: int
+) -> None:
+    """Chi-square over lattice points, at steps coarse enough that every point counts, also where
+    the clean value lies between them; 2/3 and 3/2 are refused."""
+    count = 200_000
+    lattice = Lattice(coarse, coarse / 1024)
     drawn = noise(source)
-    made = lattice.add_noise(torch.full((count,), whole), 1.5, drawn.normal if law == "norm" else drawn.laplace)
-    steps, clean = made // 1024, whole * lattice.unit
+    made = lattice.add_noise(
+        torch.full((count,), whole), 1.5, drawn.normal if law == "norm" else drawn.laplace
+    )
+    steps = made // 1024
+    clean = whole * lattice.unit
     assert bool((steps * 1024 == made).all())
 
     def fit(std: float) -> float:
         cdf = getattr(stats, law)(scale=std).cdf
         points = np.arange(-60, 61)
-        expected = count * (cdf((points + 0.5) * coarse - clean) - cdf((points - 0.5) * coarse - clean))
+        expected = count * (
+            cdf((points + 0.5) * coarse - clean) - cdf((points - 0.5) * coarse - clean)
+        )
         seen = np.array([int((steps == int(p)).sum()) for p in points])
         kept = expected > 10
         expected, seen = (np.append(v[kept], count - v[kept].sum()) for v in (expected, seen))
-        return float(stats.chi2.sf(((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(seen) - 1))
+        return float(
+            stats.chi2.sf(
+                ((seen - expected) ** 2 / np.maximum(expected, 1e-9)).sum(), len(seen) - 1
+            )
+        )
 
     assert fit(1.5) > ACCEPTED
     assert fit(1.5 * 2 / 3) < REFUSED and fit(1.5 * 3 / 2) < REFUSED
@@ -285,12 +359,16 @@ def test_the_inverse_distribution_function_is_as_exact_as_the_argument_says() ->
             p = float(2.0**exponent)
             got = float(torch.special.ndtri(torch.tensor(p, dtype=torch.float64)))
             slope = mpmath.npdf(got)
-            error = (mpmath.ncdf(got) - mpmath.mpf(p)) / slope  # one step of Newton: got - error is right to 40 digits
+            error = (
+                mpmath.ncdf(got) - mpmath.mpf(p)
+            ) / slope  # one step of Newton: got - error is right to 40 digits
             assert abs(error / got) < 2.0**-51
 
 
 @pytest.mark.parametrize(("byte", "least"), [(b"\xff", 0.0), (b"\x00", 11.8)])
-def test_the_ends_of_the_uniform_grid(byte: bytes, least: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ends_of_the_uniform_grid(
+    byte: bytes, least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All bits one used to round to exactly 1; all bits zero are the farthest draws there are."""
     monkeypatch.setattr("os.urandom", lambda count: byte * count)
     source = SystemNoise()
@@ -302,7 +380,8 @@ def test_the_ends_of_the_uniform_grid(byte: bytes, least: float, monkeypatch: py
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_far_draws_are_as_fine_as_near_ones(source: str) -> None:
-    """Beyond 3 standard deviations a grid of 53 bits would show; the second draw must be different each time."""
+    """Beyond 3 standard deviations a grid of 53 bits would show; the second draw must be different
+    each time."""
     found = noise(source).normal((2_000_000,))
     far = found[found.abs() > 2]
     tails = torch.special.ndtr(-far.abs()) * 2
@@ -316,7 +395,8 @@ def draws_of(source: str, count: int) -> stats._result_classes.TtestResult:
     return stats.kstest(noise(source, 9).normal((count,)).numpy(), "norm")
 
 
-# --- settings ---------------------------------------------------------------------------------------
+# --- settings
+# ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -336,14 +416,20 @@ def test_noise_that_is_too_small_for_a_lattice_is_refused(make: Callable[[], obj
 
 def test_the_authors_features_stay_as_they_print_them() -> None:
     """Without a guarantee there is no lattice to keep: nothing is rounded."""
-    for mechanism in (FeatureNoise(noise_std=0.3), FeatureNoise(noise_std=0.3, clip_norm=1.0, broadcast_batch=4)):
+    for mechanism in (
+        FeatureNoise(noise_std=0.3),
+        FeatureNoise(noise_std=0.3, clip_norm=1.0, broadcast_batch=4),
+    ):
         output = mechanism({"x": rand(6, 1, 4, 4)}, noise())
         assert output.lattice is None and examine_low_bits(output.value["x"], 0.3).off
 
 
-def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A record of factor 0 is zeros there too, even if it holds NaN."""
-    lattice, rows = Lattice.under(0.1, 1.0), rand(9, 4, 5)
+    lattice = Lattice.under(0.1, 1.0)
+    rows = rand(9, 4, 5)
     given = FactoredRows({"x": rows, "y": OuterProducts(rand(9, 2), rand(9, 3))})
     kept = [0, 2, 3, 4, 5, 6, 7, 8]
     expected = clipped_sum(take_records(given, kept), 1.0, lattice)
@@ -352,7 +438,14 @@ def test_sums_on_a_gpu_are_those_of_the_cpu_whatever_the_blocks(monkeypatch: pyt
     for block in (1, 60, 2**26):
         monkeypatch.setattr("privdd.privacy.lattice.GPU_BLOCK", block)
         with fake_gpu():
-            there = FactoredRows({"x": rows.to("cuda"), "y": OuterProducts(*(t.to("cuda") for t in (given.parts["y"].left, given.parts["y"].right)))})  # type: ignore[union-attr]
+            there = FactoredRows(
+                {
+                    "x": rows.to("cuda"),
+                    "y": OuterProducts(
+                        *(t.to("cuda") for t in (given.parts["y"].left, given.parts["y"].right))
+                    ),
+                }
+            )  # type: ignore[union-attr]
             assert torch.equal(clipped_sum(there, 1.0, lattice).cpu(), expected)
 
 
@@ -367,18 +460,33 @@ def test_norms_on_a_gpu_are_those_of_the_cpu(order: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7])
-def test_a_records_norm_has_the_same_bits_wherever_it_stands(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Vectorised kernels end in scalar ones, which may round otherwise, as ``hypot`` does, and ``vector_norm`` of one record."""
+def test_a_records_norm_has_the_same_bits_wherever_it_stands(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectorised kernels end in scalar ones, which may round otherwise, as ``hypot`` does, and
+    ``vector_norm`` of one record."""
     seen: list[Tensor] = []
-    monkeypatch.setattr("privdd.privacy.clipping.clip_factors", lambda norms, clip: seen.append(norms.clone()) or clip_factors(norms, clip))
-    rows = {"x": rand(1000, 9), "y": OuterProducts(rand(1000, 3, seed=1), rand(1000, 4, seed=2)), "z": rand(1000, 2, seed=3)}
+    monkeypatch.setattr(
+        "privdd.privacy.clipping.clip_factors",
+        lambda norms, clip: seen.append(norms.clone()) or clip_factors(norms, clip),
+    )
+    rows = {
+        "x": rand(1000, 9),
+        "y": OuterProducts(rand(1000, 3, seed=1), rand(1000, 4, seed=2)),
+        "z": rand(1000, 2, seed=3),
+    }
     pieces = torch.arange(1000).split(size)
-    for given in (FactoredRows(rows), FactoredRows({"w": OuterProducts(rand(1000, 2), rand(1000, 2)), **rows})):
+    for given in (
+        FactoredRows(rows),
+        FactoredRows({"w": OuterProducts(rand(1000, 2), rand(1000, 2)), **rows}),
+    ):
         seen.clear()
         for at in (slice(None), *pieces):
             clipped_sum(take_records(given, at), 1.0, Lattice.under(1.0, 1.0))
         assert torch.equal(torch.cat(seen[1:]), seen[0])
-    assert torch.equal(torch.cat([record_norms(take_records(given, at)) for at in pieces]), record_norms(given))
+    assert torch.equal(
+        torch.cat([record_norms(take_records(given, at)) for at in pieces]), record_norms(given)
+    )
 
 
 def test_a_product_of_vectors_whose_squares_leave_float64_is_no_longer_than_the_bound() -> None:

@@ -20,7 +20,9 @@ G = dpa.GaussianDpEvent
 
 
 def row(event: dpa.DpEvent, **changes: object) -> LedgerRow:
-    base = dict(round=0, client=0, name="q", surface="synthetic_images", visible_to=("server",), digest="d")
+    base = dict(
+        round=0, client=0, name="q", surface="synthetic_images", visible_to=("server",), digest="d"
+    )
     return LedgerRow(**{**base, "shape": {"x": (2, 3)}, "event": event, **changes})  # type: ignore[arg-type]
 
 
@@ -30,11 +32,17 @@ def poisson(q: float, z: float) -> dpa.DpEvent:
 
 def test_total_is_the_worst_cell_of_the_worst_client() -> None:
     ledger = Ledger()
-    ledger.append([row(G(4.0)), row(G(2.0), partition="label:0"), row(G(3.0), partition="label:1", count=9)])
+    ledger.append(
+        [row(G(4.0)), row(G(2.0), partition="label:0"), row(G(3.0), partition="label:1", count=9)]
+    )
     ledger.append([row(G(2.0), client=1)])
     worst = math.sqrt(1 / 16 + 9 / 9)
-    assert ledger.epsilon(DELTA) == pytest.approx(dpa.get_epsilon_gaussian(1 / worst, DELTA), abs=1e-9)
-    assert ledger.epsilon(DELTA, client=1) == pytest.approx(dpa.get_epsilon_gaussian(2.0, DELTA), abs=1e-9)
+    assert ledger.epsilon(DELTA) == pytest.approx(
+        dpa.get_epsilon_gaussian(1 / worst, DELTA), abs=1e-9
+    )
+    assert ledger.epsilon(DELTA, client=1) == pytest.approx(
+        dpa.get_epsilon_gaussian(2.0, DELTA), abs=1e-9
+    )
 
 
 def test_thousands_of_rows_cost_one_composition() -> None:
@@ -47,19 +55,34 @@ def test_thousands_of_rows_cost_one_composition() -> None:
 
 @pytest.mark.parametrize("worst", range(6))
 def test_the_worst_client_is_found_among_those_that_cannot_be_compared(worst: int) -> None:
-    """Releases of six kinds, none of which contains another; a seventh client's are contained in the worst one's."""
+    """Releases of six kinds, none of which contains another; a seventh client's are contained in
+    the worst one's."""
     ledger = Ledger()
     for client in range(6):
-        ledger.append([row(dpa.LaplaceDpEvent(20.0 + client), client=client, count=9 if client == worst else 2)])
+        ledger.append(
+            [
+                row(
+                    dpa.LaplaceDpEvent(20.0 + client),
+                    client=client,
+                    count=9 if client == worst else 2,
+                )
+            ]
+        )
     ledger.append([row(dpa.LaplaceDpEvent(20.0 + worst), client=6, count=8)])
-    assert ledger.epsilon(DELTA) == ledger.epsilon(DELTA, client=worst) > ledger.epsilon(DELTA, client=6)
+    assert (
+        ledger.epsilon(DELTA)
+        == ledger.epsilon(DELTA, client=worst)
+        > ledger.epsilon(DELTA, client=6)
+    )
 
 
 def test_post_processing_is_free_only_where_its_sources_are_protected() -> None:
     ledger = Ledger()
     ids = ledger.append([row(G(1.0), surface="counts"), row(dpa.NoOpDpEvent(), post_of=(0,))])
     assert ids == (0, 1)
-    assert ledger.epsilon(DELTA, surfaces={"synthetic_images"}) == pytest.approx(4.3771781, abs=1e-6)
+    assert ledger.epsilon(DELTA, surfaces={"synthetic_images"}) == pytest.approx(
+        4.3771781, abs=1e-6
+    )
     derived = row(dpa.NoOpDpEvent(), surface="labels", post_of=(0,))
     ledger.append([row(dpa.NonPrivateDpEvent(), surface="update"), derived])
     assert ledger.epsilon(DELTA, surfaces={"labels"}) == math.inf
@@ -80,9 +103,13 @@ def test_server_rows_give_the_worst_client_behind_them() -> None:
     ledger = Ledger()
     a = ledger.append([row(G(5.0), surface="update")])
     b = ledger.append([row(G(1.0), surface="update", client=1)])
-    ledger.append([row(dpa.NoOpDpEvent(), client=-1, surface="global_model", post_of=a + b)], absolute=True)
+    ledger.append(
+        [row(dpa.NoOpDpEvent(), client=-1, surface="global_model", post_of=a + b)], absolute=True
+    )
     assert ledger.epsilon(DELTA, surfaces={"global_model"}) == pytest.approx(4.3771781, abs=1e-6)
-    assert ledger.epsilon(DELTA, surfaces={"global_model"}, client=0) == pytest.approx(0.7255218, abs=1e-6)
+    assert ledger.epsilon(DELTA, surfaces={"global_model"}, client=0) == pytest.approx(
+        0.7255218, abs=1e-6
+    )
 
 
 def test_server_noise_touches_every_client() -> None:
@@ -107,9 +134,21 @@ def test_a_false_side_condition_makes_a_row_unprotected() -> None:
 
 def mixed() -> Ledger:
     ledger = Ledger(relation="zero_out")
-    ledger.append([row(poisson(0.05, 1.5), partition="label:3", count=200, flags={"clipped": True}, clip_norm=1.0)])
+    ledger.append(
+        [
+            row(
+                poisson(0.05, 1.5),
+                partition="label:3",
+                count=200,
+                flags={"clipped": True},
+                clip_norm=1.0,
+            )
+        ]
+    )
     ledger.append([row(G(4.0), sensitivity=2.5, why="a sum"), row(dpa.NoOpDpEvent(), post_of=(0,))])
-    ledger.append([row(dpa.ComposedDpEvent([dpa.LaplaceDpEvent(3.0), dpa.SelfComposedDpEvent(G(9.0), 2)]))])
+    ledger.append(
+        [row(dpa.ComposedDpEvent([dpa.LaplaceDpEvent(3.0), dpa.SelfComposedDpEvent(G(9.0), 2)]))]
+    )
     return ledger
 
 
@@ -199,7 +238,8 @@ def test_a_bound_that_is_not_known_is_infinite_and_says_so() -> None:
 
 
 def by_hand(ledger: Ledger, surface: str | None) -> float:
-    """Every row that a surface's rows reach through their sources, once; the worst cell of the worst client."""
+    """Every row that a surface's rows reach through their sources, once; the worst cell of the
+    worst client."""
 
     def reached(at: int) -> set[int]:
         return {at}.union(*(reached(of) for of in ledger.releases[at].post_of))
@@ -210,20 +250,27 @@ def by_hand(ledger: Ledger, surface: str | None) -> float:
     for client in {r.client for r in rows}:
         mine = [r for r in rows if r.client == client and r.is_protected]
         for cell in {r.partition for r in mine}:
-            spent = [r.count / r.event.noise_multiplier**2 for r in mine if r.partition in (None, cell)]
+            spent = [
+                r.count / r.event.noise_multiplier**2 for r in mine if r.partition in (None, cell)
+            ]
             worst = max(worst, sum(spent))
     return dpa.get_epsilon_gaussian(worst**-0.5, DELTA) if worst else 0.0
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_surfaces_compose_all_that_they_were_computed_from_once(seed: int) -> None:
-    """Random ledgers: rows with events of their own and sources, diamonds, server rows between clients."""
-    rng, ledger = random.Random(seed), Ledger()
+    """Random ledgers: rows with events of their own and sources, diamonds, server rows between
+    clients."""
+    rng = random.Random(seed)
+    ledger = Ledger()
     for at in range(rng.randint(2, 12)):
         sources = tuple(sorted(rng.sample(range(at), rng.randint(0, min(at, 3)))))
         client = rng.choice([-1, 0, 0, 1, 2])
         event = dpa.NoOpDpEvent() if client == -1 or rng.random() < 0.3 else G(rng.uniform(1, 6))
-        more = {"count": rng.randint(1, 3), "partition": rng.choice([None, None, "label:0", "label:1"])}
+        more = {
+            "count": rng.randint(1, 3),
+            "partition": rng.choice([None, None, "label:0", "label:1"]),
+        }
         item = row(event, surface=rng.choice("abc"), client=client, post_of=sources, **more)
         ledger.append([item], absolute=True)
     for surface in ("a", "b", "c", None):
@@ -234,7 +281,9 @@ def test_surfaces_compose_all_that_they_were_computed_from_once(seed: int) -> No
 def of_schema_1(ledger: Ledger) -> dict[str, Any]:
     """ledger.json as it was once written: the number of records in every row, and no lattice."""
     data = ledger.to_json()
-    rows = [{key: v for key, v in release.items() if key != "lattice"} for release in data["releases"]]
+    rows = [
+        {key: v for key, v in release.items() if key != "lattice"} for release in data["releases"]
+    ]
     return {**data, "schema": 1, "releases": [{**row, "records": 10} for row in rows]}
 
 
@@ -245,5 +294,7 @@ def test_files_of_schema_1_open_without_their_record_counts() -> None:
 @pytest.mark.parametrize("schema", [1, 2])
 def test_a_row_of_the_other_schema_is_refused(schema: int) -> None:
     other = mixed().to_json() if schema == 1 else of_schema_1(mixed())
-    with pytest.raises(ValueError, match="release 0: missing .*records" if schema == 1 else "unknown .*records"):
+    with pytest.raises(
+        ValueError, match="release 0: missing .*records" if schema == 1 else "unknown .*records"
+    ):
         Ledger.from_json({**other, "schema": schema})

@@ -16,7 +16,8 @@ from privdd.privacy.mechanisms import AggregateClip, ClientLevel, ClippedSum, Fe
 from privdd.privacy.noise import Noise, noise_for
 
 LARGE = 20_000
-REFUSED, ACCEPTED = 1e-6, 1e-3
+REFUSED = 1e-6
+ACCEPTED = 1e-3
 
 
 def noise(source: str = "seed", seed: int = 3) -> Noise:
@@ -24,7 +25,8 @@ def noise(source: str = "seed", seed: int = 3) -> Noise:
 
 
 def check_scale(draws: Tensor, std: float, law: str = "norm") -> None:
-    """Kolmogorov-Smirnov must accept the stated scale and reject two thirds and three halves of it."""
+    """Kolmogorov-Smirnov must accept the stated scale and reject two thirds and three halves of
+    it."""
     sample = draws.double().flatten().numpy()
     assert kstest(sample / std, law).pvalue > ACCEPTED
     for wrong in (2 / 3, 3 / 2):
@@ -85,7 +87,9 @@ def test_a_record_that_is_not_finite_counts_for_nothing(bad: float) -> None:
 
 def test_events_are_noise_over_one_records_change() -> None:
     assert ClippedSum(2.0, 9.0, normaliser=50.0).event == dpa.GaussianDpEvent(2.0)
-    assert ClippedSum(2.0, 9.0, 0.25).event == dpa.PoissonSampledDpEvent(0.25, dpa.GaussianDpEvent(2.0))
+    assert ClippedSum(2.0, 9.0, 0.25).event == dpa.PoissonSampledDpEvent(
+        0.25, dpa.GaussianDpEvent(2.0)
+    )
     output = FeatureNoise(clip_norm=2.0, noise_std=1.0)({"x": torch.rand(3, 1, 4, 4)}, noise())
     assert output.event == dpa.GaussianDpEvent(0.5)
     assert ClientLevel(1.5, 7.0)({"x": torch.rand(3)}, noise()).event == dpa.GaussianDpEvent(1.5)
@@ -111,11 +115,14 @@ def test_two_copies_cost_the_sum_of_their_precisions() -> None:
     assert output.value["x"].shape == (12, 1, 2, 2)
     together = 1 / math.sqrt(1 / 0.2**2 + 1 / 0.25**2)
     assert together == pytest.approx(0.156, abs=5e-4)
-    assert epsilon(output.event, 1e-5) == pytest.approx(epsilon(dpa.GaussianDpEvent(together), 1e-5), abs=1e-6)
+    assert epsilon(output.event, 1e-5) == pytest.approx(
+        epsilon(dpa.GaussianDpEvent(together), 1e-5), abs=1e-6
+    )
 
 
 def test_the_papers_variance_and_bound() -> None:
-    """Variance 0.15, rho 0.1, 3x32x32: epsilon 163 if the record vanishes, 531 if it is exchanged."""
+    """Variance 0.15, rho 0.1, 3x32x32: epsilon 163 if the record vanishes, 531 if it is
+    exchanged."""
     output = FeatureNoise(variance=0.15, rho=0.1)({"x": torch.rand(2, 3, 32, 32)}, noise())
     assert output.noise_std == pytest.approx(0.387298, abs=1e-6)
     assert epsilon(output.event, 1e-5, relation="zero_out") == pytest.approx(163, abs=1)
@@ -143,10 +150,16 @@ def test_aggregate_clip_takes_a_mean_as_so_many_equal_rows() -> None:
 
 @pytest.mark.parametrize("count", [3, 10])
 def test_the_printed_noise_tells_how_many_records_there_are(count: int) -> None:
-    """All records are alike, so the mean is the same without one of them; the spread of one output tells."""
-    mechanism, drawn = AggregateClip(5.0, 1.0), noise()
+    """All records are alike, so the mean is the same without one of them; the spread of one output
+    tells."""
+    mechanism = AggregateClip(5.0, 1.0)
+    drawn = noise()
     rows = torch.full((count, 2000), 1e-3)
-    stds = [mechanism({"x": part}, drawn).value["x"].std() for part in (rows, rows[:-1]) for _ in range(20)]
+    stds = [
+        mechanism({"x": part}, drawn).value["x"].std()
+        for part in (rows, rows[:-1])
+        for _ in range(20)
+    ]
     assert max(stds[:20]) < min(stds[20:])
     output = mechanism({"x": rows}, drawn)
     assert output.event == dpa.NonPrivateDpEvent() and output.flags == {"noise_scale_public": False}

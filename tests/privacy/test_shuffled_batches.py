@@ -1,4 +1,5 @@
-"""Bounds for batches that are no Poisson samples, against closed forms, Monte Carlo and another library."""
+"""Bounds for batches that are no Poisson samples, against closed forms, Monte Carlo and another
+library."""
 
 from __future__ import annotations
 
@@ -26,12 +27,17 @@ def without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_one_batch_is_the_gaussian_mechanism(sampling: str, epochs: int) -> None:
     exact = dpa.get_epsilon_gaussian(1.5 / math.sqrt(epochs), DELTA)
-    assert bound_batch_epsilon(1.5, DELTA, batches=1, epochs=epochs, sampling=sampling) == pytest.approx((exact, exact), rel=1e-9)
+    assert bound_batch_epsilon(
+        1.5, DELTA, batches=1, epochs=epochs, sampling=sampling
+    ) == pytest.approx((exact, exact), rel=1e-9)
 
 
 def test_poisson_batches_have_the_accountants_epsilon() -> None:
     event = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.1, dpa.GaussianDpEvent(1.0)), 20)
-    assert bound_batch_epsilon(1.0, DELTA, batches=10, epochs=2, sampling="poisson") == (epsilon(event, DELTA),) * 2
+    assert (
+        bound_batch_epsilon(1.0, DELTA, batches=10, epochs=2, sampling="poisson")
+        == (epsilon(event, DELTA),) * 2
+    )
 
 
 @pytest.mark.parametrize("sampling", SCHEMES)
@@ -44,15 +50,21 @@ def test_lower_bounds_are_below_upper_ones_and_grow_with_epochs(sampling: str) -
     assert lows[1] > 1.2 * lows[0]
 
 
-@pytest.mark.parametrize(("sampling", "present", "absent"), [("shuffled", 2.0, 1.0), ("balls_in_bins", 1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("sampling", "present", "absent"), [("shuffled", 2.0, 1.0), ("balls_in_bins", 1.0, 0.0)]
+)
 def test_the_lower_bound_of_an_epoch_is_no_lower_than_that_of_one_threshold(
     sampling: str, present: float, absent: float
 ) -> None:
     """Chua et al. (2024), the event that some coordinate is at least c."""
-    z, count = 0.6, 30
+    z = 0.6
+    count = 30
 
     def by_threshold(c: float) -> float:
-        p, q = (-math.expm1(norm.logcdf((c - s) / z) + (count - 1) * norm.logcdf(c / z)) for s in (present, absent))
+        p, q = (
+            -math.expm1(norm.logcdf((c - s) / z) + (count - 1) * norm.logcdf(c / z))
+            for s in (present, absent)
+        )
         return -math.log((p - DELTA) / q) if p > DELTA else 0.0
 
     best = -minimize_scalar(by_threshold, bounds=(0.5, 4.5), method="bounded").fun
@@ -62,8 +74,12 @@ def test_the_lower_bound_of_an_epoch_is_no_lower_than_that_of_one_threshold(
 
 @pytest.mark.parametrize("sampling", SCHEMES)
 def test_bounds_agree_with_monte_carlo(sampling: str) -> None:
-    """delta at both bounds, by sampling the pairs themselves: the whole likelihood ratio, not the largest coordinate."""
-    z, count, delta, n = 1.0, 4, 0.01, 400_000
+    """delta at both bounds, by sampling the pairs themselves: the whole likelihood ratio, not the
+    largest coordinate."""
+    z = 1.0
+    count = 4
+    delta = 0.01
+    n = 400_000
     present, absent = module.SHIFTS[sampling]
     rng = np.random.default_rng(0)
     low, high = bound_batch_epsilon(z, delta, batches=count, sampling=sampling)
@@ -88,7 +104,8 @@ def test_bounds_agree_with_monte_carlo(sampling: str) -> None:
 
 
 def test_shuffled_batches_can_cost_more_than_poisson_ones() -> None:
-    """What Chua et al. (2024) found: an epsilon accounted for Poisson batches does not hold for shuffled ones."""
+    """What Chua et al. (2024) found: an epsilon accounted for Poisson batches does not hold for
+    shuffled ones."""
     poisson, _ = bound_batch_epsilon(0.6, DELTA, batches=1000, sampling="poisson")
     assert bound_batch_epsilon(0.6, DELTA, batches=1000)[0] > 1.5 * poisson
 
@@ -102,7 +119,15 @@ def test_balls_in_bins_bounds_are_those_of_the_library(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "bad", [{"noise_multiplier": 0.0}, {"delta": 0.0}, {"batches": 0}, {"epochs": 0}, {"sampling": "cyclic"}], ids=str
+    "bad",
+    [
+        {"noise_multiplier": 0.0},
+        {"delta": 0.0},
+        {"batches": 0},
+        {"epochs": 0},
+        {"sampling": "cyclic"},
+    ],
+    ids=str,
 )
 def test_bad_values_are_refused(bad: dict) -> None:
     given = {"noise_multiplier": 1.0, "delta": DELTA, "batches": 2, **bad}

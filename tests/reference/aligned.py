@@ -15,7 +15,15 @@ from privdd.core.types import Shard, State
 from tests.reference.averaging import sgd, start
 from tests.reference.draws import anchors
 from tests.reference.networks import fresh, network
-from tests.reference.parts import by_records, client, merged, supervised_contrast, under, values, weighted
+from tests.reference.parts import (
+    by_records,
+    client,
+    merged,
+    supervised_contrast,
+    under,
+    values,
+    weighted,
+)
 
 
 def moon(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
@@ -27,7 +35,9 @@ def moon(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     def loss(net: Any, x: Tensor, y: Tensor) -> Tensor:
         z = net.features(x)
         with torch.no_grad():
-            near, far = towards.features(x), away.features(x)  # type: ignore[operator]
+            # type: ignore[operator]
+            near = towards.features(x)
+            far = away.features(x)
         cosines = torch.stack([F.cosine_similarity(z, near), F.cosine_similarity(z, far)], 1)
         contrast = F.cross_entropy(cosines / m.temperature, torch.zeros(len(x), dtype=torch.long))
         return F.cross_entropy(net.head(z), y) + m.mu * contrast
@@ -42,7 +52,10 @@ def moon(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
             sent.append(values(model))
             previous[k] = sent[-1]
         state = weighted(sent, by_records(shards))
-    return {**under("model", state), **merged([under(f"client/{k}/previous", p or {}) for k, p in enumerate(previous)])}
+    return {
+        **under("model", state),
+        **merged([under(f"client/{k}/previous", p or {}) for k, p in enumerate(previous)]),
+    }
 
 
 def endless(n: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -54,7 +67,9 @@ def endless(n: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
 def vhl(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     """Each step also classifies noise images, and aligns records with them."""
     model, state = start(m, shards, keys)
-    noise, of_class = anchors(shards[0].shape, shards[0].classes, m.per_class, keys.fold("public", "vhl"))
+    noise, of_class = anchors(
+        shards[0].shape, shards[0].classes, m.per_class, keys.fold("public", "vhl")
+    )
     for t in range(m.rounds):
         sent = []
         for shard in shards:
@@ -62,8 +77,11 @@ def vhl(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
 
             def loss(net: Any, x: Tensor, y: Tensor, drawn: Iterator[Tensor] = drawn) -> Tensor:
                 at = next(drawn)
-                z, z_noise = net.features(x), net.features(noise[at])
-                tie = supervised_contrast(torch.cat([z, z_noise]), torch.cat([y, of_class[at]]), m.temperature)
+                z = net.features(x)
+                z_noise = net.features(noise[at])
+                tie = supervised_contrast(
+                    torch.cat([z, z_noise]), torch.cat([y, of_class[at]]), m.temperature
+                )
                 virtual = F.cross_entropy(net.head(z_noise), of_class[at])
                 return F.cross_entropy(net.head(z), y) + m.alpha * virtual + m.align * tie
 
@@ -76,15 +94,19 @@ def vhl(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
 
 def fedproto(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     """Clients keep their models and share the mean features of each class."""
-    shape, classes = shards[0].shape, shards[0].classes
+    shape = shards[0].shape
+    classes = shards[0].classes
     first = fresh(m.model, shape, classes, keys.fold("public", "fedproto", "model").torch())
     models = [network(m.model, shape, classes, first) for _ in shards]
     width = first["head.weight"].shape[1]
-    mean, count = torch.zeros(classes, width), torch.zeros(classes)
+    mean = torch.zeros(classes, width)
+    count = torch.zeros(classes)
     for t in range(m.rounds):
         known = (count > 0).float()
 
-        def loss(net: Any, x: Tensor, y: Tensor, mean: Tensor = mean, known: Tensor = known) -> Tensor:
+        def loss(
+            net: Any, x: Tensor, y: Tensor, mean: Tensor = mean, known: Tensor = known
+        ) -> Tensor:
             z = net.features(x)
             distance = ((z - mean[y]) ** 2).mean(1) * known[y]
             return F.cross_entropy(net.head(z), y) + m.weight * distance.mean()
@@ -98,10 +120,13 @@ def fedproto(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
 
 
 @torch.no_grad()
-def _sums(shards: Sequence[Shard], models: Sequence[nn.Module], width: int) -> tuple[Tensor, Tensor]:
+def _sums(
+    shards: Sequence[Shard], models: Sequence[nn.Module], width: int
+) -> tuple[Tensor, Tensor]:
     """Sum of the features and number of records of each class over all clients."""
     classes = shards[0].classes
-    sums, count = torch.zeros(classes, width), torch.zeros(classes)
+    sums = torch.zeros(classes, width)
+    count = torch.zeros(classes)
     for shard, model in zip(shards, models):
         model.eval()
         z = torch.cat([model.features(x) for x in shard.train.x.split(512)])  # type: ignore[operator]

@@ -30,9 +30,14 @@ def sgd(
     loss: Loss = cross_entropy,
     hook: Hook | None = None,
 ) -> int:
-    """Local epochs of SGD in place; ``hook`` may change the gradients before each step. Returns the steps."""
-    optimiser = torch.optim.SGD(model.parameters(), lr=m.lr, momentum=m.momentum, weight_decay=m.weight_decay)
-    steps, x, y = 0, shard.train.x, shard.train.y
+    """Local epochs of SGD in place; ``hook`` may change the gradients before each step. Returns the
+    steps."""
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=m.lr, momentum=m.momentum, weight_decay=m.weight_decay
+    )
+    steps = 0
+    x = shard.train.x
+    y = shard.train.y
     for _ in range(int(m.local_epochs)):
         for at in torch.randperm(len(y), generator=generator).split(m.batch_size):
             optimiser.zero_grad()
@@ -46,15 +51,21 @@ def sgd(
 
 def start(m: Any, shards: Sequence[Shard], keys: Keys) -> tuple[nn.Module, State]:
     """A working network and the initial global model."""
-    shape, classes = shards[0].shape, shards[0].classes
+    shape = shards[0].shape
+    classes = shards[0].classes
     state = fresh(m.model, shape, classes, keys.fold("public", "init", "model").torch())
     return network(m.model, shape, classes, state), state
 
 
 def averaged(
-    m: Any, shards: Sequence[Shard], keys: Keys, step: Callable[[State, State], State], proximal: float = 0.0
+    m: Any,
+    shards: Sequence[Shard],
+    keys: Keys,
+    step: Callable[[State, State], State],
+    proximal: float = 0.0,
 ) -> State:
-    """Rounds of local SGD; ``step`` makes the next global model from the old one and the clients' mean."""
+    """Rounds of local SGD; ``step`` makes the next global model from the old one and the clients'
+    mean."""
     model, state = start(m, shards, keys)
     for t in range(m.rounds):
         sent = []
@@ -65,7 +76,13 @@ def averaged(
                 for name, p in net.named_parameters():
                     p.grad.add_(p.detach() - centre[name], alpha=proximal)  # type: ignore[union-attr]
 
-            sgd(m, model, shard, client(keys, t, shard, "batch").torch(), hook=pull if proximal else None)
+            sgd(
+                m,
+                model,
+                shard,
+                client(keys, t, shard, "batch").torch(),
+                hook=pull if proximal else None,
+            )
             sent.append(values(model))
         state = step(state, weighted(sent, by_records(shards)))
     return under("model", state)
@@ -99,7 +116,10 @@ def fedadam(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
             g = old[name] - mean[name]
             first[name] = m.beta1 * first.get(name, 0.0) + (1 - m.beta1) * g
             second[name] = m.beta2 * second.get(name, m.tau**2) + (1 - m.beta2) * g * g
-        return {name: old[name] - m.server_lr * first[name] / (second[name].sqrt() + m.tau) for name in old}
+        return {
+            name: old[name] - m.server_lr * first[name] / (second[name].sqrt() + m.tau)
+            for name in old
+        }
 
     return {**averaged(m, shards, keys, step), **under("first", first), **under("second", second)}
 
@@ -108,10 +128,12 @@ def fednova(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     """Clients' changes are divided by the gradients that their steps add up to."""
     model, state = start(m, shards, keys)
     for t in range(m.rounds):
-        changes, masses = [], []
+        changes = []
+        masses = []
         for shard in shards:
             model.load_state_dict(state)
-            steps, rho = sgd(m, model, shard, client(keys, t, shard, "batch").torch()), m.momentum
+            steps = sgd(m, model, shard, client(keys, t, shard, "batch").torch())
+            rho = m.momentum
             masses.append((steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho))
             changes.append({name: state[name] - value for name, value in values(model).items()})
         shares = by_records(shards)
@@ -127,7 +149,8 @@ def scaffold(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
     common = {name: torch.zeros_like(value) for name, value in state.items()}
     own = [dict(common) for _ in shards]
     for t in range(m.rounds):
-        sent, changes = [], []
+        sent = []
+        changes = []
         for k, shard in enumerate(shards):
             model.load_state_dict(state)
             shift = {name: common[name] - own[k][name] for name in common}
@@ -138,7 +161,9 @@ def scaffold(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
 
             steps = sgd(m, model, shard, client(keys, t, shard, "batch").torch(), hook=move)
             sent.append(values(model))
-            changes.append({n: (state[n] - w) / (steps * m.lr) - common[n] for n, w in sent[-1].items()})
+            changes.append(
+                {n: (state[n] - w) / (steps * m.lr) - common[n] for n, w in sent[-1].items()}
+            )
             own[k] = {n: own[k][n] + change for n, change in changes[-1].items()}
         state = weighted(sent, by_records(shards))
         mean = weighted(changes, [1 / len(shards)] * len(shards))

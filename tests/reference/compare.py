@@ -29,7 +29,8 @@ KEYS = Keys(0)
 
 @dataclass(frozen=True)
 class Comparison:
-    """CPU seconds of either (medians), and the largest difference of a number that both end with."""
+    """CPU seconds of either (medians), and the largest difference of a number that both end
+    with."""
 
     bare: float
     stack: float
@@ -41,7 +42,8 @@ class Comparison:
 
 
 class Arithmetic(TorchDispatchMode):
-    """Counts the floating-point operations of all convolutions and matrix products, backward passes included."""
+    """Counts the floating-point operations of all convolutions and matrix products, backward passes
+    included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,8 @@ class Arithmetic(TorchDispatchMode):
 
 
 def arithmetic(pair: Pair, size: Size, shards: Sequence[Shard]) -> float:
-    """Floating-point operations of the stack over those of the reference loop: 1 where neither skips or adds work."""
+    """Floating-point operations of the stack over those of the reference loop: 1 where neither
+    skips or adds work."""
     found = []
     for run in (bare, through_stack):
         with Arithmetic() as counted:
@@ -66,8 +69,10 @@ def arithmetic(pair: Pair, size: Size, shards: Sequence[Shard]) -> float:
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Everything inside is drawn and computed in float64, where rounding cannot hide a difference."""
-    caches, before = (build_skeleton, state_layout, build_split_skeleton, draw_anchors), torch.get_default_dtype()
+    """Everything inside is drawn and computed in float64, where rounding cannot hide a
+    difference."""
+    caches = (build_skeleton, state_layout, build_split_skeleton, draw_anchors)
+    before = torch.get_default_dtype()
     for cache in caches:
         cache.cache_clear()
     torch.set_default_dtype(torch.float64)
@@ -95,7 +100,10 @@ def split_among(records: Records, clients: int) -> list[Shard]:
     """The records in equal parts, clients without test data."""
     classes = int(records.y.max()) + 1
     parts = torch.arange(len(records)).tensor_split(clients)
-    return [Shard(k, records.take(at), records.take([0]), records.take([0]), classes) for k, at in enumerate(parts)]
+    return [
+        Shard(k, records.take(at), records.take([0]), records.take([0]), classes)
+        for k, at in enumerate(parts)
+    ]
 
 
 def through_stack(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
@@ -103,11 +111,18 @@ def through_stack(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
     draw_anchors.cache_clear()  # VHL's are drawn once a run, as the loop draws them
     problem = Problem(shards[0].shape, shards[0].classes, len(shards))
     method = pair.make(size)
-    plan = Plan(KEYS, problem, method, pair.mechanisms, paired_noise=True)  # noise from the stream of seed and round
-    progress, seen = start_training(plan, Ledger("zero_out", "record", 1e-5)), None
+    plan = Plan(
+        KEYS, problem, method, pair.mechanisms, paired_noise=True
+    )  # noise from the stream of seed and round
+    progress = start_training(plan, Ledger("zero_out", "record", 1e-5))
+    seen = None
     for _ in range(method.rounds):
         progress, _, seen = run_round(plan, progress, shards, Engine(), seen)
-    memories = {f"client/{k}/{name}": v for k, memory in progress.memories.items() for name, v in memory.items()}
+    memories = {
+        f"client/{k}/{name}": v
+        for k, memory in progress.memories.items()
+        for name, v in memory.items()
+    }
     return {**progress.server, **memories}
 
 
@@ -117,14 +132,18 @@ def bare(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
 
 
 def difference(loop: State, stack: State) -> float:
-    """The largest difference; infinite where a number is not one. Raises KeyError for an unknown name."""
+    """The largest difference; infinite where a number is not one. Raises KeyError for an unknown
+    name."""
     gaps = [float((value - stack[name]).abs().max()) for name, value in loop.items()]
     return max(gap if math.isfinite(gap) else math.inf for gap in gaps)
 
 
 def compare(pair: Pair, size: Size, shards: Sequence[Shard], repeats: int) -> Comparison:
     """Both in turns ``repeats`` times, after one small unmeasured turn of each."""
-    few = [shard.with_train(shard.train.take(torch.arange(min(32, len(shard.train))))) for shard in shards[:2]]
+    few = [
+        shard.with_train(shard.train.take(torch.arange(min(32, len(shard.train)))))
+        for shard in shards[:2]
+    ]
     brief = replace(size, iterations=1, epochs=1)
     for warm in (bare, through_stack):
         warm(pair, brief, few)

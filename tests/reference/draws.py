@@ -1,7 +1,7 @@
 """What the reference loops draw for themselves: augmentation, batches by priority, VHL's anchors.
 
-The numbers come from the same streams as the stack's, in the same order, or the two could not be compared;
-what is made of them is written out here once more.
+The numbers come from the same streams as the stack's, in the same order, or the two could not be
+compared; what is made of them is written out here once more.
 """
 
 from __future__ import annotations
@@ -20,18 +20,25 @@ Operation = Callable[[Tensor], Tensor]
 
 
 def normal(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Standard normal numbers by inversion: a sign, and the probability of a magnitude at least as large."""
+    """Standard normal numbers by inversion: a sign, and the probability of a magnitude at least as
+    large."""
     drawn = 2 * torch.rand(tuple(shape), generator=generator, dtype=torch.float64).numpy()
-    side, tail = drawn >= 1, drawn % 1
+    side = drawn >= 1
+    tail = drawn % 1
     small = tail < 1 / 32
-    finer = torch.rand(int(small.sum()), generator=generator, dtype=torch.float64).clamp_min(2.0**-54).numpy()
+    finer = (
+        torch.rand(int(small.sum()), generator=generator, dtype=torch.float64)
+        .clamp_min(2.0**-54)
+        .numpy()
+    )
     tail[~small] += 2.0**-53
     tail[small] += finer * 2.0**-52
     return torch.from_numpy(norm.isf(tail / 2) * (1 - 2.0 * side))
 
 
 def augmentation(strategy: str, shape: Sequence[int], generator: torch.Generator) -> Operation:
-    """One operation of "a_b_c" (Zhao and Bilen 2021), drawn with its numbers, for images (b, c, h, w)."""
+    """One operation of "a_b_c" (Zhao and Bilen 2021), drawn with its numbers, for images (b, c, h,
+    w)."""
     _, h, w = shape
 
     def whole(low: int, high: int) -> int:
@@ -76,13 +83,16 @@ def coloured(brightness: float, saturation: float, contrast: float) -> Operation
 
 
 def read(at: list[list[tuple[int, int, float]]], h: int, w: int) -> Operation:
-    """Every output pixel (row by row) as a weighted sum of input pixels (row, column, weight); zero outside."""
-    sources, weights = [], []
+    """Every output pixel (row by row) as a weighted sum of input pixels (row, column, weight); zero
+    outside."""
+    sources = []
+    weights = []
     for pixel in at:
         inside = [(0 <= i < h and 0 <= j < w) for i, j, _ in pixel]
         sources.append([i * w + j if ok else 0 for (i, j, _), ok in zip(pixel, inside)])
         weights.append([weight if ok else 0.0 for (_, _, weight), ok in zip(pixel, inside)])
-    where, share = torch.tensor(sources), torch.tensor(weights)
+    where = torch.tensor(sources)
+    share = torch.tensor(weights)
     return lambda x: (x.flatten(2)[:, :, where] * share.to(x.dtype)).sum(-1).unflatten(2, (h, w))
 
 
@@ -92,8 +102,10 @@ def moved(h: int, w: int, rows: int, columns: int) -> Operation:
 
 def erased(h: int, w: int, row: int, column: int) -> Operation:
     """A square of half the side around (row, column) is zero."""
-    tall, wide = round_half_up(h / 2), round_half_up(w / 2)
-    top, left = row - tall // 2, column - wide // 2
+    tall = round_half_up(h / 2)
+    wide = round_half_up(w / 2)
+    top = row - tall // 2
+    left = column - wide // 2
 
     def kept(i: int, j: int) -> float:
         return float(not (top <= i < top + tall and left <= j < left + wide))
@@ -102,18 +114,27 @@ def erased(h: int, w: int, row: int, column: int) -> Operation:
 
 
 def warped(h: int, w: int, a: float, b: float, c: float, d: float) -> Operation:
-    """Output (u, v) shows input (a u + b v, c u + d v), by the four pixels around it; u, v in (-1, 1) across the image."""
+    """Output (u, v) shows input (a u + b v, c u + d v), by the four pixels around it; u, v in (-1,
+    1) across the image."""
     at = []
     for i in range(h):
         for j in range(w):
-            u, v = (2 * j + 1) / w - 1, (2 * i + 1) / h - 1
-            x, y = ((a * u + b * v + 1) * w - 1) / 2, ((c * u + d * v + 1) * h - 1) / 2
-            left, top = math.floor(x), math.floor(y)
-            right, down = x - left, y - top
-            at.append([
-                (top, left, (1 - down) * (1 - right)), (top, left + 1, (1 - down) * right),
-                (top + 1, left, down * (1 - right)), (top + 1, left + 1, down * right),
-            ])  # fmt: skip
+            u = (2 * j + 1) / w - 1
+            v = (2 * i + 1) / h - 1
+            x = ((a * u + b * v + 1) * w - 1) / 2
+            y = ((c * u + d * v + 1) * h - 1) / 2
+            left = math.floor(x)
+            top = math.floor(y)
+            right = x - left
+            down = y - top
+            at.append(
+                [
+                    (top, left, (1 - down) * (1 - right)),
+                    (top, left + 1, (1 - down) * right),
+                    (top + 1, left, down * (1 - right)),
+                    (top + 1, left + 1, down * right),
+                ]
+            )
     return read(at, h, w)
 
 
@@ -125,13 +146,19 @@ def finalised(z: int) -> int:
 
 
 def priorities(ids: Tensor, keys: Keys) -> Tensor:
-    """A pseudo-random number for each id, from it and the key alone: a batch is the records of the smallest."""
+    """A pseudo-random number for each id, from it and the key alone: a batch is the records of the
+    smallest."""
     key = keys.integer() % 2**64
-    return torch.tensor([finalised(finalised((i + 0x9E3779B97F4A7C15) % 2**64) ^ key) >> 1 for i in ids.tolist()])
+    return torch.tensor(
+        [finalised(finalised((i + 0x9E3779B97F4A7C15) % 2**64) ^ key) >> 1 for i in ids.tolist()]
+    )
 
 
-def anchors(shape: Sequence[int], classes: int, per_class: int, keys: Keys) -> tuple[Tensor, Tensor]:
-    """VHL's noise images of each class (released code: styles around class centres, upsampling convolutions)."""
+def anchors(
+    shape: Sequence[int], classes: int, per_class: int, keys: Keys
+) -> tuple[Tensor, Tensor]:
+    """VHL's noise images of each class (released code: styles around class centres, upsampling
+    convolutions)."""
     generator = keys.torch()
     centres = 0.3 * torch.randn(classes, 64, generator=generator)
     around = 0.1 * torch.randn(classes * per_class, 64, generator=generator)
@@ -140,7 +167,9 @@ def anchors(shape: Sequence[int], classes: int, per_class: int, keys: Keys) -> t
     z = F.leaky_relu(styles @ to_image, 0.2).view(-1, 16, 4, 4)
     while z.shape[-1] < max(shape[1:]):
         z = torch.nn.Upsample(scale_factor=2, mode="bilinear")(z)
-        z = F.leaky_relu(F.conv2d(z, torch.randn(16, 16, 3, 3, generator=generator) / 12, padding=1), 0.2)
+        z = F.leaky_relu(
+            F.conv2d(z, torch.randn(16, 16, 3, 3, generator=generator) / 12, padding=1), 0.2
+        )
         z = z + 0.1 * torch.randn(1, 1, *z.shape[2:], generator=generator)
         variance, mean = torch.var_mean(z, (2, 3), correction=0, keepdim=True)
         z = (z - mean) / (variance + 1e-5).sqrt()

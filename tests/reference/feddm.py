@@ -17,7 +17,8 @@ from tests.reference.parts import client, under, values
 
 
 def feddm(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
-    shape, classes = shards[0].shape, shards[0].classes
+    shape = shards[0].shape
+    classes = shards[0].classes
     state = fresh(m.model, shape, classes, keys.fold("public", "init", "model").torch())
     probe = network(m.model, shape, classes, state).requires_grad_(False)
     server = network(m.model, shape, classes, state)
@@ -36,14 +37,23 @@ def feddm(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
             z = probe.features(x)  # type: ignore[operator]
             return torch.cat([z, probe.head(z)], 1) if m.logits else z  # type: ignore[operator]
 
-        xs, ys = [], []
+        xs = []
+        ys = []
         for shard in shards:
             first = real_start(shard.train, client(keys, t, shard, "start"), m.ipc)
             own = client(keys, t, shard, "batch")
-            images = distil(m.matching, first, shard.train, nearby, own, keys.fold("public", t, "augment"))
+            images = distil(
+                m.matching, first, shard.train, nearby, own, keys.fold("public", t, "augment")
+            )
             xs.append(images.flatten(0, 1))
             ys.append(labels(shard.train, m.ipc))
-        _train(m, server, torch.cat(xs), torch.cat(ys), keys.fold("round", t, "server", "batch").torch())
+        _train(
+            m,
+            server,
+            torch.cat(xs),
+            torch.cat(ys),
+            keys.fold("round", t, "server", "batch").torch(),
+        )
         state = values(server)
     return under("model", state)
 
@@ -52,7 +62,9 @@ def _train(m: Any, model: nn.Module, x: Tensor, y: Tensor, generator: torch.Gene
     """Projected SGD on the union, in place, within rho of where the model stood."""
     s = m.server
     centre = [p.detach().clone() for p in model.parameters()]
-    optimiser = torch.optim.SGD(model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay
+    )
     for _ in range(int(s.epochs)):
         for at in torch.randperm(len(y), generator=generator).split(s.batch_size):
             optimiser.zero_grad()

@@ -1,4 +1,5 @@
-"""FedFed: generator and classifier together, one release of noised features, then FedAvg on both sets in one pass."""
+"""FedFed: generator and classifier together, one release of noised features, then FedAvg on both
+sets in one pass."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ from tests.reference.draws import normal
 from tests.reference.networks import fresh, network
 from tests.reference.parts import by_records, client, under, values, weighted
 
-VARIANCE, RHO = 0.15, 0.1  # of the released noise; of the norm that a record is clipped to
+# of the released noise; of the norm that a record is clipped to
+VARIANCE = 0.15
+RHO = 0.1
 
 
 def bounded(features: Tensor, x: Tensor, rho: float) -> Tensor:
@@ -26,15 +29,23 @@ def bounded(features: Tensor, x: Tensor, rho: float) -> Tensor:
 
 
 def fedfed(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
-    shape, classes = shards[0].shape, shards[0].classes
-    init, base = keys.fold("public", "init"), m.base
+    shape = shards[0].shape
+    classes = shards[0].classes
+    init = keys.fold("public", "init")
+    base = m.base
     pair = nn.ModuleDict(
         {
             "generator": network(
-                m.generator, shape, classes, fresh(m.generator, shape, classes, init.fold("generator").torch())
+                m.generator,
+                shape,
+                classes,
+                fresh(m.generator, shape, classes, init.fold("generator").torch()),
             ),
             "classifier": network(
-                base.model, shape, classes, fresh(base.model, shape, classes, init.fold("classifier").torch())
+                base.model,
+                shape,
+                classes,
+                fresh(base.model, shape, classes, init.fold("classifier").torch()),
             ),
         }
     )
@@ -48,25 +59,42 @@ def fedfed(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
         state = weighted(sent, by_records(shards))
     pair.load_state_dict(state)
     x = torch.cat(
-        [_released(m, pair["generator"], s, client(keys, m.distill_rounds, s, "secret", "noise")) for s in shards]
+        [
+            _released(m, pair["generator"], s, client(keys, m.distill_rounds, s, "secret", "noise"))
+            for s in shards
+        ]
     )
     y = torch.cat([shard.train.y for shard in shards])
     model = _both_sets(m, shards, keys, x, y)
-    return {**under("generator", state), **under("base/model", model), "features/x": x, "labels/y": y}
+    return {
+        **under("generator", state),
+        **under("base/model", model),
+        "features/x": x,
+        "labels/y": y,
+    }
 
 
 def _split(m: Any, pair: nn.ModuleDict, shard: Shard, generator: torch.Generator) -> None:
     """AdamW on the joint loss."""
-    optimiser = torch.optim.AdamW(pair.parameters(), lr=m.distill_lr, weight_decay=m.distill_weight_decay)
-    w, vae, classifier = m.loss, pair["generator"], pair["classifier"]
+    optimiser = torch.optim.AdamW(
+        pair.parameters(), lr=m.distill_lr, weight_decay=m.distill_weight_decay
+    )
+    w = m.loss
+    vae = pair["generator"]
+    classifier = pair["classifier"]
     for _ in range(m.distill_epochs):
         for at in torch.randperm(len(shard.train), generator=generator).split(m.distill_batch):
-            x, y = shard.train.x[at], shard.train.y[at]
+            x = shard.train.x[at]
+            y = shard.train.y[at]
             q, mu, logvar = vae(x, torch.randn(len(x), vae.latent, generator=generator))
             noisy = bounded(x - q, x, w.rho) + w.stds[0] * torch.randn(x.shape, generator=generator)
             feature, image = classifier(torch.cat([noisy, x])).split(len(x))
             kl = -0.5 * (1 + logvar - mu**2 - logvar.exp()).sum(1).mean() / (3 * mu.shape[1])
-            loss = w.reconstruction * F.mse_loss(q, x) + w.feature_ce * F.cross_entropy(feature, y) + w.kl * kl
+            loss = (
+                w.reconstruction * F.mse_loss(q, x)
+                + w.feature_ce * F.cross_entropy(feature, y)
+                + w.kl * kl
+            )
             optimiser.zero_grad()
             (loss + w.image_ce * F.cross_entropy(image, y)).backward()
             optimiser.step()
@@ -77,7 +105,9 @@ def _released(m: Any, vae: nn.Module, shard: Shard, keys: Keys) -> Tensor:
     """Every record's features, clipped and noised, on the lattice of 2**-16 of the noise."""
     x = shard.train.x
     vae.eval()
-    features = torch.cat([bounded(part - vae(part, None)[0], part, m.loss.rho) for part in x.split(256)])
+    features = torch.cat(
+        [bounded(part - vae(part, None)[0], part, m.loss.rho) for part in x.split(256)]
+    )
     vae.train()
     norms = features.flatten(1).norm(dim=1)
     features = features * (RHO * math.sqrt(x[0].numel()) / norms).clamp(max=1)[:, None, None, None]
@@ -93,12 +123,16 @@ def _both_sets(m: Any, shards: Sequence[Shard], keys: Keys, x: Tensor, y: Tensor
     for t in range(m.distill_rounds + 1, m.rounds):
         sent = []
         for shard in shards:
-            drawn = _even(y, len(shard.train), base.batch_size, client(keys, t, shard, "shared").torch())
+            drawn = _even(
+                y, len(shard.train), base.batch_size, client(keys, t, shard, "shared").torch()
+            )
 
             def loss(net: nn.Module, own: Tensor, labels: Tensor, drawn: Any = drawn) -> Tensor:
                 at = next(drawn)
                 outputs = net(torch.cat([own, x[at]]))
-                return F.cross_entropy(outputs[: len(own)], labels) + F.cross_entropy(outputs[len(own) :], y[at])
+                return F.cross_entropy(outputs[: len(own)], labels) + F.cross_entropy(
+                    outputs[len(own) :], y[at]
+                )
 
             model.load_state_dict(state)
             sgd(base, model, shard, client(keys, t, shard, "batch").torch(), loss)
@@ -108,7 +142,8 @@ def _both_sets(m: Any, shards: Sequence[Shard], keys: Keys, x: Tensor, y: Tensor
 
 
 def _even(y: Tensor, size: int, batch: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Passes of ``size`` rows, as many of each class as of any other, the rest from all; in batches."""
+    """Passes of ``size`` rows, as many of each class as of any other, the rest from all; in
+    batches."""
     members = {int(c): torch.arange(len(y))[y == c] for c in sorted(set(y.tolist()))}
     share = size // len(members)
     while True:

@@ -17,17 +17,20 @@ from tests.reference.parts import client, supervised_contrast, under, values, we
 
 
 def noise(held: Sequence[int], ipc: int, shape: Sequence[int], keys: Keys) -> Tensor:
-    return torch.stack([torch.randn((ipc, *shape), generator=keys.fold("noise", c).torch()) for c in held])
+    return torch.stack(
+        [torch.randn((ipc, *shape), generator=keys.fold("noise", c).torch()) for c in held]
+    )
 
 
 def fedlgd(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
-    shape, classes = shards[0].shape, shards[0].classes
+    shape = shards[0].shape
+    classes = shards[0].classes
     state = fresh(m.model, shape, classes, keys.fold("public", "init", "model").torch())
-    model, probe = (
-        network(m.model, shape, classes, state),
-        network(m.model, shape, classes, state).requires_grad_(False),
-    )
-    shared = noise(range(classes), m.global_ipc, shape, keys.fold("public", "init", "images")).flatten(0, 1)
+    model = network(m.model, shape, classes, state)
+    probe = network(m.model, shape, classes, state).requires_grad_(False)
+    shared = noise(
+        range(classes), m.global_ipc, shape, keys.fold("public", "init", "images")
+    ).flatten(0, 1)
     shared_y = torch.arange(classes).repeat_interleave(m.global_ipc)
     virtual = [_start(m, shard, keys) for shard in shards]
     for t in range(m.rounds):
@@ -35,10 +38,14 @@ def fedlgd(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
         sent = []
         for k, shard in enumerate(shards):
             if t == 0:
-                virtual[k] = _match(m, m.virtual.warmup, virtual[k], shard, probe, keys, t, "warmup")
+                virtual[k] = _match(
+                    m, m.virtual.warmup, virtual[k], shard, probe, keys, t, "warmup"
+                )
             if chosen:
                 probe.load_state_dict(state)
-                virtual[k] = _match(m, m.virtual.refine, virtual[k], shard, probe, keys, t, "refine")
+                virtual[k] = _match(
+                    m, m.virtual.refine, virtual[k], shard, probe, keys, t, "refine"
+                )
             x = virtual[k].flatten(0, 1)
             y = labels(shard.train, m.virtual.ipc)
             model.load_state_dict(state)
@@ -51,7 +58,9 @@ def fedlgd(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
         after = weighted(sent, [1 / len(shards)] * len(shards))
         if chosen:
             model.load_state_dict(state)
-            shared = _match_gradient(m, model, {n: state[n] - after[n] for n in state}, shared, shared_y)
+            shared = _match_gradient(
+                m, model, {n: state[n] - after[n] for n in state}, shared, shared_y
+            )
         state = after
     kept = {f"client/{k}/images/x": images for k, images in enumerate(virtual)}
     kept |= {f"client/{k}/images/label": labels(shard.train, 1) for k, shard in enumerate(shards)}
@@ -61,7 +70,9 @@ def fedlgd(m: Any, shards: Sequence[Shard], keys: Keys) -> State:
 def _start(m: Any, shard: Shard, keys: Keys) -> Tensor:
     """Noise with the channel means and deviations of each class."""
     held = classes_of(shard.train)
-    images = noise([c for c, _ in held], m.virtual.ipc, shard.shape, client(keys, 0, shard, "start"))
+    images = noise(
+        [c for c, _ in held], m.virtual.ipc, shard.shape, client(keys, 0, shard, "start")
+    )
     for image, (_, at) in zip(images, held):
         x = shard.train.x[at]
         std, mean = torch.std_mean(x, (0, 2, 3), correction=0)
@@ -69,7 +80,9 @@ def _start(m: Any, shard: Shard, keys: Keys) -> Tensor:
     return images
 
 
-def _match(m: Any, settings: Any, images: Tensor, shard: Shard, probe: Any, keys: Keys, t: int, part: str) -> Tensor:
+def _match(
+    m: Any, settings: Any, images: Tensor, shard: Shard, probe: Any, keys: Keys, t: int, part: str
+) -> Tensor:
     """Distribution matching: in new networks to warm up, in the global model to refine."""
 
     def network_at(i: int) -> Embed:
@@ -90,15 +103,28 @@ def _one_step(m: Any, model: nn.Module, x: Tensor, y: Tensor, generator: torch.G
     optimiser.step()
 
 
-def _mixed(m: Any, model: Any, x: Tensor, y: Tensor, more: Tensor, more_y: Tensor, generator: torch.Generator) -> None:
-    """Cross-entropy on batches of both sets, and contrast between a batch and all of the server's images."""
+def _mixed(
+    m: Any,
+    model: Any,
+    x: Tensor,
+    y: Tensor,
+    more: Tensor,
+    more_y: Tensor,
+    generator: torch.Generator,
+) -> None:
+    """Cross-entropy on batches of both sets, and contrast between a batch and all of the server's
+    images."""
     optimiser = torch.optim.SGD(model.parameters(), lr=m.lr)
-    both, both_y = torch.cat([x, more]), torch.cat([y, more_y])
+    both = torch.cat([x, more])
+    both_y = torch.cat([y, more_y])
     for _ in range(int(m.local_epochs)):
         for at in torch.randperm(len(both_y), generator=generator).split(m.batch_size):
             optimiser.zero_grad()
-            z, anchors = model.features(both[at]), model.features(more)
-            tie = supervised_contrast(torch.cat([z, anchors]), torch.cat([both_y[at], more_y]), m.temperature)
+            z = model.features(both[at])
+            anchors = model.features(more)
+            tie = supervised_contrast(
+                torch.cat([z, anchors]), torch.cat([both_y[at], more_y]), m.temperature
+            )
             (F.cross_entropy(model.head(z), both_y[at]) + m.contrast * tie).backward()
             optimiser.step()
 
@@ -112,11 +138,16 @@ def _match_gradient(m: Any, model: nn.Module, target: State, images: Tensor, y: 
     images = images.clone().requires_grad_(True)
     optimiser = torch.optim.SGD([images], lr=m.global_lr, momentum=m.global_momentum)
     for _ in range(m.global_iterations):
-        slopes = torch.autograd.grad(F.cross_entropy(model(images), y), list(weights.values()), create_graph=True)
+        slopes = torch.autograd.grad(
+            F.cross_entropy(model(images), y), list(weights.values()), create_graph=True
+        )
         distance = torch.zeros(())
         for slope, name in zip(slopes, weights):
-            a, b = slope.flatten(1), target[name].flatten(1)
-            distance = distance + (1 - (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1) + 1e-6)).sum()
+            a = slope.flatten(1)
+            b = target[name].flatten(1)
+            distance = (
+                distance + (1 - (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1) + 1e-6)).sum()
+            )
         images.grad = torch.autograd.grad(distance, images)[0]
         optimiser.step()
     model.requires_grad_(True)

@@ -27,7 +27,8 @@ def smallest(records: Records, keys: Keys, count: int) -> list[Tensor]:
 
 
 def real_start(records: Records, keys: Keys, count: int) -> Tensor:
-    """Images (C, count, c, h, w): the first records of each class, starting over where it has fewer."""
+    """Images (C, count, c, h, w): the first records of each class, starting over where it has
+    fewer."""
     chosen = smallest(records, keys.fold("real"), count)
     return torch.stack([records.x[at[torch.arange(count) % len(at)]] for at in chosen])
 
@@ -38,13 +39,18 @@ def labels(records: Records, count: int) -> Tensor:
 
 
 def distil(
-    settings: Any, images: Tensor, records: Records, embed_at: Callable[[int], Embed], batches: Keys, transforms: Keys,
+    settings: Any,
+    images: Tensor,
+    records: Records,
+    embed_at: Callable[[int], Embed],
+    batches: Keys,
+    transforms: Keys,
     project: Embed = lambda x: x,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Images (C, ipc, ...) whose mean embeddings follow those of the records, class by class.
 
-    embed_at: step -> network; project: what real records pass through between transform and network.
-    """
+    embed_at: step -> network; project: what real records pass through between transform and
+        network."""
     images = images.clone().requires_grad_(True)
     optimiser = torch.optim.SGD([images], lr=settings.lr, momentum=settings.momentum)
     chunk = settings.chunk or 10**9
@@ -60,7 +66,11 @@ def distil(
         optimiser.zero_grad()
         for part, target in zip(images.split(cells), means.split(cells)):
             x = part.flatten(0, 1)
-            own = embed(transform(x) if settings.augment_synthetic else x).unflatten(0, part.shape[:2]).mean(1)
+            own = (
+                embed(transform(x) if settings.augment_synthetic else x)
+                .unflatten(0, part.shape[:2])
+                .mean(1)
+            )
             (own - target).square().sum().backward()
         optimiser.step()
     return images.detach()

@@ -1,4 +1,5 @@
-"""The networks of the reference loops, written out once more, and PyTorch's law for their initial values.
+"""The networks of the reference loops, written out once more, and PyTorch's law for their initial
+values.
 
 Values carry the stack's names (body.0.weight, head.bias, ...), so that two states can be compared.
 """
@@ -25,7 +26,9 @@ class ConvNet(nn.Module):
         for _ in range(spec.depth):
             layers += [nn.Conv2d(channels, spec.width, 3, padding=1), norm(spec, spec.width)]
             layers += [nn.ReLU(), nn.MaxPool2d(2) if spec.pooling == "max" else nn.AvgPool2d(2)]
-            channels, height, breadth = spec.width, height // 2, breadth // 2
+            channels = spec.width
+            height = height // 2
+            breadth = breadth // 2
         self.body = nn.Sequential(*layers)
         self.head = nn.Linear(channels * height * breadth, classes)
 
@@ -42,7 +45,8 @@ class Projection(nn.Module):
     def __init__(self, spec: Any, shape: Sequence[int], classes: int) -> None:
         super().__init__()
         self.shape = projected(spec, shape)
-        first, second = nn.Conv2d(shape[0], 8, 3, 2, 1), nn.Conv2d(8, spec.width, 3, 2, 1)
+        first = nn.Conv2d(shape[0], 8, 3, 2, 1)
+        second = nn.Conv2d(8, spec.width, 3, 2, 1)
         self.body = nn.Sequential(first, nn.ReLU(), second)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -52,7 +56,8 @@ class Projection(nn.Module):
 class Residual(nn.Module):
     def __init__(self, spec: Any, d: int) -> None:
         super().__init__()
-        first, second = nn.Conv2d(d, d, 3, padding=1), nn.Conv2d(d, d, 1)
+        first = nn.Conv2d(d, d, 3, padding=1)
+        second = nn.Conv2d(d, d, 1)
         self.body = nn.Sequential(nn.LeakyReLU(), first, norm(spec, d), nn.LeakyReLU(), second)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -64,24 +69,48 @@ class VAE(nn.Module):
 
     def __init__(self, spec: Any, shape: Sequence[int], classes: int) -> None:
         super().__init__()
-        c, d, half, self.latent = shape[0], spec.width, spec.width // 2, spec.latent
+        c = shape[0]
+        d = spec.width
+        half = spec.width // 2
+        self.latent = spec.latent
         self.grid = (d, shape[1] // 4, shape[2] // 4)
         flat = math.prod(self.grid)
         down = [nn.Conv2d(c, half, 4, 2, 1, bias=False), nn.Conv2d(half, d, 4, 2, 1, bias=False)]
-        up = [nn.ConvTranspose2d(d, half, 4, 2, 1, bias=False), nn.ConvTranspose2d(half, c, 4, 2, 1, bias=False)]
+        up = [
+            nn.ConvTranspose2d(d, half, 4, 2, 1, bias=False),
+            nn.ConvTranspose2d(half, c, 4, 2, 1, bias=False),
+        ]
         self.encoder = nn.Sequential(
-            down[0], norm(spec, half), nn.ReLU(), down[1], norm(spec, d), nn.ReLU(),
-            Residual(spec, d), norm(spec, d), Residual(spec, d),
-        )  # fmt: skip
-        self.mu, self.logvar, self.expand = nn.Linear(flat, self.latent), nn.Linear(flat, self.latent), nn.Linear(self.latent, flat)
+            down[0],
+            norm(spec, half),
+            nn.ReLU(),
+            down[1],
+            norm(spec, d),
+            nn.ReLU(),
+            Residual(spec, d),
+            norm(spec, d),
+            Residual(spec, d),
+        )
+        self.mu = nn.Linear(flat, self.latent)
+        self.logvar = nn.Linear(flat, self.latent)
+        self.expand = nn.Linear(self.latent, flat)
         self.decoder = nn.Sequential(
-            Residual(spec, d), norm(spec, d), Residual(spec, d), norm(spec, d),
-            up[0], norm(spec, half), nn.LeakyReLU(), nn.Tanh(), up[1], nn.Sigmoid(),
-        )  # fmt: skip
+            Residual(spec, d),
+            norm(spec, d),
+            Residual(spec, d),
+            norm(spec, d),
+            up[0],
+            norm(spec, half),
+            nn.LeakyReLU(),
+            nn.Tanh(),
+            up[1],
+            nn.Sigmoid(),
+        )
 
     def forward(self, x: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         flat = self.encoder(x).flatten(1)
-        mu, logvar = self.mu(flat), self.logvar(flat)
+        mu = self.mu(flat)
+        logvar = self.logvar(flat)
         code = mu if noise is None else mu + torch.exp(logvar / 2) * noise
         return self.decoder(self.expand(code).unflatten(1, self.grid)), mu, logvar
 
@@ -118,7 +147,8 @@ def network(spec: Any, shape: Sequence[int], classes: int, state: State) -> nn.M
 
 @torch.no_grad()
 def fresh(spec: Any, shape: Sequence[int], classes: int, generator: torch.Generator) -> State:
-    """Initial values: uniform within 1/sqrt(fan in), weight before bias, layer after layer; norms start as identities."""
+    """Initial values: uniform within 1/sqrt(fan in), weight before bias, layer after layer; norms
+    start as identities."""
     model = blank(spec, shape, classes)
     for layer in model.modules():
         if isinstance(layer, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):

@@ -1,9 +1,9 @@
 """The f-DP one-run bound as a linear program, written from the theorem alone.
 
-Unknowns are the chances p_0 .. p_g of each count of right guesses. For a curve f that is the maximum of finitely many
-lines, 1 - f is the minimum of as many, so the theorem's inequality for a set T is one linear inequality a line. The
-program maximises the chance of at least so many right guesses.
-"""
+Unknowns are the chances p_0 .. p_g of each count of right guesses. For a curve f that is the
+maximum of finitely many lines, 1 - f is the minimum of as many, so the theorem's inequality for a
+set T is one linear inequality a line. The program maximises the chance of at least so many right
+guesses."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from scipy.optimize import linprog
 Line = tuple[float, float]  # (intercept, slope): f(a) >= intercept + slope * a
 
 
-def largest_tail(m: int, guesses: int, correct: int, lines: Sequence[Line], sets: Iterable[Sequence[int]]) -> float:
-    """The largest P[at least ``correct`` right] that the inequalities of these sets T of counts allow."""
+def largest_tail(
+    m: int, guesses: int, correct: int, lines: Sequence[Line], sets: Iterable[Sequence[int]]
+) -> float:
+    """The largest P[at least ``correct`` right] that the inequalities of these sets T of counts
+    allow."""
     j = np.arange(guesses + 1)
-    rows, limits = [], []
+    rows = []
+    limits = []
     for chosen in sets:
-        left, right = np.zeros(guesses + 1), np.zeros(guesses + 1)
+        left = np.zeros(guesses + 1)
+        right = np.zeros(guesses + 1)
         for count in chosen:
             left[count] += count / m
             if count:
@@ -28,7 +33,13 @@ def largest_tail(m: int, guesses: int, correct: int, lines: Sequence[Line], sets
         for intercept, slope in lines:  # left <= 1 - intercept - slope * right
             rows.append(left + slope * right)
             limits.append(1 - intercept)
-    found = linprog(-(j >= correct).astype(float), np.array(rows), np.array(limits), [np.ones(guesses + 1)], [1.0])
+    found = linprog(
+        -(j >= correct).astype(float),
+        np.array(rows),
+        np.array(limits),
+        [np.ones(guesses + 1)],
+        [1.0],
+    )
     assert found.status == 0, found.message
     return float(-found.fun)
 

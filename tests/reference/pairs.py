@@ -40,7 +40,8 @@ AUGMENT = "color_crop_cutout_scale_rotate"
 
 @dataclass(frozen=True)
 class Size:
-    """What a benchmark or a test can afford; the other hyper-parameters are those of configs/algo."""
+    """What a benchmark or a test can afford; the other hyper-parameters are those of
+    configs/algo."""
 
     width: int = 32
     depth: int = 3
@@ -54,7 +55,8 @@ class Size:
 
 @dataclass(frozen=True)
 class Pair:
-    """make: the method at a size; loop: its reference loop; mechanisms: set on the stack's channel."""
+    """make: the method at a size; loop: its reference loop; mechanisms: set on the stack's
+    channel."""
 
     make: Callable[[Size], Any]
     loop: Callable[[Any, Sequence[Shard], Keys], State]
@@ -66,7 +68,13 @@ def _convnet(size: Size, **more: Any) -> ModelSpec:
 
 
 def _averaging(kind: type[FedAvg], **more: Any) -> Callable[[Size], FedAvg]:
-    plain: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-5, "local_epochs": 1.0, **more}
+    plain: dict[str, Any] = {
+        "lr": 0.05,
+        "momentum": 0.9,
+        "weight_decay": 1e-5,
+        "local_epochs": 1.0,
+        **more,
+    }
     return lambda s: kind(model=_convnet(s), rounds=s.rounds, batch_size=s.batch, **plain)
 
 
@@ -75,35 +83,56 @@ def _matching(size: Size, **more: Any) -> MatchingSettings:
 
 
 def _feddm(size: Size) -> FedDM:
-    server = ServerTraining(epochs=size.epochs, batch_size=64, lr=0.05, momentum=0.9, weight_decay=5e-4)
+    server = ServerTraining(
+        epochs=size.epochs, batch_size=64, lr=0.05, momentum=0.9, weight_decay=5e-4
+    )
     return FedDM(
-        model=_convnet(size), rounds=size.rounds, matching=_matching(size), server=server, ipc=size.images, rho=2.5
+        model=_convnet(size),
+        rounds=size.rounds,
+        matching=_matching(size),
+        server=server,
+        ipc=size.images,
+        rho=2.5,
     )
 
 
 def _fedrd(size: Size) -> FedRD:
     return FedRD(
-        model=_convnet(size, norm="batch", pooling="max"), rounds=size.rounds, dpc=size.images,
-        matching=_matching(size, augment=AUGMENT), projection_epochs=size.epochs, projection_batch=32,
+        model=_convnet(size, norm="batch", pooling="max"),
+        rounds=size.rounds,
+        dpc=size.images,
+        matching=_matching(size, augment=AUGMENT),
+        projection_epochs=size.epochs,
+        projection_batch=32,
         server=ServerTraining(epochs=size.epochs, batch_size=64, lr=0.01, optimiser="adam"),
-    )  # fmt: skip
+    )
 
 
 def _fedlgd(size: Size) -> FedLGD:
     steps = _matching(size, momentum=0.5, augment=AUGMENT)
     return FedLGD(
-        model=_convnet(size), rounds=size.rounds, virtual=VirtualImages(warmup=steps, refine=steps, ipc=size.images),
-        tau=1, tau_step=2, lr=0.1, local_epochs=2, contrast=1.0, global_ipc=size.images,
+        model=_convnet(size),
+        rounds=size.rounds,
+        virtual=VirtualImages(warmup=steps, refine=steps, ipc=size.images),
+        tau=1,
+        tau_step=2,
+        lr=0.1,
+        local_epochs=2,
+        contrast=1.0,
+        global_ipc=size.images,
         global_iterations=size.iterations,
-    )  # fmt: skip
+    )
 
 
 def _fedfed(size: Size) -> FedFed:
     generator = ModelSpec(name="vae", width=max(4, size.width // 2), latent=64, norm="group")
     return FedFed(
-        base=_averaging(FedAvg, weight_decay=1e-4, balanced=True)(size), generator=generator, loss=SplitLoss(rho=0.1),
-        distill_rounds=size.rounds, distill_batch=32,
-    )  # fmt: skip
+        base=_averaging(FedAvg, weight_decay=1e-4, balanced=True)(size),
+        generator=generator,
+        loss=SplitLoss(rho=0.1),
+        distill_rounds=size.rounds,
+        distill_batch=32,
+    )
 
 
 PAIRS = {

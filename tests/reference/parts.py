@@ -25,7 +25,10 @@ def by_records(shards: Sequence[Shard]) -> list[float]:
 
 def weighted(states: Sequence[State], weights: Sequence[float]) -> State:
     """The weighted sum of states."""
-    return {name: sum((w * s[name] for w, s in zip(weights, states)), torch.zeros(())) for name in states[0]}
+    return {
+        name: sum((w * s[name] for w, s in zip(weights, states)), torch.zeros(()))
+        for name in states[0]
+    }
 
 
 def under(prefix: str, state: State) -> State:

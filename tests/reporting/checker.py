@@ -1,4 +1,5 @@
-"""A strict reader of our pages: every tag closed in order, unique ids, nothing from outside, no script."""
+"""A strict reader of our pages: every tag closed in order, unique ids, nothing from outside, no
+script."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ class Checker(HTMLParser):
     def close(self) -> None:
         super().close()
         self.problems += [f"<{tag}> is never closed" for tag in self.open]
-        self.problems += [f"id {one!r} twice" for one in sorted({i for i in self.ids if self.ids.count(i) > 1})]
+        self.problems += [
+            f"id {one!r} twice" for one in sorted({i for i in self.ids if self.ids.count(i) > 1})
+        ]
         self.problems += [f"#{one} is nowhere" for one in self.refers if one not in self.ids]
 
 

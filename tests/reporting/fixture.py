@@ -71,14 +71,20 @@ def membership(
     )
 
 
-def pictures(folder: Path, surface: str, attack: str, noise: float, seed: int, family: str) -> dict[str, Any]:
-    """A reconstruction finding: digits and the same digits with noise of that standard deviation."""
+def pictures(
+    folder: Path, surface: str, attack: str, noise: float, seed: int, family: str
+) -> dict[str, Any]:
+    """A reconstruction finding: digits and the same digits with noise of that standard
+    deviation."""
     real = torch.from_numpy(load_digits().images[:12] / 16).float()[:, None]
     generator = Keys(seed).fold("pictures", surface).torch()
     spread = noise * torch.linspace(0.6, 1.4, len(real)).view(-1, 1, 1, 1)
     rebuilt = (real + spread * torch.randn(real.shape, generator=generator)).clamp(0, 1)
     _save(folder, f"{surface}.{attack}", {"real": real, "reconstructed": rebuilt})
-    ratio = [-10 * float(torch.log10(((a - b) ** 2).mean())) for a, b in ((real, rebuilt), (real, real.mean(0)))]
+    ratio = [
+        -10 * float(torch.log10(((a - b) ** 2).mean()))
+        for a, b in ((real, rebuilt), (real, real.mean(0)))
+    ]
     return {
         "surface": surface,
         "attack": attack,
@@ -98,10 +104,14 @@ def pictures(folder: Path, surface: str, attack: str, noise: float, seed: int, f
 
 def _save(folder: Path, name: str, tensors: dict[str, torch.Tensor]) -> None:
     (folder / "evidence").mkdir(parents=True, exist_ok=True)
-    save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "evidence" / f"{name}.safetensors")
+    save_file(
+        {k: v.contiguous() for k, v in tensors.items()}, folder / "evidence" / f"{name}.safetensors"
+    )
 
 
-def _surface(name: str, mechanism: str, epsilon: Any, verdict: str, rounds: int, audited: Any = True) -> dict[str, Any]:
+def _surface(
+    name: str, mechanism: str, epsilon: Any, verdict: str, rounds: int, audited: Any = True
+) -> dict[str, Any]:
     return {
         "surface": name,
         "sender": "server" if name.startswith(("global", "shared")) else "client",
@@ -134,12 +144,20 @@ def _release(name: str, round_: int, client: int, event: dict[str, Any]) -> dict
         "count": 1,
         "flags": {},
         "post_of": [],
-        "nonprivate_reason": "no mechanism is set for it" if event["type"] == "non_private" else None,
+        "nonprivate_reason": "no mechanism is set for it"
+        if event["type"] == "non_private"
+        else None,
     }
 
 
 def write_run(
-    folder: Path, *, algo: str = "fedfed", seed: int = 0, kind: str = "unprotected", noise: float = 1.0, **run: Any
+    folder: Path,
+    *,
+    algo: str = "fedfed",
+    seed: int = 0,
+    kind: str = "unprotected",
+    noise: float = 1.0,
+    **run: Any,
 ) -> Path:
     """A finished run folder of one of the three verdicts. ``run`` overrides fields of "run"."""
     epsilon: Any = "inf" if kind == "unprotected" else round(4.85 / noise, 4)
@@ -161,7 +179,9 @@ def write_run(
     surfaces = [_surface("features", mechanism, epsilon, kind, 1)]
     if kind == "unprotected":
         rows.append(membership(folder, "update", "rmia", 0.7, seed, None))
-        rows.append(pictures(folder, "update", "inverting_gradients", 0.25, seed, "gradient_inversion"))
+        rows.append(
+            pictures(folder, "update", "inverting_gradients", 0.25, seed, "gradient_inversion")
+        )
         surfaces.append(_surface("update", "none", "inf", "unprotected", 5))
         rows.append(
             {
@@ -188,7 +208,14 @@ def write_run(
     top = (0.93 if kind == "unprotected" else 0.9 - 0.12 * noise**0.7) + rng.normal() * 0.01
     curve = [round(float(top * (1 - 0.7 * 0.55**t)), 4) for t in range(1, 9)]
     claims = (
-        [{"source": "the accountant's own", "epsilon": epsilon, "sound": True, "why": "Noise on clipped records."}]
+        [
+            {
+                "source": "the accountant's own",
+                "epsilon": epsilon,
+                "sound": True,
+                "why": "Noise on clipped records.",
+            }
+        ]
         if kind == "consistent"
         else [
             {
@@ -216,7 +243,9 @@ def write_run(
             "accuracy": curve[-1],
             "accuracy_kind": "global",
             "accuracy_by_round": curve,
-            "uploaded_bytes_per_client": sum(s["bytes"] for s in surfaces if s["sender"] == "client"),
+            "uploaded_bytes_per_client": sum(
+                s["bytes"] for s in surfaces if s["sender"] == "client"
+            ),
         },
         "privacy": {
             "delta": DELTA,
@@ -230,12 +259,29 @@ def write_run(
         "verdict": kind,
     }
     write_findings(data, folder / "findings.json")
-    event = {"type": "non_private"} if kind == "unprotected" else {"type": "gaussian", "noise_multiplier": noise}
-    releases = [_release(s["surface"], r, c, event) for s in surfaces for r in range(s["rounds"]) for c in range(5)]
-    ledger = {"schema": 2, "relation": "add_remove", "unit": "record", "delta": DELTA, "releases": releases}
+    event = (
+        {"type": "non_private"}
+        if kind == "unprotected"
+        else {"type": "gaussian", "noise_multiplier": noise}
+    )
+    releases = [
+        _release(s["surface"], r, c, event)
+        for s in surfaces
+        for r in range(s["rounds"])
+        for c in range(5)
+    ]
+    ledger = {
+        "schema": 2,
+        "relation": "add_remove",
+        "unit": "record",
+        "delta": DELTA,
+        "releases": releases,
+    }
     (folder / "ledger.json").write_text(json.dumps(ledger))
     (folder / "config.yaml").write_text(
-        yaml.safe_dump({"algo": {"name": algo}, "privacy": {"noise_multiplier": noise}, "seed": seed})
+        yaml.safe_dump(
+            {"algo": {"name": algo}, "privacy": {"noise_multiplier": noise}, "seed": seed}
+        )
     )
     (folder / "manifest.json").write_text(
         json.dumps(
@@ -252,6 +298,7 @@ def write_run(
 
 
 def text_of(folder: Path) -> str:
-    """The page of a run without its curves and pictures, which take most of the time: for tests of its words."""
+    """The page of a run without its curves and pictures, which take most of the time: for tests of
+    its words."""
     record = read_run_record(folder)
     return render_report(record, [plot_epsilons(record)], [])

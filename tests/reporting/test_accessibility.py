@@ -1,7 +1,8 @@
-"""No serious accessibility violation by axe-core, on a report and a comparison, in light and in dark.
+"""No serious accessibility violation by axe-core, on a report and a comparison, in light and in
+dark.
 
-axe-core (Deque Systems, MPL-2.0) is a tool of development: `tools/test_extras.sh` installs it by npm into `.cache/axe`.
-"""
+axe-core (Deque Systems, MPL-2.0) is a tool of development: `tools/test_extras.sh` installs it by
+npm into `.cache/axe`."""
 
 from __future__ import annotations
 
@@ -42,9 +43,15 @@ def axe() -> str:
 
 
 def look(text: str, folder: Path, *, dark: bool) -> dict[str, Any]:
-    """axe's violations of a page. The page's own policy forbids scripts, so the copy that is looked at has none."""
-    (folder / "page.html").write_text(POLICY.sub("", text).replace("</body>", RUN % axe()), encoding="utf-8")
-    flags = ("--virtual-time-budget=60000", *(("--blink-settings=preferredColorScheme=0",) if dark else ()))
+    """axe's violations of a page. The page's own policy forbids scripts, so the copy that is looked
+    at has none."""
+    (folder / "page.html").write_text(
+        POLICY.sub("", text).replace("</body>", RUN % axe()), encoding="utf-8"
+    )
+    flags = (
+        "--virtual-time-budget=60000",
+        *(("--blink-settings=preferredColorScheme=0",) if dark else ()),
+    )
     document, _ = browse(folder / "page.html", folder / "profile", *flags)
     found = re.search(r'<pre id="axe-found">(.*?)</pre>', document, re.DOTALL)
     assert found, "axe said nothing"
@@ -68,7 +75,13 @@ def test_no_serious_violation(pages: dict[str, str], name: str, dark: bool, tmp_
 
 
 @pytest.mark.extra("browser", "axe_core")
-def test_axe_sees_a_picture_without_words_and_grey_on_grey(pages: dict[str, str], tmp_path: Path) -> None:
-    bad = pages["report"].replace("</style>", ".also {color: #ccc !important}</style>").replace("</main>", '<img src="data:,"></main>')
+def test_axe_sees_a_picture_without_words_and_grey_on_grey(
+    pages: dict[str, str], tmp_path: Path
+) -> None:
+    bad = (
+        pages["report"]
+        .replace("</style>", ".also {color: #ccc !important}</style>")
+        .replace("</main>", '<img src="data:,"></main>')
+    )
     seen = {one[1] for one in look(bad, tmp_path, dark=False)["bad"]}
     assert {"image-alt", "color-contrast"} <= seen

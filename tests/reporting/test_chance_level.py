@@ -1,4 +1,5 @@
-"""What says nothing beats nothing: nulls of every shape, from scores to the first sentence; families that outrank others."""
+"""What says nothing beats nothing: nulls of every shape, from scores to the first sentence;
+families that outrank others."""
 
 from __future__ import annotations
 
@@ -34,20 +35,36 @@ def null_scores(kind: str, masks: torch.Tensor) -> torch.Tensor:
     """Scores (K, n) that do not depend on the masks."""
     generator = torch.Generator().manual_seed(8)
     drawn = torch.rand(masks.shape, generator=generator, dtype=torch.float64)
-    shapes = {"all equal": torch.zeros_like(drawn), "two values": (drawn < 0.5).double(), "ties": (drawn * 4).floor()}
+    shapes = {
+        "all equal": torch.zeros_like(drawn),
+        "two values": (drawn < 0.5).double(),
+        "ties": (drawn * 4).floor(),
+    }
     return shapes.get(kind, drawn)
 
 
 def measured(scores: torch.Tensor, masks: torch.Tensor) -> dict[str, Any]:
     """The finding of an attack with these scores, as its file holds it."""
-    worlds = Worlds({}, masks, torch.zeros(masks.shape[1]), torch.zeros(masks.shape[1], dtype=torch.long))
-    measures, _ = membership_measures(scores, worlds, delta=1e-5, generator=np.random.default_rng(0))
-    head = {"surface": "features", "attack": "lira", "family": "membership", "adversary": "server", "status": "measured"}
+    worlds = Worlds(
+        {}, masks, torch.zeros(masks.shape[1]), torch.zeros(masks.shape[1], dtype=torch.long)
+    )
+    measures, _ = membership_measures(
+        scores, worlds, delta=1e-5, generator=np.random.default_rng(0)
+    )
+    head = {
+        "surface": "features",
+        "attack": "lira",
+        "family": "membership",
+        "adversary": "server",
+        "status": "measured",
+    }
     return head | to_plain_json(measures)
 
 
 @pytest.mark.parametrize("kind", ["all equal", "two values", "ties", "continuous"])
-@pytest.mark.parametrize("shape", [(1, RECORDS), (16, 60), (16, 1)], ids=["one model", "replays", "one record"])
+@pytest.mark.parametrize(
+    "shape", [(1, RECORDS), (16, 60), (16, 1)], ids=["one model", "replays", "one record"]
+)
 def test_nothing_beats_chance_in_a_null(kind: str, shape: tuple[int, int]) -> None:
     masks = draw_masks(*shape)
     findings = run([measured(null_scores(kind, masks), masks)], "unprotected", "inf")
@@ -65,7 +82,9 @@ def test_a_member_that_always_scores_highest_beats_chance() -> None:
 
 @pytest.mark.parametrize("rate", [1e-3, 0.01, 0.1, 1 / 3, 0.5, 0.7, 0.99])
 @pytest.mark.parametrize("looks", [1, 6, 80])
-def test_an_interval_without_width_at_the_chance_level_is_not_above_it(rate: float, looks: int) -> None:
+def test_an_interval_without_width_at_the_chance_level_is_not_above_it(
+    rate: float, looks: int
+) -> None:
     """The way over the arcsine and back rounds 0.5 up."""
     assert not exceeds_chance(rate, rate, rate, looks)
     assert simultaneous_lower_end(rate, rate, looks) <= rate
@@ -78,10 +97,15 @@ def test_a_tie_is_half_a_hit_and_half_a_hit_is_none(ties: int) -> None:
 
 
 def test_a_bound_above_zero_beats_chance_and_its_attack_is_the_one_that_is_named() -> None:
-    shown = row(NOTHING, attack="label_only", epsilon_measured=0.538, epsilon_validity="finite_sample")
+    shown = row(
+        NOTHING, attack="label_only", epsilon_measured=0.538, epsilon_validity="finite_sample"
+    )
     findings = run([row(NOTHING, attack="quantile"), shown], "unprotected", "inf")
     said = verdict_headline(findings).sentences
-    assert said[0] == "From the released features, the server can distinguish training records from non-members (ε of at least 0.538)."
+    assert (
+        said[0] == "From the released features, the server can distinguish training records from "
+        "non-members (ε of at least 0.538)."
+    )
     assert not any("not shown" in sentence for sentence in said)
     assert ranked_memberships(findings.findings)[0].row.attack == "label_only"
     assumed = row(NOTHING, epsilon_measured=0.5, epsilon_validity="gaussian_only")
@@ -90,9 +114,27 @@ def test_a_bound_above_zero_beats_chance_and_its_attack_is_the_one_that_is_named
 
 # One row of every family, each above chance; of nearly all, another that is not.
 
-COPIES = {"exact_copies": 50, "exact_copies_of_heldout": 0, "near_copies": 50, "near_copies_of_heldout": 0}
-NO_COPIES = {"exact_copies": 0, "exact_copies_of_heldout": 0, "near_copies": 3, "near_copies_of_heldout": 4}
-IMAGES = {"n": 100, "median": 20.0, "guess": 12.0, "clear": 40, "best": 31.0, "best_guess": 14.0, "chance": 0.01}
+COPIES = {
+    "exact_copies": 50,
+    "exact_copies_of_heldout": 0,
+    "near_copies": 50,
+    "near_copies_of_heldout": 0,
+}
+NO_COPIES = {
+    "exact_copies": 0,
+    "exact_copies_of_heldout": 0,
+    "near_copies": 3,
+    "near_copies_of_heldout": 4,
+}
+IMAGES = {
+    "n": 100,
+    "median": 20.0,
+    "guess": 12.0,
+    "clear": 40,
+    "best": 31.0,
+    "best_guess": 14.0,
+    "chance": 0.01,
+}
 NO_IMAGES = {**IMAGES, "median": 12.1, "clear": 1}
 HEAD = {"surface": "synthetic_images", "adversary": "server", "family": "reconstruction", "n": 50}
 
@@ -115,13 +157,20 @@ FAMILIES = {
     "matched": other("feature_inversion", identified=1.0, identified_chance=0.02),
     "singling out": other("singling_out", identified=0.9, identified_chance=0.2, n=100),
     "linkability": other("linkability", identified=0.9, identified_chance=0.2, n=100),
-    "labels": other("label_counts", family="label", label_accuracy=1.0, n=300, baselines={"label_accuracy_chance": 0.5}),
+    "labels": other(
+        "label_counts",
+        family="label",
+        label_accuracy=1.0,
+        n=300,
+        baselines={"label_accuracy_chance": 0.5},
+    ),
 }
 SAYS = {
     "copies": "50 of 50 released images are training images (exactly) (synthetic images).",
     "reconstruction": "the server can reconstruct 40 of 100 images",
     "membership": "the server can identify 50 % of the training records at 1 in 1 000 false alarms",
-    "nearest": "the server can identify 111 of 281 training records, and wrongly 0 of 101 non-members, by what was sent",
+    "nearest": "the server can identify 111 of 281 training records, and wrongly 0 of 101 "
+    "non-members, by what was sent",
     "matched": "the server can match 50 of 50 reconstructions to the right record (chance 2 %)",
     "singling out": "singling out singles out a training record with 90 of 100 predicates",
     "linkability": "linkability links the two halves of 90 of 100 training records",
@@ -134,7 +183,13 @@ UNSHOWN = {
     "nearest": nearest(5, 0.01),
     "matched": other("feature_inversion", identified=0.04, identified_chance=0.02),
     "singling out": other("singling_out", identified=0.2, identified_chance=0.2, n=100),
-    "labels": other("label_counts", family="label", label_accuracy=0.5, n=300, baselines={"label_accuracy_chance": 0.5}),
+    "labels": other(
+        "label_counts",
+        family="label",
+        label_accuracy=0.5,
+        n=300,
+        baselines={"label_accuracy_chance": 0.5},
+    ),
 }
 
 
@@ -146,18 +201,41 @@ def test_every_family_has_a_sentence_on_the_first_screen(family: str) -> None:
 
 @pytest.mark.parametrize("family", UNSHOWN)
 def test_what_was_not_shown_is_no_leak_of_any_family(family: str) -> None:
-    assert rank_leaks(run([UNSHOWN[family]], "unprotected", "inf", surface="synthetic_images").findings) == []
+    assert (
+        rank_leaks(
+            run([UNSHOWN[family]], "unprotected", "inf", surface="synthetic_images").findings
+        )
+        == []
+    )
 
 
 def test_a_copy_outranks_an_image_and_an_image_a_rate() -> None:
-    rows = [FAMILIES[name] for name in ("labels", "linkability", "membership", "reconstruction", "copies")]
-    kinds = [leak.kind for leak in rank_leaks(run(rows, "unprotected", "inf", surface="synthetic_images").findings)]
-    assert kinds == ["copy", "reconstruction", "membership", "identification", "identification", "labels"]
+    rows = [
+        FAMILIES[name]
+        for name in ("labels", "linkability", "membership", "reconstruction", "copies")
+    ]
+    kinds = [
+        leak.kind
+        for leak in rank_leaks(run(rows, "unprotected", "inf", surface="synthetic_images").findings)
+    ]
+    assert kinds == [
+        "copy",
+        "reconstruction",
+        "membership",
+        "identification",
+        "identification",
+        "labels",
+    ]
 
 
-@pytest.mark.parametrize(("sent", "leaks"), [([6] * 10, False), ([30, 15, 9, 6, 0, 0, 0, 0, 0, 0], True)])
-def test_a_class_list_that_is_the_same_for_all_clients_reads_no_labels(sent: list[int], leaks: bool) -> None:
-    """A uniform list overlaps any client's classes: as much as the guess that all classes are alike."""
+@pytest.mark.parametrize(
+    ("sent", "leaks"), [([6] * 10, False), ([30, 15, 9, 6, 0, 0, 0, 0, 0, 0], True)]
+)
+def test_a_class_list_that_is_the_same_for_all_clients_reads_no_labels(
+    sent: list[int], leaks: bool
+) -> None:
+    """A uniform list overlaps any client's classes: as much as the guess that all classes are
+    alike."""
     counts = torch.tensor([30, 15, 9, 6, 0, 0, 0, 0, 0, 0])
     nothing = torch.zeros(0, 1, 2, 2)
     no_labels = torch.zeros(0, dtype=torch.long)
@@ -169,18 +247,41 @@ def test_a_class_list_that_is_the_same_for_all_clients_reads_no_labels(sent: lis
     assert bool(rank_leaks([measured])) is leaks
 
 
-@pytest.mark.parametrize(("exact", "control", "surface", "copies"), [(1, 0, "synthetic_images", True), (1, 0, "synthetic_representations", False), (12, 12, "synthetic_representations", False), (40, 1, "synthetic_representations", True), (2, 2, "synthetic_images", False)])
-def test_copies_count_against_those_of_held_out_records(exact: int, control: int, surface: str, copies: bool) -> None:
-    """In a table of few values rows are equal by chance, as often to held-out ones; an image that is equal is a copy."""
+@pytest.mark.parametrize(
+    ("exact", "control", "surface", "copies"),
+    [
+        (1, 0, "synthetic_images", True),
+        (1, 0, "synthetic_representations", False),
+        (12, 12, "synthetic_representations", False),
+        (40, 1, "synthetic_representations", True),
+        (2, 2, "synthetic_images", False),
+    ],
+)
+def test_copies_count_against_those_of_held_out_records(
+    exact: int, control: int, surface: str, copies: bool
+) -> None:
+    """In a table of few values rows are equal by chance, as often to held-out ones; an image that
+    is equal is a copy."""
     counts = {"exact_copies": exact, "near_copies": exact, "near_copies_of_heldout": control}
-    finding = FindingRow.model_validate(other("copy_detection", surface=surface, n=60, diagnostics=counts))
+    finding = FindingRow.model_validate(
+        other("copy_detection", surface=surface, n=60, diagnostics=counts)
+    )
     assert bool(rank_leaks([finding])) is copies
 
 
 @pytest.mark.parametrize(("control", "copies"), [(4, False), (0, True)])
-def test_copies_of_many_training_records_are_held_against_few_held_out_ones(control: int, copies: bool) -> None:
-    """Of ten times as many training records ten times as many are near by chance: 40 beside 4 are no copies."""
-    counts = {"exact_copies": 0, "near_copies": 40, "near_copies_of_heldout": control, "training": 5000, "heldout": 500}
+def test_copies_of_many_training_records_are_held_against_few_held_out_ones(
+    control: int, copies: bool
+) -> None:
+    """Of ten times as many training records ten times as many are near by chance: 40 beside 4 are
+    no copies."""
+    counts = {
+        "exact_copies": 0,
+        "near_copies": 40,
+        "near_copies_of_heldout": control,
+        "training": 5000,
+        "heldout": 500,
+    }
     counts |= {"near_copies": 40 if control else 400}
     finding = FindingRow.model_validate(other("copy_detection", n=600, diagnostics=counts))
     assert bool(rank_leaks([finding])) is copies

@@ -1,4 +1,5 @@
-"""Tables for other programs: every number under its own name, and nothing that a spreadsheet would run."""
+"""Tables for other programs: every number under its own name, and nothing that a spreadsheet would
+run."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.export import Table, findings_table, frontier_table, leak_table, leaks_to_latex, table_to_csv
+from privdd.reporting.export import (
+    Table,
+    findings_table,
+    frontier_table,
+    leak_table,
+    leaks_to_latex,
+    table_to_csv,
+)
 from tests.reporting.test_frontier import rates, record, setting
 
 MADE = setting(*(record(at, 1.0 + at, 1.5 + at, (0.7,), (rates(0.125, 0.25),)) for at in (0, 1)))
@@ -23,39 +31,89 @@ def rows(table: Table) -> list[dict[str, Any]]:
 def test_the_frontier_names_each_number() -> None:
     (found,) = rows(frontier_table([MADE]))
     expected = {
-        "method": "m", "setting": "z=1", "seeds": 2, "epsilon_pld": 2.0, "epsilon_rdp": 2.5, "epsilon_claimed": 0.7,
-        "epsilon_measured": 0.25, "delta": 1e-5, "unit": "record", "relation": "add_remove", "accuracy_min": 0.5,
-        "accuracy_max": 0.6, "diverged": 0, "tpr_at_0.001": 0.125, "tpr_at_0.01": 0.25, "uploaded_bytes_per_client": 801,
-        "verdict": "consistent", "noise_source": "secret", "paired_noise": "false",
-    }  # fmt: skip
+        "method": "m",
+        "setting": "z=1",
+        "seeds": 2,
+        "epsilon_pld": 2.0,
+        "epsilon_rdp": 2.5,
+        "epsilon_claimed": 0.7,
+        "epsilon_measured": 0.25,
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "add_remove",
+        "accuracy_min": 0.5,
+        "accuracy_max": 0.6,
+        "diverged": 0,
+        "tpr_at_0.001": 0.125,
+        "tpr_at_0.01": 0.25,
+        "uploaded_bytes_per_client": 801,
+        "verdict": "consistent",
+        "noise_source": "secret",
+        "paired_noise": "false",
+    }
     assert {name: found[name] for name in expected} == expected
 
 
 def test_the_table_of_leaks_names_each_number() -> None:
     (found,) = rows(leak_table([MADE]))
     expected = {
-        "setting": "m z=1", "seeds": 2, "tpr_at_0.001": 0.125, "tpr_at_0.001_low": 0.115, "tpr_at_0.001_high": 0.135, "tpr_at_0.01": 0.25,
-        "epsilon_claimed": 0.7, "epsilon_proven": 2.0, "epsilon_shown": 0.25, "delta": 1e-5, "unit": "record", "relation": "add_remove",
-        "accuracy": 0.55, "accuracy_kind": "global", "uploaded_bytes_per_client": 801, "verdict": "consistent",
-    }  # fmt: skip
+        "setting": "m z=1",
+        "seeds": 2,
+        "tpr_at_0.001": 0.125,
+        "tpr_at_0.001_low": 0.115,
+        "tpr_at_0.001_high": 0.135,
+        "tpr_at_0.01": 0.25,
+        "epsilon_claimed": 0.7,
+        "epsilon_proven": 2.0,
+        "epsilon_shown": 0.25,
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "add_remove",
+        "accuracy": 0.55,
+        "accuracy_kind": "global",
+        "uploaded_bytes_per_client": 801,
+        "verdict": "consistent",
+    }
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_a_paper_gets_a_table_whose_epsilons_stand_with_their_terms() -> None:
-    """Every cell in the order of the heads, powers of ten and infinity as LaTeX has them, and no sign that LaTeX would run."""
-    made = leaks_to_latex([setting(record(0, math.inf, math.inf, (0.7,), (rates(0.125, 0.25),), delta=2e-5), label="a_b z=1")])
-    head, body = (made.split(rule)[1].split(r" \\")[0].split(" & ") for rule in (r"\toprule", r"\midrule"))
+    """Every cell in the order of the heads, powers of ten and infinity as LaTeX has them, and no
+    sign that LaTeX would run."""
+    made = leaks_to_latex(
+        [
+            setting(
+                record(0, math.inf, math.inf, (0.7,), (rates(0.125, 0.25),), delta=2e-5),
+                label="a_b z=1",
+            )
+        ]
+    )
+    head, body = (
+        made.split(rule)[1].split(r" \\")[0].split(" & ") for rule in (r"\toprule", r"\midrule")
+    )
     assert len(head) == len(body) == 12 and made.count("{lrrrrrrllrrr}") == 1
     assert body[0].strip() == r"a\_b z=1" and body[1] == r"12.5~\% (11.5~\% to 13.5~\%)"
-    assert body[3:9] == ["0.7", r"$\infty$", "0.25", r"$2 \times 10^{-5}$", "record", r"add\_remove"]
+    assert body[3:9] == [
+        "0.7",
+        r"$\infty$",
+        "0.25",
+        r"$2 \times 10^{-5}$",
+        "record",
+        r"add\_remove",
+    ]
     assert body[10:] == [r"50~\% (global)", "800~B"]
-    assert all(part in made for part in (r"\caption{Leaks, privacy and use on ", r"\label{tab:leaks}", r"\end{table}"))
+    assert all(
+        part in made
+        for part in (r"\caption{Leaks, privacy and use on ", r"\label{tab:leaks}", r"\end{table}")
+    )
     assert not re.search(r"(?<!\\)[%#_]", made)
 
 
 def test_a_rate_that_the_sample_cannot_show_is_left_empty() -> None:
     """As on the page: "too few"."""
-    (found,) = rows(findings_table([setting(record(0, found=(rates(0.125, 0.25, resolvable=False),)))]))
+    (found,) = rows(
+        findings_table([setting(record(0, found=(rates(0.125, 0.25, resolvable=False),)))])
+    )
     assert [found[f"{part}_at_0.001"] for part in ("tpr", "lo", "hi")] == [None] * 3
     assert [found[f"{part}_at_0.01"] for part in ("tpr", "lo", "hi")] == [0.25, 0.24, 0.26]
 

@@ -1,4 +1,5 @@
-"""The most exposed records on the page: their rates, their pictures where the run keeps them, and what was done to some."""
+"""The most exposed records on the page: their rates, their pictures where the run keeps them, and
+what was done to some."""
 
 from __future__ import annotations
 
@@ -25,13 +26,18 @@ from tests.reporting.fixture import text_of, write_run
 SAYS = "real records of the audited client"
 ONE = {"tpr": 0.5, "ci": [0.31, 0.69]}
 WORST = {
-    "share": 0.01, "tpr": 0.71, "ci": [0.58, 0.82],
+    "share": 0.01,
+    "tpr": 0.71,
+    "ci": [0.58, 0.82],
     "records": [
         {"record": 7, "hits": 10, "trials": 20, **ONE},
         {"record": 41, "hits": 31, "trials": 33, "tpr": 31 / 33, "ci": [0.8, 0.99]},
     ],
-}  # fmt: skip
-KINDS = {"mislabelled": {"n": 20, "auc": 0.97, "tpr": 0.56, "fpr": 0.0, "ci": [0.49, 0.63]}, "ordinary": {"n": 90, "auc": 0.62, "tpr": 0.004, "fpr": 0.001, "ci": [0.001, 0.01]}}
+}
+KINDS = {
+    "mislabelled": {"n": 20, "auc": 0.97, "tpr": 0.56, "fpr": 0.0, "ci": [0.49, 0.63]},
+    "ordinary": {"n": 90, "auc": 0.62, "tpr": 0.004, "fpr": 0.001, "ci": [0.001, 0.01]},
+}
 
 
 def run_with(folder: Path, pictures: torch.Tensor | None, **row: Any) -> Path:
@@ -42,28 +48,42 @@ def run_with(folder: Path, pictures: torch.Tensor | None, **row: Any) -> Path:
     (folder / "findings.json").write_text(json.dumps(data))
     path = folder / "evidence" / "features.lira.safetensors"
     if pictures is not None:
-        save_file(load_file(path) | {"exposed": pictures, "exposed_label": torch.tensor([3, 8])[: len(pictures)]}, path)
+        save_file(
+            load_file(path)
+            | {"exposed": pictures, "exposed_label": torch.tensor([3, 8])[: len(pictures)]},
+            path,
+        )
     return folder
 
 
 def text(folder: Path) -> str:
     """This part of the page, with plain spaces."""
     record = read_run_record(folder)
-    part = template_environment().get_template("exposed.html.jinja").render(exposed=most_exposed_records(record), kinds=rates_by_kind(record))
+    part = (
+        template_environment()
+        .get_template("exposed.html.jinja")
+        .render(exposed=most_exposed_records(record), kinds=rates_by_kind(record))
+    )
     return part.replace("\xa0", " ")
 
 
 def drawn(page: str) -> list[np.ndarray]:
     """The pictures of exposed records, as pixels."""
-    parts = [part.split('"')[0] for part in page.split('<div class="pair one"><img src="data:image/png;base64,')[1:]]
+    parts = [
+        part.split('"')[0]
+        for part in page.split('<div class="pair one"><img src="data:image/png;base64,')[1:]
+    ]
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(part)))) for part in parts]
 
 
-def test_each_record_stands_beside_its_own_rate_and_picture_most_exposed_first(tmp_path: Path) -> None:
+def test_each_record_stands_beside_its_own_rate_and_picture_most_exposed_first(
+    tmp_path: Path,
+) -> None:
     pictures = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     page = text(run_with(tmp_path / "run", pictures, worst_records=WORST))
     assert SAYS in page and "audit.worst_pictures=false" in page
-    first, second = page.index("record 41, class 8: 31 of 33 (80 % to 99 %)"), page.index("record 7, class 3: 10 of 20")
+    first = page.index("record 41, class 8: 31 of 33 (80 % to 99 %)")
+    second = page.index("record 7, class 3: 10 of 20")
     assert first < second
     found = drawn(page)
     assert len(found) == 2
@@ -77,7 +97,9 @@ def test_a_run_that_kept_no_pictures_shows_the_rates_alone(tmp_path: Path) -> No
 
 
 def test_a_run_of_an_earlier_version_has_no_such_part(tmp_path: Path) -> None:
-    folder = run_with(tmp_path / "run", None, worst_records={k: v for k, v in WORST.items() if k != "records"})
+    folder = run_with(
+        tmp_path / "run", None, worst_records={k: v for k, v in WORST.items() if k != "records"}
+    )
     assert not most_exposed_records(read_run_record(folder)) and not text(folder).strip()
 
 
@@ -86,16 +108,27 @@ def test_changed_records_are_disclosed_and_their_rates_stand_apart(tmp_path: Pat
     page = text_of(folder).replace("\xa0", " ")
     assert text(folder) in page and SAYS in page
     assert "this audit changed some to be hard to fit: 20 mislabelled" in page.split("<h1>")[0]
-    assert [name for _, rates in rates_by_kind(read_run_record(folder)) for name, _ in rates] == ["mislabelled", "left as they were"]
+    assert [name for _, rates in rates_by_kind(read_run_record(folder)) for name, _ in rates] == [
+        "mislabelled",
+        "left as they were",
+    ]
     table = page[page.index("h-kinds") :]
     assert table.index("56 %") < table.index("0.4 %") and not problems(page)
-    assert decision_card(read_run_record(folder))["run"]["audited records changed"] == "20 mislabelled"
+    assert (
+        decision_card(read_run_record(folder))["run"]["audited records changed"] == "20 mislabelled"
+    )
     plain = read_run_record(write_run(tmp_path / "plain"))
-    assert not hard_records_note(plain.findings.run) and not rates_by_kind(plain) and "audited records changed" not in decision_card(plain)["run"]
+    assert (
+        not hard_records_note(plain.findings.run)
+        and not rates_by_kind(plain)
+        and "audited records changed" not in decision_card(plain)["run"]
+    )
 
 
 @pytest.mark.parametrize("shape", [(2, 2, 8, 8), (2, 1, 0, 8), (2, 8, 8)])
-def test_pictures_that_cannot_be_drawn_are_refused_by_name(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_pictures_that_cannot_be_drawn_are_refused_by_name(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     folder = run_with(tmp_path / "run", torch.zeros(shape), worst_records=WORST)
     with pytest.raises(DamagedRun, match=r"features\.lira\.safetensors"):
         most_exposed_records(read_run_record(folder))

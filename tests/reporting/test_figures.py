@@ -32,7 +32,8 @@ def test_every_drawn_point_is_on_sklearns_curve(ties: bool) -> None:
 
 
 def test_a_curve_is_never_above_the_exact_one_between_points() -> None:
-    """Steps after each point: at any rate in between, the drawn height is attained at a smaller rate."""
+    """Steps after each point: at any rate in between, the drawn height is attained at a smaller
+    rate."""
     values, members, _ = scores(1, 1.0)
     found = step_curve(values, members, points=12)
     fpr, tpr, _ = roc_curve(members, values, drop_intermediate=False)
@@ -42,22 +43,29 @@ def test_a_curve_is_never_above_the_exact_one_between_points() -> None:
 
 
 def test_the_band_holds_the_truth_as_often_as_it_says() -> None:
-    """Members N(1, 1), outsiders N(0, 1): TPR at FPR f is Phi(1 - z(1 - f)); a band of nothing would miss it."""
-    truth, hits, wide = norm.sf(norm.isf(0.1) - 1), [], []
+    """Members N(1, 1), outsiders N(0, 1): TPR at FPR f is Phi(1 - z(1 - f)); a band of nothing
+    would miss it."""
+    truth = norm.sf(norm.isf(0.1) - 1)
+    hits = []
+    wide = []
     for seed in range(60):
         values, members, _ = scores(seed, 1.0, 2000)
         found = step_curve(values, members, points=40)
         at = np.searchsorted(found.fpr, 0.1, side="right") - 1
         hits.append(found.lo[at] <= truth + 0.02 and truth - 0.02 <= found.hi[at])
         wide.append(found.hi[at] - found.lo[at])
-    # 3.92 (TPR (1 - TPR) + slope^2 f (1 - f))^0.5 / 1000^0.5 = 0.101, the randomness of the threshold included
+    # 3.92 (TPR (1 - TPR) + slope^2 f (1 - f))^0.5 / 1000^0.5 = 0.101, the randomness of the
+    # threshold included
     assert np.mean(hits) > 0.9 and max(wide) < 0.13
 
 
 def test_clusters_widen_the_band() -> None:
     values, members, _ = scores(3, 1.0, 400)
-    repeated, inside, label = np.tile(values, 10), np.tile(members, 10), np.tile(np.arange(400), 10)
-    alone, grouped = step_curve(repeated, inside), step_curve(repeated, inside, clusters=(label,))
+    repeated = np.tile(values, 10)
+    inside = np.tile(members, 10)
+    label = np.tile(np.arange(400), 10)
+    alone = step_curve(repeated, inside)
+    grouped = step_curve(repeated, inside, clusters=(label,))
     middle = len(alone.fpr) // 2
     ratio = (grouped.hi - grouped.lo)[middle] / (alone.hi - alone.lo)[middle]
     assert 2.5 < ratio < 4  # ten copies of each score: the honest band is sqrt(10) times as wide
@@ -77,5 +85,7 @@ def test_psnr_agrees_with_scikit_image() -> None:
 
     rng = Keys(0).fold("pictures").numpy()
     a, b = rng.uniform(size=(2, 4, 3, 8, 8))
-    expected = [skimage.peak_signal_noise_ratio(x, y, data_range=1) for x, y in zip(a, b, strict=True)]
+    expected = [
+        skimage.peak_signal_noise_ratio(x, y, data_range=1) for x, y in zip(a, b, strict=True)
+    ]
     assert np.allclose(psnr_of_arrays(a, b), expected) and (psnr_of_arrays(a, a) == 200).all()

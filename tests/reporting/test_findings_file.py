@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from privdd.reporting.finding_selection import largest_bound_finding, strongest_membership, strongest_reconstruction
+from privdd.reporting.finding_selection import (
+    largest_bound_finding,
+    strongest_membership,
+    strongest_reconstruction,
+)
 from privdd.reporting.schema import Findings, load_findings, validate_findings, write_findings
 from privdd.reporting.summary import verdict_headline
 from privdd.runtime.files import DamagedRun
@@ -35,14 +39,18 @@ def put(data: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return made
 
 
-def test_round_trip_keeps_every_key_and_value(runs: dict[str, Path], data: dict[str, Any], tmp_path: Path) -> None:
+def test_round_trip_keeps_every_key_and_value(
+    runs: dict[str, Path], data: dict[str, Any], tmp_path: Path
+) -> None:
     read = load_findings(runs["unprotected"])
     write_findings(read, tmp_path / "findings.json")
     assert json.loads((tmp_path / "findings.json").read_text()) == data
     assert [p.name for p in tmp_path.iterdir()] == ["findings.json"]
 
 
-def test_infinity_is_a_word_on_disk_and_a_number_in_memory(runs: dict[str, Path], data: dict[str, Any]) -> None:
+def test_infinity_is_a_word_on_disk_and_a_number_in_memory(
+    runs: dict[str, Path], data: dict[str, Any]
+) -> None:
     assert data["privacy"]["epsilon"] == {"pld": "inf", "rdp": "inf"}
     assert math.isinf(load_findings(runs["unprotected"]).privacy.epsilon.pld)
 
@@ -128,7 +136,10 @@ def test_allowed_extras_pass(data: dict[str, Any]) -> None:
         "note": "n",
         "figure": "a.safetensors",
     }
-    assert validate_findings(put(data, "findings/0", data["findings"][0] | more)).findings[0].signal == "x"
+    assert (
+        validate_findings(put(data, "findings/0", data["findings"][0] | more)).findings[0].signal
+        == "x"
+    )
 
 
 def test_the_json_schema_names_infinity() -> None:
@@ -143,10 +154,21 @@ def changed(data: dict[str, Any], **measures: Any) -> Findings:
 
 
 def test_a_picture_below_a_blind_guess_is_not_called_a_reconstruction(data: dict[str, Any]) -> None:
-    below = verdict_headline(changed(data, psnr=9.0, baselines={"psnr_mean": 12.0, "ssim_mean": 99.0})).sentences
-    above = verdict_headline(changed(data, psnr=15.0, baselines={"psnr_mean": 12.0, "psnr_black": 3.0})).sentences
-    assert any("was not shown to reconstruct images clearly closer than a guess: 9 dB on average" in s and "without it 12 dB" in s for s in below)
-    assert any("can reconstruct images at 15 dB on average of 12 (best guess without it 12 dB)" in s for s in above)
+    below = verdict_headline(
+        changed(data, psnr=9.0, baselines={"psnr_mean": 12.0, "ssim_mean": 99.0})
+    ).sentences
+    above = verdict_headline(
+        changed(data, psnr=15.0, baselines={"psnr_mean": 12.0, "psnr_black": 3.0})
+    ).sentences
+    assert any(
+        "was not shown to reconstruct images clearly closer than a guess: 9 dB on average" in s
+        and "without it 12 dB" in s
+        for s in below
+    )
+    assert any(
+        "can reconstruct images at 15 dB on average of 12 (best guess without it 12 dB)" in s
+        for s in above
+    )
 
 
 def test_the_best_picture_is_the_one_furthest_above_a_blind_guess(data: dict[str, Any]) -> None:
@@ -156,11 +178,15 @@ def test_the_best_picture_is_the_one_furthest_above_a_blind_guess(data: dict[str
     assert strongest_reconstruction([easy, real]) is real
 
 
-def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_headline(data: dict[str, Any]) -> None:
+def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_headline(
+    data: dict[str, Any],
+) -> None:
     row = validate_findings(data).findings[0]
     assumed = row.model_copy(update={"epsilon_measured": 99.0, "epsilon_validity": "gaussian_only"})
     assert largest_bound_finding([row, assumed]) is row and largest_bound_finding([assumed]) is None
     rates = row.tpr_at_fpr or {}
-    hidden = {key: at.model_copy(update={"resolvable": key != "0.001"}) for key, at in rates.items()}
+    hidden = {
+        key: at.model_copy(update={"resolvable": key != "0.001"}) for key, at in rates.items()
+    }
     found = strongest_membership([row.model_copy(update={"tpr_at_fpr": hidden})])
     assert found is not None and found.fpr == 0.01

@@ -20,18 +20,31 @@ from tests.reporting.test_decision import BROKEN, COARSE, row, run
 def cells(one: dict[str, Any]) -> dict[str, TableCell]:
     """The cells of a table of this finding alone, by title and plain title."""
     (table,) = findings_by_question(run([one], "unprotected", "inf").findings)
-    return {f"{c.title}, {c.plain}": cell for c, cell in zip(table.columns, table.rows[0][1], strict=True)}
+    return {
+        f"{c.title}, {c.plain}": cell
+        for c, cell in zip(table.columns, table.rows[0][1], strict=True)
+    }
 
 
 def test_a_rate_that_the_sample_cannot_show_is_too_few() -> None:
     found = cells(row(COARSE))
-    assert found["TPR at 0.1 % FPR, members identified"] == found["TPR at 1 % FPR, members identified"] == TableCell("too few")
-    assert found["TPR at 10 % FPR, members identified"].small.replace("\u00a0", " ") == "0 % to 30 %"
+    assert (
+        found["TPR at 0.1 % FPR, members identified"]
+        == found["TPR at 1 % FPR, members identified"]
+        == TableCell("too few")
+    )
+    assert (
+        found["TPR at 10 % FPR, members identified"].small.replace("\u00a0", " ") == "0 % to 30 %"
+    )
 
 
 def test_a_bound_is_told_with_its_method_its_assumption_and_what_is_stated() -> None:
-    found = cells(BROKEN | {"epsilon_method": "likelihood_ratio", "kappa": 2.0, "kappa_allowed": 1.0})
-    assert found["ε, at least"] == TableCell("6", "likelihood ratio") and found["ε, stated"] == TableCell("0.9")
+    found = cells(
+        BROKEN | {"epsilon_method": "likelihood_ratio", "kappa": 2.0, "kappa_allowed": 1.0}
+    )
+    assert found["ε, at least"] == TableCell("6", "likelihood ratio") and found[
+        "ε, stated"
+    ] == TableCell("0.9")
     assert found["κ, largest move"] == TableCell("2", "limit 1")
     assumed = cells(BROKEN | {"epsilon_method": "probit", "epsilon_validity": "gaussian_only"})
     assert assumed["ε, at least"].small == "probit, if scores are Gaussian"
@@ -39,9 +52,19 @@ def test_a_bound_is_told_with_its_method_its_assumption_and_what_is_stated() -> 
 
 def test_pictures_and_labels_stand_beside_a_blind_guess() -> None:
     head = {"surface": "features", "attack": "x", "adversary": "server", "n": 40}
-    found = cells(head | {"family": "reconstruction", "psnr": 20.0, "baselines": {"psnr_mean": 12.0, "psnr_black": 3.0}})
+    found = cells(
+        head
+        | {
+            "family": "reconstruction",
+            "psnr": 20.0,
+            "baselines": {"psnr_mean": 12.0, "psnr_black": 3.0},
+        }
+    )
     assert found["PSNR ↑, median"] == TableCell("20", "mean; guess 12")
-    read = cells(head | {"family": "label", "label_accuracy": 0.75, "baselines": {"label_accuracy_chance": 0.5}})
+    read = cells(
+        head
+        | {"family": "label", "label_accuracy": 0.75, "baselines": {"label_accuracy_chance": 0.5}}
+    )
     assert read["Labels, classes right"].small.replace("\u00a0", " ") == "blind 50 %"
 
 
@@ -55,9 +78,14 @@ class _Findings:
 
 def _row(**diagnostics: object) -> FindingRow:
     return FindingRow(
-        surface="synthetic_representations", attack="feature_inversion", family="reconstruction", adversary="server",
-        psnr=14.0, baselines={"psnr_class_mean": 13.5, "ssim_class_mean": 0.37}, diagnostics=diagnostics,
-    )  # fmt: skip
+        surface="synthetic_representations",
+        attack="feature_inversion",
+        family="reconstruction",
+        adversary="server",
+        psnr=14.0,
+        baselines={"psnr_class_mean": 13.5, "ssim_class_mean": 0.37},
+        diagnostics=diagnostics,
+    )
 
 
 def test_rungs_in_order_then_the_guess_that_never_looked() -> None:
@@ -69,7 +97,11 @@ def test_rungs_in_order_then_the_guess_that_never_looked() -> None:
 
 
 def test_who_knows_more_reaches_at_least_what_who_knows_less_does() -> None:
-    rungs = {"knows_map": {"psnr": 9.2, "identified": 0.1}, "shadow_map": {"psnr": 9.0, "identified": 0.0}, "nothing": {"psnr": 20.3, "identified": 1.0}}
+    rungs = {
+        "knows_map": {"psnr": 9.2, "identified": 0.1},
+        "shadow_map": {"psnr": 9.0, "identified": 0.0},
+        "nothing": {"psnr": 20.3, "identified": 1.0},
+    }
     (ladder,) = knowledge_ladders(_Findings(_row(ladder=rungs)))  # type: ignore[arg-type]
     assert [(step.psnr, step.identified) for step in ladder.steps[:3]] == [(20.3, 1.0)] * 3
 
@@ -85,14 +117,23 @@ def test_what_is_computed_from_unprotected_values_is_not_called_protected() -> N
     def release(id: int, kind: str, post_of: list[int]) -> dict[str, object]:
         return {"id": id, "name": f"r{id}", "event": {"type": kind}, "post_of": post_of}
 
-    rows = [release(0, "none", []), release(1, "non_private", []), release(2, "none", [1]), release(3, "none", [2])]
-    rows += [{**release(4, "gaussian", []), "event": {"type": "gaussian", "noise_multiplier": 1.0}}, release(5, "none", [4])]
+    rows = [
+        release(0, "none", []),
+        release(1, "non_private", []),
+        release(2, "none", [1]),
+        release(3, "none", [2]),
+    ]
+    rows += [
+        {**release(4, "gaussian", []), "event": {"type": "gaussian", "noise_multiplier": 1.0}},
+        release(5, "none", [4]),
+    ]
     words = {group.name: group.mechanism for group in group_releases({"releases": rows})}
     assert words["r0"] == PUBLIC and words["r2"] == words["r3"] == EXPOSED
     assert words["r5"] == "computed from protected values only"
 
 
-# The ledger in a few lines: no release is left out of the count, and no part of an event out of its words.
+# The ledger in a few lines: no release is left out of the count, and no part of an event out of its
+# words.
 
 
 NOISE = {"type": "gaussian", "noise_multiplier": 1.5}
@@ -100,7 +141,18 @@ STEP = {"type": "poisson", "probability": 0.25, "event": NOISE}
 
 
 def test_releases_of_one_kind_are_counted_with_their_repetitions() -> None:
-    rows = [{"id": at, "name": "sum", "surface": "update", "event": NOISE, "client": at % 2, "round": 0, "count": 3} for at in range(4)]
+    rows = [
+        {
+            "id": at,
+            "name": "sum",
+            "surface": "update",
+            "event": NOISE,
+            "client": at % 2,
+            "round": 0,
+            "count": 3,
+        }
+        for at in range(4)
+    ]
     (one,) = group_releases({"releases": [*rows, 7]})
     assert (one.releases, len(one.clients), len(one.rounds)) == (12, 2, 1)
     assert one.mechanism == "Gaussian noise, multiplier 1.5"
@@ -108,7 +160,10 @@ def test_releases_of_one_kind_are_counted_with_their_repetitions() -> None:
 
 def test_an_event_is_told_whole() -> None:
     said = "Gaussian noise, multiplier 1.5, records drawn with probability 0.25"
-    assert describe_event(STEP) == said and describe_event({"type": "repeat", "count": 9, "event": STEP}) == f"{said}, 9 times"
+    assert (
+        describe_event(STEP) == said
+        and describe_event({"type": "repeat", "count": 9, "event": STEP}) == f"{said}, 9 times"
+    )
     several = describe_event({"type": "compose", "events": [NOISE] * 6})
     assert several == " + ".join(["Gaussian noise, multiplier 1.5"] * 4) + " and 2 more"
     assert describe_event({"type": "new"}) == "unknown (new)" and describe_event(3) == "unknown"

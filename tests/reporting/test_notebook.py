@@ -1,4 +1,5 @@
-"""Findings in Python: the table holds the file's numbers, drawings show the evidence's, hostile text stays text."""
+"""Findings in Python: the table holds the file's numbers, drawings show the evidence's, hostile
+text stays text."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def test_the_table_is_the_file(runs: dict[str, Path]) -> None:
     assert {"auc", "auc_low", "tpr_at_0.001"} <= {*table.columns}
 
 
-def test_without_pandas_it_says_what_to_install(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pandas_it_says_what_to_install(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any, **more: Any) -> Any:
@@ -50,14 +53,16 @@ def test_without_pandas_it_says_what_to_install(runs: dict[str, Path], monkeypat
 
 
 def test_the_roc_is_that_of_the_scores(runs: dict[str, Path]) -> None:
-    """The area under the drawn steps is scikit-learn's AUC of the evidence, up to the drawing's 100 points."""
+    """The area under the drawn steps is scikit-learn's AUC of the evidence, up to the drawing's 100
+    points."""
     record = read_run_record(runs["unprotected"])
     (axes,) = record.findings.plot("roc").axes
     best = [line for line in axes.lines if len(line.get_xdata()) > 20]
     assert best
     areas = []
     for line in best:
-        x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
+        x = np.asarray(line.get_xdata())
+        y = np.asarray(line.get_ydata())
         areas.append(float(np.sum(np.diff(x) * y[:-1])))
     aucs = []
     for row in record.findings.findings:
@@ -76,14 +81,18 @@ def test_drawings_open(runs: dict[str, Path], kind: str, tmp_path: Path) -> None
 def test_a_frontier_of_one_run_is_its_own_point(runs: dict[str, Path]) -> None:
     found = load_findings(runs["consistent"])
     places = [line.get_xydata() for line in found.plot("frontier").axes[0].lines]
-    assert found.utility and any((abs(at[:, 1] - found.utility.accuracy) < 1e-9).all() for at in places)
+    assert found.utility and any(
+        (abs(at[:, 1] - found.utility.accuracy) < 1e-9).all() for at in places
+    )
     with pytest.raises(ValueError, match="has no accuracy"):
         found.model_copy(update={"utility": None}).plot("frontier")
 
 
 def test_a_notebook_shows_a_drawing_as_a_picture(runs: dict[str, Path]) -> None:
     shown, _ = DisplayFormatter().format(load_findings(runs["consistent"]).plot("epsilon"))
-    assert shown["image/png"].startswith(b"\x89PNG") or b64decode(shown["image/png"]).startswith(b"\x89PNG")
+    assert shown["image/png"].startswith(b"\x89PNG") or b64decode(shown["image/png"]).startswith(
+        b"\x89PNG"
+    )
 
 
 def test_what_cannot_be_drawn_is_said(runs: dict[str, Path]) -> None:
@@ -112,7 +121,12 @@ def test_the_short_view_escapes_and_states(runs: dict[str, Path]) -> None:
     seen.feed(to_html(hostile))
     assert seen.tags == {"p", "b", "table", "tr", "th", "td"}
     text = found._repr_html_()
-    for part in (found.verdict, found.privacy.unit, found.privacy.relation, found.findings[0].attack):
+    for part in (
+        found.verdict,
+        found.privacy.unit,
+        found.privacy.relation,
+        found.findings[0].attack,
+    ):
         assert part in text
     assert text.count("<tr>") == 1 + len(finding_rows(found))
     assert "not for release" not in text  # the fixture does not say where its noise came from

@@ -33,14 +33,20 @@ KINDS = ("unprotected", "consistent", "contradiction")
 @pytest.fixture(scope="module")
 def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {kind: write_report(path) for kind, path in runs.items()}
-    return made | {"comparison": write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))}
+    return made | {
+        "comparison": write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))
+    }
 
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which every text that a user or a method could set attacks the page."""
     folder = write_run(
-        tmp_path_factory.mktemp("hostile") / "<b>'run\"", algo=HOSTILE, data=HOSTILE, preset=HOSTILE, version=HOSTILE
+        tmp_path_factory.mktemp("hostile") / "<b>'run\"",
+        algo=HOSTILE,
+        data=HOSTILE,
+        preset=HOSTILE,
+        version=HOSTILE,
     )
     data = json.loads((folder / "findings.json").read_text())
     for row in data["surfaces"]:
@@ -54,15 +60,30 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "signal": HOSTILE,
         }
         row |= {"baselines": {HOSTILE: 1.0}} if "baselines" in row else {}
-    words = {"source": HOSTILE, "why": HOSTILE, "choices": [HOSTILE], "neighbours": HOSTILE, "tested_by": [HOSTILE]}
-    data["privacy"]["claims"] = [{"epsilon": e, "sound": False, **words} for e in (1.0, "no number")]
+    words = {
+        "source": HOSTILE,
+        "why": HOSTILE,
+        "choices": [HOSTILE],
+        "neighbours": HOSTILE,
+        "tested_by": [HOSTILE],
+    }
+    data["privacy"]["claims"] = [
+        {"epsilon": e, "sound": False, **words} for e in (1.0, "no number")
+    ]
     (folder / "findings.json").write_text(json.dumps(data))
     ledger = json.loads((folder / "ledger.json").read_text())
     for release in ledger["releases"]:
-        release |= {"name": HOSTILE, "visible_to": [HOSTILE], "nonprivate_reason": HOSTILE, "event": {"type": HOSTILE}}
+        release |= {
+            "name": HOSTILE,
+            "visible_to": [HOSTILE],
+            "nonprivate_reason": HOSTILE,
+            "event": {"type": HOSTILE},
+        }
     (folder / "ledger.json").write_text(json.dumps(ledger))
     (folder / "manifest.json").write_text(
-        json.dumps({"command": HOSTILE, "machine": {HOSTILE: HOSTILE}, "digests": {HOSTILE: "\ud800"}})
+        json.dumps(
+            {"command": HOSTILE, "machine": {HOSTILE: HOSTILE}, "digests": {HOSTILE: "\ud800"}}
+        )
     )
     return folder
 
@@ -96,33 +117,75 @@ def test_the_checker_sees_what_it_must() -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("unprotected", ["No proven limit", "Unprotected", "∞", "no protection", "The claim of ε = 0.9"]),
-        ("consistent", ["No attack tried here contradicted the stated limit", "Surviving attacks is not proof", "Not contradicted", "4.85"]),
-        ("contradiction", ["s claim is contradicted", "ε ≤ 0.9 is stated", "no proof shows that it covers this run"]),
+        (
+            "unprotected",
+            ["No proven limit", "Unprotected", "∞", "no protection", "The claim of ε = 0.9"],
+        ),
+        (
+            "consistent",
+            [
+                "No attack tried here contradicted the stated limit",
+                "Surviving attacks is not proof",
+                "Not contradicted",
+                "4.85",
+            ],
+        ),
+        (
+            "contradiction",
+            [
+                "s claim is contradicted",
+                "ε ≤ 0.9 is stated",
+                "no proof shows that it covers this run",
+            ],
+        ),
     ],
 )
-def test_the_verdict_comes_first_in_words(pages: dict[str, Path], kind: str, words: list[str]) -> None:
+def test_the_verdict_comes_first_in_words(
+    pages: dict[str, Path], kind: str, words: list[str]
+) -> None:
     text = pages[kind].read_text(encoding="utf-8")
     assert all(word in text for word in words)
     assert text.index("<h1>") < text.index("<h2") < text.index("<table")
 
 
-def test_claims_are_told_with_delta_choices_and_measures_and_naming_beside_chance(tmp_path: Path) -> None:
+def test_claims_are_told_with_delta_choices_and_measures_and_naming_beside_chance(
+    tmp_path: Path,
+) -> None:
     folder = write_run(tmp_path / "run")
     data = json.loads((folder / "findings.json").read_text())
     row = next(r for r in data["findings"] if r.get("auc") is not None)
     row |= {"attack": "copy_detection", "auc": 0.625, "identified": 0.75, "identified_chance": 0.5}
     data["privacy"]["claims"] = [
-        {"source": "Theorem 7", "epsilon": 2.5, "sound": False, "why": "w", "delta": 2e-4, "choices": ["R = 3"], "neighbours": "a record"},
-        {"source": "Section 9", "epsilon": "no number", "sound": False, "why": "w", "tested_by": ["copy_detection"]},
+        {
+            "source": "Theorem 7",
+            "epsilon": 2.5,
+            "sound": False,
+            "why": "w",
+            "delta": 2e-4,
+            "choices": ["R = 3"],
+            "neighbours": "a record",
+        },
+        {
+            "source": "Section 9",
+            "epsilon": "no number",
+            "sound": False,
+            "why": "w",
+            "tested_by": ["copy_detection"],
+        },
     ]
     data["privacy"]["reconstruction"] = [
-        {"k": 2, "prior": 0.5, "bound": 0.875, "attained": 0.825, "claimed": 0.985}, {"k": 100, "prior": 0.01, "bound": 0.425}
-    ]  # fmt: skip
+        {"k": 2, "prior": 0.5, "bound": 0.875, "attained": 0.825, "claimed": 0.985},
+        {"k": 100, "prior": 0.01, "bound": 0.425},
+    ]
     (folder / "findings.json").write_text(json.dumps(data))
     text = text_of(folder)
     assert problems(text) == []
-    for said in ("Theorem 7, at δ = 2e-4", "R = 3", "Protects a record.", "<strong>No number</strong>, Section 9"):
+    for said in (
+        "Theorem 7, at δ = 2e-4",
+        "R = 3",
+        "Protects a record.",
+        "<strong>No number</strong>, Section 9",
+    ):
         assert said in text, said
     assert "AUC 62.5" in text and "identified 75" in text and "(chance 50" in text
     table = text[text.index('id="naming"') : text.index('id="membership"')]
@@ -130,10 +193,14 @@ def test_claims_are_told_with_delta_choices_and_measures_and_naming_beside_chanc
         assert f"{rate}\u00a0%" in table
 
 
-def test_the_page_shows_the_numbers_of_the_findings(pages: dict[str, Path], runs: dict[str, Path]) -> None:
+def test_the_page_shows_the_numbers_of_the_findings(
+    pages: dict[str, Path], runs: dict[str, Path]
+) -> None:
     data = json.loads((runs["unprotected"] / "findings.json").read_text())
     text = pages["unprotected"].read_text(encoding="utf-8")
-    worst = max(r["tpr_at_fpr"]["0.001"]["tpr"] for r in data["findings"] if r["family"] == "membership")
+    worst = max(
+        r["tpr_at_fpr"]["0.001"]["tpr"] for r in data["findings"] if r["family"] == "membership"
+    )
     assert f'<div class="big">{100 * worst:.2g}\u00a0%</div>' in text
     assert f"{max(r.get('psnr', 0) for r in data['findings']):.1f}\u00a0dB" in text
     assert text.count("<img ") == 2 * 8 * 2  # two attacks, eight pairs each
@@ -143,17 +210,26 @@ def test_the_page_shows_the_numbers_of_the_findings(pages: dict[str, Path], runs
 def test_every_finding_stands_in_the_table_of_its_question(runs: dict[str, Path]) -> None:
     rows = load_findings(runs["unprotected"]).findings
     made = {one.name: one for one in findings_by_question(rows)}
-    assert made.keys() == {"t-membership", "t-pictures"}  # no test of a guarantee, so no table of it
-    assert sorted(id(row) for one in made.values() for row, _ in one.rows) == sorted(id(row) for row in rows)
+    assert made.keys() == {
+        "t-membership",
+        "t-pictures",
+    }  # no test of a guarantee, so no table of it
+    assert sorted(id(row) for one in made.values() for row, _ in one.rows) == sorted(
+        id(row) for row in rows
+    )
     for one in made.values():
         assert all(len(cells) == len(one.columns) for _, cells in one.rows)
-        filled = [any(cells[i] != TableCell() for _, cells in one.rows) for i in range(len(one.columns))]
+        filled = [
+            any(cells[i] != TableCell() for _, cells in one.rows) for i in range(len(one.columns))
+        ]
         assert all(filled)
     titles = [column.title for column in made["t-pictures"].columns]
     assert "PSNR ↑" in titles and "Labels" in titles and "AUC" not in titles
 
 
-def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_finding(tmp_path: Path) -> None:
+def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_finding(
+    tmp_path: Path,
+) -> None:
     folder = write_run(tmp_path / "run", preset="smoke")
     data = json.loads((folder / "findings.json").read_text())
     for row in data["findings"]:
@@ -162,7 +238,9 @@ def test_a_run_without_outsiders_enough_carries_a_banner_and_no_rate_as_a_findin
     (folder / "findings.json").write_text(json.dumps(data))
     text = text_of(folder)
     assert problems(text) == []
-    assert "Smoke run (250 audited records, 16 replays): too small to decide" in text.split("<h1>")[0]
+    assert (
+        "Smoke run (250 audited records, 16 replays): too small to decide" in text.split("<h1>")[0]
+    )
     assert '<div class="big small">ε at least' in text and '<div class="big">1.6' not in text
     assert "not shown to identify" not in text  # whose bound is above 0
 
@@ -181,17 +259,28 @@ def test_hostile_texts_are_shown_and_do_nothing(hostile: Path, tmp_path: Path) -
         assert problems(text) == []
         assert "<script" not in text and "&lt;script&gt;" in text
         assert "{{7*7}}" in text.replace(" ", "") and "模型" in text
-    drawings = list((hostile / "figures").glob("*.svg")) + list((tmp_path / "out" / "figures").glob("*.svg"))
-    assert len(drawings) >= 8 and not any("<script" in path.read_text(encoding="utf-8") for path in drawings)
+    drawings = list((hostile / "figures").glob("*.svg")) + list(
+        (tmp_path / "out" / "figures").glob("*.svg")
+    )
+    assert len(drawings) >= 8 and not any(
+        "<script" in path.read_text(encoding="utf-8") for path in drawings
+    )
 
 
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     def files(name: str) -> dict[str, bytes]:
         page = write_report(write_run(tmp_path / name))
-        return {path.name: path.read_bytes() for path in [page, *(tmp_path / name / "figures").iterdir()]}
+        return {
+            path.name: path.read_bytes()
+            for path in [page, *(tmp_path / name / "figures").iterdir()]
+        }
 
-    first, second = files("a"), files("b")
-    assert first == second and {"epsilon.svg", "epsilon.png", "roc-features.svg", "accuracy.png"} <= first.keys()
+    first = files("a")
+    second = files("b")
+    assert (
+        first == second
+        and {"epsilon.svg", "epsilon.png", "roc-features.svg", "accuracy.png"} <= first.keys()
+    )
 
 
 def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
@@ -200,7 +289,11 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
         path = folder / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     text = write_report(folder).read_text(encoding="utf-8")
-    assert problems(text) == [] and "This folder holds no ledger" in text and "did not record its command" in text
+    assert (
+        problems(text) == []
+        and "This folder holds no ledger" in text
+        and "did not record its command" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,7 +306,11 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_one_line_and_status_1(
-    tmp_path: Path, name: str, content: bytes, audited: Callable[[str], SmallAudit], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    name: str,
+    content: bytes,
+    audited: Callable[[str], SmallAudit],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
     capsys.readouterr()
@@ -226,8 +323,11 @@ def test_damage_is_one_line_and_status_1(
 def test_evidence_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     path = folder / "evidence" / "features.lira.safetensors"
-    for bad in ({"scores": torch.zeros(4), "members": torch.ones(3)}, {"scores": torch.tensor([float("nan")])},
-                {"real": torch.zeros(2, 1, 4, 4), "reconstructed": torch.zeros(2, 1, 4, 5)}):  # fmt: skip
+    for bad in (
+        {"scores": torch.zeros(4), "members": torch.ones(3)},
+        {"scores": torch.tensor([float("nan")])},
+        {"real": torch.zeros(2, 1, 4, 4), "reconstructed": torch.zeros(2, 1, 4, 5)},
+    ):
         save_file(bad, path)
         with pytest.raises(DamagedRun, match="lira"):
             write_report(folder)
@@ -266,22 +366,37 @@ def test_texts_and_curves_can_be_seen(pages: dict[str, Path], scheme: str) -> No
 
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--enable-logging=stderr", "--dump-dom",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--enable-logging=stderr",
+    "--dump-dom",
+)
 
 
 def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
     """The document as the browser holds it, and its console lines."""
-    command = [find_browser(), *FLAGS, *flags, f"--user-data-dir={profile}", page.resolve().as_uri()]
+    command = [
+        find_browser(),
+        *FLAGS,
+        *flags,
+        f"--user-data-dir={profile}",
+        page.resolve().as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.mark.extra("browser")
 @pytest.mark.parametrize("name", ["unprotected", "comparison"])
-def test_a_browser_opens_it_without_a_word(pages: dict[str, Path], name: str, tmp_path: Path) -> None:
+def test_a_browser_opens_it_without_a_word(
+    pages: dict[str, Path], name: str, tmp_path: Path
+) -> None:
     document, console = browse(pages[name], tmp_path)
     assert console == [] and "What each number means" in document
 
@@ -296,7 +411,9 @@ def test_a_browser_runs_nothing_of_a_hostile_run(hostile: Path, tmp_path: Path) 
 def test_the_browser_check_can_fail(pages: dict[str, Path], tmp_path: Path) -> None:
     """A script smuggled in is refused by the page's own policy, and the console says so."""
     text = pages["unprotected"].read_text(encoding="utf-8")
-    (tmp_path / "bad.html").write_text(text.replace("</main>", "<script>document.title='owned'</script></main>"))
+    (tmp_path / "bad.html").write_text(
+        text.replace("</main>", "<script>document.title='owned'</script></main>")
+    )
     document, console = browse(tmp_path / "bad.html", tmp_path / "profile")
     assert console and "<title>owned" not in document
 
@@ -306,5 +423,9 @@ def test_a_real_start_says_that_its_accuracy_is_that_of_raw_images(tmp_path: Pat
     for start, told in (("real", True), ("noise", False)):
         (folder / "config.yaml").write_text(f"algo: {{start: {start}}}\n")
         assert ("that of raw images sent" in text_of(folder)) is told
-        (folder / "config.yaml").write_text(f"algo: {{_target_: privdd.methods.feddm.FedDM.configured, init: {start}}}\n")
-        assert ("that of raw images sent" in text_of(folder)) is told  # as earlier versions wrote it
+        (folder / "config.yaml").write_text(
+            f"algo: {{_target_: privdd.methods.feddm.FedDM.configured, init: {start}}}\n"
+        )
+        assert (
+            "that of raw images sent" in text_of(folder)
+        ) is told  # as earlier versions wrote it

@@ -41,20 +41,36 @@ frame.onload = () => {
   }
   document.getElementById("out").textContent = JSON.stringify(found);
 };</script>"""
-NOTE = "round 1, 4 release(s) of 'embedding' of a client that holds 'alone in its class', or nothing; a perfect attack on so many runs reaches 3.3; "
+NOTE = (
+    "round 1, 4 release(s) of 'embedding' of a client that holds 'alone in its class', or "
+    "nothing; a perfect attack on so many runs reaches 3.3; "
+)
 
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a run with as many findings, of every kind, and as long notes as a smoke run of FedFed has."""
+    """The page of a run with as many findings, of every kind, and as long notes as a smoke run of
+    FedFed has."""
     folder = write_run(tmp_path_factory.mktemp("many") / "run", preset="smoke")
     data = json.loads((folder / "findings.json").read_text())
-    rows = [row | {"note": NOTE, "figure": f"{row['surface']}.{row['attack']}.safetensors"} for row in data["findings"]]
+    rows = [
+        row | {"note": NOTE, "figure": f"{row['surface']}.{row['attack']}.safetensors"}
+        for row in data["findings"]
+    ]
     proof = {
-        "surface": "features", "attack": "t2_likelihood_ratio", "family": "guarantee", "adversary": "analyst", "n": 400,
-        "epsilon_measured": 0.3, "epsilon_method": "likelihood_ratio", "epsilon_validity": "finite_sample", "kappa": 1.0,
-        "kappa_allowed": 1.0, "signal": "class_counts", "note": 2 * NOTE,
-    }  # fmt: skip
+        "surface": "features",
+        "attack": "t2_likelihood_ratio",
+        "family": "guarantee",
+        "adversary": "analyst",
+        "n": 400,
+        "epsilon_measured": 0.3,
+        "epsilon_method": "likelihood_ratio",
+        "epsilon_validity": "finite_sample",
+        "kappa": 1.0,
+        "kappa_allowed": 1.0,
+        "signal": "class_counts",
+        "note": 2 * NOTE,
+    }
     shadow = rows[0] | {"attack": "shadow_classifier", "figure": "none.safetensors"}
     data["findings"] = rows + [shadow] * 44 + [proof] * 12
     (folder / "findings.json").write_text(json.dumps(data))
@@ -78,22 +94,35 @@ def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -
     for width, values in found.items():
         assert values["over"] <= 0, (width, values)
         assert values["cell"] >= 36 and values["broken"] == 0, (width, values)
-        assert values["rows"] <= 200, (width, values)  # but for a phone's, where a row of the first table is a card
+        assert values["rows"] <= 200, (
+            width,
+            values,
+        )  # but for a phone's, where a row of the first table is a card
 
 
 @pytest.mark.extra("browser")
 def test_a_comparison_stays_on_the_page_too(runs: dict[str, Path], tmp_path: Path) -> None:
-    page = write_comparison([*runs.values(), write_run(tmp_path / "long", algo="a_method_with_a_very_long_name_dp")], tmp_path)
+    page = write_comparison(
+        [*runs.values(), write_run(tmp_path / "long", algo="a_method_with_a_very_long_name_dp")],
+        tmp_path,
+    )
     for width, values in measure(page.read_text(encoding="utf-8"), tmp_path).items():
         assert values["over"] <= 0 and values["broken"] == 0, (width, values)
         assert values["rows"] <= 200, (width, values)
 
 
 @pytest.mark.extra("browser")
-def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp_path: Path) -> None:
-    """The fault that the first pages had: any letter may begin a line, and so cells are as narrow as one."""
+def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(
+    many: Path, tmp_path: Path
+) -> None:
+    """The fault that the first pages had: any letter may begin a line, and so cells are as narrow
+    as one."""
     text = many.read_text(encoding="utf-8")
-    fault = "body {overflow-wrap: anywhere} .findings .note {min-width: 0; width: 1px} .findings td + td {min-width: 200px} .findings td {line-height: 3} footer {width: 500px} @media (prefers-color-scheme: dark) {footer {width: 2000px}}</style>"
+    fault = (
+        "body {overflow-wrap: anywhere} .findings .note {min-width: 0; width: 1px} .findings "
+        "td + td {min-width: 200px} .findings td {line-height: 3} footer {width: 500px} "
+        "@media (prefers-color-scheme: dark) {footer {width: 2000px}}</style>"
+    )
     letters = text.replace("</style>", fault)
     found = measure(letters, tmp_path)
     assert found["light 1400"]["rows"] > 200 and found["light 390"]["over"] > 0, found
@@ -101,18 +130,23 @@ def test_the_measure_sees_a_table_of_letters_and_a_page_too_wide(many: Path, tmp
 
 
 def sheets(page: Path) -> list[str]:
-    """"tall" or "wide" for each sheet of the page's print."""
+    """ "tall" or "wide" for each sheet of the page's print."""
     found = re.findall(rb"/MediaBox\s*\[([^\]]*)\]", print_pdf(page).read_bytes())
     sizes = [[float(one) for one in sheet.split()] for sheet in found]
     return ["wide" if right > top else "tall" for _, _, right, top in sizes]
 
 
 @pytest.mark.extra("browser")
-def test_the_page_prints_on_at_most_fifteen_sheets_and_its_decision_on_two(many: Path, tmp_path: Path) -> None:
+def test_the_page_prints_on_at_most_fifteen_sheets_and_its_decision_on_two(
+    many: Path, tmp_path: Path
+) -> None:
     found = sheets(many)
-    assert 3 <= len(found) <= 15 and "wide" in found[2:] and found[-1] == "tall"  # the findings lie across
+    assert (
+        3 <= len(found) <= 15 and "wide" in found[2:] and found[-1] == "tall"
+    )  # the findings lie across
     text = many.read_text(encoding="utf-8")
-    rest, end = text.index('<section aria-labelledby="h-eps"'), text.index("</main>")
+    rest = text.index('<section aria-labelledby="h-eps"')
+    end = text.index("</main>")
     (tmp_path / "decision.html").write_text(text[:rest] + text[end:], encoding="utf-8")
     assert sheets(tmp_path / "decision.html")[:2] == ["tall", "wide"] == found[:2]
     assert len(sheets(tmp_path / "decision.html")) <= 3  # the third holds the page's footer alone

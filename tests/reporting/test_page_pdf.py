@@ -20,20 +20,33 @@ def test_a_run_is_printed_and_its_seal_still_holds(
     folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
     assert main([str(folder), "--pdf"]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[-1] == str(folder / "report.pdf") and (folder / "report.pdf").read_bytes().startswith(b"%PDF")
+    assert said[-1] == str(folder / "report.pdf") and (
+        folder / "report.pdf"
+    ).read_bytes().startswith(b"%PDF")
     assert main([str(folder)]) == 0  # the folder still agrees with its manifest
 
 
-def test_without_a_browser_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_browser_one_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(NoBrowser, match=r"a PDF needs a browser, and PRIVDD_BARE=1 hides those on the PATH: set PRIVDD_BROWSER"):
+    with pytest.raises(
+        NoBrowser,
+        match=r"a PDF needs a browser, and PRIVDD_BARE=1 hides those on the PATH: set "
+        r"PRIVDD_BROWSER",
+    ):
         find_browser()
     monkeypatch.setenv("PRIVDD_BARE", "0")
-    with pytest.raises(NoBrowser, match=r"a PDF needs a browser, and none of chromium, .* is on the PATH; or open the page"):
+    with pytest.raises(
+        NoBrowser,
+        match=r"a PDF needs a browser, and none of chromium, .* is on the PATH; or open the page",
+    ):
         find_browser()
 
 
-def test_a_browser_that_prints_nothing_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_browser_that_prints_nothing_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     silent = tmp_path / "silent"
     silent.write_text("#!/bin/sh\necho 'cannot open display' >&2\nexit 3\n")
     silent.chmod(0o755)

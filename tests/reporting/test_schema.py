@@ -24,7 +24,12 @@ from tests.reporting.fixture import write_run
 from tests.reporting.test_decision import row, run
 
 PUBLISHED = Path(__file__).resolve().parents[2] / "docs" / "findings.schema.json"
-BY = {"tier": "T2", "trusts": ["noise is Gaussian"], "runs": 200, "kappa": {"min": 1.0, "mean": 1.0}}
+BY = {
+    "tier": "T2",
+    "trusts": ["noise is Gaussian"],
+    "runs": 200,
+    "kappa": {"min": 1.0, "mean": 1.0},
+}
 
 
 def test_the_published_schema_is_that_of_the_model() -> None:
@@ -32,7 +37,9 @@ def test_the_published_schema_is_that_of_the_model() -> None:
 
 
 def run_of(tmp_path: Path) -> dict:
-    return json.loads((write_run(tmp_path, kind="contradiction") / "findings.json").read_text(encoding="utf-8"))
+    return json.loads(
+        (write_run(tmp_path, kind="contradiction") / "findings.json").read_text(encoding="utf-8")
+    )
 
 
 def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_path: Path) -> None:
@@ -45,7 +52,9 @@ def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_pa
     assert told["surfaces"][0]["epsilon"]["certified_by"]["kappa"] == {"min": 1.0, "mean": 1.0}
     jsonschema.validate(told, json.loads(PUBLISHED.read_text(encoding="utf-8")))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({**told, "unknown": 1}, json.loads(PUBLISHED.read_text(encoding="utf-8")))
+        jsonschema.validate(
+            {**told, "unknown": 1}, json.loads(PUBLISHED.read_text(encoding="utf-8"))
+        )
 
 
 def test_schema_1_still_opens_and_stays_schema_1(tmp_path: Path) -> None:
@@ -55,7 +64,9 @@ def test_schema_1_still_opens_and_stays_schema_1(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("schema", [1, 2])
-def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_with_it(tmp_path: Path, schema: int) -> None:
+def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_with_it(
+    tmp_path: Path, schema: int
+) -> None:
     write_run(tmp_path, kind="consistent")
     data = json.loads((tmp_path / "findings.json").read_text(encoding="utf-8")) | {"schema": schema}
     assert validate_findings(data).verdict == "consistent"
@@ -64,7 +75,10 @@ def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_w
     read = validate_findings(data)
     assert read.verdict == "untested" and {one.verdict for one in read.surfaces} == {"untested"}
     assert all("does not list it" in part for one in read.surfaces for part in one.untested)
-    assert wording.earlier_rules_note(read) and validate_findings(json.loads(dump_findings(read))).verdict == "untested"
+    assert (
+        wording.earlier_rules_note(read)
+        and validate_findings(json.loads(dump_findings(read))).verdict == "untested"
+    )
 
 
 def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
@@ -89,15 +103,26 @@ def test_the_gravest_verdict_is_the_runs() -> None:
 
 
 def test_every_figure_that_could_lie_above_guessing_is_a_look() -> None:
-    """Two rates of which one is too small to be seen, an AUC, a naming and a label rate: four, for the run and each row."""
-    rates = {key: {"tpr": 0.1, "ci": [0.0, 0.2], "resolvable": key == "0.1"} for key in ("0.01", "0.1")}
-    made = run([row(rates), row(None, identified=0.5), row(None, label_accuracy=0.5)], "unprotected", "inf").findings
-    assert [one.rate_count for one in made] == [2, 1, 1] and {one._context.looks for one in made} == {4}
+    """Two rates of which one is too small to be seen, an AUC, a naming and a label rate: four, for
+    the run and each row."""
+    rates = {
+        key: {"tpr": 0.1, "ci": [0.0, 0.2], "resolvable": key == "0.1"} for key in ("0.01", "0.1")
+    }
+    made = run(
+        [row(rates), row(None, identified=0.5), row(None, label_accuracy=0.5)], "unprotected", "inf"
+    ).findings
+    assert [one.rate_count for one in made] == [2, 1, 1] and {
+        one._context.looks for one in made
+    } == {4}
 
 
 @pytest.mark.parametrize("kind", [NoiseRow, Multiplicity])
 def test_no_part_takes_an_unknown_key(kind: type[Part]) -> None:
-    good = {"source": "os", "paired": False, "for_release": True} if kind is NoiseRow else {"alpha": 0.05, "tests": 3}
+    good = (
+        {"source": "os", "paired": False, "for_release": True}
+        if kind is NoiseRow
+        else {"alpha": 0.05, "tests": 3}
+    )
     kind.model_validate(good)
     with pytest.raises(ValueError, match="extra"):
         kind.model_validate({**good, "more": 1})

@@ -10,17 +10,26 @@ from privdd.reporting.schema import Findings, validate_findings
 from privdd.reporting.summary import is_certain, leak_sentences, surface_lines, verdict_headline
 from tests.reporting.test_decision import BROKEN, NOTHING, SEED, row, run
 
-# The first words of a report, and the rows of its table: what is stated, what is proven, and by which test.
+# The first words of a report, and the rows of its table: what is stated, what is proven, and by
+# which test.
 
 
 def shown(epsilon: float, stated: float, **more: Any) -> dict[str, Any]:
     """A membership attack that showed this much."""
-    return row(NOTHING, epsilon_measured=epsilon, epsilon_stated=stated, epsilon_validity="finite_sample", **more)
+    return row(
+        NOTHING,
+        epsilon_measured=epsilon,
+        epsilon_stated=stated,
+        epsilon_validity="finite_sample",
+        **more,
+    )
 
 
 def with_claim(found: Findings, epsilon: float) -> Findings:
     data = found.model_dump(mode="json", by_alias=True, exclude_none=True)
-    data["privacy"]["claims"] = [{"source": "Theorem 7", "epsilon": epsilon, "sound": False, "why": "w", "delta": 1e-6}]
+    data["privacy"]["claims"] = [
+        {"source": "Theorem 7", "epsilon": epsilon, "sound": False, "why": "w", "delta": 1e-6}
+    ]
     return validate_findings(data)
 
 
@@ -28,22 +37,36 @@ def test_a_surface_is_held_to_the_smallest_statement_about_it() -> None:
     """A test of one mechanism speaks of a part of the epsilon, unless it broke that part."""
     part = {"attack": "t2_likelihood_ratio", "family": "guarantee", "adversary": "analyst"}
     for low, stated in ((0.25, 1.5), (0.75, 0.5)):
-        found = run([shown(0.25, 1.5), shown(0.25, 3.0), shown(low, 0.5, **part)], "consistent", 3.0)
+        found = run(
+            [shown(0.25, 1.5), shown(0.25, 3.0), shown(low, 0.5, **part)], "consistent", 3.0
+        )
         assert surface_lines(found)[0].stated == stated
 
 
 def test_of_surfaces_of_one_verdict_the_one_that_shows_most_stands_first() -> None:
-    data = run([shown(0.25, 3.0), shown(0.75, 3.0, surface="labels")], "consistent", 3.0).model_dump(mode="json", by_alias=True, exclude_none=True)
+    data = run(
+        [shown(0.25, 3.0), shown(0.75, 3.0, surface="labels")], "consistent", 3.0
+    ).model_dump(mode="json", by_alias=True, exclude_none=True)
     data["surfaces"].append(data["surfaces"][0] | {"surface": "labels"})
-    assert [line.row.surface for line in surface_lines(validate_findings(data))] == ["labels", "features"]
+    assert [line.row.surface for line in surface_lines(validate_findings(data))] == [
+        "labels",
+        "features",
+    ]
 
 
 def test_a_limit_that_held_is_told_with_its_delta_and_where_it_comes_from() -> None:
     said = verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0))
-    assert said.sentences[0].startswith("From the released features, the server can distinguish training records")
-    assert said.sentences[1].startswith("Everything sent is covered by ε = 2 at δ = 1e-5; the strongest attack showed ε of at least 0.25.")
+    assert said.sentences[0].startswith(
+        "From the released features, the server can distinguish training records"
+    )
+    assert said.sentences[1].startswith(
+        "Everything sent is covered by ε = 2 at δ = 1e-5; the strongest attack showed ε "
+        "of at least 0.25."
+    )
     assert "simulation" not in said.title
-    assert verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0, noise=SEED)).title.endswith("This is a simulation.")
+    assert verdict_headline(run([shown(0.25, 2.0)], "consistent", 2.0, noise=SEED)).title.endswith(
+        "This is a simulation."
+    )
 
 
 def test_what_no_test_looked_at_is_named() -> None:
@@ -52,9 +75,16 @@ def test_what_no_test_looked_at_is_named() -> None:
 
 
 def test_a_published_claim_below_what_was_shown_is_told_with_both_deltas() -> None:
-    said = " ".join(verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.125)).sentences)
-    assert "claim of ε = 0.125 at δ = 1e-6 (Theorem 7) is less than the ε of at least 0.25 at δ = 1e-5 that LiRA showed" in said
-    assert "published claim" not in " ".join(verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.5)).sentences)
+    said = " ".join(
+        verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.125)).sentences
+    )
+    assert (
+        "claim of ε = 0.125 at δ = 1e-6 (Theorem 7) is less than the ε of at least 0.25 "
+        "at δ = 1e-5 that LiRA showed" in said
+    )
+    assert "published claim" not in " ".join(
+        verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.5)).sentences
+    )
 
 
 def test_a_bound_that_assumes_a_distribution_proves_nothing() -> None:
@@ -67,13 +97,27 @@ def test_a_bound_that_assumes_a_distribution_proves_nothing() -> None:
 # What attackers did, in words: only what holds for all that the run looked at together.
 
 
-LABELS = {"attack": "label_counts", "family": "label", "label_accuracy": 0.65, "baselines": {"label_accuracy_chance": 0.5}}
-NAMES = {"attack": "copy_detection", "family": "reconstruction", "identified": 0.65, "identified_chance": 0.5}
+LABELS = {
+    "attack": "label_counts",
+    "family": "label",
+    "label_accuracy": 0.65,
+    "baselines": {"label_accuracy_chance": 0.5},
+}
+NAMES = {
+    "attack": "copy_detection",
+    "family": "reconstruction",
+    "identified": 0.65,
+    "identified_chance": 0.5,
+}
 
 
-@pytest.mark.parametrize(("figures", "word"), [(LABELS, "classes"), (NAMES, "65 of 100 released records nearer to a training record")])
+@pytest.mark.parametrize(
+    ("figures", "word"),
+    [(LABELS, "classes"), (NAMES, "65 of 100 released records nearer to a training record")],
+)
 def test_a_rate_that_counts_alone_does_not_among_eighty(figures: dict[str, Any], word: str) -> None:
-    """65 of 100 against one half: the interval at 95 % begins at 0.548, that at 1 - 0.05 / 80 below one half."""
+    """65 of 100 against one half: the interval at 95 % begins at 0.548, that at 1 - 0.05 / 80 below
+    one half."""
     one = {"surface": "features", "adversary": "server", "n": 100, **figures}
     alone = leak_sentences(run([one], "unprotected", "inf").findings)
     assert len(alone) == 1 and word in alone[0]
@@ -88,6 +132,14 @@ def test_a_bound_that_assumes_a_distribution_is_no_proof() -> None:
 
 
 def test_pictures_alone_are_no_certain_leak() -> None:
-    picture = {"surface": "features", "attack": "x", "family": "reconstruction", "adversary": "server", "n": 40, "psnr": 30.0, "baselines": {"psnr_mean": 12.0}}
+    picture = {
+        "surface": "features",
+        "attack": "x",
+        "family": "reconstruction",
+        "adversary": "server",
+        "n": 40,
+        "psnr": 30.0,
+        "baselines": {"psnr_mean": 12.0},
+    }
     rows = run([picture], "unprotected", "inf").findings
     assert len(leak_sentences(rows)) == 1 and not is_certain(rows)

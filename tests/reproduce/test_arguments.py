@@ -12,8 +12,12 @@ from privdd.reproduce.catalogue import ReproduceArguments, parse_arguments
 
 
 def test_defaults_and_values() -> None:
-    assert parse_arguments(["feddm.table2"]) == ReproduceArguments("feddm.table2", "small", (), 1, Path("outputs/reproduce"), "cpu")
-    given = parse_arguments(["feddm.table2", "scale=paper", "seeds=4,1,4", "jobs=8", "out=x", "device=cuda"])
+    assert parse_arguments(["feddm.table2"]) == ReproduceArguments(
+        "feddm.table2", "small", (), 1, Path("outputs/reproduce"), "cpu"
+    )
+    given = parse_arguments(
+        ["feddm.table2", "scale=paper", "seeds=4,1,4", "jobs=8", "out=x", "device=cuda"]
+    )
     assert given == ReproduceArguments("feddm.table2", "paper", (4, 1), 8, Path("x"), "cuda")
     assert parse_arguments(["list", "seeds=2-4"]).seeds == (2, 3, 4)
 

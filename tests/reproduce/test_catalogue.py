@@ -35,7 +35,9 @@ def test_every_experiment_is_reached_and_every_entry_resolves() -> None:
     assert {entry.experiment for entry in RUNNING} == {*group_choices("experiment", [config_dir()])}
     for entry in ENTRIES:
         assert re.fullmatch(r"(feddm|fedrd|fedfed|fedlgd)\.(table|figure)\d+[abc]?", entry.name)
-        assert entry.kind in (RUNS_HERE, SHOWN_ELSEWHERE, NOTHING_TO_RUN, OUT_OF_REACH) and entry.shows
+        assert (
+            entry.kind in (RUNS_HERE, SHOWN_ELSEWHERE, NOTHING_TO_RUN, OUT_OF_REACH) and entry.shows
+        )
         assert entry.is_trainable == bool(entry.experiment) == (not entry.why)
     assert len(ENTRIES) >= 45 and {entry.paper for entry in ENTRIES} == {*paper_details()}
 
@@ -47,19 +49,34 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
         assert made
         for cell in made:
             keys = [item.split("=")[0] for item in cell.overrides]
-            assert len(keys) == len({*keys}) and {*cell.row.split()} <= {*cell.overrides}, (entry.name, cell.row)
-            own = {part.split("=")[0] for part in cell.row.split()}  # a row may set a key of its scale itself
-            assert {item for item in merge_overrides(scale_overrides(entry, scale, cell.row, cell.overrides)) if item.split("=")[0] not in own} <= {*cell.overrides}
+            assert len(keys) == len({*keys}) and {*cell.row.split()} <= {*cell.overrides}, (
+                entry.name,
+                cell.row,
+            )
+            own = {
+                part.split("=")[0] for part in cell.row.split()
+            }  # a row may set a key of its scale itself
+            assert {
+                item
+                for item in merge_overrides(scale_overrides(entry, scale, cell.row, cell.overrides))
+                if item.split("=")[0] not in own
+            } <= {*cell.overrides}
 
 
 @pytest.mark.parametrize("scale", ["small", "medium"])
 def test_a_scale_has_records_for_all_of_its_clients(scale: str) -> None:
     """The even labels of 2000 or 8000 records cannot be dealt to 100 clients with 10 each."""
-    crowded = {(entry.name, cell.column): cell for entry in RUNNING for cell in paper_cells(entry, scale) if "partition.clients=100" in cell.overrides}
+    crowded = {
+        (entry.name, cell.column): cell
+        for entry in RUNNING
+        for cell in paper_cells(entry, scale)
+        if "partition.clients=100" in cell.overrides
+    }
     assert {name for name, _ in crowded} >= {"fedfed.figure2b", "fedfed.table9"}
     for cell in crowded.values():
         config = row_config(cell.overrides, 0)
-        labels, dealt = np.arange(config.data.limit) % 10, Partition(**to_plain_settings(config.partition))
+        labels = np.arange(config.data.limit) % 10
+        dealt = Partition(**to_plain_settings(config.partition))
         for seed in range(3):
             found = dealt._apply_rule(labels, 100, np.random.default_rng(seed))
             assert len(found) == 100 and min(map(len, found)) >= config.partition.min_size
@@ -67,7 +84,10 @@ def test_a_scale_has_records_for_all_of_its_clients(scale: str) -> None:
 
 def test_all_rows_are_trained_on_the_device_that_was_asked_for() -> None:
     for device, typed in (("cuda", True), ("cpu", False)):
-        assert all(("device=cuda" in cell.overrides) is typed for cell in paper_cells(find_entry("fedrd.table1"), "small", device))
+        assert all(
+            ("device=cuda" in cell.overrides) is typed
+            for cell in paper_cells(find_entry("fedrd.table1"), "small", device)
+        )
 
 
 def test_what_the_text_says_is_about_rows_that_are_trained() -> None:
@@ -76,21 +96,35 @@ def test_what_the_text_says_is_about_rows_that_are_trained() -> None:
             assert column in paper_block(entry.experiment)["columns"]
         rows = {cell.row for cell in paper_cells(entry, "small")}
         for one in entry.ahead:
-            assert {one.better, one.worse} <= rows and one.better != one.worse and one.says, entry.name
+            assert {one.better, one.worse} <= rows and one.better != one.worse and one.says, (
+                entry.name
+            )
 
 
 def test_entries_that_compare_have_something_to_compare() -> None:
     """Two printed numbers, or a sentence; else the entry can only show what came out."""
-    silent = {e.name for e in RUNNING if not e.ahead and not any(_printed(e, c) > 1 for c in paper_block(e.experiment)["columns"])}
-    assert silent == {"fedfed.figure17", "fedfed.table12", "fedfed.table9"}  # one row a column, or no accuracy at all
+    silent = {
+        e.name
+        for e in RUNNING
+        if not e.ahead and not any(_printed(e, c) > 1 for c in paper_block(e.experiment)["columns"])
+    }
+    assert silent == {
+        "fedfed.figure17",
+        "fedfed.table12",
+        "fedfed.table9",
+    }  # one row a column, or no accuracy at all
 
 
 def _printed(entry, column: str) -> int:
-    return sum(value is not None for value in paper_block(entry.experiment)["columns"][column]["accuracy"].values())
+    return sum(
+        value is not None
+        for value in paper_block(entry.experiment)["columns"][column]["accuracy"].values()
+    )
 
 
 def test_data_that_do_not_come_with_privdd_are_named() -> None:
-    """An entry that runs on stand-ins says which data the paper's own scale needs, and no other entry does."""
+    """An entry that runs on stand-ins says which data the paper's own scale needs, and no other
+    entry does."""
     for entry in RUNNING:
         paper = paper_block(entry.experiment)
         assert bool(entry.needs) == bool(paper["stand_in"] or paper["offline"]["note"]), entry.name
@@ -106,7 +140,10 @@ def test_a_mistyped_name_is_refused_with_the_nearest() -> None:
 
 def test_the_page_of_results_counts_them_as_they_are() -> None:
     docs = Path(__file__).parents[2] / "docs"
-    text = "\n".join(p.read_text(encoding="utf-8") for p in (docs / "reproduction.md", *docs.glob("data/reproduction-*.csv")))
+    text = "\n".join(
+        p.read_text(encoding="utf-8")
+        for p in (docs / "reproduction.md", *docs.glob("data/reproduction-*.csv"))
+    )
     assert f"{len(ENTRIES)} entries, of which {len(RUNNING)} run here" in " ".join(text.split())
     named = {*re.findall(r"privdd\.reproduce ((?:feddm|fedrd|fedfed|fedlgd)\.\w+)", text)}
     assert named and all(find_entry(name).is_trainable for name in named)

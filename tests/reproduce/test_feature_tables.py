@@ -21,10 +21,23 @@ from privdd.reproduce.figures import (
 from privdd.reproduce.train import PaperCell
 
 CELL = PaperCell(
-    "alpha 0.1", "algo=fedfed", None,
-    ("experiment=fedfed_figure17", "preset=smoke", "data=digits", "data.limit=400", "data.test_limit=100", "model=convnet", "model.width=8",
-     "partition.alpha=100", "partition.clients=3", "paper.terms.rounds=1", "algo=fedfed"),
-)  # fmt: skip
+    "alpha 0.1",
+    "algo=fedfed",
+    None,
+    (
+        "experiment=fedfed_figure17",
+        "preset=smoke",
+        "data=digits",
+        "data.limit=400",
+        "data.test_limit=100",
+        "model=convnet",
+        "model.width=8",
+        "partition.alpha=100",
+        "partition.clients=3",
+        "paper.terms.rounds=1",
+        "algo=fedfed",
+    ),
+)
 
 
 def test_parts_add_up_and_likeness_is_psnr() -> None:
@@ -43,13 +56,21 @@ def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     x = experiment.test_records.x
     with torch.no_grad():
         sensitive = split(x)
-    assert (sensitive.flatten(1).norm(dim=1) <= 0.3 * 8 * 1.0001).all() and sensitive.abs().max() > 0
+    assert (
+        sensitive.flatten(1).norm(dim=1) <= 0.3 * 8 * 1.0001
+    ).all() and sensitive.abs().max() > 0
     found = measure_feature_kinds(experiment)
-    by_hand = float(np.mean([10 * np.log10(1 / (s**2).mean()) for s in sensitive.numpy()]))  # x - x_r = x_s
+    by_hand = float(
+        np.mean([10 * np.log10(1 / (s**2).mean()) for s in sensitive.numpy()])
+    )  # x - x_r = x_s
     assert found["psnr"]["x_r"] == pytest.approx(by_hand, abs=0.01)
-    assert found["trained on x"]["x"] > 0.5 and all(0 <= v <= 1 for kind in FEATURE_KINDS for v in found[f"trained on {kind}"].values())
+    assert found["trained on x"]["x"] > 0.5 and all(
+        0 <= v <= 1 for kind in FEATURE_KINDS for v in found[f"trained on {kind}"].values()
+    )
     (tmp_path / f"feature-kinds-{CELL.folder_name(0)}.json").write_text(json.dumps(found))
     monkeypatch.setattr(figures, "measure_feature_kinds", None)
     (matrix, likeness), _ = feature_analysis([CELL], (0,), tmp_path / "rows")
-    assert [row[0] for row in matrix.rows] == [*FEATURE_KINDS] and matrix.rows[0][1] == f"{100 * found['trained on x']['x']:.1f}"
+    assert [row[0] for row in matrix.rows] == [*FEATURE_KINDS] and matrix.rows[0][
+        1
+    ] == f"{100 * found['trained on x']['x']:.1f}"
     assert likeness.rows[0] == ("x_r", "31.47", f"{found['psnr']['x_r']:.1f}")

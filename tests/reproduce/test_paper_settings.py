@@ -1,4 +1,5 @@
-"""preset=paper is the paper: what every row has is what the paper prints, or stands in the list of deviations."""
+"""preset=paper is the paper: what every row has is what the paper prints, or stands in the list of
+deviations."""
 
 from __future__ import annotations
 
@@ -29,36 +30,65 @@ def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> 
     for one in details["printed"]:
         assert one["where"] and one["settings"] and {*one} <= SELECTORS | {"where", "settings"}
     for one in details["deviations"]:
-        assert one["what"] and one["paper"] and one["direction"] and {*one} <= SELECTORS | {"what", "paper", "direction", "settings"}
+        assert (
+            one["what"]
+            and one["paper"]
+            and one["direction"]
+            and {*one} <= SELECTORS | {"what", "paper", "direction", "settings"}
+        )
 
 
 @pytest.mark.parametrize(
     ("paper", "experiment", "row", "key", "value"),
     [
         ("feddm", "feddm_table2", "algo=feddm", "algo.server.lr", 0.02),
-        ("feddm", "feddm_table2", "algo=feddm", "algo.matching.lr", 0.2),  # listed with another value
+        # listed with another value
+        ("feddm", "feddm_table2", "algo=feddm", "algo.matching.lr", 0.2),
         ("feddm", "feddm_table2", "algo=fedavg", "algo.batch_size", 128),
-        ("feddm", "feddm_figure3", "algo=feddm algo.start=noise privacy=aggregate_clip privacy.noise_multiplier=1", "privacy.clip_norm", 2.0),
+        (
+            "feddm",
+            "feddm_figure3",
+            "algo=feddm algo.start=noise privacy=aggregate_clip privacy.noise_multiplier=1",
+            "privacy.clip_norm",
+            2.0,
+        ),
         ("feddm", "feddm_figure4", "algo=feddm algo.ipc=5", "algo.matching.iterations", 500),
         ("feddm", "feddm_figure2", "algo=fednova", "model.width", 64),
         ("fedrd", "fedrd_table1", "algo=fedrd", "algo.projection.width", 8),
-        ("fedrd", "fedrd_table2", "algo=fedavg privacy=dpsgd privacy.noise_multiplier=0.5 model=convnet_fedrd_instance", "privacy.noise_multiplier", 0.6),
+        (
+            "fedrd",
+            "fedrd_table2",
+            "algo=fedavg privacy=dpsgd privacy.noise_multiplier=0.5 model=convnet_fedrd_instance",
+            "privacy.noise_multiplier",
+            0.6,
+        ),
     ],
-)  # fmt: skip
-def test_a_planted_deviation_is_found(paper: str, experiment: str, row: str, key: str, value: Any) -> None:
-    at = next(i for i, one in enumerate(made(paper)) if (one.experiment, one.row) == (experiment, row))
+)
+def test_a_planted_deviation_is_found(
+    paper: str, experiment: str, row: str, key: str, value: Any
+) -> None:
+    at = next(
+        i for i, one in enumerate(made(paper)) if (one.experiment, one.row) == (experiment, row)
+    )
     config = made(paper)[at].config.copy()
     OmegaConf.update(config, key, value)
     planted = [*made(paper)[:at], replace(made(paper)[at], config=config), *made(paper)[at + 1 :]]
     beside = [one for one in planted if one.experiment == experiment]
-    found = [line for line in compare_settings(paper_details()[paper], beside) if line.startswith(f"{experiment}, ")]
+    found = [
+        line
+        for line in compare_settings(paper_details()[paper], beside)
+        if line.startswith(f"{experiment}, ")
+    ]
     assert any(key.rpartition(".")[2] in line for line in found)
 
 
 def test_a_deviation_that_is_none_any_more_is_found() -> None:
     details = dict(paper_details()["feddm"])
     row = {"paper": "p", "direction": "d", "experiments": ["feddm_table2"], "rows": ["algo=feddm"]}
-    gone = [{"what": "epochs", "settings": {"algo.server.epochs": 400}, **row}, {"what": "as printed", "settings": {"algo.server.epochs": 500}, **row}]
+    gone = [
+        {"what": "epochs", "settings": {"algo.server.epochs": 400}, **row},
+        {"what": "as printed", "settings": {"algo.server.epochs": 500}, **row},
+    ]
     nowhere = [{"what": "of no row", **row, "rows": ["algo=nothing"]}]
     details["deviations"] = [*details["deviations"], *gone, *nowhere]
     found = compare_settings(details, made("feddm"))
@@ -66,27 +96,42 @@ def test_a_deviation_that_is_none_any_more_is_found() -> None:
 
 
 def test_the_fidelity_sheet_shows_the_deviations_of_its_experiment() -> None:
-    shown = {entry: {one["what"] for one in lasting_differences(find_entry(entry))} for entry in ("feddm.table2", "feddm.figure3")}
+    shown = {
+        entry: {one["what"] for one in lasting_differences(find_entry(entry))}
+        for entry in ("feddm.table2", "feddm.figure3")
+    }
     for one in paper_details()["feddm"]["deviations"]:
-        assert (one["what"] in shown["feddm.figure3"]) == ("feddm_figure3" in one.get("experiments", ["feddm_figure3"]))
-        assert (one["what"] in shown["feddm.table2"]) == ("feddm_table2" in one.get("experiments", ["feddm_table2"]))
+        assert (one["what"] in shown["feddm.figure3"]) == (
+            "feddm_figure3" in one.get("experiments", ["feddm_figure3"])
+        )
+        assert (one["what"] in shown["feddm.table2"]) == (
+            "feddm_table2" in one.get("experiments", ["feddm_table2"])
+        )
 
 
 @cache
 def odd_rows(name: str, column: str) -> dict[str, set[str]]:
-    terms = {row: row_terms(config) for row, config in rows_of(name, column, "preset=paper").items()}
+    terms = {
+        row: row_terms(config) for row, config in rows_of(name, column, "preset=paper").items()
+    }
     return find_differing_terms(terms)
 
 
 @pytest.mark.parametrize("name", group_choices("experiment", [config_dir()]))
 def test_rows_of_a_column_are_on_equal_terms_or_say_which_differ(name: str) -> None:
-    """Every row can be built. At preset=paper: rounds, participation, network, data, local training and privacy; no reason without a cause."""
-    paper, used = paper_block(name), set[tuple[str, str]]()
+    """Every row can be built. At preset=paper: rounds, participation, network, data, local training
+    and privacy; no reason without a cause."""
+    paper = paper_block(name)
+    used = set[tuple[str, str]]()
     for column in paper["columns"]:
         for term, rows in odd_rows(name, column).items():
             for row in rows:
-                assert stated_difference(paper["differs"], term, row), f"{column}, {row}: {term} differs from the other rows without a word"
+                assert stated_difference(paper["differs"], term, row), (
+                    f"{column}, {row}: {term} differs from the other rows without a word"
+                )
         used |= {(term, row) for term, rows in odd_rows(name, column).items() for row in rows}
     for term, said in paper["differs"].items():
         for start in said:
-            assert any(t == term and stated_difference({term: {start: "x"}}, t, row) for t, row in used), f"{term} {start}: does not differ"
+            assert any(
+                t == term and stated_difference({term: {start: "x"}}, t, row) for t, row in used
+            ), f"{term} {start}: does not differ"

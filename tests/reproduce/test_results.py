@@ -37,15 +37,29 @@ from privdd.reproduce.results import (
 from privdd.reproduce.train import PaperCell, merge_overrides, paper_cells
 from tests.reporting.test_comparison import training
 
-# What a page says of an entry: rows without all their seeds take no part, and what went wrong is written down.
+# What a page says of an entry: rows without all their seeds take no part, and what went wrong is
+# written down.
 
 
 CELLS = paper_cells(find_entry("feddm.table4"), "small")
-ENTRY = PaperEntry("feddm.table4", "x", "feddm_table4", ahead=(StatedOrder("b", "c", "b beats c"), StatedOrder("a", "c", "a beats c")))
+ENTRY = PaperEntry(
+    "feddm.table4",
+    "x",
+    "feddm_table4",
+    ahead=(StatedOrder("b", "c", "b beats c"), StatedOrder("a", "c", "a beats c")),
+)
 
 
 def row(name: str, printed: float, *ends: float, diverged: int = 0, **more: Any) -> RowResult:
-    return RowResult(PaperCell("c", name, printed, CELLS[0].overrides), False, {seed: (end,) for seed, end in enumerate(ends)}, (8.0,), (4.0,), diverged=diverged, **more)
+    return RowResult(
+        PaperCell("c", name, printed, CELLS[0].overrides),
+        False,
+        {seed: (end,) for seed, end in enumerate(ends)},
+        (8.0,),
+        (4.0,),
+        diverged=diverged,
+        **more,
+    )
 
 
 def column(*rows: RowResult) -> TableColumn:
@@ -61,35 +75,62 @@ def test_a_row_without_all_its_seeds_is_not_compared() -> None:
 
 
 def test_seeds_without_a_model_are_written_down() -> None:
-    (first, second) = column(row("a", 90.0, 0.9, 0.1, diverged=1), row("b", 80.0, 0.7, 0.6)).as_json()["rows"]
-    assert (first["diverged"], second["diverged"]) == (1, 0) and first["by_seed"] == {"0": 0.9, "1": 0.1}
+    (first, second) = column(
+        row("a", 90.0, 0.9, 0.1, diverged=1), row("b", 80.0, 0.7, 0.6)
+    ).as_json()["rows"]
+    assert (first["diverged"], second["diverged"]) == (1, 0) and first["by_seed"] == {
+        "0": 0.9,
+        "1": 0.1,
+    }
 
 
 def test_a_comparison_that_the_scale_cannot_show_has_no_other_verdict() -> None:
-    """A row that is limited, the same numbers, the same images; a pair that decides against the paper stays what it is."""
-    good, bad = row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6)
+    """A row that is limited, the same numbers, the same images; a pair that decides against the
+    paper stays what it is."""
+    good = row("a", 90.0, 0.9, 0.8)
+    bad = row("b", 80.0, 0.7, 0.6)
     assert compare_pair(good, bad).verdict_among(1) == HOLDS and compare_pair(good, bad).limit == ""
     for other in (replace(bad, limit="at chance"), replace(good, cell=bad.cell)):
         pair = compare_pair(good, other)
-        assert pair.verdict_among(1) == CANNOT_TELL and pair.limit and compare_pair(other, good).verdict_among(1) == CANNOT_TELL
+        assert (
+            pair.verdict_among(1) == CANNOT_TELL
+            and pair.limit
+            and compare_pair(other, good).verdict_among(1) == CANNOT_TELL
+        )
     for moved, verdict in ((0.017, CANNOT_TELL), (0.2, HOLDS), (None, HOLDS)):
-        assert compare_pair(replace(good, moved=moved), replace(bad, moved=0.0)).verdict_among(1) == verdict
+        assert (
+            compare_pair(replace(good, moved=moved), replace(bad, moved=0.0)).verdict_among(1)
+            == verdict
+        )
     mixed = OrderStatement((compare_pair(good, replace(bad, limit="x")), compare_pair(bad, good)))
     assert mixed.verdict == REVERSED and OrderStatement(mixed.pairs[:1]).verdict == CANNOT_TELL
     told = column(good, replace(bad, limit="x")).as_json()
-    assert told["leader"]["verdict"] == CANNOT_TELL and told["leader"]["pairs"][0]["limit"] == "x" == told["rows"][1]["limit"]
+    assert (
+        told["leader"]["verdict"] == CANNOT_TELL
+        and told["leader"]["pairs"][0]["limit"] == "x" == told["rows"][1]["limit"]
+    )
 
 
 def test_a_column_names_commits_steps_and_settings() -> None:
-    told = column(row("a", 90.0, 0.9, 0.8, commits=("b" * 40,)), row("b", 80.0, 0.7, 0.6, commits=("a" * 40, "b" * 40))).as_json()
-    assert told["commits"] == ["a" * 40, "b" * 40] and told["steps"] == "T = 20" and len(told["settings"]) == 8
+    told = column(
+        row("a", 90.0, 0.9, 0.8, commits=("b" * 40,)),
+        row("b", 80.0, 0.7, 0.6, commits=("a" * 40, "b" * 40)),
+    ).as_json()
+    assert (
+        told["commits"] == ["a" * 40, "b" * 40]
+        and told["steps"] == "T = 20"
+        and len(told["settings"]) == 8
+    )
 
 
 # The order statistics against other implementations and brute force.
 
 
 RNG = np.random.default_rng(0)
-ROWS = {name: RNG.normal(mean, 0.02, 4).tolist() for name, mean in zip("abcd", (0.8, 0.7, 0.72, 0.5), strict=True)}
+ROWS = {
+    name: RNG.normal(mean, 0.02, 4).tolist()
+    for name, mean in zip("abcd", (0.8, 0.7, 0.72, 0.5), strict=True)
+}
 PRINTED = {"a": 90.0, "b": 85.0, "c": 80.0, "d": 80.0}
 
 
@@ -107,7 +148,9 @@ def test_p_is_scipys_paired_t_test() -> None:
 
 def test_p_where_a_test_has_nothing_to_go_on() -> None:
     assert p_value([0.5], [0.4]) is None
-    assert p_value([0.5, 0.6], [0.4, 0.5]) == pytest.approx(0, abs=1e-6)  # the same gain in every seed
+    assert p_value([0.5, 0.6], [0.4, 0.5]) == pytest.approx(
+        0, abs=1e-6
+    )  # the same gain in every seed
     assert p_value([0.5, 0.6], [0.5, 0.6]) == 0.5
     assert p_value([0.4, 0.5], [0.5, 0.6]) == pytest.approx(1, abs=1e-6)
 
@@ -119,10 +162,18 @@ def test_p_is_uniform_where_there_is_no_gain() -> None:
 
 
 def test_a_pair_is_judged_by_sign_and_p() -> None:
-    kinds = {(0.1, 0.01): HOLDS, (0.1, 0.2): HOLDS_IN_MEAN, (-0.1, 0.7): REVERSED_IN_MEAN, (-0.1, 0.99): REVERSED, (0.1, None): HOLDS_IN_MEAN}
+    kinds = {
+        (0.1, 0.01): HOLDS,
+        (0.1, 0.2): HOLDS_IN_MEAN,
+        (-0.1, 0.7): REVERSED_IN_MEAN,
+        (-0.1, 0.99): REVERSED,
+        (0.1, None): HOLDS_IN_MEAN,
+    }
     for (gain, p), verdict in kinds.items():
         assert RowPair("a", "b", gain, p).verdict_among(1) == verdict
-    assert compare_pair(MADE_ROWS[0], MADE_ROWS[3]).gain == pytest.approx(np.mean(ROWS["a"]) - np.mean(ROWS["d"]))
+    assert compare_pair(MADE_ROWS[0], MADE_ROWS[3]).gain == pytest.approx(
+        np.mean(ROWS["a"]) - np.mean(ROWS["d"])
+    )
 
 
 def test_a_statement_about_pairs_is_as_weak_as_its_weakest() -> None:
@@ -130,48 +181,88 @@ def test_a_statement_about_pairs_is_as_weak_as_its_weakest() -> None:
         return OrderStatement(tuple(RowPair("a", "b", 0.5 - p, p) for p in ps))
 
     assert whole(0.01, 0.2).p == 0.2 and whole(0.01, 0.2).verdict == HOLDS_IN_MEAN
-    assert whole(0.01, 0.02).verdict == HOLDS and whole(0.01, 0.6).verdict == REVERSED_IN_MEAN and whole(0.01, 0.99).verdict == REVERSED
-    assert OrderStatement((RowPair("a", "b", 0.1, None),)).p is None and OrderStatement(()).verdict == ""
+    assert (
+        whole(0.01, 0.02).verdict == HOLDS
+        and whole(0.01, 0.6).verdict == REVERSED_IN_MEAN
+        and whole(0.01, 0.99).verdict == REVERSED
+    )
+    assert (
+        OrderStatement((RowPair("a", "b", 0.1, None),)).p is None
+        and OrderStatement(()).verdict == ""
+    )
 
 
 def test_the_intersection_union_test_errs_as_seldom_as_it_says() -> None:
-    """Two rows equal, the third far behind: "a leads all" is false, and is found in at most 5 % of draws."""
+    """Two rows equal, the third far behind: "a leads all" is false, and is found in at most 5 % of
+    draws."""
     rng = np.random.default_rng(2)
     found = 0
     for _ in range(600):
-        rows = {name: rng.normal(mean, 1, 3).tolist() for name, mean in (("a", 0), ("b", 0), ("c", -50))}
+        rows = {
+            name: rng.normal(mean, 1, 3).tolist() for name, mean in (("a", 0), ("b", 0), ("c", -50))
+        }
         found += leader_statement(rows_of({"a": 3.0, "b": 2.0, "c": 1.0}, rows)).verdict == HOLDS
     assert stats.binomtest(found, 600, 0.05, alternative="greater").pvalue > 0.001
     assert found > 5  # and it does find such gains by chance: the test has its level
 
 
 def test_a_statement_about_many_pairs_is_refuted_as_seldom_as_it_says() -> None:
-    """Eight rows that do not differ, three seeds: "the first leads" is found reversed in at most 5 % of draws; one pair at
-    5 % by itself would be found reversed far more often."""
+    """Eight rows that do not differ, three seeds: "the first leads" is found reversed in at most 5
+    % of draws; one pair at 5 % by itself would be found reversed far more often."""
     rng = np.random.default_rng(3)
     drawn = [rng.normal(0.7, 0.02, (8, 3)) for _ in range(400)]
-    made = [OrderStatement(tuple(RowPair("a", "b", float(np.mean(d[0] - other)), p_value(d[0], other)) for other in d[1:])) for d in drawn]
-    found, alone = (sum(REVERSED in kinds for kinds in several) for several in ([[one.verdict] for one in made], [[pair.verdict_among(1) for pair in one.pairs] for one in made]))
+    made = [
+        OrderStatement(
+            tuple(
+                RowPair("a", "b", float(np.mean(d[0] - other)), p_value(d[0], other))
+                for other in d[1:]
+            )
+        )
+        for d in drawn
+    ]
+    found, alone = (
+        sum(REVERSED in kinds for kinds in several)
+        for several in (
+            [[one.verdict] for one in made],
+            [[pair.verdict_among(1) for pair in one.pairs] for one in made],
+        )
+    )
     assert stats.binomtest(found, 400, 0.05, alternative="greater").pvalue > 0.001
     assert stats.binomtest(alone, 400, 0.05, alternative="greater").pvalue < 1e-6
 
 
 def test_the_leader_is_compared_with_all_and_the_order_by_neighbours() -> None:
-    assert [(p.better, p.worse) for p in leader_statement(MADE_ROWS).pairs] == [("a", "b"), ("a", "c"), ("a", "d")]
-    assert [(p.better, p.worse) for p in order_statement(MADE_ROWS).pairs] == [("a", "b"), ("b", "c")]  # c and d are printed equal
+    assert [(p.better, p.worse) for p in leader_statement(MADE_ROWS).pairs] == [
+        ("a", "b"),
+        ("a", "c"),
+        ("a", "d"),
+    ]
+    assert [(p.better, p.worse) for p in order_statement(MADE_ROWS).pairs] == [
+        ("a", "b"),
+        ("b", "c"),
+    ]  # c and d are printed equal
 
 
 def test_kendall_by_brute_force() -> None:
-    """Over all orders of our means: tau and the number of pairs that agree, counted pair by pair."""
+    """Over all orders of our means: tau and the number of pairs that agree, counted pair by
+    pair."""
     printed = {"a": 4.0, "b": 3.0, "c": 2.0, "d": 1.0}
     for values in itertools.permutations((0.1, 0.2, 0.3, 0.4)):
         ours = {row: [value] for row, value in zip(printed, values, strict=True)}
         agree = sum(ours[x] > ours[y] for x, y in itertools.combinations("abcd", 2))
-        assert kendall_tau(rows_of(printed, ours)) == (pytest.approx((agree - (6 - agree)) / 6), agree, 6)
-    assert kendall_tau(MADE_ROWS)[2] == 5 and kendall_tau(rows_of({"a": 2.0, "b": 1.0}, {"a": [0.5], "b": [0.5]}))[0] == 0.0
+        assert kendall_tau(rows_of(printed, ours)) == (
+            pytest.approx((agree - (6 - agree)) / 6),
+            agree,
+            6,
+        )
+    assert (
+        kendall_tau(MADE_ROWS)[2] == 5
+        and kendall_tau(rows_of({"a": 2.0, "b": 1.0}, {"a": [0.5], "b": [0.5]}))[0] == 0.0
+    )
 
 
-# What trainings came to, from files written by hand: the round that counts, the bytes until then, who diverged.
+# What trainings came to, from files written by hand: the round that counts, the bytes until then,
+# who diverged.
 
 
 CELL = PaperCell("c", "algo=fedavg", 50.0, ())
@@ -179,7 +270,9 @@ CURVES = {0: (0.25, 0.75, 0.5), 1: (0.25, 0.5, 0.5)}
 
 
 @pytest.mark.parametrize(("best", "expected"), [(True, (0.75, 0.5)), (False, (0.5, 0.5))])
-def test_the_last_round_counts_or_the_best_where_the_paper_reports_that(best: bool, expected: tuple[float, ...]) -> None:
+def test_the_last_round_counts_or_the_best_where_the_paper_reports_that(
+    best: bool, expected: tuple[float, ...]
+) -> None:
     assert RowResult(CELL, best, CURVES).accuracies == expected
 
 
@@ -192,21 +285,31 @@ def test_the_target_is_reached_by_the_mean_of_the_seeds() -> None:
 def finished(path: Path, seed: int, curve: list[float], diverged: int | None) -> None:
     training(path, seed, curve[-1])
     told = json.loads((path / "training.json").read_text())
-    (path / "training.json").write_text(json.dumps(told | {"accuracy_by_round": curve, "diverged": diverged}))
-    sent: dict[str, Any] = {f"{way}_bytes": [{"0": 100, "1": 300}] * len(curve) for way in ("uploaded", "downloaded")}
+    (path / "training.json").write_text(
+        json.dumps(told | {"accuracy_by_round": curve, "diverged": diverged})
+    )
+    sent: dict[str, Any] = {
+        f"{way}_bytes": [{"0": 100, "1": 300}] * len(curve) for way in ("uploaded", "downloaded")
+    }
     (path / "manifest.json").write_text(json.dumps(sent))
 
 
-def test_a_seed_that_ended_without_a_model_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_that_ended_without_a_model_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(PaperCell, "folder_name", lambda self, seed: str(seed))
     for seed, diverged in enumerate((None, 1)):
         finished(tmp_path / str(seed), seed, [0.25, 0.5], diverged)
     (row,) = collect_results([CELL], [0, 1, 2], tmp_path, False, {tmp_path / "2": "no memory"})
     assert (row.diverged, row.failed, [*row.curves]) == (1, {2: "no memory"}, [0, 1])
-    assert row.uploaded == (400.0, 800.0) and row.downloaded == (200.0, 400.0)  # half of what training.json has for both rounds
+    assert row.uploaded == (400.0, 800.0) and row.downloaded == (
+        200.0,
+        400.0,
+    )  # half of what training.json has for both rounds
 
 
-# Rows on unequal terms are named with their reason at the scale that is run, and one without a reason is told apart.
+# Rows on unequal terms are named with their reason at the scale that is run, and one without a
+# reason is told apart.
 
 
 ENTRY_TERMS = find_entry("feddm.table2")
@@ -215,13 +318,21 @@ MADE = [cell for cell in paper_cells(ENTRY_TERMS, "small") if cell.column == "MN
 
 def test_what_a_scale_makes_unequal_is_said() -> None:
     """SCAFFOLD's rate at preset=smoke, and its momentum at every scale."""
-    assert {(one.row, one.term) for one in find_uneven_rows(ENTRY_TERMS, "small", MADE)} == {("algo=scaffold", "lr"), ("algo=scaffold", "momentum")}
+    assert {(one.row, one.term) for one in find_uneven_rows(ENTRY_TERMS, "small", MADE)} == {
+        ("algo=scaffold", "lr"),
+        ("algo=scaffold", "momentum"),
+    }
     assert all(one.why != UNSAID for one in find_uneven_rows(ENTRY_TERMS, "small", MADE))
 
 
 def test_a_row_that_nobody_gave_a_reason_for_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     longer = replace(MADE[0], overrides=merge_overrides(MADE[0].overrides, ["algo.rounds=50"]))
-    found = {(one.row, one.term): one.why for one in find_uneven_rows(ENTRY_TERMS, "small", [longer, *MADE[1:]])}
+    found = {
+        (one.row, one.term): one.why
+        for one in find_uneven_rows(ENTRY_TERMS, "small", [longer, *MADE[1:]])
+    }
     assert found[("algo=fedavg", "rounds")] == UNSAID
     monkeypatch.setattr(results, "differences_at_scale", lambda scale: {})
-    assert {one.term for one in find_uneven_rows(ENTRY_TERMS, "small", MADE) if one.why == UNSAID} == {"lr"}
+    assert {
+        one.term for one in find_uneven_rows(ENTRY_TERMS, "small", MADE) if one.why == UNSAID
+    } == {"lr"}

@@ -18,7 +18,8 @@ LOADED_BY = os.getpid()
 
 @dataclass(frozen=True)
 class Deadly:
-    """Kills its worker ``times`` times (counted by marker files), then returns a draw of its own stream."""
+    """Kills its worker ``times`` times (counted by marker files), then returns a draw of its own
+    stream."""
 
     index: int
     marker: str
@@ -45,7 +46,6 @@ def thread_count(task: Deadly) -> int:
     return torch.get_num_threads()
 
 
-
 def wait_for(path: Path) -> None:
     """Raises TimeoutError after ``PATIENCE``."""
     until = time.monotonic() + PATIENCE
@@ -63,7 +63,8 @@ def meet(task: Deadly) -> int:
 
 
 def placed(task: Deadly) -> tuple[str, torch.Tensor]:
-    """(the Ray node that ran the task, the draw); the first two tasks wait for each other, so that two nodes work."""
+    """(the Ray node that ran the task, the draw); the first two tasks wait for each other, so that
+    two nodes work."""
     import ray
 
     Path(f"{task.marker}.{task.index}").touch()
@@ -76,7 +77,8 @@ KEPT: list[torch.Tensor] = []
 
 
 def grow(task: Deadly) -> int:
-    """Keeps 100 MB more of memory, up to 500, slowly enough for a check of memory between two tasks."""
+    """Keeps 100 MB more of memory, up to 500, slowly enough for a check of memory between two
+    tasks."""
     if len(KEPT) < 5:
         KEPT.append(torch.ones(25_000_000))
     time.sleep(0.4)
@@ -89,5 +91,6 @@ def nap(seconds: float) -> float:
 
 
 def origin(task: int) -> tuple[int, int, bool]:
-    """The worker's number, its parent's, and whether the fork server had loaded this file for it."""
+    """The worker's number, its parent's, and whether the fork server had loaded this file for
+    it."""
     return os.getpid(), os.getppid(), os.getpid() != LOADED_BY

@@ -1,4 +1,5 @@
-"""A Ray cluster in this process: runs messages at once, keeps all bytes that it is given, and fails when it is told to."""
+"""A Ray cluster in this process: runs messages at once, keeps all bytes that it is given, and fails
+when it is told to."""
 
 from __future__ import annotations
 
@@ -21,16 +22,26 @@ class RayTaskError(RayError):
 
 
 LOST = (
-    "WorkerCrashedError", "NodeDiedError", "ObjectLostError", "OutOfMemoryError", "LocalRayletDiedError", "ObjectStoreFullError",
-    "OutOfDiskError", "RaySystemError", "RuntimeEnvSetupError", "OwnerDiedError", "GetTimeoutError",
-)  # fmt: skip
+    "WorkerCrashedError",
+    "NodeDiedError",
+    "ObjectLostError",
+    "OutOfMemoryError",
+    "LocalRayletDiedError",
+    "ObjectStoreFullError",
+    "OutOfDiskError",
+    "RaySystemError",
+    "RuntimeEnvSetupError",
+    "OwnerDiedError",
+    "GetTimeoutError",
+)
 ERRORS = {name: type(name, (RayError,), {}) for name in LOST}
 EXCEPTIONS = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError, **ERRORS)
 
 
 @dataclass(eq=False)
 class FakeRay:
-    """failures: what the next calls of "put", "send", "wait" or "get" raise; silent: how often ``wait`` has no answer."""
+    """failures: what the next calls of "put", "send", "wait" or "get" raise; silent: how often
+    ``wait`` has no answer."""
 
     processors: int = 2
     failures: dict[str, list[Exception]] = field(default_factory=dict)
@@ -59,9 +70,13 @@ class FakeRay:
         return f"object {self.puts}"
 
     def remote(self, **options: Any) -> Callable[[Callable[..., np.ndarray]], Any]:
-        return lambda function: SimpleNamespace(remote=lambda *arguments: self._send(function, arguments))
+        return lambda function: SimpleNamespace(
+            remote=lambda *arguments: self._send(function, arguments)
+        )
 
-    def _send(self, function: Callable[..., np.ndarray], arguments: tuple[str, str, np.ndarray]) -> int:
+    def _send(
+        self, function: Callable[..., np.ndarray], arguments: tuple[str, str, np.ndarray]
+    ) -> int:
         self._fail("send")
         header, reference, payload = arguments
         self.sent += [header.encode(), payload.tobytes()]
@@ -69,7 +84,9 @@ class FakeRay:
         self.tasks[handle] = lambda: function(header, self.store[reference], payload)
         return handle
 
-    def wait(self, handles: list[int], num_returns: int, timeout: float) -> tuple[list[int], list[int]]:
+    def wait(
+        self, handles: list[int], num_returns: int, timeout: float
+    ) -> tuple[list[int], list[int]]:
         self._fail("wait")
         if self.silent:
             self.silent -= 1

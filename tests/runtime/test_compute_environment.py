@@ -1,4 +1,5 @@
-"""``privdd.runtime.compute_environment``: what differs is seen, what is the same gives the same digest."""
+"""``privdd.runtime.compute_environment``: what differs is seen, what is the same gives the same
+digest."""
 
 from __future__ import annotations
 
@@ -14,11 +15,20 @@ import pytest
 from privdd.runtime import compute_environment
 from privdd.runtime.compute_environment import ComputeEnvironment, current_environment
 
-SHOW = "import json; from privdd.runtime.compute_environment import current_environment as e; print(json.dumps(e().to_json()))"
+SHOW = (
+    "import json; from privdd.runtime.compute_environment import current_environment as e; "
+    "print(json.dumps(e().to_json()))"
+)
 
 
 def environment_of_process(**variables: str) -> ComputeEnvironment:
-    done = subprocess.run([sys.executable, "-c", SHOW], env=os.environ | variables, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SHOW],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return ComputeEnvironment.from_json(json.loads(done.stdout))
 
 
@@ -29,7 +39,9 @@ def test_another_process_is_alike_and_one_with_other_kernels_is_not() -> None:
     if own.processor.endswith("DEFAULT"):
         pytest.skip("this processor has no other kernels than torch's default ones")
     assert other.processor.endswith("DEFAULT") and other.kernels != own.kernels
-    assert "processor" in other.describe_difference(own) and "torch" not in other.describe_difference(own)
+    assert "processor" in other.describe_difference(
+        own
+    ) and "torch" not in other.describe_difference(own)
 
 
 @pytest.mark.parametrize("name", [field.name for field in fields(ComputeEnvironment)])

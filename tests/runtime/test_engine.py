@@ -1,4 +1,5 @@
-"""Every engine gives the same bits, survives lost workers, and says in one line what it cannot do."""
+"""Every engine gives the same bits, survives lost workers, and says in one line what it cannot
+do."""
 
 from __future__ import annotations
 
@@ -40,7 +41,14 @@ OTHERS = [
     pytest.param(Engine("processes", workers=2), id="processes"),
     pytest.param(Engine("ray", workers=2), id="ray", marks=pytest.mark.engine),
 ]
-SMALL = ["preset=smoke", "partition.clients=3", "algo.rounds=2", "algo.local_epochs=1", "data.limit=150", "model=mlp"]
+SMALL = [
+    "preset=smoke",
+    "partition.clients=3",
+    "algo.rounds=2",
+    "algo.local_epochs=1",
+    "data.limit=150",
+    "model=mlp",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +80,9 @@ def rounds(engine: Engine, overrides: list[str]) -> tuple[Plan, Progress, list[S
     game = membership_game_of(experiment)
     chain = round_chain(plan, progress.snapshots, 1)
     whole = experiment.shards[plan.victim]
-    worlds = list(engine.map(replayed, [ClientReplay(plan, chain, whole, game, [w]) for w in range(1, 4)]))
+    worlds = list(
+        engine.map(replayed, [ClientReplay(plan, chain, whole, game, [w]) for w in range(1, 4)])
+    )
     return plan, progress, worlds
 
 
@@ -100,9 +110,13 @@ class Keeping(Engine):
 
 def bits(part: AttackOutcome | Finding) -> tuple[Any, ...]:
     """All of a finding but its seconds, and of the tensors that are kept."""
-    finding, kept = (part.finding, part.evidence_tensors) if isinstance(part, AttackOutcome) else (part, {})
+    finding, kept = (
+        (part.finding, part.evidence_tensors) if isinstance(part, AttackOutcome) else (part, {})
+    )
     told = {key: value for key, value in finding.measures.items() if key != "seconds"}
-    tensors = {name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in kept.items()}
+    tensors = {
+        name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in kept.items()
+    }
     return finding.surface, finding.attack, finding.adversary, repr(told), tensors
 
 
@@ -110,7 +124,9 @@ SERIAL: dict[str, tuple[Plan, Progress, list[State]]] = {}
 
 
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
-@pytest.mark.parametrize("overrides", [["algo=fedavg"], ["algo=scaffold"]], ids=["fedavg", "scaffold"])
+@pytest.mark.parametrize(
+    "overrides", [["algo=fedavg"], ["algo=scaffold"]], ids=["fedavg", "scaffold"]
+)
 def test_rounds_and_worlds_are_bit_identical(engine: Engine, overrides: list[str]) -> None:
     if overrides[0] not in SERIAL:
         SERIAL[overrides[0]] = rounds(Engine(), overrides)
@@ -125,15 +141,25 @@ def test_rounds_and_worlds_are_bit_identical(engine: Engine, overrides: list[str
     assert not torch.equal(worlds[0]["update/head.weight"], worlds[1]["update/head.weight"])
 
 
-@pytest.mark.parametrize("engine", [pytest.param(Engine("ray", workers=1), marks=pytest.mark.engine)], indirect=True)
-def test_attacks_and_guarantee_tests_are_bit_identical_on_ray(engine: Engine, tmp_path: Path) -> None:
-    """Only they are run twice; whole audits in processes and in reverse order: tests/auditing/test_attack_tasks."""
+@pytest.mark.parametrize(
+    "engine", [pytest.param(Engine("ray", workers=1), marks=pytest.mark.engine)], indirect=True
+)
+def test_attacks_and_guarantee_tests_are_bit_identical_on_ray(
+    engine: Engine, tmp_path: Path
+) -> None:
+    """Only they are run twice; whole audits in processes and in reverse order:
+    tests/auditing/test_attack_tasks."""
     few = {name: attack for name, attack in attacks().items() if name in ("lira", "inverting")}
     kept = Keeping()
     audit_experiment(replace(experiment(), engine=kept), few, RunFolder(tmp_path))
     found = [answer for fn, work in kept.work for answer in engine.map(fn, work)]
-    assert {part.finding.attack for parts in found for part in parts if isinstance(part, AttackOutcome)} == set(few)
-    assert {part.attack for parts in found for part in parts if isinstance(part, Finding)} >= {"t2_whole_run", "t1_sensitivity"}
+    assert {
+        part.finding.attack for parts in found for part in parts if isinstance(part, AttackOutcome)
+    } == set(few)
+    assert {part.attack for parts in found for part in parts if isinstance(part, Finding)} >= {
+        "t2_whole_run",
+        "t1_sensitivity",
+    }
     for mine, other in zip(found, kept.answers, strict=True):
         assert [bits(part) for part in mine] == [bits(part) for part in other]
 
@@ -156,7 +182,9 @@ def test_a_task_that_always_kills_its_worker_ends_in_one_line(engine: Engine, tm
         list(impatient.map(crash_tasks.run, tasks))
     line = explain_error(caught.value)
     assert line and "\n" not in line and "engine.workers" in line
-    assert 1 <= len(list(tmp_path.glob("mark.1.*"))) <= 2  # a try may be lost with a neighbour, on the way to its worker
+    assert (
+        1 <= len(list(tmp_path.glob("mark.1.*"))) <= 2
+    )  # a try may be lost with a neighbour, on the way to its worker
 
 
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
@@ -168,14 +196,18 @@ def test_a_tasks_own_error_arrives_as_it_is(engine: Engine) -> None:
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
     found = [both_workers(engine, tmp_path / f"call_{i}") for i in range(4)]
-    assert len(set.union(*found)) <= {"processes": 2, "ray": 4}[engine.kind]  # Ray may have had others idle; 8 if none stayed
+    assert (
+        len(set.union(*found)) <= {"processes": 2, "ray": 4}[engine.kind]
+    )  # Ray may have had others idle; 8 if none stayed
 
 
 def cores(_: int) -> int:
     return usable_cores()
 
 
-def test_a_worker_has_one_core_and_its_parent_those_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_has_one_core_and_its_parent_those_that_it_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
     assert (Engine("processes").size, Engine("processes", workers=3).size) == (1, 3)
     assert usable_cores() == 1
@@ -186,8 +218,18 @@ def test_a_worker_has_one_core_and_its_parent_those_that_it_may_use(monkeypatch:
 
 def test_auto_runs_here_until_it_is_chosen_and_engines_have_names() -> None:
     assert set(Engine("auto", workers=4).map(process, range(3))) == {os.getpid()}
-    made = [Engine("auto", workers=4), Engine(), Engine("processes", workers=2), Engine("ray", workers=1)]
-    assert [engine_in_words(one) for one in made] == ["one process", "one process", "2 processes", "1 Ray worker"]
+    made = [
+        Engine("auto", workers=4),
+        Engine(),
+        Engine("processes", workers=2),
+        Engine("ray", workers=1),
+    ]
+    assert [engine_in_words(one) for one in made] == [
+        "one process",
+        "one process",
+        "2 processes",
+        "1 Ray worker",
+    ]
 
 
 def process(_: int) -> int:
@@ -205,7 +247,8 @@ def test_a_callers_own_joblib_works_after_ours(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Path) -> None:
-    """In whatever order: the first Ray engine of a process decided how many workers all later ones had."""
+    """In whatever order: the first Ray engine of a process decided how many workers all later ones
+    had."""
     import ray
 
     from privdd.runtime.ray_pool import RayCluster, connect_ray, disconnect_ray
@@ -216,8 +259,11 @@ def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Pa
     both_workers(Engine("ray", workers=2), tmp_path / "met")
 
 
-def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but theirs."""
+def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ours is gone then; theirs, with fewer workers than are asked for, is no one's to end but
+    theirs."""
     from privdd.runtime import ray_cleanup
     from privdd.runtime import ray_pool as ours
 
@@ -245,21 +291,25 @@ def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(monkeypatch: py
 
 
 def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
-    """Loky replaces a worker that grew by 300 MB, if it can measure memory and is not told otherwise."""
+    """Loky replaces a worker that grew by 300 MB, if it can measure memory and is not told
+    otherwise."""
     assert process_executor._USE_PSUTIL, "loky cannot measure memory: the test tests nothing"
     engine = Engine("processes", workers=2)
     before = both_workers(engine, tmp_path / "met")
     try:
         grown = Counter(engine.map(crash_tasks.grow, [Deadly(i, "") for i in range(20)]))
     finally:
-        get_reusable_executor(reuse=True).shutdown(kill_workers=True)  # with the memory that they keep
+        get_reusable_executor(reuse=True).shutdown(
+            kill_workers=True
+        )  # with the memory that they keep
     assert set(grown) <= before
     assert max(grown.values()) >= 8, "no worker came to be measured: the test tested nothing"
 
 
 @pytest.mark.parametrize("engine", [pytest.param(Engine(), id="serial"), *OTHERS], indirect=True)
 def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
-    """The last that starts processes: others would have to replace workers of two threads by their own."""
+    """The last that starts processes: others would have to replace workers of two threads by their
+    own."""
     before = torch.get_num_threads()
     two = Engine(engine.kind, workers=2, threads=2)
     assert list(two.map(crash_tasks.thread_count, [Deadly(i, "") for i in range(3)])) == [2, 2, 2]
@@ -268,7 +318,9 @@ def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
 
 def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ValueError, match=r"^engine=ray: ray is not installed.*pip install ray psutil"):
+    with pytest.raises(
+        ValueError, match=r"^engine=ray: ray is not installed.*pip install ray psutil"
+    ):
         list(Engine("ray").map(crash_tasks.run, [Deadly(0, ""), Deadly(1, "")]))
 
 
@@ -278,13 +330,26 @@ def test_an_address_without_a_cluster_is_one_line() -> None:
 
     disconnect_ray()
     with pytest.raises(ValueError, match=r"^engine\.address=127\.0\.0\.1:1: ") as caught:
-        list(Engine("ray", address="127.0.0.1:1").map(crash_tasks.run, [Deadly(0, ""), Deadly(1, "")]))
+        list(
+            Engine("ray", address="127.0.0.1:1").map(
+                crash_tasks.run, [Deadly(0, ""), Deadly(1, "")]
+            )
+        )
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "threads"}, {"workers": -1}, {"threads": 0}, {"threads": True}, {"retries": -1}, {"workers": 1.5},
-              {"threads": 100_000}, {"workers": 100_000}]
+    "wrong",
+    [
+        {"kind": "threads"},
+        {"workers": -1},
+        {"threads": 0},
+        {"threads": True},
+        {"retries": -1},
+        {"workers": 1.5},
+        {"threads": 100_000},
+        {"workers": 100_000},
+    ],
 )
 def test_engine_settings_are_checked(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=rf"^engine\.{next(iter(wrong))}="):

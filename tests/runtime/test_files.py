@@ -31,7 +31,9 @@ from tests.conftest import REAL_FSYNC
 # JSON of run folders: every number is finite, and every refusal is one line that names the file.
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', "[" * 99999])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', "[" * 99999]
+)
 def test_what_is_no_finite_json_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(DamagedRun) as caught:
@@ -60,15 +62,21 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: 
     with pytest.raises(OSError, match="No space left") as caught:
         write_bytes(tmp_path / "a", parts())
     assert caught.value.filename == str(tmp_path / "a")
-    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (tmp_path / "a").read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["a"] and (
+        tmp_path / "a"
+    ).read_bytes() == b"old"
 
 
-def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_whole_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flushed: list[tuple[int, int, bool]] = []
 
     def fsync(handle: int) -> None:
         REAL_FSYNC(handle)
-        flushed.append((os.fstat(handle).st_ino, os.fstat(handle).st_size, (tmp_path / "a").exists()))
+        flushed.append(
+            (os.fstat(handle).st_ino, os.fstat(handle).st_size, (tmp_path / "a").exists())
+        )
 
     monkeypatch.setattr(os, "fsync", fsync)
     write_bytes(tmp_path / "a", b"all of it")
@@ -77,7 +85,10 @@ def test_a_file_is_whole_on_the_disk_before_it_has_its_name(tmp_path: Path, monk
     assert folder[0] == tmp_path.stat().st_ino and folder[2]
 
 
-@pytest.mark.parametrize(("umask", "private", "mode"), [(0o022, False, 0o644), (0o077, False, 0o600), (0o002, False, 0o664), (0o000, True, 0o600)])
+@pytest.mark.parametrize(
+    ("umask", "private", "mode"),
+    [(0o022, False, 0o644), (0o077, False, 0o600), (0o002, False, 0o664), (0o000, True, 0o600)],
+)
 def test_a_file_has_the_mode_that_the_umask_gives_or_is_private_from_the_first_byte(
     umask: int, private: bool, mode: int, tmp_path: Path
 ) -> None:
@@ -99,14 +110,30 @@ def test_a_file_has_the_mode_that_the_umask_gives_or_is_private_from_the_first_b
 
 
 ROOT = Path(__file__).parents[2]
-HOLD = "import sys, time; from pathlib import Path; from privdd.runtime.files import lock_folder\nwith lock_folder(Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
-TINY = ["preset=smoke", "partition.clients=3", "data.limit=150", "model=mlp", "algo.rounds=1", "algo.local_epochs=1"]
+HOLD = (
+    "import sys, time; from pathlib import Path; from privdd.runtime.files import "
+    "lock_folder\nwith lock_folder(Path(sys.argv[1])): print('held', flush=True); "
+    "time.sleep(600)"
+)
+TINY = [
+    "preset=smoke",
+    "partition.clients=3",
+    "data.limit=150",
+    "model=mlp",
+    "algo.rounds=1",
+    "algo.local_epochs=1",
+]
 
 
 def holder(folder: Path) -> subprocess.Popen[str]:
     """Another process that holds the folder."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
     assert process.stdout is not None and process.stdout.readline() == "held\n"
     return process
 
@@ -116,11 +143,19 @@ def test_a_folder_that_another_process_writes_is_refused(run, command: str, tmp_
     folder = tmp_path / "run"
     other = holder(folder)
     try:
-        config = compose_config(command, [*TINY, *(["attack=[lira,loss_threshold]", "audit.worlds=4"] if command == "audit" else [])])
+        config = compose_config(
+            command,
+            [
+                *TINY,
+                *(["attack=[lira,loss_threshold]", "audit.worlds=4"] if command == "audit" else []),
+            ],
+        )
         with pytest.raises(BadConfig) as failure:
             run(config, folder, [])
         line = str(failure.value)
-        assert f"process {other.pid} on " in line and line.startswith(str(folder)) and "\n" not in line
+        assert (
+            f"process {other.pid} on " in line and line.startswith(str(folder)) and "\n" not in line
+        )
         assert [p.name for p in folder.iterdir()] == [LOCK_FILE]  # nothing was written beside it
     finally:
         other.kill()
@@ -149,7 +184,8 @@ def test_the_folder_is_free_after_a_failure(tmp_path: Path) -> None:
 def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
     """Processes that come and go: each that gets in finds nobody else's mark."""
     work = (
-        "import sys, os, time; from pathlib import Path; from privdd.runtime.files import lock_folder\n"
+        "import sys, os, time; from pathlib import Path; from privdd.runtime.files "
+        "import lock_folder\n"
         "folder, won = Path(sys.argv[1]), 0\n"
         "end = time.monotonic() + 3\n"
         "while time.monotonic() < end:\n"
@@ -163,7 +199,12 @@ def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-c", work, str(tmp_path)]
     began = time.monotonic()
-    many = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(3)]
+    many = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        for _ in range(3)
+    ]
     told = [process.communicate(timeout=120) for process in many]
     assert [process.returncode for process in many] == [0, 0, 0], (told, time.monotonic() - began)
     assert sum(int(out) for out, _ in told) > 10
@@ -183,7 +224,11 @@ def folder(tmp_path: Path) -> Path:
 def test_all_files_by_name(folder: Path) -> None:
     assert sorted(list_plain_files(folder)) == ["a", "b/c", "b/d/e"]
     (folder.parent / "link").symlink_to(folder)
-    assert sorted(list_plain_files(folder.parent / "link")) == ["a", "b/c", "b/d/e"]  # the folder's own name was typed
+    assert sorted(list_plain_files(folder.parent / "link")) == [
+        "a",
+        "b/c",
+        "b/d/e",
+    ]  # the folder's own name was typed
 
 
 @pytest.mark.parametrize("place", ["x", "b/d/x"])

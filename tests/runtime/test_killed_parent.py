@@ -35,7 +35,9 @@ def test_no_worker_outlives_a_killed_parent(long: float, forked: bool) -> None:
     token = f"{os.getpid()}-{time.monotonic_ns()}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), WORD: token}
     code = PARENT.format(long=long, forked=forked) + ("" if long else "time.sleep(600)\n")
-    parent = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     for _ in range(2 if long else 4):  # so the workers are there
         parent.stdout.readline()

@@ -25,12 +25,25 @@ def checkout(tmp_path: Path) -> Path:
         pytest.skip("no git on this machine")
     (tmp_path / "privdd").mkdir()
     git(tmp_path, "init", "-q", "-b", "main")
-    git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "one")
+    git(
+        tmp_path,
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e",
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "one",
+    )
     return tmp_path / "privdd"
 
 
 def git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *words], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def test_the_commit_is_gits_own_on_a_branch_packed_or_detached(checkout: Path) -> None:
@@ -44,9 +57,22 @@ def test_the_commit_is_gits_own_on_a_branch_packed_or_detached(checkout: Path) -
 
 def test_another_branch_whose_name_begins_alike_is_not_this_one(checkout: Path) -> None:
     git(checkout, "checkout", "-q", "-b", "main-2")
-    git(checkout, "-c", "user.name=n", "-c", "user.email=e", "commit", "-q", "--allow-empty", "-m", "two")
+    git(
+        checkout,
+        "-c",
+        "user.name=n",
+        "-c",
+        "user.email=e",
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "two",
+    )
     git(checkout, "checkout", "-q", "main")
-    git(checkout, "branch", "-q", "-m", "main-2", "a/refs/heads/main-2")  # packed before, and holds the name
+    git(
+        checkout, "branch", "-q", "-m", "main-2", "a/refs/heads/main-2"
+    )  # packed before, and holds the name
     git(checkout, "pack-refs", "--all")
     assert source_commit(checkout) == git(checkout, "rev-parse", "main")
 
@@ -64,12 +90,20 @@ def test_the_date_is_now_in_utc() -> None:
     assert abs(datetime.now(UTC) - date) < timedelta(minutes=5)
 
 
-# What a seal covers, against sha256 by hand: all files of a run at its end; a page drawn anew seals itself and nothing else.
+# What a seal covers, against sha256 by hand: all files of a run at its end; a page drawn anew seals
+# itself and nothing else.
 
 
 FILES = ("findings.json", "ledger.json", "evidence/a.safetensors", "state/x/y.json")
 PAGE = ("report.html", "card.json", "figures/roc.svg")
-APART = ("point.json", "report.pdf", ".lock", "signature.json", "state/secret.json", "evidence/.a.safetensors.ab12cd34")
+APART = (
+    "point.json",
+    "report.pdf",
+    ".lock",
+    "signature.json",
+    "state/secret.json",
+    "evidence/.a.safetensors.ab12cd34",
+)
 
 
 def run(folder: Path) -> Path:
@@ -91,7 +125,11 @@ def by_hand(folder: Path, names: tuple[str, ...]) -> dict[str, str]:
 def test_every_file_is_sealed_and_what_the_manifest_held_stays(tmp_path: Path) -> None:
     seal_folder(run(tmp_path))
     found = told(tmp_path)
-    assert (found["files"], found["page"], found["seed"]) == (by_hand(tmp_path, FILES), by_hand(tmp_path, PAGE), 3)
+    assert (found["files"], found["page"], found["seed"]) == (
+        by_hand(tmp_path, FILES),
+        by_hand(tmp_path, PAGE),
+        3,
+    )
     assert found[SEAL_KEY] == compute_seal(found) != compute_seal(found | {"seed": 4})
 
 
@@ -102,7 +140,11 @@ def test_a_page_that_is_drawn_anew_does_not_seal_a_file_that_was_edited(tmp_path
         (tmp_path / name).write_text("another")
     seal_page(tmp_path)
     found = told(tmp_path)
-    assert found["files"] == before["files"] and found["page"] == by_hand(tmp_path, PAGE) and found[SEAL_KEY] == compute_seal(found)
+    assert (
+        found["files"] == before["files"]
+        and found["page"] == by_hand(tmp_path, PAGE)
+        and found[SEAL_KEY] == compute_seal(found)
+    )
     assert signed_bytes(found) == signed_bytes(before)  # so a signature still holds
     assert signed_bytes(found) != signed_bytes(found | {"files": {}})
 

@@ -1,4 +1,5 @@
-"""``privdd.runtime.noise_secret``: a worker reads its own copy, and is refused where it has none or another."""
+"""``privdd.runtime.noise_secret``: a worker reads its own copy, and is refused where it has none or
+another."""
 
 from __future__ import annotations
 
@@ -39,26 +40,36 @@ def test_a_message_does_not_hold_the_secret(message: bytes) -> None:
     assert SECRET.encode() not in message and SECRET.encode().hex().encode() not in message
 
 
-def test_a_worker_takes_it_from_its_environment(message: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_takes_it_from_its_environment(
+    message: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     assert decode_value(message) == KEYS and decode_value(message).private() == KEYS.private()
 
 
-def test_a_worker_takes_it_from_its_file(message: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_takes_it_from_its_file(
+    message: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv(SECRET_FILE_VARIABLE, str(write_secret(tmp_path / "secret", 0o600)))
     assert decode_value(message) == KEYS
-    assert encode_value(decode_value(message), locks_secrets=True) == message, "an answer would hold the secret"
+    assert encode_value(decode_value(message), locks_secrets=True) == message, (
+        "an answer would hold the secret"
+    )
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o666])
-def test_a_file_that_others_may_read_is_refused(mode: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_file_that_others_may_read_is_refused(
+    mode: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     monkeypatch.setenv(SECRET_FILE_VARIABLE, str(write_secret(tmp_path / "secret", mode)))
     with pytest.raises(BadConfig, match=r"^PRIVDD_SECRET_FILE=.*0600"):
         secret_of_environment()
 
 
-def test_a_link_a_pipe_and_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_link_a_pipe_and_nothing_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv(SECRET_VARIABLE, raising=False)
     (tmp_path / "link").symlink_to(write_secret(tmp_path / "secret", 0o600))
     os.mkfifo(tmp_path / "pipe", 0o600)
@@ -68,7 +79,9 @@ def test_a_link_a_pipe_and_nothing_are_refused(monkeypatch: pytest.MonkeyPatch, 
             secret_of_environment()
 
 
-def test_none_and_another_are_refused_and_the_line_holds_neither(message: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_and_another_are_refused_and_the_line_holds_neither(
+    message: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(BadConfig, match="a worker has no secret; set PRIVDD_SECRET"):
         decode_value(message)
     monkeypatch.setenv(SECRET_VARIABLE, "another secret of a node")

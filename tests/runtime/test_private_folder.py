@@ -54,10 +54,20 @@ def packed(app: Path) -> list[str]:
         return bundle.namelist()
 
 
-ISSUE = ["issue", "sealed=sealed", "sites=a", "count=20", "shape=1,4,4", "classes=2", "signal=scores"]
+ISSUE = [
+    "issue",
+    "sealed=sealed",
+    "sites=a",
+    "count=20",
+    "shape=1,4,4",
+    "classes=2",
+    "signal=scores",
+]
 
 
-def test_canaries_that_are_issued_beside_an_app_leave_their_secret_out_of_its_bundle(app: Path, tmp_path: Path) -> None:
+def test_canaries_that_are_issued_beside_an_app_leave_their_secret_out_of_its_bundle(
+    app: Path, tmp_path: Path
+) -> None:
     before = os.umask(0o000)
     try:
         assert main(ISSUE) == 0
@@ -67,15 +77,25 @@ def test_canaries_that_are_issued_beside_an_app_leave_their_secret_out_of_its_bu
     assert "small/parts.py" in held and "sealed/public.json" in held  # it does take json files
     assert not any("secret" in name or "site-" in name for name in held)
     (secret,) = (tmp_path / "state" / "privdd" / "canaries").iterdir()
-    assert sorted(path.name for path in secret.iterdir()) == [".gitignore", "secret.json", "site-a.npz"]
+    assert sorted(path.name for path in secret.iterdir()) == [
+        ".gitignore",
+        "secret.json",
+        "site-a.npz",
+    ]
     assert (secret / ".gitignore").read_text() == "*\n" and secret.stat().st_mode & 0o777 == 0o700
-    assert {(secret / name).stat().st_mode & 0o777 for name in ("secret.json", "site-a.npz")} == {0o600}
+    assert {(secret / name).stat().st_mode & 0o777 for name in ("secret.json", "site-a.npz")} == {
+        0o600
+    }
     np.savez(tmp_path / "s.npz", id=np.arange(20), score=np.arange(20.0))
-    assert main(["open", "sealed=sealed", f"scores={tmp_path / 's.npz'}"]) == 0  # the secret is found again
+    assert (
+        main(["open", "sealed=sealed", f"scores={tmp_path / 's.npz'}"]) == 0
+    )  # the secret is found again
 
 
 @pytest.mark.parametrize("place", ["sealed", ".", "../app/deep/er", ".."])
-def test_a_secret_in_beside_or_around_an_app_is_refused(place: str, app: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_secret_in_beside_or_around_an_app_is_refused(
+    place: str, app: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([*ISSUE, f"secrets={place}"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "would lie with the Flower app in" in line and not (app / "sealed").exists()
@@ -85,8 +105,14 @@ def test_a_secret_in_beside_or_around_an_app_is_refused(place: str, app: Path, c
 
 
 def test_a_recording_is_kept_out_of_the_bundle_too(app: Path, tmp_path: Path) -> None:
-    for make in (lambda run, **more: privdd_tap(run, **more), lambda run, **more: tapped(FedAvg(), run, **more)):
-        with pytest.raises(BadConfig, match="a recording, as private as the models themselves, would lie with the Flower app"):
+    for make in (
+        lambda run, **more: privdd_tap(run, **more),
+        lambda run, **more: tapped(FedAvg(), run, **more),
+    ):
+        with pytest.raises(
+            BadConfig,
+            match="a recording, as private as the models themselves, would lie with the Flower app",
+        ):
             make("run")
         make(tmp_path / "recorded")
     assert not any("tap.json" in name for name in packed(app))
@@ -97,7 +123,14 @@ def test_a_recording_is_kept_out_of_the_bundle_too(app: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("text", "app"),
-    [("[tool.flwr]\n", True), ("[tool.flwr.app]\npublisher = 'x'\n", True), ("[tool.flwr\nbroken", True), ("[tool.ruff]\n", False), ("tool = 3\n", False), ("", False)],
+    [
+        ("[tool.flwr]\n", True),
+        ("[tool.flwr.app]\npublisher = 'x'\n", True),
+        ("[tool.flwr\nbroken", True),
+        ("[tool.ruff]\n", False),
+        ("tool = 3\n", False),
+        ("", False),
+    ],
 )
 def test_which_projects_are_apps(text: str, app: bool, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(text)

@@ -31,16 +31,22 @@ def alive(process: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the state of a process as Linux tells it")
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="reads the state of a process as Linux tells it"
+)
 @pytest.mark.parametrize("how", ["killed", "ends"])
 def test_what_a_run_started_ends_with_it(how: str) -> None:
-    run = subprocess.Popen([sys.executable, "-c", RUN, how], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", RUN, how], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    )
     assert run.stdout is not None and run.stdin is not None
     other, orphan = map(int, run.stdout.readline().split())
     try:
         assert alive(other) and alive(orphan)
         run.kill() if how == "killed" else run.stdin.close()
-        deadline = time.monotonic() + 60  # seconds on a busy machine; about one and a half otherwise
+        deadline = (
+            time.monotonic() + 60
+        )  # seconds on a busy machine; about one and a half otherwise
         while alive(orphan) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not alive(orphan) and alive(other)

@@ -1,4 +1,5 @@
-"""A Ray cluster at its edges, with a fake of Ray: lost messages, silence, unlike workers, what is sent and how often."""
+"""A Ray cluster at its edges, with a fake of Ray: lost messages, silence, unlike workers, what is
+sent and how often."""
 
 from __future__ import annotations
 
@@ -79,7 +80,9 @@ def test_whatever_ray_reports_is_lost_work_and_tried_again(call: str, name: str)
     clock = Clock()
     ray = FakeRay(failures={call: [ERRORS[name]("no luck")]})
     assert results(ray, clock) == EXPECTED
-    assert len(clock.pauses) == (call != "wait"), "sent again at once, before a full store could recover"
+    assert len(clock.pauses) == (call != "wait"), (
+        "sent again at once, before a full store could recover"
+    )
 
 
 def test_an_error_of_ray_inside_a_task_is_lost_work_too() -> None:
@@ -90,24 +93,35 @@ def test_an_error_of_ray_inside_a_task_is_lost_work_too() -> None:
 def test_a_store_that_stays_full_ends_in_one_line_that_names_it() -> None:
     clock = Clock()
     full = [ERRORS["ObjectStoreFullError"]("The object store is full") for _ in range(3)]
-    with pytest.raises(TooManyLostWorkers, match="ObjectStoreFullError: The object store is full") as caught:
+    with pytest.raises(
+        TooManyLostWorkers, match="ObjectStoreFullError: The object store is full"
+    ) as caught:
         results(FakeRay(failures={"put": full}), clock)
     assert "\n" not in str(caught.value)
     assert clock.pauses == sorted(clock.pauses) and clock.pauses[0] < clock.pauses[-1]
 
 
 def test_a_workers_own_failure_before_the_task_is_not_tried_again() -> None:
-    ray = FakeRay(failures={"get": [RayTaskError(ModuleNotFoundError("No module named 'mine'"))] * 9})
-    with pytest.raises(BadConfig, match=r"^engine=ray: a worker could not read its task; .*No module named 'mine'"):
+    ray = FakeRay(
+        failures={"get": [RayTaskError(ModuleNotFoundError("No module named 'mine'"))] * 9}
+    )
+    with pytest.raises(
+        BadConfig, match=r"^engine=ray: a worker could not read its task; .*No module named 'mine'"
+    ):
         results(ray)
     assert len(ray.failures["get"]) == 8
 
 
 def test_silence_is_said_and_ends_at_the_deadline(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING), pytest.raises(NoAnswer, match=r"no answer for 600 s.*2 of 2 CPUs.*engine\.timeout"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(NoAnswer, match=r"no answer for 600 s.*2 of 2 CPUs.*engine\.timeout"),
+    ):
         results(FakeRay(silent=10**6), timeout=600)
     said = [record.getMessage() for record in caplog.records]
-    assert [text.split(";")[0] for text in said] == [f"engine=ray: no answer for {s} s" for s in (60, 120, 240, 480)]
+    assert [text.split(";")[0] for text in said] == [
+        f"engine=ray: no answer for {s} s" for s in (60, 120, 240, 480)
+    ]
     assert results(FakeRay(silent=5), timeout=600) == EXPECTED
 
 
@@ -117,14 +131,20 @@ OTHER = replace(compute_environment.current_environment(), processor="x86_64 OTH
 def test_an_unlike_worker_computes_nothing_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = FakeRay()
     # the messages are answered where ``remote_answer`` finds another environment than the driver's
-    monkeypatch.setattr(ray_pool, "run_call", lambda *given: pytest.fail("an unlike worker computed"))
+    monkeypatch.setattr(
+        ray_pool, "run_call", lambda *given: pytest.fail("an unlike worker computed")
+    )
     own = compute_environment.current_environment()
     turns = iter([own, OTHER, own, own])
     monkeypatch.setattr(ray_pool, "current_environment", lambda: next(turns))
     ray.processors = 1
     cluster = RayCluster(ray, 0, shared=find_shared_parts(TASKS))
     handle = cluster.send(cluster.encode(add, TASKS[:1], 1))
-    with pytest.raises(UnlikeWorker, match=r"^engine=ray: a worker on .* processor x86_64 OTHER \(here x86_64 .*engine\.mixed=true") as caught:
+    with pytest.raises(
+        UnlikeWorker,
+        match=r"^engine=ray: a worker on .* processor x86_64 OTHER \(here x86_64 "
+        r".*engine\.mixed=true",
+    ) as caught:
         cluster.receive(handle)
     assert "\n" not in str(caught.value)
 
@@ -138,7 +158,9 @@ def test_mixed_workers_compute_and_are_recorded(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray_pool, "current_environment", lambda: OTHER)
     assert results(FakeRay(), mixed=True) == EXPECTED
     assert describe_engine(engine)["environments"] == [own.to_json(), OTHER.to_json()]
-    assert "x86_64 OTHER" in describe_mixed_workers(engine) and "\n" not in describe_mixed_workers(engine)
+    assert "x86_64 OTHER" in describe_mixed_workers(engine) and "\n" not in describe_mixed_workers(
+        engine
+    )
 
 
 def test_workers_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,12 +174,15 @@ def test_workers_are_those_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_listener_that_is_no_head_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = "import signal, sys, time; signal.alarm(int(sys.argv[2])); time.sleep(600)"  # as Ray itself, without a limit
+    # as Ray itself, without a limit
+    waits = "import signal, sys, time; signal.alarm(int(sys.argv[2])); time.sleep(600)"
     monkeypatch.setattr(ray_pool, "ASK_HEAD", waits)
     monkeypatch.setattr(ray_pool, "PROBE_SECONDS", 1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        with pytest.raises(OSError, match=r"does not answer as the head of a Ray cluster.*ray start") as caught:
+        with pytest.raises(
+            OSError, match=r"does not answer as the head of a Ray cluster.*ray start"
+        ) as caught:
             ray_pool._check_reachable(address)
     assert "\n" not in str(caught.value)
     with pytest.raises(OSError, match=r"nothing listens there.*ray start"):

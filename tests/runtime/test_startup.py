@@ -1,4 +1,5 @@
-"""Workers of a command are forked from one process that has loaded what they need; others start from nothing."""
+"""Workers of a command are forked from one process that has loaded what they need; others start
+from nothing."""
 
 from __future__ import annotations
 
@@ -34,11 +35,21 @@ print(json.dumps([forked, os.getpid(), list(first), draws]))
 """
 
 
-def told(tmp_path: Path, name: str, device: str = "cpu", **more: str) -> tuple[bool, int, list[list[int]], list[list[float]]]:
-    """(whether workers are forked, the program's number, of each task those of worker and its parent, draws)"""
+def told(
+    tmp_path: Path, name: str, device: str = "cpu", **more: str
+) -> tuple[bool, int, list[list[int]], list[list[float]]]:
+    """(whether workers are forked, the program's number, of each task those of worker and its
+    parent, draws)"""
     code = COMMAND.format(name=name, device=device, marker=str(tmp_path / "mark"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), **more}
-    made = subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    made = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert made.returncode == 0, made.stderr
     forked, own, places, draws = json.loads(made.stdout.splitlines()[-1])
     return forked, own, places, draws

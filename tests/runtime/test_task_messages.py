@@ -1,4 +1,5 @@
-"""Messages of a whole audit: as long after the use of a task as before, nothing shared sent twice, no secret, the same bits."""
+"""Messages of a whole audit: as long after the use of a task as before, nothing shared sent twice,
+no secret, the same bits."""
 
 from __future__ import annotations
 
@@ -37,12 +38,19 @@ from tests.runtime.fake_ray import FakeRay
 from tests.runtime.test_engine import bits
 
 SECRET = "a secret of sixteen letters"
-TASK_KINDS = {logged_step, run_replay_task, run_federation_replay, AttackTask.run, GuaranteeTest.run}
+TASK_KINDS = {
+    logged_step,
+    run_replay_task,
+    run_federation_replay,
+    AttackTask.run,
+    GuaranteeTest.run,
+}
 
 
 @dataclass(frozen=True)
 class Measuring(Engine):
-    """Runs every task here, and again on a fake cluster; keeps messages before and after use, and all bytes sent."""
+    """Runs every task here, and again on a fake cluster; keeps messages before and after use, and
+    all bytes sent."""
 
     ray: FakeRay = field(default_factory=FakeRay)
     lengths: dict[Any, list[tuple[int, int, int]]] = field(default_factory=dict)
@@ -52,7 +60,10 @@ class Measuring(Engine):
         work = list(items)
         shared = find_shared_parts(work)
         before = [len(encode_value(item)) for item in work]
-        plain = [len(dumps(item, reducers={torch.Tensor: _reduce_tensor}, protocol=PROTOCOL)) for item in work]
+        plain = [
+            len(dumps(item, reducers={torch.Tensor: _reduce_tensor}, protocol=PROTOCOL))
+            for item in work
+        ]
         sent_before = len(self.ray.sent)
         cluster = RayCluster(self.ray, 0, shared=shared)
         if fn == GuaranteeTest.run:  # half of the audit's time: sent, and computed here alone
@@ -77,15 +88,23 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Measuring:
         experiment = build_experiment(tiny_config("fedavg", *overrides, command="audit"))
         measuring = Measuring()
         few = {name: attack for name, attack in attacks().items() if name in ("lira", "inverting")}
-        audit_experiment(replace(experiment, engine=measuring), few, RunFolder(tmp_path_factory.mktemp("run")))
+        audit_experiment(
+            replace(experiment, engine=measuring), few, RunFolder(tmp_path_factory.mktemp("run"))
+        )
     return measuring
 
 
 def test_every_kind_of_task_is_as_long_after_its_use_as_before(engine: Measuring) -> None:
     assert engine.lengths.keys() >= TASK_KINDS, "a kind of task was not tried"
-    changed = {fn.__name__: rows for fn, rows in engine.lengths.items() if any(row[0] != row[1] for row in rows)}
+    changed = {
+        fn.__name__: rows
+        for fn, rows in engine.lengths.items()
+        if any(row[0] != row[1] for row in rows)
+    }
     assert changed == {}
-    grown = {fn for fn, rows in engine.lengths.items() if any(row[2] > row[0] + 1000 for row in rows)}
+    grown = {
+        fn for fn, rows in engine.lengths.items() if any(row[2] > row[0] + 1000 for row in rows)
+    }
     assert run_replay_task in grown, "no task had kept anything: the test tests nothing"
 
 
@@ -97,8 +116,13 @@ def test_no_byte_of_the_secret_is_sent_or_answered(engine: Measuring) -> None:
 
 
 def test_the_fake_cluster_gives_the_same_bits(engine: Measuring) -> None:
-    """Shared parts are decoded once and used by many tasks: what one does to them, another must not see."""
-    parts = [pair for own, remote in engine.answers for pair in zip(_flatten(own), _flatten(remote), strict=True)]
+    """Shared parts are decoded once and used by many tasks: what one does to them, another must not
+    see."""
+    parts = [
+        pair
+        for own, remote in engine.answers
+        for pair in zip(_flatten(own), _flatten(remote), strict=True)
+    ]
     assert len(parts) > 10
     assert [bits_of(own) for own, _ in parts] == [bits_of(remote) for _, remote in parts]
 
@@ -116,7 +140,11 @@ def bits_of(part: Any) -> Any:
         return str(part.dtype), tuple(part.shape), part.numpy().tobytes()
     if isinstance(part, list | tuple):
         return [bits_of(each) for each in part]
-    return bits_of(vars(part)) if hasattr(part, "values") and hasattr(part, "client") else type(part).__name__
+    return (
+        bits_of(vars(part))
+        if hasattr(part, "values") and hasattr(part, "client")
+        else type(part).__name__
+    )
 
 
 def test_totals_of_a_ledger_do_not_travel() -> None:
@@ -146,17 +174,26 @@ def test_a_cached_property_stays_where_it_was_computed(kind: type[Squares]) -> N
     assert value.squares[3] == 9
     assert encode_value(value) == before
     read = decode_value(encode_value([value, value]))
-    assert read[0] is read[1] and "squares" not in vars(read[0]) and torch.equal(read[0].squares, value.squares)
+    assert (
+        read[0] is read[1]
+        and "squares" not in vars(read[0])
+        and torch.equal(read[0].squares, value.squares)
+    )
     assert "squares" in vars(value), "the sender lost what it had computed"
 
 
 def test_shared_parts_are_the_outermost_and_come_back() -> None:
     inner = Squares(torch.arange(5_000.0))
-    outer = [{"held": inner, "own": torch.full((9,), float(k)), "text": "t", "none": ()} for k in range(3)]
+    outer = [
+        {"held": inner, "own": torch.full((9,), float(k)), "text": "t", "none": ()}
+        for k in range(3)
+    ]
     shared = find_shared_parts(outer)
     assert shared.parts == (inner,)
     message = shared.encode_call(len, outer[1:2], 1)
     assert len(message) < 1500 < len(shared.encode_parts())
     _, (read,), _ = decode_call(message, decode_value(shared.encode_parts()))
-    assert torch.equal(read["held"].numbers, inner.numbers) and torch.equal(read["own"], outer[1]["own"])
+    assert torch.equal(read["held"].numbers, inner.numbers) and torch.equal(
+        read["own"], outer[1]["own"]
+    )
     assert find_shared_parts([inner, Squares(torch.arange(5_000.0))]).parts == ()

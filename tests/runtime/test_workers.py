@@ -1,4 +1,5 @@
-"""How tasks travel to workers: exact values, few messages for small tasks, order and results under any loss."""
+"""How tasks travel to workers: exact values, few messages for small tasks, order and results under
+any loss."""
 
 from __future__ import annotations
 
@@ -32,23 +33,45 @@ from tests.runtime.crash_tasks import Deadly
 
 GRID = torch.arange(24.0).reshape(2, 3, 2, 2)
 TENSORS = {
-    "float": GRID, "double": GRID.double(), "int": GRID.long(), "bool": GRID > 5, "bfloat16": GRID.bfloat16(), "complex": GRID + 1j * GRID,
-    "scalar": torch.tensor(3.5), "empty": torch.zeros(0, 3), "row": GRID[1], "strided": GRID[..., 0], "transposed": GRID.transpose(0, 1),
-    "channels_last": GRID.contiguous(memory_format=torch.channels_last), "conjugate": (GRID + 1j).conj(), "nan": torch.tensor([float("nan"), -0.0]),
-    "leaf": GRID.clone().requires_grad_(), "parameter": torch.nn.Parameter(GRID.clone()), "meta": torch.empty(3, device="meta"),
-}  # fmt: skip
+    "float": GRID,
+    "double": GRID.double(),
+    "int": GRID.long(),
+    "bool": GRID > 5,
+    "bfloat16": GRID.bfloat16(),
+    "complex": GRID + 1j * GRID,
+    "scalar": torch.tensor(3.5),
+    "empty": torch.zeros(0, 3),
+    "row": GRID[1],
+    "strided": GRID[..., 0],
+    "transposed": GRID.transpose(0, 1),
+    "channels_last": GRID.contiguous(memory_format=torch.channels_last),
+    "conjugate": (GRID + 1j).conj(),
+    "nan": torch.tensor([float("nan"), -0.0]),
+    "leaf": GRID.clone().requires_grad_(),
+    "parameter": torch.nn.Parameter(GRID.clone()),
+    "meta": torch.empty(3, device="meta"),
+}
 
 
 @pytest.mark.parametrize("name", TENSORS)
 def test_a_tensor_arrives_as_it_was(name: str) -> None:
     sent = TENSORS[name]
     got = decode_value(encode_value({"value": [sent]}))["value"][0]
-    assert (type(got), got.dtype, got.shape, got.stride(), got.device) == (type(sent), sent.dtype, sent.shape, sent.stride(), sent.device)
+    assert (type(got), got.dtype, got.shape, got.stride(), got.device) == (
+        type(sent),
+        sent.dtype,
+        sent.shape,
+        sent.stride(),
+        sent.device,
+    )
     assert got.requires_grad == sent.requires_grad
     if sent.device.type != "meta":
-        assert got.resolve_conj().contiguous().detach().numpy(force=True).tobytes() == sent.resolve_conj().contiguous().detach().numpy(
-            force=True
-        ).tobytes() if sent.dtype != torch.bfloat16 else torch.equal(got, sent)  # fmt: skip
+        assert (
+            got.resolve_conj().contiguous().detach().numpy(force=True).tobytes()
+            == sent.resolve_conj().contiguous().detach().numpy(force=True).tobytes()
+            if sent.dtype != torch.bfloat16
+            else torch.equal(got, sent)
+        )
 
 
 def test_what_arrives_is_aligned_writable_and_shared_as_it_was() -> None:
@@ -63,11 +86,15 @@ def test_what_arrives_is_aligned_writable_and_shared_as_it_was() -> None:
 def test_a_view_travels_without_its_storage_and_a_shared_tensor_once() -> None:
     whole = torch.zeros(100_000)
     assert len(encode_value(whole[:10])) < 1_000
-    assert len(encode_value([Deadly(0, ""), whole] * 5)) < 1.1 * len(encode_value([Deadly(0, ""), whole]))
+    assert len(encode_value([Deadly(0, ""), whole] * 5)) < 1.1 * len(
+        encode_value([Deadly(0, ""), whole])
+    )
 
 
 @given(st.integers(1, 10_000), st.integers(1, 64), st.none() | st.floats(0, 1e4))
-def test_a_message_is_a_fifth_of_a_second_and_leaves_work_for_the_others(left: int, workers: int, seconds: float | None) -> None:
+def test_a_message_is_a_fifth_of_a_second_and_leaves_work_for_the_others(
+    left: int, workers: int, seconds: float | None
+) -> None:
     size = chunk_size(left, workers, seconds)
     assert 1 <= size <= left
     if size > 1:
@@ -79,7 +106,8 @@ def test_a_message_is_a_fifth_of_a_second_and_leaves_work_for_the_others(left: i
 
 @dataclass
 class Fake:
-    """A pool in this process that answers in any order, loses messages, and says how long a task took."""
+    """A pool in this process that answers in any order, loses messages, and says how long a task
+    took."""
 
     order: random.Random
     seconds: float = 0.001
@@ -114,8 +142,15 @@ class Fake:
         self.stopped = sorted(handles)
 
 
-@given(st.integers(0, 60), st.sampled_from([1e-4, 0.03, 5.0]), st.sampled_from([0.0, 0.3]), st.integers(0, 10**6))
-def test_any_order_and_any_loss_give_the_results_of_a_loop(count: int, seconds: float, lossy: float, seed: int) -> None:
+@given(
+    st.integers(0, 60),
+    st.sampled_from([1e-4, 0.03, 5.0]),
+    st.sampled_from([0.0, 0.3]),
+    st.integers(0, 10**6),
+)
+def test_any_order_and_any_loss_give_the_results_of_a_loop(
+    count: int, seconds: float, lossy: float, seed: int
+) -> None:
     pool = Fake(random.Random(seed), seconds, lossy)
     found = list(map_in_chunks(pool, square, range(count), retries=50))
     assert found == [k * k for k in range(count)] and pool.held == {} and pool.stopped == []
@@ -150,12 +185,15 @@ def test_a_message_that_is_always_lost_ends_after_the_retries() -> None:
 
 
 def test_results_before_an_error_come_first_and_its_traceback_with_it() -> None:
-    pool, found = Fake(random.Random(0)), []
+    pool = Fake(random.Random(0))
+    found = []
     with pytest.raises(KeyError, match="seven") as caught:
         for value in map_in_chunks(pool, halt_at_7, range(40)):
             found.append(value)
     assert found == list(range(7))
-    assert isinstance(caught.value.__cause__, WorkerTraceback) and "halt_at_7" in str(caught.value.__cause__)
+    assert isinstance(caught.value.__cause__, WorkerTraceback) and "halt_at_7" in str(
+        caught.value.__cause__
+    )
     assert pool.stopped == sorted(pool.held)
 
 
@@ -194,7 +232,9 @@ def test_hundreds_of_small_tasks_give_the_bits_of_a_loop() -> None:
 
 def test_threads_are_set_for_the_tasks_and_put_back() -> None:
     before = torch.get_num_threads()
-    assert decode_value(answer_call(encode_call(crash_tasks.thread_count, [Deadly(0, "")], 3)))[0] == [3]
+    assert decode_value(answer_call(encode_call(crash_tasks.thread_count, [Deadly(0, "")], 3)))[
+        0
+    ] == [3]
     assert torch.get_num_threads() == before
 
 
@@ -216,13 +256,19 @@ print(json.dumps([faults(), keep_freed_memory(), faults(), faults()]))
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an allocator of Linux")
 def test_kept_memory_is_not_faulted_in_again() -> None:
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, cwd=root, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FAULTS], capture_output=True, text=True, cwd=root, check=True
+    )
     before, obeyed, _, after = json.loads(done.stdout)
     if obeyed:
         assert after < 1000 and before > 10 * max(after, 100)  # fewer where pages are huge
 
 
-@pytest.mark.parametrize("library", [object(), OSError("no library"), TypeError("no path")], ids=["musl", "none", "windows"])
+@pytest.mark.parametrize(
+    "library",
+    [object(), OSError("no library"), TypeError("no path")],
+    ids=["musl", "none", "windows"],
+)
 def test_another_c_library_is_left_alone(library: object, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(path: object) -> object:
         if isinstance(library, Exception):

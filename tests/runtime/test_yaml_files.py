@@ -1,4 +1,5 @@
-"""YAML of a folder that may come from a stranger is read within bounds, and gives what other readers of YAML give."""
+"""YAML of a folder that may come from a stranger is read within bounds, and gives what other
+readers of YAML give."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ import yaml
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.yaml_files import MAX_YAML_BYTES, parse_yaml, read_yaml
 
-BOMB = "a0: &a0 [x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
+BOMB = "a0: &a0 [x,x]\n" + "".join(
+    f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10)
+)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,11 @@ def test_a_large_file_a_link_and_other_bytes_are_refused(tmp_path: Path) -> None
     large.write_bytes(b"a: " + b"x" * MAX_YAML_BYTES)
     (tmp_path / "link.yaml").symlink_to(large)
     (tmp_path / "utf16.yaml").write_bytes("a: 1".encode("utf-16"))
-    for name, why in (("large", "at most"), ("link", "not a plain file"), ("utf16", "not readable")):
+    for name, why in (
+        ("large", "at most"),
+        ("link", "not a plain file"),
+        ("utf16", "not readable"),
+    ):
         with pytest.raises(DamagedRun, match=why):
             read_yaml(tmp_path / f"{name}.yaml")
     with pytest.raises(FileNotFoundError):
@@ -46,8 +53,20 @@ def test_a_large_file_a_link_and_other_bytes_are_refused(tmp_path: Path) -> None
 
 
 def test_numbers_and_dates_are_those_of_the_command_line() -> None:
-    assert parse_yaml("[1e-5, 1E+3, -2e2, 1.5, .inf, 12, x1e5]") == [1e-5, 1e3, -200.0, 1.5, float("inf"), 12, "x1e5"]
-    assert parse_yaml("a: 2020-01-01\nb: null\n0.01: true") == {"a": "2020-01-01", "b": None, 0.01: True}
+    assert parse_yaml("[1e-5, 1E+3, -2e2, 1.5, .inf, 12, x1e5]") == [
+        1e-5,
+        1e3,
+        -200.0,
+        1.5,
+        float("inf"),
+        12,
+        "x1e5",
+    ]
+    assert parse_yaml("a: 2020-01-01\nb: null\n0.01: true") == {
+        "a": "2020-01-01",
+        "b": None,
+        0.01: True,
+    }
 
 
 def test_shipped_configs_are_what_a_safe_loader_reads() -> None:

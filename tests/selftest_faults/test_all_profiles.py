@@ -1,4 +1,5 @@
-"""Nightly: every profile with a guarantee, by the command, without noise and with half of it: status 2, and all agree."""
+"""Nightly: every profile with a guarantee, by the command, without noise and with half of it:
+status 2, and all agree."""
 
 from __future__ import annotations
 
@@ -17,4 +18,9 @@ stand_in_weights.install()
 @pytest.mark.parametrize("profile", PROFILES)
 def test_too_little_noise_ends_with_status_2(profile: str, plant: str, tmp_path: Path) -> None:
     result = audit_with_plant(PROFILES[profile], plant, tmp_path / "run")
-    assert result.is_contradicted and not result.disagreement, (result.status, result.first_line, result.error, result.surfaces)
+    assert result.is_contradicted and not result.disagreement, (
+        result.status,
+        result.first_line,
+        result.error,
+        result.surfaces,
+    )

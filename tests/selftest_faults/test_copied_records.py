@@ -1,4 +1,5 @@
-"""One released row in three is a record as it is: the nearest row identifies members in every distilling method, and only then."""
+"""One released row in three is a record as it is: the nearest row identifies members in every
+distilling method, and only then."""
 
 from __future__ import annotations
 
@@ -17,7 +18,14 @@ from privdd.selftest_faults.client_faults import WIRE_FAULTS
 from tests.federations import tiny_config
 
 (COPIED,) = [fault for fault in WIRE_FAULTS if fault.key == "records_copied"]
-SETTINGS = ("audit.records=30", "audit.worlds=2", "audit.federations=0", "audit.victims=0", "engine=serial", "partition.heldout=0.5")
+SETTINGS = (
+    "audit.records=30",
+    "audit.worlds=2",
+    "audit.federations=0",
+    "audit.victims=0",
+    "engine=serial",
+    "partition.heldout=0.5",
+)
 METHODS = {
     "feddm": ("algo.start=noise",),
     "fedrd": ("algo.start=noise", "model.width=4"),
@@ -32,13 +40,17 @@ def findings_of(algo: str, folder: Path, faulty: bool) -> dict[str, Any]:
     attacks = {"nearest_row": NearestRow(signal="distance"), "copy_detection": CopyDetection()}
     with COPIED.plant() if faulty else nullcontext():
         experiment = build_experiment(tiny_config(algo, *SETTINGS, *METHODS[algo], command="audit"))
-        state = attack_views(replay_client(train_federation(experiment, attacks, RunFolder(folder))))
+        state = attack_views(
+            replay_client(train_federation(experiment, attacks, RunFolder(folder)))
+        )
     own = [one for one in state.findings if str(one.surface).startswith("synthetic_")]
     return {one.attack: one.measures for one in own}
 
 
 @pytest.mark.parametrize("algo", METHODS)
-def test_copied_records_are_identified_and_counted_and_noise_is_not(algo: str, tmp_path: Path) -> None:
+def test_copied_records_are_identified_and_counted_and_noise_is_not(
+    algo: str, tmp_path: Path
+) -> None:
     found, null = (findings_of(algo, tmp_path / f"{faulty}", faulty) for faulty in (True, False))
     test = found["nearest_row"]["copy_test"]
     assert test["p_value"] < 1e-4 and test["false_alarms"] == 0

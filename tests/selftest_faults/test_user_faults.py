@@ -1,7 +1,8 @@
-"""The same faults in mechanisms, methods and samplers that somebody brings: only ``privdd.api`` is used to write them.
+"""The same faults in mechanisms, methods and samplers that somebody brings: only ``privdd.api`` is
+used to write them.
 
-Each class has one switch. Without a fault the audit is consistent; with one, a test says what is wrong.
-"""
+Each class has one switch. Without a fault the audit is consistent; with one, a test says what is
+wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ from privdd.runtime.run_folder import RunFolder
 from privdd.selftest_faults.fault import PROFILES
 from tests.auditing.dp_tests.subjects import IdleAttack
 
-Q, Z, C = 0.25, 3.0, 1.0
+Q = 0.25
+Z = 3.0
+C = 1.0
 CLASSES = 10
 PUBLIC = 20.0
 
@@ -62,16 +65,27 @@ class OwnSum(Mechanism):
     @property
     def event(self) -> dpa.DpEvent:
         z = 2 * Z if self.fault == "twice the multiplier stated" else Z
-        q = self.sampling_probability / 2 if self.fault == "half the rate stated" else self.sampling_probability
-        return dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z)) if q < 1 else dpa.GaussianDpEvent(z)
+        q = (
+            self.sampling_probability / 2
+            if self.fault == "half the rate stated"
+            else self.sampling_probability
+        )
+        return (
+            dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(z))
+            if q < 1
+            else dpa.GaussianDpEvent(z)
+        )
 
     def __call__(self, value: Any, noise: Any) -> Output:
         (name, rows), std = next(iter(value.items())), Z * C / PUBLIC
-        fault, count = self.fault, len(rows)
+        fault = self.fault
+        count = len(rows)
         honest = clipped(rows, C).sum(0)
         total = {
             "nothing clipped": rows.sum(0),
-            "the mean clipped": clipped(rows.mean(0, keepdim=True), C)[0] * count if count else honest,
+            "the mean clipped": clipped(rows.mean(0, keepdim=True), C)[0] * count
+            if count
+            else honest,
             "each number clipped": rows.clamp(-C, C).sum(0),
             "clipped by the count": clipped(rows, C * count).sum(0),
             "divided by the count": honest * PUBLIC / max(count, 1),
@@ -90,20 +104,29 @@ class OwnSum(Mechanism):
             self.calls.append(count)
             again = 0 if fault == "the same noise each time" else len(self.calls)
             noise = SeededNoise(torch.Generator().manual_seed(again % 7))
-        source, unit = Drawn(noise, draw), {name: total / PUBLIC}
+        source = Drawn(noise, draw)
+        unit = {name: total / PUBLIC}
         if fault == "floating-point noise":
             exact = {name: t.float() for name, t in unit.items()}
-            noised = {name: t + std * source.normal(tuple(t.shape)).float() for name, t in exact.items()}
+            noised = {
+                name: t + std * source.normal(tuple(t.shape)).float() for name, t in exact.items()
+            }
             return Output(noised, self.event, noise_std=std, sensitivity=C / PUBLIC, exact=exact)
         made = Lattice.under(std, 1e3 * C / PUBLIC).released(unit, std, source.normal)
         if fault == "another value shown than noised":
-            bare = Lattice.under(std, 1e3 * C / PUBLIC).released({name: rows.sum(0) / PUBLIC}, std, source.normal)
+            bare = Lattice.under(std, 1e3 * C / PUBLIC).released(
+                {name: rows.sum(0) / PUBLIC}, std, source.normal
+            )
             made = {**bare, "exact": made["exact"]}
-        why = f"{count} records" if fault == "the count in the row" else "one clipped vector a record"
+        why = (
+            f"{count} records" if fault == "the count in the row" else "one clipped vector a record"
+        )
         return Output(event=self.event, sensitivity=C / PUBLIC, why=why, **made)
 
 
-RECORD_RULES: dict[str, Callable[[Shard, Any], Tensor]] = {  # no faults: who takes part follows from each record alone
+RECORD_RULES: dict[
+    str, Callable[[Shard, Any], Tensor]
+] = {  # no faults: who takes part follows from each record alone
     "even ids in even rounds": lambda shard, ctx: shard.train.ids % 2 == ctx.round % 2,
     "bright ones": lambda shard, ctx: shard.train.x.flatten(1).mean(1) > 0.3,
 }
@@ -111,7 +134,8 @@ RECORD_RULES: dict[str, Callable[[Shard, Any], Tensor]] = {  # no faults: who ta
 
 @dataclass(frozen=True)
 class OwnMeans(Method):
-    """Noised class sums of a public random map of the images, read twice a round, and a noised number of records."""
+    """Noised class sums of a public random map of the images, read twice a round, and a noised
+    number of records."""
 
     fault: str = ""
     rounds: int = 2
@@ -132,9 +156,19 @@ class OwnMeans(Method):
             rows = rows - rows.mean(0)
         if self.fault == "the largest counts ten times" and len(rows):
             size = rows.norm(dim=1)
-            rows = rows / size.max().clamp_min(1e-9) * (1 + 9 * (size >= size.max())).unsqueeze(1) * 0.5
+            rows = (
+                rows
+                / size.max().clamp_min(1e-9)
+                * (1 + 9 * (size >= size.max())).unsqueeze(1)
+                * 0.5
+            )
         if self.fault == "the first counts ten times" and len(rows):
-            rows = 0.1 * rows / rows.norm(dim=1, keepdim=True) * torch.tensor([10.0] + [1.0] * (len(rows) - 1)).unsqueeze(1)
+            rows = (
+                0.1
+                * rows
+                / rows.norm(dim=1, keepdim=True)
+                * torch.tensor([10.0] + [1.0] * (len(rows) - 1)).unsqueeze(1)
+            )
         return rows
 
     def _taken(self, ctx: Any, count: int) -> Tensor:
@@ -151,17 +185,28 @@ class OwnMeans(Method):
         return taken
 
     def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
-        x, y, w, reads = shard.train.x, shard.train.y, broadcast["model"]["w"], []
+        x = shard.train.x
+        y = shard.train.y
+        w = broadcast["model"]["w"]
+        reads = []
         if self.fault in RECORD_RULES:
             keep = RECORD_RULES[self.fault](shard, ctx)
-            x, y = x[keep], y[keep]
+            x = x[keep]
+            y = y[keep]
         for _ in range(2):
             taken = self._taken(ctx, len(x))
-            rows, own = self._rows(x[taken], w), y[taken]
+            rows = self._rows(x[taken], w)
+            own = y[taken]
             wide = {"in two classes": 2}.get(self.fault, 1)
-            listed = sorted({*own.tolist()}) if self.fault == "present classes only" else range(CLASSES)
+            listed = (
+                sorted({*own.tolist()}) if self.fault == "present classes only" else range(CLASSES)
+            )
             cells = [
-                ctx.mechanism("sums", {"rows": rows[(own - label) % CLASSES < wide]}, partition=f"label:{label}")["rows"]
+                ctx.mechanism(
+                    "sums",
+                    {"rows": rows[(own - label) % CLASSES < wide]},
+                    partition=f"label:{label}",
+                )["rows"]
                 for label in listed
             ]
             reads.append(torch.stack(cells) if len(cells) == CLASSES else torch.zeros(CLASSES, 12))
@@ -194,32 +239,63 @@ def brought(mechanism: str = "", method: str = "", *more: str) -> Experiment:
 def audit_of(mechanism: str = "", method: str = "") -> tuple[str, list[str]]:
     """(verdict, notes of the findings that refute) of the whole audit."""
     with TemporaryDirectory() as folder:
-        state = audit_experiment(brought(mechanism, method), {"idle": IdleAttack()}, RunFolder(Path(folder)))
+        state = audit_experiment(
+            brought(mechanism, method), {"idle": IdleAttack()}, RunFolder(Path(folder))
+        )
         result = findings_json(state)
     return result["verdict"], [row["note"] for row in result["findings"] if row.get("refutes")]
 
 
 def is_refuted(mechanism: str = "", method: str = "", *more: str) -> bool:
-    """Whether a test refutes: cheap ones first, and none after the first that does, for that contradicts the run."""
+    """Whether a test refutes: cheap ones first, and none after the first that does, for that
+    contradicts the run."""
     with TemporaryDirectory() as folder:
-        state = train_federation(brought(mechanism, method, *more), {"idle": IdleAttack()}, RunFolder(Path(folder)))
-        run, confidence = state.finished_run, state.budget.confidence
-        tests = chain(guarantee_findings(run, confidence), contract_findings(guarantee_subject(run, confidence)))
+        state = train_federation(
+            brought(mechanism, method, *more), {"idle": IdleAttack()}, RunFolder(Path(folder))
+        )
+        run = state.finished_run
+        confidence = state.budget.confidence
+        tests = chain(
+            guarantee_findings(run, confidence),
+            contract_findings(guarantee_subject(run, confidence)),
+        )
         return any(refutes_limit(finding, None) for finding in tests)
 
 
 MECHANISM_FAULTS = [
-    "no noise", "half the noise", "noise cut to integers", "noise of whole numbers", "noise only of one sign",
-    "one number for all", "no noise where nobody is", "the same noise each time", "floating-point noise",
-    "nothing clipped", "the mean clipped", "each number clipped", "clipped by the count", "divided by the count",
-    "a sensitivity of half", "twice the multiplier stated", "half the rate stated", "another value shown than noised",
+    "no noise",
+    "half the noise",
+    "noise cut to integers",
+    "noise of whole numbers",
+    "noise only of one sign",
+    "one number for all",
+    "no noise where nobody is",
+    "the same noise each time",
+    "floating-point noise",
+    "nothing clipped",
+    "the mean clipped",
+    "each number clipped",
+    "clipped by the count",
+    "divided by the count",
+    "a sensitivity of half",
+    "twice the multiplier stated",
+    "half the rate stated",
+    "another value shown than noised",
     "the count in the row",
-]  # fmt: skip
+]
 METHOD_FAULTS = [
-    "centred", "the largest counts ten times", "the first counts ten times", "everybody taken", "the first so many taken",
-    "drawn again while few", "in two classes", "present classes only", "the count hidden", "the first image hidden",
+    "centred",
+    "the largest counts ten times",
+    "the first counts ten times",
+    "everybody taken",
+    "the first so many taken",
+    "drawn again while few",
+    "in two classes",
+    "present classes only",
+    "the count hidden",
+    "the first image hidden",
     "told in the next round",
-]  # fmt: skip
+]
 
 
 def test_sound_ones_are_consistent() -> None:
@@ -241,6 +317,10 @@ def test_a_method_with_a_fault_is_a_contradiction(fault: str) -> None:
     assert is_refuted(method=fault)
 
 
-@pytest.mark.parametrize(("mechanism", "method"), [("its own public stream", ""), ("", "public coins")])
-def test_public_streams_are_a_contradiction_where_the_operating_system_is_stated(mechanism: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("mechanism", "method"), [("its own public stream", ""), ("", "public coins")]
+)
+def test_public_streams_are_a_contradiction_where_the_operating_system_is_stated(
+    mechanism: str, method: str
+) -> None:
     assert is_refuted(mechanism, method, "privacy.noise_source=os")

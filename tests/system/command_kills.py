@@ -1,10 +1,12 @@
-"""SIGKILL at seeded writes of every command that writes a folder; repeated, it ends as if it had never been killed.
+"""SIGKILL at seeded writes of every command that writes a folder; repeated, it ends as if it had
+never been killed.
 
-    python -m tests.system.command_kills [--kills 25] [--seed 0] [--commands audit processes sweep report check canary]
+    python -m tests.system.command_kills [--kills 25] [--seed 0] [--commands audit processes sweep
+    report check canary]
 
-One process imports everything once; every command is a forked child that dies right before or after a file is put in its
-place. Exit status 1 if anything differs, is left half written, or ends in a traceback. Engine ray: ``random_kills``.
-"""
+One process imports everything once; every command is a forked child that dies right before or after
+a file is put in its place. Exit status 1 if anything differs, is left half written, or ends in a
+traceback. Engine ray: ``random_kills``."""
 
 from __future__ import annotations
 
@@ -31,13 +33,25 @@ from privdd.runtime.files import is_half_written
 from privdd.runtime.seal import is_sealed
 
 TINY = [
-    "preset=smoke", "algo=fedavg", "privacy=none", "model=mlp", "model.width=8", "partition.clients=2", "data.limit=80",
-    "algo.rounds=2", "algo.local_epochs=1",
-]  # fmt: skip
+    "preset=smoke",
+    "algo=fedavg",
+    "privacy=none",
+    "model=mlp",
+    "model.width=8",
+    "partition.clients=2",
+    "data.limit=80",
+    "algo.rounds=2",
+    "algo.local_epochs=1",
+]
 AUDIT = [
-    *TINY, "attack=[lira,loss_threshold,label_counts]", "audit.worlds=3", "audit.records=8", "audit.victims=0",
-    "audit.federations=0", *(f"audit.waive.{name}=beside_the_point" for name in ("counts", "update", "global_model")),
-]  # fmt: skip
+    *TINY,
+    "attack=[lira,loss_threshold,label_counts]",
+    "audit.worlds=3",
+    "audit.records=8",
+    "audit.victims=0",
+    "audit.federations=0",
+    *(f"audit.waive.{name}=beside_the_point" for name in ("counts", "update", "global_model")),
+]
 NOISE = """
 import numpy as np
 RNG = np.random.default_rng()
@@ -45,18 +59,35 @@ def release(x):
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
     return x.sum(0) + RNG.normal(0, 5.0, x.shape[1])
 """
-VOLATILE = ("seconds", "date", "command", "attacked", "files", "page", "seal")  # of a clock, of the folder's name, digests of these
+VOLATILE = (
+    "seconds",
+    "date",
+    "command",
+    "attacked",
+    "files",
+    "page",
+    "seal",
+)  # of a clock, of the folder's name, digests of these
 Work = Callable[[Path], int]
 
 
 def audit(engine: str, *more: str) -> Work:
-    return lambda folder: run_audit(compose_config("audit", [*AUDIT, f"engine={engine}", *more]), folder / "run", ["audit"])
+    return lambda folder: run_audit(
+        compose_config("audit", [*AUDIT, f"engine={engine}", *more]), folder / "run", ["audit"]
+    )
 
 
 def sweep(folder: Path) -> int:
     for module in ("hydra.core.utils", "hydra._internal.hydra"):
         sys.modules[module].configure_log = lambda *_, **__: None  # type: ignore[attr-defined]
-    sys.argv = ["privdd-train", "-m", *TINY, "engine=serial", "seed=0,1", f"hydra.sweep.dir={folder / 'sweep'}"]
+    sys.argv = [
+        "privdd-train",
+        "-m",
+        *TINY,
+        "engine=serial",
+        "seed=0,1",
+        f"hydra.sweep.dir={folder / 'sweep'}",
+    ]
     return command.main("train", run_training)
 
 
@@ -67,12 +98,19 @@ def draw_page(folder: Path) -> int:
 def check_mechanism(folder: Path) -> int:
     folder.mkdir(exist_ok=True)
     (folder / "mine.py").write_text(NOISE)
-    given = ["kind=records", "max_calls=3000", "input.rows=[4,3]", "stated.epsilon=8", "stated.delta=1e-5"]
+    given = [
+        "kind=records",
+        "max_calls=3000",
+        "input.rows=[4,3]",
+        "stated.epsilon=8",
+        "stated.delta=1e-5",
+    ]
     return check.main([f"mechanism={folder / 'mine.py'}:release", *given, f"out={folder / 'out'}"])
 
 
 def issue_canaries(folder: Path) -> int:
-    """Canaries are issued once: what a killed issue left is refused in one line, and another folder is taken."""
+    """Canaries are issued once: what a killed issue left is refused in one line, and another folder
+    is taken."""
     given = ["sites=hospital", "count=60", "shape=1,8,8", "classes=4", "stated=8", "delta=1e-5"]
     places = [f"sealed={folder / 'sealed'}", f"secrets={folder / 'secrets'}"]
     status = canary.main(["issue", *places, *given])
@@ -118,7 +156,8 @@ def result(name: str, folder: Path) -> dict[str, Any]:
 
 
 class WriteCounter:
-    """Counts files that are put in their place; at the ``at``-th (0: never) its process dies, before or after."""
+    """Counts files that are put in their place; at the ``at``-th (0: never) its process dies,
+    before or after."""
 
     def __init__(self, at: int, is_before: bool) -> None:
         self.at = at
@@ -137,13 +176,14 @@ class WriteCounter:
 
 
 def run_child(work: Work, folder: Path, counter: WriteCounter) -> int:
-    """The exit status, negative for a signal; the count of writes is left in ``FOLDER.count``, what it said in ``FOLDER.log``."""
+    """The exit status, negative for a signal; the count of writes is left in ``FOLDER.count``, what
+    it said in ``FOLDER.log``."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     status = 1
     try:
-        sys.stdout = sys.stderr = Path(f"{folder}.log").open("a")  # noqa: SIM115  lives as long as the process
+        sys.stdout = sys.stderr = Path(f"{folder}.log").open("a")  # noqa: SIM115
         Path.replace = lambda a, b: counter(a, b)  # type: ignore[method-assign,assignment]
         folder.mkdir(exist_ok=True)
         status = work(folder)
@@ -155,30 +195,44 @@ def run_child(work: Work, folder: Path, counter: WriteCounter) -> int:
         os._exit(status)
 
 
-def kill_once(name: str, root: Path, number: int, rng: random.Random, whole: Path, base: Path) -> dict[str, Any]:
+def kill_once(
+    name: str, root: Path, number: int, rng: random.Random, whole: Path, base: Path
+) -> dict[str, Any]:
     folder = root / f"{name}-{number}"
     if name == "report":
         shutil.copytree(base, folder)
     writes = int(Path(f"{whole}.count").read_text())
     at = rng.randint(1, writes)
     struck = run_child(COMMANDS[name], folder, WriteCounter(at, rng.random() < 0.5))
-    cut_off_but_sealed = name in ("audit", "processes") and at < writes and is_sealed(folder / "run")
+    cut_off_but_sealed = (
+        name in ("audit", "processes") and at < writes and is_sealed(folder / "run")
+    )
     status = run_child(COMMANDS[name], folder, WriteCounter(0, False))
     expected = result(name, whole)
     ended = result(name, folder)
-    differing = sorted(key for key in expected.keys() | ended.keys() if expected.get(key) != ended.get(key))
+    differing = sorted(
+        key for key in expected.keys() | ended.keys() if expected.get(key) != ended.get(key)
+    )
     half_written = [key for key in ended if is_half_written(key)]
     differing = [re.sub(r"\s+", " ", key) for key in differing if key not in half_written]
     log = Path(f"{folder}.log").read_text()
     return {
-        "command": name, "write": at, "of": writes, "killed": struck == -signal.SIGKILL, "status": status,
-        "differing": differing[:5], "half_written": half_written, "traceback": "Traceback" in log,
+        "command": name,
+        "write": at,
+        "of": writes,
+        "killed": struck == -signal.SIGKILL,
+        "status": status,
+        "differing": differing[:5],
+        "half_written": half_written,
+        "traceback": "Traceback" in log,
         "sealed_too_early": cut_off_but_sealed,
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--commands", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))

@@ -2,9 +2,9 @@
 
     python kill_harness.py FOLDER KILLS SEED
 
-One process that imports everything once; every audit is a forked child, so that a kill costs what is
-left of the audit and not another start. Half of the kills strike at a random time, half right before or
-after a random file is put in its place.
+One process that imports everything once; every audit is a forked child, so that a kill costs what
+is left of the audit and not another start. Half of the kills strike at a random time, half right
+before or after a random file is put in its place.
 """
 
 from __future__ import annotations
@@ -28,17 +28,29 @@ from privdd.cli.stored_config import load_stored_config
 from privdd.federated import trainer as training
 
 OVERRIDES = [
-    "algo=scaffold", "preset=smoke", "partition.clients=3", "data.limit=200", "model=mlp", "algo.rounds=3",
-    "algo.local_epochs=1", "audit.worlds=4", "audit.records=30",
-    "attack=[lira,loss_threshold,label_counts]", "audit.waive.control_variate=small",
+    "algo=scaffold",
+    "preset=smoke",
+    "partition.clients=3",
+    "data.limit=200",
+    "model=mlp",
+    "algo.rounds=3",
+    "algo.local_epochs=1",
+    "audit.worlds=4",
+    "audit.records=30",
+    "attack=[lira,loss_threshold,label_counts]",
+    "audit.waive.control_variate=small",
 ]
 
 
 class Killer:
-    """Dies by SIGKILL at the ``at``-th file, just before or just after its rename; at 0: counts them all."""
+    """Dies by SIGKILL at the ``at``-th file, just before or just after its rename; at 0: counts
+    them all."""
 
     def __init__(self, at: int, before: bool) -> None:
-        self.at, self.before, self.count, self.rename = at, before, 0, Path.replace
+        self.at = at
+        self.before = before
+        self.count = 0
+        self.rename = Path.replace
 
     def __call__(self, source: Path, target: Path) -> Path:
         self.count += 1
@@ -52,7 +64,11 @@ class Killer:
 
 def audit(path: Path, config: DictConfig) -> int:
     """Start, or go on with, an audit in ``path`` -> exit status."""
-    return run_audit(load_stored_config(path) if (path / "config.yaml").is_file() else config, path, ["privdd-audit"])
+    return run_audit(
+        load_stored_config(path) if (path / "config.yaml").is_file() else config,
+        path,
+        ["privdd-audit"],
+    )
 
 
 def child(path: Path, config: DictConfig, killer: Killer | None = None) -> int:
@@ -62,7 +78,7 @@ def child(path: Path, config: DictConfig, killer: Killer | None = None) -> int:
         return pid
     status = 1
     try:
-        sys.stdout = sys.stderr = Path(f"{path}.log").open("a")  # noqa: SIM115  lives as long as the process
+        sys.stdout = sys.stderr = Path(f"{path}.log").open("a")  # noqa: SIM115
         if killer is not None:
             Path.replace = lambda a, b: killer(a, b)  # type: ignore[method-assign,assignment]
         status = audit(path, config)
@@ -86,18 +102,32 @@ def result(path: Path) -> object:
         return [timeless(v) for v in value] if isinstance(value, list) else value
 
     found = timeless(json.loads((path / "findings.json").read_text()))
-    files = sorted(p for folder in ("artifacts", "worlds", "evidence") for p in (path / folder).rglob("*.safetensors"))
-    return [found, (path / "ledger.json").read_text(), [(str(p.relative_to(path)), p.read_bytes()) for p in files]]
+    files = sorted(
+        p
+        for folder in ("artifacts", "worlds", "evidence")
+        for p in (path / folder).rglob("*.safetensors")
+    )
+    return [
+        found,
+        (path / "ledger.json").read_text(),
+        [(str(p.relative_to(path)), p.read_bytes()) for p in files],
+    ]
 
 
 def main() -> None:
-    folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder = Path(sys.argv[1])
+    kills = int(sys.argv[2])
+    seed = int(sys.argv[3])
     torch.set_num_threads(1)
     config = compose_config("audit", OVERRIDES)
-    training.CHECKPOINT_EVERY = 0.0  # a checkpoint after every round, so that kills fall between them
+    training.CHECKPOINT_EVERY = (
+        0.0  # a checkpoint after every round, so that kills fall between them
+    )
     rng = random.Random(seed)
     with contextlib.redirect_stdout(sys.stderr):
-        audit(folder / "warm", config.copy())  # imports and first calls are slow: before the clock runs
+        audit(
+            folder / "warm", config.copy()
+        )  # imports and first calls are slow: before the clock runs
         counter = Killer(0, before=False)
         Path.replace = lambda a, b: counter(a, b)  # type: ignore[method-assign,assignment]
         began = time.monotonic()
@@ -106,7 +136,8 @@ def main() -> None:
     lasted = time.monotonic() - began
     expected = result(folder / "whole")
     for number in range(kills):
-        path, by_file = folder / f"kill_{number}", number % 2 == 1
+        path = folder / f"kill_{number}"
+        by_file = number % 2 == 1
         moment = rng.randint(1, counter.count) if by_file else rng.uniform(0.05, 0.95) * lasted
         pid = child(path, config, Killer(int(moment), rng.random() < 0.5) if by_file else None)
         if not by_file:
@@ -116,7 +147,12 @@ def main() -> None:
         at = sum(p.is_file() for p in path.rglob("*"))
         status = finish(child(path, config))
         same = status == 0 and result(path) == expected
-        seen = {"moment": moment, "by_file": by_file, "killed": struck == -signal.SIGKILL, "files": at}
+        seen = {
+            "moment": moment,
+            "by_file": by_file,
+            "killed": struck == -signal.SIGKILL,
+            "files": at,
+        }
         print(json.dumps({**seen, "status": status, "same": same}), flush=True)
 
 

@@ -1,9 +1,11 @@
-"""Nothing uncounted leaves a client: whoever holds the outputs of its mechanisms could write its replies himself.
+"""Nothing uncounted leaves a client: whoever holds the outputs of its mechanisms could write its
+replies himself.
 
-The test: a federation runs once with a client's data and once with neighbouring data, with the first run's mechanism
-outputs in the place of its own. Every byte that the client sends (tensors, ledger rows, everything else of the reply)
-and every byte of the published ledger.json must come out the same, in a simulation and through Flower.
-"""
+The test: a federation runs once with a client's data and once with neighbouring data, with the
+    first run's mechanism outputs in the place of its own. Every byte that the client sends
+    (tensors, ledger rows, everything else of the reply)
+and every byte of the published ledger.json must come out the same, in a simulation and through
+Flower."""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ from safetensors.torch import save
 
 from privdd.core.types import Received, Records, Shard, State, Tensors, flatten_values
 from privdd.federated.experiment import Experiment
-from privdd.federated.simulation import ClientTask, client_step, publish_final_state, run_round, start_training
+from privdd.federated.simulation import (
+    ClientTask,
+    client_step,
+    publish_final_state,
+    run_round,
+    start_training,
+)
 from privdd.integrations.flower import GridEngine, client_app
 from privdd.integrations.reply_check import FederationFailed
 from privdd.privacy.mechanism import LedgerRow, Output
@@ -41,12 +49,15 @@ def dropped(shard: Shard) -> Shard:
 
 def zeroed(shard: Shard) -> Shard:
     gone = shard.train.take([3])
-    return replace(shard.with_train(without(shard, 3)), nulls=replace(gone, x=torch.zeros_like(gone.x)))
+    return replace(
+        shard.with_train(without(shard, 3)), nulls=replace(gone, x=torch.zeros_like(gone.x))
+    )
 
 
 def exchanged(shard: Shard) -> Shard:
     """Another image in the place of record 3, and a label of another class."""
-    x, y = shard.train.x.clone(), shard.train.y.clone()
+    x = shard.train.x.clone()
+    y = shard.train.y.clone()
     x[3], y[3] = 1 - x[3], (y[3] + 1) % shard.classes
     return shard.with_train(Records(x, y, shard.train.ids))
 
@@ -74,11 +85,17 @@ CASES: dict[str, tuple[tuple[str, ...], Callable[[Shard], Shard]]] = {
     for other in others
 }
 CASES |= {
-    f"fedavg dpsgd {relation} {other.__name__}": (("fedavg", "privacy=dpsgd", f"privacy.relation={relation}"), other)
+    f"fedavg dpsgd {relation} {other.__name__}": (
+        ("fedavg", "privacy=dpsgd", f"privacy.relation={relation}"),
+        other,
+    )
     for relation, others in NEIGHBOURS.items()
     for other in others
 }
-CASES["fedfed_dp zeroed"] = (("fedfed_dp",), zeroed)  # its labels and their number are public under zero-out alone
+CASES["fedfed_dp zeroed"] = (
+    ("fedfed_dp",),
+    zeroed,
+)  # its labels and their number are public under zero-out alone
 CASES |= {  # the whole client is the unit, also one that has no records
     f"{algo} client {other.__name__}": ((algo, "privacy=client"), other)
     for algo in ("fedavg", "fedprox")
@@ -88,7 +105,8 @@ CASES |= {  # the whole client is the unit, also one that has no records
 
 @dataclass
 class Tape:
-    """Every mechanism's outputs in the order of their making: kept in the first run, given out again in the second."""
+    """Every mechanism's outputs in the order of their making: kept in the first run, given out
+    again in the second."""
 
     kept: list[Tensors] = field(default_factory=list)
     played: int | None = None
@@ -105,7 +123,9 @@ class Tape:
 def tape(monkeypatch: pytest.MonkeyPatch) -> Tape:
     made = Tape()
     for kind in (AggregateClip, ClientLevel, ClippedSum, FeatureNoise):
-        monkeypatch.setattr(kind, "__call__", lambda self, v, noise, _of=kind.__call__: made.of(_of(self, v, noise)))
+        monkeypatch.setattr(
+            kind, "__call__", lambda self, v, noise, _of=kind.__call__: made.of(_of(self, v, noise))
+        )
     return made
 
 
@@ -116,10 +136,14 @@ class Listening(Engine):
         super().__init__()
         object.__setattr__(self, "replies", [])
 
-    def map(self, fn: Callable[..., Any], tasks: Iterable[ClientTask]) -> Iterator[tuple[Received, list[LedgerRow], State]]:
+    def map(
+        self, fn: Callable[..., Any], tasks: Iterable[ClientTask]
+    ) -> Iterator[tuple[Received, list[LedgerRow], State]]:
         for task in tasks:
             received, rows, memory = client_step(task)
-            self.replies.append((task.round, task.client, save(flatten_values(received.values)), repr(rows)))
+            self.replies.append(
+                (task.round, task.client, save(flatten_values(received.values)), repr(rows))
+            )
             yield received, rows, memory
 
 
@@ -128,12 +152,26 @@ class OneProcess:
 
     def __init__(self, experiment: Experiment, shards: Sequence[Shard]) -> None:
         nodes = range(100, 100 + len(shards))
-        self.contexts = {n: Context(1, n, {"partition-id": n - 100}, RecordDict(), {}) for n in nodes}
-        own = lambda context: (experiment.plan, experiment.new_ledger(), shards[context.node_config["partition-id"]])  # noqa: E731
-        self.app, self.replies = client_app(own, simulation=True), []
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 0, 1
+        self.contexts = {
+            n: Context(1, n, {"partition-id": n - 100}, RecordDict(), {}) for n in nodes
+        }
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        def own(context):
+            return (
+                experiment.plan,
+                experiment.new_ledger(),
+                shards[context.node_config["partition-id"]],
+            )
+
+        self.app = client_app(own, simulation=True)
+        self.replies = []
+        TaskIdentity.run_id = 1
+        TaskIdentity.node_id = 0
+        TaskIdentity.task_id = 1
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message]:
         for message in messages:
             node = message.metadata.dst_node_id
             reply = self.app(message, self.contexts[node])
@@ -143,7 +181,9 @@ class OneProcess:
             yield reply
 
 
-def federation(experiment: Experiment, shards: Sequence[Shard], flower: bool) -> tuple[list[Any], str]:
+def federation(
+    experiment: Experiment, shards: Sequence[Shard], flower: bool
+) -> tuple[list[Any], str]:
     """(every reply of every client in order, the text of ledger.json) of all rounds."""
     plan = experiment.plan
     if flower:
@@ -159,10 +199,18 @@ def federation(experiment: Experiment, shards: Sequence[Shard], flower: bool) ->
     return heard, "".join(publish_final_state(plan, progress).ledger.text())
 
 
-FIRST: dict[Any, tuple[Any, list[Tensors]]] = {}  # what is seen of a federation, and its tape: neighbours share it
+FIRST: dict[
+    Any, tuple[Any, list[Tensors]]
+] = {}  # what is seen of a federation, and its tape: neighbours share it
 
 
-def both(experiment: Experiment, other: Callable[[Shard], Shard], tape: Tape, flower: bool, name: Any = None) -> tuple[Any, Any]:
+def both(
+    experiment: Experiment,
+    other: Callable[[Shard], Shard],
+    tape: Tape,
+    flower: bool,
+    name: Any = None,
+) -> tuple[Any, Any]:
     """What is seen of a federation, and of the same one with other data at the audited client.
 
     name: of the first one, which is run once; None: it is run anew.
@@ -179,16 +227,22 @@ def both(experiment: Experiment, other: Callable[[Shard], Shard], tape: Tape, fl
     victim = experiment.plan.victim
     shards[victim] = other(shards[victim])
     second = federation(experiment, shards, flower)
-    assert tape.played == len(tape.kept) > 0  # or there was nothing to hold fixed, or something not held
+    assert (
+        tape.played == len(tape.kept) > 0
+    )  # or there was nothing to hold fixed, or something not held
     return first, second
 
 
 @pytest.mark.parametrize("flower", [False, True], ids=["simulated", "flower"])
 @pytest.mark.parametrize("case", CASES)
-def test_replies_and_ledger_are_the_same_bytes_for_a_neighbour(case: str, flower: bool, tape: Tape) -> None:
+def test_replies_and_ledger_are_the_same_bytes_for_a_neighbour(
+    case: str, flower: bool, tape: Tape
+) -> None:
     overrides, other = CASES[case]
     experiment = tiny(*overrides)
-    (sent, ledger), (sent_too, ledger_too) = both(experiment, other, tape, flower, (overrides, flower))
+    (sent, ledger), (sent_too, ledger_too) = both(
+        experiment, other, tape, flower, (overrides, flower)
+    )
     assert len(sent) >= 3 * experiment.plan.method.rounds
     for one, two in zip(sent, sent_too, strict=True):
         assert one == two
@@ -210,7 +264,8 @@ TELLING: dict[str, Callable[[Output, int], Output]] = {
 def test_a_row_that_tells_how_many_records_there_were_is_caught(
     place: str, flower: bool, tape: Tape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    apply, tell = ClippedSum.__call__, TELLING[place]
+    apply = ClippedSum.__call__
+    tell = TELLING[place]
     told = lambda self, v, noise: tell(apply(self, v, noise), len(next(iter(v.values()))))  # noqa: E731
     monkeypatch.setattr(ClippedSum, "__call__", told)
     experiment = tiny("feddm_dp")
@@ -224,7 +279,9 @@ def test_a_row_that_tells_how_many_records_there_were_is_caught(
 
 def test_an_error_does_not_tell_about_the_data() -> None:
     """The text of an exception becomes Flower's answer."""
-    experiment = tiny("fedavg")  # without privacy a client must have records: its parameters are averaged by their number
+    experiment = tiny(
+        "fedavg"
+    )  # without privacy a client must have records: its parameters are averaged by their number
     shards = [nobody(experiment.shards[0]), *experiment.shards[1:]]
     with pytest.raises(ValueError, match="records=0"):
         federation(experiment, shards, flower=False)

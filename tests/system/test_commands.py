@@ -1,4 +1,5 @@
-"""The commands in this process: bad input is one line and status 1; run= and resume= go on from a folder."""
+"""The commands in this process: bad input is one line and status 1; run= and resume= go on from a
+folder."""
 
 from __future__ import annotations
 
@@ -16,17 +17,35 @@ from hydra.core.global_hydra import GlobalHydra
 from privdd.cli import main as command
 from privdd.cli.run import run_audit, run_training
 
-TINY = ["algo=fedavg", "preset=smoke", "data.limit=120", "data.test_limit=40", "partition=iid", "partition.clients=3", "algo.rounds=1", "algo.local_epochs=1"]
-AUDIT = [*TINY, "audit.records=12", "audit.worlds=3", "audit.victims=1", "attack=[lira,loss_threshold]"]
+TINY = [
+    "algo=fedavg",
+    "preset=smoke",
+    "data.limit=120",
+    "data.test_limit=40",
+    "partition=iid",
+    "partition.clients=3",
+    "algo.rounds=1",
+    "algo.local_epochs=1",
+]
+AUDIT = [
+    *TINY,
+    "audit.records=12",
+    "audit.worlds=3",
+    "audit.victims=1",
+    "attack=[lira,loss_threshold]",
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quiet_logging():
-    """Hydra would bind the root logger to this test's captured stderr, and keep it when it is closed."""
+    """Hydra would bind the root logger to this test's captured stderr, and keep it when it is
+    closed."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hydra.core.utils", "hydra._internal.hydra"):
             patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-        patch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")  # drawn elsewhere, and slow
+        patch.setattr(
+            "privdd.reporting.page.write_report", lambda path: path / "report.html"
+        )  # drawn elsewhere, and slow
         yield
 
 
@@ -51,27 +70,45 @@ def no_network(*_: object, **__: object):
 
 
 BAD = {
-    "unknown algo": (["algo=fedfeed"], r"algo=fedfeed: unknown algo; did you mean fedfed\? Allowed are .*fedadam, fedavg, "),
+    "unknown algo": (
+        ["algo=fedfeed"],
+        r"algo=fedfeed: unknown algo; did you mean fedfed\? Allowed are .*fedadam, fedavg, ",
+    ),
     "shared yaml": (["algo=_local"], r"algo=_local: files whose names start with _"),
-    "shared yaml of attacks": (["attack=[lira,_membership]"], r"_membership\]: files whose names start with _"),
-    "unknown key": (["algo.local_epoch=3"], r"algo.local_epoch: unknown key; did you mean algo.local_epochs\?"),
+    "shared yaml of attacks": (
+        ["attack=[lira,_membership]"],
+        r"_membership\]: files whose names start with _",
+    ),
+    "unknown key": (
+        ["algo.local_epoch=3"],
+        r"algo.local_epoch: unknown key; did you mean algo.local_epochs\?",
+    ),
     "unknown group": (["algorithm=fedavg"], r"algorithm: unknown key; did you mean algo\?"),
     "added key": (["+algo.colour=red"], r"adding or deleting keys is not supported"),
     "wrong type": (["algo.rounds=many"], r"algo.rounds='many'"),
     "negative rate": (["algo.lr=-1"], r"lr=-1"),
     "negative noise": (["privacy=dpsgd", "privacy.noise_multiplier=-1"], r"noise_multiplier=-1"),
-    "NaN noise": (["privacy=dpsgd", "privacy.noise_multiplier=nan"], r"privacy.noise_multiplier=nan"),
+    "NaN noise": (
+        ["privacy=dpsgd", "privacy.noise_multiplier=nan"],
+        r"privacy.noise_multiplier=nan",
+    ),
     "noise for a method without it": (["algo=moon", "privacy=dpsgd"], r"has no place in Moon"),
     "nothing to calibrate": (["privacy.epsilon=3"], r"privacy=none has no mechanism"),
     "more clients than records": (["partition.clients=5000"], r"clients"),
     "client to audit": (["audit.client=77"], r"audit.client=77"),
-    "too few runs for a guarantee": (["audit.guarantee.slow_runs=2"], r"audit.guarantee.slow_runs=2: a whole number from 20"),
+    "too few runs for a guarantee": (
+        ["audit.guarantee.slow_runs=2"],
+        r"audit.guarantee.slow_runs=2: a whole number from 20",
+    ),
     "attack": (["attack=[lirra]"], r"lirra"),
     "uncovered": (["attack=[gradient_inversion]", "audit.require=all"], r"no attack for counts"),
-    "nothing to attack": (["attack=[copy_detection]"], r"none of them reads anything that fedavg releases"),
+    "nothing to attack": (
+        ["attack=[copy_detection]"],
+        r"none of them reads anything that fedavg releases",
+    ),
     "missing data": (["data=fashion_mnist", "data.root=nowhere"], r"fashion_mnist.*nowhere"),
     "run: not a folder": (["run=nowhere"], r"nowhere: not a run folder"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -100,7 +137,10 @@ def one_line(status: int, err: str) -> str:
 def test_unwritable_output_folder(run):
     Path("file").write_text("in the way")
     status, _, err = run("train", *TINY, "hydra.run.dir=file/below")
-    assert one_line(status, err) == "privdd: error: file/below: Not a directory" and len(err.splitlines()) == 1
+    assert (
+        one_line(status, err) == "privdd: error: file/below: Not a directory"
+        and len(err.splitlines()) == 1
+    )
     status, _, err = run("train", "-m", *TINY, "seed=0,1", "hydra.sweep.dir=file/below")
     assert one_line(status, err) == "privdd: error: file/below: Not a directory"
 
@@ -109,7 +149,11 @@ def test_unwritable_output_folder(run):
 def test_options_and_overrides_in_any_order(run, order):
     """``--cfg job`` before, after and between overrides; audit adds its attacks by itself."""
     options = ["--cfg", "job"]
-    given = {"first": [*options, *TINY], "last": [*TINY, *options], "between": [TINY[0], *options, *TINY[1:]]}[order]
+    given = {
+        "first": [*options, *TINY],
+        "last": [*TINY, *options],
+        "between": [TINY[0], *options, *TINY[1:]],
+    }[order]
     status, out, err = run("audit", *given)
     assert (status, err) == (0, "") and "lira:" in out and "limit: 120" in out
 
@@ -118,7 +162,8 @@ def test_options_and_overrides_in_any_order(run, order):
 def stored(tmp_path_factory, quiet_logging) -> Path:
     """One audited folder, made by the command itself; tests work on copies."""
     path = tmp_path_factory.mktemp("stored") / "run"
-    before, cwd = sys.argv, Path.cwd()
+    before = sys.argv
+    cwd = Path.cwd()
     os.chdir(path.parent)
     try:
         sys.argv = ["privdd-audit", *AUDIT, f"hydra.run.dir={path}"]
@@ -142,14 +187,19 @@ def timeless(path: Path) -> object:
 
 
 def test_run_attacks_a_stored_run_again_without_training(run, folder, stored, monkeypatch):
-    """run=DIR attack=[...]: the same utility and ledger, and findings of the attacks asked for beside those of before."""
+    """run=DIR attack=[...]: the same utility and ledger, and findings of the attacks asked for
+    beside those of before."""
     monkeypatch.setattr("privdd.federated.trainer.run_round", no_network)  # any round would fail
     status, out, _ = run("audit", f"run={folder}", "attack=[rmia]")
     assert status == 0 and "found by earlier commands, and kept: lira, loss_threshold" in out
-    old, new = timeless(stored), timeless(folder)
+    old = timeless(stored)
+    new = timeless(folder)
     assert {f["attack"] for f in new["findings"]} == {"loss_threshold", "lira", "rmia"}
     assert new["utility"] == old["utility"]
-    assert new["privacy"].pop("multiplicity")["tests"] > old["privacy"].pop("multiplicity")["tests"] and new["privacy"] == old["privacy"]
+    assert (
+        new["privacy"].pop("multiplicity")["tests"] > old["privacy"].pop("multiplicity")["tests"]
+        and new["privacy"] == old["privacy"]
+    )
     assert (folder / "ledger.json").read_bytes() == (stored / "ledger.json").read_bytes()
     mine = [f for f in new["findings"] if f["attack"] == "lira" and f["surface"] == "update"]
     theirs = [f for f in old["findings"] if f["attack"] == "lira" and f["surface"] == "update"]
@@ -166,10 +216,12 @@ def test_resume_after_half_of_the_training(run, tmp_path, monkeypatch):
     """Stopped between two rounds, gone on with: the bits of a run that was never stopped."""
     from privdd.federated import trainer as training
 
-    whole, half = tmp_path / "whole", tmp_path / "half"
+    whole = tmp_path / "whole"
+    half = tmp_path / "half"
     two = [o.replace("algo.rounds=1", "algo.rounds=2") for o in TINY]
     assert run("train", *two, f"hydra.run.dir={whole}")[0] == 0
-    real, rounds = training.run_round, []
+    real = training.run_round
+    rounds = []
 
     def once(*given):
         rounds.append(1)
@@ -185,7 +237,9 @@ def test_resume_after_half_of_the_training(run, tmp_path, monkeypatch):
     assert run("train", f"resume={half}")[0] == 0
     for name in ("training.json", "ledger.json"):
         assert (whole / name).read_bytes() == (half / name).read_bytes()
-    assert (whole / "state/round_0002/server.safetensors").read_bytes() == (half / "state/round_0002/server.safetensors").read_bytes()
+    assert (whole / "state/round_0002/server.safetensors").read_bytes() == (
+        half / "state/round_0002/server.safetensors"
+    ).read_bytes()
 
 
 def test_what_was_sent_cannot_be_changed_afterwards(run, folder):
@@ -196,11 +250,17 @@ def test_what_was_sent_cannot_be_changed_afterwards(run, folder):
 
 DAMAGE = {
     "checkpoint cut": ("state/checkpoint.json", lambda b: b[: len(b) // 2]),
-    "checkpoint of another schema": ("state/checkpoint.json", lambda b: b.replace(b'"schema": 1', b'"schema": 7')),
+    "checkpoint of another schema": (
+        "state/checkpoint.json",
+        lambda b: b.replace(b'"schema": 1', b'"schema": 7'),
+    ),
     "config emptied": ("config.yaml", lambda b: b""),
     "config of another program": ("config.yaml", lambda b: b"services: {web: {image: nginx}}\n"),
     "state cut": ("state/round_0001/server.safetensors", lambda b: b[:-9]),
-    "ledger of another schema": ("state/round_0001/ledger.json", lambda b: b.replace(b'"schema": 2', b'"schema": 3')),
+    "ledger of another schema": (
+        "state/round_0001/ledger.json",
+        lambda b: b.replace(b'"schema": 2', b'"schema": 3'),
+    ),
     "ledger not JSON": ("state/round_0001/ledger.json", lambda b: b"[" + b),
 }
 
@@ -217,9 +277,19 @@ def test_damaged_folders(run, folder, kind):
 
 def test_a_process_of_its_own(tmp_path):
     """Exit status and the one line as a shell sees them."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "OMP_NUM_THREADS": "1",
+    }
     arguments = [sys.executable, "-m", "privdd.audit", "algo=fedfed", "privacy.noise_multiplyer=3"]
-    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=600)
+    done = subprocess.run(
+        arguments, cwd=tmp_path, capture_output=True, text=True, env=environment, timeout=600
+    )
     assert done.returncode == 1 and done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1 and "privacy.noise_multiplyer: unknown key; did you mean privacy.noise_multiplier?" in done.stderr
+    assert (
+        len(done.stderr.splitlines()) == 1
+        and "privacy.noise_multiplyer: unknown key; did you mean privacy.noise_multiplier?"
+        in done.stderr
+    )
     assert list(tmp_path.iterdir()) == []

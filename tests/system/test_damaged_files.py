@@ -29,8 +29,16 @@ from privdd.reporting.schema import load_findings as load_findings
 from privdd.runtime.files import DamagedRun, read_json, safe_name
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
-TINY = ["preset=smoke", "partition.clients=3", "data.limit=120", "model=mlp", "model.width=8", "algo.rounds=2",
-        "algo.local_epochs=1", "algo=scaffold"]
+TINY = [
+    "preset=smoke",
+    "partition.clients=3",
+    "data.limit=120",
+    "model=mlp",
+    "model.width=8",
+    "algo.rounds=2",
+    "algo.local_epochs=1",
+    "algo=scaffold",
+]
 HOSTILE = "<script>alert(1)</script>"
 EACH = 25  # damaged copies of every kind of file
 
@@ -55,19 +63,51 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Experiment, Path]:
 
 FINDINGS = {
     "schema": 1,
-    "run": {"algo": HOSTILE, "data": "digits", "preset": "smoke", "seed": 0, "version": "0", "clients": 3, "rounds": 1,
-            "seconds": {"train": 1.0, "worlds": 1.0, "attacks": 1.0, "total": 3.0}},
-    "utility": {"accuracy": 0.5, "accuracy_kind": "global", "accuracy_by_round": [0.5], "uploaded_bytes_per_client": 1,
-                "downloaded_bytes_per_client": 1},
-    "privacy": {"delta": 1e-5, "unit": "record", "relation": "zero_out", "epsilon": {"pld": "inf", "rdp": "inf"}, "claims": []},
-    "surfaces": [], "findings": [], "verdict": "unprotected",
+    "run": {
+        "algo": HOSTILE,
+        "data": "digits",
+        "preset": "smoke",
+        "seed": 0,
+        "version": "0",
+        "clients": 3,
+        "rounds": 1,
+        "seconds": {"train": 1.0, "worlds": 1.0, "attacks": 1.0, "total": 3.0},
+    },
+    "utility": {
+        "accuracy": 0.5,
+        "accuracy_kind": "global",
+        "accuracy_by_round": [0.5],
+        "uploaded_bytes_per_client": 1,
+        "downloaded_bytes_per_client": 1,
+    },
+    "privacy": {
+        "delta": 1e-5,
+        "unit": "record",
+        "relation": "zero_out",
+        "epsilon": {"pld": "inf", "rdp": "inf"},
+        "claims": [],
+    },
+    "surfaces": [],
+    "findings": [],
+    "verdict": "unprotected",
 }
 
 
 def damaged(data: bytes, rng: random.Random, mark: Path) -> Iterator[bytes]:
     """EACH variants: cut short, bits flipped, bytes inserted, and other kinds of file."""
-    yield from (b"", b"\0" * 64, pickle.dumps(Bomb(mark)), b"PK\x03\x04" + data[:50], HOSTILE.encode(), b"null", b"NaN",
-                b"[" * 100_000, b'{"schema": 1}', b'{"schema": 99}', b"\xff\xfe" + data)
+    yield from (
+        b"",
+        b"\0" * 64,
+        pickle.dumps(Bomb(mark)),
+        b"PK\x03\x04" + data[:50],
+        HOSTILE.encode(),
+        b"null",
+        b"NaN",
+        b"[" * 100_000,
+        b'{"schema": 1}',
+        b'{"schema": 99}',
+        b"\xff\xfe" + data,
+    )
     for number in range(EACH - 11):
         copy = bytearray(data)
         if number % 3 == 0:
@@ -85,12 +125,16 @@ def npz_bytes(**arrays: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def readers(experiment: Experiment, run: Path, place: Path) -> dict[str, tuple[Path, Callable[[], object]]]:
+def readers(
+    experiment: Experiment, run: Path, place: Path
+) -> dict[str, tuple[Path, Callable[[], object]]]:
     """kind -> (the whole file to damage, the function that reads it)."""
     folder = RunFolder(run)
     (place / "findings.json").write_text(json.dumps(FINDINGS))
     (place / "data.npz").write_bytes(npz_bytes(x=np.zeros((9, 8, 8), np.uint8), y=np.arange(9)))
-    (place / "scores.npz").write_bytes(npz_bytes(scores=np.arange(9.0), member=np.arange(9) % 2 == 0))
+    (place / "scores.npz").write_bytes(
+        npz_bytes(scores=np.arange(9.0), member=np.arange(9) % 2 == 0)
+    )
     state = next((run / "state").glob("round_*"))
 
     def resume() -> object:
@@ -111,11 +155,24 @@ def readers(experiment: Experiment, run: Path, place: Path) -> dict[str, tuple[P
 
 
 @pytest.mark.parametrize(
-    "kind", ["head", "server", "memories", "state ledger", "snapshot", "ledger", "config", "findings", "npz", "scores"]
+    "kind",
+    [
+        "head",
+        "server",
+        "memories",
+        "state ledger",
+        "snapshot",
+        "ledger",
+        "config",
+        "findings",
+        "npz",
+        "scores",
+    ],
 )
 def test_damaged_files(kind: str, run: tuple[Experiment, Path], tmp_path: Path) -> None:
     experiment, whole = run
-    copy, mark = tmp_path / "run", tmp_path / "mark"
+    copy = tmp_path / "run"
+    mark = tmp_path / "mark"
     shutil.copytree(whole, copy)
     file, read = readers(experiment, copy, tmp_path)[kind]
     data = file.read_bytes()
@@ -129,14 +186,22 @@ def test_damaged_files(kind: str, run: tuple[Experiment, Path], tmp_path: Path) 
             line = explain_error(error)
             assert line and "\n" not in line and len(line) < 700, f"variant {number}: {error!r}"
             refused += 1
-        if not file.parent.is_dir() or kind in ("head", "server", "memories", "state ledger", "snapshot"):
+        if not file.parent.is_dir() or kind in (
+            "head",
+            "server",
+            "memories",
+            "state ledger",
+            "snapshot",
+        ):
             shutil.rmtree(copy)  # a load that works may drop what the damaged head does not name
             shutil.copytree(whole, copy)
     assert refused >= 11, "damaged files were read as if they were whole"
     assert not mark.exists(), "a pickle was run"
 
 
-def test_a_checkpoint_is_read_whole_or_not_at_all(run: tuple[Experiment, Path], tmp_path: Path) -> None:
+def test_a_checkpoint_is_read_whole_or_not_at_all(
+    run: tuple[Experiment, Path], tmp_path: Path
+) -> None:
     """One flipped bit in the middle of the numbers is found too."""
     experiment, whole = run
     for name in ("server.safetensors", "memories.safetensors"):
@@ -151,7 +216,9 @@ def test_a_checkpoint_is_read_whole_or_not_at_all(run: tuple[Experiment, Path], 
 
 
 @pytest.mark.parametrize("name", ["..", "", ".", "a/b", "..\\x", "/etc/passwd", "a\0b"])
-def test_names_stay_inside_their_folder(name: str, run: tuple[Experiment, Path], tmp_path: Path) -> None:
+def test_names_stay_inside_their_folder(
+    name: str, run: tuple[Experiment, Path], tmp_path: Path
+) -> None:
     with pytest.raises(DamagedRun, match="plain file name"):
         safe_name(name)
     copy = tmp_path / "run"
@@ -163,7 +230,12 @@ def test_names_stay_inside_their_folder(name: str, run: tuple[Experiment, Path],
 
 
 def test_tensors_come_back_in_order_and_bit_by_bit(tmp_path: Path) -> None:
-    state = {"z": torch.randn(3, generator=Keys(0).torch()), "a": torch.ones(2, 2).t(), "m": torch.arange(3), "b": torch.tensor(2.0)}
+    state = {
+        "z": torch.randn(3, generator=Keys(0).torch()),
+        "a": torch.ones(2, 2).t(),
+        "m": torch.arange(3),
+        "b": torch.tensor(2.0),
+    }
     write_tensors(tmp_path / "x.safetensors", state)
     found = read_tensors(tmp_path / "x.safetensors")
     assert list(found) == list(state) and all(torch.equal(found[k], state[k]) for k in state)
@@ -172,7 +244,9 @@ def test_tensors_come_back_in_order_and_bit_by_bit(tmp_path: Path) -> None:
 def test_tensors_of_others_are_read(tmp_path: Path) -> None:
     import safetensors.torch
 
-    safetensors.torch.save_file({"x": torch.ones(2)}, tmp_path / "x.safetensors", {"order": "no json", "by": "others"})
+    safetensors.torch.save_file(
+        {"x": torch.ones(2)}, tmp_path / "x.safetensors", {"order": "no json", "by": "others"}
+    )
     with pytest.raises(DamagedRun):
         read_tensors(tmp_path / "x.safetensors")
     safetensors.torch.save_file({"x": torch.ones(2)}, tmp_path / "y.safetensors", {"by": "others"})

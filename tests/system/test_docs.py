@@ -1,4 +1,5 @@
-"""The documentation builds without a warning, its links lead somewhere, and every public name has a place in it."""
+"""The documentation builds without a warning, its links lead somewhere, and every public name has a
+place in it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ import yaml
 import attacks
 from privdd import api
 
-# The documentation builds without a warning, its links lead somewhere, and every public name has a place in it.
+# The documentation builds without a warning, its links lead somewhere, and every public name has a
+# place in it.
 
 
 ROOT = Path(__file__).parents[2]
@@ -27,9 +29,22 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(out),
+    ]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
     )
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr, done.stderr
@@ -72,11 +87,14 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_outside(site: Path) -> 
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             assert target.exists(), f"{path.relative_to(site)}: {url}"
             if parts.fragment and target in pages:
-                assert unquote(parts.fragment) in pages[target].ids, f"{path.relative_to(site)}: {url}"
+                assert unquote(parts.fragment) in pages[target].ids, (
+                    f"{path.relative_to(site)}: {url}"
+                )
 
 
 def test_every_public_name_is_documented(site: Path) -> None:
-    """The page lists each name of ``privdd.api``, where it is defined, and the built page holds its heading."""
+    """The page lists each name of ``privdd.api``, where it is defined, and the built page holds its
+    heading."""
     listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), re.M)
     where = {name: ".".join(api.PUBLIC.get(name, ("privdd.api", name))) for name in api.__all__}
     assert {*where.values()} == {*listed}
@@ -92,9 +110,12 @@ UNLISTED = {
 
 
 def test_every_public_name_of_attacks_has_a_place(site: Path) -> None:
-    """Its module stands in the reference, and the built page holds the heading of each function and class."""
+    """Its module stands in the reference, and the built page holds the heading of each function and
+    class."""
     listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/attacks.md").read_text(), re.M)
-    modules = {one.name for one in pkgutil.walk_packages(attacks.__path__, "attacks.") if not one.ispkg}
+    modules = {
+        one.name for one in pkgutil.walk_packages(attacks.__path__, "attacks.") if not one.ispkg
+    }
     assert sorted(modules - {*UNLISTED}) == sorted(listed) and {*UNLISTED} <= modules
     built = Links((site / "reference" / "attacks.html").read_text(encoding="utf-8")).ids
     count = 0
@@ -105,7 +126,11 @@ def test_every_public_name_of_attacks_has_a_place(site: Path) -> None:
             for k, v in vars(module).items()
             if not k.startswith("_") and getattr(v, "__module__", "") == name and v.__doc__
         ]
-        assert [f"{name}.{one}" for one in own if callable(vars(module)[one]) and f"{name}.{one}" not in built] == []
+        assert [
+            f"{name}.{one}"
+            for one in own
+            if callable(vars(module)[one]) and f"{name}.{one}" not in built
+        ] == []
         count += len(own)
     assert count > 200
 
@@ -113,7 +138,11 @@ def test_every_public_name_of_attacks_has_a_place(site: Path) -> None:
 def test_every_attack_is_explained() -> None:
     """Each yaml's attack stands in the table."""
     text = (ROOT / "docs/explanation/attacks.md").read_text()
-    names = [path.stem for path in (ROOT / "configs/attack").glob("*.yaml") if not path.stem.startswith("_")]
+    names = [
+        path.stem
+        for path in (ROOT / "configs/attack").glob("*.yaml")
+        if not path.stem.startswith("_")
+    ]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 
@@ -151,7 +180,9 @@ def test_named_tests_exist() -> None:
 def test_everything_by_hand_has_a_reason_and_a_cross_check() -> None:
     table = TEXT[TEXT.index("## Written by hand") : TEXT.index("## Left to a library")]
     rows = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line.startswith("|")
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.splitlines()
+        if line.startswith("|")
     ][2:]
     assert len(rows) >= 15
     assert [row[0] for row in rows if len(row) != 4 or not all(row) or "tests/" not in row[3]] == []

@@ -1,4 +1,5 @@
-"""The app of docs/tutorials/flower.md on a real SuperLink with two SuperNodes over loopback, and its audit."""
+"""The app of docs/tutorials/flower.md on a real SuperLink with two SuperNodes over loopback, and
+its audit."""
 
 from __future__ import annotations
 
@@ -30,14 +31,22 @@ def records(seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def finished(place: Path) -> bool:
     """The server has closed its recording."""
-    return (place.parent / "run" / "tap.json").is_file() and read_json(place.parent / "run" / "tap.json").get("state") != "recording"
+    return (place.parent / "run" / "tap.json").is_file() and read_json(
+        place.parent / "run" / "tap.json"
+    ).get("state") != "recording"
 
 
 @pytest.mark.engine
-def test_the_example_is_recorded_over_real_servers_and_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_example_is_recorded_over_real_servers_and_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (code,) = re.findall(r"```python\n(# tapped_app\.py\n.*?)```", PAGE, re.S)
     (command,) = re.findall(r"```sh\npython -m privdd\.audit (run=\.\./run .*)\n```", PAGE)
-    lines = [line for line in code.splitlines() if line.strip() and not line.startswith(("#", "import", "from"))]
+    lines = [
+        line
+        for line in code.splitlines()
+        if line.strip() and not line.startswith(("#", "import", "from"))
+    ]
     assert len(lines) <= 20
     place = tmp_path / "app"  # beside the recording
     place.mkdir()
@@ -47,7 +56,10 @@ def test_the_example_is_recorded_over_real_servers_and_audited(tmp_path: Path, m
     (place / "tapped_app.py").write_text(code)
     deployed(place, 300, code, finished)
     server, *clients = read_recordings(tmp_path / "run")  # what both saw agrees, else this raises
-    assert len(server.client_nodes) == 2 == len(clients) and len(server.replies_of(server.client_nodes[0])) == 1
+    assert (
+        len(server.client_nodes) == 2 == len(clients)
+        and len(server.replies_of(server.client_nodes[0])) == 1
+    )
     monkeypatch.chdir(place)
     monkeypatch.setattr(sys, "argv", ["privdd-audit", *shlex.split(command), "out=audit"])
     assert cli.main("audit", lambda *a: 77) == 0
@@ -57,7 +69,8 @@ def test_the_example_is_recorded_over_real_servers_and_audited(tmp_path: Path, m
 
 @pytest.mark.engine
 def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
-    """Files as the page shows them, then its commands: make_data.py, flwr run, and the audit of the recording."""
+    """Files as the page shows them, then its commands: make_data.py, flwr run, and the audit of the
+    recording."""
     place = tmp_path / "app"
     place.mkdir()
     for name, text in re.findall(r"```\w+\n# ([\w.]+)\n(.*?)```", PAGE, re.S):
@@ -65,7 +78,9 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+        **{
+            name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")
+        },
         "HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -76,7 +91,12 @@ def test_the_page_is_followed_to_the_letter(tmp_path: Path) -> None:
     try:
         for line in ("python make_data.py", run_line, f"{audit_line} hydra.run.dir=audit"):
             done = subprocess.run(
-                shlex.split(line), cwd=place, env=environment, capture_output=True, text=True, timeout=300
+                shlex.split(line),
+                cwd=place,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=300,
             )
             assert done.returncode == 0, done.stdout + done.stderr
             if line == run_line:
@@ -95,7 +115,8 @@ def wait_until_finished(place: Path, seconds: float = 120.0) -> None:
 
 
 def end_local_superlink(home: Path) -> None:
-    """The SuperLink that ``flwr run`` started by itself, known by the log that it holds in this home."""
+    """The SuperLink that ``flwr run`` started by itself, known by the log that it holds in this
+    home."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue

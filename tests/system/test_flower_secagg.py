@@ -1,7 +1,8 @@
-"""Flower's own SecAgg+ hands its server the sum that ``trust=secagg`` says a server is handed, and nothing else.
+"""Flower's own SecAgg+ hands its server the sum that ``trust=secagg`` says a server is handed, and
+nothing else.
 
-Bell et al. (CCS 2020) as Flower ships it: its mod in every client, its workflow at the server, keys, shares, masks and
-quantisation included. A grid in this process passes the messages on.
+Bell et al. (CCS 2020) as Flower ships it: its mod in every client, its workflow at the server,
+keys, shares, masks and quantisation included. A grid in this process passes the messages on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,14 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 
 from privdd.core.types import Received
 from privdd.federated.aggregation import SUM_CLIENT
-from privdd.federated.simulation import ClientTask, Plan, Progress, client_step, run_round, start_training
+from privdd.federated.simulation import (
+    ClientTask,
+    Plan,
+    Progress,
+    client_step,
+    run_round,
+    start_training,
+)
 from privdd.runtime.engine import Engine
 from tests.federations import tiny
 from tests.integrations.plain_grid import PlainGrid
@@ -44,7 +52,8 @@ Sent = Mapping[int, Received]  # by client
 
 
 class SumGrid(PlainGrid):
-    """Clients that send what ``uploads`` holds for them, one list of arrays each; those ``gone`` share their keys and
+    """Clients that send what ``uploads`` holds for them, one list of arrays each; those ``gone``
+    share their keys and
     are not heard of again. log: every masked vector that reached the server, by client."""
 
     run = property(lambda self: SimpleNamespace(run_id=1))  # type: ignore[assignment]
@@ -59,13 +68,19 @@ class SumGrid(PlainGrid):
 
             return Uploading().to_client()
 
-        super().__init__(ClientApp(client_fn=client, mods=[secaggplus_mod]), range(1, 1 + len(uploads)))
-        self.gone, self.log = {1 + k for k in gone}, dict[int, list[np.ndarray]]()
+        super().__init__(
+            ClientApp(client_fn=client, mods=[secaggplus_mod]), range(1, 1 + len(uploads))
+        )
+        self.gone = {1 + k for k in gone}
+        self.log = dict[int, list[np.ndarray]]()
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         replies = []
         for message in messages:
-            node, stage = message.metadata.dst_node_id, message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]
+            node = message.metadata.dst_node_id
+            stage = message.content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]
             if node in self.gone and stage in (Stage.COLLECT_MASKED_VECTORS, Stage.UNMASK):
                 replies.append(Message(Error(code=0, reason="gone"), reply_to=message))
                 replies[-1].metadata._src_node_id = node
@@ -74,8 +89,12 @@ class SumGrid(PlainGrid):
             if stage == Stage.COLLECT_MASKED_VECTORS:
                 content = replies[-1].content
                 assert not any(content.array_records.values())  # no upload beside the masked one
-                masked = cast(list[bytes], content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS])
-                self.log[node - 1] = [bytes_to_ndarray(one) for one in masked][1:]  # first: the weight
+                masked = cast(
+                    list[bytes], content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
+                )
+                self.log[node - 1] = [bytes_to_ndarray(one) for one in masked][
+                    1:
+                ]  # first: the weight
         return replies
 
 
@@ -97,40 +116,59 @@ def arrays(received: Received) -> list[np.ndarray]:
 
 
 def aggregated(grid: SumGrid, reach: float, threshold: int) -> list[np.ndarray]:
-    """The sum that Flower's server holds after one round of SecAgg+; reach: no number is further from 0."""
+    """The sum that Flower's server holds after one round of SecAgg+; reach: no number is further
+    from 0."""
     nodes = len(grid.contexts)
     strategy = Keeping(
-        fraction_fit=1.0, fraction_evaluate=0.0, min_fit_clients=nodes, min_available_clients=nodes,
+        fraction_fit=1.0,
+        fraction_evaluate=0.0,
+        min_fit_clients=nodes,
+        min_available_clients=nodes,
         initial_parameters=ndarrays_to_parameters([np.zeros(1)]),
-    )  # fmt: skip
-    context = LegacyContext(Context(1, 0, {}, RecordDict(), {}), ServerConfig(num_rounds=1), strategy)
-    fit = SecAggPlusWorkflow(nodes, threshold, max_weight=1.0, clipping_range=reach, quantization_range=STEPS)
+    )
+    context = LegacyContext(
+        Context(1, 0, {}, RecordDict(), {}), ServerConfig(num_rounds=1), strategy
+    )
+    fit = SecAggPlusWorkflow(
+        nodes, threshold, max_weight=1.0, clipping_range=reach, quantization_range=STEPS
+    )
     DefaultWorkflow(fit_workflow=fit)(grid, context)
     return [len(grid.log) * one for one in strategy.mean]
 
 
 def round_of(plan: Plan, at: Progress, shards: Sequence[Any]) -> tuple[Sent, Received, Progress]:
-    """(every client's upload, what the ideal functionality hands the server, the state after it)."""
+    """(every client's upload, what the ideal functionality hands the server, the state after
+    it)."""
     sent = plan.method.broadcast(at.server)
-    alone = {k: client_step(ClientTask(plan, at.round, k, sent, {}, shard))[0] for k, shard in enumerate(shards)}
+    alone = {
+        k: client_step(ClientTask(plan, at.round, k, sent, {}, shard))[0]
+        for k, shard in enumerate(shards)
+    }
     moved, (total,), _ = run_round(plan, at, shards, Engine())
     return alone, total, moved
 
 
 def dropping(plan: Plan) -> int:
     """The first round that somebody drops out of and that has a sum all the same."""
-    return next(t for t in range(plan.method.rounds) if 0 < len(plan.participants(t)) < plan.problem.clients)
+    return next(
+        t for t in range(plan.method.rounds) if 0 < len(plan.participants(t)) < plan.problem.clients
+    )
 
 
 @pytest.mark.parametrize(("case", "more"), [("a sum", ()), ("a mean", ()), ("a sum", DROPPING)])
-def test_flowers_protocol_gives_the_sum_of_the_ideal_functionality(case: str, more: tuple[str, ...]) -> None:
+def test_flowers_protocol_gives_the_sum_of_the_ideal_functionality(
+    case: str, more: tuple[str, ...]
+) -> None:
     experiment = tiny(*CASES[case], *more)
     plan = experiment.plan
     begun = start_training(plan, experiment.new_ledger())
     begun = replace(begun, round=dropping(plan)) if more else begun
     stay = plan.participants(begun.round)
     uploads, ideal, moved = round_of(plan, begun, experiment.shards)
-    reach = float(2 ** math.ceil(math.log2(max(abs(a).max() for one in uploads.values() for a in arrays(one)))))
+    reach = float(
+        2
+        ** math.ceil(math.log2(max(abs(a).max() for one in uploads.values() for a in arrays(one))))
+    )
     grid = SumGrid({k: arrays(one) for k, one in uploads.items()}, gone=set(uploads) - set(stay))
     found = aggregated(grid, reach, threshold=3)
     over = len(stay) if plan.method.adds_up(plan.mechanisms) == "mean" else 1
@@ -139,25 +177,38 @@ def test_flowers_protocol_gives_the_sum_of_the_ideal_functionality(case: str, mo
         assert np.allclose(theirs / over, ours, rtol=1e-6, atol=len(stay) * quantum / over)
     _unseen(grid, uploads, stay, reach)
     if over == 1:  # and it moves the model where the ideal functionality's sum moves it
-        told = {n: dict(zip(v, (torch.from_numpy(found.pop(0)).float() for _ in v))) for n, v in ideal.values.items()}
-        server = plan.method.aggregate(begun.server, [Received(SUM_CLIENT, begun.round, told)], plan.keys)
-        assert torch.allclose(server["model/head.weight"], moved.server["model/head.weight"], atol=1e-3)
+        told = {
+            n: dict(zip(v, (torch.from_numpy(found.pop(0)).float() for _ in v)))
+            for n, v in ideal.values.items()
+        }
+        server = plan.method.aggregate(
+            begun.server, [Received(SUM_CLIENT, begun.round, told)], plan.keys
+        )
+        assert torch.allclose(
+            server["model/head.weight"], moved.server["model/head.weight"], atol=1e-3
+        )
 
 
 def _unseen(grid: SumGrid, uploads: Sent, stay: Sequence[int], reach: float) -> None:
-    """Single masked vectors lie all over the modulus, and agree with the upload in hardly any number."""
+    """Single masked vectors lie all over the modulus, and agree with the upload in hardly any
+    number."""
     assert sorted(grid.log) == list(stay)
     for client, masked in grid.log.items():
         seen = np.concatenate([one.ravel() for one in masked]).astype(np.float64)
         own = np.concatenate([one.ravel() for one in arrays(uploads[client])])
         assert np.mean(abs(seen - (own + reach) * STEPS / (2 * reach)) < 2) < 0.01
-        assert abs(seen.mean() / 2**32 - 0.5) < 5 * (1 / 12 / len(seen)) ** 0.5 and seen.max() > 2**31
+        assert (
+            abs(seen.mean() / 2**32 - 0.5) < 5 * (1 / 12 / len(seen)) ** 0.5 and seen.max() > 2**31
+        )
 
 
 def test_what_is_left_is_not_revealed_where_too_few_stay() -> None:
-    """Flower halts below its threshold, as the ideal functionality has no sum of fewer than ``trust.least``."""
+    """Flower halts below its threshold, as the ideal functionality has no sum of fewer than
+    ``trust.least``."""
     own = {k: [np.full((3, 2), float(k))] for k in range(5)}
     grid = SumGrid(own, gone=(0, 1, 2))
     with pytest.raises(AttributeError, match="mean"):
         aggregated(grid, 8.0, threshold=3)
-    assert np.allclose(aggregated(SumGrid(own, gone=(0, 1)), 8.0, threshold=3), 9.0, atol=3 * 16 / STEPS)
+    assert np.allclose(
+        aggregated(SumGrid(own, gone=(0, 1)), 8.0, threshold=3), 9.0, atol=3 * 16 / STEPS
+    )

@@ -1,4 +1,5 @@
-"""A repository of somebody else, made from nothing: a torch model, a policy, and a build that goes red where the model leaks."""
+"""A repository of somebody else, made from nothing: a torch model, a policy, and a build that goes
+red where the model leaks."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODEL = '''
+MODEL = """
 import numpy as np
 import torch
 from sklearn.datasets import load_digits
@@ -49,19 +50,28 @@ if __name__ == "__main__":
     import sys
 
     main(sys.argv[1] == "leaks")
-'''
-AUDIT = "-m privdd.audit target.model=net:Net target.weights=model.pt target.train=train.npz target.heldout=heldout.npz out=audit"
+"""
+AUDIT = (
+    "-m privdd.audit target.model=net:Net target.weights=model.pt target.train=train.npz "
+    "target.heldout=heldout.npz out=audit"
+)
 
 
 @pytest.mark.parametrize(("kind", "status"), [("leaks", 3), ("keeps", 0)])
-def test_a_build_goes_red_on_a_leak_and_is_green_without(tmp_path: Path, kind: str, status: int) -> None:
+def test_a_build_goes_red_on_a_leak_and_is_green_without(
+    tmp_path: Path, kind: str, status: int
+) -> None:
     (tmp_path / "net.py").write_text(MODEL)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
 
     def run(line: str) -> int:
-        return subprocess.run([sys.executable, *line.split()], cwd=tmp_path, env=environment, capture_output=True).returncode
+        return subprocess.run(
+            [sys.executable, *line.split()], cwd=tmp_path, env=environment, capture_output=True
+        ).returncode
 
-    assert run("-m privdd.gate --init") == 0 and (tmp_path / ".github/workflows/privacy.yml").exists()
+    assert (
+        run("-m privdd.gate --init") == 0 and (tmp_path / ".github/workflows/privacy.yml").exists()
+    )
     (tmp_path / "policy.yaml").write_text("auc: 0.65\ntpr_at_fpr: {0.01: 0.1}\n")
     assert run(f"net.py {kind}") == 0 and run(AUDIT) == 0
     assert run("-m privdd.gate audit --policy policy.yaml") == status

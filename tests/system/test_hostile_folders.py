@@ -1,7 +1,8 @@
-"""Run folders made by an attacker: no code of theirs runs, nothing outside the folder is read or written, one line each.
+"""Run folders made by an attacker: no code of theirs runs, nothing outside the folder is read or
+written, one line each.
 
-All are made from one honest run. ``sung`` is a file that hostile code would write; ``outside`` is a folder that no
-command may open or change, watched by Python's own audit events.
+All are made from one honest run. ``sung`` is a file that hostile code would write; ``outside`` is a
+folder that no command may open or change, watched by Python's own audit events.
 """
 
 from __future__ import annotations
@@ -34,12 +35,25 @@ from tests.conftest import SmallAudit
 
 LIRA = {"_target_": "attacks.membership.lira.Lira"}
 OPENED: list[str] = []  # every path that Python opened, listed or linked since the last reset
-WATCHED = ("open", "os.listdir", "os.scandir", "os.rename", "os.mkdir", "os.link", "os.symlink", "os.remove", "os.rmdir", "shutil.rmtree")
+WATCHED = (
+    "open",
+    "os.listdir",
+    "os.scandir",
+    "os.rename",
+    "os.mkdir",
+    "os.link",
+    "os.symlink",
+    "os.remove",
+    "os.rmdir",
+    "shutil.rmtree",
+)
 
 
 def _watch(event: str, arguments: tuple[Any, ...]) -> None:
     if event in WATCHED:
-        OPENED.extend(os.fsdecode(one) for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike))
+        OPENED.extend(
+            os.fsdecode(one) for one in arguments[:2] if isinstance(one, str | bytes | os.PathLike)
+        )
 
 
 sys.addaudithook(_watch)
@@ -93,7 +107,9 @@ def scene(audited: Callable[[str], SmallAudit], tmp_path: Path) -> Scene:
 
 
 def state(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+    return {
+        str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()
+    }
 
 
 @pytest.fixture(autouse=True)
@@ -122,7 +138,11 @@ def run_command(kind: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> int
         (run / POINT_FILE).write_text(json.dumps({"sweep": sweep.token, "status": 0, "error": ""}))
         return run_guarded(sweep.finish_sweep)
     word, _, more = kind.partition(" ")
-    arguments = [f"scores={run}/scores.npz", f"hydra.run.dir={run.parent}/new"] if word == "scores" else [f"{word}={run}", *more.split()]
+    arguments = (
+        [f"scores={run}/scores.npz", f"hydra.run.dir={run.parent}/new"]
+        if word == "scores"
+        else [f"{word}={run}", *more.split()]
+    )
     train = word == "train"
     monkeypatch.setattr(sys, "argv", ["privdd", *([f"resume={run}"] if train else arguments)])
     GlobalHydra.instance().clear()
@@ -180,7 +200,11 @@ def value(key: str, new: str) -> Callable[[Scene], None]:
 
 def pickled(scene: Scene) -> None:
     data = pickle.dumps(Bomb(scene.sung))
-    scene.config(lambda c: c.update(attack={"x": {"_target_": "privdd.runtime.task_messages.decode_value", "payload": data}}))
+    scene.config(
+        lambda c: c.update(
+            attack={"x": {"_target_": "privdd.runtime.task_messages.decode_value", "payload": data}}
+        )
+    )
 
 
 def text(name: str, words: str) -> Callable[[Scene], None]:
@@ -193,7 +217,9 @@ def _written(file: Path, data: bytes) -> None:
 
 
 def aliases(scene: Scene) -> None:
-    lines = ["a0: &a0 [x, x, x, x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    lines = ["a0: &a0 [x, x, x, x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)
+    ]
     with (scene.run / "config.yaml").open("a") as file:
         file.write("\n".join(lines))
 
@@ -225,7 +251,9 @@ def pipe(scene: Scene) -> None:
 def npz_bomb(scene: Scene) -> None:
     """A small zip whose array is 8 GiB of zeros when it is unpacked."""
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "<f8", "fortran_order": False, "shape": (2**30,)})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "<f8", "fortran_order": False, "shape": (2**30,)}
+    )
     with zipfile.ZipFile(scene.run / "scores.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("scores.npy", head.getvalue() + bytes(1000))
 
@@ -242,7 +270,8 @@ def numbers(name: str, change: Callable[[Any], object]) -> Callable[[Scene], Non
 
 TOUCH = "touch {sung}"
 SHELL = {"_target_": "os.system", "command": TOUCH}
-HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {  # what it tries -> (how it is made, the command that opens it)
+# what it tries -> (how it is made, the command that opens it)
+HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {
     # the twelve of the first review
     "a shell as attack": (attack(**SHELL), "run"),
     "a shell as algo": (placed("algo", **SHELL), "run"),
@@ -250,31 +279,76 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {  # what it tries -> 
     "a shell as model": (placed("algo", "model", **SHELL), "train"),
     "a shell as mechanism": (placed("privacy", "mechanisms", "update", **SHELL), "run"),
     "the engine's own unpickler": (pickled, "run"),
-    "sympy's eval": (attack(_target_="sympy.sympify", a="__import__('os').system('touch {sung}')"), "run"),
-    "a spawner of setuptools": (attack(_target_="setuptools._distutils.spawn.spawn", cmd=["touch", "{sung}"]), "run"),
-    "torch.load": (attack(_target_="torch.load", f="{run}/artifacts/x.pt", weights_only=False), "run"),
+    "sympy's eval": (
+        attack(_target_="sympy.sympify", a="__import__('os').system('touch {sung}')"),
+        "run",
+    ),
+    "a spawner of setuptools": (
+        attack(_target_="setuptools._distutils.spawn.spawn", cmd=["touch", "{sung}"]),
+        "run",
+    ),
+    "torch.load": (
+        attack(_target_="torch.load", f="{run}/artifacts/x.pt", weights_only=False),
+        "run",
+    ),
     "joblib.load": (attack(_target_="joblib.load", filename="{outside}/secret.json"), "run"),
-    "torch.save over a file": (attack(_target_="torch.save", obj=[1], f="{outside}/secret.json"), "run"),
+    "torch.save over a file": (
+        attack(_target_="torch.save", obj=[1], f="{outside}/secret.json"),
+        "run",
+    ),
     "pip": (attack(_target_="pip._internal.cli.main.main", args=["--version"]), "run"),
     # more code
-    "a module that sings when it is imported": (attack(_target_="tests.cli.canary_module.Own"), "run"),
-    "a function of such a module": (placed("algo", _target_="tests.cli.canary_module.sing"), "resume"),
+    "a module that sings when it is imported": (
+        attack(_target_="tests.cli.canary_module.Own"),
+        "run",
+    ),
+    "a function of such a module": (
+        placed("algo", _target_="tests.cli.canary_module.sing"),
+        "resume",
+    ),
     "a shell deep inside an allowed attack": (attack(**LIRA, signal=[{"x": SHELL}]), "run"),
-    "a function of privdd that writes": (attack(_target_="privdd.runtime.files.write_bytes", path="{outside}/x", data="x"), "run"),
-    "a method reached through an allowed class": (attack(_target_="attacks.membership.lira.Lira.run"), "run"),
-    "a module reached through an allowed one": (attack(_target_="attacks.membership.lira.torch.load", f="{outside}/secret.json"), "run"),
+    "a function of privdd that writes": (
+        attack(_target_="privdd.runtime.files.write_bytes", path="{outside}/x", data="x"),
+        "run",
+    ),
+    "a method reached through an allowed class": (
+        attack(_target_="attacks.membership.lira.Lira.run"),
+        "run",
+    ),
+    "a module reached through an allowed one": (
+        attack(_target_="attacks.membership.lira.torch.load", f="{outside}/secret.json"),
+        "run",
+    ),
     "hydra's own instantiate": (attack(_target_="hydra.utils.instantiate", config=SHELL), "run"),
-    "an object of a yaml tag": (text("config.yaml", "algo: !!python/object/apply:os.system ['touch {sung}']\n"), "run"),
+    "an object of a yaml tag": (
+        text("config.yaml", "algo: !!python/object/apply:os.system ['touch {sung}']\n"),
+        "run",
+    ),
     "an interpolation that reads the environment": (value("name", "${{oc.env:HOME}}"), "run"),
     "positional arguments": (attack(**LIRA, _args_=["x"]), "run"),
-    "an own module without trust of its package": (attack(_target_="tests.cli.canary_module.Own"), "run trust=other_package"),
+    "an own module without trust of its package": (
+        attack(_target_="tests.cli.canary_module.Own"),
+        "run trust=other_package",
+    ),
     # ways out of the folder
-    "an attack's name that climbs": (lambda s: s.config(lambda c: c.update(attack={"../../outside/x": LIRA})), "run"),
-    "a preset's name that climbs": (value("preset.name", "../../../outside/config"), "run attack=[lira]"),
+    "an attack's name that climbs": (
+        lambda s: s.config(lambda c: c.update(attack={"../../outside/x": LIRA})),
+        "run",
+    ),
+    "a preset's name that climbs": (
+        value("preset.name", "../../../outside/config"),
+        "run attack=[lira]",
+    ),
     "data from outside": (value("data.root", "{outside}/data.npz"), "run attack=[lira]"),
     "scores from outside": (value("scores", "{outside}/scores.npz"), "run"),
-    "a cluster of the attacker": (lambda s: s.config(lambda c: c["engine"].update(kind="ray", address="ray://127.0.0.1:1")), "resume"),
-    "a checkpoint's name that climbs": (numbers("state/checkpoint.json", lambda d: d.update(state="../../outside")), "resume"),
+    "a cluster of the attacker": (
+        lambda s: s.config(lambda c: c["engine"].update(kind="ray", address="ray://127.0.0.1:1")),
+        "resume",
+    ),
+    "a checkpoint's name that climbs": (
+        numbers("state/checkpoint.json", lambda d: d.update(state="../../outside")),
+        "resume",
+    ),
     "a config that is a link": (linked("config.yaml", "config.yaml"), "run"),
     "evidence that is a link": (linked("evidence", "."), "run attack=[lira]"),
     "figures that are a link": (linked("figures", "."), "report"),
@@ -282,7 +356,12 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {  # what it tries -> 
     "a ledger that is a link": (linked("ledger.json", "secret.json"), "verify"),
     "a link in a run to compare": (linked("more", "."), "compare"),
     "a link in a point of a sweep": (linked("more", "."), "sweep"),
-    "an evidence file that climbs": (numbers("findings.json", lambda d: d["findings"][0].update(figure="../../outside/x.safetensors")), "report"),
+    "an evidence file that climbs": (
+        numbers(
+            "findings.json", lambda d: d["findings"][0].update(figure="../../outside/x.safetensors")
+        ),
+        "report",
+    ),
     # too much, or no file at all
     "a pipe": (pipe, "report"),
     "a bomb of aliases": (aliases, "run"),
@@ -295,12 +374,27 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {  # what it tries -> 
     "pickled scores": (npz_pickle, "scores"),
     "a deep nest in the ledger": (text("ledger.json", "[" * 100_000), "report"),
     # numbers that lie
-    "edited findings for a page": (numbers("findings.json", lambda d: d["privacy"].update(epsilon={"pld": 0.5, "rdp": 0.5})), "report"),
-    "edited findings in a comparison": (numbers("findings.json", lambda d: d["findings"][1].update(auc=0.5)), "compare"),
-    "edited findings in a sweep": (numbers("findings.json", lambda d: d.update(verdict="contradiction")), "sweep"),
-    "a ledger of garbage": (numbers("ledger.json", lambda d: d.update(releases=[1, None, {"id": "x"}])), "report"),
-    "a training in a sweep that is none": (text("training.json", '{{"epsilon": 3, "accuracy": 1}}'), "train sweep"),
-}  # fmt: skip
+    "edited findings for a page": (
+        numbers("findings.json", lambda d: d["privacy"].update(epsilon={"pld": 0.5, "rdp": 0.5})),
+        "report",
+    ),
+    "edited findings in a comparison": (
+        numbers("findings.json", lambda d: d["findings"][1].update(auc=0.5)),
+        "compare",
+    ),
+    "edited findings in a sweep": (
+        numbers("findings.json", lambda d: d.update(verdict="contradiction")),
+        "sweep",
+    ),
+    "a ledger of garbage": (
+        numbers("ledger.json", lambda d: d.update(releases=[1, None, {"id": "x"}])),
+        "report",
+    ),
+    "a training in a sweep that is none": (
+        text("training.json", '{{"epsilon": 3, "accuracy": 1}}'),
+        "train sweep",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -311,7 +405,8 @@ def test_a_hostile_folder_ends_in_one_line(
     make(scene)
     monkeypatch.setenv("PRIVDD_CANARY", str(scene.sung))
     monkeypatch.delitem(sys.modules, "tests.cli.canary_module", raising=False)
-    before, beside = state(scene.outside), {p.name for p in scene.run.parent.iterdir()}
+    before = state(scene.outside)
+    beside = {p.name for p in scene.run.parent.iterdir()}
     OPENED.clear()
     status = run_command(kind, scene, monkeypatch)
     said = capfd.readouterr().err
@@ -341,11 +436,21 @@ def test_the_watch_sees_what_is_opened_outside(scene: Scene) -> None:
 def test_data_of_ones_own_is_read_when_it_is_named_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The way out of the refusal, as its line says; another place than the stored one stays refused."""
+    """The way out of the refusal, as its line says; another place than the stored one stays
+    refused."""
     value("data.root", "{outside}/data.npz")(scene)
     here = f"data.root={scene.outside / 'data.npz'}"
-    assert run_command("run attack=[lira]", scene, monkeypatch) == 1 and here in capfd.readouterr().err
-    assert run_command(f"run attack=[lira] data.root={scene.outside / 'other.npz'}", scene, monkeypatch) == 1
+    assert (
+        run_command("run attack=[lira]", scene, monkeypatch) == 1 and here in capfd.readouterr().err
+    )
+    assert (
+        run_command(
+            f"run attack=[lira] data.root={scene.outside / 'other.npz'}", scene, monkeypatch
+        )
+        == 1
+    )
     assert "can be changed" in capfd.readouterr().err
-    status = run_command(f"run attack=[lira] {here}", scene, monkeypatch)  # name is still digits, so root is not needed
+    status = run_command(
+        f"run attack=[lira] {here}", scene, monkeypatch
+    )  # name is still digits, so root is not needed
     assert "reads and reaches nothing" not in capfd.readouterr().err and status in (0, 1)

@@ -26,15 +26,29 @@ from privdd.runtime import files as store
 from privdd.runtime.files import DamagedRun
 
 HERE = Path(__file__).parent
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path])}
-TINY = ["preset=smoke", "partition.clients=3", "data.limit=150", "model=mlp", "algo.rounds=3", "algo.local_epochs=1"]
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), *sys.path]),
+}
+TINY = [
+    "preset=smoke",
+    "partition.clients=3",
+    "data.limit=150",
+    "model=mlp",
+    "algo.rounds=3",
+    "algo.local_epochs=1",
+]
 
 
 def test_killed_audits_resume_to_the_same_result(tmp_path: Path) -> None:
     """PRIVDD_KILLS=10 kills ten times; the seed is new each time and shown on failure."""
-    kills, seed = int(os.environ.get("PRIVDD_KILLS", "2")), random.SystemRandom().randrange(10**6)
+    kills = int(os.environ.get("PRIVDD_KILLS", "2"))
+    seed = random.SystemRandom().randrange(10**6)
     command = [sys.executable, str(HERE / "kill_harness.py"), str(tmp_path), str(kills), str(seed)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=150 * (kills + 4))
+    done = subprocess.run(
+        command, env=ENVIRONMENT, capture_output=True, text=True, timeout=150 * (kills + 4)
+    )
     assert done.returncode == 0, done.stderr
     seen = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(seen) == kills
@@ -45,7 +59,12 @@ def test_killed_audits_resume_to_the_same_result(tmp_path: Path) -> None:
 def command_line(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "privdd.train", *arguments]
     return subprocess.Popen(
-        command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        command,
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
@@ -74,14 +93,18 @@ def test_ctrl_c_says_how_to_resume_and_resume_takes_no_other_setting(
 def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     settings = compose_config("train", TINY)
     assert run_training(settings, tmp_path, []) == 0
-    assert prepare_run_folder(tmp_path, compose_config("train", [*TINY, "engine=processes"]))  # does not decide what is sent
+    assert prepare_run_folder(
+        tmp_path, compose_config("train", [*TINY, "engine=processes"])
+    )  # does not decide what is sent
     with pytest.raises(BadConfig, match=r"another config.*seed"):
         prepare_run_folder(tmp_path, compose_config("train", [*TINY, "seed=1"]))
     with pytest.raises(BadConfig, match=r"another config.*algo"):
         run_training(compose_config("train", [*TINY, "algo.lr=0.01"]), tmp_path, [])
 
 
-def test_a_finished_training_is_not_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_training_is_not_trained_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_training(compose_config("train", TINY), tmp_path, [])
     before = json.loads((tmp_path / "training.json").read_text())
     (tmp_path / "ledger.json").unlink()
@@ -95,11 +118,14 @@ def test_a_finished_training_is_not_trained_again(tmp_path: Path, monkeypatch: p
 def test_a_full_disk_is_one_line_and_keeps_what_was_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], moment: int
 ) -> None:
-    """The moment-th file does not fit; everything before it stays, and the run goes on once there is room."""
+    """The moment-th file does not fit; everything before it stays, and the run goes on once there
+    is room."""
     monkeypatch.setattr("privdd.federated.trainer.CHECKPOINT_EVERY", 0.0)
-    whole, starved = tmp_path / "whole", tmp_path / "starved"
+    whole = tmp_path / "whole"
+    starved = tmp_path / "starved"
     run_training(compose_config("train", TINY), whole, [])
-    real, count = os.fsync, 0
+    real = os.fsync
+    count = 0
 
     def full(handle: int) -> None:
         nonlocal count
@@ -110,8 +136,12 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
 
     monkeypatch.setattr(store.os, "fsync", full)
     capsys.readouterr()
-    assert compose.run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
-    error = [line for line in capsys.readouterr().err.splitlines() if line.startswith("privdd: error")]
+    assert (
+        compose.run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
+    )
+    error = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("privdd: error")
+    ]
     assert len(error) == 1 and "no space left" in error[0] and str(starved) in error[0]
     kept = [p for p in starved.rglob("*") if p.is_file()]
     assert len(kept) >= min(moment - 1, 8) // 2 and not [p for p in kept if p.name.startswith(".")]
@@ -121,7 +151,9 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
 
 
 def test_a_real_full_disk(tmp_path: Path) -> None:
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("mounting is not allowed here")
     try:
@@ -134,7 +166,9 @@ def test_a_real_full_disk(tmp_path: Path) -> None:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_an_unwritable_folder_is_one_line_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_folder_is_one_line_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr("privdd.federated.trainer.run_round", None)
     for place in (tmp_path / "file" / "run", Path("/proc/run")):

@@ -1,8 +1,10 @@
-"""Ways in which stated guarantees of earlier versions were broken, and the attacks that broke them, tried again.
+"""Ways in which stated guarantees of earlier versions were broken, and the attacks that broke them,
+tried again.
 
-Each attack fails now, and succeeds where the former fault is planted again. Others have their place beside the code:
-low bits of single mechanisms (tests/privacy/test_lattice.py), counts in replies and ledger (test_what_leaves.py),
-draws by position (tests/distillation/test_feature_split.py), one seed for two noise levels
+Each attack fails now, and succeeds where the former fault is planted again. Others have their place
+beside the code: low bits of single mechanisms (tests/privacy/test_lattice.py), counts in replies
+    and ledger (test_what_leaves.py), draws by position (tests/distillation/test_feature_split.py),
+    one seed for two noise levels
 (tests/federated/test_noise_streams.py).
 """
 
@@ -34,7 +36,8 @@ from tests.float_noise import in_float32, off_grid
 DELTA = 1e-5
 
 
-# --- whose features were zeroed out, read off the low bits of a whole run ---------------------------
+# --- whose features were zeroed out, read off the low bits of a whole run
+# ---------------------------
 
 
 def named_as_out(seed: int) -> tuple[Tensor, Tensor]:
@@ -44,21 +47,33 @@ def named_as_out(seed: int) -> tuple[Tensor, Tensor]:
     """
     more = ("privacy.noise_source=os", f"seed={seed}", "audit.records=30")
     experiment = build_experiment(tiny_config("fedfed_dp", *more, command="audit"))
-    plan, game, shards = experiment.plan, membership_game_of(experiment), list(experiment.shards)
+    plan = experiment.plan
+    game = membership_game_of(experiment)
+    shards = list(experiment.shards)
     shards[plan.victim] = game.shard_of_replay(shards[plan.victim], 0)
-    progress, sent = start_training(plan, experiment.new_ledger()), None
+    progress = start_training(plan, experiment.new_ledger())
+    sent = None
     while sent is None:
         progress, inbox, broadcast = run_round(plan, progress, shards, experiment.engine)
         sent = next(
-            (r.values["features"]["x"] for r in inbox if r.client == plan.victim and "features" in r.values), None
+            (
+                r.values["features"]["x"]
+                for r in inbox
+                if r.client == plan.victim and "features" in r.values
+            ),
+            None,
         )
-    own, candidates, mechanism = shards[plan.victim], game.audited_records, plan.mechanisms["features"]
+    own = shards[plan.victim]
+    candidates = game.audited_records
+    mechanism = plan.mechanisms["features"]
     assert own.nulls is not None and isinstance(mechanism, FeatureNoise)
     ids = torch.cat([own.train.ids, own.nulls.ids]).sort().values
     features = plan.method.maps(broadcast, {}, plan.problem)["feature"](candidates.x)
     clean = mechanism({"x": features.detach()}, SeededNoise(Keys(0).torch())).exact or {}
     rows = torch.searchsorted(ids, candidates.ids)
-    flagged = [off_grid(sent[row].flatten(), one.flatten()) > 0 for row, one in zip(rows, clean["x"])]
+    flagged = [
+        off_grid(sent[row].flatten(), one.flatten()) > 0 for row, one in zip(rows, clean["x"])
+    ]
     return torch.tensor(flagged), ~game.masks[0]
 
 
@@ -67,7 +82,9 @@ def test_low_bits_of_a_whole_run_name_no_record_that_was_left_out() -> None:
     assert not named.any()
 
 
-def test_with_noise_in_float32_they_name_most_and_never_wrongly(monkeypatch: pytest.MonkeyPatch, system_bytes: None) -> None:
+def test_with_noise_in_float32_they_name_most_and_never_wrongly(
+    monkeypatch: pytest.MonkeyPatch, system_bytes: None
+) -> None:
     honest = FeatureNoise.__call__
 
     def planted(self: FeatureNoise, value: dict[str, Tensor], noise: Noise) -> Output:
@@ -79,19 +96,25 @@ def test_with_noise_in_float32_they_name_most_and_never_wrongly(monkeypatch: pyt
     assert int((named & out).sum()) > 0.3 * int(out.sum())
 
 
-# --- the size of a small class, read off the scale of its noise -------------------------------------
+# --- the size of a small class, read off the scale of its noise
+# -------------------------------------
 
 
 @lru_cache(maxsize=1)
 def shown_of_a_small_class() -> float:
-    """Epsilon that two hypotheses, a class of three records or of two, refute: the variance of the noise tells them apart."""
-    mechanism, noise = AggregateClip(noise_multiplier=5.0, clip_norm=1.0), SeededNoise(torch.Generator().manual_seed(1))
+    """Epsilon that two hypotheses, a class of three records or of two, refute: the variance of the
+    noise tells them apart."""
+    mechanism = AggregateClip(noise_multiplier=5.0, clip_norm=1.0)
+    noise = SeededNoise(torch.Generator().manual_seed(1))
     rows = 0.01 * torch.randn(3, 640, generator=torch.Generator().manual_seed(0))
     pair = [{"g": rows}, {"g": rows[:2]}]
     clean = [(mechanism(value, noise).exact or {})["g"].double() for value in pair]
 
     def loss(released: Tensor) -> float:
-        terms = [((released.double() - at).square().sum() / (2 * (5 / n) ** 2), n) for at, n in zip(clean, (3, 2))]
+        terms = [
+            ((released.double() - at).square().sum() / (2 * (5 / n) ** 2), n)
+            for at, n in zip(clean, (3, 2))
+        ]
         return float(terms[1][0] - terms[0][0]) + released.numel() * math.log(3 / 2)
 
     ratios = torch.tensor([loss(mechanism(pair[0], noise).value["g"]) for _ in range(100)])
@@ -111,10 +134,13 @@ def test_the_epsilon_that_it_once_stated_is_refuted() -> None:
     assert once == pytest.approx(5.41, abs=0.01) and shown_of_a_small_class() > 10 * once
 
 
-# --- many bounds, each of which may be wrong once in twenty -----------------------------------------
+# --- many bounds, each of which may be wrong once in twenty
+# -----------------------------------------
 
 
-RUNS, TIMES, EPSILON = 120, 60, 2.0
+RUNS = 120
+TIMES = 60
+EPSILON = 2.0
 
 
 def contradicted(confidence: float, tests: int) -> int:
@@ -122,12 +148,16 @@ def contradicted(confidence: float, tests: int) -> int:
 
     Each bound is about randomised response, which meets its epsilon exactly.
     """
-    rng, honest = np.random.default_rng(5), 1 / (1 + math.exp(-EPSILON))
+    rng = np.random.default_rng(5)
+    honest = 1 / (1 + math.exp(-EPSILON))
 
     def above() -> bool:
         sides = (rng.random(RUNS) < honest, rng.random(RUNS) > honest)
         rows = [torch.tensor(side.astype(float)).unsqueeze(1) for side in sides]
-        return bound_from_runs(*rows, delta=DELTA, generator=rng, confidence=confidence).value > EPSILON
+        return (
+            bound_from_runs(*rows, delta=DELTA, generator=rng, confidence=confidence).value
+            > EPSILON
+        )
 
     return sum(any(above() for _ in range(tests)) for _ in range(TIMES))
 

@@ -28,12 +28,15 @@ def event_of(data: dict[str, Any]) -> dpa.DpEvent:
 
 
 def recounted(file: Path) -> float:
-    """The worst client's epsilon: per cell its own releases and those of no cell, then the worst cell."""
+    """The worst client's epsilon: per cell its own releases and those of no cell, then the worst
+    cell."""
     data = json.loads(file.read_text())
     assert data["relation"] == "add_remove"
     cells: dict[int, dict[str | None, list[dpa.DpEvent]]] = defaultdict(lambda: defaultdict(list))
     for row in data["releases"]:
-        cells[row["client"]][row["partition"]].append(dpa.SelfComposedDpEvent(event_of(row["event"]), row["count"]))
+        cells[row["client"]][row["partition"]].append(
+            dpa.SelfComposedDpEvent(event_of(row["event"]), row["count"])
+        )
     totals = {}
     for by_cell in cells.values():
         for cell in by_cell:
@@ -43,12 +46,20 @@ def recounted(file: Path) -> float:
                 counts[event] += 1
             whole = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(e, n) for e, n in counts.items()])
             totals[repr(whole)] = whole
-    return max(PLDAccountant().compose(whole).get_epsilon(data["delta"]) for whole in totals.values())
+    return max(
+        PLDAccountant().compose(whole).get_epsilon(data["delta"]) for whole in totals.values()
+    )
 
 
 @pytest.mark.parametrize(("algo", "low"), [("feddm_dp", 2.9)])
 def test_a_calibrated_run_spends_what_was_asked_for(algo: str, low: float, tmp_path: Path) -> None:
-    small = ("data=digits", "preset=smoke", "algo.matching.iterations=2", "algo.server.epochs=1", "partition.clients=3")
+    small = (
+        "data=digits",
+        "preset=smoke",
+        "algo.matching.iterations=2",
+        "algo.server.epochs=1",
+        "partition.clients=3",
+    )
     said = train(f"algo={algo}", "privacy.epsilon=3", *small, out=tmp_path)
     recount = recounted(tmp_path / "ledger.json")
     assert low < recount <= 3.0

@@ -1,4 +1,5 @@
-"""A Ray cluster of two nodes that exists already: both work, one may die, the results are those of a loop."""
+"""A Ray cluster of two nodes that exists already: both work, one may die, the results are those of
+a loop."""
 
 from __future__ import annotations
 
@@ -23,7 +24,11 @@ from tests.runtime.crash_tasks import Deadly
 pytestmark = pytest.mark.engine
 SECRET = "a secret of sixteen letters"
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 300, "health_check_failure_threshold": 3}
+QUICK = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 300,
+    "health_check_failure_threshold": 3,
+}
 
 
 def tasks(folder: Path) -> list[Deadly]:
@@ -77,7 +82,9 @@ def test_a_node_that_dies_takes_no_result_with_it(two_nodes, expected, tmp_path)
     two_nodes.add_node(num_cpus=1)  # in its place, for the next test too, whichever it is
     (tmp_path / "later").mkdir()
     later = list(engine.map(crash_tasks.placed, tasks(tmp_path / "later")))
-    assert victim.node_id not in {node for node, _ in later}  # what it had finished before may have come after its end
+    assert victim.node_id not in {
+        node for node, _ in later
+    }  # what it had finished before may have come after its end
     assert all(torch.equal(mine, other) for (_, mine), other in zip(later, expected, strict=True))
 
 
@@ -117,7 +124,9 @@ def test_a_node_with_other_kernels_is_refused_or_recorded(two_nodes, expected, t
         pytest.skip("this processor has no other kernels than torch's default ones")
     with node_with_other_kernels(two_nodes):
         engine = Engine("ray", address=two_nodes.address)
-        with pytest.raises(UnlikeWorker, match=r"processor x86_64 DEFAULT.*engine\.mixed=true") as caught:
+        with pytest.raises(
+            UnlikeWorker, match=r"processor x86_64 DEFAULT.*engine\.mixed=true"
+        ) as caught:
             list(engine.map(crash_tasks.placed, tasks(tmp_path)))
         assert "\n" not in str(caught.value)
         (tmp_path / "mixed").mkdir()
@@ -136,11 +145,15 @@ class Heavy:
 
 
 STORE_BYTES = 80 * 2**20
-NO_DISK = {"automatic_object_spilling_enabled": False, "local_fs_capacity_threshold": 0.0}  # nothing may go to the disk
+NO_DISK = {
+    "automatic_object_spilling_enabled": False,
+    "local_fs_capacity_threshold": 0.0,
+}  # nothing may go to the disk
 
 
 def test_a_full_object_store_ends_in_one_line_and_an_emptied_one_goes_on(two_nodes) -> None:
-    """The last: it ends the cluster of two and starts a small one that may not spill onto the disk."""
+    """The last: it ends the cluster of two and starts a small one that may not spill onto the
+    disk."""
     import ray
 
     from privdd.runtime.ray_pool import disconnect_ray
@@ -150,18 +163,26 @@ def test_a_full_object_store_ends_in_one_line_and_an_emptied_one_goes_on(two_nod
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         ray.init(
-            address="local", num_cpus=2, object_store_memory=STORE_BYTES, include_dashboard=False, log_to_driver=False,
+            address="local",
+            num_cpus=2,
+            object_store_memory=STORE_BYTES,
+            include_dashboard=False,
+            log_to_driver=False,
             _system_config=NO_DISK,
-        )  # fmt: skip
+        )
     try:
         work = [Heavy(torch.ones(10 * 2**20), k) for k in range(1)]
         work += [replace(work[0], number=k) for k in (1, 2)]
         filling = ray.put(torch.zeros(60 * 2**20, dtype=torch.uint8).numpy())
         engine = Engine("ray", workers=2, retries=1)
-        with pytest.raises(TooManyLostWorkers, match=r"ObjectStoreFullError|OutOfDiskError") as caught:
+        with pytest.raises(
+            TooManyLostWorkers, match=r"ObjectStoreFullError|OutOfDiskError"
+        ) as caught:
             list(engine.map(Heavy.add, work))
         assert "\n" not in str(caught.value)
         del filling
-        assert list(replace(engine, retries=5).map(Heavy.add, work)) == [task.add() for task in work]
+        assert list(replace(engine, retries=5).map(Heavy.add, work)) == [
+            task.add() for task in work
+        ]
     finally:
         disconnect_ray()

@@ -1,4 +1,5 @@
-"""What README and tutorials show runs: commands are accepted, and examples work, in at most fifteen lines."""
+"""What README and tutorials show runs: commands are accepted, and examples work, in at most fifteen
+lines."""
 
 from __future__ import annotations
 
@@ -26,20 +27,34 @@ from privdd.reproduce.catalogue import parse_arguments as read_reproduce
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs").glob("*/*.md"))]
 SHOWN = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
-BLOCKS = [(kind, dedent(text)) for kind, text in re.findall(r"^ *```(\w+)\n(.*?)^ *```", SHOWN, re.M | re.S)]
+BLOCKS = [
+    (kind, dedent(text))
+    for kind, text in re.findall(r"^ *```(\w+)\n(.*?)^ *```", SHOWN, re.M | re.S)
+]
 FILES = {m[1]: text for _, text in BLOCKS if (m := re.match(r"# (mine/\S+)\n", text))}
 TINY = (
-    "preset=smoke", "partition.clients=2", "algo.rounds=1", "algo.local_epochs=1", "audit.worlds=3", "audit.records=12",
+    "preset=smoke",
+    "partition.clients=2",
+    "algo.rounds=1",
+    "algo.local_epochs=1",
+    "audit.worlds=3",
+    "audit.records=12",
     "audit.waive.global_model=small",
-)  # fmt: skip
+)
 
 
 def commands() -> list[str]:
     inline = re.findall(r"`(python -m privdd\.[^`]+)`", SHOWN)
     blocks = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
-    found = [line.split("python -m ", 1)[1] for line in (*inline, *blocks) if "python -m privdd" in line]
+    found = [
+        line.split("python -m ", 1)[1] for line in (*inline, *blocks) if "python -m privdd" in line
+    ]
     lines = dict.fromkeys(line.split("   #")[0].strip() for line in found)
-    return [line for line in lines if "=" in line or "DIR" in line or " -" in line or line.endswith("selftest")]
+    return [
+        line
+        for line in lines
+        if "=" in line or "DIR" in line or " -" in line or line.endswith("selftest")
+    ]
 
 
 @pytest.fixture
@@ -127,18 +142,35 @@ def test_the_contract_check_runs(mine: Path) -> None:
 
 
 def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
-    found = audit(*TINY, "algo=signs", "privacy=layerwise", "attack=[rank]", config_dir=mine, out=tmp_path / "run")
+    found = audit(
+        *TINY,
+        "algo=signs",
+        "privacy=layerwise",
+        "attack=[rank]",
+        config_dir=mine,
+        out=tmp_path / "run",
+    )
     assert found.run.algo == "signs" and found.privacy.unit == "client"
     update = next(row for row in found.surfaces if row.surface == "update")
     assert update.mechanism == "Layerwise" and 0 < update.epsilon.pld < float("inf")
     assert {row.attack for row in found.findings if row.family == "membership"} == {"rank"}
     tested = {row.attack: row for row in found.findings if row.family == "guarantee"}
-    guarantee = {"t0_noise", "t0_ledger", "t1_sensitivity", "t1_told", "t2_whole_run", "t3_transcript", "t3_curve"}
+    guarantee = {
+        "t0_noise",
+        "t0_ledger",
+        "t1_sensitivity",
+        "t1_told",
+        "t2_whole_run",
+        "t3_transcript",
+        "t3_curve",
+    }
     assert set(tested) == guarantee
     assert 0.99 < tested["t1_sensitivity"].kappa <= 1.001 and update.verdict == "consistent"
 
 
-@pytest.mark.parametrize("code", [text for kind, text in BLOCKS if kind == "python" and "import audit" in text])
+@pytest.mark.parametrize(
+    "code", [text for kind, text in BLOCKS if kind == "python" and "import audit" in text]
+)
 def test_python_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As written, at a tiny size."""
     tiny = [item for item in TINY if not item.startswith(("preset", "algo", "audit.waive"))]
@@ -146,4 +178,7 @@ def test_python_examples_run(code: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("privdd.api.audit", lambda **given: audit(*tiny, "attack=[lira]", **given))
     names: dict[str, Any] = {}
     exec(compile(code, "example", "exec"), names)
-    assert names["found"].verdict == "unprotected" and (tmp_path / "runs" / "first" / "report.html").is_file()
+    assert (
+        names["found"].verdict == "unprotected"
+        and (tmp_path / "runs" / "first" / "report.html").is_file()
+    )

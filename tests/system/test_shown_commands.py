@@ -1,7 +1,8 @@
-"""Every command that README and the documentation show is executed, in this process and at the smallest size.
+"""Every command that README and the documentation show is executed, in this process and at the
+smallest size.
 
-Nothing but sizes is added; of a sweep the first point runs (sweeps as such: tests/cli/test_sweeps.py). What is not run is
-listed with its reason.
+Nothing but sizes is added; of a sweep the first point runs (sweeps as such:
+tests/cli/test_sweeps.py). What is not run is listed with its reason.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ from tests.system.test_readme import BLOCKS, ROOT, commands, mine
 __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
 NOT_RUN = {
-    "privdd.selftest": "takes minutes; its faults are run one by one in tests/auditing/dp_tests/test_noise_and_sampling_test.py",
+    "privdd.selftest": "takes minutes; its faults are run one by one in "
+    "tests/auditing/dp_tests/test_noise_and_sampling_test.py",
     "privdd.audit --init": "writes files, as privdd.gate --init does: tests/system/test_gated_repository.py",
     "privdd.audit algo=fedavg privacy=client policy=": "wants a policy: tests/system/test_gated_repository.py",
     "privdd.verify audit --strict --policy": "the same: tests/verification/test_run_folder.py",
     "privdd.audit --help": "prints and stops: tests/cli/test_main.py",
-    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_test.py does, with this engine",
+    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_test.py does, with "
+    "this engine",
     "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_ray_cluster.py starts one",
     "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",
-    "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: tests/cli/test_sweeps.py",
+    "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: "
+    "tests/cli/test_sweeps.py",
     "privdd.audit target.model=": "trains models of its own: tests/external/test_runner.py",
     "privdd.audit target.synthetic=": "the same: tests/external/test_synthetic_data.py",
     "privdd.audit target.updates=": "the same: tests/external/test_client_updates.py",
@@ -49,11 +53,14 @@ NOT_RUN = {
     "privdd.check mechanism=fedx.py:send_prototypes": "wants the page's example: tests/blackbox/test_tutorial.py",
     "privdd.check mechanism=noise.py:release": "wants the page's example: tests/blackbox/test_tutorial.py",
     "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_page_pdf.py",
-    "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open and verify",
+    "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open "
+    "and verify",
     "privdd.reproduce": "trains for minutes: tests/reproduce/test_train.py does, at a smaller size",
     "privdd.gate": "wants several runs and a policy: tests/system/test_gated_repository.py",
-    "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is run here",
-    "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what is built",
+    "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which "
+    "is run here",
+    "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what "
+    "is built",
     "make test": "is how tests are run",
     "python make_data.py": "its block is run by tests/system/test_flower_loopback.py",
     "flwr run": "starts Flower's simulation: tests/system/test_flower_loopback.py (nightly)",
@@ -75,7 +82,13 @@ PYTHON = {
     "# noise.py": "tests/blackbox/test_tutorial.py",
     "# test_noise.py": "tests/blackbox/test_runner.py",
 }
-SMALL = ("data.test_limit=40", "partition.clients=2", "audit.records=12", "audit.worlds=3", "audit.victims=1")
+SMALL = (
+    "data.test_limit=40",
+    "partition.clients=2",
+    "audit.records=12",
+    "audit.worlds=3",
+    "audit.victims=1",
+)
 GUARANTEE = ("audit.guarantee.runs=20", "audit.guarantee.slow_runs=20", "audit.guarantee.images=1")
 NOISY = """
 import numpy as np
@@ -95,8 +108,16 @@ ALONE = re.compile(r"privdd\.(?:account|audit|train|report|verify|check|selftest
 
 def shown() -> list[str]:
     """What ``test_readme`` reads, and the lines of shell blocks that are no command of privdd."""
-    other = [line.split("   #")[0].split("    #")[0].strip() for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
-    return [*commands(), *dict.fromkeys(line for line in other if line and "python -m privdd" not in line)]
+    other = [
+        line.split("   #")[0].split("    #")[0].strip()
+        for kind, text in BLOCKS
+        if kind == "sh"
+        for line in text.splitlines()
+    ]
+    return [
+        *commands(),
+        *dict.fromkeys(line for line in other if line and "python -m privdd" not in line),
+    ]
 
 
 def run_here(line: str) -> bool:
@@ -104,9 +125,16 @@ def run_here(line: str) -> bool:
 
 
 @pytest.fixture
-def place(mine: Path, audited: Callable[[str], SmallAudit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(
+    mine: Path,
+    audited: Callable[[str], SmallAudit],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
     """A working folder with everything that the commands speak of."""
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the process in which a mechanism is checked
+    monkeypatch.setenv(
+        "PYTHONPATH", str(tmp_path)
+    )  # for the process in which a mechanism is checked
     for name in ("runs/first", "outputs/run-a", "DIR"):
         shutil.copytree(audited("fedavg").path, tmp_path / name)
     shutil.copytree(audited("fedavg_seed1").path, tmp_path / "outputs/run-b")
@@ -114,7 +142,9 @@ def place(mine: Path, audited: Callable[[str], SmallAudit], tmp_path: Path, monk
     for label in "ab":
         (tmp_path / "pictures" / label).mkdir(parents=True)
         for index in range(30):
-            Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(tmp_path / "pictures" / label / f"{index}.png")
+            Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(
+                tmp_path / "pictures" / label / f"{index}.png"
+            )
     member = np.arange(60) % 2 == 0
     np.savez(tmp_path / "scores.npz", scores=member + rng.normal(size=60), member=member)
     np.savez(tmp_path / "mine.npz", x=rng.random((90, 8, 8)), y=np.arange(90) % 3)
@@ -129,7 +159,9 @@ def words(line: str) -> list[str]:
     _, *argv = shlex.split(line)
     if "-m" in argv:
         argv = [one if "[" in one else one.split(",")[0] for one in argv if one != "-m"]
-    if not line.startswith("privdd.audit") or any(one.startswith(("run=", "resume=")) for one in argv):
+    if not line.startswith("privdd.audit") or any(
+        one.startswith(("run=", "resume=")) for one in argv
+    ):
         return argv
     if any(one.startswith("scores=") for one in argv):
         return [one.replace("mine.npz", "scores.npz") for one in argv]
@@ -138,21 +170,49 @@ def words(line: str) -> list[str]:
 
 def sizes(argv: list[str]) -> list[str]:
     typed = {one.split("=")[0] for one in argv}
-    groups = [one.replace("signs", "fedavg") for one in argv if one.startswith(("algo=", "privacy=")) and "layerwise" not in one]
+    groups = [
+        one.replace("signs", "fedavg")
+        for one in argv
+        if one.startswith(("algo=", "privacy=")) and "layerwise" not in one
+    ]
     config = compose_config("audit", [*groups, "preset=smoke"])
-    short = [f"{key}={value}" for key, value in SHORT.items() if OmegaConf.select(config, key) is not None]
+    short = [
+        f"{key}={value}"
+        for key, value in SHORT.items()
+        if OmegaConf.select(config, key) is not None
+    ]
     limit = [] if {"data"} & typed else ["data.limit=150"]
-    few = ["attack.gradient_inversion.method.iterations=5"] if "gradient_inversion" in " ".join(argv) else []
-    wanted = ["preset=smoke", *SMALL, *limit, *(GUARANTEE if "privacy" in " ".join(argv) else ()), *short, *few, "attack=[lira]"]
+    few = (
+        ["attack.gradient_inversion.method.iterations=5"]
+        if "gradient_inversion" in " ".join(argv)
+        else []
+    )
+    wanted = [
+        "preset=smoke",
+        *SMALL,
+        *limit,
+        *(GUARANTEE if "privacy" in " ".join(argv) else ()),
+        *short,
+        *few,
+        "attack=[lira]",
+    ]
     return [one for one in wanted if one.split("=")[0] not in typed]
 
 
 @pytest.mark.parametrize("line", [line for line in shown() if run_here(line)])
-def test_a_shown_command_runs(line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path, *_: path / "report.html")  # drawn elsewhere, and slow
-    for module in ("hydra.core.utils", "hydra._internal.hydra"):  # it would keep this test's captured stderr
+def test_a_shown_command_runs(
+    line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "privdd.reporting.page.write_report", lambda path, *_: path / "report.html"
+    )  # drawn elsewhere, and slow
+    for module in (
+        "hydra.core.utils",
+        "hydra._internal.hydra",
+    ):  # it would keep this test's captured stderr
         monkeypatch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-    module, given = line.split()[0], words(line)
+    module = line.split()[0]
+    given = words(line)
     if module == "privdd.audit":
         monkeypatch.setattr(sys, "argv", ["privdd-audit", *given])
         GlobalHydra.instance().clear()
@@ -171,7 +231,9 @@ def test_a_shown_command_runs(line: str, place: Path, monkeypatch: pytest.Monkey
     assert "Traceback" not in said.err
 
 
-def test_the_tab_key_completes_settings(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tab_key_completes_settings(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     line = "privdd-audit algo=fedf"
     monkeypatch.setattr(sys, "argv", ["privdd-audit", "-sc", "query=bash"])
     monkeypatch.setenv("COMP_LINE", line)
@@ -194,4 +256,8 @@ def test_every_block_of_python_is_run_by_a_test() -> None:
     assert [start for start in PYTHON if not any(text.startswith(start) for text in blocks)] == []
     for place in PYTHON.values():
         path, _, name = place.partition(":")
-        assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8") if name else (ROOT / path).is_file()
+        assert (
+            f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
+            if name
+            else (ROOT / path).is_file()
+        )

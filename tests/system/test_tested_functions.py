@@ -1,4 +1,5 @@
-"""Functions that a figure of the report or a comment in a yaml depends on: each is used by name in some test."""
+"""Functions that a figure of the report or a comment in a yaml depends on: each is used by name in
+some test."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ import pytest
 
 TESTS = next(folder for folder in Path(__file__).resolve().parents if folder.name == "tests")
 
-# What the report or a yaml says, and the function behind it. A test of the whole audit is not enough: it may pass
-# whatever such a function returns.
+# What the report or a yaml says, and the function behind it. A test of the whole audit is not
+# enough: it may pass whatever such a function returns.
 DEPENDED_ON = [
     "privdd.auditing.verdicts:decide_verdict",  # consistent, unprotected, contradiction
     "privdd.reporting.schema:worst_verdict",
     "privdd.auditing.findings:stated_epsilons",  # "stated"
     "privdd.auditing.findings:bytes_per_client",  # bytes of a client
     "privdd.auditing.attack_tasks:familywise_bound",  # epsilon_familywise
-    "privdd.auditing.views:single_record_view",  # gradient inversion, "a client that holds one record"
+    # gradient inversion, "a client that holds one record"
+    "privdd.auditing.views:single_record_view",
     "privdd.auditing.views:blind_scores",  # blind AUC
     "privdd.auditing.views:signals_to_worlds",
     "privdd.auditing.views:feature_noise_constants",
@@ -53,7 +55,8 @@ DEPENDED_ON = [
 
 @lru_cache
 def used() -> frozenset[str]:
-    """"module:function" of what tests import from its module and use, and ".method" of attributes that they read.
+    """ "module:function" of what tests import from its module and use, and ".method" of attributes
+    that they read.
 
     Strings and comments do not count, and this file neither.
     """
@@ -62,12 +65,22 @@ def used() -> frozenset[str]:
         if path == Path(__file__).resolve():
             continue
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-        read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+        read = {
+            node.id
+            for node in nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        }
         modules = {}
         for node in nodes:
             if isinstance(node, ast.ImportFrom):
-                modules |= {name.asname or name.name: f"{node.module}.{name.name}" for name in node.names}
-                found |= {f"{node.module}:{name.name}" for name in node.names if (name.asname or name.name) in read}
+                modules |= {
+                    name.asname or name.name: f"{node.module}.{name.name}" for name in node.names
+                }
+                found |= {
+                    f"{node.module}:{name.name}"
+                    for name in node.names
+                    if (name.asname or name.name) in read
+                }
         for node in nodes:
             if isinstance(node, ast.Attribute):
                 found.add(f".{node.attr}")
@@ -79,7 +92,9 @@ def used() -> frozenset[str]:
 @pytest.mark.parametrize("name", DEPENDED_ON)
 def test_every_function_that_a_figure_depends_on_exists_and_is_named_in_a_test(name: str) -> None:
     module, path = name.split(":")
-    assert callable(reduce(getattr, path.split("."), import_module(module))), f"{name}: moved? correct this list"
+    assert callable(reduce(getattr, path.split("."), import_module(module))), (
+        f"{name}: moved? correct this list"
+    )
     wanted = name if "." not in path else f".{path.split('.')[-1]}"
     assert wanted in used(), f"{name}: no test uses it by name"
 

@@ -33,21 +33,36 @@ def test_what_diverges_at_first_learns_at_a_lower_rate() -> None:
     at = torch.arange(len(x))
     loss = lambda m, images, i: -(soft[i] * F.log_softmax(m(images), 1)).sum(1).mean()  # noqa: E731
     once = train_on_records(net, start, Records(x, at, at), wild, Keys(0).torch(), loss)
-    assert not is_better_than_constant(predict_logits(net, once, x), soft), "it learned at once: the test tests nothing"
-    assert is_better_than_constant(predict_logits(net, train_on_soft_labels(net, start, x, soft, wild, Keys(0)), x), soft)
+    assert not is_better_than_constant(predict_logits(net, once, x), soft), (
+        "it learned at once: the test tests nothing"
+    )
+    assert is_better_than_constant(
+        predict_logits(net, train_on_soft_labels(net, start, x, soft, wild, Keys(0)), x), soft
+    )
     assert MAX_TRIES > 1
 
 
 def test_what_learns_at_once_is_left_as_it_is_after_all_phases() -> None:
     """The rate falls twice, by a factor of four; the epochs are those that were asked for."""
     net, start, x, soft = task()
-    calm, at, generator = ServerTraining(epochs=20, batch_size=20, lr=0.2), torch.arange(len(x)), Keys(0).torch()
+    calm = ServerTraining(epochs=20, batch_size=20, lr=0.2)
+    at = torch.arange(len(x))
+    generator = Keys(0).torch()
     loss = lambda m, images, i: -(soft[i] * F.log_softmax(m(images), 1)).sum(1).mean()  # noqa: E731
     state = start
     for epochs, lr in ((12, 0.2), (5, 0.05), (3, 0.0125)):
-        state = train_on_records(net, state, Records(x, at, at), ServerTraining(epochs=epochs, batch_size=20, lr=lr), generator, loss)
+        state = train_on_records(
+            net,
+            state,
+            Records(x, at, at),
+            ServerTraining(epochs=epochs, batch_size=20, lr=lr),
+            generator,
+            loss,
+        )
     again = train_on_soft_labels(net, start, x, soft, calm, Keys(0))
-    assert is_better_than_constant(predict_logits(net, state, x), soft) and all(torch.equal(state[n], again[n]) for n in state)
+    assert is_better_than_constant(predict_logits(net, state, x), soft) and all(
+        torch.equal(state[n], again[n]) for n in state
+    )
 
 
 def test_outputs_that_are_no_numbers_are_not_better() -> None:

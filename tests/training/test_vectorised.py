@@ -26,7 +26,8 @@ from privdd.models.build import build_skeleton
 from privdd.training.sgd import is_vectorisable, local_sgd, pool_records, vectorised_sgd
 from tests.methods.toy import BATCH_NORM, SPEC, digits, make, shards
 
-MLP, CNN = ModelSpec("mlp", width=16), ModelSpec("smallcnn", width=8)
+MLP = ModelSpec("mlp", width=16)
+CNN = ModelSpec("smallcnn", width=8)
 HEAVY = {"momentum": 0.9, "weight_decay": 1e-2, "local_epochs": 2.5, "batch_size": 16}
 CASES = [
     (FedAvg, MLP, HEAVY),
@@ -36,7 +37,11 @@ CASES = [
     (FedAvg, ModelSpec("smallcnn", width=8, norm="group"), HEAVY),
     (FedAvg, ModelSpec("resnet18", width=4, norm="instance"), {**HEAVY, "local_epochs": 0.5}),
     (FedAvg, ModelSpec("lenet", width=4), HEAVY),
-    (FedAvg, MLP, {"momentum": 0.0, "weight_decay": 0.0, "batch_size": 1000}),  # whole sets, of unequal size
+    (
+        FedAvg,
+        MLP,
+        {"momentum": 0.0, "weight_decay": 0.0, "batch_size": 1000},
+    ),  # whole sets, of unequal size
     (FedAvgM, MLP, HEAVY),
     (FedAdam, CNN, HEAVY),
     (FedNova, MLP, HEAVY),
@@ -50,29 +55,47 @@ SIZES = [70, 31, 5, 64]
 
 def context(method: FedAvg, shard: Shard, round: int = 0, **more: Any) -> ClientContext:
     keys = Keys(3).fold("round", round, "client", shard.client)
-    return ClientContext(round, shard.client, keys, Problem(shard.shape, 10, len(SIZES)), queries=method.queries, **more)
+    return ClientContext(
+        round,
+        shard.client,
+        keys,
+        Problem(shard.shape, 10, len(SIZES)),
+        queries=method.queries,
+        **more,
+    )
 
 
 def worlds() -> list[Shard]:
     """One client's records in four worlds: subsets of one set, of very unequal size."""
     (whole,) = shards([80])
-    drawn = [torch.randperm(80, generator=Keys(k).torch())[:size].sort().values for k, size in enumerate(SIZES)]
+    drawn = [
+        torch.randperm(80, generator=Keys(k).torch())[:size].sort().values
+        for k, size in enumerate(SIZES)
+    ]
     return [whole.with_train(whole.train.take(at)) for at in drawn]
 
 
 def test_a_pass_of_one_client_is_that_client_alone() -> None:
     """As the last pass of an odd number of replays is."""
     method, (client, *_) = make(FedAvg), worlds()
-    sent, ctx = method.broadcast(method.init(Problem(client.shape, 10, 1), Keys(0))), context(make(FedAvg), client)
+    sent = method.broadcast(method.init(Problem(client.shape, 10, 1), Keys(0)))
+    ctx = context(make(FedAvg), client)
     ((upload, _),) = method.local_batched(sent, [{}], [client], [ctx]) or ()
     alone, _ = method.local(sent, {}, client, ctx)
-    assert all(torch.allclose(upload["update"].value[n], v, atol=1e-5) for n, v in alone["update"].value.items())
+    assert all(
+        torch.allclose(upload["update"].value[n], v, atol=1e-5)
+        for n, v in alone["update"].value.items()
+    )
 
 
 @pytest.mark.parametrize(("kind", "model", "settings"), CASES)
-def test_every_upload_is_what_the_client_would_send_alone(kind: Any, model: ModelSpec, settings: dict) -> None:  # type: ignore[type-arg]
-    """Two rounds, so that what a client remembers (a control variate, say) differs between worlds."""
-    method, clients = make(kind, model=model, **settings), worlds()
+def test_every_upload_is_what_the_client_would_send_alone(
+    kind: Any, model: ModelSpec, settings: dict
+) -> None:  # type: ignore[type-arg]
+    """Two rounds, so that what a client remembers (a control variate, say) differs between
+    worlds."""
+    method = make(kind, model=model, **settings)
+    clients = worlds()
     server = method.init(Problem(clients[0].shape, 10, len(SIZES)), Keys(0))
     sent = method.broadcast(server)
     together: list[State] = [{}] * len(clients)
@@ -83,27 +106,49 @@ def test_every_upload_is_what_the_client_would_send_alone(kind: Any, model: Mode
         assert got is not None
         expected = [method.local(sent, m, s, c) for m, s, c in zip(alone, clients, contexts)]
         for (upload, memory), (wanted, kept) in zip(got, expected):
-            assert {n: set(a.value) for n, a in upload.items()} == {n: set(a.value) for n, a in wanted.items()}
+            assert {n: set(a.value) for n, a in upload.items()} == {
+                n: set(a.value) for n, a in wanted.items()
+            }
             for name, artifact in wanted.items():
-                gaps = [float((upload[name].value[n] - v).abs().max()) for n, v in artifact.value.items()]
+                gaps = [
+                    float((upload[name].value[n] - v).abs().max())
+                    for n, v in artifact.value.items()
+                ]
                 scale = max(1.0, max(float(v.abs().max()) for v in artifact.value.values()))
                 assert max(gaps) <= 2e-5 * scale, name  # float32, over all layers and steps
             assert memory.keys() == kept.keys()
-            assert all((memory[n] - kept[n]).abs().max() <= 1e-5 * max(1, kept[n].abs().max()) for n in kept)
-        together, alone = [memory for _, memory in got], [memory for _, memory in expected]
-    moved = max(float((expected[0][0]["update"].value[n] - sent["model"][n]).abs().max()) for n in sent["model"])
+            assert all(
+                (memory[n] - kept[n]).abs().max() <= 1e-5 * max(1, kept[n].abs().max())
+                for n in kept
+            )
+        together = [memory for _, memory in got]
+        alone = [memory for _, memory in expected]
+    moved = max(
+        float((expected[0][0]["update"].value[n] - sent["model"][n]).abs().max())
+        for n in sent["model"]
+    )
     assert moved > 1e-3  # the comparison is of models that have trained
 
 
 def test_torch_trains_the_same_models() -> None:
     """Against torch.optim.SGD on batches written out by hand."""
-    state, parts = initial(CNN, (1, 8, 8), 10, Keys(1).torch()), [s.train for s in worlds()]
+    state = initial(CNN, (1, 8, 8), 10, Keys(1).torch())
+    parts = [s.train for s in worlds()]
     done = vectorised_sgd(
-        build_skeleton(CNN, (1, 8, 8), 10), state, parts, lr=0.05, momentum=0.9, weight_decay=1e-2, batch_size=16, epochs=2,
+        build_skeleton(CNN, (1, 8, 8), 10),
+        state,
+        parts,
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=1e-2,
+        batch_size=16,
+        epochs=2,
         generators=[Keys(2).fold(k).torch() for k in range(len(parts))],
-    )  # fmt: skip
+    )
     for k, (records, (got, steps)) in enumerate(zip(parts, done)):
-        model, generator, taken = build(CNN, (1, 8, 8), 10), Keys(2).fold(k).torch(), 0
+        model = build(CNN, (1, 8, 8), 10)
+        generator = Keys(2).fold(k).torch()
+        taken = 0
         model.load_state_dict(state)
         optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-2)
         for _ in range(2):
@@ -119,30 +164,46 @@ def test_torch_trains_the_same_models() -> None:
 
 def test_a_model_does_not_see_its_neighbours() -> None:
     """Whatever the others hold, even values that are not numbers: the same model, bit for bit."""
-    state, parts = initial(CNN, (1, 8, 8), 10, Keys(1).torch()), [s.train for s in worlds()]
+    state = initial(CNN, (1, 8, 8), 10, Keys(1).torch())
+    parts = [s.train for s in worlds()]
     odd = Records(torch.full_like(parts[1].x, torch.nan), parts[1].y, parts[1].ids + 10_000)
     options: dict[str, Any] = {"lr": 0.1, "batch_size": 16, "steps": 4}
 
     def first(second: Records) -> State:
         generators = [Keys(2).fold(k).torch() for k in range(2)]
-        return vectorised_sgd(build_skeleton(CNN, (1, 8, 8), 10), state, [parts[0], second], generators=generators, **options)[0][0]
+        return vectorised_sgd(
+            build_skeleton(CNN, (1, 8, 8), 10),
+            state,
+            [parts[0], second],
+            generators=generators,
+            **options,
+        )[0][0]
 
-    a, b = first(parts[1]), first(odd)
+    a = first(parts[1])
+    b = first(odd)
     assert all(torch.equal(a[n], b[n]) and a[n].isfinite().all() for n in a)
 
 
 def test_inputs_and_global_streams_are_left_alone() -> None:
-    state, parts = initial(MLP, (1, 8, 8), 10, Keys(1).torch()), [s.train for s in worlds()]
-    kept, before, model = {n: t.clone() for n, t in state.items()}, torch.get_rng_state(), build_skeleton(MLP, (1, 8, 8), 10)
+    state = initial(MLP, (1, 8, 8), 10, Keys(1).torch())
+    parts = [s.train for s in worlds()]
+    kept = {n: t.clone() for n, t in state.items()}
+    before = torch.get_rng_state()
+    model = build_skeleton(MLP, (1, 8, 8), 10)
     layers = [type(part) for part in model.modules()]
 
     def run() -> list[tuple[State, int]]:
         generators = [Keys(2).fold(k).torch() for k in range(len(parts))]
-        return vectorised_sgd(model, state, parts, lr=0.1, batch_size=16, epochs=1, generators=generators)
+        return vectorised_sgd(
+            model, state, parts, lr=0.1, batch_size=16, epochs=1, generators=generators
+        )
 
-    one, two = run(), run()
+    one = run()
+    two = run()
     assert all(torch.equal(a[n], b[n]) for (a, _), (b, _) in zip(one, two) for n in a)
-    assert all(torch.equal(state[n], kept[n]) for n in state) and torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(state[n], kept[n]) for n in state) and torch.equal(
+        torch.get_rng_state(), before
+    )
     assert [type(part) for part in model.modules()] == layers
 
 
@@ -151,14 +212,20 @@ def test_records_that_several_worlds_hold_are_kept_once() -> None:
     pool, rows = pool_records(parts)
     assert sorted(pool.ids.tolist()) == sorted({i for part in parts for i in part.ids.tolist()})
     for part, at in zip(parts, rows):
-        assert torch.equal(pool.ids[at], part.ids) and torch.equal(pool.x[at], part.x) and torch.equal(pool.y[at], part.y)
+        assert (
+            torch.equal(pool.ids[at], part.ids)
+            and torch.equal(pool.x[at], part.x)
+            and torch.equal(pool.y[at], part.y)
+        )
 
 
 class Clipped(FedAvg):
     """A correction over the whole gradient: of all models together it would be another one."""
 
     def correction(self, turn: Any) -> Any:
-        return lambda params, grads: {n: g / sum(v.norm() for v in grads.values()) for n, g in grads.items()}
+        return lambda params, grads: {
+            n: g / sum(v.norm() for v in grads.values()) for n, g in grads.items()
+        }
 
 
 class Declared(FedAvg):
@@ -191,26 +258,39 @@ class Renamed(FedProx):
 def test_who_trains_together() -> None:
     at_once = (FedAvg, FedAvgM, FedAdam, FedNova, FedProx, Scaffold, Renamed, Declared)
     assert all(kind.local_batched is FedAvg.local_batched for kind in at_once)
-    assert all(kind.local_batched is AuditHooks.local_batched for kind in (Moon, FedProto, VHL, Clipped, Mixed))
-    assert overrides_hook(make(FedAvg), "local_batched") and not overrides_hook(make(Moon), "local_batched")
+    assert all(
+        kind.local_batched is AuditHooks.local_batched
+        for kind in (Moon, FedProto, VHL, Clipped, Mixed)
+    )
+    assert overrides_hook(make(FedAvg), "local_batched") and not overrides_hook(
+        make(Moon), "local_batched"
+    )
     clients = worlds()
     for method in (make(Moon), make(VHL), make(FedAvg, model=BATCH_NORM)):
         sent = method.broadcast(method.init(Problem((1, 8, 8), 10, 4), Keys(0)))
-        assert method.local_batched(sent, [{}] * 4, clients, [context(method, s) for s in clients]) is None
+        assert (
+            method.local_batched(sent, [{}] * 4, clients, [context(method, s) for s in clients])
+            is None
+        )
     method = make(FedAvg)
     sent = method.broadcast(method.init(Problem((1, 8, 8), 10, 4), Keys(0)))
     private = [context(method, s, mechanisms={"dpsgd": object()}) for s in clients]
     assert method.local_batched(sent, [{}] * 4, clients, private) is None
     shared = {**sent, "features": {"x": digits().x[:5]}, "labels": {"y": digits().y[:5]}}
-    assert method.local_batched(shared, [{}] * 4, clients, [context(method, s) for s in clients]) is None
+    assert (
+        method.local_batched(shared, [{}] * 4, clients, [context(method, s) for s in clients])
+        is None
+    )
 
 
 def test_refusals() -> None:
-    parts, options = [s.train for s in worlds()][:1], {"lr": 0.1, "batch_size": 4, "generators": [Keys(0).torch()]}
+    parts = [s.train for s in worlds()][:1]
+    options = {"lr": 0.1, "batch_size": 4, "generators": [Keys(0).torch()]}
     assert not is_vectorisable(build_skeleton(BATCH_NORM, (1, 8, 8), 10))
     with pytest.raises(ValueError, match="no form for many"):
         vectorised_sgd(build_skeleton(BATCH_NORM, (1, 8, 8), 10), {}, parts, steps=1, **options)  # type: ignore[arg-type]
-    model, state = build_skeleton(MLP, (1, 8, 8), 10), initial(MLP, (1, 8, 8), 10, Keys(1).torch())
+    model = build_skeleton(MLP, (1, 8, 8), 10)
+    state = initial(MLP, (1, 8, 8), 10, Keys(1).torch())
     for wrong in ({}, {"steps": 1, "epochs": 1}):
         with pytest.raises(ValueError, match="exactly one"):
             vectorised_sgd(model, state, parts, **wrong, **options)  # type: ignore[arg-type]
@@ -220,8 +300,17 @@ def test_refusals() -> None:
 
 def test_channels_last_changes_rounding_only() -> None:
     """The loop's memory order against the same loop on a network whose order is the plain one."""
-    records, state = digits().take(range(64)), initial(CNN, (1, 8, 8), 10, Keys(1).torch())
+    records = digits().take(range(64))
+    state = initial(CNN, (1, 8, 8), 10, Keys(1).torch())
     options: dict[str, Any] = {"lr": 0.05, "momentum": 0.9, "batch_size": 16, "epochs": 2}
-    ours = local_sgd(build_skeleton(CNN, (1, 8, 8), 10), state, records, generator=Keys(2).torch(), **options)[0]
-    plain = vectorised_sgd(build_skeleton(CNN, (1, 8, 8), 10), state, [records], generators=[Keys(2).torch()], **options)[0][0]
+    ours = local_sgd(
+        build_skeleton(CNN, (1, 8, 8), 10), state, records, generator=Keys(2).torch(), **options
+    )[0]
+    plain = vectorised_sgd(
+        build_skeleton(CNN, (1, 8, 8), 10),
+        state,
+        [records],
+        generators=[Keys(2).torch()],
+        **options,
+    )[0][0]
     assert all(torch.allclose(ours[n], plain[n], atol=1e-6) for n in ours)

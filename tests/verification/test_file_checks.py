@@ -1,4 +1,5 @@
-"""Signatures: one's own holds, another key's does not, and no file of the run can change under it."""
+"""Signatures: one's own holds, another key's does not, and no file of the run can change under
+it."""
 
 from __future__ import annotations
 
@@ -25,20 +26,39 @@ def run(audited: Callable[[str], SmallAudit], tmp_path: Path) -> Path:
 def keys(folder: Path, name: str) -> tuple[Path, Path]:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    key, none = Ed25519PrivateKey.generate(), serialization.NoEncryption()
-    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
-    private.write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, none))
-    public.write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+    key = Ed25519PrivateKey.generate()
+    none = serialization.NoEncryption()
+    private = folder / f"{name}.pem"
+    public = folder / f"{name}.pub"
+    private.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, none)
+    )
+    public.write_bytes(
+        key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+    )
     return private, public
 
 
-def test_a_signed_run_is_that_of_its_key_alone(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_signed_run_is_that_of_its_key_alone(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (mine, public), (_, other) = keys(tmp_path, "mine"), keys(tmp_path, "other")
-    assert verify.main([str(run), "--key", str(public)]) == 1 and "signature.json: no such file" in capsys.readouterr().err
+    assert (
+        verify.main([str(run), "--key", str(public)]) == 1
+        and "signature.json: no such file" in capsys.readouterr().err
+    )
     assert verify.main([str(run), "--sign", "--key", str(mine)]) == 0
-    assert verify.main([str(run), "--key", str(public)]) == 0 and "signed by ed25519" in capsys.readouterr().out
+    assert (
+        verify.main([str(run), "--key", str(public)]) == 0
+        and "signed by ed25519" in capsys.readouterr().out
+    )
     assert verify.main([str(run)]) == 0 and "compare this key" in capsys.readouterr().out
-    assert verify.main([str(run), "--key", str(other)]) == 2 and "public_key" in capsys.readouterr().out
+    assert (
+        verify.main([str(run), "--key", str(other)]) == 2
+        and "public_key" in capsys.readouterr().out
+    )
 
 
 def test_an_edit_that_is_sealed_again_breaks_the_signature(run: Path, tmp_path: Path) -> None:
@@ -59,9 +79,15 @@ def test_signing_again_replaces_a_signature_that_no_longer_fits(run: Path, tmp_p
     write_json(run / "manifest.json", read_json(run / "manifest.json") | {"machine": "another"})
     seal_folder(run)
     assert verify.main([str(run), "--key", str(others)]) == 2
-    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 0 and verify.main([str(run), "--key", str(public)]) == 0
+    assert (
+        verify.main([str(run), "--sign", "--key", str(mine)]) == 0
+        and verify.main([str(run), "--key", str(public)]) == 0
+    )
     (run / "ledger.json").write_bytes((run / "ledger.json").read_bytes() + b" ")
-    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 2 and not (run / "signature.json").exists()
+    assert (
+        verify.main([str(run), "--sign", "--key", str(mine)]) == 2
+        and not (run / "signature.json").exists()
+    )
 
 
 def test_a_page_that_is_drawn_anew_leaves_it_whole(run: Path, tmp_path: Path) -> None:
@@ -78,8 +104,13 @@ def test_a_run_that_does_not_agree_is_not_signed(run: Path, tmp_path: Path) -> N
     assert not (run / "signature.json").exists()
 
 
-@pytest.mark.parametrize("bad", ["", "{", '{"algorithm": "none", "public_key": "", "signature": ""}', '{"algorithm": 3}', "[]"])
-def test_damaged_signatures_are_one_line(bad: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    ["", "{", '{"algorithm": "none", "public_key": "", "signature": ""}', '{"algorithm": 3}', "[]"],
+)
+def test_damaged_signatures_are_one_line(
+    bad: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / "signature.json").write_text(bad)
     assert verify.main([str(run)]) == 1
     assert capsys.readouterr().err.count("\n") == 1

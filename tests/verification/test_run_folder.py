@@ -1,4 +1,5 @@
-"""privdd.verify: honest runs agree; every single edit is found, and numbers also after the folder was sealed again."""
+"""privdd.verify: honest runs agree; every single edit is found, and numbers also after the folder
+was sealed again."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ def verdicts_with(run: Path, findings: Any) -> list[str]:
 def test_brought_scores_and_a_training_agree(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     member = rng.random(200) < 0.5
-    np.savez(tmp_path / "s.npz", scores=np.round(rng.normal(size=200) + member, 1), member=member)  # with ties
+    np.savez(
+        tmp_path / "s.npz", scores=np.round(rng.normal(size=200) + member, 1), member=member
+    )  # with ties
     masks = rng.random((6, 40)) < 0.5
     np.savez(tmp_path / "w.npz", signals=np.round(rng.normal(size=(6, 40)) + masks, 1), masks=masks)
     for name in ("s", "w"):
@@ -96,7 +99,16 @@ def test_brought_scores_and_a_training_agree(tmp_path: Path) -> None:
         change(tmp_path / name, "findings.json", "findings", 0, "epsilon_measured", 9.0)
         seal_folder(tmp_path / name)
         assert any("epsilon_measured" in line for line in lines(tmp_path / name))
-    tiny = ["preset=smoke", "algo=fedavg", "model=mlp", "data.limit=100", "data.test_limit=40", "algo.rounds=2", "partition.clients=2", "privacy=dpsgd"]
+    tiny = [
+        "preset=smoke",
+        "algo=fedavg",
+        "model=mlp",
+        "data.limit=100",
+        "data.test_limit=40",
+        "algo.rounds=2",
+        "partition.clients=2",
+        "privacy=dpsgd",
+    ]
     train(*tiny, out=tmp_path / "trained")
     assert lines(tmp_path / "trained") == [] and verify.main([str(tmp_path / "trained")]) == 0
     assert load_verified_training(tmp_path / "trained").findings.utility is not None
@@ -112,7 +124,12 @@ def test_each_check_alone(run: Path) -> None:
     def counts() -> list[int]:
         record = read_run_record(run)
         ledger = run_ledger(record)
-        found = check_ledger_numbers(record, ledger), check_score_numbers(record), check_verdicts(record, ledger), check_sent_values(record.path, ledger)
+        found = (
+            check_ledger_numbers(record, ledger),
+            check_score_numbers(record),
+            check_verdicts(record, ledger),
+            check_sent_values(record.path, ledger),
+        )
         return [len(list(one)) for one in (*found, check_page(record))]
 
     assert counts() == [0] * 5
@@ -125,11 +142,23 @@ def test_each_check_alone(run: Path) -> None:
 @pytest.mark.parametrize(
     ("stored", "found", "equal"),
     [
-        (1, 1.0, True), (1.0, 1 + 1e-8, True), (1.0, 1.001, False), ("inf", float("inf"), True), ("inf", 3, False), (True, 1, False),
-        (None, 0, False), (None, None, True), ("a", "a", True), ("1", 1, False), (0, 1e-12, True), ([1, 2], (1, 2), True), ([1], [1, 2], False),
-        ({"a": 1}, {"a": 1, "b": 2}, False), ({"a": {"b": 2}}, {"a": {"b": 2}}, True),
+        (1, 1.0, True),
+        (1.0, 1 + 1e-8, True),
+        (1.0, 1.001, False),
+        ("inf", float("inf"), True),
+        ("inf", 3, False),
+        (True, 1, False),
+        (None, 0, False),
+        (None, None, True),
+        ("a", "a", True),
+        ("1", 1, False),
+        (0, 1e-12, True),
+        ([1, 2], (1, 2), True),
+        ([1], [1, 2], False),
+        ({"a": 1}, {"a": 1, "b": 2}, False),
+        ({"a": {"b": 2}}, {"a": {"b": 2}}, True),
     ],
-)  # fmt: skip
+)
 def test_values_differ_by_more_than_rounding(stored: Any, found: Any, equal: bool) -> None:
     assert (not list(find_disagreements("f", "k", stored, found))) is equal
     if not isinstance(stored, dict | list):
@@ -137,7 +166,8 @@ def test_values_differ_by_more_than_rounding(stored: Any, found: Any, equal: boo
 
 
 def change(folder: Path, name: str, *path: Any) -> None:
-    """One value of a JSON file: the last of ``path`` is the new one, a function of the old one, or None to drop it."""
+    """One value of a JSON file: the last of ``path`` is the new one, a function of the old one, or
+    None to drop it."""
     *keys, last, new = path
     whole = inside = json.loads((folder / name).read_text())
     for key in keys:
@@ -149,7 +179,9 @@ def change(folder: Path, name: str, *path: Any) -> None:
     (folder / name).write_text(json.dumps(whole))
 
 
-def tensor(name: str, key: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
+def tensor(
+    name: str, key: str, edit: Callable[[torch.Tensor], torch.Tensor]
+) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         parts = read_tensors(folder / name)
         write_tensors(folder / name, {**parts, key: edit(parts[key])})
@@ -163,7 +195,13 @@ def edited(name: str, *path: Any) -> Callable[[Path], None]:
 
 def membership(folder: Path) -> int:
     rows = json.loads((folder / "findings.json").read_text())["findings"]
-    return next(at for at, row in enumerate(rows) if row["surface"] == "update" and row["attack"] == "lira" and row["figure"] == EVIDENCE.split("/")[1])
+    return next(
+        at
+        for at, row in enumerate(rows)
+        if row["surface"] == "update"
+        and row["attack"] == "lira"
+        and row["figure"] == EVIDENCE.split("/")[1]
+    )
 
 
 def row(*path: Any) -> Callable[[Path], None]:
@@ -195,7 +233,9 @@ def raised(values: torch.Tensor) -> torch.Tensor:
 
 
 def first_sent(folder: Path) -> str:
-    return sorted(str(p.relative_to(folder)) for p in (folder / "artifacts").rglob("*.safetensors"))[0]
+    return sorted(
+        str(p.relative_to(folder)) for p in (folder / "artifacts").rglob("*.safetensors")
+    )[0]
 
 
 def sent(folder: Path) -> None:
@@ -203,23 +243,50 @@ def sent(folder: Path) -> None:
     tensor(name, next(iter(read_tensors(folder / name))), raised)(folder)
 
 
-F, L, M = "findings.json", "ledger.json", "manifest.json"
-SINGLE: dict[str, tuple[Callable[[Path], None], str, bool]] = {  # what -> (edit, in the line, found although sealed again)
-    "epsilon by PLD": (edited(F, "privacy", "epsilon", "pld", lambda v: v / 2), "privacy.epsilon.pld", True),
-    "epsilon by RDP": (edited(F, "privacy", "epsilon", "rdp", lambda v: v / 2), "privacy.epsilon.rdp", True),
+F = "findings.json"
+L = "ledger.json"
+M = "manifest.json"
+# what -> (edit, in the line, found although sealed again)
+SINGLE: dict[str, tuple[Callable[[Path], None], str, bool]] = {
+    "epsilon by PLD": (
+        edited(F, "privacy", "epsilon", "pld", lambda v: v / 2),
+        "privacy.epsilon.pld",
+        True,
+    ),
+    "epsilon by RDP": (
+        edited(F, "privacy", "epsilon", "rdp", lambda v: v / 2),
+        "privacy.epsilon.rdp",
+        True,
+    ),
     "a surface's epsilon": (edited(F, "surfaces", 0, "epsilon", "pld", 0.125), "epsilon.pld", True),
     "delta": (edited(F, "privacy", "delta", 1e-9), "privacy.delta", True),
     "the relation": (edited(F, "privacy", "relation", "replace"), "privacy.relation", True),
-    "the run's verdict": (edited(F, "verdict", lambda v: "contradiction" if v == "unprotected" else "unprotected"), "verdict", True),
+    "the run's verdict": (
+        edited(F, "verdict", lambda v: "contradiction" if v == "unprotected" else "unprotected"),
+        "verdict",
+        True,
+    ),
     "a surface's bytes": (edited(F, "surfaces", 0, "bytes", 1), ".bytes", True),
     "an AUC": (row("auc", lambda v: v / 2), ".auc", True),
     "a rate": (row("tpr_at_fpr", "0.1", "tpr", lambda v: 1 - v), "tpr_at_fpr.0.1.tpr", True),
     "a measured epsilon": (row("epsilon_measured", lambda v: v + 1), ".epsilon_measured", True),
     "a measured epsilon left out": (row("epsilon_measured", None), ".epsilon_measured", True),
-    "the bound that decides": (row("diagnostics", "epsilon_familywise", lambda v: v + 1), "epsilon_familywise", True),
-    "a blind control": (row("blind_auc", lambda v: 1 - v if v != 0.5 else 0.25), ".blind_auc", True),
+    "the bound that decides": (
+        row("diagnostics", "epsilon_familywise", lambda v: v + 1),
+        "epsilon_familywise",
+        True,
+    ),
+    "a blind control": (
+        row("blind_auc", lambda v: 1 - v if v != 0.5 else 0.25),
+        ".blind_auc",
+        True,
+    ),
     "a stated epsilon": (row("epsilon_stated", 77.0), ".epsilon_stated", True),
-    "the number of bytes sent": (edited(F, "utility", "uploaded_bytes_per_client", 3), "uploaded_bytes", True),
+    "the number of bytes sent": (
+        edited(F, "utility", "uploaded_bytes_per_client", 3),
+        "uploaded_bytes",
+        True,
+    ),
     "the accuracy": (edited(F, "utility", "accuracy", lambda v: 1 - v), "utility.accuracy", True),
     "noise in the ledger": (edited(L, "releases", quartered), L, True),
     "a release's digest": (lambda f: change(f, L, "releases", kept(f), "digest", "00"), L, True),
@@ -229,25 +296,52 @@ SINGLE: dict[str, tuple[Callable[[Path], None], str, bool]] = {  # what -> (edit
     "a value that was sent": (sent, "artifacts/", True),
     "the seed of the manifest": (edited(M, "seed", 5), "manifest.json: seed", True),
     "the version of the manifest": (edited(M, "version", "9"), "manifest.json: version", True),
-    "the seed of the config": (lambda f: (f / "config.yaml").write_text((f / "config.yaml").read_text().replace("\nseed: 0", "\nseed: 1")) and None, "config.yaml", True),
+    "the seed of the config": (
+        lambda f: (
+            (f / "config.yaml").write_text(
+                (f / "config.yaml").read_text().replace("\nseed: 0", "\nseed: 1")
+            )
+            and None
+        ),
+        "config.yaml",
+        True,
+    ),
     "the machine": (edited(M, "machine", "torch", "9"), SEAL_KEY, False),
     "a digest in the manifest": (edited(M, "files", F, "0" * 64), F, False),
     "a kappa": (lambda f: change(f, F, "findings", kappa(f), "kappa", 0.1), F, False),
     "a note": (row("seconds", 99.0), F, False),
-    "a shadow model": (lambda f: next((f / "worlds").rglob("*.safetensors")).write_bytes(b"x") and None, "worlds/", False),
-    "a state that is gone": (lambda f: next((f / "state").glob("victim_*")).unlink(), "no such file", False),
-    "one evidence file more": (lambda f: shutil.copy(f / EVIDENCE, f / "evidence" / "more.safetensors") and None, "not listed", False),
-}  # fmt: skip
+    "a shadow model": (
+        lambda f: next((f / "worlds").rglob("*.safetensors")).write_bytes(b"x") and None,
+        "worlds/",
+        False,
+    ),
+    "a state that is gone": (
+        lambda f: next((f / "state").glob("victim_*")).unlink(),
+        "no such file",
+        False,
+    ),
+    "one evidence file more": (
+        lambda f: shutil.copy(f / EVIDENCE, f / "evidence" / "more.safetensors") and None,
+        "not listed",
+        False,
+    ),
+}
 
 
 def kept(folder: Path) -> int:
     """The ledger's row of a value that the run folder keeps."""
     rows = json.loads((folder / L).read_text())["releases"]
-    return next(row["id"] for row in rows if row["client"] >= 0 and row["visible_to"] != ["analyst"])
+    return next(
+        row["id"] for row in rows if row["client"] >= 0 and row["visible_to"] != ["analyst"]
+    )
 
 
 def kappa(folder: Path) -> int:
-    return next(at for at, one in enumerate(json.loads((folder / F).read_text())["findings"]) if "kappa" in one)
+    return next(
+        at
+        for at, one in enumerate(json.loads((folder / F).read_text())["findings"])
+        if "kappa" in one
+    )
 
 
 @pytest.mark.parametrize("name", SINGLE)
@@ -256,8 +350,15 @@ def test_a_single_edit_is_found(name: str, run: Path, capsys: pytest.CaptureFixt
     edit(run)
     assert verify.main([str(run)]) == 2
     printed = capsys.readouterr().out
-    assert any(said in line for line in printed.splitlines()[1:]) and "DOES NOT AGREE" in printed.splitlines()[0]
-    assert all(": stored " in line for line in printed.splitlines() if not line.startswith(("not ", str(run))))
+    assert (
+        any(said in line for line in printed.splitlines()[1:])
+        and "DOES NOT AGREE" in printed.splitlines()[0]
+    )
+    assert all(
+        ": stored " in line
+        for line in printed.splitlines()
+        if not line.startswith(("not ", str(run)))
+    )
     seal_folder(run)
     left = lines(run)
     assert bool(left) is also_sealed
@@ -268,8 +369,13 @@ def test_there_are_at_least_twenty_edits_of_every_kind_of_file() -> None:
     assert len(SINGLE) >= 20 and sum(sealed for _, _, sealed in SINGLE.values()) >= 20
 
 
-@pytest.mark.parametrize("name", ["epsilon by PLD", "an AUC", "noise in the ledger", "who was a member", "the run's verdict"])
-def test_no_page_and_no_comparison_of_an_edited_run(name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["epsilon by PLD", "an AUC", "noise in the ledger", "who was a member", "the run's verdict"],
+)
+def test_no_page_and_no_comparison_of_an_edited_run(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     SINGLE[name][0](run)
     for sealed in (False, True):
         if sealed:
@@ -282,14 +388,18 @@ def test_no_page_and_no_comparison_of_an_edited_run(name: str, run: Path, tmp_pa
     assert not (tmp_path / "out").exists() and not (run / "report.html").exists()
 
 
-def test_files_beside_the_run_are_said_and_forgiven(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_beside_the_run_are_said_and_forgiven(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / "notes.txt").write_text("mine")
     (run / "point.json").write_text("{}")
     assert verify.main([str(run)]) == 0
     assert "'notes.txt'" in capsys.readouterr().err and read_json(run / M)["files"]
 
 
-def test_nothing_in_a_folder_reaches_the_terminal_raw(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_in_a_folder_reaches_the_terminal_raw(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     evil = "\x1b]0;owned\x07\x1b[31m\u202eRED\n"
     (run / "evidence" / f"{evil}.json").write_text("{}")
     manifest = read_json(run / M)
@@ -302,19 +412,31 @@ def test_nothing_in_a_folder_reaches_the_terminal_raw(run: Path, capsys: pytest.
         seal_folder(run)
     said = capsys.readouterr()
     assert "RED" in said.out + said.err
-    assert all(c.isprintable() for c in (said.out + said.err).replace("\n", "")) and "\nRED" not in said.out
+    assert (
+        all(c.isprintable() for c in (said.out + said.err).replace("\n", ""))
+        and "\nRED" not in said.out
+    )
 
 
-def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(run: Path, audited: Audited, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(
+    run: Path, audited: Audited, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert verify.main([str(run)]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    found = re.search(r": agrees: (\d+) numbers computed again, (\d+) taken on trust, among them (epsilon shown by|kappa of|pictures of) \w+", line)
+    found = re.search(
+        r": agrees: (\d+) numbers computed again, (\d+) taken on trust, among them "
+        r"(epsilon shown by|kappa of|pictures of) \w+",
+        line,
+    )
     assert found and int(found[1]) > 30 and int(found[2]) > 3
     assert verify.main([str(run), "--strict"]) == 3
     capsys.readouterr()
     rows = read_json(audited("fedavg").path / F)["findings"]
     assert any("psnr" in row for row in rows)  # its pictures need the records
-    assert verify.main([str(audited("fedavg").path), "--strict"]) == 3 and "pictures of gradient_inversion" in capsys.readouterr().out
+    assert (
+        verify.main([str(audited("fedavg").path), "--strict"]) == 3
+        and "pictures of gradient_inversion" in capsys.readouterr().out
+    )
 
 
 def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_computed_again(
@@ -324,10 +446,31 @@ def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_com
     assert verify.main([str(run), *limits]) == 0
     agrees, passes, *_ = capsys.readouterr().out.splitlines()
     assert ": agrees: " in agrees and passes == "policy: passes: 2 holds"
-    assert verify.main([str(run), *limits, "--strict", "--junit", str(tmp_path / "j.xml"), "--markdown", str(tmp_path / "s.md")]) == 3
-    assert re.search(r"policy: not decided: epsilon_shown: .*; epsilon shown by \w+ is taken on trust", capsys.readouterr().out)
-    assert 'failures="1"' in (tmp_path / "j.xml").read_text() and "taken on trust" in (tmp_path / "s.md").read_text()
-    assert verify.main([str(run), "--strict", "--fail-on", "auc=1"]) == 0  # which rests on scores that are in the folder
+    assert (
+        verify.main(
+            [
+                str(run),
+                *limits,
+                "--strict",
+                "--junit",
+                str(tmp_path / "j.xml"),
+                "--markdown",
+                str(tmp_path / "s.md"),
+            ]
+        )
+        == 3
+    )
+    assert re.search(
+        r"policy: not decided: epsilon_shown: .*; epsilon shown by \w+ is taken on trust",
+        capsys.readouterr().out,
+    )
+    assert (
+        'failures="1"' in (tmp_path / "j.xml").read_text()
+        and "taken on trust" in (tmp_path / "s.md").read_text()
+    )
+    assert (
+        verify.main([str(run), "--strict", "--fail-on", "auc=1"]) == 0
+    )  # which rests on scores that are in the folder
     assert verify.main([str(run), "--fail-on", "auc=0.01"]) == 3
 
 
@@ -350,7 +493,9 @@ def test_what_tells_a_secret_may_be_left_out(left_out: bool, run: Path) -> None:
     assert check(run).disagreements == () and check(run).unlisted == ()
 
 
-def test_what_is_no_run_is_an_error(tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_run_is_an_error(
+    tmp_path: Path, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / L).write_text("{")
     for folder in (tmp_path / "nowhere", tmp_path, run):
         assert verify.main([str(folder)]) == 1

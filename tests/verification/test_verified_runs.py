@@ -1,4 +1,5 @@
-"""Runs are checked once: a note counts for the very bytes, code and libraries, and for nothing else."""
+"""Runs are checked once: a note counts for the very bytes, code and libraries, and for nothing
+else."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from tests.conftest import SmallAudit
 
 
 @pytest.fixture
-def runs(audited: Callable[[str], SmallAudit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def runs(
+    audited: Callable[[str], SmallAudit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = ("fedavg", "fedavg_seed1")
     return [Path(shutil.copytree(audited(name).path, tmp_path / name)) for name in names]
@@ -28,11 +31,17 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The folders whose numbers are computed again from now on."""
     seen: list[str] = []
     real = run_folder._check_numbers
-    monkeypatch.setattr(run_folder, "_check_numbers", lambda record, ledger: seen.append(record.path.name) or real(record, ledger))
+    monkeypatch.setattr(
+        run_folder,
+        "_check_numbers",
+        lambda record, ledger: seen.append(record.path.name) or real(record, ledger),
+    )
     return seen
 
 
-def test_a_run_is_checked_once_and_read_the_same(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_checked_once_and_read_the_same(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = checked(monkeypatch)
     first = load_runs(runs, load_run)
     again = load_runs(runs, load_run)
@@ -42,10 +51,13 @@ def test_a_run_is_checked_once_and_read_the_same(runs: list[Path], monkeypatch: 
 
 
 @pytest.mark.parametrize("sealed", [False, True])
-def test_an_edited_run_has_no_note(sealed: bool, runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_run_has_no_note(
+    sealed: bool, runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where it was sealed again, so that only its numbers tell."""
     load_runs(runs, load_run)
-    before, file = find_note(runs[0]), runs[0] / "evidence" / "update.lira.safetensors"
+    before = find_note(runs[0])
+    file = runs[0] / "evidence" / "update.lira.safetensors"
     parts = read_tensors(file)
     write_tensors(file, {**parts, "scores": parts["scores"].flip(0)})
     if sealed:
@@ -61,7 +73,9 @@ def test_an_unlisted_file_of_evidence_has_its_part_in_the_note(runs: list[Path])
     assert find_note(runs[0]) not in (None, before)
 
 
-def test_other_code_has_other_notes_and_an_unsealed_run_none(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_code_has_other_notes_and_an_unsealed_run_none(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = find_note(runs[0])
     monkeypatch.setattr(run_folder, "_code_digest", lambda: "other")
     assert find_note(runs[0]) not in (None, before)
@@ -69,7 +83,9 @@ def test_other_code_has_other_notes_and_an_unsealed_run_none(runs: list[Path], m
     assert find_note(runs[0]) is None and find_note(runs[0] / "nowhere") is None
 
 
-def test_many_runs_go_to_workers_with_the_same_result(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_runs_go_to_workers_with_the_same_result(
+    runs: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here = load_runs(runs, load_run)
     shutil.rmtree(run_folder._notes_folder())
     monkeypatch.setattr(run_folder, "MANY_RUNS", 2)

@@ -1,9 +1,10 @@
-"""T2 and T3: runs of a query with and without one record, and the likelihood ratio of what they released.
+"""T2 and T3: runs of a query with and without one record, and the likelihood ratio of what they
+released.
 
-The client holds one crafted record (the guest) or nothing, so the transcript hides only that record's own sampling
-coins. For methods that send images, each class of a long public list is an independent run, so one call of the
-method's own code makes them all. For others, the mechanism alone is run on the queries of one real transcript.
-"""
+The client holds one crafted record (the guest) or nothing, so the transcript hides only that
+record's own sampling coins. For methods that send images, each class of a long public list is an
+independent run, so one call of the method's own code makes them all. For others, the mechanism
+alone is run on the queries of one real transcript."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ RUNS_AT_ONCE = 128  # runs whose autograd graph is in memory at a time
 
 @dataclass(frozen=True)
 class RatioTranscripts:
-    """ratios: ln P(o)/Q(o) of each run, (2R,), the first R with the guest; final: the last images (2R, D)."""
+    """ratios: ln P(o)/Q(o) of each run, (2R,), the first R with the guest; final: the last images
+    (2R, D)."""
 
     ratios: Tensor
     final: Tensor
@@ -69,21 +71,28 @@ class MatchingStepLaw:
         """What the papers' proof allows one record: C / |B|."""
         return self.mechanism.clip_norm / self.batch
 
-    def target_means(self, embed: Embed, steps: MatchingSteps, base: Tensor, guests: Tensor) -> Tensor:
-        """Mean embeddings (1 + g, p) of a batch of copies, and of one with a guest in the place of a copy."""
+    def target_means(
+        self, embed: Embed, steps: MatchingSteps, base: Tensor, guests: Tensor
+    ) -> Tensor:
+        """Mean embeddings (1 + g, p) of a batch of copies, and of one with a guest in the place of
+        a copy."""
         with torch.no_grad():
             rows = embed(steps.project(torch.cat([base.unsqueeze(0), guests])))
         return torch.cat([rows[:1], ((self.batch - 1) * rows[:1] + rows[1:]) / self.batch])
 
     def clipped_gradients(self, images: Tensor, targets: Tensor, embed: Embed) -> Tensor:
-        """Clipped gradients (M, g, ipc, ...) of images (M, ipc, ...) towards each of the targets (g, p)."""
+        """Clipped gradients (M, g, ipc, ...) of images (M, ipc, ...) towards each of the targets
+        (g, p)."""
         parts = []
         for part in images.split(RUNS_AT_ONCE):
             leaf = part.detach().requires_grad_(True)
             means = embed(leaf.flatten(0, 1)).unflatten(0, part.shape[:2]).mean(1)
             slopes = [2 * (means.detach() - target) for target in targets]
             last = len(slopes) - 1
-            rows = [torch.autograd.grad(means, leaf, v, retain_graph=i < last)[0] for i, v in enumerate(slopes)]
+            rows = [
+                torch.autograd.grad(means, leaf, v, retain_graph=i < last)[0]
+                for i, v in enumerate(slopes)
+            ]
             parts.append(torch.stack(rows, 1))
         whole = torch.cat(parts)
         factors = clip_factors(whole.flatten(2).norm(dim=2), self.mechanism.clip_norm)
@@ -91,21 +100,34 @@ class MatchingStepLaw:
 
 
 def measure_kappas(
-    steps: MatchingSteps, law: MatchingStepLaw, base: Tensor, guests: Tensor, images: Tensor, noise: torch.Generator
+    steps: MatchingSteps,
+    law: MatchingStepLaw,
+    base: Tensor,
+    guests: Tensor,
+    images: Tensor,
+    noise: torch.Generator,
 ) -> Tensor:
-    """Largest change that each guest (g, c, h, w) makes along one run without it, in units: (g,)."""
+    """Largest change that each guest (g, c, h, w) makes along one run without it, in units:
+    (g,)."""
     images, velocity, worst = images.clone(), torch.zeros_like(images), torch.zeros(len(guests))
     for t in range(steps.settings.iterations):
         embed = steps.maps(t)
         both = law.clipped_gradients(images, law.target_means(embed, steps, base, guests), embed)[0]
-        worst = torch.maximum(worst, (both[1:] - both[:1]).flatten(1).norm(dim=1) / law.sensitivity_unit)
+        worst = torch.maximum(
+            worst, (both[1:] - both[:1]).flatten(1).norm(dim=1) / law.sensitivity_unit
+        )
         released = both[:1] + law.noise_std * torch.randn(images.shape, generator=noise)
         images, velocity = descend_images(images, velocity, released, steps.settings)
     return worst
 
 
 def search_guests(
-    steps: MatchingSteps, law: MatchingStepLaw, base: Tensor, odd: Canaries, ipc: int, generator: torch.Generator
+    steps: MatchingSteps,
+    law: MatchingStepLaw,
+    base: Tensor,
+    odd: Canaries,
+    ipc: int,
+    generator: torch.Generator,
 ) -> tuple[Canaries, Tensor]:
     """Out-of-distribution guests and gradient-crafted ones, best first, with each one's kappa."""
     shape = base.shape
@@ -121,7 +143,9 @@ def search_guests(
     guests = join_canaries(odd, craft_canaries(crafting_gradient, odd, steps=30))
     found = measure_kappas(steps, law, base, guests.x, start, generator)
     order = found.argsort(descending=True)
-    return Canaries(guests.x[order], guests.y[order], tuple(guests.names[i] for i in order)), found[order]
+    return Canaries(guests.x[order], guests.y[order], tuple(guests.names[i] for i in order)), found[
+        order
+    ]
 
 
 def run_transcripts(
@@ -133,21 +157,30 @@ def run_transcripts(
     ipc: int,
     generator: torch.Generator,
 ) -> RatioTranscripts:
-    """``runs`` independent runs with the guest and as many without, computed as one batch. Batches are drawn without
-    replacement, so in each step the guest is in the batch with probability |B| / (copies + 1). That coin flip is all
-    that the transcript hides, so its likelihood ratio is exact."""
+    """``runs`` independent runs with the guest and as many without, computed as one batch. Batches
+    are drawn without replacement, so in each step the guest is in the batch with probability |B| /
+    (copies + 1). That coin flip is all that the transcript hides, so its likelihood ratio is
+    exact."""
     noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
-    images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(0, (2 * runs, ipc))
-    velocity, ratios = torch.zeros_like(images), torch.zeros(2 * runs, dtype=torch.float64)
+    images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(
+        0, (2 * runs, ipc)
+    )
+    velocity = torch.zeros_like(images)
+    ratios = torch.zeros(2 * runs, dtype=torch.float64)
     member = torch.arange(2 * runs) < runs
     for t in range(steps.settings.iterations):
         embed = steps.maps(t)
-        both = law.clipped_gradients(images, law.target_means(embed, steps, base, guest.unsqueeze(0)), embed)
-        without, inside = both[:, 0], both[:, 1]
+        both = law.clipped_gradients(
+            images, law.target_means(embed, steps, base, guest.unsqueeze(0)), embed
+        )
+        without = both[:, 0]
+        inside = both[:, 1]
         coin = member & (torch.rand(2 * runs, generator=generator) < law.probability)
         exact = torch.where(coin.reshape(-1, *(1,) * (images.ndim - 1)), inside, without)
         released = exact + law.noise_std * torch.randn(images.shape, generator=generator)
-        step = gaussian_log_ratio(released.flatten(1), inside.flatten(1), without.flatten(1), law.noise_std)
+        step = gaussian_log_ratio(
+            released.flatten(1), inside.flatten(1), without.flatten(1), law.noise_std
+        )
         ratios += subsampled_log_ratio(step.unsqueeze(1), law.probability)
         images, velocity = descend_images(images, velocity, released, steps.settings)
     return RatioTranscripts(ratios, images.flatten(1))
@@ -158,7 +191,8 @@ IMAGE_UPLOADS = ("images", "representations")
 
 @dataclass(frozen=True)
 class QuerySetup:
-    """Where a query is asked: the plan, one round of the audited client, and the guest (c, h, w)."""
+    """Where a query is asked: the plan, one round of the audited client, and the guest (c, h,
+    w)."""
 
     plan: Plan
     snapshot: Snapshot
@@ -178,7 +212,8 @@ class AllReleased(Exception):
 
 @dataclass
 class RatioRecorder:
-    """Adds up each run's log ratio, release by release; a run is a partition. left: releases until it is enough, 0 = all."""
+    """Adds up each run's log ratio, release by release; a run is a partition. left: releases until
+    it is enough, 0 = all."""
 
     stage: QuerySetup
     ratios: Tensor
@@ -193,16 +228,22 @@ class RatioRecorder:
         outside = clean_numbers(mechanism, without_guests(heeded.rows, heeded.guests))
         released = flatten_tensors(heeded.released.value).unsqueeze(0)
         step = gaussian_log_ratio(released, inside, outside, heeded.released.noise_std)
-        self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.sampling_probability)[0]
+        self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.sampling_probability)[
+            0
+        ]
         self.left -= 1
         if not self.left:
             raise AllReleased
 
 
-def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0) -> RatioTranscripts:
-    """One run per class, all in one call: the method's own release of 2R classes, R of them with the guest. releases:
-    of a class, after which the runs end without images; 0 = they end with images."""
-    plan, total = stage.plan, 2 * runs
+def runs_by_class(
+    stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
+) -> RatioTranscripts:
+    """One run per class, all in one call: the method's own release of 2R classes, R of them with
+    the guest. releases: of a class, after which the runs end without images; 0 = they end with
+        images."""
+    plan = stage.plan
+    total = 2 * runs
     recorder = RatioRecorder(stage, torch.zeros(total, dtype=torch.float64), releases * total)
     coins = keys.fold("coins").torch()
 
@@ -213,8 +254,11 @@ def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
         return cell < runs and _flip_coin(stage.sampling_probability, coins)
 
     guests: dict[str | None, int] = {name_class_cell(run): 1 for run in range(total)}
-    noise, classes = keys.fold("noise"), range(total)
-    ctx = recording_context(plan, stage.snapshot.round, noise, recorder, classes, inside=is_inside, guests=guests)
+    noise = keys.fold("noise")
+    classes = range(total)
+    ctx = recording_context(
+        plan, stage.snapshot.round, noise, recorder, classes, inside=is_inside, guests=guests
+    )
     records = copies_of_record(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
     try:
@@ -226,7 +270,8 @@ def runs_by_class(stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
 
 
 def _sent_rows(upload: Upload, total: int) -> Tensor:
-    """What was sent of each class (total, D); zeros for a class that was not sent because of its noised count."""
+    """What was sent of each class (total, D); zeros for a class that was not sent because of its
+    noised count."""
     x = upload[next(n for n in IMAGE_UPLOADS if n in upload)].value["x"]
     sent = upload["labels"].value["y"].unique().cpu()
     if len(sent) in (0, total):
@@ -239,23 +284,33 @@ def _flip_coin(probability: float, coins: torch.Generator) -> bool:
     return probability >= 1 or bool(torch.rand((), generator=coins) < probability)
 
 
-def runs_on_transcript(mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys) -> RatioTranscripts:
-    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed transcript: the accountant's
-    bound holds for any queries, and here they do not depend on what is released."""
-    noise, coins = SeededNoise(keys.fold("noise").torch()), keys.fold("coins").torch()
+def runs_on_transcript(
+    mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys
+) -> RatioTranscripts:
+    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed
+    transcript: the accountant's bound holds for any queries, and here they do not depend on what is
+        released."""
+    noise = SeededNoise(keys.fold("noise").torch())
+    coins = keys.fold("coins").torch()
     q = float(mechanism.sampling_probability)
     ratios = torch.zeros(2 * runs, dtype=torch.float64)
     for row in rows:
-        present, absent = row, without_guests(row, 1)
-        inside, outside = (clean_numbers(mechanism, present), clean_numbers(mechanism, absent))
+        present = row
+        absent = without_guests(row, 1)
+        inside = clean_numbers(mechanism, present)
+        outside = clean_numbers(mechanism, absent)
         for run in range(2 * runs):
             output = mechanism(present if run < runs and _flip_coin(q, coins) else absent, noise)
-            step = gaussian_log_ratio(flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std)
+            step = gaussian_log_ratio(
+                flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std
+            )
             ratios[run] += subsampled_log_ratio(step.unsqueeze(1), q)[0]
     return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
 
 
-def runs_of_features(mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any) -> RatioTranscripts:
+def runs_of_features(
+    mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any
+) -> RatioTranscripts:
     """Records released one by one: R times the guest's features (c, h, w), R times zeros."""
     member = torch.arange(2 * runs) < runs
     rows = features.unsqueeze(0) * member.reshape(-1, *(1,) * features.ndim)

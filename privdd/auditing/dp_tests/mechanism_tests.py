@@ -1,4 +1,5 @@
-"""T1, T2 and T3 for each kind of mechanism: queries, uploads and features of records, what whole clients send, and the printed theorem."""
+"""T1, T2 and T3 for each kind of mechanism: queries, uploads and features of records, what whole
+clients send, and the printed theorem."""
 
 from __future__ import annotations
 
@@ -61,12 +62,17 @@ PER_STEP_QUERY = "synthetic_gradient"  # released separately at every step and f
 
 def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[Finding]:
     """T1, T2 and T3 of the queries ``names`` that the ledger accounts for."""
-    looks = {name: subject.client_rounds(name) for name in names if subject.has_finite_epsilon(name)}
-    guests, base = craft_guests(subject), draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
+    looks = {
+        name: subject.client_rounds(name) for name in names if subject.has_finite_epsilon(name)
+    }
+    guests = craft_guests(subject)
+    base = draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
     history = subject.memory_history(base) if looks else None
-    chosen, last = sorted({t for look in looks.values() for t in look.chosen}), {look.last for look in looks.values()}
+    chosen = sorted({t for look in looks.values() for t in look.chosen})
+    last = {look.last for look in looks.values()}
     labels = sorted({*guests.y.tolist(), *base.y.tolist()})
-    tallies, others = {}, list[int]()
+    tallies = {}
+    others = list[int]()
     for t in chosen:
         keys = subject.keys.fold("t1", t)
         examined = ExaminedRound(subject.plan, subject.snapshots[t], subject.shard, keys, history)
@@ -76,17 +82,22 @@ def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[
     for name, look in looks.items():
         seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
         if seen:
-            clip_note = f"; of clients {format_ranges(others)} only whether they clip alike in round {chosen[-1]}"
+            clip_note = (
+                f"; of clients {format_ranges(others)} only whether they clip alike in round "
+                f"{chosen[-1]}"
+            )
             of_others = clip_note if others else ""
-            yield from _findings_of_query(subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests)
+            yield from _findings_of_query(
+                subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests
+            )
     yield from _findings_of_messages(subject, tallies)
 
 
 def _findings_of_messages(
     subject: GuaranteeSubject, tallies: Mapping[int, Mapping[str, SensitivityTally]]
 ) -> Iterator[Finding]:
-    """One row for each message that tells of a record beside the releases: it is the one accused, and no release. tallies: by
-    round and query."""
+    """One row for each message that tells of a record beside the releases: it is the one accused,
+    and no release. tallies: by round and query."""
     told: dict[str, str] = {}
     for t, by_query in tallies.items():
         for tally in by_query.values():
@@ -96,7 +107,8 @@ def _findings_of_messages(
 
 
 def craft_guests(subject: GuaranteeSubject) -> Canaries:
-    """Crafted records: out-of-distribution ones in the commonest class, mislabelled ones, one alone in its class."""
+    """Crafted records: out-of-distribution ones in the commonest class, mislabelled ones, one alone
+    in its class."""
     label = common_label(subject.shard)
     odd = unusual_records(subject.shard, label, subject.keys)
     return join_canaries(odd, lone_class_record(subject.shard, subject.keys))
@@ -105,41 +117,59 @@ def craft_guests(subject: GuaranteeSubject) -> Canaries:
 def _ratio_runs(
     stage: ratios.QuerySetup, calls: int, budget: GuaranteeBudget, keys: Keys
 ) -> tuple[ratios.RatioTranscripts, ratios.RatioTranscripts | None]:
-    """Runs up to their last release, ``calls`` of them, and a few that go on to their images: no bound from images is
-    evidence for a claim, and they take nearly all of the time. Where every step is a release, the same runs."""
+    """Runs up to their last release, ``calls`` of them, and a few that go on to their images: no
+    bound from images is evidence for a claim, and they take nearly all of the time. Where every
+    step is a release, the same runs."""
     if stage.name == PER_STEP_QUERY:
         found = ratios.runs_by_class(stage, budget.slow_runs, keys)
         return found, found if found.final.shape[1] else None
     few = ratios.runs_by_class(stage, budget.slow_runs, keys.fold("images"))
-    return ratios.runs_by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[1] else None
+    return ratios.runs_by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[
+        1
+    ] else None
 
 
 def _findings_of_query(
-    subject: GuaranteeSubject, name: str, tallies: Mapping[int, SensitivityTally], looked_at: str, guests: Canaries
+    subject: GuaranteeSubject,
+    name: str,
+    tallies: Mapping[int, SensitivityTally],
+    looked_at: str,
+    guests: Canaries,
 ) -> Iterator[Finding]:
     """tallies: by round; looked_at: which these are, in words."""
-    mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
-    snapshot, tally = subject.snapshots[max(tallies)], tallies[max(tallies)]
+    mechanism = subject.plan.mechanisms[name]
+    relation = subject.plan.relation
+    snapshot = subject.snapshots[max(tallies)]
+    tally = tallies[max(tallies)]
     calls = max(tally.calls.values())
     event = ratios.sampled_event(mechanism, calls)
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
     statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for {where}")
     kappa, at = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
     worst = tallies[at].worst_guest(relation)[1]
-    found_in = f"; worst, in round {at}, is {tallies[at].name_guest(guests, worst)}{tallies[at].describe_faults()}"
+    found_in = (
+        f"; worst, in round {at}, is "
+        f"{tallies[at].name_guest(guests, worst)}{tallies[at].describe_faults()}"
+    )
     seen = len({guest for of in tallies.values() for guest in of.changes})
-    searched = f"{looked_at}, {calls} release(s) of {name!r} in each, {seen} crafted record(s){found_in}"
+    searched = (
+        f"{looked_at}, {calls} release(s) of {name!r} in each, {seen} crafted record(s){found_in}"
+    )
     yield statement.sensitivity_finding(kappa, seen, searched, sorted(tallies))
     worst = tally.worst_guest(relation)[1]
-    stage = ratios.QuerySetup(subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst])
-    keys, budget = subject.keys.fold("runs", name), subject.budget
+    stage = ratios.QuerySetup(
+        subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst]
+    )
+    keys = subject.keys.fold("runs", name)
+    budget = subject.budget
     by_class = {None, UNKNOWN_CELL}.isdisjoint(map(class_of_cell, tally.calls))
     if by_class and any(image in stage.plan.method.uploads for image in ratios.IMAGE_UPLOADS):
         found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
     elif not tally.kept:  # no crafted record's contribution is known
         return
     else:
-        final, what = None, tally.name_guest(guests, tally.keeps)
+        final = None
+        what = tally.name_guest(guests, tally.keeps)
         found = ratios.runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
     note = f"{where} of a client that holds {what}, or nothing"
     yield from statement.likelihood_ratio_findings(found, note, final=final, event=event)
@@ -147,7 +177,8 @@ def _findings_of_query(
 
 @dataclass
 class _LargestChange:
-    """Query -> the largest change of a release when all records go, in units, and how many releases were seen."""
+    """Query -> the largest change of a release when all records go, in units, and how many releases
+    were seen."""
 
     most: dict[str, float] = field(default_factory=dict)
     seen: dict[str, int] = field(default_factory=dict)
@@ -156,14 +187,18 @@ class _LargestChange:
         nobody = take_records(heeded.rows, slice(0))
         change = clean_numbers(mechanism, heeded.rows) - clean_numbers(mechanism, nobody)
         name = heeded.name
-        self.most[name] = max(self.most.get(name, 0.0), float(change.norm()) / sensitivity_unit(heeded.released))
+        self.most[name] = max(
+            self.most.get(name, 0.0), float(change.norm()) / sensitivity_unit(heeded.released)
+        )
         self.seen[name] = self.seen.get(name, 0) + 1
 
 
 def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     """One row for each query that the ledger accounts for, of some rounds that make it."""
     plan = subject.plan
-    asked = [n for n in plan.mechanisms if n in plan.method.queries and subject.has_finite_epsilon(n)]
+    asked = [
+        n for n in plan.mechanisms if n in plan.method.queries and subject.has_finite_epsilon(n)
+    ]
     looks = {name: subject.client_rounds(name) for name in asked}
     chosen = sorted({t for look in looks.values() for t in look.chosen})
     rounds = {t: _measure_largest_change(subject, t) for t in chosen}
@@ -173,40 +208,61 @@ def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
             continue
         at = max(seen, key=lambda t: seen[t].most[name])
         calls = seen[at].seen[name]
-        stated = subject.accounted_epsilon(ratios.sampled_event(subject.plan.mechanisms[name], calls))
-        statement = subject.statement(name, stated, f"accounted for {calls} release(s) of {name!r}", "client")
+        stated = subject.accounted_epsilon(
+            ratios.sampled_event(subject.plan.mechanisms[name], calls)
+        )
+        statement = subject.statement(
+            name, stated, f"accounted for {calls} release(s) of {name!r}", "client"
+        )
         with_all = f"with all {len(subject.shard.train)} records or none; most in round {at}"
-        note = f"{look.describe_rounds(sorted(seen))}, {calls} release(s) of {name!r} in each, {with_all}"
+        note = (
+            f"{look.describe_rounds(sorted(seen))}, {calls} release(s) of {name!r} in each, "
+            f"{with_all}"
+        )
         yield statement.sensitivity_finding(seen[at].most[name], 1, note, sorted(seen), 1.0)
 
 
 def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestChange:
-    snapshot, moved = subject.snapshots[round], _LargestChange()
+    snapshot = subject.snapshots[round]
+    moved = _LargestChange()
     ctx = recording_context(subject.plan, round, subject.keys.fold("t1", "client", round), moved)
     subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
     return moved
 
 
-MAX_RATIO_NUMBERS = 10**9  # noise values for T2 and T3, at most (half a minute), but never fewer than slow_runs runs
+MAX_RATIO_NUMBERS = (
+    10**9
+)  # noise values for T2 and T3, at most (half a minute), but never fewer than slow_runs runs
 HUGE_UPDATE = 1e6  # times the client's own update: beyond any clip norm
 
 
 def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a client. A mechanism
-    that shows no value before its noise, or adds other noise than Gaussian, gets a row that says so."""
+    """T1, T2 and T3 of the mechanism set for the upload ``name``, whatever its class; the unit is a
+    client. A mechanism that shows no value before its noise, or adds other noise than Gaussian,
+    gets a row that says so."""
     looks = subject.client_rounds(name)
     rows = subject.own_releases(name)
     if not looks.chosen or not subject.has_finite_epsilon(name):
         return
-    mechanism, relation = subject.plan.mechanisms[name], subject.plan.relation
-    calls, event = sum(row.count for row in rows), rows[0].event
-    whole, source = dpa.SelfComposedDpEvent(event, calls), f"accounted for {calls} update(s)"
+    mechanism = subject.plan.mechanisms[name]
+    relation = subject.plan.relation
+    calls = sum(row.count for row in rows)
+    event = rows[0].event
+    whole = dpa.SelfComposedDpEvent(event, calls)
+    source = f"accounted for {calls} update(s)"
     statement = subject.statement(name, subject.accounted_epsilon(whole), source, "client")
     at = {t: trained_updates(subject, subject.snapshots[t], name) for t in looks.chosen}
-    earlier = {f"{says} in round {t}": update for t in looks.chosen[:-1] for says, update in at[t].items()}
+    earlier = {
+        f"{says} in round {t}": update for t in looks.chosen[:-1] for says, update in at[t].items()
+    }
     crafted = {**earlier, **crafted_updates(at[looks.chosen[-1]])}
-    if not isinstance(event, dpa.GaussianDpEvent) or not value_before_noise(mechanism, next(iter(crafted.values()))):
-        why = f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the value before it (exact)"
+    if not isinstance(event, dpa.GaussianDpEvent) or not value_before_noise(
+        mechanism, next(iter(crafted.values()))
+    ):
+        why = (
+            f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the "
+            "value before it (exact)"
+        )
         yield statement.untested_sensitivity(why)
         return
     tally = compare_updates(subject, subject.snapshots[looks.chosen[-1]], name, crafted)
@@ -222,11 +278,18 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     if not bool(torch.isfinite(clean_numbers(mechanism, crafted[what])).all()):
         return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
     size = sum(t.numel() for t in crafted[what].values())
-    count = max(subject.budget.slow_runs, min(subject.budget.runs, MAX_RATIO_NUMBERS // (2 * calls * size)))
+    count = max(
+        subject.budget.slow_runs, min(subject.budget.runs, MAX_RATIO_NUMBERS // (2 * calls * size))
+    )
     opposite = relation == "replace"
-    pair = crafted[what], {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()}
+    pair = (
+        crafted[what],
+        {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()},
+    )
     runs = runs_of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
-    note = f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
+    note = (
+        f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
+    )
     yield from statement.likelihood_ratio_findings(runs, note, event=whole)
 
 
@@ -253,11 +316,15 @@ def crafted_updates(trained: Mapping[str, Tensors]) -> dict[str, Tensors]:
         "one huge number": spike,
         "every number alike": {n: torch.full_like(t, HUGE_UPDATE) for n, t in base.items()},
         "infinite": {n: torch.full_like(t, torch.inf) for n, t in base.items()},
-        "not a number": {n: torch.where(spike[n] > 0, torch.nan, t * HUGE_UPDATE) for n, t in base.items()},
+        "not a number": {
+            n: torch.where(spike[n] > 0, torch.nan, t * HUGE_UPDATE) for n, t in base.items()
+        },
     }
 
 
-def _train_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, records: Records) -> Tensors:
+def _train_update(
+    subject: GuaranteeSubject, snapshot: Snapshot, name: str, records: Records
+) -> Tensors:
     """The update that the method's own local work hands to the channel."""
     shard = with_records(subject.shard, records)
     ctx = subject.plan.client_context(snapshot.round, subject.plan.victim)
@@ -268,10 +335,24 @@ def _train_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, reco
 def compare_updates(
     subject: GuaranteeSubject, snapshot: Snapshot, name: str, crafted: Mapping[str, Tensors]
 ) -> SensitivityTally:
-    """Each crafted update through the channel, against zero in its place: changes in units, and the drawn noise."""
-    outputs = [_send_update(subject, snapshot, name, number, update) for number, update in enumerate(crafted.values())]
-    if len({str({n: tuple(t.shape) for n, t in sorted(update.items())}) for update in crafted.values()}) > 1:
-        return SensitivityTally(leak=f"the size of {name!r} depends on which records the client has")
+    """Each crafted update through the channel, against zero in its place: changes in units, and the
+    drawn noise."""
+    outputs = [
+        _send_update(subject, snapshot, name, number, update)
+        for number, update in enumerate(crafted.values())
+    ]
+    if (
+        len(
+            {
+                str({n: tuple(t.shape) for n, t in sorted(update.items())})
+                for update in crafted.values()
+            }
+        )
+        > 1
+    ):
+        return SensitivityTally(
+            leak=f"the size of {name!r} depends on which records the client has"
+        )
     nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
     mechanism = subject.plan.mechanisms[name]
     zero = clean_numbers(mechanism, nothing)
@@ -287,7 +368,9 @@ def compare_updates(
     return tally
 
 
-def _send_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, number: int, update: Tensors) -> Output:
+def _send_update(
+    subject: GuaranteeSubject, snapshot: Snapshot, name: str, number: int, update: Tensors
+) -> Output:
     plan = replace(subject.plan, keys=subject.keys.fold("t1", name, number))
     log = OutputLog()
     ctx = plan.client_context(snapshot.round, plan.victim, observer=log)
@@ -299,9 +382,11 @@ def _send_update(subject: GuaranteeSubject, snapshot: Snapshot, name: str, numbe
 def runs_of_updates(
     mechanism: Mechanism, update: Tensors, other: Tensors, calls: int, runs: int, keys: Keys
 ) -> ratios.RatioTranscripts:
-    """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each time."""
+    """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each
+    time."""
     noise = SeededNoise(keys.fold("noise").torch())
-    inside, outside = (clean_numbers(mechanism, update), clean_numbers(mechanism, other))
+    inside = clean_numbers(mechanism, update)
+    outside = clean_numbers(mechanism, other)
     found: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
     for run in range(2 * runs):
         for _ in range(calls):
@@ -312,11 +397,16 @@ def runs_of_updates(
 
 
 def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``. Nothing where no bound is stated, or where a row
-    is not one record's: such a release counts as unprotected."""
-    mechanism, looks = subject.plan.mechanisms[name], subject.client_rounds(name)
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``. Nothing where no bound is
+    stated, or where a row is not one record's: such a release counts as unprotected."""
+    mechanism = subject.plan.mechanisms[name]
+    looks = subject.client_rounds(name)
     is_read = subject.plan.method.audit_hooks.rows_are_records() and looks.chosen
-    if not isinstance(mechanism, FeatureNoise) or not is_read or mechanism.broadcast_batch is not None:
+    if (
+        not isinstance(mechanism, FeatureNoise)
+        or not is_read
+        or mechanism.broadcast_batch is not None
+    ):
         return
     guests = craft_guests(subject)
     sent = partial(_send_features, subject, name, guests)
@@ -325,7 +415,9 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     if any(inside.clip_norm is None for inside, _ in by_round.values()):
         return
     bounded = subject.has_finite_epsilon(name)
-    source = "accounted" if bounded else "accounted for the noise alone, with the generator held fixed"
+    source = (
+        "accounted" if bounded else "accounted for the noise alone, with the generator held fixed"
+    )
     # of the noise alone: what the generator learnt from the records is not in it
     statement = subject.statement(name, subject.accounted_epsilon(outputs[0].event), source)
     for t, (inside, outside) in by_round.items():
@@ -337,7 +429,9 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     tallies = {t: _compare_rows(mechanism, *both, len(guests)) for t, both in by_round.items()}
     kappa, at = max((tally.worst_guest(relation)[0], t) for t, tally in tallies.items())
     worst = tallies[at].worst_guest(relation)[1]
-    where = f"{looks.describe_rounds(looks.chosen)}, {mechanism.copies} copy or copies of each record"
+    where = (
+        f"{looks.describe_rounds(looks.chosen)}, {mechanism.copies} copy or copies of each record"
+    )
     found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].describe_faults()}"
     searched = f"{where}, {len(guests)} crafted records{found_in}"
     yield statement.sensitivity_finding(kappa, len(guests), searched, looks.chosen)
@@ -354,9 +448,13 @@ def _rows_before_noise(output: Output) -> Tensor:
     return (output.exact or {})["x"]
 
 
-def _send_features(subject: GuaranteeSubject, name: str, guests: Canaries, round: int, present: bool) -> Output:
-    """What the channel noises: guests as they are, or zeroed out under the same ids and labels; gone under add_remove."""
-    plan, snapshot = subject.plan, subject.snapshots[round]
+def _send_features(
+    subject: GuaranteeSubject, name: str, guests: Canaries, round: int, present: bool
+) -> Output:
+    """What the channel noises: guests as they are, or zeroed out under the same ids and labels;
+    gone under add_remove."""
+    plan = subject.plan
+    snapshot = subject.snapshots[round]
     base = draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
     whole = with_guests(base, guests)
     nulls = None
@@ -364,7 +462,8 @@ def _send_features(subject: GuaranteeSubject, name: str, guests: Canaries, round
         whole = base
     elif not present:
         gone = whole.take(torch.arange(len(base), len(whole)))
-        whole, nulls = base, Records(torch.zeros_like(gone.x), gone.y, gone.ids)
+        whole = base
+        nulls = Records(torch.zeros_like(gone.x), gone.y, gone.ids)
     shard = replace(subject.shard, train=whole, nulls=nulls)
     keys = replace(plan, keys=subject.keys.fold("t1", name))
     log = OutputLog()
@@ -374,8 +473,11 @@ def _send_features(subject: GuaranteeSubject, name: str, guests: Canaries, round
     return next(output for key, output in log.outputs if key == name)
 
 
-def _compare_rows(mechanism: FeatureNoise, inside: Output, outside: Output, guests: int) -> SensitivityTally:
-    """Row by row: how far each guest's row moves when it is zeroed out, and whether any other row moves."""
+def _compare_rows(
+    mechanism: FeatureNoise, inside: Output, outside: Output, guests: int
+) -> SensitivityTally:
+    """Row by row: how far each guest's row moves when it is zeroed out, and whether any other row
+    moves."""
     order = 2 if mechanism.distribution == "gaussian" else 1
     norm = float(inside.clip_norm or 1.0)
     rows, zeroed = (_rows_before_noise(output).flatten(1) for output in (inside, outside))
@@ -387,7 +489,9 @@ def _compare_rows(mechanism: FeatureNoise, inside: Output, outside: Output, gues
     tally.pairs = float(torch.cdist(last, last, p=order).max()) / norm
     copied = inside.value["x"].reshape(mechanism.copies, *rows.shape)
     for copy, std in zip(copied, mechanism.copy_stds(inside.clip_norm)):
-        tally.add_noise((copy - rows) / (std if mechanism.distribution == "gaussian" else std * 2**0.5))
+        tally.add_noise(
+            (copy - rows) / (std if mechanism.distribution == "gaussian" else std * 2**0.5)
+        )
     return tally
 
 
@@ -405,18 +509,29 @@ class _NeighbouringSets:
 
 
 def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """One row for the upload ``name``, of some rounds that send it; nothing where the ledger does not count it."""
+    """One row for the upload ``name``, of some rounds that send it; nothing where the ledger does
+    not count it."""
     looks = subject.client_rounds(name)
     rows = subject.own_releases(name)
     if not looks.chosen or not subject.has_finite_epsilon(name):
         return
     history = subject.memory_history(subject.shard.train.take([0]))
-    mechanism, event = subject.plan.mechanisms[name], rows[0].event
-    statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for one {name!r}")
+    mechanism = subject.plan.mechanisms[name]
+    event = rows[0].event
+    statement = subject.statement(
+        name, subject.accounted_epsilon(event), f"accounted for one {name!r}"
+    )
     pairs = list(_neighbouring_sets(subject))
-    found = [(_measure_change(history, subject.keys, t, name, one), t, one.says) for t in looks.chosen for one in pairs]
+    found = [
+        (_measure_change(history, subject.keys, t, name, one), t, one.says)
+        for t in looks.chosen
+        for one in pairs
+    ]
     if any(kappa is None for kappa, *_ in found):
-        why = f"{type(mechanism).__name__} was not tested: that needs the value before its noise (exact), and one noise multiplier"
+        why = (
+            f"{type(mechanism).__name__} was not tested: that needs the value before its "
+            "noise (exact), and one noise multiplier"
+        )
         yield statement.untested_sensitivity(why)
         return
     last = looks.chosen[-1]
@@ -429,23 +544,35 @@ def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
 
 
 def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]:
-    plan, shard, guests = subject.plan, subject.shard, craft_guests(subject)
+    plan = subject.plan
+    shard = subject.shard
+    guests = craft_guests(subject)
     one = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
     if plan.relation == "replace":
         crafted = _exchange_first(shard, one)
-        yield _NeighbouringSets(f"{guests.names[0]!r} in place of a record", with_records(shard, shard.train), crafted)
+        yield _NeighbouringSets(
+            f"{guests.names[0]!r} in place of a record", with_records(shard, shard.train), crafted
+        )
         negative = _exchange_first(shard, replace(one, x=1 - one.x))
         yield _NeighbouringSets(f"{guests.names[0]!r} in place of its negative", negative, crafted)
         return
-    yield _NeighbouringSets(f"{guests.names[0]!r} added", *pair_with_guest(plan, shard, shard.train, one))
+    yield _NeighbouringSets(
+        f"{guests.names[0]!r} added", *pair_with_guest(plan, shard, shard.train, one)
+    )
     if len(shard.train) > 1:
         # the last: one that is zeroed out comes after the others, where it is released row by row
-        yield _NeighbouringSets("the last record left out", *pair_without_record(plan, shard, len(shard.train) - 1))
-    first = replace(shard.train.take([0]), x=DIM_BRIGHTNESS * one.x.to(shard.train.x), y=one.y.to(shard.train.y))
+        yield _NeighbouringSets(
+            "the last record left out", *pair_without_record(plan, shard, len(shard.train) - 1)
+        )
+    first = replace(
+        shard.train.take([0]), x=DIM_BRIGHTNESS * one.x.to(shard.train.x), y=one.y.to(shard.train.y)
+    )
     for label in range(1, min(shard.classes, 3)):
         against = replace(one, y=(one.y + label) % shard.classes)
         says = "a record that outweighs the only other one, of another class"
-        yield _NeighbouringSets(says, *pair_with_guest(plan, with_records(shard, first), first, against))
+        yield _NeighbouringSets(
+            says, *pair_with_guest(plan, with_records(shard, first), first, against)
+        )
 
 
 def _exchange_first(shard: Shard, one: Records) -> Shard:
@@ -456,36 +583,55 @@ def _exchange_first(shard: Shard, one: Records) -> Shard:
 
 
 def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> float:
-    """The widest that the ball is to which uploads are clipped, in units; 0 for rows of records, and where nothing is clipped."""
-    plan, mechanism = subject.plan, subject.plan.mechanisms[name]
+    """The widest that the ball is to which uploads are clipped, in units; 0 for rows of records,
+    and where nothing is clipped."""
+    plan = subject.plan
+    mechanism = subject.plan.mechanisms[name]
     examined = ExaminedRound(plan, snapshot, subject.shard, subject.keys.fold("t1", name))
     run = examined.run_forced(subject.shard, SeenContributions({}), None)
     value = run.upload[name].value if run.upload and name in run.upload else {}
     held = {len(subject.shard.train) + more for more in (0, len(subject.shard.nulls or ()))}
     if not value or all(t.ndim and len(t) in held for t in value.values()):
         return 0.0
-    ends = [mechanism({n: UNBOUNDED * sign * t for n, t in value.items()}, ZERO_NOISE) for sign in (1.0, -1.0)]
+    ends = [
+        mechanism({n: UNBOUNDED * sign * t for n, t in value.items()}, ZERO_NOISE)
+        for sign in (1.0, -1.0)
+    ]
     one, other = (flatten_tensors(end.exact or {}).double() for end in ends)
     if not float(one.norm()) < UNBOUNDED / 2 * float(flatten_tensors(value).norm()):
         return 0.0
     return float((one - other).norm()) / sensitivity_unit(ends[0])
 
 
-def _measure_change(history: MemoryHistory, keys: Keys, round: int, name: str, of: _NeighbouringSets) -> float | None:
-    """How far the value before noise moves, in units; beyond all bounds where its size does; None = not to be seen."""
+def _measure_change(
+    history: MemoryHistory, keys: Keys, round: int, name: str, of: _NeighbouringSets
+) -> float | None:
+    """How far the value before noise moves, in units; beyond all bounds where its size does; None =
+    not to be seen."""
     plan = history.plan
     examined = ExaminedRound(plan, history.snapshots[round], of.out, keys.fold("t1", name), history)
-    play, starts = examined.run_forced, [examined.snapshot_of(shard) for shard in (of.out, of.inside)]
+    play = examined.run_forced
+    starts = [examined.snapshot_of(shard) for shard in (of.out, of.inside)]
     out = play(of.out, SeenContributions({}), None, starts[0])
     inside = play(of.inside, SeenContributions({}), out.outputs, starts[1])
-    if inside.problem or out.upload is None or inside.upload is None or (name in out.upload) != (name in inside.upload):
+    if (
+        inside.problem
+        or out.upload is None
+        or inside.upload is None
+        or (name in out.upload) != (name in inside.upload)
+    ):
         return UNBOUNDED
     if name not in out.upload:
         return 0.0
-    before, after = (plan.mechanisms[name](run.upload[name].value, ZERO_NOISE) for run in (out, inside) if run.upload)
+    before, after = (
+        plan.mechanisms[name](run.upload[name].value, ZERO_NOISE)
+        for run in (out, inside)
+        if run.upload
+    )
     if not before.exact or not after.exact or not isinstance(before.event, SINGLE_NOISE_EVENTS):
         return None
-    one, other = flatten_tensors(before.exact), flatten_tensors(after.exact)
+    one = flatten_tensors(before.exact)
+    other = flatten_tensors(after.exact)
     if one.shape != other.shape:
         return UNBOUNDED
     order = 1 if isinstance(before.event, dpa.LaplaceDpEvent) else 2
@@ -499,13 +645,16 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     """T1, T2 and T3 of ``AggregateClip`` set for the query ``name``, at the papers' own delta."""
     subject = replace(subject, delta=DELTA)
     snapshot = subject.snapshots[max(subject.snapshots)]
-    plan, label = subject.plan, common_label(subject.shard)
+    plan = subject.plan
+    label = common_label(subject.shard)
     mechanism = plan.mechanisms[name]
     ctx = plan.client_context(snapshot.round, plan.victim)
     steps = plan.method.audit_hooks.steps(snapshot.broadcast, subject.shard.client_data, ctx)
     if steps.untestable:
         printed = subject.statement(name, math.inf, "the paper's theorem")
-        yield printed.untested_sensitivity(f"the printed theorem was not tested: {steps.untestable}")
+        yield printed.untested_sensitivity(
+            f"the printed theorem was not tested: {steps.untestable}"
+        )
         return
     own = subject.shard.train
     base = own.x[own.y == label][0]
@@ -515,15 +664,24 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     odd = unusual_records(subject.shard, label, subject.keys)
     guests, found = ratios.search_guests(steps, law, base, odd, ipc, generator)
     taken = steps.settings.iterations
-    count, claim = copies_within_theorem(plan, subject.shard, base, label, law, taken, subject.delta)
+    count, claim = copies_within_theorem(
+        plan, subject.shard, base, label, law, taken, subject.delta
+    )
     statement = subject.statement(name, claim.epsilon or 0.0, claim.source)
     kappa = change_along_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
-    note = f"{where}, copies of one record, {len(guests)} crafted records; worst is {guests.names[0]!r}"
+    note = (
+        f"{where}, copies of one record, {len(guests)} crafted records; worst is "
+        f"{guests.names[0]!r}"
+    )
     searched = f"{note} (searched: {float(found[0]):.3g})"
-    yield statement.sensitivity_finding(kappa, len(guests), searched, [snapshot.round], EXCHANGE_UNITS)
+    yield statement.sensitivity_finding(
+        kappa, len(guests), searched, [snapshot.round], EXCHANGE_UNITS
+    )
     inside = ratios.MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
-    few, keys, budget = min(ipc, subject.budget.images), subject.keys.fold("runs").torch(), subject.budget
+    few = min(ipc, subject.budget.images)
+    keys = subject.keys.fold("runs").torch()
+    budget = subject.budget
     runs = ratios.run_transcripts(steps, inside, base, guests.x[0], budget.runs, few, keys)
     times = taken * inside.probability**2
     given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {times:.2g}"
@@ -531,10 +689,17 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
 
 
 def copies_within_theorem(
-    plan: Plan, shard: Shard, base: Tensor, label: int, law: ratios.MatchingStepLaw, steps: int, delta: float
+    plan: Plan,
+    shard: Shard,
+    base: Tensor,
+    label: int,
+    law: ratios.MatchingStepLaw,
+    steps: int,
+    delta: float,
 ) -> tuple[int, Claim]:
-    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them. epsilon / 2 is
-    ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller claim is tested."""
+    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
+    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller
+    claim is tested."""
 
     def claim_at_logarithm(logarithm: float) -> tuple[int, Claim]:
         rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
@@ -546,14 +711,22 @@ def copies_within_theorem(
             raise ValueError(f"method={who}: it runs aggregate_clip and claims no epsilon for it")
         return count, claim
 
-    natural, decimal = claim_at_logarithm(math.log(1 / delta)), claim_at_logarithm(math.log10(1 / delta))
+    natural = claim_at_logarithm(math.log(1 / delta))
+    decimal = claim_at_logarithm(math.log10(1 / delta))
     return min(natural, decimal, key=lambda found: found[1].epsilon or 0.0)
 
 
 def change_along_method(
-    plan: Plan, snapshot: Snapshot, subject: GuaranteeSubject, base: Tensor, guest: Tensor, label: int, batch: int
+    plan: Plan,
+    snapshot: Snapshot,
+    subject: GuaranteeSubject,
+    base: Tensor,
+    guest: Tensor,
+    label: int,
+    batch: int,
 ) -> float:
-    """Largest change of the mean before noise, in units of C / |B|, through the method's own local work."""
+    """Largest change of the mean before noise, in units of C / |B|, through the method's own local
+    work."""
     copied = copies_of_record(base, label, batch)
     other = copied.x.clone()
     other[-1] = guest
@@ -563,12 +736,16 @@ def change_along_method(
     for x in (copied.x, other):
         seen: list[Tensor] = []
 
-        def keep_value(mechanism: Mechanism, heeded: RecordedRelease, into: list[Tensor] = seen) -> None:
+        def keep_value(
+            mechanism: Mechanism, heeded: RecordedRelease, into: list[Tensor] = seen
+        ) -> None:
             into.append(flatten_tensors(heeded.released.exact or {}))
             if isinstance(mechanism, AggregateClip):
                 units.append(heeded.released.noise_std / mechanism.noise_multiplier)
 
-        ctx = recording_context(plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced)
+        ctx = recording_context(
+            plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced
+        )
         held = with_records(subject.shard, replace(copied, x=x))
         with suppress(TranscriptEnded):
             plan.method.local(snapshot.broadcast, {}, held, ctx)

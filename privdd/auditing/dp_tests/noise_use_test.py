@@ -1,5 +1,6 @@
-"""T1: does a mechanism use the noise that it is given? One that draws from a generator of its own, seeded by whatever it likes,
-gives the same numbers under two streams, and nothing that T0 logs of the streams says anything of its noise."""
+"""T1: does a mechanism use the noise that it is given? One that draws from a generator of its own,
+seeded by whatever it likes, gives the same numbers under two streams, and nothing that T0 logs of
+the streams says anything of its noise."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from dataclasses import dataclass, field
 import torch
 
 from attacks.types import Finding
-from privdd.auditing.dp_tests.instrumentation import EnoughReleases, RecordedRelease, flatten_tensors, recording_context
+from privdd.auditing.dp_tests.instrumentation import (
+    EnoughReleases,
+    RecordedRelease,
+    flatten_tensors,
+    recording_context,
+)
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism
@@ -33,12 +39,14 @@ class _FirstInputs:
 
 
 def noise_use_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """One finding for each mechanism with a finite epsilon that gives the same numbers whatever stream of noise it is given."""
+    """One finding for each mechanism with a finite epsilon that gives the same numbers whatever
+    stream of noise it is given."""
     names = [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
     for name, value in _first_inputs(subject, names).items():
         if ignores_noise(subject.plan.mechanisms[name], value, subject):
             note = (
-                f"it gives the same numbers under {STREAMS} streams of noise: it ignores the noise that it was given, and "
+                f"it gives the same numbers under {STREAMS} streams of noise: it ignores "
+                "the noise that it was given, and "
                 "what it draws instead, if it does, was not looked at"
             )
             yield subject.run_finding(NOISE_USE_TEST, name, STREAMS, note, {"refuted": True})
@@ -47,19 +55,25 @@ def noise_use_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 def ignores_noise(mechanism: Mechanism, value: Tensors, subject: GuaranteeSubject) -> bool:
     """Whether a mechanism's output is the same, bit by bit, under streams that differ."""
     generators = [subject.keys.fold(NOISE_USE_TEST, stream).torch() for stream in range(STREAMS)]
-    made = [flatten_tensors(mechanism(value, SeededNoise(generator)).value) for generator in generators]
+    made = [
+        flatten_tensors(mechanism(value, SeededNoise(generator)).value) for generator in generators
+    ]
     return made[0].numel() > 0 and all(torch.equal(made[0], again) for again in made[1:])
 
 
 def _first_inputs(subject: GuaranteeSubject, names: list[str]) -> dict[str, Tensors]:
-    """Name -> what its mechanism was first given in the last round that was kept: contributions of records, or an upload."""
+    """Name -> what its mechanism was first given in the last round that was kept: contributions of
+    records, or an upload."""
     asked = frozenset(name for name in names if name in subject.plan.method.queries)
     inputs = dict[str, Tensors]()
     for round in sorted({subject.client_rounds(name).last for name in names} - {-1}):
-        snapshot, seen = subject.snapshots[round], _FirstInputs(asked if asked == {*names} else frozenset({""}))
+        snapshot = subject.snapshots[round]
+        seen = _FirstInputs(asked if asked == {*names} else frozenset({""}))
         ctx = recording_context(subject.plan, round, subject.keys.fold(NOISE_USE_TEST), seen)
         try:
-            upload, _ = subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
+            upload, _ = subject.plan.method.local(
+                snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx
+            )
         except EnoughReleases:
             upload = {}
         sent = {name: artifact.value for name, artifact in upload.items() if name in names}

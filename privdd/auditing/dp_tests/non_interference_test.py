@@ -1,8 +1,10 @@
-"""T1: what leaves beside the mechanisms' releases must be the same for other records (non-interference).
+"""T1: what leaves beside the mechanisms' releases must be the same for other records
+(non-interference).
 
-The audited client's rounds run on its records and on others, which differ in everything that a method may decide by:
-how many there are, an odd or an even number, which classes, how bright, and whether a model finds them easy or hard. Where
-every mechanism answers the same, whatever differs between two of these sets differs between two neighbours on the way.
+The audited client's rounds run on its records and on others, which differ in everything that a
+method may decide by: how many there are, an odd or an even number, which classes, how bright, and
+    whether a model finds them easy or hard. Where every mechanism answers the same, whatever
+    differs between two of these sets differs between two neighbours on the way.
 """
 
 from __future__ import annotations
@@ -17,27 +19,44 @@ from torch.func import functional_call
 
 from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
-from privdd.auditing.dp_tests.instrumentation import RecordDependence, find_interference, spare_label, zero_out_others
+from privdd.auditing.dp_tests.instrumentation import (
+    RecordDependence,
+    find_interference,
+    spare_label,
+    zero_out_others,
+)
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Records, Shard
 
 INTERFERENCE_TEST = "t1_told"
-MAX_SEARCHED_IMAGES = 32  # own images of which the easiest and the hardest are looked for, beside their negatives
+MAX_SEARCHED_IMAGES = (
+    32  # own images of which the easiest and the hardest are looked for, beside their negatives
+)
 
 
 def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """One finding: what is told and by which message, or where it was looked for and nothing was found; none where nothing is
-    noised."""
+    """One finding: what is told and by which message, or where it was looked for and nothing was
+    found; none where nothing is noised."""
     names = [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]
     if not names:
         return
-    looks, sets, broken = subject.client_rounds(), other_data_sets(subject), list[RecordDependence]()
+    looks = subject.client_rounds()
+    sets = other_data_sets(subject)
+    broken = list[RecordDependence]()
     # the first of them in every round that was kept, the others in a few
-    others = {says: (shard, looks.chosen if at else looks.kept) for at, (says, shard) in enumerate(sets.items())}
+    others = {
+        says: (shard, looks.chosen if at else looks.kept)
+        for at, (says, shard) in enumerate(sets.items())
+    }
     diagnostics: dict[str, Any] = {}
     accused = names
-    note = f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same for {', '.join(sets)}"
-    for told in find_interference(subject.plan_with_few_images(), subject.snapshots, subject.shard, others):
+    note = (
+        f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same "
+        f"for {', '.join(sets)}"
+    )
+    for told in find_interference(
+        subject.plan_with_few_images(), subject.snapshots, subject.shard, others
+    ):
         if told.broken:
             broken.append(told)
             continue
@@ -52,29 +71,44 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     else:
         why = note if sets else "the client holds one record"
         diagnostics |= untested_diagnostics(INTERFERENCE_TEST, why)
-    found = subject.run_finding(INTERFERENCE_TEST, ", ".join(accused), len(sets) - len(broken), note, diagnostics)
+    found = subject.run_finding(
+        INTERFERENCE_TEST, ", ".join(accused), len(sets) - len(broken), note, diagnostics
+    )
     yield found.with_measures(signal=", ".join(names))
 
 
 def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
-    """Other data that the client might hold, in words: as far from its own as the neighbouring relation can lead. The
-    relation fixes what is public: under replace how many records there are; under zero_out that, and their labels, so
-    records that are not there are zeroed out. Of whole clients nothing is public."""
-    shard, own = subject.shard, subject.shard.train
+    """Other data that the client might hold, in words: as far from its own as the neighbouring
+    relation can lead. The
+    relation fixes what is public: under replace how many records there are; under zero_out that,
+        and their labels, so records that are not there are zeroed out. Of whole clients nothing is
+        public."""
+    shard = subject.shard
+    own = subject.shard.train
     if len(own) < 2:
         return {}
     relation = "add_remove" if subject.ledger.unit == "client" else subject.plan.relation
     easy, hard = extreme_records(subject, relation)
     if relation == "replace":
         turned = replace(own, x=1 - own.x, y=(own.y + 1) % shard.classes)
-        of_easy, of_hard = _copies(easy, own), _copies(hard, own)
-        made = {"copies of an easy record": of_easy, "copies of a hard one": of_hard, "others": turned}
+        of_easy = _copies(easy, own)
+        of_hard = _copies(hard, own)
+        made = {
+            "copies of an easy record": of_easy,
+            "copies of a hard one": of_hard,
+            "others": turned,
+        }
         return {says: shard.with_train(records) for says, records in made.items()}
     left = len(own) - len(own) // 3
-    few = own.take(range(left - (left % 2 == 0), len(own)))  # an odd number where the client has an even one
+    few = own.take(
+        range(left - (left % 2 == 0), len(own))
+    )  # an odd number where the client has an even one
     made = {"a third of its records": few, "one easy record": easy}
     if relation == "zero_out":
-        return {says: zero_out_others(shard, records) for says, records in {**made, "one hard record": hard}.items()}
+        return {
+            says: zero_out_others(shard, records)
+            for says, records in {**made, "one hard record": hard}.items()
+        }
     twice = Records.concat([own, replace(own, ids=own.ids + int(own.ids.max()) + 1)])
     made["twice as many copies of a hard record"] = _copies(hard, twice)
     return {says: replace(shard, train=records, nulls=None) for says, records in made.items()}
@@ -86,8 +120,9 @@ def _copies(one: Records, of: Records) -> Records:
 
 
 def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, Records]:
-    """The records (one each) that the last known model finds easiest and hardest; the darkest and the brightest where there
-    is none. Under zero_out their labels are those of the client's own; otherwise the hard one is of its rarest class."""
+    """The records (one each) that the last known model finds easiest and hardest; the darkest and
+    the brightest where there is none. Under zero_out their labels are those of the client's own;
+    otherwise the hard one is of its rarest class."""
     shard = subject.shard
     own = shard.train.take(range(min(MAX_SEARCHED_IMAGES, len(shard.train))))
     pool = Records.concat([replace(own, x=x) for x in (own.x, 1 - own.x, 0 * own.x, 0 * own.x + 1)])
@@ -95,17 +130,27 @@ def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, 
     theirs = torch.nn.functional.one_hot(pool.y, losses.shape[1]).bool()
     rarest = torch.arange(losses.shape[1]).expand_as(losses) == spare_label(shard)
     barred = (~theirs, ~theirs) if relation == "zero_out" else (rarest, ~rarest)
-    places = losses.masked_fill(barred[0], torch.inf).argmin(), losses.masked_fill(barred[1], -torch.inf).argmax()
+    places = (
+        losses.masked_fill(barred[0], torch.inf).argmin(),
+        losses.masked_fill(barred[1], -torch.inf).argmax(),
+    )
     easy, hard = (divmod(int(at), losses.shape[1]) for at in places)
     return tuple(replace(pool.take([at]), y=torch.tensor([label])) for at, label in (easy, hard))  # type: ignore[return-value]
 
 
 def _losses_by_label(subject: GuaranteeSubject, pool: Records) -> Tensor:
     """(records, classes): the loss of each image with each label."""
-    plan, last = subject.plan, subject.snapshots[max(subject.snapshots)]
-    model, state = plan.method.audit_hooks.classifier(plan.problem), plan.method.audit_hooks.sent_state(last.broadcast)
+    plan = subject.plan
+    last = subject.snapshots[max(subject.snapshots)]
+    model = plan.method.audit_hooks.classifier(plan.problem)
+    state = plan.method.audit_hooks.sent_state(last.broadcast)
     if model is None or state is None:
-        return pool.x.flatten(1).mean(1, keepdim=True).double().expand(len(pool), subject.shard.classes)
+        return (
+            pool.x.flatten(1)
+            .mean(1, keepdim=True)
+            .double()
+            .expand(len(pool), subject.shard.classes)
+        )
     with torch.no_grad():
         logits = functional_call(model.eval(), dict(state), (pool.x,))
     return -logits.double().log_softmax(1).nan_to_num()

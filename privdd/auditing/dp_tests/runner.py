@@ -18,7 +18,12 @@ from privdd.auditing.dp_tests.mechanism_tests import (
     query_findings,
     record_upload_findings,
 )
-from privdd.auditing.dp_tests.noise_and_sampling_test import SUM_ASSUMPTION, is_sampled, noise_finding, sampling_finding
+from privdd.auditing.dp_tests.noise_and_sampling_test import (
+    SUM_ASSUMPTION,
+    is_sampled,
+    noise_finding,
+    sampling_finding,
+)
 from privdd.auditing.dp_tests.noise_use_test import noise_use_findings
 from privdd.auditing.dp_tests.non_interference_test import interference_findings
 from privdd.auditing.dp_tests.run_certificate import certificate_findings
@@ -31,7 +36,8 @@ from privdd.privacy.mechanisms.noise_share import unshared_mechanism
 
 @dataclass(frozen=True)
 class GuaranteeTest:
-    """A part of the tests that depends on no other, so that an engine may run it: findings(subject, *names)."""
+    """A part of the tests that depends on no other, so that an engine may run it: findings(subject,
+    *names)."""
 
     subject: GuaranteeSubject
     findings: Callable[..., Iterator[Finding]]
@@ -52,18 +58,19 @@ class GuaranteeTest:
 
 
 def guarantee_findings(run: Any, confidence: float) -> Iterator[Finding]:
-    """T0 to T3 for every mechanism of the run that states a finite epsilon, one test after the other. Arguments as of
-    ``guarantee_subject``. Raises what a method raises on crafted records: a test that cannot run has not been
-    passed."""
+    """T0 to T3 for every mechanism of the run that states a finite epsilon, one test after the
+    other. Arguments as of ``guarantee_subject``. Raises what a method raises on crafted records: a
+    test that cannot run has not been passed."""
     subject = guarantee_subject(run, confidence)
     rest = (finding for test in guarantee_tests(subject) for finding in test.iterate_findings())
     yield from without_single_ratios(subject, chain(run_log_tests(subject, run.record), rest))
 
 
 def guarantee_subject(run: Any, confidence: float) -> GuaranteeSubject:
-    """The finished run (``privdd.auditing.views.FinishedRun``) as the tests see it. confidence: of each bound (its share of the
-    run's error budget)."""
-    privacy, budget = run.experiment.privacy, run.experiment.audit_settings.guarantee
+    """The finished run (``privdd.auditing.views.FinishedRun``) as the tests see it. confidence: of
+    each bound (its share of the run's error budget)."""
+    privacy = run.experiment.privacy
+    budget = run.experiment.audit_settings.guarantee
     keys = run.plan.keys.fold("audit", "guarantee")
     ran = (run.plan, run.shard, run.progress.snapshots, run.progress.ledger)
     return GuaranteeSubject(*ran, privacy.delta, confidence, budget, keys)
@@ -74,7 +81,8 @@ def guarantee_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
     if not subject.plan.mechanisms:
         return []
     shown = subject_of_sums(subject) if subject.plan.trust.is_summed else subject
-    told, whole = GuaranteeTest(shown, interference_findings), GuaranteeTest(shown, certificate_findings)
+    told = GuaranteeTest(shown, interference_findings)
+    whole = GuaranteeTest(shown, certificate_findings)
     return [told, GuaranteeTest(shown, noise_use_findings), *mechanism_tests(shown), whole]
 
 
@@ -84,8 +92,11 @@ def run_log_tests(subject: GuaranteeSubject, record: NoiseLog | None) -> list[Fi
 
 
 def subject_of_sums(subject: GuaranteeSubject) -> GuaranteeSubject:
-    """The subject as the server's sums show it: one client's contribution under the noise of all shares together."""
-    whole = {name: unshared_mechanism(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
+    """The subject as the server's sums show it: one client's contribution under the noise of all
+    shares together."""
+    whole = {
+        name: unshared_mechanism(mechanism) for name, mechanism in subject.plan.mechanisms.items()
+    }
     return replace(subject, plan=replace(subject.plan, mechanisms=whole))
 
 
@@ -94,7 +105,9 @@ def _note_sums(finding: Finding) -> Finding:
     if certificate := diagnostics.get("certificate"):
         certificate = {**certificate, "trusts": [*certificate["trusts"], SUM_ASSUMPTION]}
         finding = finding.with_measures(diagnostics={**diagnostics, "certificate": certificate})
-    return finding.with_measures(note=f"{finding.measures.get('note', '')}; of the sum: {SUM_ASSUMPTION}")
+    return finding.with_measures(
+        note=f"{finding.measures.get('note', '')}; of the sum: {SUM_ASSUMPTION}"
+    )
 
 
 def _add_seconds(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -104,22 +117,31 @@ def _add_seconds(findings: Iterable[Finding]) -> Iterator[Finding]:
         began = time.monotonic()
 
 
-def without_single_ratios(subject: GuaranteeSubject, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Likelihood ratios of single queries come last, and only where they say what no certificate does: of a run that
-    has none (Laplace noise, or noise of another form), or of a printed epsilon for which nothing is accounted."""
-    held, certified = list[Finding](), False
+def without_single_ratios(
+    subject: GuaranteeSubject, findings: Iterable[Finding]
+) -> Iterator[Finding]:
+    """Likelihood ratios of single queries come last, and only where they say what no certificate
+    does: of a run that has none (Laplace noise, or noise of another form), or of a printed epsilon
+        for which nothing is accounted."""
+    held = list[Finding]()
+    certified = False
     for finding in findings:
         certified |= finding.attack == "t2_whole_run" and "epsilon_measured" in finding.measures
-        if finding.attack == "t2_likelihood_ratio" and subject.has_finite_epsilon(finding.measures["signal"]):
+        if finding.attack == "t2_likelihood_ratio" and subject.has_finite_epsilon(
+            finding.measures["signal"]
+        ):
             held.append(finding)
         else:
             yield finding
     for finding in [] if certified else held:
-        yield finding.with_measures(note=f"{finding.measures['note']}; the whole run has no certificate")
+        yield finding.with_measures(
+            note=f"{finding.measures['note']}; the whole run has no certificate"
+        )
 
 
 def log_findings(subject: GuaranteeSubject, record: NoiseLog | None) -> Iterator[Finding]:
-    """T0: the ledger, and for every mechanism that it accounts for the noise and the sampling of the run itself."""
+    """T0: the ledger, and for every mechanism that it accounts for the noise and the sampling of
+    the run itself."""
     noted = record or NoiseLog(subject.plan.victim)
     yield from ledger_findings(subject, noted)
     for name in [name for name in subject.plan.mechanisms if subject.has_finite_epsilon(name)]:
@@ -129,13 +151,16 @@ def log_findings(subject: GuaranteeSubject, record: NoiseLog | None) -> Iterator
 
 
 def mechanism_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
-    """Tests for every mechanism of the plan; if the unit is a client, of what a whole client moves."""
+    """Tests for every mechanism of the plan; if the unit is a client, of what a whole client
+    moves."""
     kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
     if subject.ledger.unit == "client":
         sent = [name for name in kinds if name in subject.plan.method.uploads]
         each = [GuaranteeTest(subject, client_update_findings, (name,)) for name in sent]
         return [*each, GuaranteeTest(subject, client_query_findings)]
-    asked = [n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip]
+    asked = [
+        n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip
+    ]
     tests = [GuaranteeTest(subject, query_findings, (asked,))]
     for name, kind in kinds.items():
         if kind is AggregateClip and overrides_hook(subject.plan.method, "steps"):

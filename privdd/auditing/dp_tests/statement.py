@@ -1,4 +1,5 @@
-"""What guarantee tests know about a run, the statement that they test, and how their results become findings."""
+"""What guarantee tests know about a run, the statement that they test, and how their results become
+findings."""
 
 from __future__ import annotations
 
@@ -27,15 +28,17 @@ from privdd.privacy.accounting import epsilon, epsilon_at, trade_off
 from privdd.privacy.ledger import SERVER, Ledger, Release
 
 WHOLE_RUN_TEST = "t2_whole_run"
-MAX_ROUNDED_KAPPA = 1.01  # units: what a release may seem to move by where it is rounded to a lattice
+MAX_ROUNDED_KAPPA = (
+    1.01  # units: what a release may seem to move by where it is rounded to a lattice
+)
 ORDER_STATISTIC = 5  # the k of T2's order statistic, fixed beforehand
 NO_EVIDENCE_NOTE = "; no bound from what is finally sent is evidence for a claim"
 
 
 @dataclass(frozen=True)
 class ExaminedRounds:
-    """The audited client's rounds. kept: those that can be run again; chosen: of them the first, a middle and the last
-    of each phase; lost: those of which no state was kept."""
+    """The audited client's rounds. kept: those that can be run again; chosen: of them the first, a
+    middle and the last of each phase; lost: those of which no state was kept."""
 
     kept: tuple[int, ...]
     chosen: tuple[int, ...]
@@ -66,7 +69,8 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class GuaranteeSubject:
-    """A finished run: the audited client's data as it trained, snapshots of its rounds, and what it spent."""
+    """A finished run: the audited client's data as it trained, snapshots of its rounds, and what it
+    spent."""
 
     plan: Plan
     shard: Shard
@@ -83,34 +87,45 @@ class GuaranteeSubject:
         return [row for row in rows if row.name in names] if names else rows
 
     def has_finite_epsilon(self, name: str) -> bool:
-        """Whether the audited client's releases of this name have a finite epsilon in the ledger."""
+        """Whether the audited client's releases of this name have a finite epsilon in the
+        ledger."""
         rows = self.own_releases(name)
         return bool(rows) and all(row.is_protected for row in rows)
 
     def client_rounds(self, name: str | None = None) -> ExaminedRounds:
         """Rounds in which the client sent something, or released what is called ``name``."""
         made = sorted({row.round for row in self.own_releases(*filter(None, [name]))})
-        kept, phases = tuple(t for t in made if t in self.snapshots), dict[str, list[int]]()
+        kept = tuple(t for t in made if t in self.snapshots)
+        phases = dict[str, list[int]]()
         for t in kept:
             phases.setdefault(self.snapshots[t].phase, []).append(t)
         chosen = {t for of in phases.values() for t in (of[0], of[len(of) // 2], of[-1])}
         return ExaminedRounds(kept, tuple(sorted(chosen)), tuple(t for t in made if t not in kept))
 
     def memory_history(self, other: Records) -> MemoryHistory:
-        """The client's memory before each round; other: records whose effect on that memory is looked for."""
-        return memory_history_of(self.plan, self.snapshots, self.shard, replace(self.shard, train=other, nulls=None))
+        """The client's memory before each round; other: records whose effect on that memory is
+        looked for."""
+        return memory_history_of(
+            self.plan, self.snapshots, self.shard, replace(self.shard, train=other, nulls=None)
+        )
 
     def surface_of(self, name: str) -> Surface:
-        """The surface of a message, or that on which the outputs of a query are first sent: of the uploads that the ledger says
-        were computed from it, the first that the method declares. A query that nothing sent follows from has its own."""
+        """The surface of a message, or that on which the outputs of a query are first sent: of the
+        uploads that the ledger says were computed from it, the first that the method declares. A
+        query that nothing sent follows from has its own."""
         method = self.plan.method
         if name in method.uploads:
             return method.uploads[name]
         sent = self.messages_from(name)
-        return method.uploads[sent[0]] if sent else method.queries.get(name, next(iter(method.uploads.values())))
+        return (
+            method.uploads[sent[0]]
+            if sent
+            else method.queries.get(name, next(iter(method.uploads.values())))
+        )
 
     def messages_from(self, name: str) -> list[str]:
-        """The uploads, in the order in which the method declares them, that were computed from a client's query ``name``."""
+        """The uploads, in the order in which the method declares them, that were computed from a
+        client's query ``name``."""
         rows = [row for row in self.ledger.releases if row.client != SERVER]
         asked = {row.id for row in rows if row.name == name}
         sent = {row.name for row in rows if asked.intersection(row.post_of)}
@@ -118,15 +133,18 @@ class GuaranteeSubject:
 
     @property
     def allowed_units(self) -> float:
-        """By how many units one record (or client) may move a release: one is exchanged for another, or comes and goes."""
+        """By how many units one record (or client) may move a release: one is exchanged for
+        another, or comes and goes."""
         return 2.0 if self.plan.relation == "replace" else 1.0
 
     def accounted_epsilon(self, event: dpa.DpEvent) -> float:
         return epsilon(event, self.delta, relation=self.plan.relation)  # type: ignore[arg-type]
 
-    def run_finding(self, attack: str, name: str, count: int, note: str, diagnostics: Mapping[str, Any]) -> Finding:
-        """A row about the run itself (T0, messages): of the releases ``name`` (several are joined by ", "), ``count`` of which
-        were looked at."""
+    def run_finding(
+        self, attack: str, name: str, count: int, note: str, diagnostics: Mapping[str, Any]
+    ) -> Finding:
+        """A row about the run itself (T0, messages): of the releases ``name`` (several are joined
+        by ", "), ``count`` of which were looked at."""
         told = {"unit": self.ledger.unit, **diagnostics}
         measures = {"signal": name, "n": count, "note": note, "diagnostics": told}
         surface = self.surface_of(name.split(", ")[-1])
@@ -145,9 +163,9 @@ class GuaranteeSubject:
 
 @dataclass(frozen=True)
 class Statement:
-    """A claim to be tested: an epsilon, who states it, and the surface where the tested release ends up. name: the
-    query or upload whose mechanism is tested, which tells apart findings on one surface; unit: what is in or out, a
-    record or a client."""
+    """A claim to be tested: an epsilon, who states it, and the surface where the tested release
+    ends up. name: the query or upload whose mechanism is tested, which tells apart findings on one
+        surface; unit: what is in or out, a record or a client."""
 
     subject: GuaranteeSubject
     surface: Surface
@@ -171,23 +189,44 @@ class Statement:
         return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated, message=self.name)
 
     def bound_finding(
-        self, attack: str, value: float, method: str, validity: str, runs: int, note: str, **more: Any
+        self,
+        attack: str,
+        value: float,
+        method: str,
+        validity: str,
+        runs: int,
+        note: str,
+        **more: Any,
     ) -> Finding:
         """A row with a lower bound on epsilon."""
-        found: dict[str, Any] = {"epsilon_measured": value, "epsilon_method": method, "epsilon_validity": validity}
-        return self.guarantee_finding(attack, note, **found, confidence=self.subject.confidence, n=runs, **more)
+        found: dict[str, Any] = {
+            "epsilon_measured": value,
+            "epsilon_method": method,
+            "epsilon_validity": validity,
+        }
+        return self.guarantee_finding(
+            attack, note, **found, confidence=self.subject.confidence, n=runs, **more
+        )
 
     def untested_sensitivity(self, why: str) -> Finding:
         """T1's row where it could not look."""
         return self.guarantee_finding("t1_sensitivity", why, n=0)
 
     def sensitivity_finding(
-        self, kappa: float, searched: int, note: str, rounds: Sequence[int], allowed: float | None = None
+        self,
+        kappa: float,
+        searched: int,
+        note: str,
+        rounds: Sequence[int],
+        allowed: float | None = None,
     ) -> Finding:
         """T1's row; rounds: that were looked at; allowed: units, by the relation unless given."""
         allowed = self.subject.allowed_units if allowed is None else allowed
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
-        text = f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, {found} than {allowed:g}"
+        text = (
+            f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, "
+            f"{found} than {allowed:g}"
+        )
         measures: dict[str, Any] = {"kappa": kappa, "kappa_allowed": allowed, "n": searched}
         looks = covered_diagnostics("t1_sensitivity", rounds)
         return self.guarantee_finding("t1_sensitivity", text, looks=looks, **measures)
@@ -195,22 +234,40 @@ class Statement:
     def whole_run_finding(
         self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str
     ) -> Finding:
-        """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by, in units."""
-        energy, most = float(np.square(kappas).mean()), float(kappas.max())
+        """T2's row for the run as a whole; kappas (runs, T): what one record moves each release by,
+        in units."""
+        energy = float(np.square(kappas).mean())
+        most = float(kappas.max())
         kappa = {"min": float(kappas.min()), "mean": float(kappas.mean()), "energy": energy}
-        played = f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is {energy:.4g} on average"
+        played = (
+            f"{runs} runs of all {kappas.shape[1]} releases with {what}; kappa^2 is "
+            f"{energy:.4g} on average"
+        )
         certificate = {"tier": "T2", "trusts": list(trusts), "runs": runs, "kappa": kappa}
-        looks = {"certificate": certificate, **covered_diagnostics(WHOLE_RUN_TEST, self._tested_rounds())}
-        if most > MAX_ROUNDED_KAPPA:  # a single release is enough, however little it adds to the whole
+        looks = {
+            "certificate": certificate,
+            **covered_diagnostics(WHOLE_RUN_TEST, self._tested_rounds()),
+        }
+        if (
+            most > MAX_ROUNDED_KAPPA
+        ):  # a single release is enough, however little it adds to the whole
             looks["refuted"] = True
-            played += f"; release {int(kappas.max(0).argmax()) + 1} moves by {most:.3g} units, more than 1"
-        note, method = f"{played}; {self._describe_verdict(epsilon)}", "tilted_likelihood_ratio"
-        return self.bound_finding(WHOLE_RUN_TEST, epsilon, method, "finite_sample", runs, note, looks=looks)
+            played += (
+                f"; release {int(kappas.max(0).argmax()) + 1} moves by {most:.3g} units, more "
+                "than 1"
+            )
+        note = f"{played}; {self._describe_verdict(epsilon)}"
+        method = "tilted_likelihood_ratio"
+        return self.bound_finding(
+            WHOLE_RUN_TEST, epsilon, method, "finite_sample", runs, note, looks=looks
+        )
 
     def untested_run_finding(self, why: str) -> Finding:
         """T2's row where the run could not be played."""
         looks = untested_diagnostics(WHOLE_RUN_TEST, why)
-        return self.guarantee_finding(WHOLE_RUN_TEST, f"the whole run was not tested: {why}", looks=looks, n=0)
+        return self.guarantee_finding(
+            WHOLE_RUN_TEST, f"the whole run was not tested: {why}", looks=looks, n=0
+        )
 
     def _tested_rounds(self) -> set[int]:
         """The rounds in which the audited client made the releases that are tested."""
@@ -224,25 +281,33 @@ class Statement:
         final: RatioTranscripts | None = None,
         event: dpa.DpEvent | None = None,
     ) -> Iterator[Finding]:
-        """T2, and T3 on the transcript, on what is finally sent, of the runs ``final`` (None: not that), and against the
-        accountant's curve of ``event``, which the releases of a run are accounted as (None: nothing is accounted)."""
-        confidence, delta = self.subject.confidence, self.subject.delta
+        """T2, and T3 on the transcript, on what is finally sent, of the runs ``final`` (None: not
+        that), and against the accountant's curve of ``event``, which the releases of a run are
+        accounted as (None: nothing is accounted)."""
+        confidence = self.subject.confidence
+        delta = self.subject.delta
         best = self._certified_bound(found)
         text = f"{note}; {self._describe_verdict(best)}"
         runs = 2 * found.run_count
-        yield self.bound_finding("t2_likelihood_ratio", best, "likelihood_ratio", "finite_sample", runs, text)
+        yield self.bound_finding(
+            "t2_likelihood_ratio", best, "likelihood_ratio", "finite_sample", runs, text
+        )
         looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1), found.run_count)]
         looks += [("t3_final", Adversary.SERVER, final.final, final.run_count)] if final else []
         for attack, adversary, rows, runs in looks:
             rng = self.subject.keys.fold(attack, self.surface).numpy()
-            bound = bound_from_runs(rows[:runs], rows[runs:], delta=delta, generator=rng, confidence=confidence)
+            bound = bound_from_runs(
+                rows[:runs], rows[runs:], delta=delta, generator=rng, confidence=confidence
+            )
             ceiling = f"a perfect attack on so many runs reaches {math.log(runs / 2 / 3.7):.2g}"
             text = f"{note}; {ceiling}; {self._describe_verdict(bound.value)}"
             text += NO_EVIDENCE_NOTE if attack == "t3_final" else ""
             found_by = (bound.value, bound.method, bound.validity, 2 * runs)
             yield self.bound_finding(attack, *found_by, text, adversary=adversary)
         if event is not None:
-            yield curve_finding(self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note)
+            yield curve_finding(
+                self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note
+            )
 
     def _certified_bound(self, found: RatioTranscripts) -> float:
         """T2's bound in both orders of the pair, each at half of the error probability."""
@@ -253,19 +318,27 @@ class Statement:
 
     def _describe_verdict(self, value: float) -> str:
         beyond = "contradicts" if value > self.epsilon else "does not contradict"
-        return f"not ({value:.3g}, {self.subject.delta:g})-DP, which {beyond} {self.epsilon:.3g} ({self.source})"
+        return (
+            f"not ({value:.3g}, {self.subject.delta:g})-DP, which {beyond} {self.epsilon:.3g} "
+            f"({self.source})"
+        )
 
 
-def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: dpa.DpEvent, note: str) -> Finding:
-    """The finding ``t3_curve`` from log likelihood ratios (R,) of runs with the record and (R',) of runs without it.
+def curve_finding(
+    statement: Statement, inside: Tensor, outside: Tensor, event: dpa.DpEvent, note: str
+) -> Finding:
+    """The finding ``t3_curve`` from log likelihood ratios (R,) of runs with the record and (R',) of
+    runs without it.
 
-    inside, outside: ln P/Q of independent runs of the releases that ``event`` accounts for, P with the record. Its
-    ``epsilon_measured`` is above the statement's epsilon exactly where the curve is refuted at the subject's
-    confidence. Below it, it is the epsilon of the least noise that the runs refute: no bound for other mechanisms.
-    The threshold comes from the accounted curve and the number of runs alone, so no run is spent on choosing it: error
-    rates below the curve refute the accountant, whatever the mechanism's true law is.
-    """
-    subject, relation = statement.subject, statement.subject.ledger.relation
+    inside, outside: ln P/Q of independent runs of the releases that ``event`` accounts for, P with
+        the record. Its ``epsilon_measured`` is above the statement's epsilon exactly where the
+        curve is refuted at the subject's
+    confidence. Below it, it is the epsilon of the least noise that the runs refute: no bound for
+    other mechanisms. The threshold comes from the accounted curve and the number of runs alone, so
+    no run is spent on choosing it: error rates below the curve refute the accountant, whatever the
+        mechanism's true law is."""
+    subject = statement.subject
+    relation = statement.subject.ledger.relation
 
     @cache
     def curve_at_scale(scale: float) -> Curve:
@@ -274,15 +347,25 @@ def curve_finding(statement: Statement, inside: Tensor, outside: Tensor, event: 
     runs = min(len(inside), len(outside))
     point = most_testable_point(curve_at_scale(1.0), runs, confidence=subject.confidence)
     ratios = inside.double().numpy(), outside.double().numpy()
-    found = curve_test(*ratios, curve_at_scale, threshold=point.threshold, confidence=subject.confidence)
+    found = curve_test(
+        *ratios, curve_at_scale, threshold=point.threshold, confidence=subject.confidence
+    )
     implied = epsilon_at(event, subject.delta, relation=relation, scale=found.scale)
-    above = statement.epsilon * (1 + 1e-9)  # both epsilons are rounded: the curve decides which one is the larger
+    above = statement.epsilon * (
+        1 + 1e-9
+    )  # both epsilons are rounded: the curve decides which one is the larger
     implied = max(implied, above) if found.refuted else min(implied, statement.epsilon)
     where = f"false alarms at most {found.fpr:.3g} and misses at most {found.fnr:.3g}"
     lies = "below" if found.refuted else "not below"
-    text = f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(found.scale)}"
+    text = (
+        f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(found.scale)}"
+    )
     return statement.bound_finding("t3_curve", implied, "curve", "curve", found.runs, text)
 
 
 def _describe_scale(scale: float) -> str:
-    return f"noise of {1 / scale:.3g} times the stated scale or more" if scale else "no noise of any scale"
+    return (
+        f"noise of {1 / scale:.3g} times the stated scale or more"
+        if scale
+        else "no noise of any scale"
+    )

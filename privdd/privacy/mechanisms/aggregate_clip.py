@@ -1,8 +1,8 @@
 """FedDM's and FedRD's equation as printed: the batch mean is clipped, not its records.
 
-Kept for study. Clipping the mean bounds what the whole batch does, not what one record does: the mean
-may move from one end of the ball to the other, by 2C, while the noise is sigma C / |B|. The size of that
-noise says how many records a small class has, so it states no accounted epsilon.
+Kept for study. Clipping the mean bounds what the whole batch does, not what one record does: the
+mean may move from one end of the ball to the other, by 2C, while the noise is sigma C / |B|. The
+size of that noise says how many records a small class has, so it states no accounted epsilon.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from privdd.privacy.noise import Noise
 class AggregateClip(Mechanism):
     """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Zhang et al., FedRD, eq. 7).
 
-    Never private: its worst-case sensitivity is 2C, kappa = 2|B| times what the papers' proof assumes, and
+    Never private: its worst-case sensitivity is 2C, kappa = 2|B| times what the papers' proof
+        assumes, and
     |B|, the class size where a class is smaller than a batch, sets the variance: one record less changes
-    the variance, and no Gaussian bound at one variance covers that. ``privdd.privacy.claims`` holds what
-    the papers state for it.
+    the variance, and no Gaussian bound at one variance covers that. ``privdd.privacy.claims`` holds
+    what the papers state for it.
     Input: tensors (|B|, ...), |B| >= 1 (a mean expanded to |B| equal rows costs no memory);
     output: tensors (...).
     """
@@ -44,23 +45,30 @@ class AggregateClip(Mechanism):
     def event(self) -> dpa.DpEvent:
         """Raises ValueError: no noise gives it a finite epsilon."""
         raise ValueError(
-            "privacy.epsilon: AggregateClip has no finite epsilon, whatever the noise (the mean of a batch is clipped, not "
+            "privacy.epsilon: AggregateClip has no finite epsilon, whatever the noise "
+            "(the mean of a batch is clipped, not "
             "its records); set privacy.noise_multiplier, or choose a mechanism that is accounted"
         )
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         size = max(len(next(iter(value.values()))), 1)
         mean = {name: tensor.sum(0) / size for name, tensor in value.items()}
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(t) for t in mean.values()]))
+        norm = torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(t) for t in mean.values()])
+        )
         factor = clip_factors(norm, self.clip_norm)
         exact = {name: torch.nan_to_num(tensor) * factor for name, tensor in mean.items()}
         std = self.noise_multiplier * self.clip_norm / size
         return Output(
-            {name: total + std * noise.normal(tuple(total.shape)).to(total) for name, total in exact.items()},
+            {
+                name: total + std * noise.normal(tuple(total.shape)).to(total)
+                for name, total in exact.items()
+            },
             dpa.NonPrivateDpEvent(),
             clip_norm=float(self.clip_norm),
             sensitivity=2 * self.clip_norm,
-            why="unsound as printed: the mean of the batch is clipped; one record may move it by 2C, not C/|B|",
+            why="unsound as printed: the mean of the batch is clipped; one record may move "
+            "it by 2C, not C/|B|",
             noise_std=std,
             flags={"noise_scale_public": False},  # sigma C / |B|, and |B| is at most the class size
             exact=exact,

@@ -1,4 +1,5 @@
-"""Client-level privacy of one update: clip the whole of it, add noise (McMahan et al. 2018, section 3)."""
+"""Client-level privacy of one update: clip the whole of it, add noise (McMahan et al. 2018, section
+3)."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from privdd.privacy.noise import Noise
 class ClientLevel(Mechanism, hooks=("noise_std",)):
     """clip_C(update) + N(0, (z C)**2 I), noised by the client itself: no trusted server is assumed.
 
-    The unit is a client; the neighbour is the client whose update is zero. The norm spans all tensors.
-    It must be given a difference to what the server sent: clipping parameters as such would shrink
-    the model. The clipped update is rounded towards zero on a public lattice, so its norm does
-    not grow, and noised there: a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
+    The unit is a client; the neighbour is the client whose update is zero. The norm spans all
+    tensors. It must be given a difference to what the server sent: clipping parameters as such
+    would shrink the model. The clipped update is rounded towards zero on a public lattice, so its
+    norm does
+    not grow, and noised there: a function of the Gaussian mechanism's (proof:
+        ``privdd.privacy.lattice``).
     Input and output: tensors of any shape.
     """
 
@@ -47,10 +50,12 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
         return dpa.GaussianDpEvent(float(self.noise_multiplier))
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        lattice, std = self._noise_lattice, self.noise_std
+        lattice = self._noise_lattice
+        std = self.noise_std
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
         whole = clipped_sum(alone, self.clip_norm, lattice)
-        released, layout = lattice.add_noise(whole, std, noise.normal), RecordLayout.from_contributions(alone)
+        released = lattice.add_noise(whole, std, noise.normal)
+        layout = RecordLayout.from_contributions(alone)
         return Output(
             layout.to_tensors(lattice.to_numbers(released, torch.float64)),
             self.event,

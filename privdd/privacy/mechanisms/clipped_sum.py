@@ -1,4 +1,5 @@
-"""The sound query: clip each record's contribution, divide by a constant, sum on a lattice, add Gaussian noise."""
+"""The sound query: clip each record's contribution, divide by a constant, sum on a lattice, add
+Gaussian noise."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     """(sum over records of clip_C(contribution) + N(0, (z C)**2 I)) / normaliser.
 
     Serves DP-SGD ("dpsgd"; Abadi et al. 2016), noisy mean embeddings ("embedding"), per-record
-    gradients of synthetic data ("synthetic_gradient"), class counts and class statistics. All tensors
-    of a record are clipped together. sampling_probability q < 1 states that the records were drawn by
-    ``ctx.sample`` (Poisson); the normaliser is a public constant, never the realised batch size.
-    Each clipped contribution, divided by the normaliser, is rounded towards zero on a public lattice, so its
-    norm does not grow; the integers are summed exactly, noised, and rounded to whole steps of 2**-16 of noise_std or
-    less. So the release is a function of the Gaussian mechanism's (proof: ``privdd.privacy.lattice``).
+    gradients of synthetic data ("synthetic_gradient"), class counts and class statistics. All
+    tensors of a record are clipped together. sampling_probability q < 1 states that the records
+    were drawn by ``ctx.sample`` (Poisson); the normaliser is a public constant, never the realised
+    batch size. Each clipped contribution, divided by the normaliser, is rounded towards zero on a
+    public lattice, so its norm does not grow; the integers are summed exactly, noised, and rounded
+    to whole steps of 2**-16 of noise_std or less. So the release is a function of the Gaussian
+    mechanism's (proof: ``privdd.privacy.lattice``).
     Input: tensors (n, ...), n >= 0; output: tensors (...).
     """
 
@@ -57,15 +59,18 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
         return Lattice.under(self.noise_std, self.clip_norm / self.normaliser)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
-        lattice, std = self._noise_lattice, self.noise_std
+        lattice = self._noise_lattice
+        std = self.noise_std
         total = clipped_sum(value, self.clip_norm, lattice, per=self.normaliser)
-        released, layout = lattice.add_noise(total, std, noise.normal), RecordLayout.from_contributions(value)
+        released = lattice.add_noise(total, std, noise.normal)
+        layout = RecordLayout.from_contributions(value)
         return Output(
             layout.to_tensors(lattice.to_numbers(released, torch.float64)),
             self.event,
             clip_norm=float(self.clip_norm),
             sensitivity=self.clip_norm / self.normaliser,
-            why=f"one record adds one vector of norm at most clip_norm, divided by a constant and {ON_LATTICE}",
+            why="one record adds one vector of norm at most clip_norm, divided by a constant "
+            f"and {ON_LATTICE}",
             noise_std=std,
             lattice=lattice.step,
             exact=LazyTensors(total, lattice, layout),

@@ -23,16 +23,19 @@ Pair = tuple[Tensors, Tensors]
 
 @dataclass(frozen=True)
 class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
-    """Clip each record to a norm, add noise to it, share it (``copies`` times, each with its own noise).
+    """Clip each record to a norm, add noise to it, share it (``copies`` times, each with its own
+    noise).
 
     The norm is clip_norm, or rho * sqrt(d) for d numbers a record: the most that the paper's bound
-    rho ||x|| can be for pixels in [0, 1]. Exactly one of noise_std (a number, or one a copy), variance
-    and noise_multiplier (of the norm) sets the scale; for Laplace it is the scale b and the norm is L1.
-    Neither clip_norm nor rho, and broadcast_batch (one noise tensor for so many neighbouring records),
-    are what the authors' code does: neither has a guarantee, and the flags say so. Each record is
-    released by itself, so the count is public: the relation is zero_out, or replace. Where it has a guarantee, each
-    clipped record is rounded towards zero on the public lattice under the smallest noise scale, so its norm (L1 too)
-    does not grow, and noised there: a function of the ideal mechanism (proof: ``privdd.privacy.lattice``).
+    rho ||x|| can be for pixels in [0, 1]. Exactly one of noise_std (a number, or one a copy),
+    variance and noise_multiplier (of the norm) sets the scale; for Laplace it is the scale b and
+    the norm is L1. Neither clip_norm nor rho, and broadcast_batch (one noise tensor for so many
+    neighbouring records), are what the authors' code does: neither has a guarantee, and the flags
+    say so. Each record is released by itself, so the count is public: the relation is zero_out, or
+    replace. Where it has a guarantee, each clipped record is rounded towards zero on the public
+    lattice under the smallest noise scale, so its norm (L1 too)
+    does not grow, and noised there: a function of the ideal mechanism (proof:
+        ``privdd.privacy.lattice``).
     Input: tensors (n, ...); output: tensors (copies * n, ...), copy after copy.
     """
 
@@ -46,16 +49,26 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     distribution: Literal["gaussian", "laplace"] = "gaussian"
 
     def __post_init__(self) -> None:
-        given = [n for n in ("noise_std", "variance", "noise_multiplier") if getattr(self, n) is not None]
+        given = [
+            n for n in ("noise_std", "variance", "noise_multiplier") if getattr(self, n) is not None
+        ]
         if len(given) != 1:
-            raise ValueError(f"noise: exactly one of noise_std, variance, noise_multiplier is needed, got {given}")
+            raise ValueError(
+                "noise: exactly one of noise_std, variance, noise_multiplier is needed, "
+                f"got {given}"
+            )
         for name in ("clip_norm", "rho", "variance", "noise_multiplier"):
             if getattr(self, name) is not None:
                 require_positive(getattr(self, name), name)
         if self.clip_norm is not None and self.rho is not None:
-            raise ValueError(f"clip_norm={self.clip_norm!r}, rho={self.rho!r}: at most one of the two sets the norm")
+            raise ValueError(
+                f"clip_norm={self.clip_norm!r}, rho={self.rho!r}: at most one of the two "
+                "sets the norm"
+            )
         if self.noise_multiplier is not None and self.clip_norm is None and self.rho is None:
-            raise ValueError("noise_multiplier is noise over the norm: set clip_norm or rho, or use noise_std")
+            raise ValueError(
+                "noise_multiplier is noise over the norm: set clip_norm or rho, or use noise_std"
+            )
         if self.copies not in (1, 2):
             raise ValueError(f"copies={self.copies!r}: allowed are 1, 2")
         if self.broadcast_batch is not None:
@@ -63,7 +76,9 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         if self.distribution not in ("gaussian", "laplace"):
             raise ValueError(f"distribution={self.distribution!r}: allowed are gaussian, laplace")
         if len(self.copy_stds(1.0)) != self.copies:
-            raise ValueError(f"noise_std={self.noise_std!r}: one number, or one for each of {self.copies} copies")
+            raise ValueError(
+                f"noise_std={self.noise_std!r}: one number, or one for each of {self.copies} copies"
+            )
         _ = self._lattice_for(self.norm_for_size(1))  # raises for noise that is too small
 
     def norm_for_size(self, numbers: int) -> float | None:
@@ -82,13 +97,22 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
 
     def public_constants(self, numbers: int) -> Mapping[str, Any]:
         stds = self.copy_stds(self.norm_for_size(numbers))
-        return {"std": stds[0], "noise_stds": stds, "copies": self.copies, "broadcast_batch": self.broadcast_batch}
+        return {
+            "std": stds[0],
+            "noise_stds": stds,
+            "copies": self.copies,
+            "broadcast_batch": self.broadcast_batch,
+        }
 
     @property
     def event(self) -> dpa.DpEvent:
-        """All copies of one record together. Raises ValueError where the size of a record decides it."""
+        """All copies of one record together. Raises ValueError where the size of a record decides
+        it."""
         if self.rho is not None and self.noise_multiplier is None:
-            raise ValueError(f"rho={self.rho!r}: noise over norm depends on the size of a record; set noise_multiplier")
+            raise ValueError(
+                f"rho={self.rho!r}: noise over norm depends on the size of a record; set "
+                "noise_multiplier"
+            )
         return self.event_at(self.clip_norm or self.rho)
 
     def event_at(self, norm: float | None) -> dpa.DpEvent:
@@ -97,7 +121,10 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
             return dpa.NonPrivateDpEvent()
         kind = dpa.GaussianDpEvent if self.distribution == "gaussian" else dpa.LaplaceDpEvent
         ratios = [std / norm for std in self.copy_stds(norm)]
-        parts = [kind(self.noise_multiplier if self.noise_multiplier is not None else ratio) for ratio in ratios]
+        parts = [
+            kind(self.noise_multiplier if self.noise_multiplier is not None else ratio)
+            for ratio in ratios
+        ]
         return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
@@ -112,7 +139,8 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
             self.event_at(norm),
             clip_norm=norm,
             sensitivity=norm,
-            why=f"each record alone, clipped to {norm}{f', {ON_LATTICE}' if lattice else ''}, {self.copies} time(s)",
+            why=f"each record alone, clipped to {norm}{f', {ON_LATTICE}' if lattice else ''}, "
+            f"{self.copies} time(s)",
             noise_std=self.copy_stds(norm)[0],
             lattice=lattice.step if lattice else None,
             flags={
@@ -124,8 +152,13 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         )
 
     def _lattice_for(self, norm: float | None) -> Lattice | None:
-        """One for all copies, under the smallest noise; None where there is no guarantee to keep."""
-        return None if norm is None or self.broadcast_batch else Lattice.under(min(self.copy_stds(norm)), norm)
+        """One for all copies, under the smallest noise; None where there is no guarantee to
+        keep."""
+        return (
+            None
+            if norm is None or self.broadcast_batch
+            else Lattice.under(min(self.copy_stds(norm)), norm)
+        )
 
     def _clip_factors(self, value: Tensors, norm: float) -> Tensor:
         return clip_factors(record_norms(value, 2 if self.distribution == "gaussian" else 1), norm)
@@ -133,13 +166,19 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     def _noise_sampler(self, noise: Noise) -> Callable[[tuple[int, ...]], Tensor]:
         return noise.normal if self.distribution == "gaussian" else noise.laplace
 
-    def _release_on_lattice(self, lattice: Lattice, value: Tensors, norm: float, noise: Noise) -> Pair:
+    def _release_on_lattice(
+        self, lattice: Lattice, value: Tensors, norm: float, noise: Noise
+    ) -> Pair:
         """(the clipped records, what is released), both on the lattice."""
         factors = self._clip_factors(value, norm)
-        exact, released = {}, {}
+        exact = {}
+        released = {}
         for name, tensor in value.items():
             whole = lattice.round_contributions(tensor, factors)
-            copies = [lattice.add_noise(whole, std, self._noise_sampler(noise)) for std in self.copy_stds(norm)]
+            copies = [
+                lattice.add_noise(whole, std, self._noise_sampler(noise))
+                for std in self.copy_stds(norm)
+            ]
             kind = tensor.dtype if tensor.is_floating_point() else torch.float32
             exact[name] = lattice.to_numbers(whole, kind)
             released[name] = lattice.to_numbers(torch.cat(copies), kind)
@@ -149,9 +188,15 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         """The release in floating point, without a guarantee."""
         if norm is not None:
             factors = self._clip_factors(value, norm)
-            value = {n: torch.nan_to_num(t) * factors.to(t).reshape(-1, *(1,) * (t.ndim - 1)) for n, t in value.items()}
+            value = {
+                n: torch.nan_to_num(t) * factors.to(t).reshape(-1, *(1,) * (t.ndim - 1))
+                for n, t in value.items()
+            }
         stds = self.copy_stds(norm)
-        released = {n: torch.cat([self._add_batch_noise(t, std, noise) for std in stds]) for n, t in value.items()}
+        released = {
+            n: torch.cat([self._add_batch_noise(t, std, noise) for std in stds])
+            for n, t in value.items()
+        }
         return value, released
 
     def _add_batch_noise(self, tensor: Tensor, std: float, noise: Noise) -> Tensor:

@@ -1,20 +1,24 @@
-"""Shares of noise: each client adds a part of it, and the sum over clients has all of it (Dwork et al. 2006).
+"""Shares of noise: each client adds a part of it, and the sum over clients has all of it (Dwork et
+al. 2006).
 
-For a sum that reaches the server through secure aggregation. Among p clients each adds Gaussian noise of std / sqrt(p)
-to its clean value, so that the sum has noise of ``std``; what more clients add is independent of it, and only hides more.
+For a sum that reaches the server through secure aggregation. Among p clients each adds Gaussian
+noise of std / sqrt(p) to its clean value, so that the sum has noise of ``std``; what more clients
+add is independent of it, and only hides more.
 
-Rounding. A client's value x, between whole steps, gets its share of noise, and the sum is rounded to whole steps of one public
-lattice; these integers are added. Let W be the sum of p clients' rounded sums, whose shares have s steps each, X that of
-their values, and Z = N(0, p s**2) plus p - 1 independent uniform draws from [-1/2, 1/2]. Each probability of W differs from that
-of round(X + Z) by at most 3 p exp(-pi**2 s**2 / 2). Proof: on [-pi, pi] the characteristic function of one client's
-rounded sum is exp(i x t - s**2 t**2 / 2) sin(t / 2) / (t / 2) but for the terms at t + 2 pi k, k not 0 (Poisson summation),
-together below exp(-pi**2 s**2 / 2); that of round(X + Z) is the product of these, but for terms that are smaller still; and a
-probability is a mean of the characteristic function. So W is as good as a function of the ideal mechanism X + N(0, p s**2). A
+Rounding. A client's value x, between whole steps, gets its share of noise, and the sum is rounded
+to whole steps of one public lattice; these integers are added. Let W be the sum of p clients'
+rounded sums, whose shares have s steps each, X that of their values, and Z = N(0, p s**2) plus p -
+1 independent uniform draws from [-1/2, 1/2]. Each probability of W differs from that of round(X +
+Z) by at most 3 p exp(-pi**2 s**2 / 2). Proof: on [-pi, pi] the characteristic function of one
+client's rounded sum is exp(i x t - s**2 t**2 / 2) sin(t / 2) / (t / 2) but for the terms at t + 2
+pi k, k not 0 (Poisson summation), together below exp(-pi**2 s**2 / 2); that of round(X + Z) is the
+product of these, but for terms that are smaller still; and a probability is a mean of the
+characteristic function. So W is as good as a function of the ideal mechanism X + N(0, p s**2). A
 lattice has 2**16 steps or more a share, so that what is left out is below 10**-(10**9).
 
-Numbers are float64 here, so that they and their sums are exact up to 2**53 steps: the sum of values that float32 had
-rounded one by one would not be a function of the sum. A deployment adds the integers themselves.
-"""
+Numbers are float64 here, so that they and their sums are exact up to 2**53 steps: the sum of values
+that float32 had rounded one by one would not be a function of the sum. A deployment adds the
+integers themselves."""
 
 from __future__ import annotations
 
@@ -31,7 +35,8 @@ from privdd.privacy.noise import Noise
 
 @dataclass(frozen=True)
 class NoiseShare(Mechanism, hooks=("noise_std",)):
-    """One client's share of a mechanism's noise: what is stated holds for a sum over at least ``parts`` clients."""
+    """One client's share of a mechanism's noise: what is stated holds for a sum over at least
+    ``parts`` clients."""
 
     parts: int = 1
 
@@ -44,7 +49,10 @@ class NoiseShare(Mechanism, hooks=("noise_std",)):
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         exact = {name: tensor.double() for name, tensor in value.items()}
         output: Output = super().__call__(exact, noise)  # type: ignore[safe-super]
-        why = f"{output.why}; its share of the noise is one of {self.parts} that reach the stated noise in the sum"
+        why = (
+            f"{output.why}; its share of the noise is one of {self.parts} that reach the "
+            "stated noise in the sum"
+        )
         return replace(output, why=why, shares=self.parts)
 
 
@@ -58,15 +66,20 @@ class ClientShare(NoiseShare, ClientLevel):
     """``ClientLevel`` of one client of many."""
 
 
-SHARE_CLASSES: Mapping[type[Mechanism], type[Mechanism]] = {ClippedSum: SumShare, ClientLevel: ClientShare}
+SHARE_CLASSES: Mapping[type[Mechanism], type[Mechanism]] = {
+    ClippedSum: SumShare,
+    ClientLevel: ClientShare,
+}
 
 
 def noise_share_of(mechanism: Mechanism, parts: int) -> Mechanism:
-    """This mechanism with the noise share of one of ``parts`` clients. Raises ValueError if its noise cannot be shared."""
+    """This mechanism with the noise share of one of ``parts`` clients. Raises ValueError if its
+    noise cannot be shared."""
     kind = SHARE_CLASSES.get(type(mechanism))
     if kind is None:
         raise ValueError(
-            f"{type(mechanism).__name__} adds its noise to what one client sends, not to a sum over clients"
+            f"{type(mechanism).__name__} adds its noise to what one client sends, not to "
+            "a sum over clients"
         )
     return kind(**vars(mechanism), parts=parts)  # type: ignore[call-arg]
 

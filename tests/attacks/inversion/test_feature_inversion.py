@@ -25,7 +25,13 @@ from attacks.inversion.feature_inversion import (
     remove_shared_noise,
     shadow_map,
 )
-from attacks.inversion.generative import Critic, EvaluationClassifier, GenerativeInversion, WganGp, class_accuracy
+from attacks.inversion.generative import (
+    Critic,
+    EvaluationClassifier,
+    GenerativeInversion,
+    WganGp,
+    class_accuracy,
+)
 from attacks.inversion.model_inversion import MiFace
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import digits, drawn, rng
@@ -33,7 +39,9 @@ from tests.attacks.pictures import digits, drawn, rng
 # Several rounds of the same rows through the same map are read as one: the mean, and less noise.
 
 
-SMALL = FeatureInversion(limit=8, decoder=DecoderTraining(50, width=8), whitebox=WhiteBox(80, tv=1e-4))
+SMALL = FeatureInversion(
+    limit=8, decoder=DecoderTraining(50, width=8), whitebox=WhiteBox(80, tv=1e-4)
+)
 MIX = torch.linalg.qr(torch.randn(64, 64, generator=rng(5))).Q
 
 
@@ -45,9 +53,16 @@ def through(x: Tensor) -> Tensor:
 def view_of(noised: list[Tensor], y: list[Tensor], std: float) -> View:
     x, labels = digits()
     knowledge = Knowledge(
-        (1, 8, 8), 10, x[300:800], labels[300:800], maps={"feature": through}, settings={"noise_std": std}
+        (1, 8, 8),
+        10,
+        x[300:800],
+        labels[300:800],
+        maps={"feature": through},
+        settings={"noise_std": std},
     )
-    captures = tuple(Capture(t, 0, "features", {"x": z, "y": own}) for t, (z, own) in enumerate(zip(noised, y)))
+    captures = tuple(
+        Capture(t, 0, "features", {"x": z, "y": own}) for t, (z, own) in enumerate(zip(noised, y))
+    )
     return View(Surface.FEATURES, Adversary.SERVER, captures, knowledge)
 
 
@@ -60,19 +75,27 @@ def test_joined_rounds_show_more_than_one_and_the_finding_says_how_many() -> Non
         view = view_of(noised[:count], [y[:8]] * count, 0.6)
         found[count] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
     ladder = {count: found[count]["diagnostics"]["ladder"]["knows_map"]["psnr"] for count in found}
-    assert ladder[9] > ladder[1] + 2  # a third of the noise is 9.5 dB, less what the decoder had taken off already
+    assert (
+        ladder[9] > ladder[1] + 2
+    )  # a third of the noise is 9.5 dB, less what the decoder had taken off already
     assert ladder[1] > 4.4 + 5  # the noise itself is at 20 log10(1 / 0.6) = 4.4 dB
-    assert found[9]["diagnostics"]["captures"] == 9 and found[9]["note"].startswith("9 rounds' releases joined")
+    assert found[9]["diagnostics"]["captures"] == 9 and found[9]["note"].startswith(
+        "9 rounds' releases joined"
+    )
     assert found[1]["diagnostics"]["captures"] == 1 and "joined" not in found[1].get("note", "")
 
 
 def test_rows_that_are_not_in_step_stay_apart() -> None:
     x, y = digits()
-    first, other = through(x[:8]), through(x[8:16])
+    first = through(x[:8])
+    other = through(x[8:16])
     for captures, expected in (
         ([(first, y[:8]), (other, y[:8])], 2),
         ([(first, y[:8]), (other, y[8:16])], 1),  # other labels
-        ([(first, y[:8]), (other[:5], y[:5]), (other, y[:8])], 2),  # other rows, then the same again
+        (
+            [(first, y[:8]), (other[:5], y[:5]), (other, y[:8])],
+            2,
+        ),  # other rows, then the same again
     ):
         view = view_of([z for z, _ in captures], [own for _, own in captures], 0.0)
         rows, count = average_captures(view, through)
@@ -95,21 +118,39 @@ def test_the_labels_beside_shared_features_are_no_release_of_rows() -> None:
     x, y = digits()
     view = view_of([through(x[:8])], [y[:8]], 0.0)
     more = Capture(0, 0, "labels", {"y": y[:8]})
-    assert average_captures(replace(view, surface=Surface.SHARED_FEATURES, captures=(*view.captures, more)), None)[1] == 1
+    assert (
+        average_captures(
+            replace(view, surface=Surface.SHARED_FEATURES, captures=(*view.captures, more)), None
+        )[1]
+        == 1
+    )
 
 
 def test_rows_of_known_records_are_judged_by_their_own_records() -> None:
-    """A release whose rows are shuffled against the records is judged row by row, not by the best assignment."""
+    """A release whose rows are shuffled against the records is judged row by row, not by the best
+    assignment."""
     x, y = digits()
     truth = Truth(
-        x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10), rows=torch.arange(7, -1, -1)
+        x[:8],
+        y[:8],
+        x[100:199],
+        y[100:199],
+        torch.bincount(y[:8], minlength=10),
+        rows=torch.arange(7, -1, -1),
     )
     view = view_of([through(x[:8]).flip(0)], [y[:8].flip(0)], 0.0)
     found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
-    assert found["diagnostics"]["pairing"] == "row" and found["psnr"] > 25 and found["identified"] == 1
+    assert (
+        found["diagnostics"]["pairing"] == "row" and found["psnr"] > 25 and found["identified"] == 1
+    )
     assert found["identified_chance"] == 1 / 100
-    lost = replace(truth, rows=torch.tensor([3, 0, 5, 1, 7, 2, 4, 6]))  # labels contradict: no such pairing
-    assert SMALL.judge(SMALL.run(view, rng()), view, lost).measures["diagnostics"]["pairing"] == "nearest"
+    lost = replace(
+        truth, rows=torch.tensor([3, 0, 5, 1, 7, 2, 4, 6])
+    )  # labels contradict: no such pairing
+    assert (
+        SMALL.judge(SMALL.run(view, rng()), view, lost).measures["diagnostics"]["pairing"]
+        == "nearest"
+    )
 
 
 def test_the_best_rung_that_counts_is_reported_and_none_above_it() -> None:
@@ -125,14 +166,27 @@ def test_the_best_rung_that_counts_is_reported_and_none_above_it() -> None:
 
 
 def test_who_knows_a_wrong_map_is_reported_with_what_the_release_shows_by_itself() -> None:
-    """The rows are the pictures; a decoder of another map makes noise of them, which no attacker has to rely on."""
+    """The rows are the pictures; a decoder of another map makes noise of them, which no attacker
+    has to rely on."""
     x, y = digits()
-    truth = Truth(x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10), rows=torch.arange(8))
+    truth = Truth(
+        x[:8],
+        y[:8],
+        x[100:199],
+        y[100:199],
+        torch.bincount(y[:8], minlength=10),
+        rows=torch.arange(8),
+    )
     view = view_of([x[:8]], [y[:8]], 0.0)
     view = replace(view, knowledge=replace(view.knowledge, maps={"shadow": through}))
     found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
     ladder = found["diagnostics"]["ladder"]
-    assert ladder["shadow_map"]["identified"] < 0.5 < found["identified"] == ladder["nothing"]["identified"]
+    assert (
+        ladder["shadow_map"]["identified"]
+        < 0.5
+        < found["identified"]
+        == ladder["nothing"]["identified"]
+    )
     assert found["diagnostics"]["rung"] == "nothing" and found["picked"] == 2
 
 
@@ -155,19 +209,23 @@ def test_a_model_with_other_features_is_no_shadow_of_the_map() -> None:
 
 
 def test_class_sums_are_read_as_the_means_of_the_classes_that_have_records() -> None:
-    mean, count = torch.rand(4, 5), torch.tensor([3.0, 0.0, 1.0, 7.0])
+    mean = torch.rand(4, 5)
+    count = torch.tensor([3.0, 0.0, 1.0, 7.0])
     for value in ({"mean": mean, "count": count}, {"sum": mean * count[:, None], "count": count}):
         torch.testing.assert_close(class_mean_rows(value), mean[[0, 2, 3]])
 
 
-# Feature inversion on every rung, denoising of badly noised releases, model inversion and its priors.
+# Feature inversion on every rung, denoising of badly noised releases, model inversion and its
+# priors.
 
 
 QUICK = DecoderTraining(steps=150, width=12)
 
 
 def _map(seed: int, out: int = 1) -> nn.Module:
-    layers = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, out, 3, padding=1))
+    layers = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, out, 3, padding=1)
+    )
     return drawn(layers, seed).requires_grad_(False)
 
 
@@ -178,7 +236,9 @@ def _data() -> tuple[Tensor, Tensor, Tensor]:
 
 def test_knowing_more_reveals_more() -> None:
     x, public, _ = _data()
-    f, shadow, scores = _map(0), _map(7), {}
+    f = _map(0)
+    shadow = _map(7)
+    scores = {}
     for rung in KnowledgeLevel:
         inverter = FeatureInverter(rung, QUICK, WhiteBox(iterations=200, tv=1e-4))
         found = inverter.invert_features([f(x)], public, rng(), maps=[f], shadows=[shadow])
@@ -194,14 +254,17 @@ def test_a_rung_refuses_to_work_without_its_knowledge() -> None:
     with pytest.raises(ValueError, match="need as many maps"):
         FeatureInverter(KnowledgeLevel.CAN_QUERY).invert_features([x], public, rng())
     with pytest.raises(ValueError, match="need as many maps"):
-        FeatureInverter(KnowledgeLevel.SHADOW_MAP).invert_features([x], public, rng(), maps=[lambda v: v])
+        FeatureInverter(KnowledgeLevel.SHADOW_MAP).invert_features(
+            [x], public, rng(), maps=[lambda v: v]
+        )
     with pytest.raises(ValueError):
         FeatureInverter("everything")  # type: ignore[arg-type]
 
 
 def test_white_box_keeps_the_best_images_with_their_residual() -> None:
     x, public, _ = _data()
-    f, box = _map(0), WhiteBox(iterations=30, lr=0.5)
+    f = _map(0)
+    box = WhiteBox(iterations=30, lr=0.5)
     found, residual = box.optimise_images([f], [f(x)], public[:8])
     assert torch.allclose(box.feature_residual([f], [f(x)], found), residual)
     assert bool((residual <= box.feature_residual([f], [f(x)], public[:8])).all())
@@ -210,7 +273,8 @@ def test_white_box_keeps_the_best_images_with_their_residual() -> None:
 def test_two_rounds_show_what_one_hides() -> None:
     x, public, _ = _data()
     halves = [lambda v: v[..., :4], lambda v: v[..., 4:]]
-    box, start = WhiteBox(iterations=150, tv=0.0), public.mean(0).expand_as(x)
+    box = WhiteBox(iterations=150, tv=0.0)
+    start = public.mean(0).expand_as(x)
     one, _ = box.optimise_images(halves[:1], [halves[0](x)], start)
     both, _ = box.optimise_images(halves, [h(x) for h in halves], start)
     assert float(psnr(both, x).mean()) > 40 > float(psnr(one, x).mean())
@@ -219,15 +283,23 @@ def test_two_rounds_show_what_one_hides() -> None:
 def test_vectors_are_decoded_too() -> None:
     x, public, _ = _data()
     f = drawn(nn.Sequential(nn.Flatten(), nn.Linear(64, 48))).requires_grad_(False)
-    found = FeatureInverter(KnowledgeLevel.CAN_QUERY, QUICK).invert_features([f(x)], public, rng(), maps=[f])
-    assert float(psnr(found.images, x).mean()) > float(psnr(public.mean(0).expand_as(x), x).mean()) + 2
+    found = FeatureInverter(KnowledgeLevel.CAN_QUERY, QUICK).invert_features(
+        [f(x)], public, rng(), maps=[f]
+    )
+    assert (
+        float(psnr(found.images, x).mean()) > float(psnr(public.mean(0).expand_as(x), x).mean()) + 2
+    )
 
 
 def test_a_decoder_told_of_the_noise_beats_one_that_is_not() -> None:
     x, public, _ = _data()
     noisy = x + 0.5 * torch.randn(x.shape, generator=rng(3))
     scores = [
-        float(psnr(DecoderTraining(150, width=12, noise_std=std).fit(public, public, rng())(noisy), x).mean())
+        float(
+            psnr(
+                DecoderTraining(150, width=12, noise_std=std).fit(public, public, rng())(noisy), x
+            ).mean()
+        )
         for std in (0.0, 0.5)
     ]
     assert scores[1] > scores[0] + 1
@@ -237,11 +309,14 @@ def test_a_decoder_told_of_the_noise_beats_one_that_is_not() -> None:
 def test_noise_shared_by_a_batch_cancels_and_independent_noise_does_not() -> None:
     x, _ = digits()
     x, public = x[:128], x[300:1300]
-    sigma, batch = 2.0, 64
+    sigma = 2.0
+    batch = 64
     noise = sigma * torch.randn((2, 1, 8, 8), generator=rng())
     shared = x + noise.repeat_interleave(batch, 0)
     cleaned = remove_shared_noise(shared, batch, public.mean(0))
-    assert float((cleaned - x).square().mean()) < 5 * float(x.var(0).mean()) / batch  # sampling error of a mean
+    assert (
+        float((cleaned - x).square().mean()) < 5 * float(x.var(0).mean()) / batch
+    )  # sampling error of a mean
     independent = x + sigma * torch.randn(x.shape, generator=rng(1))
     left = float((remove_shared_noise(independent, batch, public.mean(0)) - x).square().mean())
     assert left > 0.9 * sigma**2
@@ -274,7 +349,8 @@ def _classifier() -> nn.Module:
 
 
 def test_mi_face_convinces_the_model_and_stops_where_its_rule_says() -> None:
-    model, labels = _classifier(), torch.arange(10)
+    model = _classifier()
+    labels = torch.arange(10)
     attack = MiFace(iterations=2000)
     found = attack.reconstruct(model, labels, (1, 8, 8))
     confidence = model(found.images).softmax(1).diagonal()
@@ -302,7 +378,8 @@ def test_gan_prior_moves_towards_its_data_and_the_search_convinces_the_model() -
     gap = float((prior.generator(z).mean(0) - public.mean(0)).abs().mean())
     raw = WganGp(steps=1, width=4, latent=16, critic_steps=1, lr=1e-9).fit(public, rng())
     assert gap < 0.5 * float((raw.generator(z).mean(0) - public.mean(0)).abs().mean())
-    model, labels = _classifier(), torch.arange(10)
+    model = _classifier()
+    labels = torch.arange(10)
     found = GenerativeInversion(iterations=100, starts=2).reconstruct(model, prior, labels, rng())
     blind = GenerativeInversion(iterations=1, starts=1).reconstruct(model, prior, labels, rng())
     assert found.objective < 0.5 * blind.objective
@@ -315,8 +392,11 @@ def test_auxiliary_images_condition_the_prior() -> None:
     z = torch.zeros((2, 8))
     a, b = prior.generator(z, public[:2])
     assert float((a - b).detach().abs().max()) > 0
-    model, labels = _classifier(), torch.tensor([1, 2])
-    found = GenerativeInversion(iterations=3, starts=2).reconstruct(model, prior, labels, rng(), auxiliary=x[:2])
+    model = _classifier()
+    labels = torch.tensor([1, 2])
+    found = GenerativeInversion(iterations=3, starts=2).reconstruct(
+        model, prior, labels, rng(), auxiliary=x[:2]
+    )
     assert found.images.shape == (2, 1, 8, 8)
 
 
@@ -331,10 +411,14 @@ def test_prior_networks_fit_any_size(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DecoderTraining(noise_std=math.nan), lambda: WhiteBox(lr=0), lambda: MiFace(confidence=1.5),
-        lambda: WganGp(penalty=math.nan), lambda: GenerativeInversion(starts=0), lambda: EvaluationClassifier(lr=-1),
+        lambda: DecoderTraining(noise_std=math.nan),
+        lambda: WhiteBox(lr=0),
+        lambda: MiFace(confidence=1.5),
+        lambda: WganGp(penalty=math.nan),
+        lambda: GenerativeInversion(starts=0),
+        lambda: EvaluationClassifier(lr=-1),
     ],
-)  # fmt: skip
+)
 def test_settings_are_checked(make: object) -> None:
     with pytest.raises(ValueError):
         make()  # type: ignore[operator]
@@ -350,11 +434,14 @@ def test_no_global_random_stream_is_touched() -> None:
 
 
 def test_the_search_knows_the_noise_and_the_decoder_the_labels() -> None:
-    """In noise, fitting the features exactly is worse than a decoder's guess; weighing both is better than either."""
+    """In noise, fitting the features exactly is worse than a decoder's guess; weighing both is
+    better than either."""
     (x, public, y), noise = _data(), 1.0
     labels = digits()[1][:8], y
-    z, f = x + noise * torch.randn(x.shape, generator=rng(3)), nn.Identity()
-    told, quality = DecoderTraining(steps=150, width=12, noise_std=noise), {}
+    z = x + noise * torch.randn(x.shape, generator=rng(3))
+    f = nn.Identity()
+    told = DecoderTraining(steps=150, width=12, noise_std=noise)
+    quality = {}
     for name, rung, decoder, known in (
         ("blind search", KnowledgeLevel.KNOWS_MAP, QUICK, None),
         ("search", KnowledgeLevel.KNOWS_MAP, told, None),
@@ -367,11 +454,15 @@ def test_the_search_knows_the_noise_and_the_decoder_the_labels() -> None:
         quality[name] = float(psnr(found.images, x).mean())
     means = float(psnr(class_mean_images(public, y, 10)[labels[0]], x).mean())
     assert quality["search"] > quality["blind search"] + 4
-    assert quality["search"] > quality["decoder"] - 0.5 and quality["labels"] > max(quality["search"], means) - 0.2
+    assert (
+        quality["search"] > quality["decoder"] - 0.5
+        and quality["labels"] > max(quality["search"], means) - 0.2
+    )
 
 
 def test_a_class_that_no_public_record_has_starts_from_the_mean_of_all() -> None:
-    """The last fifth of the public records, which decoders are not fitted to, may be all there is of a class."""
+    """The last fifth of the public records, which decoders are not fitted to, may be all there is
+    of a class."""
     (x, public, _), told = _data(), DecoderTraining(steps=2, width=4, noise_std=0.5)
     labels = torch.tensor([1, 2, 3, 4]), torch.arange(5).repeat_interleave(len(public) // 5)
     inverter = FeatureInverter(KnowledgeLevel.KNOWS_MAP, told, WhiteBox(iterations=2))

@@ -58,10 +58,19 @@ ONE = (1, 1, 28, 28)
 
 
 @pytest.mark.parametrize(
-    "objective", [gradient_matching.cosine_distance, gradient_matching.squared_distance, gradient_matching.layerwise_distance, gradient_matching.absolute_distance]
+    "objective",
+    [
+        gradient_matching.cosine_distance,
+        gradient_matching.squared_distance,
+        gradient_matching.layerwise_distance,
+        gradient_matching.absolute_distance,
+    ],
 )
 def test_cotangents_are_the_derivative_of_the_value(objective: gradient_matching.Objective) -> None:
-    g = [torch.randn(s, generator=rng(1), dtype=torch.float64).requires_grad_() for s in ((3, 4), (5,))]
+    g = [
+        torch.randn(s, generator=rng(1), dtype=torch.float64).requires_grad_()
+        for s in ((3, 4), (5,))
+    ]
     t = [torch.randn(s, generator=rng(2), dtype=torch.float64) for s in ((3, 4), (5,))]
     value, cotangents = objective(g, t)
     for found, expected in zip(cotangents, torch.autograd.grad(value, g)):
@@ -71,7 +80,9 @@ def test_cotangents_are_the_derivative_of_the_value(objective: gradient_matching
 def test_cosine_spans_the_whole_concatenation() -> None:
     g, t = ([torch.randn(s, generator=rng(k)) for s in ((3, 4), (5,))] for k in (1, 2))
     flat = [torch.cat([p.flatten() for p in part]) for part in (g, t)]
-    assert float(gradient_matching.cosine_distance(g, t)[0]) == pytest.approx(1 - float(F.cosine_similarity(*flat, dim=0)), abs=1e-6)
+    assert float(gradient_matching.cosine_distance(g, t)[0]) == pytest.approx(
+        1 - float(F.cosine_similarity(*flat, dim=0)), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("problems", [1, 3])
@@ -81,10 +92,14 @@ def test_slope_equals_plain_autograd_alone_and_batched(problems: int) -> None:
     stacked = [torch.stack(part) for part in zip(*observed)]
     labels = torch.stack([y[i : i + 2] for i in range(problems)])
     start = torch.rand((problems, 2, 1, 28, 28), generator=rng())
-    data, total, slope = GradientMatching(Victim(model), gradient_matching.cosine_distance, stacked, labels, 0.01)(start)
+    data, total, slope = GradientMatching(
+        Victim(model), gradient_matching.cosine_distance, stacked, labels, 0.01
+    )(start)
     for r in range(problems):
         leaf = start[r].clone().requires_grad_()
-        g = torch.autograd.grad(F.cross_entropy(model(leaf), labels[r]), list(model.parameters()), create_graph=True)
+        g = torch.autograd.grad(
+            F.cross_entropy(model(leaf), labels[r]), list(model.parameters()), create_graph=True
+        )
         a, b = (torch.cat([p.flatten() for p in part]) for part in (g, observed[r]))
         cost = 1 - a @ b / (a.norm() * b.norm())
         whole = cost + 0.01 * gradient_matching.mean_total_variation(leaf)
@@ -94,7 +109,9 @@ def test_slope_equals_plain_autograd_alone_and_batched(problems: int) -> None:
         assert torch.allclose(slope[r], expected, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("attack", [DLG(iterations=60, tolerance=1e-8), IDLG(iterations=60, tolerance=1e-8)])
+@pytest.mark.parametrize(
+    "attack", [DLG(iterations=60, tolerance=1e-8), IDLG(iterations=60, tolerance=1e-8)]
+)
 def test_dlg_and_idlg_exceed_60_db_on_the_sigmoid_lenet(attack: DLG) -> None:
     model, (x, y) = lenet(), pictures()
     result = attack.reconstruct(model, sent(model, x[1:2], y[1:2]), ONE, generator=rng(1))
@@ -110,11 +127,17 @@ def test_analytic_attack_exceeds_100_db_on_an_mlp() -> None:
 
 def test_inverting_gradients_finds_the_record_and_noise_hides_it() -> None:
     model, (x, y) = convnet(16, side=8, depth=1), digits()
-    gradients, attack = sent(model, x[:1], y[:1]), InvertingGradients(iterations=300, tv=1e-4)
+    gradients = sent(model, x[:1], y[:1])
+    attack = InvertingGradients(iterations=300, tv=1e-4)
     works = attack.reconstruct(model, gradients, (1, 1, 8, 8), generator=rng(1))
-    noise = [torch.randn(g.shape, generator=rng(9)) * g.norm() / math.sqrt(g.numel()) for g in gradients]
+    noise = [
+        torch.randn(g.shape, generator=rng(9)) * g.norm() / math.sqrt(g.numel()) for g in gradients
+    ]
     fails = attack.reconstruct(model, noise, (1, 1, 8, 8), labels=y[:1], generator=rng(1))
-    free = max(float(psnr(g, x[:1])) for g in naive_reconstructions(y[:1], x[100:], y[100:], rng()).values())
+    free = max(
+        float(psnr(g, x[:1]))
+        for g in naive_reconstructions(y[:1], x[100:], y[100:], rng()).values()
+    )
     assert float(psnr(works.images, x[:1])) > 25 > free
     assert float(psnr(fails.images, x[:1])) < free + 1
     assert fails.objective > 0.3 > 0.01 > works.objective
@@ -124,17 +147,24 @@ def test_large_dp_noise_drops_to_the_baseline() -> None:
     model, (x, y) = convnet(16, side=8, depth=1), digits()
     clean = sent(model, x[:1], y[:1])
     norm = float(torch.cat([g.flatten() for g in clean]).norm())
-    noisy = [g / norm + torch.randn(g.shape, generator=rng(k)) for k, g in enumerate(clean)]  # clip 1, sigma 1
-    result = InvertingGradients(iterations=150).reconstruct(model, noisy, (1, 1, 8, 8), labels=y[:1], generator=rng())
+    noisy = [
+        g / norm + torch.randn(g.shape, generator=rng(k)) for k, g in enumerate(clean)
+    ]  # clip 1, sigma 1
+    result = InvertingGradients(iterations=150).reconstruct(
+        model, noisy, (1, 1, 8, 8), labels=y[:1], generator=rng()
+    )
     free = float(psnr(naive_reconstructions(y[:1], x[100:], y[100:], rng())["class_mean"], x[:1]))
     assert float(psnr(result.images, x[:1])) < free + 1
 
 
 def test_a_batch_of_four_is_matched() -> None:
     (x, y), model = digits(), convnet(32, side=8, depth=1)
-    x, y = x[[0, 1, 2, 3]], y[[0, 1, 2, 3]]
+    x = x[[0, 1, 2, 3]]
+    y = y[[0, 1, 2, 3]]
     attack = InvertingGradients(iterations=500, tv=1e-4)
-    result = attack.reconstruct(model, sent(model, x, y), (4, 1, 8, 8), labels=y[[2, 0, 3, 1]], generator=rng())
+    result = attack.reconstruct(
+        model, sent(model, x, y), (4, 1, 8, 8), labels=y[[2, 0, 3, 1]], generator=rng()
+    )
     order = match(result.images, x)
     assert float(psnr(result.images[order], x).mean()) > 20
     assert result.labels[order].tolist() == y.tolist()
@@ -142,13 +172,18 @@ def test_a_batch_of_four_is_matched() -> None:
 
 @pytest.mark.parametrize("attack", ALL)
 @pytest.mark.parametrize(
-    "local", [LocalSteps(), LocalSteps(3, 0.1, momentum=0.5, weight_decay=0.01, proximal=0.1, batch_size=2)]
+    "local",
+    [LocalSteps(), LocalSteps(3, 0.1, momentum=0.5, weight_decay=0.01, proximal=0.1, batch_size=2)],
 )
-def test_objective_vanishes_at_the_truth_and_nowhere_near_it(attack: InvertingGradients, local: LocalSteps) -> None:
+def test_objective_vanishes_at_the_truth_and_nowhere_near_it(
+    attack: InvertingGradients, local: LocalSteps
+) -> None:
     model, (x, y) = convnet(8, norm=nn.BatchNorm2d).train(), pictures()
     gradients = sent(model, x[:4], y[:4], local)
     scale = attack.evaluate_objective(model, gradients, torch.zeros_like(x[:4]), y[:4], local=local)
-    assert abs(attack.evaluate_objective(model, gradients, x[:4], y[:4], local=local)) < 1e-5 * max(scale, 1)
+    assert abs(attack.evaluate_objective(model, gradients, x[:4], y[:4], local=local)) < 1e-5 * max(
+        scale, 1
+    )
     assert scale > 1e-2
 
 
@@ -184,7 +219,8 @@ def test_unrolled_updates_are_inverted() -> None:
 def test_model_and_global_streams_stay_as_they_were(attack: InvertingGradients) -> None:
     model, (x, y) = convnet(4, norm=nn.BatchNorm2d).train(), pictures()
     gradients = sent(model, x[:2], y[:2])
-    before, stream = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    before = copy.deepcopy(model.state_dict())
+    stream = torch.random.get_rng_state()
     kept = [g.clone() for g in gradients]
     attack.reconstruct(model, gradients, (2, 1, 28, 28), labels=y[:2], generator=rng())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -197,8 +233,16 @@ def test_model_and_global_streams_stay_as_they_were(attack: InvertingGradients) 
 def test_no_attack_can_be_handed_the_truth(attack: InvertingGradients) -> None:
     names = set(inspect.signature(attack.reconstruct).parameters)
     assert names <= {
-        "model", "gradients", "shape", "labels", "mean", "std", "generator", "local", "statistics"
-    }  # fmt: skip
+        "model",
+        "gradients",
+        "shape",
+        "labels",
+        "mean",
+        "std",
+        "generator",
+        "local",
+        "statistics",
+    }
 
 
 @pytest.mark.parametrize("attack", ALL)
@@ -206,10 +250,17 @@ def test_colour_any_size_and_normalised_inputs(attack: InvertingGradients) -> No
     model = convnet(4, channels=3, side=18, depth=1)
     x = torch.rand((2, 3, 18, 18), generator=rng())
     gradients = sent(model, (x - 0.5) / 0.25, torch.tensor([1, 2]))
-    result = attack.reconstruct(model, gradients, (2, 3, 18, 18), mean=[0.5] * 3, std=[0.25] * 3, generator=rng())
-    assert result.images.shape == x.shape and 0 <= float(result.images.min()) <= float(result.images.max()) <= 1
+    result = attack.reconstruct(
+        model, gradients, (2, 3, 18, 18), mean=[0.5] * 3, std=[0.25] * 3, generator=rng()
+    )
+    assert (
+        result.images.shape == x.shape
+        and 0 <= float(result.images.min()) <= float(result.images.max()) <= 1
+    )
     assert result.labels.shape == (2,)
-    same = attack.reconstruct(model, gradients, (2, 3, 18, 18), mean=[0.5] * 3, std=[0.25] * 3, generator=rng())
+    same = attack.reconstruct(
+        model, gradients, (2, 3, 18, 18), mean=[0.5] * 3, std=[0.25] * 3, generator=rng()
+    )
     assert torch.equal(same.images, result.images)
 
 
@@ -219,14 +270,27 @@ def test_restarts_are_chosen_by_the_objective_and_never_hurt_it() -> None:
     many = InvertingGradients(iterations=40, restarts=4, tv=0.0)
     found = many.reconstruct(model, gradients, (1, 1, 8, 8), labels=y[:1], generator=rng())
     scored = many.evaluate_objective(model, gradients, found.images, y[:1])
-    assert scored == pytest.approx(found.objective, abs=1e-5)  # the kept iterate is the one that was scored
+    assert scored == pytest.approx(
+        found.objective, abs=1e-5
+    )  # the kept iterate is the one that was scored
     starts = torch.randn((4, 1, 1, 8, 8), generator=rng())
     lone = []
     for start in starts:
-        problem = GradientMatching(Victim(model), gradient_matching.cosine_distance, [g[None] for g in gradients], y[None, :1])
+        problem = GradientMatching(
+            Victim(model),
+            gradient_matching.cosine_distance,
+            [g[None] for g in gradients],
+            y[None, :1],
+        )
         lone.append(
             float(
-                minimise_objective(problem, start[None], SignedAdam(40, 0.1), (torch.tensor(0.0), torch.tensor(1.0)), rng()).data
+                minimise_objective(
+                    problem,
+                    start[None],
+                    SignedAdam(40, 0.1),
+                    (torch.tensor(0.0), torch.tensor(1.0)),
+                    rng(),
+                ).data
             )
         )
     assert found.objective == pytest.approx(min(lone), abs=2e-3)
@@ -234,8 +298,12 @@ def test_restarts_are_chosen_by_the_objective_and_never_hurt_it() -> None:
 
 def test_best_iterate_is_kept_with_its_own_value() -> None:
     trace = DescentTrace.start_at(torch.zeros(2, 1, 1, 2, 2))
-    trace.keep_better(torch.full((2, 1, 1, 2, 2), 1.0), torch.tensor([3.0, 3.0]), torch.tensor([3.0, 3.0]))
-    trace.keep_better(torch.full((2, 1, 1, 2, 2), 2.0), torch.tensor([1.0, 9.0]), torch.tensor([1.0, torch.nan]))
+    trace.keep_better(
+        torch.full((2, 1, 1, 2, 2), 1.0), torch.tensor([3.0, 3.0]), torch.tensor([3.0, 3.0])
+    )
+    trace.keep_better(
+        torch.full((2, 1, 1, 2, 2), 2.0), torch.tensor([1.0, 9.0]), torch.tensor([1.0, torch.nan])
+    )
     assert trace.images[:, 0, 0, 0, 0].tolist() == [2.0, 1.0] and trace.total.tolist() == [1.0, 3.0]
 
 
@@ -257,7 +325,8 @@ def test_non_finite_problems_start_afresh() -> None:
 
 
 def test_batchnorm_prior_is_zero_at_the_batch_that_made_it() -> None:
-    model, x = convnet(4, norm=nn.BatchNorm2d).train(), pictures()[0][:6]
+    model = convnet(4, norm=nn.BatchNorm2d).train()
+    x = pictures()[0][:6]
     twin = copy.deepcopy(model)
     twin(x)
     own = sent_statistics(model, dict(model.state_dict()), dict(twin.state_dict()), 1)
@@ -272,7 +341,8 @@ def test_batchnorm_prior_is_zero_at_the_batch_that_made_it() -> None:
 
 def test_sent_statistics_of_several_steps_weigh_the_last_batch_most() -> None:
     layer = nn.BatchNorm1d(2, momentum=0.3).train()
-    before, batches = {k: v.clone() for k, v in layer.state_dict().items()}, torch.randn(3, 8, 2, generator=rng(2))
+    before = {k: v.clone() for k, v in layer.state_dict().items()}
+    batches = torch.randn(3, 8, 2, generator=rng(2))
     for batch in batches:
         layer(batch)
     model = nn.Sequential(layer)
@@ -316,7 +386,9 @@ def test_bad_requests_say_what_is_needed() -> None:
 
 LOCAL = LocalStepsBatched(3, 0.1, momentum=0.5)
 SHAPE = (1, 1, 8, 8)
-SHORT = InvertingGradients(iterations=4, restarts=2, objective="absolute", lr=0.03, schedule="cosine")
+SHORT = InvertingGradients(
+    iterations=4, restarts=2, objective="absolute", lr=0.03, schedule="cosine"
+)
 
 
 def models(count: int = 2) -> list[nn.Module]:
@@ -330,7 +402,10 @@ def models(count: int = 2) -> list[nn.Module]:
 
 def sent_batched(model: nn.Module, first: int, count: int) -> list[Tensor]:
     x, y = digits()
-    rows = [Victim(model, LOCAL).simulated_gradients(x[i : i + 1], y[i : i + 1]) for i in range(first, first + count)]
+    rows = [
+        Victim(model, LOCAL).simulated_gradients(x[i : i + 1], y[i : i + 1])
+        for i in range(first, first + count)
+    ]
     return [torch.stack([g.detach() for g in part]) for part in zip(*rows)]
 
 
@@ -338,11 +413,16 @@ def streams() -> list[torch.Generator]:
     return [rng(5), rng(6)]
 
 
-def test_several_models_in_one_batch_give_the_images_of_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    two, asked, calls = models(), [(0, 2), (2, 3)], []
+def test_several_models_in_one_batch_give_the_images_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    two = models()
+    asked = [(0, 2), (2, 3)]
+    calls = []
     gradients = [sent_batched(model, *rows) for model, rows in zip(two, asked)]
     alone = [
-        SHORT.reconstruct_each(m, g, SHAPE, generator=s, local=LOCAL) for m, g, s in zip(two, gradients, streams())
+        SHORT.reconstruct_each(m, g, SHAPE, generator=s, local=LOCAL)
+        for m, g, s in zip(two, gradients, streams())
     ]
     real = GradientMatching.evaluate_batch
 
@@ -352,7 +432,9 @@ def test_several_models_in_one_batch_give_the_images_of_each_alone(monkeypatch: 
 
     monkeypatch.setattr(GradientMatching, "evaluate_batch", counted)
     joined = SHORT.reconstruct_models(two, gradients, SHAPE, generators=streams(), local=LOCAL)
-    assert calls == [10] * (SHORT.iterations + 1)  # 5 problems with 2 restarts each, all in every call
+    assert calls == [10] * (
+        SHORT.iterations + 1
+    )  # 5 problems with 2 restarts each, all in every call
     for one, other in zip(alone, joined, strict=True):
         for a, b in zip(one, other, strict=True):
             assert torch.allclose(a.images, b.images, atol=1e-5) and torch.equal(a.labels, b.labels)
@@ -366,22 +448,32 @@ def test_a_bound_on_memory_changes_no_value(together: int) -> None:
     given = sent_batched(model, 0, 4)
     start = torch.rand((4, *SHAPE), generator=rng(1))
     one = GradientMatching(Victim(model, LOCAL), OBJECTIVES["absolute"], given, y[:4, None], 1e-3)
-    other = GradientMatching(one.victim, one.objective, given, one.labels, one.tv, together=together)
+    other = GradientMatching(
+        one.victim, one.objective, given, one.labels, one.tv, together=together
+    )
     for a, b in zip(one(start), other(start), strict=True):
         assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_twice_the_memory_lets_twice_the_problems_through() -> None:
-    model, x = models(1)[0], torch.zeros(SHAPE)
+    model = models(1)[0]
+    x = torch.zeros(SHAPE)
     found = max_problems_per_batch(Victim(model, LOCAL), x, 2**26)
-    assert found > 1 and max_problems_per_batch(Victim(model, LOCAL), x, 2**27) in (2 * found, 2 * found + 1)
+    assert found > 1 and max_problems_per_batch(Victim(model, LOCAL), x, 2**27) in (
+        2 * found,
+        2 * found + 1,
+    )
     longer = max_problems_per_batch(Victim(model, LocalStepsBatched(6, 0.1)), x, 2**26)
-    assert longer in (found // 2, found // 2 + 1) and max_problems_per_batch(Victim(model, LOCAL), x, 1) == 1
+    assert (
+        longer in (found // 2, found // 2 + 1)
+        and max_problems_per_batch(Victim(model, LOCAL), x, 1) == 1
+    )
 
 
 def test_recorded_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     two = models()
-    gradients, found = [sent_batched(m, 0, 2) for m in two], []
+    gradients = [sent_batched(m, 0, 2) for m in two]
+    found = []
     for from_iterations in (10**6, 1):
         monkeypatch.setattr(gradient_matching, "MIN_RECORDED_ITERATIONS", from_iterations)
         made = SHORT.reconstruct_models(two, gradients, SHAPE, generators=streams(), local=LOCAL)
@@ -391,13 +483,21 @@ def test_recorded_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_kernels_are_recorded_once_and_see_new_images(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (_, y) = models(1)[0], digits()
-    matching = GradientMatching(Victim(model, LOCAL), OBJECTIVES["absolute"], sent_batched(model, 0, 2), y[:2, None], 1e-3)
-    recorded, calls = RecordedMatching(matching), []
+    matching = GradientMatching(
+        Victim(model, LOCAL), OBJECTIVES["absolute"], sent_batched(model, 0, 2), y[:2, None], 1e-3
+    )
+    recorded = RecordedMatching(matching)
+    calls = []
     real = gradient_matching.GradientMatching._evaluate_functional
-    monkeypatch.setattr(GradientMatching, "_evaluate_functional", lambda self, *at: calls.append(0) or real(self, *at))
+    monkeypatch.setattr(
+        GradientMatching,
+        "_evaluate_functional",
+        lambda self, *at: calls.append(0) or real(self, *at),
+    )
     for seed in (1, 2):
         start = torch.rand((2, *SHAPE), generator=rng(seed))
-        made, before = recorded(start), len(calls)
+        made = recorded(start)
+        before = len(calls)
         assert before == 1
         assert all(torch.equal(a, b) for a, b in zip(made, matching(start), strict=True))
         calls.pop()
@@ -405,7 +505,8 @@ def test_kernels_are_recorded_once_and_see_new_images(monkeypatch: pytest.Monkey
 
 def test_models_that_cannot_share_a_batch_are_solved_alone() -> None:
     first, second = models()
-    wide, moved = convnet(5, side=8, depth=1), copy.deepcopy(second).eval()
+    wide = convnet(5, side=8, depth=1)
+    moved = copy.deepcopy(second).eval()
     normed = [convnet(4, side=8, depth=1, norm=nn.BatchNorm2d) for _ in range(2)]
     quiet = [copy.deepcopy(model).eval() for model in normed]
     assert can_share_batch([first, second]) and can_share_batch(quiet)
@@ -415,7 +516,9 @@ def test_models_that_cannot_share_a_batch_are_solved_alone() -> None:
     for pair in ([first, wide], [first, moved], normed, quiet):
         assert not can_share_batch(pair)
     gradients = [sent_batched(m, 0, 2) for m in (first, wide)]
-    found = SHORT.reconstruct_models([first, wide], gradients, SHAPE, generators=streams(), local=LOCAL)
+    found = SHORT.reconstruct_models(
+        [first, wide], gradients, SHAPE, generators=streams(), local=LOCAL
+    )
     for model, given, stream, made in zip((first, wide), gradients, streams(), found, strict=True):
         alone = SHORT.reconstruct_each(model, given, SHAPE, generator=stream, local=LOCAL)
         assert all(torch.equal(a.images, b.images) for a, b in zip(alone, made, strict=True))
@@ -424,16 +527,20 @@ def test_models_that_cannot_share_a_batch_are_solved_alone() -> None:
 def test_problems_with_models_of_their_own_need_one_that_can_be_batched() -> None:
     model, (x, y) = convnet(4, side=8, depth=1, norm=nn.BatchNorm2d).train(), digits()
     rows = {name: torch.stack([p.detach(), p.detach()]) for name, p in model.named_parameters()}
-    problem = GradientMatching(Victim(model), OBJECTIVES["absolute"], [], y[:2, None], parameters=rows)
+    problem = GradientMatching(
+        Victim(model), OBJECTIVES["absolute"], [], y[:2, None], parameters=rows
+    )
     with pytest.raises(ValueError, match=r"^parameters: problems with models of their own"):
         problem(x[:2, None])
 
 
-# Networks with rounded corners: they become the victim's own, and the search keeps what it found there alone.
+# Networks with rounded corners: they become the victim's own, and the search keeps what it found
+# there alone.
 
 
 def test_a_softened_network_is_near_the_victims_and_in_the_end_equal() -> None:
-    model, x = convnet(8, side=8, depth=1), digits()[0][:4]
+    model = convnet(8, side=8, depth=1)
+    x = digits()[0][:4]
     twin, corners = soften_relus(model)
     relus = sum(isinstance(m, nn.ReLU) for m in model.modules())
     assert len(corners) == relus > 0 and not any(isinstance(m, nn.ReLU) for m in twin.modules())
@@ -459,20 +566,35 @@ def test_corners_sharpen_and_are_put_back() -> None:
     sharpening = SharpeningObjective(slope, corners, 10.0, 20)
     for _ in range(20):
         sharpening(blank)
-    assert seen[0] == 10 and seen[: int(20 * SOFTENED_SHARE)] == sorted(seen[: int(20 * SOFTENED_SHARE)])
-    assert seen[int(20 * SOFTENED_SHARE) - 1] < 1000 and set(seen[int(20 * SOFTENED_SHARE) :]) == {0.0}
+    assert seen[0] == 10 and seen[: int(20 * SOFTENED_SHARE)] == sorted(
+        seen[: int(20 * SOFTENED_SHARE)]
+    )
+    assert seen[int(20 * SOFTENED_SHARE) - 1] < 1000 and set(seen[int(20 * SOFTENED_SHARE) :]) == {
+        0.0
+    }
 
 
 @pytest.mark.parametrize("better", [{"soften": 100.0}, {"objective": "absolute"}])
-def test_eight_records_are_found_where_the_published_recipe_stalls(better: dict[str, float | str]) -> None:
+def test_eight_records_are_found_where_the_published_recipe_stalls(
+    better: dict[str, float | str],
+) -> None:
     (x, y), model = digits(), convnet(32, side=8, depth=2)
-    quality, gradients = [], [g[None] for g in sent(model, x[:8], y[:8])]
+    quality = []
+    gradients = [g[None] for g in sent(model, x[:8], y[:8])]
     near = {"start": class_mean_images(x[300:], y[300:], 10)[y[:8]], "spread": 0.1}
     published = InvertingGradients(iterations=250, tv=1e-4, lr=0.03, schedule="cosine")
     for attack in (published, replace(published, **better)):  # type: ignore[arg-type]
-        found = attack.reconstruct_each(model, gradients, (8, 1, 8, 8), labels=y[None, :8], generator=rng(1), **near)[0]  # type: ignore[arg-type]
+        found = attack.reconstruct_each(
+            model, gradients, (8, 1, 8, 8), labels=y[None, :8], generator=rng(1), **near
+        )[0]  # type: ignore[arg-type]
         quality.append(float(psnr(found.images[match(found.images, x[:8])], x[:8]).mean()))
-        assert abs(found.objective - attack.evaluate_objective(model, [g[0] for g in gradients], found.images, y[:8])) < 1e-4
+        assert (
+            abs(
+                found.objective
+                - attack.evaluate_objective(model, [g[0] for g in gradients], found.images, y[:8])
+            )
+            < 1e-4
+        )
     assert quality[1] > quality[0] + 3
 
 
@@ -480,20 +602,28 @@ def test_eight_records_are_found_where_the_published_recipe_stalls(better: dict[
 
 
 def test_the_rate_is_that_of_the_published_schedules() -> None:
-    """Divided by ten after 3/8, 5/8 and 7/8 of the steps; or half a cosine; warmed up linearly from the first step on."""
+    """Divided by ten after 3/8, 5/8 and 7/8 of the steps; or half a cosine; warmed up linearly from
+    the first step on."""
     steps = SignedAdam(80, 0.5)
-    assert [steps.learning_rate(t) for t in (0, 29, 30, 49, 50, 69, 70, 79)] == pytest.approx([0.5, 0.5, *[0.05] * 2, *[0.005] * 2, *[0.0005] * 2])
+    assert [steps.learning_rate(t) for t in (0, 29, 30, 49, 50, 69, 70, 79)] == pytest.approx(
+        [0.5, 0.5, *[0.05] * 2, *[0.005] * 2, *[0.0005] * 2]
+    )
     warm = SignedAdam(1000, 0.5, warmup=10)
-    assert [warm.learning_rate(t) for t in (0, 4, 9, 10, 15, 300)] == pytest.approx([0.05, 0.25, 0.5, 0.5, 0.5, 0.5])
+    assert [warm.learning_rate(t) for t in (0, 4, 9, 10, 15, 300)] == pytest.approx(
+        [0.05, 0.25, 0.5, 0.5, 0.5, 0.5]
+    )
     cosine = SignedAdam(100, 2.0, schedule="cosine", warmup=4)
-    assert [cosine.learning_rate(t) for t in (1, 50, 100)] == pytest.approx([(0.01 + 0.99 * (1 + math.cos(math.pi / 100)) / 2), 1.01, 0.02])
+    assert [cosine.learning_rate(t) for t in (1, 50, 100)] == pytest.approx(
+        [(0.01 + 0.99 * (1 + math.cos(math.pi / 100)) / 2), 1.01, 0.02]
+    )
 
 
 @pytest.mark.parametrize("signed", [False, True])
 def test_steps_are_those_of_torchs_adam(signed: bool) -> None:
     slopes = [torch.randn(3, 4, dtype=torch.float64, generator=rng(t)) for t in range(6)]
     place = torch.zeros(3, 4, dtype=torch.float64, requires_grad=True)
-    other, mine = torch.optim.Adam([place], lr=0.3), torch.zeros(3, 4, dtype=torch.float64)
+    other = torch.optim.Adam([place], lr=0.3)
+    mine = torch.zeros(3, 4, dtype=torch.float64)
     moments = AdamMoments(mine, SignedAdam(6, 0.3, signed=signed))
     for t, slope in enumerate(slopes):
         place.grad = slope.sign() if signed else slope.clone()
@@ -503,8 +633,11 @@ def test_steps_are_those_of_torchs_adam(signed: bool) -> None:
 
 
 def test_langevin_noise_has_its_scale() -> None:
-    """Without a slope the iterates are a random walk: the sum of 50 steps, chi-squared at 1e-6 each way."""
-    rule, start, wide = SignedAdam(51, 0.1, schedule="cosine", langevin=0.7), torch.zeros(1, 4, 1, 30, 30), torch.tensor(1e9)
+    """Without a slope the iterates are a random walk: the sum of 50 steps, chi-squared at 1e-6 each
+    way."""
+    rule = SignedAdam(51, 0.1, schedule="cosine", langevin=0.7)
+    start = torch.zeros(1, 4, 1, 30, 30)
+    wide = torch.tensor(1e9)
     seen: list[Tensor] = []
 
     def flat(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -513,6 +646,7 @@ def test_langevin_noise_has_its_scale() -> None:
 
     minimise_objective(flat, start, rule, (-wide, wide), rng(1))
     variance = sum((0.7 * rule.learning_rate(t)) ** 2 for t in range(51))
-    square, n = float(seen[-1].double().square().sum()), seen[-1].numel()
+    square = float(seen[-1].double().square().sum())
+    n = seen[-1].numel()
     p = lambda scale: stats.chi2.cdf(square / (scale**2 * variance), n)  # noqa: E731
     assert 1e-6 < p(1) < 1 - 1e-6 and p(2 / 3) > 1 - 1e-6 and p(3 / 2) < 1e-6

@@ -16,7 +16,9 @@ from tests.attacks.pictures import convnet, digits, drawn, mlp, pictures, rng, s
 @pytest.mark.parametrize("bias", [True, False])
 def test_idlg_names_the_label_of_every_single_record(bias: bool) -> None:
     x, y = pictures()
-    model = drawn(nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10, bias=bias)))
+    model = drawn(
+        nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10, bias=bias))
+    )
     for i in range(20):
         found = labels.recover_labels(model, sent(model, x[i : i + 1], y[i : i + 1]), 1, x[100:200])
         assert found.tolist() == y[i : i + 1].tolist()
@@ -25,11 +27,15 @@ def test_idlg_names_the_label_of_every_single_record(bias: bool) -> None:
 @pytest.mark.parametrize("batch", [4, 16, 64])
 def test_counts_of_an_untrained_model_beat_chance_by_far(batch: int) -> None:
     (x, y), model = pictures(), convnet(16)
-    scores, chances = [], []
+    scores = []
+    chances = []
     for start in range(0, 5 * batch, batch):
         rows = slice(start, start + batch)
         found = labels.recover_labels(
-            model, sent(model, x[rows], y[rows]), batch, torch.rand((64, 1, 28, 28), generator=rng())
+            model,
+            sent(model, x[rows], y[rows]),
+            batch,
+            torch.rand((64, 1, 28, 28), generator=rng()),
         )
         true = labels.count_labels(y[rows], 10)
         scores.append(labels.label_overlap(labels.count_labels(found, 10), true))
@@ -39,10 +45,12 @@ def test_counts_of_an_untrained_model_beat_chance_by_far(batch: int) -> None:
 
 
 def test_a_head_without_bias_is_read_through_its_mean_input() -> None:
-    """All probabilities are those of an empty head, and all records are one: the gradient is (p_c - n_c / B) f exactly."""
+    """All probabilities are those of an empty head, and all records are one: the gradient is (p_c -
+    n_c / B) f exactly."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4, bias=False))
     nn.init.zeros_(model[1].weight)
-    x, y = torch.full((4, 1, 4, 4), 3.0), torch.tensor([0, 0, 0, 1])
+    x = torch.full((4, 1, 4, 4), 3.0)
+    y = torch.tensor([0, 0, 0, 1])
     assert labels.recover_labels(model, sent(model, x, y), 4, x).tolist() == y.tolist()
 
 
@@ -58,14 +66,17 @@ def test_counts_are_exact_when_the_probabilities_are() -> None:
 def test_chance_overlap_equals_simulation() -> None:
     true = torch.tensor([5, 0, 1, 2])
     guesses = torch.randint(4, (20000, 8), generator=rng())
-    simulated = sum(labels.label_overlap(labels.count_labels(g, 4), true) for g in guesses) / len(guesses)
+    simulated = sum(labels.label_overlap(labels.count_labels(g, 4), true) for g in guesses) / len(
+        guesses
+    )
     assert labels.chance_overlap(true) == pytest.approx(simulated, abs=0.005)
     with pytest.raises(ValueError, match="at least one record"):
         labels.chance_overlap(torch.zeros(3))
 
 
 def test_displacement_is_the_mass_of_heavy_ball_steps() -> None:
-    rho, steps = 0.9, 7
+    rho = 0.9
+    steps = 7
     closed = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
     assert labels.sgd_displacement(steps, rho) == pytest.approx(closed)
     assert labels.sgd_displacement(5, 0.0) == 5
@@ -100,10 +111,12 @@ def test_rows_come_best_conditioned_first() -> None:
 
 
 def test_neurons_that_one_record_alone_activates_give_it_away_from_a_batch() -> None:
-    """A layer of thresholds on brightness (Fowl et al. 2022): each band's difference isolates one record."""
+    """A layer of thresholds on brightness (Fowl et al. 2022): each band's difference isolates one
+    record."""
     x, y = pictures()
     order = x[:40].flatten(1).mean(1).argsort()[[0, 20, 39]]
-    x, y = x[order], y[order]
+    x = x[order]
+    y = y[order]
     model = drawn(nn.Sequential(nn.Flatten(), nn.Linear(784, 3), nn.ReLU(), nn.Linear(3, 10)))
     bright = x.flatten(1).mean(1)
     layer = model[1]
@@ -111,8 +124,11 @@ def test_neurons_that_one_record_alone_activates_give_it_away_from_a_batch() -> 
         layer.weight.fill_(1 / 784)
         layer.bias.copy_(-torch.cat([bright[:1] - 0.01, (bright[:-1] + bright[1:]) / 2]))
     gradients = sent(model, x, y)
-    weight, bias = gradients[0], gradients[1]
-    alone = analytic.linear_inputs(weight[2:], bias[2:])  # only the brightest record passes the top threshold
+    weight = gradients[0]
+    bias = gradients[1]
+    alone = analytic.linear_inputs(
+        weight[2:], bias[2:]
+    )  # only the brightest record passes the top threshold
     assert float(psnr(alone.view(1, 1, 28, 28), x[2:])) > 80
 
 
@@ -124,9 +140,16 @@ def test_a_conv_net_gives_its_features_which_are_inverted_in_turn() -> None:
     assert torch.allclose(found, features(x[:1]), atol=1e-4)
     with pytest.raises(ValueError, match="pass invert="):
         analytic.reconstruct_from_layer(model, gradients, shape)
-    start, box = torch.full(shape, 0.5), WhiteBox(iterations=300, tv=1e-4)
-    result = analytic.reconstruct_from_layer(model, gradients, shape, invert=lambda z: box.optimise_images([features], [z], start)[0])
-    assert float(psnr(result.images, x[:1])) > 30 > float(psnr(x[100:].mean(0, keepdim=True), x[:1])) + 5
+    start = torch.full(shape, 0.5)
+    box = WhiteBox(iterations=300, tv=1e-4)
+    result = analytic.reconstruct_from_layer(
+        model, gradients, shape, invert=lambda z: box.optimise_images([features], [z], start)[0]
+    )
+    assert (
+        float(psnr(result.images, x[:1]))
+        > 30
+        > float(psnr(x[100:].mean(0, keepdim=True), x[:1])) + 5
+    )
 
 
 def test_distinct_inputs_of_a_batch_are_told_apart() -> None:
@@ -135,7 +158,9 @@ def test_distinct_inputs_of_a_batch_are_told_apart() -> None:
     assert len(picked) == 3
     assert match(picked.view(3, 1, 28, 28), x[:3]).tolist() == [0, 1, 2]
     repeated = analytic.reconstruct_from_layer(mlp(), sent(mlp(), x[:1], y[:1]), (3, 1, 28, 28))
-    assert repeated.diagnostics["distinct"] == 1 and torch.equal(repeated.images[0], repeated.images[2])
+    assert repeated.diagnostics["distinct"] == 1 and torch.equal(
+        repeated.images[0], repeated.images[2]
+    )
 
 
 HISTOGRAM = torch.tensor([3.0, 0.0, 1.0, 7.0])
@@ -155,23 +180,33 @@ HISTOGRAM = torch.tensor([3.0, 0.0, 1.0, 7.0])
         ({"count": torch.tensor([1.0, float("nan"), 2.0, 3.0])}, False),
     ],
 )
-def test_whole_numbers_of_each_class_are_its_counts(value: dict[str, torch.Tensor], found: bool) -> None:
+def test_whole_numbers_of_each_class_are_its_counts(
+    value: dict[str, torch.Tensor], found: bool
+) -> None:
     counts = labels.sent_class_counts(value, 4)
     assert (counts is not None and counts.tolist() == HISTOGRAM.tolist()) is found
 
 
 @pytest.mark.parametrize("surface", [Surface.PROTOTYPES, Surface.STATISTICS])
-def test_the_histogram_beside_class_means_is_read_exactly_and_a_class_of_one_record_is_open(surface: Surface) -> None:
+def test_the_histogram_beside_class_means_is_read_exactly_and_a_class_of_one_record_is_open(
+    surface: Surface,
+) -> None:
     y = torch.repeat_interleave(torch.arange(4), HISTOGRAM.long())
     x = torch.rand(len(y), 1, 2, 2)
     knowledge = Knowledge((1, 2, 2), 4, x, y)
     sent = Capture(0, 0, "prototypes", {"mean": torch.rand(4, 5), "count": HISTOGRAM})
     view = View(surface, Adversary.SERVER, (sent, sent), knowledge)
-    attack, truth = labels.LabelCounts(), Truth(x, y, x, y, HISTOGRAM.long())
+    attack = labels.LabelCounts()
+    truth = Truth(x, y, x, y, HISTOGRAM.long())
     measures = attack.judge(attack.run(view, torch.Generator()), view, truth).measures
     assert not attack.nothing_to_read(view)
     assert measures["label_accuracy"] == 1 > measures["baselines"]["label_accuracy_chance"]
     assert measures["diagnostics"]["open_classes"] == [2]
     assert "class 2 has one record, which is open" in measures["note"]
-    without = View(surface, Adversary.SERVER, (Capture(0, 0, "prototypes", {"mean": torch.rand(4, 5)}),), knowledge)
+    without = View(
+        surface,
+        Adversary.SERVER,
+        (Capture(0, 0, "prototypes", {"mean": torch.rand(4, 5)}),),
+        knowledge,
+    )
     assert "one whole number a class" in attack.nothing_to_read(without)

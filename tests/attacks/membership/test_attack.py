@@ -49,17 +49,28 @@ def worlds(count=16, records=80, gap=0.0, seed=0, logits=False):
     if logits:
         found = torch.from_numpy(rng.normal(size=(count, records, 3)))
         found[:, torch.arange(records), labels] += torch.from_numpy(gap * masks)
-    kwargs = {"masks": torch.from_numpy(masks), "blind": torch.from_numpy(rng.normal(size=records)), "labels": labels}
+    kwargs = {
+        "masks": torch.from_numpy(masks),
+        "blind": torch.from_numpy(rng.normal(size=records)),
+        "labels": labels,
+    }
     return Worlds({"confidence": torch.from_numpy(signal)}, logits=found, **kwargs)
 
 
 def view(w, surface=Surface.UPDATE, **settings):
-    knowledge = Knowledge((1, 2, 2), 3, torch.zeros(4, 1, 2, 2), torch.arange(4) % 3, settings={"delta": 1e-5, **settings})
+    knowledge = Knowledge(
+        (1, 2, 2),
+        3,
+        torch.zeros(4, 1, 2, 2),
+        torch.arange(4) % 3,
+        settings={"delta": 1e-5, **settings},
+    )
     return View(surface, Adversary.SERVER, (), knowledge, w)
 
 
 def truth():
-    x, y = torch.zeros(2, 1, 2, 2), torch.zeros(2, dtype=torch.long)
+    x = torch.zeros(2, 1, 2, 2)
+    y = torch.zeros(2, dtype=torch.long)
     return Truth(x, y, x, y, torch.tensor([2, 0, 0]))
 
 
@@ -75,9 +86,19 @@ def test_a_leak_is_found_and_every_measure_is_there(attack):
     low, high = finding.measures["auc_ci"]
     assert 0.6 < low <= finding.measures["auc"] <= high <= 1
     assert set(finding.measures) == {
-        "auc", "auc_ci", "tpr_at_fpr", "blind_auc", "epsilon_measured", "epsilon_method", "epsilon_validity",
-        "confidence", "n", "worlds", "worst_records", *["tpr_at_fpr_per_record"] * (attack.name == "loss_threshold"),
-    }  # fmt: skip
+        "auc",
+        "auc_ci",
+        "tpr_at_fpr",
+        "blind_auc",
+        "epsilon_measured",
+        "epsilon_method",
+        "epsilon_validity",
+        "confidence",
+        "n",
+        "worlds",
+        "worst_records",
+        *["tpr_at_fpr_per_record"] * (attack.name == "loss_threshold"),
+    }
     assert (finding.measures["n"], finding.measures["worlds"]) == (120, 24)
     assert abs(finding.measures["blind_auc"] - 0.5) < 0.06
     assert finding.figures["roc_fpr"].shape == finding.figures["roc_tpr"].shape
@@ -88,12 +109,16 @@ def test_the_targets_own_mask_does_not_reach_its_scores(attack):
     w = worlds(6, 40, gap=2.0, logits=True)
     masks = w.masks.clone()
     masks[0] = ~masks[0]
-    scores = [attack.run(view(v), torch.Generator().manual_seed(5)).scores for v in (w, replace(w, masks=masks))]
+    scores = [
+        attack.run(view(v), torch.Generator().manual_seed(5)).scores
+        for v in (w, replace(w, masks=masks))
+    ]
     assert torch.equal(scores[0][0], scores[1][0])
 
 
 def test_null_over_200_seeds_claims_nothing_beyond_its_level():
-    above, covered = 0, 0
+    above = 0
+    covered = 0
     for seed in range(200):
         measures = audit(Lira(), worlds(12, 60, seed=seed)).measures
         above += measures["epsilon_measured"] > 0
@@ -101,7 +126,9 @@ def test_null_over_200_seeds_claims_nothing_beyond_its_level():
     assert above <= 10 and covered >= 190
 
 
-@pytest.mark.parametrize("attack", [Rmia(), Base(), LossThreshold(), GradientDensity(limit=200)], ids=lambda a: a.name)
+@pytest.mark.parametrize(
+    "attack", [Rmia(), Base(), LossThreshold(), GradientDensity(limit=200)], ids=lambda a: a.name
+)
 def test_null_of_the_other_attacks(attack):
     found = [audit(attack, worlds(8, 40, seed=seed)).measures for seed in range(40)]
     above = sum(m["epsilon_measured"] > 0 for m in found)
@@ -117,7 +144,8 @@ def test_interval_covers_the_mean_area_although_worlds_share_noise():
 
 
 def test_epsilon_stays_below_a_randomised_response_and_grows_with_the_targets_signal():
-    rng, values = np.random.default_rng(3), []
+    rng = np.random.default_rng(3)
+    values = []
     for _ in range(40):
         masks = torch.from_numpy(rng.random((4, 400)) < 0.5)
         told = torch.from_numpy(rng.random((4, 400)) < math.e / (1 + math.e))
@@ -132,7 +160,9 @@ def test_epsilon_uses_the_runs_delta_and_only_the_first_row():
     w = worlds(8, 100, gap=6.0)
     scores = w.masks.double()
     finding = LossThreshold().judge(
-        LossThreshold().run(view(replace(w, signals={"confidence": scores}), delta=1e-2), torch.Generator()),
+        LossThreshold().run(
+            view(replace(w, signals={"confidence": scores}), delta=1e-2), torch.Generator()
+        ),
         view(replace(w, signals={"confidence": scores}), delta=1e-2),
         truth(),
     )
@@ -147,8 +177,10 @@ def test_area_of_known_gaussians_is_reached_with_many_worlds():
     signal = w.signals["confidence"] - w.signals["confidence"].mean(1, keepdim=True)
     measures, _ = membership_measures(
         Lira().run(view(replace(w, signals={"confidence": signal})), torch.Generator()).scores,
-        w, delta=1e-5, generator=np.random.default_rng(0),
-    )  # fmt: skip
+        w,
+        delta=1e-5,
+        generator=np.random.default_rng(0),
+    )
     low, high = measures["auc_ci"]
     assert low - 0.03 < norm.cdf(2 / math.sqrt(2)) < high + 0.03
 
@@ -160,7 +192,9 @@ def test_guesses_are_settled_by_the_number_of_records_alone():
 
 def test_the_primary_signal_is_a_rule_not_a_search():
     w = worlds(4, 10)
-    both = replace(w, signals={"distance": w.signals["confidence"], "confidence": w.signals["confidence"]})
+    both = replace(
+        w, signals={"distance": w.signals["confidence"], "confidence": w.signals["confidence"]}
+    )
     assert primary_signal(Surface.SYNTHETIC_IMAGES, both) == "confidence"
     assert primary_signal(Surface.SYNTHETIC_IMAGES, both, "distance") == "distance"
     assert primary_signal(Surface.COUNTS, w) == "confidence"  # the only one present
@@ -182,23 +216,32 @@ def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
 
 @pytest.mark.parametrize("kind", ["mlp", "logistic"])
 def test_a_classifier_that_is_sure_gives_finite_scores(kind):
-    """A target far from every shadow model, as where training diverged: the classifier says 1 and 0 exactly."""
+    """A target far from every shadow model, as where training diverged: the classifier says 1 and 0
+    exactly."""
     masks = torch.rand(8, 20, generator=torch.Generator().manual_seed(0)) < 0.5
     features = torch.where(masks, 1.0, -1.0).double().unsqueeze(-1)
     far = torch.tensor([1e9, -1e9]).double().repeat(10).reshape(1, 20, 1)
     scores = shadow_classifier(features, masks, far, torch.zeros(20, dtype=torch.long), kind=kind)
-    assert torch.isfinite(scores).all() and (scores[0, ::2] > 30).all() and (scores[0, 1::2] < -30).all()
+    assert (
+        torch.isfinite(scores).all()
+        and (scores[0, ::2] > 30).all()
+        and (scores[0, 1::2] < -30).all()
+    )
 
 
 def test_scores_that_are_no_numbers_fail_the_attack(monkeypatch):
-    monkeypatch.setattr(LossThreshold, "score", lambda self, view, name, seed: torch.full((4, 10), math.inf))
+    monkeypatch.setattr(
+        LossThreshold, "score", lambda self, view, name, seed: torch.full((4, 10), math.inf)
+    )
     with pytest.raises(ValueError, match="loss_threshold gives scores that are NaN or infinite"):
         LossThreshold().run(view(worlds(4, 10)), torch.Generator())
 
 
 def test_density_ratio_agrees_with_scipy():
     rng = np.random.default_rng(0)
-    a, b, q = rng.normal(size=(80, 1)), rng.normal(1, 2, size=(60, 1)), rng.normal(size=(20, 1))
+    a = rng.normal(size=(80, 1))
+    b = rng.normal(1, 2, size=(60, 1))
+    q = rng.normal(size=(20, 1))
     spread = np.concatenate([a, b]).std(ddof=1)
     logs = []
     for points in (a, b):
@@ -212,7 +255,9 @@ def test_density_ratio_agrees_with_scipy():
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda a: a.name)
 def test_config_files_build_the_defaults(attack):
-    assert build_attacks(compose_config("audit", [f"attack=[{attack.name}]"])) == {attack.name: attack}
+    assert build_attacks(compose_config("audit", [f"attack=[{attack.name}]"])) == {
+        attack.name: attack
+    }
 
 
 @pytest.mark.parametrize("options", [{"confidence": float("nan")}, {"delta": 1.0}, {"targets": 0}])
@@ -238,7 +283,10 @@ NOISE = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
         (NOISE[:, :1], ""),  # one record: its replays differ
         (NOISE[:1, :1].expand(5, 1), SAME_IN_ALL_REPLAYS),
         (NOISE[:, :1, None].expand(5, 7, 3), SAME_FOR_ALL_RECORDS),
-        (torch.stack([NOISE, NOISE[:1].expand(5, 7)], -1), ""),  # one of two numbers may say something
+        (
+            torch.stack([NOISE, NOISE[:1].expand(5, 7)], -1),
+            "",
+        ),  # one of two numbers may say something
     ],
 )
 def test_constant_over_records_or_over_replays(values, why):
@@ -254,7 +302,10 @@ def test_one_value_of_one_record_in_one_replay_that_differs_is_enough():
 
 def test_of_several_signals_one_that_speaks_is_enough():
     flat = torch.zeros(5, 7)
-    assert why_all_uninformative([flat, NOISE]) == "" and why_all_uninformative([flat, NOISE[:1].expand(5, 7)]) == SAME_FOR_ALL_RECORDS
+    assert (
+        why_all_uninformative([flat, NOISE]) == ""
+        and why_all_uninformative([flat, NOISE[:1].expand(5, 7)]) == SAME_FOR_ALL_RECORDS
+    )
     assert why_all_uninformative([]) == ""
 
 
@@ -265,8 +316,15 @@ def test_each_attack_is_asked_about_what_it_reads():
     seen = view(replace(w, signals=flat))
     assert SAME_FOR_ALL_RECORDS in Lira().nothing_to_read(seen)
     assert ShadowClassifier().nothing_to_read(seen) == GradientDensity().nothing_to_read(seen) == ""
-    other = view(replace(w, signals={"confidence": w.signals["confidence"], "gradient_norm": torch.zeros(16, 80)}))
-    assert Lira().nothing_to_read(other) == "" and GradientDensity().nothing_to_read(other) == SAME_FOR_ALL_RECORDS
+    other = view(
+        replace(
+            w, signals={"confidence": w.signals["confidence"], "gradient_norm": torch.zeros(16, 80)}
+        )
+    )
+    assert (
+        Lira().nothing_to_read(other) == ""
+        and GradientDensity().nothing_to_read(other) == SAME_FOR_ALL_RECORDS
+    )
     still = view(replace(w, logits=torch.zeros(16, 80, 3)))
     assert ShadowClassifier().nothing_to_read(still) == SAME_FOR_ALL_RECORDS
 
@@ -279,16 +337,22 @@ def test_scores_that_are_all_alike_get_no_rate():
             return torch.zeros(view.worlds.masks.shape, dtype=torch.float64)
 
     seen = view(worlds())
-    measures = Mute().judge(Mute().run(seen, torch.Generator().manual_seed(0)), seen, truth()).measures
+    measures = (
+        Mute().judge(Mute().run(seen, torch.Generator().manual_seed(0)), seen, truth()).measures
+    )
     assert measures["status"] == "nothing_to_read" and "scores" in measures["note"]
-    assert (measures["n"], measures["worlds"]) == (80, 16) and not {"auc", "epsilon_measured"} & set(measures)
+    assert (measures["n"], measures["worlds"]) == (80, 16) and not {
+        "auc",
+        "epsilon_measured",
+    } & set(measures)
 
 
 # The most exposed records: found where they are exposed, and not made up where none is.
 
 
 def game(seed, worlds=64, records=200, exposed=0):
-    """Scores of pure noise, but members among the first ``exposed`` records stand out in every second replay."""
+    """Scores of pure noise, but members among the first ``exposed`` records stand out in every
+    second replay."""
     rng = np.random.default_rng(seed)
     masks = rng.random((worlds, records)) < 0.5
     scores = rng.normal(size=masks.shape)
@@ -298,7 +362,8 @@ def game(seed, worlds=64, records=200, exposed=0):
 
 
 def test_two_exposed_records_of_200_are_found_at_their_own_rate():
-    covered, total = 0, []
+    covered = 0
+    total = []
     for seed in range(40):
         found = measure_worst_records(*game(seed, exposed=2))
         total.append(found["tpr"])
@@ -309,7 +374,8 @@ def test_two_exposed_records_of_200_are_found_at_their_own_rate():
 
 
 def test_in_a_null_the_worst_records_are_no_worse_than_the_rate():
-    """Chosen and judged on the same replays, the worst two would be named in several per cent of replays."""
+    """Chosen and judged on the same replays, the worst two would be named in several per cent of
+    replays."""
     runs = [measure_worst_records(*game(seed)) for seed in range(60)]
     assert np.mean([run["tpr"] for run in runs]) < 0.003
     assert sum(run["ci"][0] > 0.001 for run in runs) <= 4
@@ -321,7 +387,11 @@ def test_the_interval_is_that_of_clopper_and_pearson():
     found = measure_worst_records(masks.double(), masks)
     even = torch.arange(64) % 2 == 0
     assert found["tpr"] == 1.0 and found["ci"][1] == 1.0
-    trials = [n for n in range(20, 130) if abs(binomtest(n, n).proportion_ci(0.95, "exact").low - found["ci"][0]) < 1e-12]
+    trials = [
+        n
+        for n in range(20, 130)
+        if abs(binomtest(n, n).proportion_ci(0.95, "exact").low - found["ci"][0]) < 1e-12
+    ]
     assert len(trials) == 1 and trials[0] <= 2 * 64 and even.sum() == 32
 
 
@@ -332,22 +402,33 @@ def test_a_rate_that_cannot_be_seen_is_not_reported():
 
 
 def test_each_exposed_record_is_counted_in_the_replays_that_did_not_choose_it():
-    """By hand: in every replay a record that is in is found with its own rate; both halves choose the exposed two."""
+    """By hand: in every replay a record that is in is found with its own rate; both halves choose
+    the exposed two."""
     scores, masks = game(3, exposed=2)
     found = measure_worst_records(scores, masks)
     threshold = scores[~masks].sort(descending=True).values[int(0.001 * int((~masks).sum()))]
     assert [one["record"] for one in found["records"]] == [0, 1]
     for one in found["records"]:
         inside = masks[:, one["record"]]
-        assert one["trials"] == int(inside.sum()) and one["hits"] == int((scores[inside, one["record"]] > threshold).sum())
+        assert one["trials"] == int(inside.sum()) and one["hits"] == int(
+            (scores[inside, one["record"]] > threshold).sum()
+        )
         exact = binomtest(one["hits"], one["trials"]).proportion_ci(0.95, "exact")
-        assert np.allclose(one["ci"], [exact.low, exact.high]) and one["tpr"] == one["hits"] / one["trials"]
-    assert found["tpr"] == sum(one["hits"] for one in found["records"]) / sum(one["trials"] for one in found["records"])
+        assert (
+            np.allclose(one["ci"], [exact.low, exact.high])
+            and one["tpr"] == one["hits"] / one["trials"]
+        )
+    assert found["tpr"] == sum(one["hits"] for one in found["records"]) / sum(
+        one["trials"] for one in found["records"]
+    )
 
 
 def test_in_a_null_no_single_record_looks_exposed():
-    """Judged where it was chosen, one record in a run of a null would be found several times over."""
-    rates = [one["tpr"] for seed in range(40) for one in measure_worst_records(*game(seed))["records"]]
+    """Judged where it was chosen, one record in a run of a null would be found several times
+    over."""
+    rates = [
+        one["tpr"] for seed in range(40) for one in measure_worst_records(*game(seed))["records"]
+    ]
     assert len(rates) >= 80 and np.mean(rates) < 0.003
 
 
@@ -356,23 +437,33 @@ def test_kinds_are_told_apart_at_one_threshold():
     kinds = {"mislabelled": torch.tensor([0, 1, 2, 3]), "near_duplicates": torch.arange(10, 30)}
     found = measure_by_kind(scores, masks, kinds)
     threshold = scores[~masks].sort(descending=True).values[int(0.001 * int((~masks).sum()))]
-    assert list(found) == ["mislabelled", "near_duplicates", "ordinary"] and found["ordinary"]["n"] == 176
+    assert (
+        list(found) == ["mislabelled", "near_duplicates", "ordinary"]
+        and found["ordinary"]["n"] == 176
+    )
     for kind, at in {**kinds, "ordinary": torch.tensor([*range(4, 10), *range(30, 200)])}.items():
-        named, inside = (scores > threshold)[:, at], masks[:, at]
+        named = (scores > threshold)[:, at]
+        inside = masks[:, at]
         assert found[kind]["tpr"] == float((named & inside).sum() / inside.sum().double())
         assert found[kind]["fpr"] == float((named & ~inside).sum() / (~inside).sum().double())
     assert found["mislabelled"]["auc"] > 0.65 > 0.6 > found["ordinary"]["auc"]
-    assert measure_by_kind(scores, masks, {}) is None and measure_by_kind(scores[:4], masks[:4], kinds) is None
+    assert (
+        measure_by_kind(scores, masks, {}) is None
+        and measure_by_kind(scores[:4], masks[:4], kinds) is None
+    )
 
 
 def test_a_record_that_is_named_in_or_out_is_counted_in_both():
-    """One record stands out whenever its coin of its own says so, whether it is in or not: as often out as in."""
+    """One record stands out whenever its coin of its own says so, whether it is in or not: as often
+    out as in."""
     rng = np.random.default_rng(5)
     scores, masks = game(5, worlds=400, records=1200)
     loud = torch.from_numpy(rng.random(400) < 0.4)
     scores[:, 7] += 20 * loud
     (one,) = [one for one in measure_worst_records(scores, masks)["records"] if one["record"] == 7]
-    assert one["hits"] == int((loud & masks[:, 7]).sum()) and one["wrong"] == int((loud & ~masks[:, 7]).sum())
+    assert one["hits"] == int((loud & masks[:, 7]).sum()) and one["wrong"] == int(
+        (loud & ~masks[:, 7]).sum()
+    )
     assert one["trials"] + one["out"] == 400
 
 
@@ -383,7 +474,9 @@ QUERYING = [Lira, Rmia, OfflineRmia, Base]
 def test_more_queries_say_more_and_one_is_the_record_itself(attack):
     rng = np.random.default_rng(3)
     plain = worlds(24, 120, gap=0.7)
-    more = plain.signals["confidence"].unsqueeze(-1) + torch.from_numpy(rng.normal(size=(24, 120, 9)))
+    more = plain.signals["confidence"].unsqueeze(-1) + torch.from_numpy(
+        rng.normal(size=(24, 120, 9))
+    )
     more[..., 1:] += 1.0 * plain.masks.unsqueeze(-1)
     more[..., 0] = plain.signals["confidence"]
     asked = replace(plain, queries={"confidence": more})

@@ -40,13 +40,17 @@ def game(worlds=20, records=60, gap=1.0, seed=0):
 @pytest.mark.parametrize("online", [True, False])
 def test_lira_is_the_loop_over_records(centre, variance, online):
     signals, masks, target, _ = game()
-    s, m = signals.numpy(), masks.numpy()
+    s = signals.numpy()
+    m = masks.numpy()
     middle = {"mean": np.mean, "median": np.median}[centre]
     columns = {side: [s[m[:, j] == side, j] for j in range(s.shape[1])] for side in (True, False)}
-    pooled = {side: np.std(np.concatenate([c - middle(c) for c in columns[side]])) for side in columns}
+    pooled = {
+        side: np.std(np.concatenate([c - middle(c) for c in columns[side]])) for side in columns
+    }
     if centre == "median":  # residuals around the median do not average to zero
         pooled = {
-            side: np.sqrt(np.mean(np.concatenate([c - middle(c) for c in columns[side]]) ** 2)) for side in columns
+            side: np.sqrt(np.mean(np.concatenate([c - middle(c) for c in columns[side]]) ** 2))
+            for side in columns
         }
     expected = []
     for j in range(s.shape[1]):
@@ -62,28 +66,43 @@ def test_lira_is_the_loop_over_records(centre, variance, online):
 
 @pytest.mark.parametrize("online", [True, False])
 def test_bayesian_lira_is_the_loop_over_records(online):
-    """Murphy (2007), section 6, one record at a time; the prior of the variances is given by its own test."""
+    """Murphy (2007), section 6, one record at a time; the prior of the variances is given by its
+    own test."""
     signals, masks, target, _ = game(12)
-    s, m = signals.numpy(), masks.numpy()
-    means = {side: np.array([s[m[:, j] == side, j].mean() for j in range(s.shape[1])]) for side in (True, False)}
+    s = signals.numpy()
+    m = masks.numpy()
+    means = {
+        side: np.array([s[m[:, j] == side, j].mean() for j in range(s.shape[1])])
+        for side in (True, False)
+    }
     gap = np.sort(means[True] - means[False])[29]  # the lower of the two middle ones
     expected = []
     for j in range(s.shape[1]):
         law = {}
         for side, shift in ((True, gap), (False, -gap)):
-            prior_degrees, prior_variance = (float(one) for one in variance_prior(signals, masks == side))
-            own, weight = s[m[:, j] == side, j], 1.0 if online else 0.0
+            prior_degrees, prior_variance = (
+                float(one) for one in variance_prior(signals, masks == side)
+            )
+            own = s[m[:, j] == side, j]
+            weight = 1.0 if online else 0.0
             there = means[not side][j] + shift
             total = weight + len(own)
             alpha = prior_degrees / 2 + len(own) / 2
             between = weight * len(own) * (own.mean() - there) ** 2 / (2 * total)
-            beta = prior_degrees * prior_variance / 2 + ((own - own.mean()) ** 2).sum() / 2 + between
+            beta = (
+                prior_degrees * prior_variance / 2 + ((own - own.mean()) ** 2).sum() / 2 + between
+            )
             centre = (weight * there + len(own) * own.mean()) / total
             law[side] = student(2 * alpha, centre, np.sqrt(beta * (total + 1) / (alpha * total)))
         ratio = law[True].logpdf(target[j]) - law[False].logpdf(target[j])
         expected.append(ratio if online else law[False].logcdf(target[j]))
-    np.testing.assert_allclose(lira(signals, masks, target, online=online, variance="bayes"), expected, rtol=1e-8)
-    assert torch.equal(lira(signals, masks, target, online=online), lira(signals, masks, target, online=online, variance="bayes"))
+    np.testing.assert_allclose(
+        lira(signals, masks, target, online=online, variance="bayes"), expected, rtol=1e-8
+    )
+    assert torch.equal(
+        lira(signals, masks, target, online=online),
+        lira(signals, masks, target, online=online, variance="bayes"),
+    )
 
 
 def variance_prior(signals, side):
@@ -113,14 +132,19 @@ def test_bayesian_lira_is_unbiased_without_a_leak_and_best_with_few_shadow_model
         masks = torch.from_numpy(rng.random((replays, 150)) < 0.5)
         noise = rng.normal(size=(replays, 150)) * np.sqrt(5 / rng.chisquare(5, 150))
         signals = torch.from_numpy(noise + 2 * rng.normal(size=150))
-        cases = {"null": signals} | dict.fromkeys(("bayes", "pooled", "per_record"), signals + 1.2 * masks)
+        cases = {"null": signals} | dict.fromkeys(
+            ("bayes", "pooled", "per_record"), signals + 1.2 * masks
+        )
         for name, values in cases.items():
             form = "bayes" if name == "null" else name
             scores = score_leave_one_out(partial(lira, variance=form), values, masks)
             areas[name].append(roc_auc_score(masks.flatten(), scores.flatten()))
     null = np.array(areas["null"])
     assert abs(null.mean() - 0.5) < 4 * null.std() / math.sqrt(len(null))
-    assert np.mean(areas["bayes"]) > max(np.mean(areas["pooled"]), np.mean(areas["per_record"])) + 0.005
+    assert (
+        np.mean(areas["bayes"])
+        > max(np.mean(areas["pooled"]), np.mean(areas["per_record"])) + 0.005
+    )
 
 
 def test_lira_separates_better_than_a_global_threshold_and_offline_is_weaker():
@@ -132,15 +156,22 @@ def test_lira_separates_better_than_a_global_threshold_and_offline_is_weaker():
         areas["global"].append(roc_auc_score(truth, loss_threshold(target)))
     best = norm.cdf(1.5 / math.sqrt(2))  # closed form for known means and equal spreads
     online, offline, plain = (np.mean(areas[k]) for k in ("online", "offline", "global"))
-    assert online == pytest.approx(best, abs=0.04) and online > offline - 0.01 and offline > plain + 0.1
+    assert (
+        online == pytest.approx(best, abs=0.04)
+        and online > offline - 0.01
+        and offline > plain + 0.1
+    )
 
 
-@pytest.mark.parametrize("attack", [lambda s, m, t: lira(s, m, t), lambda s, m, t: lira(s, m, t, online=False)])
+@pytest.mark.parametrize(
+    "attack", [lambda s, m, t: lira(s, m, t), lambda s, m, t: lira(s, m, t, online=False)]
+)
 def test_permuting_records_permutes_scores(attack):
     signals, masks, target, _ = game()
     order = torch.from_numpy(np.random.default_rng(1).permutation(len(target)))
     torch.testing.assert_close(
-        attack(signals[:, order], masks[:, order], target[order]), attack(signals, masks, target)[order]
+        attack(signals[:, order], masks[:, order], target[order]),
+        attack(signals, masks, target)[order],
     )
 
 
@@ -153,13 +184,18 @@ def test_several_queries_average_their_log_ratios():
 
 def test_the_script_convention_uses_the_in_spread_twice():
     signals, masks, target, _ = game()
-    s, m, t = signals.numpy(), masks.numpy(), target.numpy()
+    s = signals.numpy()
+    m = masks.numpy()
+    t = target.numpy()
     spread = np.std(s[m])
     for_record = [
-        norm.logpdf(t[j], np.median(s[m[:, j], j]), spread) - norm.logpdf(t[j], np.median(s[~m[:, j], j]), spread)
+        norm.logpdf(t[j], np.median(s[m[:, j], j]), spread)
+        - norm.logpdf(t[j], np.median(s[~m[:, j], j]), spread)
         for j in range(len(t))
     ]
-    np.testing.assert_allclose(lira(signals, masks, target, **CONVENTIONS["carlini-script-fixed"]), for_record)
+    np.testing.assert_allclose(
+        lira(signals, masks, target, **CONVENTIONS["carlini-script-fixed"]), for_record
+    )
     for name in CONVENTIONS:
         assert torch.isfinite(lira(signals, masks, target, **CONVENTIONS[name])).all()
 
@@ -175,13 +211,17 @@ def test_records_without_an_in_world_borrow_the_gap_of_the_rest():
 
 def test_rmia_is_its_formula_and_z_only_quantises_it():
     rng = np.random.default_rng(2)
-    probs, masks, target = rng.random((10, 30)), np.arange(10)[:, None] % 2 == np.arange(30) % 2, rng.random(30)
+    probs = rng.random((10, 30))
+    masks = np.arange(10)[:, None] % 2 == np.arange(30) % 2
+    target = rng.random(30)
     p, m, t = (torch.from_numpy(np.array(a)) for a in (probs, masks, target))
     torch.testing.assert_close(rmia(p, m, t), t / p.mean(0))  # balanced worlds: the plain average
     out = np.array([probs[~masks[:, j], j].mean() for j in range(30)])
     np.testing.assert_allclose(rmia(p, m, t, online=False, a=0.3), target / ((1.3 * out + 0.7) / 2))
-    z, zt = rng.random((10, 25)), rng.random(25)
-    ratio, z_ratio = target / probs.mean(0), zt / ((1.3 * z.mean(0) + 0.7) / 2)
+    z = rng.random((10, 25))
+    zt = rng.random(25)
+    ratio = target / probs.mean(0)
+    z_ratio = zt / ((1.3 * z.mean(0) + 0.7) / 2)
     fraction = np.array([(r / z_ratio >= 1.0).mean() for r in ratio])
     extra = {"z_probs": torch.from_numpy(z), "z_target": torch.from_numpy(zt)}
     np.testing.assert_allclose(rmia(p, m, t, **extra, tie_break=False), fraction)
@@ -192,11 +232,18 @@ def test_rmia_is_its_formula_and_z_only_quantises_it():
 
 def test_base_is_log_mean_exp():
     rng = np.random.default_rng(3)
-    probs, masks, target = rng.random((7, 12)), rng.random((7, 12)) < 0.5, rng.random(12)
+    probs = rng.random((7, 12))
+    masks = rng.random((7, 12)) < 0.5
+    target = rng.random(12)
     p, m, t = (torch.from_numpy(a) for a in (np.log(probs), masks, np.log(target)))
     np.testing.assert_allclose(base(p, m, t), np.log(target / probs.mean(0)))
-    np.testing.assert_allclose(base(p, m, t, temperature=2.0), np.log(target**0.5 / (probs**0.5).mean(0)))
-    out = [probs[~masks[:, j], j].mean() if (~masks[:, j]).any() else probs[:, j].mean() for j in range(12)]
+    np.testing.assert_allclose(
+        base(p, m, t, temperature=2.0), np.log(target**0.5 / (probs**0.5).mean(0))
+    )
+    out = [
+        probs[~masks[:, j], j].mean() if (~masks[:, j]).any() else probs[:, j].mean()
+        for j in range(12)
+    ]
     np.testing.assert_allclose(base(p, m, t, online=False), np.log(target / np.array(out)))
 
 
@@ -228,14 +275,19 @@ def test_matched_filter_finds_the_record_behind_noise_and_shared_noise_is_no_pro
 
 def test_geometry_signals_are_their_definitions():
     g = torch.Generator().manual_seed(2)
-    update, grads = torch.randn(3, 8, generator=g), torch.randn(5, 8, generator=g)
+    update = torch.randn(3, 8, generator=g)
+    grads = torch.randn(5, 8, generator=g)
     cosine = torch.nn.functional.cosine_similarity(update[:, None], -grads[None], dim=-1)
     torch.testing.assert_close(sig.gradient_alignment(update, grads), cosine)
-    torch.testing.assert_close(sig.gradient_alignment(update, grads, cosine=False), -update @ grads.T)
-    records, pool = torch.rand(4, 1, 3, 3, generator=g), torch.rand(2, 6, 1, 3, 3, generator=g)
+    torch.testing.assert_close(
+        sig.gradient_alignment(update, grads, cosine=False), -update @ grads.T
+    )
+    records = torch.rand(4, 1, 3, 3, generator=g)
+    pool = torch.rand(2, 6, 1, 3, 3, generator=g)
     pairs = (records[None, :, None] - pool[:, None]).flatten(3).norm(dim=-1)
     torch.testing.assert_close(sig.nearest_distance(records, pool), -pairs.min(-1).values)
-    means, labels = torch.randn(2, 3, 8, generator=g), torch.tensor([0, 2, 2, 1, 0])
+    means = torch.randn(2, 3, 8, generator=g)
+    labels = torch.tensor([0, 2, 2, 1, 0])
     expected = torch.stack([torch.cosine_similarity(m[labels], grads, dim=-1) for m in means])
     torch.testing.assert_close(sig.embedding_alignment(means, grads, labels), expected)
     std = torch.rand(2, 3, 8, generator=g) + 0.5
@@ -267,7 +319,13 @@ def view(gap: float, seed: int = 0, worlds: int = 12, n: int = 200) -> View:
     signal = 2 * torch.randn(n, generator=g) + torch.randn(worlds, n, generator=g) + gap * masks
     held = Worlds({"confidence": signal}, masks, torch.zeros(n), torch.zeros(n, dtype=torch.long))
     public = torch.zeros(1, 1, 2, 2), torch.zeros(1, dtype=torch.long)
-    return View(Surface.UPDATE, Adversary.SERVER, (), Knowledge((1, 2, 2), 2, *public, settings={"delta": 1e-5}), held)
+    return View(
+        Surface.UPDATE,
+        Adversary.SERVER,
+        (),
+        Knowledge((1, 2, 2), 2, *public, settings={"delta": 1e-5}),
+        held,
+    )
 
 
 def auc(seen: View, attack: OfflineRmia) -> float:
@@ -278,15 +336,25 @@ def auc(seen: View, attack: OfflineRmia) -> float:
 def test_the_score_is_the_offline_ratio_of_the_shadows_chosen() -> None:
     seen = view(1.0)
     scores = OfflineRmia(shadows=3).run(seen, torch.Generator().manual_seed(1)).scores
-    chosen, probs = [6, 7, 8], seen.worlds.signals["confidence"].double().sigmoid()
+    chosen = [6, 7, 8]
+    probs = seen.worlds.signals["confidence"].double().sigmoid()
     expected = rmia(probs[chosen], seen.worlds.masks[chosen], probs[5], a=0.3, online=False)
     torch.testing.assert_close(scores[5], expected)
-    record = int((~seen.worlds.masks[chosen]).all(0).nonzero()[0])  # p = ((1 + a) p_out + 1 - a) / 2 by hand
-    torch.testing.assert_close(scores[5][record], probs[5][record] / ((1.3 * probs[chosen][:, record].mean() + 0.7) / 2))
+    record = int(
+        (~seen.worlds.masks[chosen]).all(0).nonzero()[0]
+    )  # p = ((1 + a) p_out + 1 - a) / 2 by hand
+    torch.testing.assert_close(
+        scores[5][record], probs[5][record] / ((1.3 * probs[chosen][:, record].mean() + 0.7) / 2)
+    )
 
 
-@pytest.mark.parametrize(("target", "worlds", "count", "expected"), [(0, 12, 3, [1, 2, 3]), (10, 12, 3, [11, 0, 1]), (1, 3, 9, [2, 0])])
-def test_shadows_are_the_worlds_after_the_target_and_never_itself(target, worlds, count, expected) -> None:
+@pytest.mark.parametrize(
+    ("target", "worlds", "count", "expected"),
+    [(0, 12, 3, [1, 2, 3]), (10, 12, 3, [11, 0, 1]), (1, 3, 9, [2, 0])],
+)
+def test_shadows_are_the_worlds_after_the_target_and_never_itself(
+    target, worlds, count, expected
+) -> None:
     assert shadow_indices(target, worlds, count).tolist() == expected
 
 
@@ -295,8 +363,18 @@ def test_it_finds_a_leak_and_no_more_shadows_are_used_than_are_paid_for() -> Non
     seen = view(1.5)
     changed = seen.worlds.signals["confidence"].clone()
     changed[7:] = 0.1  # worlds that the first target does not use
-    other = View(seen.surface, seen.adversary, (), seen.knowledge, Worlds({"confidence": changed}, *(seen.worlds.masks, seen.worlds.blind, seen.worlds.labels)))
-    first, again = (OfflineRmia().run(v, torch.Generator().manual_seed(1)).scores[0] for v in (seen, other))
+    other = View(
+        seen.surface,
+        seen.adversary,
+        (),
+        seen.knowledge,
+        Worlds(
+            {"confidence": changed}, *(seen.worlds.masks, seen.worlds.blind, seen.worlds.labels)
+        ),
+    )
+    first, again = (
+        OfflineRmia().run(v, torch.Generator().manual_seed(1)).scores[0] for v in (seen, other)
+    )
     torch.testing.assert_close(first, again)
 
 

@@ -1,4 +1,5 @@
-"""The distance to the nearest sent row: exact law of the count, planted copies and patches, rounds, and nulls."""
+"""The distance to the nearest sent row: exact law of the count, planted copies and patches, rounds,
+and nulls."""
 
 import itertools
 from dataclasses import replace
@@ -8,7 +9,12 @@ import torch
 
 from attacks.membership.lira import Lira
 from attacks.membership.nearest_row import NearestPatch, NearestRow, copy_test, count_nearest
-from attacks.membership.signals import FARTHEST_PATCH, nearest_distance, patch_distance, single_record_means
+from attacks.membership.signals import (
+    FARTHEST_PATCH,
+    nearest_distance,
+    patch_distance,
+    single_record_means,
+)
 from attacks.statistics import chance_of_at_least
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View, Worlds
 
@@ -20,9 +26,13 @@ def pictures(count: int, seed: int) -> torch.Tensor:
     return torch.rand(count, *SHAPE, generator=torch.Generator().manual_seed(seed))
 
 
-def view_of(rows: torch.Tensor, worlds: Worlds | None = None, surface: Surface = Surface.SYNTHETIC_IMAGES) -> View:
+def view_of(
+    rows: torch.Tensor, worlds: Worlds | None = None, surface: Surface = Surface.SYNTHETIC_IMAGES
+) -> View:
     knowledge = Knowledge(SHAPE, 2, pictures(5, 9), torch.zeros(5), settings={"delta": 1e-5})
-    return View(surface, Adversary.SERVER, (Capture(0, 0, "images", {"x": rows}),), knowledge, worlds)
+    return View(
+        surface, Adversary.SERVER, (Capture(0, 0, "images", {"x": rows}),), knowledge, worlds
+    )
 
 
 def truth_of(members: torch.Tensor, nonmembers: torch.Tensor) -> Truth:
@@ -33,7 +43,10 @@ def truth_of(members: torch.Tensor, nonmembers: torch.Tensor) -> Truth:
 def game(rows: torch.Tensor, members: torch.Tensor, nonmembers: torch.Tensor) -> Worlds:
     records = torch.cat([members, nonmembers])
     mask = torch.arange(len(records)) < len(members)
-    signals = {"distance": nearest_distance(records, rows)[None], "patch_distance": patch_distance(records, rows)[None]}
+    signals = {
+        "distance": nearest_distance(records, rows)[None],
+        "patch_distance": patch_distance(records, rows)[None],
+    }
     return Worlds(signals, mask[None], torch.zeros(len(records)), torch.zeros(len(records)))
 
 
@@ -55,7 +68,10 @@ def test_the_p_value_is_the_share_of_all_orders_with_so_many_members_in_front(ra
 
 
 def test_ranks_are_settled_by_the_number_of_nonmembers_alone():
-    ranks = {n: [one.rank for one in count_nearest(torch.rand(5), torch.rand(n))] for n in (99, 100, 999, 1000, 2500)}
+    ranks = {
+        n: [one.rank for one in count_nearest(torch.rand(5), torch.rand(n))]
+        for n in (99, 100, 999, 1000, 2500)
+    }
     assert ranks == {99: [1], 100: [1, 2], 999: [1, 10], 1000: [1, 2, 11], 2500: [1, 3, 26]}
 
 
@@ -67,35 +83,47 @@ def test_ties_with_the_threshold_do_not_count():
 
 
 def test_nulls_are_found_no_more_often_than_alpha_says():
-    """Members and non-members of one distribution, and rows of other records: found in at most one of twenty."""
-    g, found, draws = torch.Generator().manual_seed(0), 0, 1000
+    """Members and non-members of one distribution, and rows of other records: found in at most one
+    of twenty."""
+    g = torch.Generator().manual_seed(0)
+    found = 0
+    draws = 1000
     for _ in range(draws):
-        records, rows = torch.randn(160, 3, generator=g), torch.randn(30, 3, generator=g)
+        records = torch.randn(160, 3, generator=g)
+        rows = torch.randn(30, 3, generator=g)
         near = -nearest_distance(records, rows)
         found += copy_test(near[:60], near[60:])["p_value"] <= 0.05
     assert chance_of_at_least(found, draws, 0.05) > 1e-3 and found < 60
 
 
 def test_one_record_in_three_that_is_sent_is_identified_and_counted():
-    members, nonmembers = pictures(60, 0), pictures(40, 1)
+    members = pictures(60, 0)
+    nonmembers = pictures(40, 1)
     rows = torch.cat([members[::3], pictures(30, 2)])
     view = view_of(rows, game(rows, members, nonmembers))
     attack = NearestRow(signal="distance")
-    finding = attack.judge(attack.run(view, torch.Generator().manual_seed(0)), view, truth_of(members, nonmembers))
+    finding = attack.judge(
+        attack.run(view, torch.Generator().manual_seed(0)), view, truth_of(members, nonmembers)
+    )
     found = finding.measures["copy_test"]
     assert (found["members"], found["nonmembers"], found["false_alarms"]) == (60, 40, 0)
     assert COPIES <= found["identified"] < COPIES + 8 and found["p_value"] < 1e-3
     assert finding.measures["tpr_at_fpr"]["0.1"]["tpr"] >= 1 / 3
-    assert len(finding.figures["near_members"]) == 60 and len(finding.figures["near_nonmembers"]) == 40
+    assert (
+        len(finding.figures["near_members"]) == 60 and len(finding.figures["near_nonmembers"]) == 40
+    )
 
 
 def test_rows_of_other_rounds_count_as_well():
-    members, nonmembers = pictures(60, 0), pictures(40, 1)
+    members = pictures(60, 0)
+    nonmembers = pictures(40, 1)
     first, last = (torch.cat([members[start::6], pictures(10, 2)]) for start in (0, 3))
     view = view_of(last, game(last, members, nonmembers))
     view = replace(view, other_rounds=(view_of(first),))
     attack = NearestRow(signal="distance")
-    measures = attack.judge(attack.run(view, torch.Generator()), view, truth_of(members, nonmembers)).measures
+    measures = attack.judge(
+        attack.run(view, torch.Generator()), view, truth_of(members, nonmembers)
+    ).measures
     alone = measures["diagnostics"]["last_round"]["copy_test"]
     assert measures["rounds"] == 2
     assert alone["identified"] >= 10 and measures["copy_test"]["identified"] >= 20
@@ -105,14 +133,22 @@ def test_rows_of_other_rounds_count_as_well():
 def test_a_map_that_the_view_grants_takes_records_to_what_was_sent():
     weights = torch.randn(64, 5, generator=torch.Generator().manual_seed(3))
     project = lambda x: x.flatten(1) @ weights  # noqa: E731
-    members, nonmembers = pictures(60, 0), pictures(40, 1)
-    rows = torch.cat([project(members[::3]), torch.randn(5, 5, generator=torch.Generator().manual_seed(4))])
+    members = pictures(60, 0)
+    nonmembers = pictures(40, 1)
+    rows = torch.cat(
+        [project(members[::3]), torch.randn(5, 5, generator=torch.Generator().manual_seed(4))]
+    )
     own = project(torch.cat([members, nonmembers]))
-    worlds = replace(game(members, members, nonmembers), signals={"distance": nearest_distance(own, rows)[None]})
+    worlds = replace(
+        game(members, members, nonmembers), signals={"distance": nearest_distance(own, rows)[None]}
+    )
     view = view_of(rows, worlds, Surface.SYNTHETIC_REPRESENTATIONS)
     granted = replace(view, knowledge=replace(view.knowledge, maps={"projection": project}))
-    attack, truth = NearestRow(signal="distance"), truth_of(members, nonmembers)
-    known, unknown = (attack.judge(attack.run(v, torch.Generator()), v, truth).measures for v in (granted, view))
+    attack = NearestRow(signal="distance")
+    truth = truth_of(members, nonmembers)
+    known, unknown = (
+        attack.judge(attack.run(v, torch.Generator()), v, truth).measures for v in (granted, view)
+    )
     assert known["copy_test"]["identified"] >= COPIES and "copy_test" not in unknown
 
 
@@ -130,7 +166,8 @@ def nearest_patch_one_by_one(record: torch.Tensor, images: torch.Tensor) -> floa
 
 
 def test_patches_against_a_search_one_by_one():
-    records, images = pictures(6, 5), pictures(4, 6)
+    records = pictures(6, 5)
+    images = pictures(4, 6)
     records[:, :, :5] *= 0.01  # nearly flat
     expected = torch.tensor([nearest_patch_one_by_one(record, images) for record in records])
     torch.testing.assert_close(patch_distance(records, images), expected, atol=1e-5, rtol=1e-4)
@@ -142,15 +179,21 @@ def test_patches_against_a_search_one_by_one():
 
 
 def test_a_patch_of_a_member_inside_another_image_is_found_where_whole_images_are_far():
-    members, nonmembers = pictures(60, 0), pictures(40, 1)
+    members = pictures(60, 0)
+    nonmembers = pictures(40, 1)
     rows = pictures(COPIES, 2)
     rows[:, :, 2:6, 4:] = members[::3, :, :4, :4]
-    view, truth = view_of(rows, game(rows, members, nonmembers)), truth_of(members, nonmembers)
+    view = view_of(rows, game(rows, members, nonmembers))
+    truth = truth_of(members, nonmembers)
     found = {
-        attack.name: attack.judge(attack.run(view, torch.Generator()), view, truth).measures["copy_test"]
+        attack.name: attack.judge(attack.run(view, torch.Generator()), view, truth).measures[
+            "copy_test"
+        ]
         for attack in (NearestRow(signal="distance"), NearestPatch(signal="patch_distance"))
     }
-    assert found["nearest_patch"]["identified"] >= COPIES and found["nearest_patch"]["p_value"] < 1e-3
+    assert (
+        found["nearest_patch"]["identified"] >= COPIES and found["nearest_patch"]["p_value"] < 1e-3
+    )
     assert found["nearest_row"]["identified"] < COPIES
 
 
@@ -162,12 +205,19 @@ def test_class_means_of_one_record_are_that_record():
 
 
 def test_a_signal_is_chosen_for_each_surface():
-    members, nonmembers = pictures(6, 0), pictures(4, 1)
+    members = pictures(6, 0)
+    nonmembers = pictures(4, 1)
     images = view_of(members, game(members, members, nonmembers))
     labels = replace(images, surface=Surface.LABELS)
     one = Lira(signal={"synthetic_images": "distance"})
-    assert one._chosen_signal(Surface.SYNTHETIC_IMAGES) == "distance" and one._chosen_signal(Surface.LABELS) == "auto"
+    assert (
+        one._chosen_signal(Surface.SYNTHETIC_IMAGES) == "distance"
+        and one._chosen_signal(Surface.LABELS) == "auto"
+    )
     assert not Lira(signal="patch_distance").nothing_to_read(images)
-    assert Lira(signal="count").nothing_to_read(labels) == "no signal count on labels, which has distance, patch_distance"
+    assert (
+        Lira(signal="count").nothing_to_read(labels)
+        == "no signal count on labels, which has distance, patch_distance"
+    )
     with pytest.raises(ValueError, match="'pictures' is no surface"):
         Lira(signal={"pictures": "distance"})

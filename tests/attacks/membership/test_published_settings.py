@@ -1,4 +1,5 @@
-"""The table of settings "as published, and here" says what the configs say, and leaves out no attack."""
+"""The table of settings "as published, and here" says what the configs say, and leaves out no
+attack."""
 
 import re
 from pathlib import Path

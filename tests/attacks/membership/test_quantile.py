@@ -8,7 +8,9 @@ from attacks.membership.quantile import QuantileRegression, regression_features,
 from attacks.roc import roc
 from attacks.types import Adversary, Knowledge, Surface, View, Worlds
 
-CLASSES, PUBLIC, N = 3, 400, 150
+CLASSES = 3
+PUBLIC = 400
+N = 150
 
 
 def law(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,11 +29,17 @@ def test_it_recovers_the_law_that_made_the_scores() -> None:
     x, s = draw(2000, 0)
     asked, values = draw(500, 1)
     mean, std = law(asked)
-    torch.testing.assert_close(standardise_scores(s, x, asked, values), ((values - mean) / std).double(), atol=0.5, rtol=0.15)
+    torch.testing.assert_close(
+        standardise_scores(s, x, asked, values),
+        ((values - mean) / std).double(),
+        atol=0.5,
+        rtol=0.15,
+    )
 
 
 def test_each_quantile_is_exceeded_as_often_as_it_says() -> None:
-    """What the paper asks for: at false-positive rate q the threshold of a record is its own 1 - q quantile."""
+    """What the paper asks for: at false-positive rate q the threshold of a record is its own 1 - q
+    quantile."""
     x, s = draw(500, 2)
     z = standardise_scores(s, x, *draw(20_000, 3))
     for rate in (0.5, 0.1, 0.01):
@@ -44,7 +52,9 @@ def test_a_member_stands_out_although_others_score_higher() -> None:
     member = torch.arange(2000) % 2 == 0
     lifted = values + 2 * law(asked)[1] * member
     assert roc(lifted, member.numpy()).auc < 0.75  # one threshold for all hardly sees it
-    assert roc(standardise_scores(s, x, asked, lifted), member.numpy()).auc > 0.9  # 0.92 is the best: two normals 2 apart
+    assert (
+        roc(standardise_scores(s, x, asked, lifted), member.numpy()).auc > 0.9
+    )  # 0.92 is the best: two normals 2 apart
 
 
 def test_what_a_record_is_decides_its_rank_only_through_its_score() -> None:
@@ -53,7 +63,14 @@ def test_what_a_record_is_decides_its_rank_only_through_its_score() -> None:
     assert abs(spearmanr(standardise_scores(s, x, asked, values), law(asked)[0]).statistic) < 0.1
 
 
-@pytest.mark.parametrize("bad", [{"ridge": 0.0}, {"values": torch.zeros(3)}, {"scores": torch.zeros(1), "known": torch.zeros(1, 4)}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"ridge": 0.0},
+        {"values": torch.zeros(3)},
+        {"scores": torch.zeros(1), "known": torch.zeros(1, 4)},
+    ],
+)
 def test_bad_values_are_refused(bad) -> None:
     x, s = draw(20, 8)
     given = {"scores": s, "known": x, "asked": x, "values": s, **bad}
@@ -62,10 +79,13 @@ def test_bad_values_are_refused(bad) -> None:
 
 
 def view(seed: int, gap: float) -> View:
-    """Three replays of a model whose confidence falls with a picture's brightness; members gain ``gap``."""
+    """Three replays of a model whose confidence falls with a picture's brightness; members gain
+    ``gap``."""
     g = torch.Generator().manual_seed(seed)
-    public, own = torch.rand(PUBLIC, 1, 3, 3, generator=g), torch.rand(N, 1, 3, 3, generator=g)
-    public_y, y = torch.arange(PUBLIC) % CLASSES, torch.arange(N) % CLASSES
+    public = torch.rand(PUBLIC, 1, 3, 3, generator=g)
+    own = torch.rand(N, 1, 3, 3, generator=g)
+    public_y = torch.arange(PUBLIC) % CLASSES
+    y = torch.arange(N) % CLASSES
     masks = torch.rand(3, N, generator=g) < 0.5
 
     def logits(x: torch.Tensor, labels: torch.Tensor, lift: torch.Tensor) -> torch.Tensor:
@@ -86,14 +106,27 @@ def auc(seen: View) -> float:
 
 
 def test_the_attack_beats_one_threshold_and_guesses_on_a_null() -> None:
-    raw = [roc(v.worlds.signals["confidence"].flatten(), v.worlds.masks.flatten().numpy()).auc for v in (view(s, 1.0) for s in range(4))]
+    raw = [
+        roc(v.worlds.signals["confidence"].flatten(), v.worlds.masks.flatten().numpy()).auc
+        for v in (view(s, 1.0) for s in range(4))
+    ]
     assert sum(auc(view(s, 1.0)) for s in range(4)) / 4 > max(raw) + 0.03
     assert abs(sum(auc(view(s, 0.0)) for s in range(20)) / 20 - 0.5) < 0.015
 
 
 def test_without_outputs_for_public_records_it_has_nothing_to_read() -> None:
     seen = view(0, 1.0)
-    bare = Worlds(seen.worlds.signals, seen.worlds.masks, seen.worlds.blind, seen.worlds.labels, records=seen.worlds.records)
-    assert "public" in QuantileRegression().nothing_to_read(View(seen.surface, seen.adversary, (), seen.knowledge, bare))
+    bare = Worlds(
+        seen.worlds.signals,
+        seen.worlds.masks,
+        seen.worlds.blind,
+        seen.worlds.labels,
+        records=seen.worlds.records,
+    )
+    assert "public" in QuantileRegression().nothing_to_read(
+        View(seen.surface, seen.adversary, (), seen.knowledge, bare)
+    )
     assert QuantileRegression().nothing_to_read(seen) == ""
-    assert regression_features(torch.rand(2, 1, 3, 3), torch.tensor([0, 2]), torch.eye(9)[:, :4], 3).shape == (2, 7)
+    assert regression_features(
+        torch.rand(2, 1, 3, 3), torch.tensor([0, 2]), torch.eye(9)[:, :4], 3
+    ).shape == (2, 7)

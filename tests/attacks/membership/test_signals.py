@@ -16,15 +16,20 @@ from attacks.membership.signals import (
 
 def directions(n=7, p=30, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return torch.randn(n, p, generator=g, dtype=torch.float64) + 2 * torch.randn(1, p, generator=g, dtype=torch.float64)
+    return torch.randn(n, p, generator=g, dtype=torch.float64) + 2 * torch.randn(
+        1, p, generator=g, dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("ridge", [1e-3, 0.1, 2.0])
 @pytest.mark.parametrize(("n", "p"), [(7, 30), (12, 5)])
 def test_they_solve_ridge_regression(ridge, n, p) -> None:
-    d, released = directions(n, p), directions(3, p, seed=5)
+    d = directions(n, p)
+    released = directions(3, p, seed=5)
     weight = (ridge * d.square().sum(1).mean()).sqrt()
-    rows = np.vstack([d.T.numpy(), weight * np.eye(n)])  # least squares with the penalty as more rows
+    rows = np.vstack(
+        [d.T.numpy(), weight * np.eye(n)]
+    )  # least squares with the penalty as more rows
     for found, v in zip(ridge_coefficients(released, d, ridge), released):
         exact = np.linalg.lstsq(rows, np.concatenate([v.numpy(), np.zeros(n)]), rcond=None)[0]
         assert np.allclose(found, exact)
@@ -35,11 +40,15 @@ def test_a_sum_of_some_records_is_taken_apart_where_alignment_cannot() -> None:
     member = torch.tensor([1, 0, 1, 1, 0, 0, 1], dtype=torch.float64)
     assert torch.allclose(ridge_coefficients(member @ d, d, 1e-9), member, atol=1e-5)
     aligned = d @ (member @ d)
-    assert aligned[member == 0].max() > aligned[member == 1].min()  # what all records share drowns who is in
+    assert (
+        aligned[member == 0].max() > aligned[member == 1].min()
+    )  # what all records share drowns who is in
 
 
 def test_no_direction_has_no_part() -> None:
-    assert torch.equal(ridge_coefficients(torch.ones(4), torch.zeros(3, 4)), torch.zeros(3, dtype=torch.float64))
+    assert torch.equal(
+        ridge_coefficients(torch.ones(4), torch.zeros(3, 4)), torch.zeros(3, dtype=torch.float64)
+    )
     assert ridge_coefficients(torch.ones(4), torch.zeros(0, 4)).shape == (0,)
 
 
@@ -50,12 +59,14 @@ def test_a_ridge_that_is_not_positive_is_refused(ridge) -> None:
 
 
 def test_each_class_is_solved_by_itself() -> None:
-    own, labels = directions(9, 20), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2])
+    own = directions(9, 20)
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 2])
     member = torch.tensor([1, 1, 0, 0, 0, 1, 0, 0, 1], dtype=torch.bool)
     means = torch.stack([own[member & (labels == c)].mean(0) for c in range(3)])
     found = class_ridge_coefficients(means, own, labels, 1e-9)
     for c in (0, 1):
-        inside, outside = found[member & (labels == c)], found[~member & (labels == c)]
+        inside = found[member & (labels == c)]
+        outside = found[~member & (labels == c)]
         assert inside.min() > outside.max() + 0.4  # 1 / members apart
     assert found[8] == pytest.approx(1, abs=1e-5)
     means[1] = torch.nan
@@ -65,10 +76,16 @@ def test_each_class_is_solved_by_itself() -> None:
 
 @pytest.mark.parametrize(("rows", "columns"), [(40, 6), (40, 60), (2500, 6)])
 def test_readout_is_ridge_regression_however_many_rows(rows: int, columns: int) -> None:
-    """The penalty of scikit-learn is a ridge times the mean squared length of a row; many rows take no kernel of all pairs."""
+    """The penalty of scikit-learn is a ridge times the mean squared length of a row; many rows take
+    no kernel of all pairs."""
     g = torch.Generator().manual_seed(rows)
-    inside, own = torch.randn(rows, columns, generator=g), torch.randn(9, columns, generator=g)
+    inside = torch.randn(rows, columns, generator=g)
+    own = torch.randn(9, columns, generator=g)
     labels = torch.randint(3, (rows,), generator=g)
     penalty = READOUT_RIDGE * rows**0.5 * float(inside.square().sum(1).mean())
-    known = Ridge(alpha=penalty, fit_intercept=False).fit(inside, torch.eye(3)[labels] - 1 / 3).predict(own)
+    known = (
+        Ridge(alpha=penalty, fit_intercept=False)
+        .fit(inside, torch.eye(3)[labels] - 1 / 3)
+        .predict(own)
+    )
     assert np.allclose(ridge_readout(inside, labels, own, 3), 10 * known, atol=1e-4)

@@ -26,45 +26,78 @@ from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.training.server import ServerTraining
 
-SHAPE, CLASSES = (1, 8, 8), 3
+SHAPE = (1, 8, 8)
+CLASSES = 3
 DELTA = 1e-5
 
 
 def feddm(iterations: int = 6, batch: int = 16) -> FedDM:
     return FedDM(
-        model=ModelSpec(name="convnet", width=8), rounds=1, matching=MatchingSettings(iterations, batch=batch),
-        server=ServerTraining(1), ipc=2, start="noise", rho=1.0, reads=3,
+        model=ModelSpec(name="convnet", width=8),
+        rounds=1,
+        matching=MatchingSettings(iterations, batch=batch),
+        server=ServerTraining(1),
+        ipc=2,
+        start="noise",
+        rho=1.0,
+        reads=3,
     )
 
 
 def fedavg() -> FedAvg:
-    return FedAvg(model=ModelSpec(name="convnet", width=4), rounds=1, local_epochs=0.6, weighting="uniform")
+    return FedAvg(
+        model=ModelSpec(name="convnet", width=4), rounds=1, local_epochs=0.6, weighting="uniform"
+    )
 
 
 def client(seed: int, count: int = 30) -> Shard:
     g = Keys(seed).fold("data").torch()
-    x, y = torch.rand(count, *SHAPE, generator=g), torch.arange(count) % (CLASSES - 1)
+    x = torch.rand(count, *SHAPE, generator=g)
+    y = torch.arange(count) % (CLASSES - 1)
     data = Records(x, y, torch.arange(count))
     return Shard(0, data, data.take([0]), data.take([1]), CLASSES)
 
 
 def subject(
-    method: Any, mechanisms: dict[str, Any], seed: int = 0, *, relation: str = "add_remove", runs: int = 60,
-    scale: float = 1.0, slow_runs: int = 40,
+    method: Any,
+    mechanisms: dict[str, Any],
+    seed: int = 0,
+    *,
+    relation: str = "add_remove",
+    runs: int = 60,
+    scale: float = 1.0,
+    slow_runs: int = 40,
 ) -> GuaranteeSubject:
-    """A run of one client, whose server stays as it is; ``scale`` stretches the head as training would."""
-    keys, problem = Keys(seed), Problem(SHAPE, CLASSES, 1)
+    """A run of one client, whose server stays as it is; ``scale`` stretches the head as training
+    would."""
+    keys = Keys(seed)
+    problem = Problem(SHAPE, CLASSES, 1)
     plan = Plan(keys, problem, method, mechanisms, relation=relation)
     shard = client(seed)
     server = method.init(problem, keys.fold("init"))
     server = {n: t * scale if "head" in n or "weight" in n else t for n, t in server.items()}
     broadcast = method.broadcast(server)
-    ledger, memory, snapshots = Ledger(relation, "record", DELTA), {}, {}  # type: ignore[arg-type]
+    # type: ignore[arg-type]
+    ledger = Ledger(relation, "record", DELTA)
+    memory = {}
+    snapshots = {}
     for t in range(method.rounds):
         received, rows, kept = client_step(ClientTask(plan, t, 0, broadcast, memory, shard))
         ledger.append(rows)
-        snapshots[t], memory = Snapshot(t, broadcast, memory, received.values, method.phase(t)), kept
-    return GuaranteeSubject(plan, shard, snapshots, ledger, DELTA, 0.95, GuaranteeBudget(runs, slow_runs, 2), keys.fold("audit"))
+        snapshots[t], memory = (
+            Snapshot(t, broadcast, memory, received.values, method.phase(t)),
+            kept,
+        )
+    return GuaranteeSubject(
+        plan,
+        shard,
+        snapshots,
+        ledger,
+        DELTA,
+        0.95,
+        GuaranteeBudget(runs, slow_runs, 2),
+        keys.fold("audit"),
+    )
 
 
 @dataclass(frozen=True)
@@ -74,7 +107,9 @@ class Quiet(ClippedSum):
     def __call__(self, value: Any, noise: Any) -> Output:
         honest = super().__call__(value, noise)
         exact = honest.exact or {}
-        return replace(honest, value={n: exact[n] + (t - exact[n]) / 3 for n, t in honest.value.items()})
+        return replace(
+            honest, value={n: exact[n] + (t - exact[n]) / 3 for n, t in honest.value.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -83,9 +118,13 @@ class Loose(ClippedSum):
 
     def __call__(self, value: Any, noise: Any) -> Output:
         honest = super().__call__(value, noise)
-        wide = ClippedSum(self.noise_multiplier, 3 * self.clip_norm, 1.0, self.normaliser)(value, noise)
+        wide = ClippedSum(self.noise_multiplier, 3 * self.clip_norm, 1.0, self.normaliser)(
+            value, noise
+        )
         drawn = {n: honest.value[n] - t for n, t in (honest.exact or {}).items()}
-        return replace(honest, exact=wide.exact, value={n: t + drawn[n] for n, t in (wide.exact or {}).items()})
+        return replace(
+            honest, exact=wide.exact, value={n: t + drawn[n] for n, t in (wide.exact or {}).items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -120,7 +159,9 @@ class Coupled(Method):
         rows = (shard.train.x - 0.5).flatten(1) @ broadcast["model"]["w"]
         if self.coupled:
             rows = (rows - rows.mean(0)) / rows.std(0)
-        return {"prototypes": Artifact(ctx.mechanism("embedding", {"rows": rows}), private=True)}, {}
+        return {
+            "prototypes": Artifact(ctx.mechanism("embedding", {"rows": rows}), private=True)
+        }, {}
 
     def aggregate(self, server: Any, inbox: Any, keys: Keys) -> Any:
         return server

@@ -1,4 +1,5 @@
-"""Cells are disjoint within one call, and added up as the accounting does; a mechanism that ignores its noise is named."""
+"""Cells are disjoint within one call, and added up as the accounting does; a mechanism that ignores
+its noise is named."""
 
 from __future__ import annotations
 
@@ -29,16 +30,20 @@ def seen(cells: Sequence[str], changed: Sequence[int]) -> SeenContributions:
     ("cells", "changed", "accused"),
     [
         ("abab", [0, 2], False),  # one cell in all calls
-        ("abab", [0, 3], False),  # another cell in the second call: two releases, which each cell costs as well
+        # another cell in the second call: two releases, which each cell costs as well
+        ("abab", [0, 3], False),
         ("abab", [0, 1], True),  # two cells of one call
         ("abab", [2, 3], True),
-        ("abaaa", [1, 2], True),  # cell b is released once, a four times: what two cells cost is no cell's cost
+        # cell b is released once, a four times: what two cells cost is no cell's cost
+        ("abaaa", [1, 2], True),
         ("aba", [0], False),  # the last call was cut off
         ("abcabcab", [0, 4, 6], False),
         ("abcabcab", [0, 4, 6, 7], True),
     ],
-)  # fmt: skip
-def test_a_record_is_in_one_cell_of_each_call(cells: str, changed: list[int], accused: bool) -> None:
+)
+def test_a_record_is_in_one_cell_of_each_call(
+    cells: str, changed: list[int], accused: bool
+) -> None:
     says = _describe_two_cells("q", seen(cells, []), seen(cells, changed))
     assert bool(says) == accused, says
 
@@ -50,7 +55,9 @@ def test_a_call_ends_where_a_cell_comes_again() -> None:
 
 
 def test_cells_that_are_no_classes_are_known_as_such() -> None:
-    assert [class_of_cell(p) for p in (None, "label:3", "bright:3", "label:x", "label:-1", "3")] == [None, 3, *[UNKNOWN_CELL] * 4]
+    assert [
+        class_of_cell(p) for p in (None, "label:3", "bright:3", "label:x", "label:-1", "3")
+    ] == [None, 3, *[UNKNOWN_CELL] * 4]
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,9 @@ class OwnSeed(ClippedSum):
     def __call__(self, value: Any, noise: Any) -> Output:
         total = float(sum(t.double().sum() for t in value.values()))
         generator = torch.Generator().manual_seed(int(abs(total) * 1e6) % 2**31)
-        own = CustomNoise.around(noise, normal=lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64))
+        own = CustomNoise.around(
+            noise, normal=lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+        )
         return super().__call__(value, own)
 
 
@@ -68,5 +77,11 @@ def test_a_mechanism_that_draws_from_a_generator_of_its_own_is_named() -> None:
     made = subject(fedavg(), {"dpsgd": ClippedSum(1.0, 1.0, 1.0, 10.0)})
     assert list(noise_use_findings(made)) == []
     mechanisms = {"dpsgd": OwnSeed(1.0, 1.0, 1.0, 10.0)}
-    (found,) = noise_use_findings(replace(made, plan=replace(made.plan, mechanisms=mechanisms), keys=Keys(3)))
-    assert found.message == "dpsgd" and found.measures["diagnostics"]["refuted"] and "ignores the noise" in found.measures["note"]
+    (found,) = noise_use_findings(
+        replace(made, plan=replace(made.plan, mechanisms=mechanisms), keys=Keys(3))
+    )
+    assert (
+        found.message == "dpsgd"
+        and found.measures["diagnostics"]["refuted"]
+        and "ignores the noise" in found.measures["note"]
+    )

@@ -41,16 +41,28 @@ def heeded(rows: torch.Tensor, cell: str | None = None) -> RecordedRelease:
 
 def test_single_contributions_are_clipped_and_their_sizes_are_not() -> None:
     rows = torch.tensor([[3.0, 4.0], [0.0, 0.5]])
-    torch.testing.assert_close(single_contributions(MECHANISM, {"rows": rows}).float(), torch.tensor([[0.6, 0.8], [0.0, 0.5]]), atol=1e-4, rtol=0)
-    assert contribution_norms({"rows": rows, "one": torch.tensor([0.0, 1.2])}).tolist() == pytest.approx([5.0, 1.3])
+    torch.testing.assert_close(
+        single_contributions(MECHANISM, {"rows": rows}).float(),
+        torch.tensor([[0.6, 0.8], [0.0, 0.5]]),
+        atol=1e-4,
+        rtol=0,
+    )
+    assert contribution_norms(
+        {"rows": rows, "one": torch.tensor([0.0, 1.2])}
+    ).tolist() == pytest.approx([5.0, 1.3])
 
 
 def test_the_largest_row_of_all_cells_is_remembered_by_its_place() -> None:
     seen = SeenContributions({})
     seen(MECHANISM, heeded(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), "label:0"))
     seen(MECHANISM, heeded(torch.tensor([[2.0, 0.0]]), "label:1"))
-    assert seen.largest["sums"] == (3.0, (0, "label:0", 1)) and seen.where["sums"] == ["label:0", "label:1"]
-    torch.testing.assert_close(seen.totals["sums"][0].float(), torch.tensor([1.0, 1.0]), atol=1e-4, rtol=0)
+    assert seen.largest["sums"] == (3.0, (0, "label:0", 1)) and seen.where["sums"] == [
+        "label:0",
+        "label:1",
+    ]
+    torch.testing.assert_close(
+        seen.totals["sums"][0].float(), torch.tensor([1.0, 1.0]), atol=1e-4, rtol=0
+    )
 
 
 def test_a_round_ends_once_every_query_was_seen_often_enough() -> None:
@@ -87,13 +99,20 @@ class FlagsSmall(ClientLevel):
 
     def __call__(self, value: Any, noise: Any) -> Output:
         output = super().__call__(value, noise)
-        return replace(output, flags={"small": float(sum(t.abs().sum() for t in value.values())) < self.clip_norm})
+        return replace(
+            output,
+            flags={"small": float(sum(t.abs().sum() for t in value.values())) < self.clip_norm},
+        )
 
 
 @pytest.mark.parametrize("place", TELLING)
 def test_what_a_row_tells_is_named(place: str) -> None:
-    with pytest.raises(BrokenContract, match=f"row of 'dpsgd' tells about the records, in .*{place}|applied"):
-        check_method(METHOD, mechanisms={"dpsgd": Tells(1.0, 1.0, sampling_probability=0.5, place=place)})
+    with pytest.raises(
+        BrokenContract, match=f"row of 'dpsgd' tells about the records, in .*{place}|applied"
+    ):
+        check_method(
+            METHOD, mechanisms={"dpsgd": Tells(1.0, 1.0, sampling_probability=0.5, place=place)}
+        )
 
 
 class Counts(FedAvg):
@@ -108,23 +127,36 @@ class Counts(FedAvg):
 
 
 def test_the_second_run_has_the_first_ones_outputs() -> None:
-    """Values that were computed from noised ones, and so differ with the noise alone, are no fault."""
+    """Values that were computed from noised ones, and so differ with the noise alone, are no
+    fault."""
     plan = tiny("feddm_dp").plan
-    shard, server = tiny("feddm_dp").shards[0], start_training(plan, tiny("feddm_dp").new_ledger()).server
+    shard = tiny("feddm_dp").shards[0]
+    server = start_training(plan, tiny("feddm_dp").new_ledger()).server
     few = zero_out_others(shard, shard.train.take(range(5)))
 
     def told(plan: Plan) -> set[str]:
         own = trace_round(plan, 0, plan.method.broadcast(server), {}, shard)
-        return set(compare_traces(own, trace_round(plan, 0, plan.method.broadcast(server), {}, few, own.outputs)))
+        return set(
+            compare_traces(
+                own, trace_round(plan, 0, plan.method.broadcast(server), {}, few, own.outputs)
+            )
+        )
 
     assert told(plan) == set()
-    (said,) = told(replace(plan, mechanisms={**plan.mechanisms, "embedding": Tells(5.0, 1.0, place="why")}))
+    (said,) = told(
+        replace(plan, mechanisms={**plan.mechanisms, "embedding": Tells(5.0, 1.0, place="why")})
+    )
     assert said.message == "embedding"
     assert said.says == "the ledger row of 'embedding' tells about the records, in why"
 
 
 def test_how_often_a_mechanism_is_applied_is_looked_at() -> None:
-    method = Counts(**{name: getattr(METHOD, name) for name in ("model", "rounds", "lr", "batch_size", "local_epochs")})
+    method = Counts(
+        **{
+            name: getattr(METHOD, name)
+            for name in ("model", "rounds", "lr", "batch_size", "local_epochs")
+        }
+    )
     with pytest.raises(BrokenContract, match="depends on the records"):
         check_method(method, mechanisms={"dpsgd": ClippedSum(1.0, 1.0, sampling_probability=0.5)})
 
@@ -145,7 +177,10 @@ def test_a_flag_that_depends_on_the_value_is_caught() -> None:
     assert any("depends on the records" in text for text in found)
 
 
-@pytest.mark.parametrize("algo", [("fedavg", "privacy=dpsgd"), ("fedavg", "privacy=client"), ("feddm_dp",), ("fedfed_dp",)])
+@pytest.mark.parametrize(
+    "algo",
+    [("fedavg", "privacy=dpsgd"), ("fedavg", "privacy=client"), ("feddm_dp",), ("fedfed_dp",)],
+)
 def test_shipped_mechanisms_pass(algo: tuple[str, ...]) -> None:
     plan = tiny(*algo).plan
     check_method(plan.method, mechanisms=plan.mechanisms)

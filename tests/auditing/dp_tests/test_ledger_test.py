@@ -27,13 +27,18 @@ from tests.federations import tiny
 # The lower bound of a composition's epsilon: near what an accountant states, and never above.
 
 
-G, P, L = dpa.GaussianDpEvent, dpa.PoissonSampledDpEvent, dpa.LaplaceDpEvent
+G = dpa.GaussianDpEvent
+P = dpa.PoissonSampledDpEvent
+L = dpa.LaplaceDpEvent
 CASES = {
     "gaussians": [(G(1.0), 3)],
     "sampled": [(P(0.25, G(5.0)), 8), (G(20.0), 2)],
     "steps": [(P(0.1, G(1.0)), 80)],
     "laplace": [(L(1.0), 3)],
-    "composed": [(dpa.SelfComposedDpEvent(P(0.2, G(1.0)), 5), 1), (dpa.ComposedDpEvent([G(1.0), G(2.0)]), 1)],
+    "composed": [
+        (dpa.SelfComposedDpEvent(P(0.2, G(1.0)), 5), 1),
+        (dpa.ComposedDpEvent([G(1.0), G(2.0)]), 1),
+    ],
 }
 
 
@@ -46,8 +51,12 @@ def test_it_is_just_below_the_accountant(case: str, relation: Relation) -> None:
 
 
 def test_a_gaussian_is_exact_and_an_exchange_moves_it_twice_as_far() -> None:
-    assert epsilon_lower_bound([(G(2.0), 4)], 1e-5, "zero_out") == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-6)
-    assert epsilon_lower_bound([(G(2.0), 4)], 1e-5, "replace") == pytest.approx(gaussian_epsilon(2.0, 1e-5), rel=1e-6)
+    assert epsilon_lower_bound([(G(2.0), 4)], 1e-5, "zero_out") == pytest.approx(
+        gaussian_epsilon(1.0, 1e-5), rel=1e-6
+    )
+    assert epsilon_lower_bound([(G(2.0), 4)], 1e-5, "replace") == pytest.approx(
+        gaussian_epsilon(2.0, 1e-5), rel=1e-6
+    )
 
 
 def test_nothing_is_said_of_an_unknown_law() -> None:
@@ -59,10 +68,15 @@ def test_nothing_is_said_of_an_unknown_law() -> None:
 def test_a_tiny_delta_is_no_infinite_loss(case: str, delta: float) -> None:
     """It was, where delta is below the tails that are cut off: a sound ledger was refuted."""
     event = dpa.ComposedDpEvent([dpa.SelfComposedDpEvent(one, n) for one, n in CASES[case]])
-    assert 0 < epsilon_lower_bound(CASES[case], delta, "add_remove") <= epsilon(event, delta) * (1 + 1e-6)
+    assert (
+        0
+        < epsilon_lower_bound(CASES[case], delta, "add_remove")
+        <= epsilon(event, delta) * (1 + 1e-6)
+    )
 
 
-# The ledger held against what was noted of a run: right as it is, wrong in each way that understates what was spent.
+# The ledger held against what was noted of a run: right as it is, wrong in each way that
+# understates what was spent.
 
 
 RUNS = {
@@ -82,12 +96,22 @@ def trained(name: str) -> tuple[GuaranteeSubject, NoiseLog]:
 @cache
 def train_once(name: str) -> tuple[GuaranteeSubject, NoiseLog]:
     experiment = tiny(*RUNS[name])
-    plan, record = experiment.plan, NoiseLog(experiment.plan.victim)
+    plan = experiment.plan
+    record = NoiseLog(experiment.plan.victim)
     progress = start_training(plan, experiment.new_ledger())
     while progress.round < plan.method.rounds:
         progress, _, _ = run_round(plan, progress, experiment.shards, Engine(), record=record)
     shard = experiment.shards[plan.victim]
-    subject = GuaranteeSubject(plan, shard, progress.snapshots, progress.ledger, 1e-5, 0.95, GuaranteeBudget(20, 20, 1), plan.keys)
+    subject = GuaranteeSubject(
+        plan,
+        shard,
+        progress.snapshots,
+        progress.ledger,
+        1e-5,
+        0.95,
+        GuaranteeBudget(20, 20, 1),
+        plan.keys,
+    )
     return subject, record
 
 
@@ -104,7 +128,10 @@ def test_the_ledger_of_a_run_tells_of_all_its_releases(name: str) -> None:
     assert _quiet(ledger_findings(subject, record))
     first = min(watch.round for watch in record.rounds.values() if watch.audited)
     record.rounds[first, subject.plan.victim].releases.clear()
-    gone = [f.measures["diagnostics"].get("untested", {}).get("ledger", "") for f in ledger_findings(subject, record)]
+    gone = [
+        f.measures["diagnostics"].get("untested", {}).get("ledger", "")
+        for f in ledger_findings(subject, record)
+    ]
     assert any(f"(first: round {first})" in why for why in gone)
 
 
@@ -121,27 +148,57 @@ def spent(row: Release, **changes: object) -> Release:
 def quieter(event: dpa.DpEvent) -> dpa.DpEvent:
     if isinstance(event, dpa.PoissonSampledDpEvent):
         return dpa.PoissonSampledDpEvent(event.sampling_probability, quieter(event.event))
-    return dpa.GaussianDpEvent(event.noise_multiplier * 1.01) if isinstance(event, dpa.GaussianDpEvent) else event
+    return (
+        dpa.GaussianDpEvent(event.noise_multiplier * 1.01)
+        if isinstance(event, dpa.GaussianDpEvent)
+        else event
+    )
 
 
 FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Release], Release], str]] = {
-    "less noise is entered": (tuple(RUNS), lambda row: spent(row, event=quieter(row.event)), "was released"),
-    "a release too few": (("dpsgd", "feddm_dp"), lambda r: spent(r, count=max(1, r.count - 1)), "the ledger has"),
-    "entered as free": (tuple(RUNS), lambda r: spent(r, event=dpa.NoOpDpEvent()) if r.round else r, "the ledger has 0"),
-    "entered for somebody else": (tuple(RUNS), lambda r: spent(r, client=(r.client + 1) % 2), "the ledger has 0"),
-    "entered in another cell": (tuple(RUNS), lambda r: spent(r, partition=f"label:{90 + r.round}"), "the ledger has 0"),
-    "post-processing of nothing": (
-        ("dpsgd", "feddm_dp"), lambda r: replace(r, post_of=()) if r.why == POST_PROCESSING else r, "does not point to",
+    "less noise is entered": (
+        tuple(RUNS),
+        lambda row: spent(row, event=quieter(row.event)),
+        "was released",
     ),
-}  # fmt: skip
+    "a release too few": (
+        ("dpsgd", "feddm_dp"),
+        lambda r: spent(r, count=max(1, r.count - 1)),
+        "the ledger has",
+    ),
+    "entered as free": (
+        tuple(RUNS),
+        lambda r: spent(r, event=dpa.NoOpDpEvent()) if r.round else r,
+        "the ledger has 0",
+    ),
+    "entered for somebody else": (
+        tuple(RUNS),
+        lambda r: spent(r, client=(r.client + 1) % 2),
+        "the ledger has 0",
+    ),
+    "entered in another cell": (
+        tuple(RUNS),
+        lambda r: spent(r, partition=f"label:{90 + r.round}"),
+        "the ledger has 0",
+    ),
+    "post-processing of nothing": (
+        ("dpsgd", "feddm_dp"),
+        lambda r: replace(r, post_of=()) if r.why == POST_PROCESSING else r,
+        "does not point to",
+    ),
+}
 
 
-@pytest.mark.parametrize(("name", "fault"), [(name, f) for f, (names, *_) in FAULTS.items() for name in names])
+@pytest.mark.parametrize(
+    ("name", "fault"), [(name, f) for f, (names, *_) in FAULTS.items() for name in names]
+)
 def test_a_ledger_that_understates_is_refuted(name: str, fault: str) -> None:
     subject, record = trained(name)
     _, change, says = FAULTS[fault]
     found = [f for f in ledger_findings(with_rows(subject, change), record) if not _quiet([f])]
-    assert found and all(f.attack == LEDGER_TEST and f.measures["diagnostics"]["refuted"] for f in found)
+    assert found and all(
+        f.attack == LEDGER_TEST and f.measures["diagnostics"]["refuted"] for f in found
+    )
     assert any(says in f.measures["note"] for f in found)
 
 

@@ -13,7 +13,11 @@ from dp_accounting import GaussianDpEvent
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding, Surface
 from privdd.auditing.dp_tests import mechanism_tests as clients
-from privdd.auditing.dp_tests.mechanism_tests import client_query_findings, record_upload_findings, runs_of_updates
+from privdd.auditing.dp_tests.mechanism_tests import (
+    client_query_findings,
+    record_upload_findings,
+    runs_of_updates,
+)
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.verdicts import decide_verdict
 from privdd.core.rng import Keys
@@ -23,14 +27,23 @@ from privdd.privacy.lattice import Lattice
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum
-from tests.auditing.dp_tests.subjects import DELTA, Coupled, client, fedavg, mechanism_findings, subject
+from tests.auditing.dp_tests.subjects import (
+    DELTA,
+    Coupled,
+    client,
+    fedavg,
+    mechanism_findings,
+    subject,
+)
 
-# A query that clips record by record and says that it protects a client moves by as many units as there are records.
+# A query that clips record by record and says that it protects a client moves by as many units as
+# there are records.
 
 
 @dataclass(frozen=True)
 class OfClients(ClippedSum):
-    """It says that it protects a client; whole: and clips what all records add up to, so that it does."""
+    """It says that it protects a client; whole: and clips what all records add up to, so that it
+    does."""
 
     whole: bool = False
 
@@ -43,11 +56,17 @@ class OfClients(ClippedSum):
 def kappa(mechanism: ClippedSum) -> float:
     made = subject(Coupled(coupled=False), {"embedding": ClippedSum(1.0, 0.01)})
     ledger = Ledger("add_remove", "client", made.delta)
-    rows = [replace(row, flags={"unit:client": True}) for row in made.ledger.releases if row.is_protected]
+    rows = [
+        replace(row, flags={"unit:client": True})
+        for row in made.ledger.releases
+        if row.is_protected
+    ]
     ledger.append([replace(row, post_of=()) for row in rows])
     plan = replace(made.plan, mechanisms={"embedding": mechanism})
     (found,) = client_query_findings(replace(made, plan=plan, ledger=ledger))
-    assert found.measures["kappa_allowed"] == 1.0 and found.measures["diagnostics"]["unit"] == "client"
+    assert (
+        found.measures["kappa_allowed"] == 1.0 and found.measures["diagnostics"]["unit"] == "client"
+    )
     return float(found.measures["kappa"])
 
 
@@ -69,7 +88,9 @@ class Quiet(ClientLevel):
     def __call__(self, value: Tensors, noise: Any) -> Output:
         honest = super().__call__(value, noise)
         exact = honest.exact or {}
-        return replace(honest, value={n: exact[n] + (t - exact[n]) / 3 for n, t in honest.value.items()})
+        return replace(
+            honest, value={n: exact[n] + (t - exact[n]) / 3 for n, t in honest.value.items()}
+        )
 
 
 @dataclass(frozen=True)
@@ -77,7 +98,10 @@ class Loose(ClientLevel):
     """A mutant: it clips at twice the norm that its noise is meant for."""
 
     def __call__(self, value: Tensors, noise: Any) -> Output:
-        return replace(super().__call__(value, noise), exact=ClientLevel(1.0, 2 * self.clip_norm)(value, noise).exact)
+        return replace(
+            super().__call__(value, noise),
+            exact=ClientLevel(1.0, 2 * self.clip_norm)(value, noise).exact,
+        )
 
 
 @dataclass(frozen=True)
@@ -85,7 +109,10 @@ class Piecewise(ClientLevel):
     """A mutant: it clips each tensor by itself."""
 
     def __call__(self, value: Tensors, noise: Any) -> Output:
-        exact = {n: (ClientLevel(1.0, self.clip_norm)({n: t}, noise).exact or {})[n] for n, t in value.items()}
+        exact = {
+            n: (ClientLevel(1.0, self.clip_norm)({n: t}, noise).exact or {})[n]
+            for n, t in value.items()
+        }
         std = self.noise_multiplier * self.clip_norm
         noised = {n: t + std * noise.normal(tuple(t.shape)) for n, t in exact.items()}
         return replace(super().__call__(value, noise), exact=exact, value=noised)
@@ -101,14 +128,17 @@ class Blind(ClientLevel):
         return replace(honest, exact={n: t + bad[n] for n, t in (honest.exact or {}).items()})
 
 
-def of_client(mechanism: ClientLevel, *, rounds: int = 1, relation: str = "zero_out", runs: int = 60) -> GuaranteeSubject:
+def of_client(
+    mechanism: ClientLevel, *, rounds: int = 1, relation: str = "zero_out", runs: int = 60
+) -> GuaranteeSubject:
     """A client that sent its noised update so many times."""
     one = subject(fedavg().client_private(), {}, relation=relation, runs=runs)
     one = replace(one, plan=replace(one.plan, mechanisms={"update": mechanism}))
     ledger = Ledger(relation, "client", DELTA)  # type: ignore[arg-type]
     snapshots = {}
     for t in range(rounds):
-        ctx, before = one.plan.client_context(t, 0), one.snapshots[0].broadcast
+        ctx = one.plan.client_context(t, 0)
+        before = one.snapshots[0].broadcast
         upload, _ = one.plan.method.local(before, {}, client(0), ctx)
         received, rows = one.plan.channel.send(upload, ctx)
         ledger.append(rows)
@@ -120,23 +150,35 @@ def by_name(found: list[Finding]) -> dict[str, Any]:
     return {f.attack: f.measures for f in found}
 
 
-@pytest.mark.parametrize(("relation", "allowed"), [("zero_out", 1.0), ("add_remove", 1.0), ("replace", 2.0)])
+@pytest.mark.parametrize(
+    ("relation", "allowed"), [("zero_out", 1.0), ("add_remove", 1.0), ("replace", 2.0)]
+)
 def test_a_sound_update_reaches_its_bound_and_not_beyond(relation: str, allowed: float) -> None:
     found = list(mechanism_findings(of_client(ClientLevel(1.0, 0.5), rounds=3, relation=relation)))
     rows = by_name(found)
     assert list(rows) == ["t1_sensitivity", "t2_likelihood_ratio", "t3_transcript", "t3_curve"]
     assert 0.999 * allowed < rows["t1_sensitivity"]["kappa"] <= allowed * (1 + 1e-4)
     assert rows["t1_sensitivity"]["kappa_allowed"] == allowed
-    assert all(0 < r["epsilon_measured"] <= r["epsilon_stated"] for n, r in rows.items() if n.startswith("t2"))
-    assert all(r["diagnostics"]["unit"] == "client" and r["signal"] == "update" for r in rows.values())
+    assert all(
+        0 < r["epsilon_measured"] <= r["epsilon_stated"]
+        for n, r in rows.items()
+        if n.startswith("t2")
+    )
+    assert all(
+        r["diagnostics"]["unit"] == "client" and r["signal"] == "update" for r in rows.values()
+    )
     assert "one client moves" in rows["t1_sensitivity"]["note"]
     assert decide_verdict(FINITE, None, found) == "consistent"
 
 
 def test_what_is_stated_counts_every_round() -> None:
     for rounds in (1, 4):
-        stated = by_name(list(mechanism_findings(of_client(ClientLevel(2.0, 0.5), rounds=rounds))))["t2_likelihood_ratio"]
-        assert stated["epsilon_stated"] == pytest.approx(gaussian_epsilon(rounds**0.5 / 2, DELTA), rel=1e-2)
+        stated = by_name(list(mechanism_findings(of_client(ClientLevel(2.0, 0.5), rounds=rounds))))[
+            "t2_likelihood_ratio"
+        ]
+        assert stated["epsilon_stated"] == pytest.approx(
+            gaussian_epsilon(rounds**0.5 / 2, DELTA), rel=1e-2
+        )
 
 
 @dataclass(frozen=True)
@@ -155,23 +197,42 @@ def test_what_cannot_be_tested_says_so() -> None:
 
 @dataclass(frozen=True)
 class Ours(Mechanism):
-    """A user's own client-level mechanism: no relation of ``ClientLevel``. share: of the noise that it states."""
+    """A user's own client-level mechanism: no relation of ``ClientLevel``. share: of the noise that
+    it states."""
 
     share: float = 1.0
     clips: bool = True
 
     def __call__(self, value: Tensors, noise: Any) -> Output:
         finite = {n: t.double().nan_to_num(0, 0, 0) for n, t in value.items()}
-        norm = float(torch.cat([t.flatten() for t in finite.values()]).norm()) if self.clips else 0.0
+        norm = (
+            float(torch.cat([t.flatten() for t in finite.values()]).norm()) if self.clips else 0.0
+        )
         exact = {n: t / max(1.0, norm / 0.5) for n, t in finite.items()}
         noised = {n: t + self.share * 0.5 * noise.normal(tuple(t.shape)) for n, t in exact.items()}
         flags = {"unit:client": True}
-        return Output(noised, GaussianDpEvent(1.0), 0.5, 0.5, noise_std=self.share * 0.5, exact=exact, flags=flags)
+        return Output(
+            noised,
+            GaussianDpEvent(1.0),
+            0.5,
+            0.5,
+            noise_std=self.share * 0.5,
+            exact=exact,
+            flags=flags,
+        )
 
 
-@pytest.mark.parametrize(("mechanism", "expected"), [(Ours(), "consistent"), (Ours(share=0.4), "contradiction"), (Ours(clips=False), "contradiction")])
+@pytest.mark.parametrize(
+    ("mechanism", "expected"),
+    [
+        (Ours(), "consistent"),
+        (Ours(share=0.4), "contradiction"),
+        (Ours(clips=False), "contradiction"),
+    ],
+)
 def test_a_mechanism_of_ones_own_is_tested_like_ours(mechanism: Mechanism, expected: str) -> None:
-    """By what it declares, not by its class: one that never clips, or adds less noise than it states, is contradicted."""
+    """By what it declares, not by its class: one that never clips, or adds less noise than it
+    states, is contradicted."""
     one = of_client(mechanism, runs=200)  # type: ignore[arg-type]
     found = list(mechanism_findings(one))
     assert {row.attack for row in found} >= {"t1_sensitivity"}
@@ -192,7 +253,8 @@ def test_large_updates_are_noised_fewer_times(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("factor", [0.0, -1.0])
 def test_log_ratios_follow_the_closed_form(factor: float) -> None:
-    """T updates at the clip norm: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(T) / z, twice that for opposites."""
+    """T updates at the clip norm: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(T) / z, twice that for
+    opposites."""
     update = {"a": torch.full((3, 2), 7.0), "b": torch.full((5,), -9.0)}
     other = {name: factor * t for name, t in update.items()}
     runs = runs_of_updates(ClientLevel(1.5, 0.3), update, other, 4, 400, Keys(0))
@@ -202,7 +264,9 @@ def test_log_ratios_follow_the_closed_form(factor: float) -> None:
         assert float(ratios.var()) == pytest.approx(mu2, rel=0.35)
 
 
-@pytest.mark.parametrize(("mutant", "least"), [(Quiet, 2.5), (Loose, 1.9), (Piecewise, 1.5), (Blind, 100.0)])
+@pytest.mark.parametrize(
+    ("mutant", "least"), [(Quiet, 2.5), (Loose, 1.9), (Piecewise, 1.5), (Blind, 100.0)]
+)
 def test_a_fault_is_a_contradiction(mutant: type[ClientLevel], least: float) -> None:
     found = list(mechanism_findings(of_client(mutant(4.0, 0.1), runs=20)))
     assert found[0].measures["kappa"] > least
@@ -235,7 +299,10 @@ class OwnRows(Mechanism):
         rows = value["rows"]
         if self.clips:
             rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1.0)
-        return Output(event=dpa.GaussianDpEvent(2.0), **Lattice.under(2.0, 1e3).released({"rows": rows}, 2.0, noise.normal))
+        return Output(
+            event=dpa.GaussianDpEvent(2.0),
+            **Lattice.under(2.0, 1e3).released({"rows": rows}, 2.0, noise.normal),
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +315,9 @@ class Unflagged(ClientLevel):
 
 def kappa_uploads(method: Any, mechanism: Any, relation: str = "zero_out") -> float:
     assert method.uploads["prototypes"] == Surface.PROTOTYPES
-    (found,) = record_upload_findings(subject(method, {"prototypes": mechanism}, relation=relation), "prototypes")
+    (found,) = record_upload_findings(
+        subject(method, {"prototypes": mechanism}, relation=relation), "prototypes"
+    )
     return float(found.measures["kappa"])
 
 

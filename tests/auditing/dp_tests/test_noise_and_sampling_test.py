@@ -54,12 +54,15 @@ from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
 from privdd.selftest_faults import noise_faults as faults
 
-# Sampling that is not done by ``ctx.sample`` is judged by how many records contribute to the releases.
+# Sampling that is not done by ``ctx.sample`` is judged by how many records contribute to the
+# releases.
 from tests.auditing.dp_tests.subjects import IdleAttack
 from tests.conftest import SmallAudit
 from tests.federations import tiny, tiny_config
 
-HELD, Q, RELEASES = 100, 0.1, 20
+HELD = 100
+Q = 0.1
+RELEASES = 20
 Size = Callable[[np.random.Generator], int]
 WAYS: dict[str, tuple[Size, bool]] = {
     "Poisson": (lambda g: int(g.binomial(HELD, Q)), True),
@@ -71,9 +74,12 @@ WAYS: dict[str, tuple[Size, bool]] = {
 
 @pytest.mark.parametrize("cells", [(None,), ("label:0", "label:1")])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_methods_own_sampling_is_seen_in_its_releases(way: str, cells: tuple[str | None, ...]) -> None:
+def test_a_methods_own_sampling_is_seen_in_its_releases(
+    way: str, cells: tuple[str | None, ...]
+) -> None:
     size, sound = WAYS[way]
-    watch, g = RoundLog(0, 0, True, HELD), np.random.default_rng(0)
+    watch = RoundLog(0, 0, True, HELD)
+    g = np.random.default_rng(0)
     for _ in range(RELEASES):
         total = size(g)
         parts = [total] if len(cells) == 1 else [total // 3, total - total // 3]
@@ -94,7 +100,8 @@ DRAWS: dict[str, tuple[Callable[[int], list[int]], bool]] = {
 @pytest.mark.parametrize("way", DRAWS)
 def test_releases_are_of_those_who_were_drawn(way: str) -> None:
     of, sound = DRAWS[way]
-    watch, g = RoundLog(0, 0, True, HELD), np.random.default_rng(0)
+    watch = RoundLog(0, 0, True, HELD)
+    g = np.random.default_rng(0)
     for _ in range(RELEASES):
         taken = torch.from_numpy(g.random(HELD) < Q)
         watch.on_sample("dpsgd", Q, taken)
@@ -103,11 +110,16 @@ def test_releases_are_of_those_who_were_drawn(way: str) -> None:
     assert smallest > 1e-3 if sound else smallest == 0
 
 
-def drawn_after(times: float, seed: int, draws: int = 200, clients: int = 2) -> list[tuple[RoundLog, SamplingLog]]:
-    """Draws at rate Q, in which a record that was taken is taken the next time at so many times that rate."""
-    g, made = np.random.default_rng(seed), list[tuple[RoundLog, SamplingLog]]()
+def drawn_after(
+    times: float, seed: int, draws: int = 200, clients: int = 2
+) -> list[tuple[RoundLog, SamplingLog]]:
+    """Draws at rate Q, in which a record that was taken is taken the next time at so many times
+    that rate."""
+    g = np.random.default_rng(seed)
+    made = list[tuple[RoundLog, SamplingLog]]()
     for client in range(clients):
-        watch, taken = RoundLog(0, client, client == 0, HELD), g.random(HELD) < Q
+        watch = RoundLog(0, client, client == 0, HELD)
+        taken = g.random(HELD) < Q
         for _ in range(draws):
             watch.on_sample("dpsgd", Q, torch.from_numpy(taken))
             taken = g.random(HELD) < np.where(taken, times * Q, Q * (1 - times * Q) / (1 - Q))
@@ -118,18 +130,27 @@ def drawn_after(times: float, seed: int, draws: int = 200, clients: int = 2) -> 
 def test_a_draw_that_knows_of_the_one_before_is_told_from_fresh_coins() -> None:
     fresh = [next_draw_outcome(drawn_after(1.0, seed, 50), Q).p for seed in range(200)]
     assert sum(p < 0.05 for p in fresh) <= 20 and min(fresh) > 1e-4
-    assert all(next_draw_outcome(drawn_after(times, 1), Q).p < 1e-6 for times in (0.0, 2 / 3, 3 / 2))
+    assert all(
+        next_draw_outcome(drawn_after(times, 1), Q).p < 1e-6 for times in (0.0, 2 / 3, 3 / 2)
+    )
     assert all(next_draw_outcome(drawn_after(1.0, 0, draws), Q).p == 1.0 for draws in (0, 1))
 
 
-# Faults planted in a run that is otherwise audited as usual: each must end in a contradiction, and none without one.
+# Faults planted in a run that is otherwise audited as usual: each must end in a contradiction, and
+# none without one.
 
 
 SMALL = (
-    "audit.records=20", "audit.worlds=1", "audit.victims=0", "audit.guarantee.runs=20", "audit.guarantee.slow_runs=20",
+    "audit.records=20",
+    "audit.worlds=1",
+    "audit.victims=0",
+    "audit.guarantee.runs=20",
+    "audit.guarantee.slow_runs=20",
     "audit.guarantee.images=1",
-)  # fmt: skip
-FEWER = "data.limit=90"  # where no noise or coin is judged, what each record can do is tried on fewer
+)
+FEWER = (
+    "data.limit=90"  # where no noise or coin is judged, what each record can do is tried on fewer
+)
 PROFILES = {
     "client": ("fedavg", "privacy=client"),
     "dpsgd": ("fedavg", "privacy=dpsgd", "privacy.sampling_probability=0.1"),
@@ -139,7 +160,12 @@ PROFILES = {
     "fedfed_dp": ("fedfed_dp", "privacy.sampling_probability=0.2"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
-SHARED = {"client": "fedavg_client", "dpsgd": "fedavg_dpsgd", "feddm_dp": "feddm_dp", "fedfed_dp": "fedfed_dp"}  # of tests.conftest
+SHARED = {
+    "client": "fedavg_client",
+    "dpsgd": "fedavg_dpsgd",
+    "feddm_dp": "feddm_dp",
+    "fedfed_dp": "fedfed_dp",
+}  # of tests.conftest
 Healthy = Callable[[str], tuple[Path, list[Finding]]]
 
 
@@ -148,13 +174,15 @@ def audit_whole(profile: str, folder: Path, *more: str) -> tuple[str, list[Findi
     algo, *settings = PROFILES[profile]
     config = tiny_config(algo, *settings, *SMALL, *more, command="audit")
     found = audit_experiment(build_experiment(config), {"idle": IdleAttack()}, RunFolder(folder))
-    return findings_json(found)["verdict"], [f for f in found.findings if f.family == Family.GUARANTEE]
+    return findings_json(found)["verdict"], [
+        f for f in found.findings if f.family == Family.GUARANTEE
+    ]
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
-    """profile -> (folder, findings of its own noise and sampling) of its run without a fault, made once; whoever writes
-    takes a copy."""
+    """profile -> (folder, findings of its own noise and sampling) of its run without a fault, made
+    once; whoever writes takes a copy."""
 
     @cache
     def run(profile: str) -> tuple[Path, list[Finding]]:
@@ -165,22 +193,24 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
 
 
 @pytest.mark.parametrize("profile", PROFILES)
-def test_a_healthy_run_is_consistent(profile: str, audited: Callable[[str], SmallAudit], tmp_path: Path) -> None:
+def test_a_healthy_run_is_consistent(
+    profile: str, audited: Callable[[str], SmallAudit], tmp_path: Path
+) -> None:
     if profile in SHARED:
         data = read_json(audited(SHARED[profile]).path / "findings.json")
-        assert data["verdict"] == "consistent", [(f["attack"], f.get("note")) for f in data["findings"]]
+        assert data["verdict"] == "consistent", [
+            (f["attack"], f.get("note")) for f in data["findings"]
+        ]
     else:
         verdict, findings = audit_whole(profile, tmp_path, FEWER)
         assert verdict == "consistent", [f.measures.get("note") for f in findings]
 
 
 def audited_by_itself(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]:
-    """The same by the tests of the run's own ledger, noise and sampling alone: no other one, and each takes longer, can
-    be what says contradiction."""
+    """The same by the tests of the run's own ledger, noise and sampling alone: no other one, and
+    each takes longer, can be what says contradiction."""
     with patch("privdd.auditing.pipeline.guarantee_tests", return_value=[]):
         return audit_whole(profile, folder, *more)
-
-
 
 
 @dataclass(frozen=True)
@@ -231,19 +261,28 @@ def one_tensor_bare(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(channel.ClientContext, "mechanism", bare)
 
 
-BARE = "one tensor without noise"  # planted where local work asks a mechanism; not where the channel does
+# planted where local work asks a mechanism; not where the channel does
+BARE = "one tensor without noise"
 NOISE_FAULTS = {
     "no noise": (of_size(0.0), ()),
     "0.9 of the noise": (of_size(0.9), ()),
     "one stream for all rounds and clients": (one_stream, ()),
-    "the public seed in place of the operating system": (by_public_seed, ("privacy.noise_source=os",)),
+    "the public seed in place of the operating system": (
+        by_public_seed,
+        ("privacy.noise_source=os",),
+    ),
     BARE: (one_tensor_bare, ()),
 }
 
 
 @pytest.mark.parametrize(
     ("profile", "fault"),
-    [(p, f) for p in ("client", "dpsgd", "feddm_dp") for f in NOISE_FAULTS if (p, f) != ("client", BARE)]
+    [
+        (p, f)
+        for p in ("client", "dpsgd", "feddm_dp")
+        for f in NOISE_FAULTS
+        if (p, f) != ("client", BARE)
+    ]
     + [(p, "no noise") for p in ("fedrd_dp", "fedlgd_dp", "fedfed_dp")],
 )
 def test_faulty_noise_is_a_contradiction(
@@ -253,14 +292,14 @@ def test_faulty_noise_is_a_contradiction(
     plant(monkeypatch)
     verdict, findings = audited_by_itself(profile, tmp_path, *settings)
     assert verdict == "contradiction"
-    assert any(f.attack == NOISE_TEST and f.measures["diagnostics"].get("refuted") for f in findings)
+    assert any(
+        f.attack == NOISE_TEST and f.measures["diagnostics"].get("refuted") for f in findings
+    )
 
 
 def test_noise_of_the_operating_system_is_consistent(tmp_path: Path, system_bytes: None) -> None:
     found = noise_of(audited_by_itself("feddm_dp", tmp_path, "privacy.noise_source=os")[1])
     assert "refuted" not in found and "untested" not in found and "p_value" in found
-
-
 
 
 def coins_of(draw: Callable[[float, int, Any], Tensor]) -> Plant:
@@ -291,16 +330,18 @@ def test_faulty_sampling_is_a_contradiction(
     SAMPLING_FAULTS[fault](monkeypatch)
     verdict, findings = audited_by_itself(profile, tmp_path)
     assert verdict == "contradiction"
-    assert any(f.attack == SAMPLING_TEST and f.measures["diagnostics"].get("refuted") for f in findings)
-
-
+    assert any(
+        f.attack == SAMPLING_TEST and f.measures["diagnostics"].get("refuted") for f in findings
+    )
 
 
 def embeddings(factor: Callable[[int], float]) -> Plant:
     """Every embedding times a number that depends on how many records the client has."""
     honest = private_matching.record_embeddings
     return lambda patch: patch.setattr(
-        private_matching, "record_embeddings", lambda embed, x, chunk: honest(embed, x, chunk) * factor(len(x))
+        private_matching,
+        "record_embeddings",
+        lambda embed, x, chunk: honest(embed, x, chunk) * factor(len(x)),
     )
 
 
@@ -322,7 +363,9 @@ SENSITIVITY_FAULTS: dict[str, Plant] = {
 
 
 @pytest.mark.parametrize("fault", SENSITIVITY_FAULTS)
-def test_faulty_sensitivity_is_a_contradiction(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_sensitivity_is_a_contradiction(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     SENSITIVITY_FAULTS[fault](monkeypatch)
     verdict, findings = audit_whole("feddm_dp", tmp_path, FEWER)
     assert verdict == "contradiction"
@@ -330,7 +373,8 @@ def test_faulty_sensitivity_is_a_contradiction(fault: str, tmp_path: Path, monke
 
 
 def of_the_sum(patch: pytest.MonkeyPatch) -> None:
-    """The sum of the records' contributions is clipped in place of each: C is then not what one record can do."""
+    """The sum of the records' contributions is clipped in place of each: C is then not what one
+    record can do."""
 
     def clipped(value: Any, clip_norm: float, *more: Any, **settings: Any) -> Any:
         total = {name: t.detach().float().sum(0, keepdim=True) for name, t in value.items()}
@@ -342,11 +386,11 @@ def of_the_sum(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("profile", ["dpsgd", "feddm_dp"])
-def test_clipping_the_mean_is_a_contradiction(profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clipping_the_mean_is_a_contradiction(
+    profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     of_the_sum(monkeypatch)
     assert audit_whole(profile, tmp_path, FEWER)[0] == "contradiction"
-
-
 
 
 @dataclass(frozen=True)
@@ -363,16 +407,25 @@ class Brought(Mechanism):
     def __call__(self, value: Any, noise: Any) -> Output:
         value = {n: t.nan_to_num(0, 0, 0) for n, t in value.items()}
         norm = float(torch.stack([t.norm() for t in value.values()]).norm())
-        exact = {n: t / max(1.0, norm / self.clip_norm) if self.clips else t for n, t in value.items()}
+        exact = {
+            n: t / max(1.0, norm / self.clip_norm) if self.clips else t for n, t in value.items()
+        }
         std = self.noise_multiplier * self.clip_norm
         noise = SeededNoise(torch.Generator().manual_seed(5)) if self.own_stream else noise
         step = 2.0 ** (math.floor(math.log2(std)) - 12)
         exact = {n: (t / step).trunc() * step for n, t in exact.items()}
-        drawn = {n: (std * self.size * noise.normal(tuple(t.shape)).to(t) / step).round() * step for n, t in exact.items()}
+        drawn = {
+            n: (std * self.size * noise.normal(tuple(t.shape)).to(t) / step).round() * step
+            for n, t in exact.items()
+        }
         return Output(
-            {n: exact[n] + drawn[n] for n in exact}, dpa.GaussianDpEvent(self.noise_multiplier), noise_std=std,
-            sensitivity=self.clip_norm, exact=exact if self.shows else None, flags={"unit:client": True},
-        )  # fmt: skip
+            {n: exact[n] + drawn[n] for n in exact},
+            dpa.GaussianDpEvent(self.noise_multiplier),
+            noise_std=std,
+            sensitivity=self.clip_norm,
+            exact=exact if self.shows else None,
+            flags={"unit:client": True},
+        )
 
 
 BROUGHT = {
@@ -391,7 +444,9 @@ def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) ->
     algo, *more = PROFILES["client"]
     experiment = build_experiment(tiny_config(algo, *more, *SMALL, FEWER, command="audit"))
     plan = replace(experiment.plan, mechanisms={"update": Brought(**settings)})
-    found = audit_experiment(replace(experiment, plan=plan), {"idle": IdleAttack()}, RunFolder(tmp_path))
+    found = audit_experiment(
+        replace(experiment, plan=plan), {"idle": IdleAttack()}, RunFolder(tmp_path)
+    )
     result = findings_json(found)
     assert result["verdict"] == expected
     said = next(row["untested"] for row in result["surfaces"] if row["surface"] == "update")
@@ -401,14 +456,14 @@ def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) ->
         assert [line.split(":")[0] for line in said] == parts
 
 
-
-
 def test_residuals_come_back_from_worker_processes(tmp_path: Path, healthy: Healthy) -> None:
     _, found = audited_by_itself("dpsgd", tmp_path, "engine=processes", "engine.workers=1")
     assert noise_of(found) == noise_of(healthy("dpsgd")[1]) and "p_value" in noise_of(found)
 
 
-def test_a_run_that_was_trained_before_has_its_noise_drawn_again(tmp_path: Path, healthy: Healthy) -> None:
+def test_a_run_that_was_trained_before_has_its_noise_drawn_again(
+    tmp_path: Path, healthy: Healthy
+) -> None:
     folder, before = healthy("dpsgd")
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "findings.json").unlink(missing_ok=True)
@@ -431,7 +486,9 @@ def noise_of(findings: list[Finding]) -> dict[str, Any]:
     return next(f.measures["diagnostics"] for f in findings if f.attack == NOISE_TEST)
 
 
-def test_noise_that_cannot_be_drawn_again_is_not_looked_at(tmp_path: Path, system_bytes: None) -> None:
+def test_noise_that_cannot_be_drawn_again_is_not_looked_at(
+    tmp_path: Path, system_bytes: None
+) -> None:
     source = "privacy.noise_source=os"
     assert audit_whole("client", tmp_path, source)[0] == "consistent"
     verdict, findings = audit_whole("client", tmp_path, source)
@@ -452,27 +509,45 @@ def test_another_runs_residuals_are_not_taken_for_this_ones(
 def test_nothing_is_trained_again_where_all_was_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what is missing is repeated, and only noise that can be drawn again."""
     experiment = tiny("fedavg", "privacy=client")
-    plan, record = experiment.plan, NoiseLog(experiment.plan.victim)
+    plan = experiment.plan
+    record = NoiseLog(experiment.plan.victim)
     progress = start_training(plan, experiment.new_ledger())
     while progress.round < plan.method.rounds:
         progress, _, _ = run_round(plan, progress, experiment.shards, Engine(), record=record)
     noted = dict(record.rounds)
     assert set(noted) == {(t, k) for t in range(plan.method.rounds) for k in range(3)}
     del record.rounds[1, 0]
-    recover_noise_log(plan, experiment.shards, Engine(), experiment.new_ledger(), progress.ledger, record)
+    recover_noise_log(
+        plan, experiment.shards, Engine(), experiment.new_ledger(), progress.ledger, record
+    )
     assert record.rounds[1, 0].releases[0].squares == noted[1, 0].releases[0].squares
-    monkeypatch.setattr("privdd.auditing.replay.run_round", lambda *a, **k: pytest.fail("trained again"))
-    recover_noise_log(plan, experiment.shards, Engine(), experiment.new_ledger(), progress.ledger, record)
-    lost, secret = NoiseLog(plan.victim), replace(plan, noise_source="os")
-    recover_noise_log(secret, experiment.shards, Engine(), experiment.new_ledger(), progress.ledger, lost)
+    monkeypatch.setattr(
+        "privdd.auditing.replay.run_round", lambda *a, **k: pytest.fail("trained again")
+    )
+    recover_noise_log(
+        plan, experiment.shards, Engine(), experiment.new_ledger(), progress.ledger, record
+    )
+    lost = NoiseLog(plan.victim)
+    secret = replace(plan, noise_source="os")
+    recover_noise_log(
+        secret, experiment.shards, Engine(), experiment.new_ledger(), progress.ledger, lost
+    )
     assert lost.rounds == {}
 
 
-# T0 of sums: a client that leaves its noise out is found, and shares that are too few for the stated noise.
+# T0 of sums: a client that leaves its noise out is found, and shares that are too few for the
+# stated noise.
 
 
 torch.set_num_threads(1)
-SUMMED = ("fedavg", "privacy=client", "trust=secagg", "model=mlp", "partition.clients=4", "algo.rounds=6")
+SUMMED = (
+    "fedavg",
+    "privacy=client",
+    "trust=secagg",
+    "model=mlp",
+    "partition.clients=4",
+    "algo.rounds=6",
+)
 
 
 @dataclass(frozen=True)
@@ -491,8 +566,11 @@ class OneQuiet(Plan):
 
 def run(times: float, only: int | None = None) -> tuple[GuaranteeSubject, NoiseLog]:
     experiment = tiny(*SUMMED)
-    plan = OneQuiet(**{f.name: getattr(experiment.plan, f.name) for f in fields(Plan)}, times=times, only=only)
-    record, progress = NoiseLog(plan.victim), start_training(plan, experiment.new_ledger())
+    plan = OneQuiet(
+        **{f.name: getattr(experiment.plan, f.name) for f in fields(Plan)}, times=times, only=only
+    )
+    record = NoiseLog(plan.victim)
+    progress = start_training(plan, experiment.new_ledger())
     while progress.round < plan.method.rounds:
         progress, _, _ = run_round(plan, progress, experiment.shards, Engine(), record=record)
     held = (experiment.shards[plan.victim], progress.snapshots, progress.ledger)
@@ -507,9 +585,12 @@ def of_the_sum_all(subject: GuaranteeSubject, record: NoiseLog) -> float:
 
 
 def test_a_client_that_leaves_its_noise_out_is_found_in_the_sum() -> None:
-    healthy, faulty = run(1.0), run(0.0)
+    healthy = run(1.0)
+    faulty = run(0.0)
     assert of_the_sum_all(*healthy) > p_value_limit(0.99) > of_the_sum_all(*faulty)
-    right, wrong = (noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty))
+    right, wrong = (
+        noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty)
+    )
     assert "refuted" not in right and "untested" not in right
     assert wrong["refuted"] is True
 
@@ -531,23 +612,37 @@ def test_one_round_that_was_not_seen_makes_the_noise_untested(gone: str) -> None
         record.rounds[3, other].releases.clear()
     elif gone == "what a share was":
         record.rounds[3, other].releases[0].missing = "its values are not finite"
-    releases = [one for one in logged_releases(record, "update") if gone != "all shares" or one[0].round != 3]
+    releases = [
+        one
+        for one in logged_releases(record, "update")
+        if gone != "all shares" or one[0].round != 3
+    ]
     sums, why = sum_residuals(subject, "update", releases)
     assert not sums and "round 3" in why
     if gone != "all shares":
-        assert "round 3" in noise_finding(subject, record, "update").measures["diagnostics"]["untested"]["noise"]
+        assert (
+            "round 3"
+            in noise_finding(subject, record, "update").measures["diagnostics"]["untested"]["noise"]
+        )
 
 
 def test_a_client_that_halves_its_noise_in_one_round_is_found() -> None:
-    healthy, faulty = run(1.0), run(0.5, 3)
-    right, wrong = (noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty))
+    healthy = run(1.0)
+    faulty = run(0.5, 3)
+    right, wrong = (
+        noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty)
+    )
     assert "refuted" not in right and wrong["refuted"] is True
 
 
 def test_noise_dealt_among_more_than_are_honest_is_counted() -> None:
     subject, _ = run(1.0)
     share = subject.plan.mechanisms["update"]
-    assert isinstance(share, ClientShare) and share.parts == 3 and share_count_outcome(subject, "update").p == 1.0
+    assert (
+        isinstance(share, ClientShare)
+        and share.parts == 3
+        and share_count_outcome(subject, "update").p == 1.0
+    )
     dealt = replace(subject.plan, mechanisms={"update": replace(share, parts=4)})
     assert share_count_outcome(replace(subject, plan=dealt), "update").p == 0.0
 

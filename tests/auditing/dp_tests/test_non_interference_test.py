@@ -44,17 +44,25 @@ class Telling(ClippedSum):
     ],
 )
 def test_only_what_depends_on_the_records_is_told(method: Any, mechanism: Any, says: str) -> None:
-    found = [f.measures for f in interference_findings(subject(method, {"embedding": mechanism(5.0, 1.0, 1.0, 10.0)}))]
+    found = [
+        f.measures
+        for f in interference_findings(
+            subject(method, {"embedding": mechanism(5.0, 1.0, 1.0, 10.0)})
+        )
+    ]
     assert [m["diagnostics"].get("refuted", False) for m in found] == [bool(says)]
     assert says in found[0]["note"] and "round 0" in found[0]["note"]
 
 
-Tells = Callable[[int, Any, Shard, dict[str, Any]], Any]  # round, memory, data, released -> rows that are sent
+Tells = Callable[
+    [int, Any, Shard, dict[str, Any]], Any
+]  # round, memory, data, released -> rows that are sent
 
 
 @dataclass(frozen=True)
 class Messages(Coupled):
-    """Sends what ``tells`` makes of its release, and remembers the mean record of its first round."""
+    """Sends what ``tells`` makes of its release, and remembers the mean record of its first
+    round."""
 
     coupled: bool = False
     rounds: int = 5
@@ -84,7 +92,11 @@ def _remembered_until(round: int) -> Tells:
 
 def _ordered(t: int, memory: Any, shard: Shard, sent: dict[str, Any]) -> dict[str, Any]:
     both = {"rows": sent["rows"], "more": sent["rows"]}
-    return both if torch.bincount(shard.train.y, minlength=3).argmin() == 2 else dict(reversed(both.items()))
+    return (
+        both
+        if torch.bincount(shard.train.y, minlength=3).argmin() == 2
+        else dict(reversed(both.items()))
+    )
 
 
 def _typed(t: int, memory: Any, shard: Shard, sent: dict[str, Any]) -> dict[str, Any]:
@@ -109,27 +121,50 @@ def _bright(t: int, memory: Any, shard: Shard, sent: dict[str, Any]) -> dict[str
 
 PLAIN = {f"plain in round {t}": _plain_in(t) for t in range(5)}
 KEPT = {f"remembered until round {t}": _remembered_until(t) for t in (1, 2, 4)}
-FORMS = {"order": _ordered, "type": _typed, "size": _sized, "name": _named, "a middle record": _middle, "a threshold": _bright}
+FORMS = {
+    "order": _ordered,
+    "type": _typed,
+    "size": _sized,
+    "name": _named,
+    "a middle record": _middle,
+    "a threshold": _bright,
+}
 
 
-@pytest.mark.parametrize("tells", [*PLAIN.values(), *KEPT.values(), *FORMS.values()], ids=[*PLAIN, *KEPT, *FORMS])
+@pytest.mark.parametrize(
+    "tells", [*PLAIN.values(), *KEPT.values(), *FORMS.values()], ids=[*PLAIN, *KEPT, *FORMS]
+)
 def test_whatever_a_message_tells_is_seen_in_whichever_round(tells: Tells) -> None:
-    (found,) = interference_findings(subject(Messages(tells=tells), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}))
+    (found,) = interference_findings(
+        subject(Messages(tells=tells), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)})
+    )
     assert found.measures["diagnostics"]["refuted"]
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace"])
-@pytest.mark.parametrize("tells", [Messages().tells, lambda t, memory, shard, sent: {n: v.half() for n, v in sent.items()}])
+@pytest.mark.parametrize(
+    "tells",
+    [Messages().tells, lambda t, memory, shard, sent: {n: v.half() for n, v in sent.items()}],
+)
 def test_what_is_computed_from_releases_alone_is_not(tells: Tells, relation: str) -> None:
     """That the client remembers its mean record, and tells nobody, is no fault."""
-    (found,) = interference_findings(subject(Messages(tells=tells), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}, relation=relation))
+    (found,) = interference_findings(
+        subject(
+            Messages(tells=tells), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}, relation=relation
+        )
+    )
     assert "refuted" not in found.measures["diagnostics"] and found.measures["n"] >= 3
-    assert found.measures["diagnostics"]["covers"]["messages"] == [0, 1, 2, 3, 4] and "rounds 0 to 4" in found.measures["note"]
+    assert (
+        found.measures["diagnostics"]["covers"]["messages"] == [0, 1, 2, 3, 4]
+        and "rounds 0 to 4" in found.measures["note"]
+    )
 
 
 def test_rounds_that_were_not_kept_are_named() -> None:
     whole = subject(Messages(), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)})
-    (found,) = interference_findings(replace(whole, snapshots={t: whole.snapshots[t] for t in (0, 1, 4)}))
+    (found,) = interference_findings(
+        replace(whole, snapshots={t: whole.snapshots[t] for t in (0, 1, 4)})
+    )
     assert "rounds 0, 1, 4; not looked at: 2, 3" in found.measures["note"]
 
 
@@ -148,7 +183,9 @@ class Scaled(Messages):
 
 @pytest.mark.parametrize("round", [-1, 2, 4])
 def test_contributions_that_lean_on_what_is_remembered_are_seen(round: int) -> None:
-    (found, *_) = query_findings(subject(Scaled(scaled=round), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}), ["embedding"])
+    (found, *_) = query_findings(
+        subject(Scaled(scaled=round), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}), ["embedding"]
+    )
     kappa = found.measures["kappa"]
     assert kappa <= 1.0001 if round < 0 else kappa > 1.001
     assert found.measures["diagnostics"]["covers"]["sensitivity"] == [0, 1, 2, 3, 4]

@@ -1,4 +1,5 @@
-"""The certificate of a whole run: close to what is accounted where the code is right, above it where it is not."""
+"""The certificate of a whole run: close to what is accounted where the code is right, above it
+where it is not."""
 
 from __future__ import annotations
 
@@ -57,11 +58,17 @@ def steps(kind: type[ClippedSum] = ClippedSum) -> GuaranteeSubject:
 
 
 def test_noised_reads_and_counts_are_certified_near_what_is_accounted() -> None:
-    of = subject(feddm(), {"embedding": ClippedSum(2.0, SMALL, 1.0, 20.0), "class_counts": ClippedSum(4.0, 1.0)})
+    of = subject(
+        feddm(),
+        {"embedding": ClippedSum(2.0, SMALL, 1.0, 20.0), "class_counts": ClippedSum(4.0, 1.0)},
+    )
     found = certificate(of)
     told = found.measures["diagnostics"]["certificate"]
     assert 0.97 <= float(found.measures["epsilon_measured"]) / of.ledger.epsilon() <= 1.001
-    assert told["kappa"]["min"] == pytest.approx(1.0, abs=1e-3) and told["runs"] == found.measures["n"] >= 60
+    assert (
+        told["kappa"]["min"] == pytest.approx(1.0, abs=1e-3)
+        and told["runs"] == found.measures["n"] >= 60
+    )
     assert "4 releases" in found.measures["note"]  # three reads and a count
 
 
@@ -99,12 +106,16 @@ class Doubled(ClippedSum):
 
     @property
     def event(self) -> dpa.DpEvent:
-        return ClippedSum(2 * self.noise_multiplier, self.clip_norm, self.sampling_probability).event
+        return ClippedSum(
+            2 * self.noise_multiplier, self.clip_norm, self.sampling_probability
+        ).event
 
 
 @pytest.mark.parametrize("kind", [Quiet, Loose, Unclipped, Silent, Doubled])
 @pytest.mark.parametrize("asked", [reads, steps], ids=["reads", "steps"])
-def test_a_faulty_mechanism_is_certified_above_what_it_states(kind: type[ClippedSum], asked: Any) -> None:
+def test_a_faulty_mechanism_is_certified_above_what_it_states(
+    kind: type[ClippedSum], asked: Any
+) -> None:
     found = ratio(asked(kind))
     assert found > 1.2
     assert (found == math.inf) == (kind is Silent)
@@ -124,7 +135,10 @@ class OwnNoise(ClippedSum):
     def __call__(self, value: Any, noise: Any) -> Output:
         honest = super().__call__(value, noise)
         drawn = np.random.default_rng()
-        made = {n: t + self.noise_std * drawn.standard_normal(t.shape) for n, t in (honest.exact or {}).items()}
+        made = {
+            n: t + self.noise_std * drawn.standard_normal(t.shape)
+            for n, t in (honest.exact or {}).items()
+        }
         return replace(honest, value=made)
 
 
@@ -133,7 +147,8 @@ class Counting(ClippedSum):
     """It shows how many records took part, as it may where that count is public."""
 
     def __call__(self, value: Any, noise: Any) -> Output:
-        honest, count = super().__call__(value, noise), len(next(iter(value.values())))
+        honest = super().__call__(value, noise)
+        count = len(next(iter(value.values())))
         return replace(honest, value={n: t + 100.0 * count for n, t in honest.value.items()})
 
 
@@ -149,21 +164,36 @@ def test_where_records_are_exchanged_the_count_is_public_and_the_pair_a_real_one
 @pytest.mark.filterwarnings("ignore:epsilon is reported as infinite")
 @pytest.mark.parametrize("kind", [ClippedSum, Quiet, Loose, Silent])
 def test_a_sampled_record_that_is_exchanged_for_another_is_tested(kind: type[ClippedSum]) -> None:
-    """Its opposite joins by the same coins, and does not undo all that it does: less is shown than where it is absent."""
+    """Its opposite joins by the same coins, and does not undo all that it does: less is shown than
+    where it is absent."""
     found = ratio(subject(fedavg(), {"dpsgd": kind(1.0, SMALL, 0.2, 20.0)}, relation="replace"))
     assert 0.2 < found <= 1.001 if kind is ClippedSum else found > 1
 
 
 def test_the_loss_of_a_sampled_exchange_is_that_of_two_mixtures() -> None:
-    """Against densities written out: the record moves the release by (1, 0), the other one by (-0.6, 0.8), each with q 0.3."""
+    """Against densities written out: the record moves the release by (1, 0), the other one by
+    (-0.6, 0.8), each with q 0.3."""
     mechanism = ClippedSum(1.0, 1.0, 0.3)
-    one, other = torch.tensor([[1.0, 0.0]]), torch.tensor([[-0.6, 0.8]])
+    one = torch.tensor([[1.0, 0.0]])
+    other = torch.tensor([[-0.6, 0.8]])
     for taken in ({"x": one}, None):
         alone = [{"x": one}]
         blank = EmptyRelease.from_mechanism(mechanism, {"x": one[:0]})
         given = alone[0] if taken else None
-        made = release_prescribed(mechanism, blank, alone, given, np.array([0.7]), torch.Generator(), {"x": one[:0]}, [{"x": other}])
-        inside, outside = (0.7 * _density(made, torch.zeros(2)) + 0.3 * _density(made, row[0]) for row in (one, other))
+        made = release_prescribed(
+            mechanism,
+            blank,
+            alone,
+            given,
+            np.array([0.7]),
+            torch.Generator(),
+            {"x": one[:0]},
+            [{"x": other}],
+        )
+        inside, outside = (
+            0.7 * _density(made, torch.zeros(2)) + 0.3 * _density(made, row[0])
+            for row in (one, other)
+        )
         assert made.losses[0] == pytest.approx(math.log(inside / outside), abs=2e-3)
 
 
@@ -175,9 +205,15 @@ def test_runs_in_lockstep_are_the_runs_that_are_played_one_by_one() -> None:
     of = steps()
     run = WholeRunReplay(of, strongest_guest(of))
     coins = np.array([[True, False, True], [False, True, True], [False, False, False]])
-    draws = TiltedDraws(coins, np.random.default_rng(0).standard_normal((3, 3)), np.zeros(3), np.zeros(3), 0.0)
-    fresh = lambda: [run.new_script(torch.Generator().manual_seed(at), draws, at) for at in range(3)]  # noqa: E731
-    together, single = fresh(), fresh()
+    draws = TiltedDraws(
+        coins, np.random.default_rng(0).standard_normal((3, 3)), np.zeros(3), np.zeros(3), 0.0
+    )
+
+    def fresh():
+        return [run.new_script(torch.Generator().manual_seed(at), draws, at) for at in range(3)]
+
+    together = fresh()
+    single = fresh()
     run.play_in_lockstep(together)
     for script in single:
         run.play_run(script)
@@ -193,23 +229,33 @@ def test_noise_that_cannot_be_dealt_is_said_and_not_passed_over() -> None:
 
 
 def test_two_runs_of_one_seed_say_the_same_and_of_two_seeds_do_not() -> None:
-    first, again, other = (certificate(reads(seed=seed)).measures["epsilon_measured"] for seed in (0, 0, 1))
+    first, again, other = (
+        certificate(reads(seed=seed)).measures["epsilon_measured"] for seed in (0, 0, 1)
+    )
     assert first == again != other
 
 
-def dealt(mechanism: Mechanism, nobody: Tensors, alone: list[Tensors], taken: Tensors, noise: list[float]) -> PrescribedRelease:
+def dealt(
+    mechanism: Mechanism, nobody: Tensors, alone: list[Tensors], taken: Tensors, noise: list[float]
+) -> PrescribedRelease:
     blank = EmptyRelease.from_mechanism(mechanism, nobody)
-    return release_prescribed(mechanism, blank, alone, taken, np.array(noise), torch.Generator(), nobody)
+    return release_prescribed(
+        mechanism, blank, alone, taken, np.array(noise), torch.Generator(), nobody
+    )
 
 
 def test_runs_side_by_side_do_not_see_each_other() -> None:
-    """Two records in numbers of their own: the noise along each is what was dealt to it, whatever the other does."""
-    mechanism, rows = ClippedSum(1.0, 1.0), torch.eye(2, 5)
+    """Two records in numbers of their own: the noise along each is what was dealt to it, whatever
+    the other does."""
+    mechanism = ClippedSum(1.0, 1.0)
+    rows = torch.eye(2, 5)
     alone = [{"x": rows[:1]}, {"x": rows[1:]}]
     for taken in ({"x": rows}, {"x": rows[:1]}):
         made = dealt(mechanism, {"x": rows[:0]}, alone, taken, [2.0, -1.0])
         inside = torch.tensor([1.0, float(len(taken["x"]) == 2)])
-        expected = (inside + torch.tensor([2.0, -1.0])) - 0.5  # mu x - mu^2 / 2 of a Gaussian with mu = 1
+        expected = (
+            inside + torch.tensor([2.0, -1.0])
+        ) - 0.5  # mu x - mu^2 / 2 of a Gaussian with mu = 1
         assert made.losses == pytest.approx(expected.numpy(), abs=2e-3)
         assert made.mus == pytest.approx([1.0, 1.0], abs=1e-3)
 
@@ -217,19 +263,28 @@ def test_runs_side_by_side_do_not_see_each_other() -> None:
 def test_records_that_overlap_cannot_be_played_side_by_side() -> None:
     rows = torch.ones(2, 5)
     with pytest.raises(NoiseNotPrescribed, match="overlap"):
-        dealt(ClippedSum(1.0, 1.0), {"x": rows[:0]}, [{"x": rows[:1]}, {"x": rows[1:]}], {"x": rows}, [0.0, 0.0])
+        dealt(
+            ClippedSum(1.0, 1.0),
+            {"x": rows[:0]},
+            [{"x": rows[:1]}, {"x": rows[1:]}],
+            {"x": rows},
+            [0.0, 0.0],
+        )
 
 
 def test_copies_of_a_feature_are_seen_together() -> None:
     """Two copies with noise 1 and 2 of one row of norm 1: mu^2 = 1 + 1/4."""
-    mechanism, row = FeatureNoise(clip_norm=1.0, noise_std=[1.0, 2.0], copies=2), torch.eye(1, 6) * 9
+    mechanism = FeatureNoise(clip_norm=1.0, noise_std=[1.0, 2.0], copies=2)
+    row = torch.eye(1, 6) * 9
     made = dealt(mechanism, {"x": 0 * row}, [{"x": row}], {"x": row}, [0.0])
     assert made.mus[0] ** 2 == pytest.approx(1.25, rel=1e-3)
 
 
 def test_laplace_noise_is_refused() -> None:
     with pytest.raises(NoiseNotPrescribed, match="Gaussian"):
-        FeatureNoise(clip_norm=1.0, noise_std=1.0, distribution="laplace")({"x": torch.ones(1, 2)}, PrescribedNoise())
+        FeatureNoise(clip_norm=1.0, noise_std=1.0, distribution="laplace")(
+            {"x": torch.ones(1, 2)}, PrescribedNoise()
+        )
 
 
 def test_nothing_is_certified_where_nothing_is_protected() -> None:
@@ -244,4 +299,7 @@ def test_what_an_event_allows_one_record_to_move_a_release_by() -> None:
 
 def test_a_client_is_played_for_as_many_updates_as_it_sends() -> None:
     run = ClientRunReplay(of_client(ClientLevel(1.0, SMALL), rounds=3), "update")
-    assert run.update_count == 3 and max(float(t.abs().max()) for t in run.huge_update.values()) > SMALL
+    assert (
+        run.update_count == 3
+        and max(float(t.abs().max()) for t in run.huge_update.values()) > SMALL
+    )

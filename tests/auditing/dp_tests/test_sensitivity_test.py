@@ -36,7 +36,8 @@ Rows = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Sends(Coupled):
-    """One query over ``rows`` of the records, ``times`` of them, and beside its result whatever ``extra`` says."""
+    """One query over ``rows`` of the records, ``times`` of them, and beside its result whatever
+    ``extra`` says."""
 
     rows: Rows = lambda x: x.flatten(1)
     times: Callable[[int], int] = lambda n: 1
@@ -44,15 +45,20 @@ class Sends(Coupled):
 
     def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
         x = shard.train.x
-        sent = [ctx.mechanism("embedding", {"rows": self.rows(x)}) for _ in range(self.times(len(x)))]
+        sent = [
+            ctx.mechanism("embedding", {"rows": self.rows(x)}) for _ in range(self.times(len(x)))
+        ]
         total = {"rows": sum(one["rows"] for one in sent) + self.extra(len(x))}
         return {"prototypes": Artifact(total, private=True)}, {}
 
 
 def changed(method: Sends, count: int = 20) -> tuple[float, float, str]:
-    """(total, moved, words) of one white guest beside ``count`` random records; the clip norm is 1."""
+    """(total, moved, words) of one white guest beside ``count`` random records; the clip norm is
+    1."""
     g = torch.Generator().manual_seed(0)
-    base = Records(torch.rand(count, 1, 2, 2, generator=g), torch.zeros(count).long(), torch.arange(count))
+    base = Records(
+        torch.rand(count, 1, 2, 2, generator=g), torch.zeros(count).long(), torch.arange(count)
+    )
     shard = Shard(0, base, base.take([0]), base.take([1]), 2)
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
     plan = Plan(Keys(0), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0)})
@@ -79,11 +85,14 @@ def test_a_guest_within_the_norm_changes_the_sum_by_itself() -> None:
 
 
 def test_others_that_shrink_with_the_number_of_records_are_seen() -> None:
-    """Rows times 0.1 / n: in the sum of unit-free closed form, n others move by |x| (0.1/n - 0.1/(n + 1)) each."""
+    """Rows times 0.1 / n: in the sum of unit-free closed form, n others move by |x| (0.1/n - 0.1/(n
+    + 1)) each."""
     _, others, _ = changed(Sends(rows=lambda x: x.flatten(1) * 0.1 / len(x)))
     x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0)).flatten(1)
     by_hand = [float(x[:n].norm(dim=1).sum()) * 0.1 * (1 / n - 1 / (n + 1)) for n in (20, 6)]
-    few = 0.1 * float(x.norm(dim=1).max()) / 2  # at most, of one record beside another: pairs of few records are looked at as well
+    few = (
+        0.1 * float(x.norm(dim=1).max()) / 2
+    )  # at most, of one record beside another: pairs of few records are looked at as well
     assert max(by_hand) * 0.99 <= others <= few
 
 
@@ -101,7 +110,12 @@ def test_a_count_that_leaves_in_another_way_is_told(method: Sends, words: str) -
 
 def test_an_own_record_that_leaves_shows_a_rank_that_no_guest_shows() -> None:
     """The largest record counts ten times; a guest of no size is never the largest."""
-    largest = lambda x: (rows := x.flatten(1) * 0.05) * (1 + 9 * (rows.norm(dim=1, keepdim=True) >= rows.norm(dim=1).max()))  # noqa: E731
+
+    def largest(x):
+        return (rows := x.flatten(1) * 0.05) * (
+            1 + 9 * (rows.norm(dim=1, keepdim=True) >= rows.norm(dim=1).max())
+        )
+
     assert changed(Sends(rows=largest))[1] > 0.2
     first = lambda x: x.flatten(1) * 0.05 * torch.tensor([10.0] + [1.0] * (len(x) - 1)).unsqueeze(1)  # noqa: E731
     assert changed(Sends(rows=first))[1] > 0.2
@@ -115,12 +129,16 @@ def test_records_in_another_order_have_not_moved() -> None:
 
 def test_rounding_is_no_movement() -> None:
     rows = torch.rand(5, 3)
-    assert change_of_others([rows], [rows + 1e-7]) == 0.0 and change_of_others([rows], [rows + 0.1]) > 0.5
+    assert (
+        change_of_others([rows], [rows + 1e-7]) == 0.0
+        and change_of_others([rows], [rows + 0.1]) > 0.5
+    )
 
 
 @dataclass(frozen=True)
 class Drawing(Coupled):
-    """Records in the order that ``order`` gives them; of each draw, those contribute that ``chosen`` makes of its coins."""
+    """Records in the order that ``order`` gives them; of each draw, those contribute that
+    ``chosen`` makes of its coins."""
 
     order: Callable[[Tensor, Any], Tensor] = lambda x, ctx: torch.arange(len(x))
     chosen: Callable[[Tensor, Tensor], Tensor] = lambda taken, x: taken
@@ -138,8 +156,11 @@ def drawn(method: Drawing, seed: int = 0) -> tuple[float, float, str]:
     g = torch.Generator().manual_seed(seed)
     base = Records(torch.rand(13, 1, 2, 2, generator=g), torch.arange(13) % 2, torch.arange(13))
     guest = Records(torch.ones(1, 1, 2, 2), torch.zeros(1).long(), torch.zeros(1).long())
-    plan = Plan(Keys(seed), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0, 0.5)})
-    shard, few = Shard(0, base, base.take([0]), base.take([1]), 2), base.take(torch.arange(6))
+    plan = Plan(
+        Keys(seed), Problem((1, 2, 2), 2, 1), method, {"embedding": ClippedSum(1.0, 1.0, 0.5)}
+    )
+    shard = Shard(0, base, base.take([0]), base.take([1]), 2)
+    few = base.take(torch.arange(6))
     examined = ExaminedRound(plan, Snapshot(0, {}, {}), shard, Keys(seed + 1))
     return presence_of(measure_presence(examined, few, guest, {"embedding": 2}))
 
@@ -149,7 +170,9 @@ ORDERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "reversed": lambda x, ctx: torch.arange(len(x)).flip(0),
     "sorted by brightness": lambda x, ctx: x.flatten(1).sum(1).argsort(),
     "shuffled": lambda x, ctx: torch.randperm(len(x), generator=torch.Generator().manual_seed(7)),
-    "shuffled by a key": lambda x, ctx: torch.randperm(len(x), generator=ctx.keys.fold("order").torch()),
+    "shuffled by a key": lambda x, ctx: torch.randperm(
+        len(x), generator=ctx.keys.fold("order").torch()
+    ),
 }
 MISUSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "all contribute": lambda taken, x: torch.ones_like(taken),
@@ -189,7 +212,8 @@ def test_the_own_record_that_contributes_most_leaves_wherever_it_was_put() -> No
 
 
 def test_near_copies_that_are_left_out_are_seen() -> None:
-    """The first of those that look alike contributes, the others do not: which class it has depends on who is there."""
+    """The first of those that look alike contributes, the others do not: which class it has depends
+    on who is there."""
 
     def first(x: Tensor) -> Tensor:
         near = torch.cdist(x.flatten(1), x.flatten(1)) < 0.1
@@ -201,7 +225,11 @@ def test_near_copies_that_are_left_out_are_seen() -> None:
     @dataclass(frozen=True)
     class Deduplicated(Coupled):
         def local(self, broadcast: Any, memory: Any, shard: Shard, ctx: Any) -> Any:
-            return {"prototypes": Artifact(ctx.mechanism("embedding", {"rows": by_class(shard)}), private=True)}, {}
+            return {
+                "prototypes": Artifact(
+                    ctx.mechanism("embedding", {"rows": by_class(shard)}), private=True
+                )
+            }, {}
 
     total, others, _ = changed(Deduplicated())  # type: ignore[arg-type]
     assert total + others > 1.5
@@ -209,21 +237,31 @@ def test_near_copies_that_are_left_out_are_seen() -> None:
 
 def far_ones_left_out(x: Tensor) -> Tensor:
     gaps = (x - x.mean(0)).flatten(1).norm(dim=1)
-    far = gaps > gaps.mean() + 2.5 * gaps.std() if len(x) > 3 else torch.zeros(len(x), dtype=torch.bool)
+    far = (
+        gaps > gaps.mean() + 2.5 * gaps.std()
+        if len(x) > 3
+        else torch.zeros(len(x), dtype=torch.bool)
+    )
     return x.flatten(1) * ~far.unsqueeze(1)
 
 
-DECISIONS: dict[str, Rows] = {  # with which no pair of neighbours beside the client's own 20 records differs
+DECISIONS: dict[
+    str, Rows
+] = {  # with which no pair of neighbours beside the client's own 20 records differs
     "fewer than 15 records contribute nothing": lambda x: x.flatten(1) * (len(x) >= 15),
     "more than 25 records contribute nothing": lambda x: x.flatten(1) * (len(x) <= 25),
-    "fewer than 15 records contribute twice": lambda x: x.flatten(1).repeat(2 if len(x) < 15 else 1, 1),
+    "fewer than 15 records contribute twice": lambda x: x.flatten(1).repeat(
+        2 if len(x) < 15 else 1, 1
+    ),
     "records far from the mean are left out": far_ones_left_out,
 }
 LOCAL_RULES: dict[str, Rows] = {
     "by brightness": lambda x: x[x.flatten(1).mean(1).argsort()].flatten(1),
     "dark ones are left out": lambda x: x[x.flatten(1).mean(1) > 0.5].flatten(1),
     "sizes decide": lambda x: x.flatten(1) / (1 + x.flatten(1).norm(dim=1, keepdim=True)),
-    "bright ones count twice": lambda x: x.flatten(1) * (1 + (x.flatten(1).mean(1, keepdim=True) > 0.5)) / 4,
+    "bright ones count twice": lambda x: (
+        x.flatten(1) * (1 + (x.flatten(1).mean(1, keepdim=True) > 0.5)) / 4
+    ),
 }
 
 
@@ -242,7 +280,8 @@ def test_what_a_record_contributes_may_depend_on_itself(rule: str) -> None:
 # T1 as the audit runs it, against queries whose sensitivity has a closed form.
 
 
-BATCH, SYNTHETIC = 256, 10
+BATCH = 256
+SYNTHETIC = 10
 
 
 @dataclass(frozen=True)
@@ -258,19 +297,25 @@ class RowsSensitivity(Coupled):
 
 @dataclass(frozen=True)
 class Aggregate(ClippedSum):
-    """The papers' equation as printed: the batch's mean is clipped, and the noise is that of clipped records."""
+    """The papers' equation as printed: the batch's mean is clipped, and the noise is that of
+    clipped records."""
 
     def __call__(self, value: Any, noise: Any) -> Output:
         honest = super().__call__(value, noise)
         means = {name: rows.sum(0) / self.normaliser for name, rows in value.items()}
         norm = math.sqrt(sum(float(mean.square().sum()) for mean in means.values()))
-        exact = {name: mean * min(1.0, self.clip_norm / max(norm, 1e-30)) for name, mean in means.items()}
+        exact = {
+            name: mean * min(1.0, self.clip_norm / max(norm, 1e-30)) for name, mean in means.items()
+        }
         drawn = {name: honest.value[name] - rows for name, rows in (honest.exact or {}).items()}
-        return replace(honest, exact=exact, value={name: mean + drawn[name] for name, mean in exact.items()})
+        return replace(
+            honest, exact=exact, value={name: mean + drawn[name] for name, mean in exact.items()}
+        )
 
 
 def matching_gradient(x: Tensor) -> Tensor:
-    """Per-record gradient of ||mean(x) - mean(S)||^2 in S for S = 0 and identity embedding, (n, 10 p)."""
+    """Per-record gradient of ||mean(x) - mean(S)||^2 in S for S = 0 and identity embedding, (n, 10
+    p)."""
     return (-2 / SYNTHETIC) * x.flatten(1).repeat(1, SYNTHETIC)
 
 
@@ -288,42 +333,76 @@ class Repeats(Coupled):
 
 
 @pytest.mark.parametrize("bright", [True, False])
-def test_a_number_of_releases_that_the_records_decide_is_told_and_does_not_stop_the_test(bright: bool) -> None:
-    """The white guest's run asks for one release more, or less, than that of its negative, whose releases it is given."""
+def test_a_number_of_releases_that_the_records_decide_is_told_and_does_not_stop_the_test(
+    bright: bool,
+) -> None:
+    """The white guest's run asks for one release more, or less, than that of its negative, whose
+    releases it is given."""
     guests = pattern_canary("white", (1, 2, 2), 0)
-    seen = tally_of(Repeats(bright=bright), ClippedSum(1.0, 1.0), torch.full((6, 1, 2, 2), 0.5), guests)
-    assert "how many releases" in seen.describe_faults() and seen.worst_guest("add_remove")[0] >= UNBOUNDED
+    seen = tally_of(
+        Repeats(bright=bright), ClippedSum(1.0, 1.0), torch.full((6, 1, 2, 2), 0.5), guests
+    )
+    assert (
+        "how many releases" in seen.describe_faults()
+        and seen.worst_guest("add_remove")[0] >= UNBOUNDED
+    )
 
 
-def tally(rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, guests: Canaries) -> SensitivityTally:
+def tally(
+    rows: Callable[[Tensor], Tensor], mechanism: Mechanism, x: Tensor, guests: Canaries
+) -> SensitivityTally:
     """T1 of one release over the records ``x`` of class 0 and over each guest beside them."""
     return tally_of(RowsSensitivity(rows=rows), mechanism, x, guests)
 
 
-def tally_of(method: Coupled, mechanism: Mechanism, x: Tensor, guests: Canaries) -> SensitivityTally:
+def tally_of(
+    method: Coupled, mechanism: Mechanism, x: Tensor, guests: Canaries
+) -> SensitivityTally:
     shape = (x.shape[1], x.shape[2], x.shape[3])
     base = Records(x, torch.zeros(len(x), dtype=torch.long), torch.arange(len(x)))
     shard = Shard(0, base, base.take([0]), base.take([1]), 2)
     plan = Plan(Keys(0), Problem(shape, 2, 1), method, {"embedding": mechanism})
-    return measure_sensitivity(ExaminedRound(plan, Snapshot(0, {"model": {}}, {}, {}), shard, Keys(1)), base, guests, [0])["embedding"]
+    return measure_sensitivity(
+        ExaminedRound(plan, Snapshot(0, {"model": {}}, {}, {}), shard, Keys(1)), base, guests, [0]
+    )["embedding"]
 
-ROUNDED = 3e-3  # contributions are rounded towards zero: at most sqrt(3072) steps of 5 * 2**-16 of their norm
+
+# contributions are rounded towards zero: at most sqrt(3072) steps of 5 * 2**-16 of their norm
+ROUNDED = 3e-3
 
 
 def test_clipping_the_aggregate_has_its_closed_form() -> None:
-    """Matched synthetic set, black records, one white: kappa = 2 sqrt(3072 / 10) / C = 35.05 at C = 1."""
-    black, guests = torch.zeros(20, 3, 32, 32), out_of_distribution_canaries((3, 32, 32), 0, Keys(2).torch())
+    """Matched synthetic set, black records, one white: kappa = 2 sqrt(3072 / 10) / C = 35.05 at C =
+    1."""
+    black = torch.zeros(20, 3, 32, 32)
+    guests = out_of_distribution_canaries((3, 32, 32), 0, Keys(2).torch())
     printed = tally(matching_gradient, Aggregate(5.0, 1.0, 1.0, BATCH), black, guests)
     white = guests.names.index("white")
-    assert printed.changes[white] == max(printed.changes.values()) == pytest.approx(2 * math.sqrt(3072 / 10), rel=1e-4)
-    assert printed.unclipped == pytest.approx(BATCH, rel=1e-4)  # the mean of a batch of any length, clipped to C
+    assert (
+        printed.changes[white]
+        == max(printed.changes.values())
+        == pytest.approx(2 * math.sqrt(3072 / 10), rel=1e-4)
+    )
+    assert printed.unclipped == pytest.approx(
+        BATCH, rel=1e-4
+    )  # the mean of a batch of any length, clipped to C
     sound = tally(matching_gradient, ClippedSum(5.0, 1.0, 1.0, BATCH), black, guests)
-    assert sound.worst_guest("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED) and sound.describe_faults() == ""
+    assert (
+        sound.worst_guest("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED)
+        and sound.describe_faults() == ""
+    )
 
 
 def test_an_exchange_of_opposite_records_is_two_units() -> None:
-    guests = join_canaries(pattern_canary("black", (3, 32, 32), 0), pattern_canary("white", (3, 32, 32), 0))
-    seen = tally(lambda x: (x - 0.5).flatten(1), ClippedSum(5.0, 1.0, 1.0, BATCH), torch.ones(20, 3, 32, 32), guests)
+    guests = join_canaries(
+        pattern_canary("black", (3, 32, 32), 0), pattern_canary("white", (3, 32, 32), 0)
+    )
+    seen = tally(
+        lambda x: (x - 0.5).flatten(1),
+        ClippedSum(5.0, 1.0, 1.0, BATCH),
+        torch.ones(20, 3, 32, 32),
+        guests,
+    )
     assert seen.worst_guest("add_remove")[0] == pytest.approx(1.0, rel=ROUNDED)
     assert seen.worst_guest("replace")[0] == pytest.approx(2.0, rel=ROUNDED)
 
@@ -335,26 +414,48 @@ class MeanNorm(ClippedSum):
     def __call__(self, value: Any, noise: Any) -> Output:
         honest = super().__call__(value, noise)
         rows = {name: t.double() for name, t in value.items()}
-        mean = sum(t.norm(dim=1).mean() for t in rows.values()) if len(next(iter(rows.values()))) else 0.0
-        total = {name: t.sum(0) * min(1.0, self.clip_norm / max(float(mean), 1e-9)) / self.normaliser for name, t in rows.items()}
+        mean = (
+            sum(t.norm(dim=1).mean() for t in rows.values())
+            if len(next(iter(rows.values())))
+            else 0.0
+        )
+        total = {
+            name: t.sum(0) * min(1.0, self.clip_norm / max(float(mean), 1e-9)) / self.normaliser
+            for name, t in rows.items()
+        }
         drawn = {name: honest.value[name] - t for name, t in (honest.exact or {}).items()}
-        return replace(honest, exact=total, value={name: t + drawn[name] for name, t in total.items()})
+        return replace(
+            honest, exact=total, value={name: t + drawn[name] for name, t in total.items()}
+        )
 
 
 def test_a_mechanism_that_states_a_clip_norm_clips_what_no_crafted_record_reaches() -> None:
-    """Every image contributes less than the clip norm: only a contribution beyond it shows that nothing is clipped by itself."""
-    x, white = torch.rand(20, 1, 4, 4, generator=Keys(3).torch()), pattern_canary("white", (1, 4, 4), 0)
-    seen = [tally(lambda x: x.flatten(1), kind(5.0, 100.0, 1.0, 1.0), x, white) for kind in (MeanNorm, ClippedSum)]
-    assert seen[0].worst_guest("add_remove")[0] > 10 and "beyond the clip norm" in seen[0].describe_faults()
+    """Every image contributes less than the clip norm: only a contribution beyond it shows that
+    nothing is clipped by itself."""
+    x = torch.rand(20, 1, 4, 4, generator=Keys(3).torch())
+    white = pattern_canary("white", (1, 4, 4), 0)
+    seen = [
+        tally(lambda x: x.flatten(1), kind(5.0, 100.0, 1.0, 1.0), x, white)
+        for kind in (MeanNorm, ClippedSum)
+    ]
+    assert (
+        seen[0].worst_guest("add_remove")[0] > 10
+        and "beyond the clip norm" in seen[0].describe_faults()
+    )
     assert seen[1].unclipped == 0 and seen[1].describe_faults() == ""
 
 
 def test_a_batch_statistic_is_caught_because_the_others_move() -> None:
     """Though the record's own change is small: the rows of the others are no longer their own."""
-    x, white = torch.rand(20, 1, 4, 4, generator=Keys(3).torch()), pattern_canary("white", (1, 4, 4), 0)
+    x = torch.rand(20, 1, 4, 4, generator=Keys(3).torch())
+    white = pattern_canary("white", (1, 4, 4), 0)
     mechanism = ClippedSum(5.0, 100.0, 1.0, 1.0)
     centred = tally(lambda x: (x - x.mean(0)).flatten(1), mechanism, x, white)
-    assert centred.changes[0] < 1 and centred.moved > 0.01 and "other records' contributions" in centred.describe_faults()
+    assert (
+        centred.changes[0] < 1
+        and centred.moved > 0.01
+        and "other records' contributions" in centred.describe_faults()
+    )
     assert centred.worst_guest("add_remove")[0] == pytest.approx(centred.changes[0] + centred.moved)
     alone = tally(lambda x: (x - 0.5).flatten(1), mechanism, x, white)
     assert alone.moved == 0 and alone.describe_faults() == ""

@@ -1,4 +1,5 @@
-"""Runs in lockstep: each gets its own answer, and code that branches on what it computed is refused."""
+"""Runs in lockstep: each gets its own answer, and code that branches on what it computed is
+refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Shares of noise: their sum has the stated scale and law, and clients without a noise to share are refused."""
+"""Shares of noise: their sum has the stated scale and law, and clients without a noise to share are
+refused."""
 
 from __future__ import annotations
 
@@ -33,15 +34,21 @@ def contribution(kind: str, client: int) -> Tensors:
 @pytest.mark.parametrize("kind", WHOLE)
 def test_the_sum_has_the_noise_of_the_closed_form(kind: str) -> None:
     """Chi-squared at 1e-6 each way: the right scale is accepted, 2/3 and 3/2 of it are not."""
-    whole, parts = WHOLE[kind], 5
-    outputs = [released(noise_share_of(whole, parts), k, contribution(kind, k)) for k in range(parts)]
+    whole = WHOLE[kind]
+    parts = 5
+    outputs = [
+        released(noise_share_of(whole, parts), k, contribution(kind, k)) for k in range(parts)
+    ]
     gap = torch.stack([o.value["x"] - o.exact["x"] for o in outputs]).sum(0)
     std = whole.noise_multiplier * whole.clip_norm / (3.0 if kind == "sum" else 1.0)
     square = float(gap.double().square().sum())
     p = lambda scale: stats.chi2.cdf(square / (scale * std) ** 2, NUMBERS)  # noqa: E731
     assert 1e-6 < p(1.0) < 1 - 1e-6
     assert p(2 / 3) > 1 - 1e-6 and p(3 / 2) < 1e-6
-    assert all(o.noise_std * math.sqrt(o.shares) == pytest.approx(std) and o.event == whole.event for o in outputs)
+    assert all(
+        o.noise_std * math.sqrt(o.shares) == pytest.approx(std) and o.event == whole.event
+        for o in outputs
+    )
 
 
 @pytest.mark.parametrize("kind", WHOLE)
@@ -52,9 +59,15 @@ def test_a_share_clips_as_the_whole_does(kind: str) -> None:
     one, other = (released(mechanism, 0, value) for mechanism in (whole, noise_share_of(whole, 7)))
     records = 3 if kind == "sum" else 1
     assert one.lattice is not None and other.exact is not None and one.exact is not None
-    assert torch.allclose(one.exact["x"].double(), other.exact["x"].double(), rtol=1e-6, atol=records * one.lattice)
-    alone = released(noise_share_of(whole, 7), 0, {"x": value["x"][:1] if kind == "sum" else value["x"]})
-    assert alone.exact is not None and 0.99 * whole.clip_norm < float(alone.exact["x"].norm()) * (3 if kind == "sum" else 1)
+    assert torch.allclose(
+        one.exact["x"].double(), other.exact["x"].double(), rtol=1e-6, atol=records * one.lattice
+    )
+    alone = released(
+        noise_share_of(whole, 7), 0, {"x": value["x"][:1] if kind == "sum" else value["x"]}
+    )
+    assert alone.exact is not None and 0.99 * whole.clip_norm < float(alone.exact["x"].norm()) * (
+        3 if kind == "sum" else 1
+    )
     assert alone.sensitivity == one.sensitivity >= float(alone.exact["x"].norm())
 
 
@@ -65,7 +78,9 @@ def test_shares_and_their_sum_are_whole_steps_of_one_lattice(kind: str) -> None:
     assert step is not None and {o.lattice for o in outputs} == {step}
     total = torch.stack([o.value["x"] for o in outputs]).sum(0)
     assert total.dtype == torch.float64
-    assert all(torch.equal(v / step, (v / step).round()) for v in (total, *(o.value["x"] for o in outputs)))
+    assert all(
+        torch.equal(v / step, (v / step).round()) for v in (total, *(o.value["x"] for o in outputs))
+    )
 
 
 def rounded_gaussian(std: float, reach: int) -> np.ndarray:
@@ -89,8 +104,11 @@ def rounded_and_blurred(std: float, blurs: int, reach: int) -> np.ndarray:
 
 
 def test_the_sum_of_rounded_shares_is_a_rounding_of_the_ideal_sum() -> None:
-    """The proof's bound at a step so coarse that it can be seen; without the uniform draws it does not hold."""
-    parts, std, reach = 3, 1.4, 40
+    """The proof's bound at a step so coarse that it can be seen; without the uniform draws it does
+    not hold."""
+    parts = 3
+    std = 1.4
+    reach = 40
     one = rounded_gaussian(std, reach)
     law = np.convolve(np.convolve(one, one), one)[2 * reach : -2 * reach]
     bound = 3 * parts * math.exp(-((math.pi * std) ** 2) / 2)
