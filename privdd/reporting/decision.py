@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from privdd.reporting import finding_selection, summary, wording
+from privdd.reporting import finding_selection, leaks, summary, wording
 from privdd.reporting.findings_tables import VISIBLE, changed_records_text, ledger_rows
 from privdd.reporting.leaks import COPY_ATTACKS, membership_phrase
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
@@ -120,11 +120,8 @@ def _parties_seeing(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 def _decide_surface(line: summary.SurfaceLine, findings: Findings, seen: str) -> Decision:
     rows = finding_selection.findings_on_surface(line.row, findings)
     privacy = findings.privacy
-    weak = (
-        summary.weak_noise_sentences(rows)
-        if math.isinf(line.accounted) and line.verdict != "contradiction"
-        else []
-    )
+    noise = leaks.noise_leak(rows) if summary.has_bare_noise(line.row) else None
+    weak = [noise.sentence] if noise is not None else []
     tested = {row.surface for row in rows} if line.verdict == TESTED else set[str]()
     can = (*weak, *summary.leak_sentences(summary.believable_findings(rows, findings)))
     enough = _is_sample_enough(rows, tested, findings.run.preset)

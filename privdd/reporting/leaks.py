@@ -1,8 +1,9 @@
-"""What attacks found: one wording and one rank for every family of attack.
+"""What attacks and tests found: one wording and one rank for every family.
 
-A *leak* is a result above the chance level, by the one rule of ``finding_selection``. A copy of a
-training record outranks everything, as whoever holds the release holds the record; an image that is
-reconstructed outranks a rate."""
+A *leak* is a result above the chance level, by the one rule of ``finding_selection``, or a stated
+guarantee that a test refutes. A refuted guarantee outranks everything, then a copy of a training
+record, as whoever holds the release holds the record; an image that is reconstructed outranks a
+rate, and labels come last: many methods cannot do without them."""
 
 from __future__ import annotations
 
@@ -12,24 +13,36 @@ from typing import Literal, get_args
 
 from attacks.types import Surface
 from privdd.reporting import finding_selection, wording
-from privdd.reporting.finding_selection import FEATURE_ATTACKS, MembershipResult, is_above_chance
+from privdd.reporting.finding_selection import (
+    FEATURE_ATTACKS,
+    MembershipResult,
+    epsilon_bound,
+    is_above_chance,
+)
 from privdd.reporting.schema import FindingRow
 from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
 
-# The kinds of leak, the gravest first. "likeness": images or records that are closer to the
-# training data than to others, which only someone who holds the training data can see;
-# "separation": members and non-members can be distinguished, at no rate of false alarms.
+# The kinds of leak, the gravest first. "refutation": a stated guarantee is false; "noise": a test
+# shows a large epsilon for a crafted record on what no guarantee covers, although noise was added;
+# "likeness": images or records that are closer to the training data than to others, which only
+# someone who holds the training data can see; "separation": members and non-members can be
+# distinguished, at no rate of false alarms.
 Kind = Literal[
+    "refutation",
     "copy",
     "reconstruction",
     "membership",
     "identification",
+    "noise",
     "likeness",
     "separation",
     "features",
     "labels",
 ]
 RANKS: tuple[Kind, ...] = get_args(Kind)
+LARGE_EPSILON = 8.0  # above it an epsilon is no reassurance: odds may change 3 000-fold
+# Kinds whose phrase is a whole sentence with a subject of its own.
+SENTENCES: frozenset[Kind] = frozenset({"copy", "refutation", "noise"})
 IMAGE_SURFACES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
 COPY_ATTACKS = frozenset({"copy_detection"})  # they compare a release with the training data itself
 MIN_FEATURE_GAIN = (
@@ -40,8 +53,8 @@ MIN_FEATURE_GAIN = (
 @dataclass(frozen=True)
 class LeakResult:
     """One result above chance. phrase, brief: a predicate, with and without intervals: "can
-    identify ..."; for a copy a whole sentence; certain: shown with an interval, at 95 % for all
-    rates of the run."""
+    identify ..."; for ``SENTENCES`` a whole sentence; certain: shown with an interval, at 95 % for
+    all rates of the run."""
 
     row: FindingRow
     kind: Kind
@@ -64,22 +77,22 @@ class LeakResult:
     @property
     def sentence(self) -> str:
         """For a place that names the artifact already: "The server can ..."."""
-        said = self.phrase if self.kind == "copy" else f"{self._subject} {self.phrase}"
-        return said[0].upper() + said[1:]
+        text = self.phrase if self.kind in SENTENCES else f"{self._subject} {self.phrase}"
+        return text[0].upper() + text[1:]
 
     @property
     def table_phrase(self) -> str:
         """For a table of artifacts: "LiRA can ..."."""
-        return (
-            self.brief
-            if self.kind == "copy"
-            else f"{wording.attack_title(self.row.attack)} {self.brief}"
-        )
+        if self.kind in SENTENCES:
+            return self.brief
+        return f"{wording.attack_title(self.row.attack)} {self.brief}"
 
     @property
     def first_sentence(self) -> str:
         """For the first screen, with the artifact: "From the model update, the server can ..."."""
         place = wording.surface_title(self.row).lower()
+        if self.kind in ("refutation", "noise"):
+            return f"On the {place}, {self.phrase}."
         place = f"noised sums behind the {place}" if self.row.adversary == "analyst" else place
         if self.kind == "copy":
             return f"{self.phrase} ({place})."
@@ -114,6 +127,25 @@ def item_name(row: FindingRow, count: int = 2) -> str:
     """What a release consists of: "image" or "record", in the plural unless ``count`` is 1."""
     name = "image" if row.surface in IMAGE_SURFACES else "record"
     return name if count == 1 else f"{name}s"
+
+
+# Guarantees.
+
+
+def noise_leak(rows: Iterable[FindingRow]) -> LeakResult | None:
+    """The largest epsilon that a test of a guarantee shows for a crafted record, if it is large.
+
+    rows: the findings on an artifact that has noise and no guarantee.
+    """
+    best = finding_selection.largest_bound_finding(r for r in rows if r.family == "guarantee")
+    if best is None or epsilon_bound(best) <= LARGE_EPSILON:
+        return None
+    text = (
+        f"the noise does not hide every {best._context.unit}: for a crafted one, "
+        f"{wording.attack_title(best.attack)} shows that the true ε is at least "
+        f"{format_number(epsilon_bound(best))}"
+    )
+    return LeakResult(best, "noise", text, text, strength=epsilon_bound(best))
 
 
 # Copies.
@@ -198,7 +230,7 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
             f"was not shown to identify more members than chance at {one_in(best.fpr)} false alarms"
         )
     if best.kind == "bound":
-        bound = format_number(finding_selection.epsilon_bound(row))
+        bound = format_number(epsilon_bound(row))
         return f"can distinguish training records from non-members (ε of at least {bound})"
     if best.kind == "ranking":
         return (

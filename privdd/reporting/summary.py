@@ -25,18 +25,18 @@ from privdd.reporting.finding_selection import (
     unread_attacks,
 )
 from privdd.reporting.leaks import (
+    LARGE_EPSILON,
     LeakResult,
     feature_phrase,
     label_rates,
     membership_phrase,
+    noise_leak,
     picture_phrase,
     rank_leaks,
     removes_noise,
 )
 from privdd.reporting.schema import GRAVITY, FindingRow, Findings, SurfaceRow, Verdict
 from privdd.reporting.wording import format_number, format_share, one_in
-
-LARGE_EPSILON = 8.0  # above it a limit is no reassurance: odds about a record may change 3 000-fold
 
 
 def leak_sentences(rows: Sequence[FindingRow]) -> list[str]:
@@ -108,17 +108,10 @@ def _limit_sentences(rows: Sequence[FindingRow]) -> list[str]:
     return said + [note for note in _refutations(rows) if note]
 
 
-def weak_noise_sentences(rows: Iterable[FindingRow]) -> list[str]:
-    """Sentences on a large epsilon that a test of the noise itself showed, for artifacts with noise
-    and no limit."""
-    best = finding_selection.largest_bound_finding(r for r in rows if r.family == "guarantee")
-    if best is None or epsilon_bound(best) <= LARGE_EPSILON:
-        return []
-    return [
-        f"Its noise does not hide every {best._context.unit}: for a crafted one, "
-        f"{wording.attack_title(best.attack)} proves that the true ε is "
-        f"at least {format_number(epsilon_bound(best))}"
-    ]
+def has_bare_noise(row: SurfaceRow) -> bool:
+    """Whether no epsilon is proven for a surface and none is refuted, so that its noise, if there
+    is any, is judged by what tests show of it."""
+    return math.isinf(row.epsilon.best) and row.verdict != "contradiction"
 
 
 @dataclass(frozen=True)
@@ -256,12 +249,17 @@ def verdict_headline(findings: Findings) -> Headline:
         "consistent": _consistent_headline,
     }
     title, first = tell.get(findings.verdict, _contradiction_headline)(findings)
-    leaks = [leak.first_sentence for leak in leaks_of_run(findings)]
+    leaks = [
+        leak.first_sentence for leak in leaks_of_run(findings) if leak.kind != "refutation"
+    ]  # the verdict's own sentence names what is refuted
     kind = findings.verdict
-    broken = [first] if kind == "contradiction" else []
-    basis = [] if broken else [first]
-    limits = [*basis, _misfiled_sentence(findings), _claim_sentence(findings)]
-    sentences = (*broken, *leaks[:1], *limits, *leaks[1:], *unshown_sentences(findings))
+    refuted = [_claim_sentence(findings)]
+    basis = [first]
+    if kind == "contradiction":
+        refuted = [first]
+        basis = []
+    basis.append(_misfiled_sentence(findings))
+    sentences = (*refuted, *leaks[:1], *basis, *leaks[1:], *unshown_sentences(findings))
     return Headline(
         kind,
         wording.VERDICT[kind],
@@ -344,31 +342,51 @@ def _consistent_headline(findings: Findings) -> tuple[str, str]:
 
 
 def _contradiction_headline(findings: Findings) -> tuple[str, str]:
-    surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
-    rows = refuting_findings(findings) or [r for r in findings.findings if r.surface in surfaces]
+    rows = _accused_rows(findings)
     accused = [row for row in findings.surfaces if row.surface in {r.surface for r in rows}]
     titles = list(dict.fromkeys(wording.surface_title(row).lower() for row in accused))
     broken = wording.join_names(titles or _surface_titles(findings, "contradiction") or ["release"])
     title = "The privacy limit stated for this method does not hold in this run."
     if findings.target is not None:
         title = "The privacy limit stated for it does not hold."
-    if (worst := _broken_limit(rows)) is not None:
-        proves = "proves that the true ε is at least"
-        if worst.epsilon_validity == "curve":
-            proves = "refutes the curve behind it: it has to be that of an ε above"
-        if (
-            worst.epsilon_stated in [claim.number for claim in findings.privacy.claims]
-            and findings.target is None
-        ):
-            title = "The paper's claim is contradicted."
-        return title, (
-            f"On the {broken}, {wording.attack_title(worst.attack)} {proves} "
-            f"{format_number(epsilon_bound(worst))} "
-            f"({format_share(worst.confidence or 0.95)} confidence); ε ≤ "
-            f"{format_number(worst.epsilon_stated)} is stated."
-        )
-    phrases = _worst_phrases([r for r in rows if r.kappa is not None or r.attack.startswith("t0_")])
-    return title, f"On the {broken}, {(*phrases, 'an attack broke the stated limit')[0]}."
+    worst = _broken_limit(rows)
+    claims = [claim.number for claim in findings.privacy.claims]
+    if worst is not None and worst.epsilon_stated in claims and findings.target is None:
+        title = "The paper's claim is contradicted."
+    return title, f"On the {broken}, {_refutation_phrase(rows)}."
+
+
+def _accused_rows(findings: Findings) -> list[FindingRow]:
+    """The refuting findings; of a file that marks none, all on the contradicted surfaces."""
+    surfaces = {row.surface for row in findings.surfaces if row.verdict == "contradiction"}
+    return refuting_findings(findings) or [r for r in findings.findings if r.surface in surfaces]
+
+
+def _refutation_phrase(rows: Sequence[FindingRow]) -> str:
+    """How the stated guarantee is refuted, as a sentence without its place."""
+    worst = _broken_limit(rows)
+    if worst is None:
+        tests = [r for r in rows if r.kappa is not None or r.attack.startswith("t0_")]
+        return next(iter(_worst_phrases(tests)), "an attack broke the stated limit")
+    proves = "proves that the true ε is at least"
+    if worst.epsilon_validity == "curve":
+        proves = "refutes the curve behind it: it has to be that of an ε above"
+    return (
+        f"{wording.attack_title(worst.attack)} {proves} "
+        f"{format_number(epsilon_bound(worst))} "
+        f"({format_share(worst.confidence or 0.95)} confidence); ε ≤ "
+        f"{format_number(worst.epsilon_stated)} is stated"
+    )
+
+
+def _refutation_leak(findings: Findings) -> LeakResult | None:
+    """The refuted guarantee of a run as its gravest leak; None if none is refuted."""
+    rows = _accused_rows(findings)
+    if findings.verdict != "contradiction" or not rows:
+        return None
+    row = _broken_limit(rows) or _largest_move(rows) or rows[0]
+    phrase = _refutation_phrase(rows)
+    return LeakResult(row, "refutation", phrase, phrase, strength=epsilon_bound(row))
 
 
 def _misfiled_sentence(findings: Findings) -> str:
@@ -410,8 +428,19 @@ def _claim_sentence(findings: Findings) -> str:
 
 
 def leaks_of_run(findings: Findings) -> list[LeakResult]:
-    """Every kind of leak of a run, the gravest first."""
-    return rank_leaks(believable_findings(findings.findings, findings))
+    """Every kind of leak of a run, what tests of guarantees show included, the gravest first."""
+    leaks = rank_leaks(believable_findings(findings.findings, findings))
+    refutation = _refutation_leak(findings)
+    if refutation is not None:
+        leaks.append(refutation)
+    bare = [
+        noise_leak(findings_on_surface(row, findings))
+        for row in findings.surfaces
+        if has_bare_noise(row)
+    ]
+    noises = [leak for leak in bare if leak is not None]
+    leaks += sorted(noises, key=lambda leak: leak.order)[:1]
+    return sorted(leaks, key=lambda leak: leak.order)
 
 
 def unshown_sentences(findings: Findings) -> list[str]:

@@ -36,6 +36,8 @@ frame.onload = () => {
       rows: Math.max(...[...page.querySelectorAll("tr")].filter(one =>
         frame.contentWindow.getComputedStyle(one).display === "table-row").map(one => box(one).height)),
       cell: Math.min(...cells.map(one => box(one).width)),
+      cut: Math.max(0, ...[...page.querySelectorAll(".settings")].map(one =>
+        one.parentElement.scrollWidth - one.parentElement.clientWidth)),
       broken: [...page.querySelectorAll("th, .t")].filter(one => one.scrollWidth > one.clientWidth + 1).length,
     };
   }
@@ -102,13 +104,22 @@ def test_no_row_towers_and_nothing_leaves_the_page(many: Path, tmp_path: Path) -
 
 @pytest.mark.extra("browser")
 def test_a_comparison_stays_on_the_page_too(runs: dict[str, Path], tmp_path: Path) -> None:
-    page = write_comparison(
-        [*runs.values(), write_run(tmp_path / "long", algo="a_method_with_a_very_long_name_dp")],
-        tmp_path,
-    )
+    """Also the last column of its first table, beside cells that say in words what was not
+    shown."""
+    folder = write_run(tmp_path / "long", algo="a_method_with_a_very_long_name_dp")
+    data = json.loads((folder / "findings.json").read_text())
+    blind = {"tpr": 0.0123, "ci": [0.00123, 0.0234], "resolvable": True}
+    for row in data["findings"]:
+        if row["family"] == "membership":
+            row["tpr_at_fpr"] = dict.fromkeys(("0.001", "0.01"), blind)
+        if "psnr" in row:
+            row["baselines"] = {"psnr_mean": 60.0}
+    (folder / "findings.json").write_text(json.dumps(data))
+    page = write_comparison([*runs.values(), folder], tmp_path)
+    assert page.read_text(encoding="utf-8").count("<small>not shown to beat chance") >= 3
     for width, values in measure(page.read_text(encoding="utf-8"), tmp_path).items():
         assert values["over"] <= 0 and values["broken"] == 0, (width, values)
-        assert values["rows"] <= 200, (width, values)
+        assert values["rows"] <= 200 and values["cut"] == 0, (width, values)
 
 
 @pytest.mark.extra("browser")

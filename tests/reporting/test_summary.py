@@ -7,8 +7,14 @@ from typing import Any
 import pytest
 
 from privdd.reporting.schema import Findings, validate_findings
-from privdd.reporting.summary import is_certain, leak_sentences, surface_lines, verdict_headline
-from tests.reporting.test_decision import BROKEN, NOTHING, SEED, row, run
+from privdd.reporting.summary import (
+    is_certain,
+    leak_sentences,
+    leaks_of_run,
+    surface_lines,
+    verdict_headline,
+)
+from tests.reporting.test_decision import BROKEN, NOTHING, SEED, noise_test, row, run
 
 # The first words of a report, and the rows of its table: what is stated, what is proven, and by
 # which test.
@@ -75,9 +81,9 @@ def test_what_no_test_looked_at_is_named() -> None:
 
 
 def test_a_published_claim_below_what_was_shown_is_told_with_both_deltas() -> None:
-    said = " ".join(
-        verdict_headline(with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.125)).sentences
-    )
+    said = verdict_headline(
+        with_claim(run([shown(0.25, 2.0)], "consistent", 2.0), 0.125)
+    ).sentences[0]
     assert (
         "claim of ε = 0.125 at δ = 1e-6 (Theorem 7) is less than the ε of at least 0.25 "
         "at δ = 1e-5 that LiRA showed" in said
@@ -92,6 +98,51 @@ def test_a_bound_that_assumes_a_distribution_proves_nothing() -> None:
     said = verdict_headline(with_claim(run([BROKEN, assumed], "contradiction", 0.9), 0.5)).sentences
     assert "proves that the true ε is at least 6 " in said[0] and "ε ≤ 0.9 is stated" in said[0]
     assert not any("published claim" in one for one in said)  # the contradiction says it already
+
+
+# Tests of a guarantee have their rank among attacks.
+
+
+ALL_LABELS = {
+    "surface": "features",
+    "adversary": "server",
+    "attack": "label_counts",
+    "family": "label",
+    "label_accuracy": 0.98,
+    "baselines": {"label_accuracy_chance": 0.5},
+    "n": 281,
+}
+
+
+def kinds(found: Findings) -> list[str]:
+    return [leak.kind for leak in leaks_of_run(found)]
+
+
+def test_a_large_epsilon_for_a_crafted_record_outranks_labels() -> None:
+    found = run([ALL_LABELS, row(NOTHING), noise_test(32.3)], "unprotected", "inf")
+    assert kinds(found) == ["noise", "labels"]
+    assert verdict_headline(found).sentences[0] == (
+        "On the released features, the noise does not hide every record: for a crafted one, "
+        "the likelihood-ratio test (T2) shows that the true ε is at least 32.3."
+    )
+    assert kinds(run([ALL_LABELS, noise_test(7.9)], "unprotected", "inf")) == ["labels"]
+    assert kinds(run([noise_test(32.3, stated=45.0)], "consistent", 45.0)) == []
+
+
+def test_records_that_are_identified_outrank_a_crafted_one() -> None:
+    named = row({"0.001": {"tpr": 0.5, "ci": [0.4, 0.6], "resolvable": True}})
+    found = run([noise_test(32.3), named], "unprotected", "inf")
+    assert kinds(found) == ["membership", "noise"]
+
+
+def test_a_refuted_guarantee_is_the_gravest_leak_and_is_told_once() -> None:
+    named = row({"0.001": {"tpr": 0.5, "ci": [0.4, 0.6], "resolvable": True}})
+    found = run([named, BROKEN], "contradiction", 0.9)
+    leaks = leaks_of_run(found)
+    assert leaks[0].kind == "refutation"
+    sentences = verdict_headline(found).sentences
+    assert sentences[0] == leaks[0].first_sentence and "ε ≤ 0.9 is stated" in sentences[0]
+    assert sum("is stated" in sentence for sentence in sentences) == 1
 
 
 # What attackers did, in words: only what holds for all that the run looked at together.
