@@ -16,6 +16,8 @@ import torch
 from benchmarks import gpu, gpu_clock, gpu_stages
 from tests.fake_device import fake_gpu
 
+pytestmark = pytest.mark.nightly
+
 DRY = ["--dry", "--threads", "1"]
 
 

@@ -67,7 +67,6 @@ LONGEST = (
     "test_client_outputs.py",
     "test_run_folder.py",
 )
-NIGHTLY = Path(__file__).with_name("nightly.txt")
 FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
 # the last of two lists counts
@@ -85,24 +84,25 @@ AUDITS = {
 }
 
 
-def nightly_tests() -> frozenset[str]:
-    """The files, tests and single cases that nightly.txt names."""
-    lines = NIGHTLY.read_text(encoding="utf-8").splitlines()
-    return frozenset(line for line in lines if line and not line.startswith("#"))
+def is_nightly(mark: pytest.Mark, case: str) -> bool:
+    """Whether the mark means this case of its test: ``nightly`` means all, ``nightly(cases=[...])``
+    these alone, ``nightly(but=[...])`` all others."""
+    if "cases" in mark.kwargs:
+        return case in mark.kwargs["cases"]
+    return case not in mark.kwargs.get("but", ())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the tests of nightly.txt, and takes the largest files first: else one of them runs on
-    while the other worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random order, and the
-    tests of each file too; =given: as they were named."""
-    nightly = nightly_tests()
+    """Unmarks the cases that stay in the first suite, and takes the largest files first: else one
+    of them runs on while the other worker has nothing left. PRIVDD_TEST_ORDER=SEED: files in random
+    order, and the tests of each file too; =given: as they were named."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-        file = item.nodeid.split("::")[0]
-        test = item.nodeid.split("[")[0]
-        if {file, test, item.nodeid} & nightly:
-            item.add_marker(pytest.mark.nightly)
+        case = item.callspec.id if hasattr(item, "callspec") else ""
+        item.own_markers = [
+            mark for mark in item.own_markers if mark.name != "nightly" or is_nightly(mark, case)
+        ]
     order = list(files.values())
     seed = os.environ.get("PRIVDD_TEST_ORDER")
     if seed is None:

@@ -75,6 +75,7 @@ def test_train_returns_accuracy_and_epsilon(tmp_path: Path) -> None:
     assert scalars(tmp_path)["epsilon/pld"] == pytest.approx([told["epsilon"]["pld"]])
 
 
+@pytest.mark.nightly
 def test_config_is_the_commands(tmp_path: Path) -> None:
     config = config_of("audit", "algo=fedfed_dp", "preset=paper", "seed=4")
     assert (config.name, config.seed, config.algo.base.rounds) == ("fedfed_dp", 4, 1000)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import nightly_tests
-
 ROOT = Path(__file__).resolve().parents[1]
 OURS = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
 TESTING = sorted([*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")])
@@ -288,12 +286,3 @@ def test_no_test_imports_a_benchmark() -> None:
     assert found.search("import os\nfrom benchmarks.gate import x") and not found.search(
         "# from benchmarks to tests"
     )
-
-
-def test_what_the_first_suite_leaves_out_is_there() -> None:
-    """A renamed file or test would be in it again without a word; cases are not looked at, as some
-    need optional packages."""
-    for name in nightly_tests():
-        file, _, test = name.partition("::")
-        text = (ROOT / file).read_text()
-        assert not test or f"def {test.partition('[')[0]}(" in text, name

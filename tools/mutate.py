@@ -5,7 +5,7 @@
 Draws lines that run (each package in turn) and changes one of them: a comparison, a constant, a
 sign, an arithmetic operator, a boolean, a call whose value nobody takes, a condition. The fault is
 planted in a temporary clone, in which the tests named after the module run first, then those that
-import it (but for tests/nightly.txt), until one fails: killed. A fault that no test notices within
+import it (but for nightly ones), until one fails: killed. A fault that no test notices within
 its time survived. Prints one line a fault, then the share."""
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from attacks.command_line import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
+NIGHTLY_FILE = re.compile(r"^pytestmark = .*mark\.nightly\b", re.MULTILINE)
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -129,15 +130,10 @@ def tests_of(root: Path, module: Path, limit: int) -> list[str]:
     """Files of tests named after the module, then those that import it, then those beside it that
     import what imports it."""
     name = module.with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-    nightly = (root / "tests" / "nightly.txt").read_text(encoding="utf-8").splitlines()
     files = {
         path: path.read_text(encoding="utf-8") for path in sorted(root.glob("tests/**/test_*.py"))
     }
-    files = {
-        path: text
-        for path, text in files.items()
-        if path.relative_to(root).as_posix() not in nightly
-    }
+    files = {path: text for path, text in files.items() if not NIGHTLY_FILE.search(text)}
 
     def imports(text: str, dotted: str) -> bool:
         package, _, stem = dotted.rpartition(".")

@@ -76,6 +76,7 @@ def test_decorrelation_sees_through_a_common_part():
     assert np.mean(regressed) > 0.95 > np.mean(matched) + 0.2
 
 
+@pytest.mark.nightly(but=["1-1.0"])
 @pytest.mark.parametrize(("releases", "q"), [(1, 1.0), (5, 1.0), (5, 0.3)])
 def test_bounds_from_the_scores_stay_below_the_truth_and_are_not_idle(releases, q):
     """200 canaries in 600 dimensions: bounded by the Gaussian of all releases, as if nothing were

@@ -187,6 +187,7 @@ def measured(
     return certified_epsilon(draws, losses, DELTA)
 
 
+@pytest.mark.nightly(but=["a faint Gaussian"])
 @pytest.mark.parametrize("name", CASES)
 def test_near_the_truth_at_600_runs_and_at_20(name: str) -> None:
     for runs, least in ((600, 0.98), (20, 0.93)):
@@ -210,6 +211,7 @@ def test_eight_runs_are_enough_also_with_a_small_share_of_the_error() -> None:
         )
 
 
+@pytest.mark.nightly(but=["1.3-one Gaussian"])
 @pytest.mark.parametrize("name", ["one Gaussian", "a few subsampled steps"])
 @pytest.mark.parametrize("kappa", [0.7, 1.0, 1.3])
 def test_no_more_than_one_in_twenty_bounds_exceeds_the_truth(name: str, kappa: float) -> None:
@@ -219,6 +221,7 @@ def test_no_more_than_one_in_twenty_bounds_exceeds_the_truth(name: str, kappa: f
     assert wrong <= 10  # 5 expected at most; 11 or more have probability 0.011 at 5 %
 
 
+@pytest.mark.nightly(but=["1.5"])
 @pytest.mark.parametrize("kappa", [0.8, 1.0, 1.5])
 def test_the_weights_turn_planned_draws_back_into_the_record_s_presence(kappa: float) -> None:
     """The mean of dP/dG (1 - e^(eps - L))_+ is delta(eps) of the mechanism that really runs (Balle

@@ -186,6 +186,7 @@ def attacked(attack: Attack, surface: Surface, device: str) -> AttackOutcome:
     return found
 
 
+@pytest.mark.nightly(but=["analytic", "neighbour", "copies"])
 @pytest.mark.parametrize("name", CASES)
 def test_an_attack_gives_the_same_bits_on_the_fake_gpu_and_its_loop_moves_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -315,6 +316,7 @@ def recorded_by(graph: Graph) -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 def test_what_a_graph_gave_stays_as_it_was_and_what_it_reads_is_kept() -> None:
     """A replay writes where the one before wrote, and reads where the recording read."""
 

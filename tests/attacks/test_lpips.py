@@ -67,6 +67,7 @@ def _expected(model: torch.nn.Module, a: torch.Tensor, b: torch.Tensor) -> torch
         return model(x, y).flatten()
 
 
+@pytest.mark.nightly(but=["1-28"])
 @pytest.mark.parametrize(("channels", "side"), [(1, 8), (1, 28), (3, 32), (3, 64)])
 def test_same_score_as_the_package_for_any_trunk(
     package: torch.nn.Module, channels: int, side: int

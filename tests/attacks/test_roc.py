@@ -150,6 +150,7 @@ def test_intervals_of_rates_and_area_hold_the_randomness_of_the_threshold():
     assert (width < 1.25).all() and (width > 0.8).all()  # of a bootstrap, from a few
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("gap", "record_effect"), [(0.0, 0.0), (0.3, 0.0), (0.3, 0.5)])
 def test_coverage_of_a_thousand_simulations(gap, record_effect):
     covered, width = count_covered(gap, record_effect, 1000, 100, 5)

@@ -92,6 +92,7 @@ def one_by_one(posed: RecordGradients) -> Tensor:
     return torch.stack(rows)
 
 
+@pytest.mark.nightly(cases=["streamed-convnet-instance", "streamed-resnet18-group"])
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: f"{s.name}-{s.norm}")
 @pytest.mark.parametrize("held", [True, False], ids=["held", "streamed"])
 def test_products_lengths_and_grams_are_those_of_plain_gradients(

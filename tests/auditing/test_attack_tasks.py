@@ -112,6 +112,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[st
     return found(Engine(), tmp_path_factory.mktemp("serial"), attacks())
 
 
+@pytest.mark.nightly(cases=["processes"])
 @pytest.mark.parametrize(
     "engine", [Engine("processes", workers=1), Backwards()], ids=["processes", "backwards"]
 )
@@ -147,6 +148,7 @@ class Breaks(Attack):
         raise AssertionError("never asked")
 
 
+@pytest.mark.nightly
 def test_an_attack_that_fails_in_a_worker_ends_alone(tmp_path: Path) -> None:
     rows, _ = found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})
     mine = [measures for _, attack, _, measures in rows if attack == "mine"]

@@ -87,6 +87,7 @@ def test_almost_without_noise_every_coin_is_read(name):
     assert right.double().mean() > 0.95
 
 
+@pytest.mark.nightly(cases=["dpsgd"])
 @pytest.mark.parametrize("name", ["embedding", "dpsgd"])
 def test_a_sound_run_stays_within_its_bound_and_shows_something(name):
     make, mechanisms = MADE[name]

@@ -67,6 +67,7 @@ def attacks_of(path: Path) -> set[str]:
     return {key[1] for key in rows(path) if key[2]}
 
 
+@pytest.mark.nightly
 def test_a_narrower_question_takes_nothing_away(
     copied: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,7 @@ def timeless(value: Any) -> Any:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
+@pytest.mark.nightly(cases=["fedfed_released"])
 @pytest.mark.parametrize("name", NAMES)
 def test_schema_and_exit_status(audited, name):
     """The reader accepts it; status 0 or 2 as the verdict says; numbers are finite or the string
@@ -199,6 +200,7 @@ def recomputed(data: dict[str, Any], accountant: Any) -> float:
     return worst
 
 
+@pytest.mark.nightly(cases=["fedfed_dp", "fedavg_dpsgd"])
 @pytest.mark.parametrize("name", NAMES)
 def test_total_epsilon_follows_from_the_ledger_alone(audited, name):
     path = audited(name).path
@@ -346,6 +348,7 @@ def test_an_answer_to_a_chosen_model_does_not_count_as_a_look_at_what_was_sent(
     )
 
 
+@pytest.mark.nightly
 def test_all_attacks_cover_every_method():
     """attack=all, the default, leaves no surface of any yaml open."""
     from privdd.cli.compose import expand_arguments
@@ -548,6 +551,9 @@ def halved(shard: Shard) -> Shard:
     )
 
 
+@pytest.mark.nightly(
+    but=["fedrd_personal_dp", "fedavg", "fedavg privacy=client participation=0.67"]
+)
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_no_fact_depends_on_the_records(case: tuple[str, ...]) -> None:
     experiment = tiny(*case)

@@ -81,6 +81,7 @@ def exposure(game: MembershipGame, values: Tensor) -> Tensor:
     return torch.stack(gaps)
 
 
+@pytest.mark.nightly(cases=["mislabelled"])
 @pytest.mark.parametrize("kind", HARD)
 def test_they_are_more_exposed_than_ordinary_ones(kind: str) -> None:
     game, values = signals()

@@ -158,6 +158,7 @@ def test_row_0_is_what_the_run_trained_on(audited, name):
     assert torch.equal(row0.bool(), game.masks[0])
 
 
+@pytest.mark.nightly(but=["fedavg", "scaffold"])
 @pytest.mark.parametrize("algo", PHASES)
 def test_world_0_replayed_with_the_runs_own_keys_is_the_run(algo):
     """Bit for bit, in every phase that was captured."""

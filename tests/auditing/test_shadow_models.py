@@ -221,6 +221,7 @@ def test_who_takes_part_is_public_and_the_same_in_every_world() -> None:
         assert [plan_of_replay(plan, world).participants(t) for t in range(20)] == drawn
 
 
+@pytest.mark.nightly
 def test_a_limit_for_whole_clients_does_not_judge_single_records(
     audit: Callable[..., dict[str, Any]],
 ) -> None:
@@ -342,6 +343,7 @@ def test_the_shared_coins_are_not_those_of_the_run() -> None:
     assert equal(a.server, b.server)
 
 
+@pytest.mark.nightly(but=["privacy=client trust=secagg"])
 @pytest.mark.parametrize(
     "more",
     [
@@ -712,6 +714,7 @@ def staged(
     return plan_shadow_trainings(make, made.adversary_view, grouped), grouped
 
 
+@pytest.mark.nightly(but=["fedavg-vectorised"])
 @pytest.mark.parametrize(
     ("algo", "training"),
     [

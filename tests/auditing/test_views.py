@@ -64,6 +64,7 @@ DISTILLED = [
 ]
 
 
+@pytest.mark.nightly(but=["rows that start anew each round"])
 @pytest.mark.parametrize(
     ("algo", "in_step", "rounds"),
     [("fedrd_dp", True, [2, 1, 0]), ("fedrd", True, [2]), ("fedrd_dp", False, [2])],
@@ -523,6 +524,7 @@ def scene_malicious(algo: str, *more: str) -> FinishedRun:
     return FinishedRun(made, progress, game, game.shard_of_replay(made.shards[made.plan.victim], 0))  # type: ignore[arg-type]
 
 
+@pytest.mark.nightly(but=["fedproto-planted_embedding-prototypes"])
 @pytest.mark.parametrize(
     ("algo", "name", "surface"),
     [

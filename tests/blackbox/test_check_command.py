@@ -89,6 +89,7 @@ def test_bad_arguments_are_refused_in_one_line(
     assert says in err.splitlines()[-1]
 
 
+@pytest.mark.nightly
 def test_exit_status_says_refuted_or_not_and_a_seed_is_seen_across_processes(
     tmp_path: Path, capsys
 ) -> None:
@@ -173,6 +174,7 @@ def test_conditions_are_told_and_nan_decides_where_it_is_stated() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_low_bits_of_floats_tell_and_those_of_a_lattice_do_not() -> None:
     stated = CheckedClaim(1.0, 1e-5, low_bits=True)
     clock = CallBudget(60, 10**6)

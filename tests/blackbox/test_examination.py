@@ -60,6 +60,7 @@ def examined(f, kind: str, *, calls: int = 10**6, **stated: object) -> Examinati
     return made
 
 
+@pytest.mark.nightly(but=["clipped_sum-records"])
 @pytest.mark.parametrize(("f", "kind"), [(clipped_sum, "records"), (of_clients, "aggregate")])
 def test_public_calls_are_the_same_with_a_record_and_without_it(f, kind: str) -> None:
     made = examined(f, kind)

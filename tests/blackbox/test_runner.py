@@ -71,6 +71,7 @@ def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> Non
     assert [first.count(one) for one in says] == [1, 1] and all(one in table for one in says)
 
 
+@pytest.mark.nightly(but=["3.0"])
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan])
 def test_a_release_that_never_changes_is_checked_to_the_end(value: float) -> None:
     """It has no noise at all, and needs none."""

@@ -15,6 +15,7 @@ PAGE = TUTORIALS / "check-a-mechanism.md"
 REVIEW = TUTORIALS / "review-a-paper.md"
 
 
+@pytest.mark.nightly
 def test_what_the_page_says_of_its_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

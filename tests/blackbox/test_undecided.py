@@ -67,6 +67,7 @@ def randomised_response(rows: np.ndarray) -> np.ndarray:
     return np.where(keep, bits, ~bits).astype(float)
 
 
+@pytest.mark.nightly(but=["few calls"])
 @pytest.mark.parametrize(
     "settings", [{"max_calls": 40_000, "tried": SMALL}, {}], ids=["few calls", "default settings"]
 )

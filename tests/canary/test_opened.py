@@ -46,6 +46,7 @@ def coins(folder: Path) -> dict[str, str]:
     return read_secret(folder / "secret.json")[1]
 
 
+@pytest.mark.nightly(but=["0.0"])
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
 def test_the_bound_covers_randomised_response(epsilon: float, tmp_path: Path) -> None:
     """Each coin is told rightly with probability e^eps / (1 + e^eps): exactly epsilon-DP, and its

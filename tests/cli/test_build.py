@@ -216,6 +216,7 @@ def ledger_of(*overrides: str) -> tuple[Ledger, float]:
     return ledger, epsilon(planned_event(plan), ledger.delta, relation=ledger.relation)
 
 
+@pytest.mark.nightly(but=["client"])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_spends_what_was_planned(name: str) -> None:
     ledger, planned = ledger_of(*RUNS[name])

@@ -49,6 +49,7 @@ def run_folder_at(path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly(cases=['say "x"', "$HOME", "a(b)", "50%"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_path_comes_through_the_shell_and_hydra(name: str, tmp_path: Path) -> None:
     """What is printed, pasted into a shell and read by Hydra, is the path again."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli.compose import compose_config, config_dir, default_attacks
@@ -91,6 +92,7 @@ def early(node: Any) -> str:
     return "passed"
 
 
+@pytest.mark.nightly
 def test_what_the_source_refuses_the_class_refuses_in_the_same_words() -> None:
     """Every shipped class, at its shipped settings and with each setting changed; of the numbers
     that no class takes (-1), most are refused early."""

@@ -122,6 +122,7 @@ def with_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "average_pool", F.adaptive_avg_pool2d)
 
 
+@pytest.mark.nightly(but=["fedavg"])
 @pytest.mark.parametrize("algo", ["fedavg", "fedproto", "fedfed", "fedrd", "fedlgd"])
 def test_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(
     algo: str, monkeypatch: pytest.MonkeyPatch

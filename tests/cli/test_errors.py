@@ -81,6 +81,18 @@ SAID = {  # what was typed -> the whole line, from its start
 }
 
 
+@pytest.mark.nightly(
+    but=[
+        "algo=fedadam algo.tau=1e-30",
+        "attack.lira.online=../../etc/passwd",
+        "attack.lira.confidence=7",
+        "algo=fedavgx",
+        "attack=[liar]",
+        "preset=huge",
+        "partition.heldout=1000000000000",
+        "name=n\\xe9g\\xe9",
+    ]
+)
 @pytest.mark.parametrize(("typed", "said"), SAID.items(), ids=[" ".join(typed) for typed in SAID])
 def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
     """By the way of the commands: composed, checked, built."""
@@ -95,6 +107,7 @@ def test_one_line_names_the_key(typed: Sequence[str], said: str) -> None:
     assert line and "\n" not in line and len(line) < 500
 
 
+@pytest.mark.nightly(but=["privacy=client", "algo=feddm algo.start=noise privacy=clipped_gradient"])
 @pytest.mark.parametrize(
     "typed",
     [
@@ -146,6 +159,7 @@ ARRAYS = {
 }
 
 
+@pytest.mark.nightly(but=["uint8-label of a billion", "uint8-one class"])
 @pytest.mark.parametrize("kind", ARRAYS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_arrays_that_are_no_data_set(kind: str, dtype: type, tmp_path: Path) -> None:

@@ -53,6 +53,7 @@ def test_the_page_says_what_the_scores_say(tmp_path: Path) -> None:
     assert list((tmp_path / "run" / "figures").glob("roc-*.svg"))
 
 
+@pytest.mark.nightly(but=["0.0-0.5-0"])
 @pytest.mark.parametrize(
     ("gap", "stated", "status"), [(3.0, 0.5, 2), (3.0, 30.0, 0), (0.0, 0.5, 0)]
 )
@@ -64,6 +65,7 @@ def test_a_stated_epsilon_is_held_to(
     assert (load_findings(tmp_path / "run").verdict == "contradiction") == (status == 2)
 
 
+@pytest.mark.nightly(cases=["update-client"])
 @pytest.mark.parametrize(("surface", "sender"), [("update", "client"), ("global_model", "server")])
 def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(
     surface: str, sender: str, tmp_path: Path
@@ -102,6 +104,7 @@ def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(
     assert asked == [0.95, pytest.approx(1 - 0.05 / 4)]
 
 
+@pytest.mark.nightly
 def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> None:
     more = ("scores_surface=synthetic_images", "name=ours")
     audit_external_scores(config(tmp_path, arrays(2.0), *more), tmp_path / "run", [])

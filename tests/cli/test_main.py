@@ -28,6 +28,7 @@ def test_every_choice_is_listed(command: str) -> None:
             assert {*group_choices(group, [config_dir()])} <= {*words}, group
 
 
+@pytest.mark.nightly(cases=["audit"])
 @pytest.mark.parametrize("command", ["audit", "train"])
 def test_examples_are_accepted(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,19 @@ def resolved(choice: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.nightly(
+    cases=[
+        "choice0",
+        "algo=dp_merf",
+        "algo=feddm_guided_dp",
+        "algo=feddm_guided_scattering",
+        "algo=fedfed_dp",
+        "algo=fedfed_raw",
+        "algo=fedfed_released",
+        "algo=fedfed_virtual",
+        "algo=fedlgd_dp",
+    ]
+)
 @pytest.mark.parametrize("choice", CHOICES)
 def test_a_typed_one_is_refused(choice: str) -> None:
     config = OmegaConf.create(resolved(choice))

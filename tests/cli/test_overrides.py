@@ -160,6 +160,16 @@ QUICK = {
 }
 
 
+@pytest.mark.nightly(
+    but=[
+        "version",
+        "unknown algo",
+        "a run that is not there",
+        "a file that is not there",
+        "a tracker that is none",
+        "a sweep without -m",
+    ]
+)
 @pytest.mark.parametrize("kind", QUICK)
 def test_nothing_heavy_is_imported_first(kind: str) -> None:
     program = (
@@ -212,6 +222,7 @@ WRONG = {
 }
 
 
+@pytest.mark.nightly
 def test_wrong_values_are_refused_without_torch() -> None:
     program = (
         "import json, sys, privdd.cli.main; from privdd.cli.overrides import check_overrides\n"

@@ -78,6 +78,7 @@ def test_what_decides_the_result_is_refused(
         resumed(tmp_path, monkeypatch, ["preset=smoke"], typed)
 
 
+@pytest.mark.nightly(but=["audit.records=9"])
 @pytest.mark.parametrize(
     "typed", ["privacy.delta=1e-3", "seed=3", "algo.lr=0.5", "audit.records=9", "audit.client=1"]
 )
@@ -106,6 +107,7 @@ def test_a_secret_that_the_stored_run_does_not_use_is_refused(
         )
 
 
+@pytest.mark.nightly(but=["/data/ren\\xe9 x.npz"])
 @pytest.mark.parametrize("root", ["/data/plain.npz", "/data/rené x.npz", "/data/it's.npz"])
 def test_the_place_of_the_data_is_typed_again_in_any_letters(
     root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -119,6 +121,7 @@ def test_the_place_of_the_data_is_typed_again_in_any_letters(
         resumed(tmp_path, monkeypatch, stored, f"data.root={root}.other")
 
 
+@pytest.mark.nightly(but=["typed0-some"])
 @pytest.mark.parametrize(
     ("typed", "required"),
     [

@@ -69,6 +69,7 @@ def test_what_a_training_tells_is_what_it_came_to(
     }
 
 
+@pytest.mark.nightly(cases=["audit-run_audit-more1"])
 @pytest.mark.parametrize(
     ("command", "run", "more"), [("train", run_training, ()), ("audit", run_audit, SMALL)]
 )

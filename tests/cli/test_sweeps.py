@@ -372,6 +372,7 @@ def _in_process(
     return command.main(name, run)
 
 
+@pytest.mark.nightly
 def test_killed_half_way_and_repeated_gives_the_same_csv(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,12 @@ WRONG = [
 ]
 
 
+@pytest.mark.nightly(
+    cases=[
+        "attack.lira.online=7-attack.lira.online=7: true or false is needed",
+        "partition.alpha=true-partition.alpha=True: a number is needed",
+    ]
+)
 @pytest.mark.parametrize(("typed", "said"), WRONG)
 def test_a_wrong_value_is_one_line_that_names_its_key(
     typed: str, said: str, caplog: pytest.LogCaptureFixture
@@ -132,6 +138,7 @@ def test_a_right_value_is_taken(typed: str) -> None:
     check_command("audit", [*BASE, typed])
 
 
+@pytest.mark.nightly(but=["attack.lira.online=7-attack.lira.online=7: true or false is needed"])
 @pytest.mark.parametrize(
     ("typed", "said"),
     [w for w in WRONG if w[0].startswith(("attack.lira.o", "algo.w", "privacy.c", "engine.t"))],
@@ -276,6 +283,7 @@ def test_plain_values_and_declared_types(
     assert words is None or describe_type(kind) == words
 
 
+@pytest.mark.nightly
 def test_every_shipped_file_is_accepted() -> None:
     """Annotations are right about every value of every yaml, in every preset."""
     within = {
@@ -308,6 +316,14 @@ ENDLESS = [
 ]
 
 
+@pytest.mark.nightly(
+    but=[
+        "algo.local_epochs=1e15",
+        "algo.rounds=1000001",
+        "algo=feddm algo.matching.iterations=10000000",
+        "algo=fedfed algo.base.local_epochs=1e15",
+    ]
+)
 @pytest.mark.parametrize("typed", ENDLESS)
 def test_what_cannot_end_is_refused(typed: str) -> None:
     key = typed.split()[-1].split("=")[0]

@@ -94,6 +94,15 @@ def named_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.nightly(
+    cases=[
+        "algo=fedfed privacy.noise_multiplier=50",
+        "algo=fedfed_released privacy.noise_multiplier=2",
+        "privacy=dpsgd privacy.epsilon=3 privacy.noise_multiplier=7",
+        "engine=processes engine.address=auto",
+        "data=corrupted data.source=digits data.root=x",
+    ]
+)
 @pytest.mark.parametrize(("typed", "said"), REFUSED, ids=[" ".join(typed) for typed, _ in REFUSED])
 def test_what_nothing_reads_is_refused(typed: Sequence[str], said: str) -> None:
     with pytest.raises(BadConfig, match=said) as caught:
@@ -113,11 +122,32 @@ def test_a_model_is_refused_where_the_algo_has_its_own(typed: str, value: str) -
         check_settings_used(config, ["algo=fedavg", typed])
 
 
+@pytest.mark.nightly(
+    cases=[
+        "privacy=noisy_embedding algo=feddm privacy.count_noise=3 privacy.expected_batch=10",
+        "algo=fedfed_dp privacy.epsilon=3 privacy.feature_norm=1",
+        "algo=fedfed model=mlp model.width=4",
+        "algo=fedrd model=mlp model.width=4",
+        "engine=ray engine.address=auto engine.workers=2",
+        "data=npz data.root=mine.npz",
+    ]
+)
 @pytest.mark.parametrize("typed", TAKEN, ids=" ".join)
 def test_what_is_read_is_taken(typed: Sequence[str]) -> None:
     check_command("audit", ["preset=smoke", *typed])
 
 
+@pytest.mark.nightly(
+    but=[
+        "aggregate_clip",
+        "fedfed_released",
+        "gaussian_features",
+        "guided_scattering",
+        "none",
+        "private_projection",
+        "scattering_head",
+    ]
+)
 @pytest.mark.parametrize("privacy", group_choices("privacy", [config_dir()]))
 def test_a_key_is_refused_exactly_where_it_changes_no_mechanism(privacy: str) -> None:
     """The oracle: the mechanisms with another value there, once all is resolved."""
@@ -146,6 +176,7 @@ def test_a_key_is_refused_exactly_where_it_changes_no_mechanism(privacy: str) ->
             assert before.privacy.mechanisms != after.privacy.mechanisms, key
 
 
+@pytest.mark.nightly
 def test_every_point_of_a_sweep_is_checked(tmp_path: Path) -> None:
     """The first point reads the key, the second does not: it fails by name, and the first is
     kept."""

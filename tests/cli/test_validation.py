@@ -99,6 +99,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.nightly
 @RUNS
 @given(st.sampled_from(sorted(leaves())), st.sampled_from(WRONG))
 def test_wrong_values_are_refused_or_run(key: str, value: str) -> None:
@@ -145,6 +146,7 @@ def test_unknown_choices_of_a_group(group: str, name: str) -> None:
     assert outcome(["preset=smoke", "attack=[lira]", f"{group}={value}"])
 
 
+@pytest.mark.nightly(cases=["algo.rounds=2.5-algo.rounds=2.5: a whole number"])
 @pytest.mark.parametrize(
     ("argument", "needs"),
     [

@@ -27,6 +27,16 @@ def paper_of(name: str) -> dict[str, Any]:
     return OmegaConf.to_container(check_command("train", typed).paper, resolve=True)
 
 
+@pytest.mark.nightly(
+    cases=[
+        "feddm_figure4",
+        "fedfed_table4",
+        "fedfed_table5",
+        "fedlgd_table5",
+        "fedlgd_table6",
+        "fedlgd_table7",
+    ]
+)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_all_that_a_reader_needs(name: str) -> None:
     paper = paper_of(name)

@@ -47,6 +47,7 @@ def test_the_groups_are_the_folders():
     }
 
 
+@pytest.mark.nightly(but=["default"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_algo_builds(preset):
     """Method and mechanisms of each algo's own yaml; a second pass over the other groups rides
@@ -86,6 +87,7 @@ def test_every_privacy_and_every_model_builds(preset):
     assert len(names("model")) <= len(names("privacy"))
 
 
+@pytest.mark.nightly(but=["smoke"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_attack_builds(preset):
     """Those that are on by default, and the others on request."""

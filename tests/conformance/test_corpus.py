@@ -16,6 +16,8 @@ from tests.conformance import of_shapes as shapes
 from tests.conformance.cases import CASES
 from tests.conformance.parts import RNG, norm, poisson_epsilon, rows_clipped
 
+pytestmark = pytest.mark.nightly
+
 FEW = {
     "max_calls": 45_000,
     "tried": InputShapes(structures=(((3, 2), (2,)),), tables=((4, 3),), crowds=(10,)),

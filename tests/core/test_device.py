@@ -39,6 +39,7 @@ def drawn(t: int) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.nightly(but=["0", "1"])
 @pytest.mark.parametrize(
     "steps",
     [

@@ -18,6 +18,8 @@ from privdd.core.user_modules import import_torchvision
 from privdd.federated.simulation import run_round, start_training
 from privdd.runtime.engine import Engine
 
+pytestmark = pytest.mark.nightly
+
 EACH = 300  # records of a file
 
 

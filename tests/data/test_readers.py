@@ -37,6 +37,7 @@ def test_data_sets_and_transforms_import():
     assert import_torchvision("torchvision") is import_torchvision("torchvision")
 
 
+@pytest.mark.nightly
 def test_a_build_without_operators_still_gives_data_sets():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_OPERATORS], capture_output=True, text=True, timeout=600

@@ -257,6 +257,7 @@ def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix,
     )
 
 
+@pytest.mark.nightly(cases=["picture7-png-how7-9000 x 9000 pixels; at most"])
 @pytest.mark.parametrize(
     ("picture", "suffix", "how", "said"),
     [
@@ -314,6 +315,7 @@ def test_no_file_is_read_by_a_program_of_its_own(tmp_path, monkeypatch):
     assert not (tmp_path / "called").exists()
 
 
+@pytest.mark.nightly(cases=["bomb"])
 @pytest.mark.parametrize("harm", ["cut", "empty", "bomb", "folder", "escape"])
 def test_a_damaged_picture_is_named(tmp_path, harm):
     write_folder(

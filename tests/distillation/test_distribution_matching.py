@@ -198,6 +198,7 @@ def moved(cells: ClassCells) -> ClassCells:
     return replace(cells, pool=cells.pool.to("cuda"))
 
 
+@pytest.mark.nightly(but=["fixed-1"])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])
 def test_more_steps_on_a_device_send_nothing_more_and_wait_for_nothing(
@@ -454,6 +455,7 @@ def test_a_network_around_the_centre_is_the_draw_in_the_ball() -> None:
     )
 
 
+@pytest.mark.nightly(but=["ball"])
 @pytest.mark.parametrize("kind", ["ball", "fresh"])
 def test_networks_of_many_iterations_are_sent_at_once(kind: str) -> None:
     def used(count: int) -> None:

@@ -114,6 +114,7 @@ def contributions(records: Records, q: float) -> list[dict[int, State]]:
     return seen
 
 
+@pytest.mark.nightly(cases=["1.0"])
 @pytest.mark.parametrize("q", [1.0, 0.6])
 def test_a_record_moves_the_clipped_sum_by_the_clip_norm_at_most(q: float) -> None:
     """Removed anywhere in the batch it takes its own contribution with it and changes no other

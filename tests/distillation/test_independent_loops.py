@@ -34,6 +34,8 @@ from privdd.reproduce.catalogue import find_entry
 from privdd.reproduce.train import paper_cells
 from privdd.runtime.engine import Engine
 
+pytestmark = pytest.mark.nightly
+
 
 def convnet(width: int, side: int = 16, classes: int = 10) -> nn.Sequential:
     layers: list[nn.Module] = []

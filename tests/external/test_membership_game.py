@@ -154,6 +154,7 @@ def test_no_copy_of_an_audited_record_is_left_in_shadow_models() -> None:
     )
 
 
+@pytest.mark.nightly(but=["3"])
 @pytest.mark.parametrize("seed", range(4))
 def test_sound_files_raise_no_doubt(seed: int) -> None:
     """Whether the model remembers or not, learned or not, and where a few records of a coarse table
@@ -200,6 +201,7 @@ def test_near_copies_of_training_records_are_counted(count: int, doubts: int) ->
     )
 
 
+@pytest.mark.nightly(but=["train3-heldout3-can be told apart without the target"])
 @pytest.mark.parametrize(
     ("train", "heldout", "said"),
     [

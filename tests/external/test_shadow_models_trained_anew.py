@@ -69,6 +69,8 @@ def test_it_learns_without_the_audited_weights() -> None:
     assert first.argmax(1).eq(tasks[0].records.y).float().mean() > 0.6
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_shadow_models_are_alike_on_ray() -> None:
     tasks = shadow_tasks()

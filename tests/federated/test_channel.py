@@ -45,6 +45,7 @@ def context(**more) -> ClientContext:
     return ClientContext(0, 1, Keys(0).fold("round", 0, "client", 1), PROBLEM, **more)
 
 
+@pytest.mark.nightly(cases=["fedfed_virtual", "fedlgd_released", "fedrd_printed", "own_training"])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_ledger_rows_equal_what_the_server_received(algo):
     """Over a whole federation: same names in the same order, digests of the received tensors, their
@@ -456,6 +457,7 @@ ROADS: list[Callable[[Recording], None]] = [
 ]
 
 
+@pytest.mark.nightly(but=["by_class_counts-0.15", "by_class_counts-0.5"])
 @pytest.mark.parametrize("q", [0.15, 0.5])
 @pytest.mark.parametrize("road", ROADS)
 def test_what_is_released_is_a_poisson_sample_drawn_anew_for_every_release(
@@ -469,6 +471,7 @@ def test_what_is_released_is_a_poisson_sample_drawn_anew_for_every_release(
     assert taken.shape == (STEPS, COUNT) and poisson(taken, q) and refuses_other_rates(taken, q)
 
 
+@pytest.mark.nightly(but=["by_class_counts"])
 @pytest.mark.parametrize("road", ROADS)
 def test_at_probability_one_everybody_takes_part(road: Callable[[Recording], None]) -> None:
     mechanism = Recording(1.0, 10.0, 1.0)
@@ -476,6 +479,7 @@ def test_at_probability_one_everybody_takes_part(road: Callable[[Recording], Non
     assert taking_part(mechanism).all()
 
 
+@pytest.mark.nightly(but=["by_class_counts"])
 @pytest.mark.parametrize("road", ROADS)
 def test_a_sampler_that_is_switched_off_does_not_pass(
     road: Callable[[Recording], None], monkeypatch: pytest.MonkeyPatch

@@ -56,6 +56,23 @@ class Backwards(Engine):
         yield from reversed(done)
 
 
+@pytest.mark.nightly(
+    cases=[
+        "feddm_dp",
+        "feddm_guided_dp",
+        "feddm_guided_scattering",
+        "feddm_public_dp",
+        "fedfed_dp",
+        "fedfed_virtual",
+        "fedlgd",
+        "fedlgd_dp",
+        "fedlgd_released",
+        "fedrd",
+        "fedrd_dp",
+        "fedrd_printed",
+        "own_training",
+    ]
+)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_clients_working_backwards(algo):
     experiment, (expected, *_) = tiny(algo), trained(algo)
@@ -66,6 +83,7 @@ def test_clients_working_backwards(algo):
     assert progress.ledger.to_json() == expected.ledger.to_json()
 
 
+@pytest.mark.nightly(cases=["feddm_guided_dp", "feddm_guided_scattering"])
 @pytest.mark.parametrize("algo", ALGOS)
 def test_aggregation_of_a_shuffled_inbox(algo):
     plan, (_, received, servers) = tiny(algo).plan, trained(algo)

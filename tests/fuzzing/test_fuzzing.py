@@ -16,6 +16,8 @@ from tests.fuzzing.files import Damage, damage_cases, damaged, read_damaged, who
 from tests.fuzzing.outcomes import FAULTS, Outcome, in_child, problems, run_case
 from tests.fuzzing.run import Work, never_ran, told
 
+pytestmark = pytest.mark.nightly
+
 LIMIT = 60.0  # seconds for one case, on a busy machine
 TRAIN = (
     "preset=smoke",

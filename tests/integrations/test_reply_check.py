@@ -312,6 +312,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.nightly(cases=["NaN", "transposed", "a pickle", "another surface", "seen by nobody"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_reply_ends_in_one_line_and_the_state_is_intact(
     name: str, honest: Any, stopped: Path, tmp_path: Path
@@ -353,6 +354,7 @@ COVERED = {
 }
 
 
+@pytest.mark.nightly(cases=["NaN", "rows that are no JSON"])
 @pytest.mark.parametrize("name", COVERED)
 def test_a_dropped_client_is_left_out_and_pays(
     name: str, honest: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -451,6 +453,7 @@ SETS: dict[str, tuple[str, Alter, str]] = {
 }
 
 
+@pytest.mark.nightly(but=["a negative count", "a count of NaN", "a huge count"])
 @pytest.mark.parametrize("name", SETS)
 def test_synthetic_sets_and_counts_are_checked_too(name: str, tmp_path: Path) -> None:
     algo, alter, says = SETS[name]
@@ -493,6 +496,7 @@ ACCURACY: dict[str, tuple[Alter, str]] = {
 }
 
 
+@pytest.mark.nightly(but=["text"])
 @pytest.mark.parametrize("name", ACCURACY)
 def test_an_accuracy_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
     alter, says = ACCURACY[name]

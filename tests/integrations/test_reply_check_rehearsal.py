@@ -15,6 +15,8 @@ from privdd.integrations.reply_check import Rehearsals, made_up_shard, rehearse_
 from tests.federations import ALGOS, tiny
 from tests.integrations.hand_grid import AlteringGrid
 
+pytestmark = pytest.mark.nightly
+
 PRIVATE = {
     "fedavg": ["privacy=dpsgd", "privacy=client"],
     "fedrd": [

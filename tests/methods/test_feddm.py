@@ -112,6 +112,7 @@ def test_worlds_in_one_pass_equal_calls_of_local(start: str) -> None:
     assert method.local_batched(sent, [{}] * 5, clients, noised) is None
 
 
+@pytest.mark.nightly(cases=["stepwise"])
 @pytest.mark.parametrize(
     "mechanisms", [SOUND, COUNTED, STEPWISE], ids=["embedding", "counted", "stepwise"]
 )

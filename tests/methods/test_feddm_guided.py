@@ -111,6 +111,7 @@ def test_a_data_set_and_a_network_are_published_after_the_last_round_only(
     assert torch.equal(sent["labels"]["y"], soft.argmax(1))
 
 
+@pytest.mark.nightly
 def test_images_are_fitted_to_all_gradients_that_were_released() -> None:
     experiment = tiny(*GUIDED, *ALL)
     method = experiment.plan.method
@@ -480,6 +481,9 @@ def test_settings_without_a_meaning_are_refused(key: str, value: float) -> None:
         replace(SMALL, **{key: value})
 
 
+@pytest.mark.nightly(
+    cases=["algo.varied_rounds=9-varied_rounds=9: at least 1, and at most read_rounds=2"]
+)
 @pytest.mark.parametrize(
     ("override", "named"),
     [

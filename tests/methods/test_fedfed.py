@@ -521,6 +521,7 @@ def test_a_base_that_would_not_see_the_features_is_refused_before_anything_is_co
         tiny("fedfed", own)
 
 
+@pytest.mark.nightly(but=["fedavg-FedAvg"])
 @pytest.mark.parametrize(
     ("base", "kind"),
     [("fedavg", FedAvg), ("fedprox", FedProx), ("fednova", FedNova), ("scaffold", Scaffold)],

@@ -207,6 +207,7 @@ def finished_scene(*more: str) -> FinishedRun:
     return FinishedRun(experiment, finished(experiment), game, shards[victim])
 
 
+@pytest.mark.nightly(but=["words1"])
 @pytest.mark.parametrize(
     "words", [("algo.where=everywhere",), ("algo.where=training",), ("algo.where=release",)]
 )
@@ -254,6 +255,7 @@ def test_what_images_stand_for_is_told_where_updates_come_of_them() -> None:
             )
 
 
+@pytest.mark.nightly(but=["fedfed-words0"])
 @pytest.mark.parametrize(
     ("algo", "words"),
     [

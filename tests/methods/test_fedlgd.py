@@ -245,6 +245,7 @@ def test_bad_settings_are_refused(bad: dict[str, object]) -> None:
         make(**bad)
 
 
+@pytest.mark.nightly(but=["paper"])
 @pytest.mark.parametrize("more", [{}, RELEASED], ids=["paper", "released"])
 def test_it_learns(more: dict[str, object]) -> None:
     virtual = replace(VIRTUAL, warmup=matching(15, momentum=0.5), ipc=8)

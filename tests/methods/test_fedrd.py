@@ -197,6 +197,7 @@ def test_wrong_projection_is_refused() -> None:
         make(projection=ModelSpec(name="mlp"))
 
 
+@pytest.mark.nightly(cases=["True"])
 @pytest.mark.parametrize("private", [False, True])
 def test_it_learns(private: bool) -> None:
     clients = shards([150, 150, 150])

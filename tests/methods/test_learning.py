@@ -16,6 +16,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.nightly(but=["fednova", "fedadam"])
 @pytest.mark.parametrize("name", METHODS)
 def test_learns_digits(name):
     method = make(METHODS[name], **OPTIONS.get(name, {}))
@@ -28,6 +29,7 @@ def test_learns_digits(name):
     ).float().mean() > 0.6  # chance: 0.1
 
 
+@pytest.mark.nightly(but=["fednova", "fedadam"])
 @pytest.mark.parametrize("name", METHODS)
 def test_shared_features_enter_local_training(name):
     """A client without classes 5-9 learns them from the shared set in its broadcast."""

@@ -17,6 +17,8 @@ from privdd.federated.trainer import measure_accuracy
 from privdd.runtime.engine import Engine
 from tests.federations import PUBLIC_MAP
 
+pytestmark = pytest.mark.nightly
+
 torch.set_num_threads(1)
 ALGOS = sorted(
     path.stem for path in (Path(__file__).parents[2] / "configs" / "algo").glob("[!_]*_dp.yaml")

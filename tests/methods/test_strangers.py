@@ -136,16 +136,22 @@ def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: 
     assert uploaded.title in ("Not tested", "Do not share") and uploaded.tone != "good"
 
 
+# the first audit of a stranger's method stays
+@pytest.mark.nightly
 def test_the_same_prototypes_with_a_map_are_tested(tmp_path: Path) -> None:
     _, said = first_screen(MappedFedProto, tmp_path)
     assert "AuditHooks" not in " ".join(said) and "nothing to read" not in " ".join(said)
 
 
+# the first audit of a stranger's method stays
+@pytest.mark.nightly
 def test_class_statistics_of_a_public_map_identify_members_first(tmp_path: Path) -> None:
     _, said = first_screen(StrangersFedCGS, tmp_path)
     assert said[0].startswith("From the statistics, the server can"), said
 
 
+# the first audit of a stranger's method stays
+@pytest.mark.nightly
 def test_images_that_stayed_records_come_first(tmp_path: Path) -> None:
     _, said = first_screen(StrangersFedDM, tmp_path)
     assert "images" in said[0] and "synthetic images" in said[0], said

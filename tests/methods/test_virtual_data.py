@@ -29,6 +29,7 @@ def test_the_images_are_those_of_fedlgds_first_stage():
     assert equal({n: ours[n] for n in theirs}, theirs) and ours["images/x"].shape[1] == 10
 
 
+@pytest.mark.nightly(but=["fedproto"])
 @pytest.mark.parametrize("inner", INNER)
 def test_every_baseline_trains_on_the_images_alone(inner):
     """What is sent is the inner method's upload on a client that holds the images, in both

@@ -11,6 +11,8 @@ from attacks.types import Surface
 from privdd.auditing import signal_extraction
 from tests.power.membership import claimed, finds, power
 
+pytestmark = pytest.mark.nightly
+
 SEEDS = range(3)
 CLAIMED = list(claimed())
 

@@ -13,6 +13,8 @@ from attacks.types import Evidence, Surface, View
 from tests.power import pictures
 from tests.power.pictures import ATTACKS, claimed, power
 
+pytestmark = pytest.mark.nightly
+
 CLAIMED = list(claimed())
 
 

@@ -84,6 +84,7 @@ TABLE = [  # q, z, steps, Opacus RDP, Opacus PRV, dp-accounting RDP, PLD
 ]
 
 
+@pytest.mark.nightly(but=["0.01-1.0-1000-2.1014-1.8384-2.1014-1.8282"])
 @pytest.mark.parametrize(("q", "z", "steps", "opacus", "prv", "rdp", "pld"), TABLE)
 def test_table_of_subsampled_gaussians(
     q: float, z: float, steps: int, opacus: float, prv: float, rdp: float, pld: float

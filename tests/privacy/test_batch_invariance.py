@@ -80,6 +80,7 @@ def cases() -> dict[str, Callable[[Tensor], Tensor]]:
     return made
 
 
+@pytest.mark.nightly(cases=["gradients of lenet", "gradients of smallcnn"])
 @pytest.mark.parametrize("name", cases())
 def test_the_bits_of_a_row_depend_on_no_other_row(name: str) -> None:
     of = cases()[name]
@@ -113,6 +114,7 @@ def cancelling(spec: ModelSpec) -> State:
     return state
 
 
+@pytest.mark.nightly(but=["5"])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 9])
 def test_one_record_moves_the_sum_by_the_clip_norm_at_most_at_weights_that_a_server_chose(
     size: int,

@@ -73,6 +73,7 @@ def blow_up(q: float, z: float, level: float) -> float:
     return max(forth, mass)
 
 
+@pytest.mark.nightly(but=["0.1-1.0"])
 @pytest.mark.parametrize(("q", "z"), [(0.1, 1.0), (0.5, 0.7), (0.02, 0.5)])
 def test_poisson_sampled_gaussian_against_the_integral(q: float, z: float) -> None:
     for level in (0.5, 0.1, 0.01, 0.001):

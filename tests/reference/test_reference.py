@@ -54,6 +54,7 @@ def clients() -> Iterator[list[Shard]]:
     yield [large, small]
 
 
+@pytest.mark.nightly(cases=["fedrd", "fedlgd", "fedfed"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_stack_ends_where_the_bare_loop_ends(name: str, clients: list[Shard]) -> None:
     with double_precision():
@@ -69,6 +70,7 @@ def test_stack_ends_where_the_bare_loop_ends(name: str, clients: list[Shard]) ->
     assert difference(loop, stack) < TOLERANCE
 
 
+@pytest.mark.nightly(but=["fedavg", "fedprox", "fedavgm"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_neither_skips_nor_adds_work(name: str, clients: list[Shard]) -> None:
     """Convolutions and matrix products, backward passes included; 2 % is what weighted means by
@@ -90,6 +92,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.nightly(cases=["feddm", "fedrd", "fedlgd", "fedfed"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_small_change_is_seen(name: str, clients: list[Shard]) -> None:
     """The comparison has teeth: the same loop with one setting a little off ends elsewhere."""

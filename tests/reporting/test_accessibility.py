@@ -20,6 +20,8 @@ from privdd.reporting.page import write_report
 from tests.bare_machine import AXE_VERSION, axe_file
 from tests.reporting.test_page import browse
 
+pytestmark = pytest.mark.nightly
+
 DIGEST = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
 POLICY = re.compile(r'<meta http-equiv="Content-Security-Policy"[^>]*>')
 RUN = """<script>%s</script><script>

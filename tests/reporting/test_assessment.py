@@ -133,6 +133,7 @@ OF_ARTIFACT = {
 }
 
 
+@pytest.mark.nightly(but=["contradiction"])
 @pytest.mark.parametrize("kind", ["unprotected", "consistent", "contradiction"])
 def test_the_card_says_what_the_page_says(tmp_path: Path, kind: str) -> None:
     folder = write_run(tmp_path / "run", kind=kind)
@@ -221,6 +222,7 @@ def test_the_signature_says_where_networks_see_something_else_than_the_records(
     assert seen == "standardised by published constants (mean 0.2861)"
 
 
+@pytest.mark.nightly
 def test_a_card_that_says_something_else_than_the_run_is_seen(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     write_report(folder)

@@ -36,6 +36,8 @@ def with_page(run: Path, folder: Path) -> Path:
     return folder
 
 
+# the first suite reads every statement of four runs, and opens a hostile page
+@pytest.mark.nightly(cases=["fedavg"])
 @pytest.mark.parametrize("name", ["fedfed", "fedavg", "fedavg_client", "feddm", "feddm_dp"])
 def test_no_two_statements_exclude_each_other(
     name: str, audited: Callable[[str], SmallAudit], tmp_path: Path
@@ -43,6 +45,7 @@ def test_no_two_statements_exclude_each_other(
     assert page_contradictions(with_page(audited(name).path, tmp_path / "run")) == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NIGHTLY)
 def test_no_page_at_the_default_preset_contradicts_itself(name: str, tmp_path: Path) -> None:
     from privdd.cli.compose import compose_config, expand_arguments

@@ -82,6 +82,18 @@ def test_only_attacks_that_measured_something_stand_by_a_claim() -> None:
 # The rule of significance against scipy's binomial interval.
 
 
+@pytest.mark.nightly(
+    cases=[
+        "1-0.0-281",
+        "1-0.1-281",
+        "1-0.5-281",
+        "1-0.99-281",
+        "80-0.0-281",
+        "80-0.1-281",
+        "80-0.5-281",
+        "80-0.99-281",
+    ]
+)
 @pytest.mark.parametrize("n", [1, 2, 12, 40, 281])
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("looks", [1, 80])

@@ -88,6 +88,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly(cases=["unprotected"])
 @pytest.mark.parametrize("name", [*KINDS, "comparison"])
 def test_a_page_is_whole_small_and_loads_nothing(pages: dict[str, Path], name: str) -> None:
     text = pages[name].read_text(encoding="utf-8")
@@ -252,6 +253,7 @@ def test_a_large_limit_is_not_green(tmp_path: Path, noise: float, green: bool) -
     assert ('<div class="hero consistent weak">' in text) is not green
 
 
+@pytest.mark.nightly
 def test_hostile_texts_are_shown_and_do_nothing(hostile: Path, tmp_path: Path) -> None:
     one = write_report(hostile).read_text(encoding="utf-8")
     several = write_comparison([hostile], tmp_path / "out").read_text(encoding="utf-8")
@@ -267,6 +269,7 @@ def test_hostile_texts_are_shown_and_do_nothing(hostile: Path, tmp_path: Path) -
     )
 
 
+@pytest.mark.nightly
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     def files(name: str) -> dict[str, bytes]:
         page = write_report(write_run(tmp_path / name))
@@ -392,6 +395,8 @@ def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
     return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
 
 
+# the first suite reads every statement of four runs, and opens a hostile page
+@pytest.mark.nightly
 @pytest.mark.extra("browser")
 @pytest.mark.parametrize("name", ["unprotected", "comparison"])
 def test_a_browser_opens_it_without_a_word(

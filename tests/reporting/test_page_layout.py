@@ -18,6 +18,8 @@ from privdd.reporting.page import print_pdf, write_report
 from tests.reporting.fixture import write_run
 from tests.reporting.test_page import browse
 
+pytestmark = pytest.mark.nightly
+
 WIDTHS = (390, 768, 1400, 1920)
 FRAME = """<!doctype html><meta charset="utf-8"><body style="margin:0"><iframe id="f" srcdoc="%s"
  style="border:0;width:1400px;height:3000px"></iframe><pre id="out"></pre><script>

@@ -12,6 +12,8 @@ from privdd.report import main
 from privdd.reporting.page import NoBrowser, find_browser, print_pdf
 from tests.conftest import SmallAudit
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.mark.extra("browser")
 def test_a_run_is_printed_and_its_seal_still_holds(

@@ -63,6 +63,7 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
             } <= {*cell.overrides}
 
 
+@pytest.mark.nightly(but=["small"])
 @pytest.mark.parametrize("scale", ["small", "medium"])
 def test_a_scale_has_records_for_all_of_its_clients(scale: str) -> None:
     """The even labels of 2000 or 8000 records cannot be dealt to 100 clients with 10 each."""

@@ -93,6 +93,7 @@ def test_the_first_picture_of_each_class_and_a_gap() -> None:
     ]
 
 
+@pytest.mark.nightly
 def test_a_small_run_of_fedlgd_is_shown_in_every_way(tmp_path: Path) -> None:
     made = [
         cell("algo=fedlgd", "algo.contrast=10"),

@@ -110,6 +110,7 @@ def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = F
     (folder / name / "results.json").write_text(json.dumps(result))
 
 
+@pytest.mark.nightly
 def test_each_verdict(small: Path) -> None:
     kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, HOLDS_IN_MEAN, BEHIND, CANNOT_TELL)]
     texts = [

@@ -117,6 +117,18 @@ def odd_rows(name: str, column: str) -> dict[str, set[str]]:
     return find_differing_terms(terms)
 
 
+@pytest.mark.nightly(
+    but=[
+        "feddm_figure4",
+        "feddm_table4",
+        "fedfed_figure17",
+        "fedfed_figure2c",
+        "fedlgd_figure3b",
+        "fedlgd_table6",
+        "fedlgd_table7",
+        "fedrd_table4",
+    ]
+)
 @pytest.mark.parametrize("name", group_choices("experiment", [config_dir()]))
 def test_rows_of_a_column_are_on_equal_terms_or_say_which_differ(name: str) -> None:
     """Every row can be built. At preset=paper: rounds, participation, network, data, local training

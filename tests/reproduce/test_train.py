@@ -226,6 +226,7 @@ run(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.nightly
 def test_killed_and_repeated_it_ends_in_the_same_numbers(
     whole: tuple[Path, dict], tmp_path: Path
 ) -> None:
@@ -325,6 +326,7 @@ class Reader(HTMLParser):
         self.text += data
 
 
+@pytest.mark.nightly
 def test_the_surrogate_and_the_radius_are_those_of_the_stored_rows(
     whole: tuple[Path, dict],
 ) -> None:

@@ -123,6 +123,7 @@ def bits(part: AttackOutcome | Finding) -> tuple[Any, ...]:
 SERIAL: dict[str, tuple[Plan, Progress, list[State]]] = {}
 
 
+@pytest.mark.nightly(but=["scaffold-processes"])
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 @pytest.mark.parametrize(
     "overrides", [["algo=fedavg"], ["algo=scaffold"]], ids=["fedavg", "scaffold"]
@@ -141,6 +142,7 @@ def test_rounds_and_worlds_are_bit_identical(engine: Engine, overrides: list[str
     assert not torch.equal(worlds[0]["update/head.weight"], worlds[1]["update/head.weight"])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "engine", [pytest.param(Engine("ray", workers=1), marks=pytest.mark.engine)], indirect=True
 )
@@ -164,6 +166,8 @@ def test_attacks_and_guarantee_tests_are_bit_identical_on_ray(
         assert [bits(part) for part in mine] == [bits(part) for part in other]
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly(cases=["ray"])
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_a_killed_worker_is_replaced_and_the_result_is_the_same(engine: Engine, tmp_path) -> None:
     calm = [Deadly(i, "") for i in range(6)]
@@ -174,6 +178,8 @@ def test_a_killed_worker_is_replaced_and_the_result_is_the_same(engine: Engine, 
     assert len(found) == 6 and all(torch.equal(a, b) for a, b in zip(found, expected))
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly(cases=["ray"])
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_a_task_that_always_kills_its_worker_ends_in_one_line(engine: Engine, tmp_path) -> None:
     impatient = Engine(engine.kind, workers=2, retries=1)
@@ -187,12 +193,16 @@ def test_a_task_that_always_kills_its_worker_ends_in_one_line(engine: Engine, tm
     )  # a try may be lost with a neighbour, on the way to its worker
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly(cases=["ray"])
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_a_tasks_own_error_arrives_as_it_is(engine: Engine) -> None:
     with pytest.raises(ValueError, match=r"^task [01]: refused$"):
         list(engine.map(crash_tasks.refuse, [Deadly(0, ""), Deadly(1, "")]))
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly(cases=["ray"])
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
     found = [both_workers(engine, tmp_path / f"call_{i}") for i in range(4)]
@@ -245,6 +255,7 @@ def test_a_callers_own_joblib_works_after_ours(tmp_path: Path) -> None:
     get_reusable_executor(reuse=True).shutdown()
 
 
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_a_cluster_for_one_worker_makes_way_where_two_are_asked_for(tmp_path: Path) -> None:
     """In whatever order: the first Ray engine of a process decided how many workers all later ones
@@ -290,6 +301,7 @@ def test_a_cluster_that_the_user_started_meanwhile_is_left_alone(
     assert not made and not ours._started_clusters, "a cluster that ended counts as running"
 
 
+@pytest.mark.nightly
 def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
     """Loky replaces a worker that grew by 300 MB, if it can measure memory and is not told
     otherwise."""
@@ -306,6 +318,8 @@ def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
     assert max(grown.values()) >= 8, "no worker came to be measured: the test tested nothing"
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly(cases=["ray"])
 @pytest.mark.parametrize("engine", [pytest.param(Engine(), id="serial"), *OTHERS], indirect=True)
 def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
     """The last that starts processes: others would have to replace workers of two threads by their
@@ -324,6 +338,8 @@ def test_ray_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
         list(Engine("ray").map(crash_tasks.run, [Deadly(0, ""), Deadly(1, "")]))
 
 
+# the first suite tests the engine that auto chooses, and of Ray the missing package
+@pytest.mark.nightly
 @pytest.mark.engine
 def test_an_address_without_a_cluster_is_one_line() -> None:
     from privdd.runtime.ray_pool import disconnect_ray

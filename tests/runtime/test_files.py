@@ -181,6 +181,7 @@ def test_the_folder_is_free_after_a_failure(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.nightly
 def test_two_are_never_inside_at_once(tmp_path: Path) -> None:
     """Processes that come and go: each that gets in finds nobody else's mark."""
     work = (

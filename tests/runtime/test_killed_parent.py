@@ -13,6 +13,8 @@ import pytest
 
 from tests.system.random_kills import WORD, alive
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60  # seconds on a busy machine; workers that nobody ends nap for ten minutes
 PARENT = """

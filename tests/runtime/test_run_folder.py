@@ -121,6 +121,7 @@ def go_on(folder: Path) -> int:
     )
 
 
+@pytest.mark.nightly(cases=["torch"])
 @pytest.mark.parametrize("name", ["torch", "numpy"])
 def test_an_audit_half_done_with_another_version_is_refused(
     name: str, audited: Path, tmp_path: Path

@@ -55,6 +55,7 @@ def told(
     return forked, own, places, draws
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="forked on Linux only")
 def test_a_commands_workers_are_forked_and_draw_the_same(tmp_path: Path) -> None:
     """One of them is killed on the way, and its task is run again."""
@@ -69,12 +70,14 @@ def test_a_commands_workers_are_forked_and_draw_the_same(tmp_path: Path) -> None
     assert draws == same
 
 
+@pytest.mark.nightly
 def test_none_is_forked_where_a_gpu_may_be_in_use(tmp_path: Path) -> None:
     forked, own, places, _ = told(tmp_path, "privdd.audit", "cuda")
     assert not forked
     assert {parent for _, parent, _ in places} == {own}
 
 
+@pytest.mark.nightly
 def test_none_is_forked_where_no_socket_can_be_made(tmp_path: Path) -> None:
     deep = tmp_path / ("a" * 60) / ("b" * 60)
     deep.mkdir(parents=True)
@@ -97,6 +100,16 @@ def test_what_workers_load_is_there() -> None:
         importlib.import_module(module)
 
 
+@pytest.mark.nightly(
+    cases=[
+        "typed0-asked0",
+        "typed1-asked1",
+        "typed3-asked3",
+        "typed4-asked4",
+        "typed5-asked5",
+        "typed6-asked6",
+    ]
+)
 @pytest.mark.parametrize(
     ("typed", "asked"),
     [

@@ -11,6 +11,8 @@ from privdd.selftest_faults.fault import PROFILES
 from privdd.selftest_faults.mutation_score import NOISE_PLANTS, audit_with_plant
 from tests import stand_in_weights
 
+pytestmark = pytest.mark.nightly
+
 stand_in_weights.install()
 
 

@@ -233,6 +233,29 @@ def both(
     return first, second
 
 
+# of each method one simulated neighbour stays
+@pytest.mark.nightly(
+    but=[
+        "feddm_dp add_remove someone_else-simulated",
+        "feddm_dp add_remove nobody-simulated",
+        "fedrd_personal_dp add_remove someone_else-simulated",
+        "fedavg dpsgd add_remove dropped-simulated",
+        "fedavg dpsgd add_remove dropped-flower",
+        "fedavg dpsgd add_remove someone_else-simulated",
+        "fedavg dpsgd add_remove someone_else-flower",
+        "fedavg dpsgd add_remove nobody-simulated",
+        "fedavg dpsgd add_remove nobody-flower",
+        "fedavg dpsgd zero_out zeroed-simulated",
+        "fedavg client someone_else-simulated",
+        "fedavg client someone_else-flower",
+        "fedavg client nobody-simulated",
+        "fedavg client nobody-flower",
+        "fedprox client someone_else-simulated",
+        "fedprox client someone_else-flower",
+        "fedprox client nobody-simulated",
+        "fedprox client nobody-flower",
+    ]
+)
 @pytest.mark.parametrize("flower", [False, True], ids=["simulated", "flower"])
 @pytest.mark.parametrize("case", CASES)
 def test_replies_and_ledger_are_the_same_bytes_for_a_neighbour(
@@ -259,6 +282,7 @@ TELLING: dict[str, Callable[[Output, int], Output]] = {
 }
 
 
+@pytest.mark.nightly(but=["noise_std-flower", "sensitivity-flower", "clip_norm-flower"])
 @pytest.mark.parametrize("flower", [False, True], ids=["simulated", "flower"])
 @pytest.mark.parametrize("place", TELLING)
 def test_a_row_that_tells_how_many_records_there_were_is_caught(

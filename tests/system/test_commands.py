@@ -111,6 +111,17 @@ BAD = {
 }
 
 
+@pytest.mark.nightly(
+    but=[
+        "unknown algo",
+        "shared yaml",
+        "shared yaml of attacks",
+        "unknown key",
+        "unknown group",
+        "added key",
+        "attack",
+    ]
+)
 @pytest.mark.parametrize("kind", BAD)
 def test_bad_input_is_one_line_and_status_1(run, monkeypatch, tmp_path, kind):
     """Before anything is trained or written: no run folder appears."""
@@ -265,6 +276,7 @@ DAMAGE = {
 }
 
 
+@pytest.mark.nightly(but=["config emptied", "config of another program"])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_damaged_folders(run, folder, kind):
     name, damage = DAMAGE[kind]

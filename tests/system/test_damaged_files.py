@@ -154,6 +154,7 @@ def readers(
     }
 
 
+@pytest.mark.nightly(but=["ledger", "findings", "npz", "scores"])
 @pytest.mark.parametrize(
     "kind",
     [

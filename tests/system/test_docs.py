@@ -72,6 +72,7 @@ class Links(HTMLParser):
             self.loads.append(named["href"])
 
 
+@pytest.mark.nightly
 def test_links_lead_somewhere_and_nothing_is_loaded_from_outside(site: Path) -> None:
     pages = {path: Links(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     assert len(pages) > 20

@@ -158,6 +158,7 @@ def simulated(experiment: Experiment, folder: RunFolder) -> Progress:
     ).run()
 
 
+@pytest.mark.nightly(but=["fedavg"])
 @pytest.mark.parametrize("name", METHODS)
 def test_a_federation_equals_its_simulation(name: str, tmp_path: Path) -> None:
     experiment = build_experiment(compose_config("audit", [*SMALL, *METHODS[name]]))
@@ -210,6 +211,7 @@ def result(config: Any, folder: RunFolder) -> dict[str, Any]:
     }
 
 
+@pytest.mark.nightly(but=["scaffold"])
 @pytest.mark.parametrize("name", AUDITED)
 def test_an_audit_of_a_deployment_finds_what_the_simulated_one_finds(
     name: str, tmp_path: Path

@@ -21,6 +21,8 @@ from privdd.reporting.schema import load_findings
 from privdd.runtime.files import read_json
 from tests.system.flower_loopback import deployed
 
+pytestmark = pytest.mark.nightly
+
 PAGE = (Path(__file__).parents[2] / "docs" / "tutorials" / "flower.md").read_text()
 
 

@@ -397,6 +397,28 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {
 }
 
 
+@pytest.mark.nightly(
+    but=[
+        "a shell as model",
+        "evidence that is a link",
+        "figures that are a link",
+        "shadow models that are a link",
+        "a ledger that is a link",
+        "a link in a run to compare",
+        "a link in a point of a sweep",
+        "an evidence file that climbs",
+        "a pipe",
+        "a ledger above the limit",
+        "findings above the limit",
+        "a header of 4 EiB",
+        "a deep nest in the ledger",
+        "edited findings for a page",
+        "edited findings in a comparison",
+        "edited findings in a sweep",
+        "a ledger of garbage",
+        "a training in a sweep that is none",
+    ]
+)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_folder_ends_in_one_line(
     name: str, scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

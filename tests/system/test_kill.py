@@ -25,6 +25,8 @@ from privdd.core.validation import BadConfig
 from privdd.runtime import files as store
 from privdd.runtime.files import DamagedRun
 
+pytestmark = pytest.mark.nightly
+
 HERE = Path(__file__).parent
 ENVIRONMENT = {
     **os.environ,

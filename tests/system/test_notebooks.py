@@ -18,6 +18,8 @@ import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+pytestmark = pytest.mark.nightly
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
 ALONE = "04_is_the_printed_epsilon_true"  # the quickest

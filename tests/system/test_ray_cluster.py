@@ -21,7 +21,7 @@ from privdd.runtime.worker_pool import TooManyLostWorkers
 from tests.runtime import crash_tasks
 from tests.runtime.crash_tasks import Deadly
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 SECRET = "a secret of sixteen letters"
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {

@@ -85,6 +85,26 @@ def test_an_example_has_at_most_fifteen_lines(stem: str) -> None:
     assert len(code) <= 15
 
 
+@pytest.mark.nightly(
+    cases=[
+        "privdd.audit algo=fedfed",
+        "privdd.audit -m algo=fedfed_dp privacy.noise_multiplier=0.5,1,2,4 seed=0,1,2",
+        "privdd.audit -m algo=fedavg,feddm,fedrd,fedfed,fedlgd",
+        "privdd.audit algo=fedavg engine=processes",
+        "privdd.audit algo=fedavg engine=ray engine.address=head:6379",
+        "privdd.audit algo=fedfed preset=smoke",
+        "privdd.audit algo=feddm data=fashion_mnist",
+        "privdd.audit algo=fedavg privacy=dpsgd privacy.epsilon=3",
+        "privdd.audit algo=fedavg attack=[lira,gradient_inversion]",
+        "privdd.audit data=npz data.root=mine.npz algo=fedavg",
+        "privdd.audit data=folder data.root=pictures algo=feddm",
+        "privdd.audit algo=fedavg model=own model.target=net:Net model.args={width:32}",
+        "privdd.audit algo=own_training algo.training=net:train",
+        "privdd.audit algo=own_training algo.training=net:train "
+        "model=own model.target=net:Net privacy=client",
+        "privdd.audit scores=mine.npz scores_surface=synthetic_images privacy.epsilon=3",
+    ]
+)
 @pytest.mark.parametrize("line", commands())
 def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     for name in ("DIR", "runs/first"):  # runs that the lines name
@@ -141,6 +161,7 @@ def test_the_contract_check_runs(mine: Path) -> None:
     names["test_signs"]()
 
 
+@pytest.mark.nightly
 def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
     found = audit(
         *TINY,
@@ -168,6 +189,7 @@ def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
     assert 0.99 < tested["t1_sensitivity"].kappa <= 1.001 and update.verdict == "consistent"
 
 
+@pytest.mark.nightly(cases=["code1"])
 @pytest.mark.parametrize(
     "code", [text for kind, text in BLOCKS if kind == "python" and "import audit" in text]
 )

@@ -28,6 +28,8 @@ from tests.conftest import SmallAudit
 from tests.federations import SHORT
 from tests.system.test_readme import BLOCKS, ROOT, commands, mine
 
+pytestmark = pytest.mark.nightly
+
 __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
 NOT_RUN = {

@@ -88,6 +88,17 @@ def test_a_pass_of_one_client_is_that_client_alone() -> None:
     )
 
 
+@pytest.mark.nightly(
+    but=[
+        "FedAvg-model0-settings0",
+        "FedAvg-model7-settings7",
+        "FedAvgM-model8-settings8",
+        "FedNova-model10-settings10",
+        "FedProx-model12-settings12",
+        "Scaffold-model13-settings13",
+        "Scaffold-model14-settings14",
+    ]
+)
 @pytest.mark.parametrize(("kind", "model", "settings"), CASES)
 def test_every_upload_is_what_the_client_would_send_alone(
     kind: Any, model: ModelSpec, settings: dict

@@ -55,6 +55,7 @@ def test_honest_runs_agree(name: str, audited: Audited) -> None:
     assert load_run(folder).findings.run.algo == name
 
 
+@pytest.mark.nightly
 def test_the_page_is_drawn_again_to_the_same_bytes(audited: Audited, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(audited("fedfed").path, tmp_path / "run"))
     page = folder / "report.html"
@@ -344,6 +345,18 @@ def kappa(folder: Path) -> int:
     )
 
 
+@pytest.mark.nightly(
+    but=[
+        "epsilon by RDP",
+        "a blind control",
+        "a stated epsilon",
+        "the number of bytes sent",
+        "the accuracy",
+        "a value that was sent",
+        "the machine",
+        "a note",
+    ]
+)
 @pytest.mark.parametrize("name", SINGLE)
 def test_a_single_edit_is_found(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     edit, said, also_sealed = SINGLE[name]

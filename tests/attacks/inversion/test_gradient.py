@@ -109,6 +109,7 @@ def test_slope_equals_plain_autograd_alone_and_batched(problems: int) -> None:
         assert torch.allclose(slope[r], expected, atol=1e-4 * float(expected.abs().max()))
 
 
+@pytest.mark.nightly(cases=["attack0"])
 @pytest.mark.parametrize(
     "attack", [DLG(iterations=60, tolerance=1e-8), IDLG(iterations=60, tolerance=1e-8)]
 )
@@ -574,6 +575,7 @@ def test_corners_sharpen_and_are_put_back() -> None:
     }
 
 
+@pytest.mark.nightly(cases=["better0"])
 @pytest.mark.parametrize("better", [{"soften": 100.0}, {"objective": "absolute"}])
 def test_eight_records_are_found_where_the_published_recipe_stalls(
     better: dict[str, float | str],

@@ -529,6 +529,7 @@ def test_the_simulation_is_the_products_own_training(batch: int) -> None:
         assert torch.allclose(start[name] - KEYS["lr"] * gradient, after[name], atol=1e-9, rtol=0)
 
 
+@pytest.mark.nightly(cases=["3"])
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_several_records_of_a_real_update_are_found(epochs: int) -> None:
     truth = _truth_update(4)

@@ -264,6 +264,7 @@ def test_a_weaker_reading_is_left_out_where_the_better_is_there(present, kept) -
     )
 
 
+@pytest.mark.nightly(but=["tracing"])
 @pytest.mark.parametrize("attack", [LiraRounds(), Fusion(), Tracing()], ids=lambda a: a.name)
 def test_fresh_coins_are_within_the_interval_of_a_half(attack) -> None:
     inside = 0

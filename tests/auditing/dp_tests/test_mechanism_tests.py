@@ -222,6 +222,7 @@ class Ours(Mechanism):
         )
 
 
+@pytest.mark.nightly(but=["mechanism1-contradiction"])
 @pytest.mark.parametrize(
     ("mechanism", "expected"),
     [
@@ -251,6 +252,7 @@ def test_large_updates_are_noised_fewer_times(monkeypatch: pytest.MonkeyPatch) -
     assert counts == [60, one.budget.slow_runs] and one.budget.slow_runs < 60
 
 
+@pytest.mark.nightly(cases=["0.0"])
 @pytest.mark.parametrize("factor", [0.0, -1.0])
 def test_log_ratios_follow_the_closed_form(factor: float) -> None:
     """T updates at the clip norm: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(T) / z, twice that for

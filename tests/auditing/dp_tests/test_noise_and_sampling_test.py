@@ -275,6 +275,16 @@ NOISE_FAULTS = {
 }
 
 
+@pytest.mark.nightly(
+    cases=[
+        "client-0.9 of the noise",
+        "client-the public seed in place of the operating system",
+        "feddm_dp-0.9 of the noise",
+        "feddm_dp-one stream for all rounds and clients",
+        "feddm_dp-the public seed in place of the operating system",
+        "feddm_dp-one tensor without noise",
+    ]
+)
 @pytest.mark.parametrize(
     ("profile", "fault"),
     [
@@ -322,6 +332,14 @@ SAMPLING_FAULTS: dict[str, Plant] = {
 }
 
 
+@pytest.mark.nightly(
+    cases=[
+        "fedfed_dp-twice the rate",
+        "fedfed_dp-batches of one size",
+        "fedfed_dp-one record always",
+        "fedfed_dp-the same records always",
+    ]
+)
 @pytest.mark.parametrize("fault", SAMPLING_FAULTS)
 @pytest.mark.parametrize("profile", ["dpsgd", "fedfed_dp"])
 def test_faulty_sampling_is_a_contradiction(
@@ -362,6 +380,7 @@ SENSITIVITY_FAULTS: dict[str, Plant] = {
 }
 
 
+@pytest.mark.nightly(cases=["a hundredth where the number of records is odd"])
 @pytest.mark.parametrize("fault", SENSITIVITY_FAULTS)
 def test_faulty_sensitivity_is_a_contradiction(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -385,6 +404,7 @@ def of_the_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clipped_sum_module, "clipped_sum", clipped)
 
 
+@pytest.mark.nightly(but=["dpsgd"])
 @pytest.mark.parametrize("profile", ["dpsgd", "feddm_dp"])
 def test_clipping_the_mean_is_a_contradiction(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -438,6 +458,7 @@ BROUGHT = {
 }
 
 
+@pytest.mark.nightly(cases=["no noise"])
 @pytest.mark.parametrize("name", BROUGHT)
 def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) -> None:
     settings, expected = BROUGHT[name]

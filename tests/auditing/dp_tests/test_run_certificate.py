@@ -111,6 +111,7 @@ class Doubled(ClippedSum):
         ).event
 
 
+@pytest.mark.nightly(cases=["steps-Quiet", "steps-Loose", "steps-Doubled"])
 @pytest.mark.parametrize("kind", [Quiet, Loose, Unclipped, Silent, Doubled])
 @pytest.mark.parametrize("asked", [reads, steps], ids=["reads", "steps"])
 def test_a_faulty_mechanism_is_certified_above_what_it_states(
@@ -161,6 +162,7 @@ def test_where_records_are_exchanged_the_count_is_public_and_the_pair_a_real_one
     assert ratio(reads(Silent, relation="replace")) == math.inf
 
 
+@pytest.mark.nightly(but=["Silent"])
 @pytest.mark.filterwarnings("ignore:epsilon is reported as infinite")
 @pytest.mark.parametrize("kind", [ClippedSum, Quiet, Loose, Silent])
 def test_a_sampled_record_that_is_exchanged_for_another_is_tested(kind: type[ClippedSum]) -> None:

@@ -77,6 +77,7 @@ def test_the_printed_step_exceeds_what_the_paper_states():
     assert {str(f.surface) for f in found} == {"gradient"}
 
 
+@pytest.mark.nightly(but=["0-noisy_embedding", "1-noisy_embedding"])
 @pytest.mark.parametrize("name", list(SOUND))
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sound_queries_stay_within_their_bound(name, seed):
@@ -99,6 +100,7 @@ def test_an_exchange_may_move_a_sound_query_by_two_units():
     assert 1.0 < kappa["kappa"] <= 2 + 1e-4 and kappa["kappa_allowed"] == 2.0
 
 
+@pytest.mark.nightly(but=["fedavg-Quiet"])
 @pytest.mark.parametrize("mutant", [Quiet, Loose])
 @pytest.mark.parametrize("method", [feddm, fedavg])
 def test_a_mechanism_that_states_more_than_it_does_is_caught(mutant, method):
@@ -155,6 +157,7 @@ def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
     assert bool((worst <= exact).all()) and torch.tensor(found)[:, 0].median() > 0.3 * exact
 
 
+@pytest.mark.nightly
 def test_log_ratios_of_runs_by_class_follow_the_closed_form():
     """A record that fills the clip norm in K reads: ln P/Q ~ N(+-mu^2/2, mu^2) with mu = sqrt(K) /
     sigma."""
@@ -247,6 +250,7 @@ def test_guests_include_one_alone_in_its_class():
     assert guests.names[-1] == "alone in its class" and int(guests.y[-1]) == CLASSES - 1
 
 
+@pytest.mark.nightly(cases=["mechanism0-shown0"])
 @pytest.mark.parametrize(
     ("mechanism", "shown"),
     [

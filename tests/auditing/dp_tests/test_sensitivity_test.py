@@ -186,6 +186,7 @@ MISUSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.nightly(but=["1-as they are", "3-as they are"])
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("parts", [1, 3])
 def test_records_may_be_drawn_in_any_order_and_part_by_part(order: str, parts: int) -> None:
@@ -194,6 +195,19 @@ def test_records_may_be_drawn_in_any_order_and_part_by_part(order: str, parts: i
         assert total == pytest.approx(0.5, abs=1e-2) and others == 0.0 and said == ""
 
 
+@pytest.mark.nightly(
+    but=[
+        "as many as were drawn, the first-as they are",
+        "as many as were drawn, the brightest-as they are",
+        "one of them always-as they are",
+        "pairs share a coin-as they are",
+        "half of those drawn-as they are",
+        "half of those drawn-reversed",
+        "half of those drawn-sorted by brightness",
+        "half of those drawn-shuffled",
+        "half of those drawn-shuffled by a key",
+    ]
+)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_whatever_the_order_those_contribute_that_were_drawn(order: str, misuse: str) -> None:
