@@ -184,8 +184,7 @@ def measure_presence(
     if out is not None:
         for at in look.records_to_remove(out):
             look.compare_pair(pair_without_record(plan, shard, at), calls, None)
-        beside = pair_with_guest(plan, shard, shard.train, twin)[1]
-        look.compare_pair(pair_without_record(plan, beside, 0), calls, None)
+        look.compare_pair(pair_without_record(plan, with_twin_second(shard, twin), 0), calls, None)
         look.compare_sampled_half(calls, out)
     if plan.relation != "replace":  # there the number of records is public
         look.compare_parts(calls, guests)
@@ -508,6 +507,19 @@ def near_copy(shard: Shard) -> Records:
         x=(first.x * (1 - NEAR_COPY_SHARE) + NEAR_COPY_SHARE / 2),
         y=(first.y + 1) % shard.classes,
     )
+
+
+def with_twin_second(shard: Shard, twin: Records) -> Shard:
+    """The client with ``twin`` right behind its first record.
+
+    Where near copies of earlier records are left out, the twin takes the place of the first record
+    once that one leaves. Farther behind, a third record near to both could keep it out.
+    """
+    fresh_id = int(shard.train.ids.max()) + 1
+    renamed = replace(twin, ids=torch.full_like(twin.ids, fresh_id))
+    first = shard.train.take([0])
+    rest = shard.train.take(range(1, len(shard.train)))
+    return with_records(shard, Records.concat([first, renamed, rest]))
 
 
 def _crowd_around(shard: Shard, outlier: Records) -> Records:
