@@ -28,7 +28,7 @@ def report_parser() -> CommandParser:
     made.add_argument(
         "--pdf",
         action="store_true",
-        help="print the page too, with a Chromium or Chrome on the PATH",
+        help="write figures as PDF too, and print the page with a Chromium or Chrome on the PATH",
     )
     made.add_argument(
         "--card",
@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise DamagedRun("--card: of one run")
             page = write_form(load_run(given.runs[0]), given.card, given.out or Path())
         elif len(given.runs) == 1 and given.out is None:
-            page = write_run_page(given.runs[0])
+            page = write_run_page(given.runs[0], given.pdf)
             print_summary(load_findings(given.runs[0]), sys.stdout)
         else:
-            page = compare(given.runs, given.out or Path("comparison"), print)
+            page = compare(given.runs, given.out or Path("comparison"), print, given.pdf)
         print(page, flush=True)
         if given.pdf and given.card is None:
             print(print_pdf(page), flush=True)

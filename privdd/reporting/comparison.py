@@ -208,12 +208,22 @@ def write_comparison(
     out: Path | str,
     read: Callable[[Sequence[Path]], Sequence[RunRecord]] | None = None,
     say: Callable[[str], object] = lambda line: None,
+    pdf: bool = False,
 ) -> Path:
-    """``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX; returns
-    the page's path.
+    """Write ``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX.
 
-    read: how folders are opened; say: told the page's headline and sentences. Raises DamagedRun
-        (one line) on a folder that is no finished, undamaged run.
+    Args:
+        dirs: Run folders; one that is named twice counts once.
+        out: The folder that the page goes to.
+        read: How folders are opened.
+        say: Called with the page's headline and sentences, line by line.
+        pdf: Whether figures are written as PDF too, beside SVG and PNG.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        DamagedRun: No folder is given, or one is no finished, undamaged run (one line).
     """
     unique = {Path(path).resolve(): Path(path) for path in dirs}
     if not unique:
@@ -255,9 +265,9 @@ def write_comparison(
         write_bytes(out / f"{name}.csv", table_to_csv(table(made)).encode())
     write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
     for plot in drawn:
-        save_figure(plot.figure, plot.drawing, out / "figures", plot.name)
+        save_figure(plot.figure, plot.drawing, out / "figures", plot.name, pdf)
     for index, album in enumerate(pictures):
-        album.save(out / "figures", f"pictures-{index + 1}-{page.make_slug(album.owner)}")
+        album.save(out / "figures", f"pictures-{index + 1}-{page.make_slug(album.owner)}", pdf)
     return out / "comparison.html"
 
 

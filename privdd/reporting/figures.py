@@ -158,15 +158,25 @@ def _render_figure(figure: Figure, kind: str, pad: float, metadata: dict[str, No
     return buffer.getvalue()
 
 
-def save_figure(figure: Figure, svg: str, folder: Path, name: str) -> None:
-    """``folder/name.svg``, ``.png`` and ``.pdf``, on white. svg: what ``to_svg`` made of the
-    figure."""
+def save_figure(figure: Figure, svg: str, folder: Path, name: str, pdf: bool = False) -> None:
+    """Write ``folder/name.svg`` and ``.png``, on white.
+
+    Args:
+        figure: The drawing; its background becomes white.
+        svg: What ``to_svg`` made of it.
+        folder: Where the files go.
+        name: Their name without its ending.
+        pdf: Whether ``.pdf`` is written too; one that lies there already is replaced, so that no
+            file of an earlier drawing stays beside the others.
+    """
     at = svg.index(">", svg.index("<svg")) + 1
     white = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
     write_bytes(folder / f"{name}.svg", (svg[:at] + white + svg[at:]).encode())
     figure.set_facecolor(PAPER)
     write_bytes(folder / f"{name}.png", to_png(figure))
-    write_bytes(folder / f"{name}.pdf", to_pdf(figure))
+    paper = folder / f"{name}.pdf"
+    if pdf or paper.exists():
+        write_bytes(paper, to_pdf(figure))
 
 
 def themed_svg(svg: str, prefix: str, label: str) -> str:

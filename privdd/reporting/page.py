@@ -121,9 +121,9 @@ class PictureAlbum:
         first = (self.row.note or "").split(";")[0]
         return first if "round" in first and len(first) < 40 else ""
 
-    def save(self, folder: Path, name: str) -> None:
+    def save(self, folder: Path, name: str, pdf: bool = False) -> None:
         figure = figures.draw_pictures(self.real, self.rebuilt, PAIRS)
-        figures.save_figure(figure, figures.to_svg(figure), folder, name)
+        figures.save_figure(figure, figures.to_svg(figure), folder, name, pdf)
 
 
 def template_environment() -> Environment:
@@ -362,13 +362,23 @@ def draw_report(record: RunRecord) -> list[Plot]:
 
 
 def write_report(
-    run_dir: Path | str, read: Callable[[Path | str], RunRecord] = read_run_record
+    run_dir: Path | str,
+    read: Callable[[Path | str], RunRecord] = read_run_record,
+    pdf: bool = False,
 ) -> Path:
-    """``report.html``, ``card.json`` and ``figures/*.svg|png|pdf`` inside a run folder; returns the
-    page's path.
+    """Write ``report.html``, ``card.json`` and ``figures/`` inside a run folder.
 
-    read: how the folder is opened. Raises DamagedRun (one line) on a folder that is no finished,
-        undamaged run."""
+    Args:
+        run_dir: The run folder.
+        read: How the folder is opened.
+        pdf: Whether figures are written as PDF too, beside SVG and PNG.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        DamagedRun: The folder is no finished, undamaged run (one line).
+    """
     record = read(run_dir)
     drawn = draw_report(record)
     albums = picture_albums(record)
@@ -377,11 +387,10 @@ def write_report(
     write_bytes(record.path / CARD, encode_card(record))
     folder = record.path / "figures"
     for plot in drawn:
-        figures.save_figure(plot.figure, plot.drawing, folder, plot.name)
+        figures.save_figure(plot.figure, plot.drawing, folder, plot.name, pdf)
     for album in albums:
-        album.save(
-            folder, make_slug(f"pictures-{album.row.evidence_name.removesuffix('.safetensors')}")
-        )
+        evidence = album.row.evidence_name.removesuffix(".safetensors")
+        album.save(folder, make_slug(f"pictures-{evidence}"), pdf)
     return page
 
 

@@ -286,7 +286,8 @@ def write_entry_page(found: EntryResult, folder: Path) -> Path:
     write_bytes(folder / ENTRY_PAGE, text.encode(errors="replace"))
     for several in (*drawn.values(), found.plots):
         for plot in several:
-            save_figure(plot.figure, plot.drawing, folder / "figures", plot.name)
+            # figures of a paper are asked for to stand in a paper
+            save_figure(plot.figure, plot.drawing, folder / "figures", plot.name, pdf=True)
     return folder / ENTRY_PAGE
 
 

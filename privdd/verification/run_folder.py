@@ -306,23 +306,26 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
             yield f"{name}: epsilon_stated is the claim's, not the ledger's"
 
 
-def write_run_page(run: Path | str) -> Path:
-    """``report.html`` and figures of a run that agrees with itself; returns the page's path. Raises
-    as ``load_run``."""
+def write_run_page(run: Path | str, pdf: bool = False) -> Path:
+    """``report.html`` and figures of a run that agrees with itself; returns the page's path. pdf:
+    figures as PDF too. Raises as ``load_run``."""
     with torch_threads(1):
-        page = write_report(run, load_run)
+        page = write_report(run, load_run, pdf)
     seal.seal_page(Path(run))
     return page
 
 
 def compare(
-    runs: Sequence[Path | str], out: Path | str, say: Callable[[str], object] = lambda line: None
+    runs: Sequence[Path | str],
+    out: Path | str,
+    say: Callable[[str], object] = lambda line: None,
+    pdf: bool = False,
 ) -> Path:
     """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the
-    page's path. say: told the verdicts and what leaks most, line by line. Raises as
-    ``load_run``."""
+    page's path. say: told the verdicts and what leaks most, line by line; pdf: figures as PDF too.
+    Raises as ``load_run``."""
     with torch_threads(1):
-        return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say)
+        return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say, pdf)
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:

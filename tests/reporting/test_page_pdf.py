@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from privdd.report import main
+from privdd.reporting.figures import draw_bytes, save_figure, to_svg
 from privdd.reporting.page import NoBrowser, find_browser, print_pdf
 from tests.conftest import SmallAudit
 
@@ -25,7 +26,22 @@ def test_a_run_is_printed_and_its_seal_still_holds(
     assert said[-1] == str(folder / "report.pdf") and (
         folder / "report.pdf"
     ).read_bytes().startswith(b"%PDF")
+    assert {path.stem for path in (folder / "figures").glob("*.pdf")} == {
+        path.stem for path in (folder / "figures").glob("*.svg")
+    }
     assert main([str(folder)]) == 0  # the folder still agrees with its manifest
+
+
+def test_figures_are_pdf_only_if_asked_for_and_never_older_than_the_others(tmp_path: Path) -> None:
+    figure = draw_bytes({"a": 1.0})
+    save_figure(figure, to_svg(figure), tmp_path, "bytes")
+    assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png"}
+    save_figure(figure, to_svg(figure), tmp_path, "bytes", pdf=True)
+    first = (tmp_path / "bytes.pdf").read_bytes()
+    later = draw_bytes({"a": 1.0, "b": 2.0})
+    save_figure(later, to_svg(later), tmp_path, "bytes")
+    second = (tmp_path / "bytes.pdf").read_bytes()
+    assert first.startswith(b"%PDF") and second.startswith(b"%PDF") and first != second
 
 
 def test_without_a_browser_one_line_says_so(
