@@ -26,7 +26,7 @@ from attacks.certificates import (
     likelihood_ratio_certificate,
     subsampled_log_ratio,
 )
-from privdd.auditing.dp_tests.instrumentation import sensitivity_unit
+from privdd.auditing.dp_tests.clean_values import sensitivity_unit
 from privdd.core.rng import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.claims import MatchingRun, feddm_3_2

@@ -62,7 +62,7 @@ SMALL_AUDIT = [
     "attack=[lira,loss_threshold,label_counts,known_neighbour,gradient_inversion]",
 ]
 LONGEST = (
-    "test_noise_and_sampling_test.py",
+    "test_noise_and_sampling_audits.py",
     "test_unusual_sound_mechanisms.py",
     "test_client_outputs.py",
     "test_run_folder.py",

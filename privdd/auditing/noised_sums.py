@@ -32,12 +32,9 @@ from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Attack, Family, Finding, Surface, Truth, View, Worlds
 from privdd.auditing.coverage import uncovered_surfaces
-from privdd.auditing.dp_tests.instrumentation import (
-    clean_numbers,
-    flatten_tensors,
-    instrumented_context,
-    single_contributions,
-)
+from privdd.auditing.dp_tests.clean_values import clean_numbers, flatten_tensors
+from privdd.auditing.dp_tests.contributions import single_contributions
+from privdd.auditing.dp_tests.instrumentation import instrumented_context
 from privdd.auditing.dp_tests.runner import guarantee_subject
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.replay import MembershipGame

@@ -77,7 +77,7 @@ class AuditState:
         None  # what the noised sums say, where all that is sent comes of them
     )
     signals: ShadowSignals = field(default_factory=ShadowSignals)  # of all replays
-    # from attack_views and test_guarantees
+    # from attack_views and audit_guarantees
     findings: tuple[Finding, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ def audit_experiment(
         )
     state = replay_client(state)
     replayed = clock()
-    state = test_guarantees(attack_views(state))
+    state = audit_guarantees(attack_views(state))
     now = clock()
     spent = {
         "train": trained - began,
@@ -211,7 +211,7 @@ def attack_views(state: AuditState) -> AuditState:
     return replace(state, budget=budget, findings=tuple(found))
 
 
-def test_guarantees(state: AuditState) -> AuditState:
+def audit_guarantees(state: AuditState) -> AuditState:
     """The tests of the stated guarantee, at their share of the error budget, and the canary
     game."""
     run = state.finished_run

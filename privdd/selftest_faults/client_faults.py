@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from attacks.types import Surface
-from privdd.auditing.dp_tests.instrumentation import InstrumentedContext, value_before_noise
+from privdd.auditing.dp_tests.clean_values import value_before_noise
+from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.core.types import Artifact, Received, Records, Shard, State, Tensors, Upload, Work
 from privdd.distillation import feature_split
 from privdd.federated import channel

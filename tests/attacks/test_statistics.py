@@ -89,7 +89,7 @@ OTHER_USES = {
     # angles on a sphere
     ("privdd/blackbox/noise_laws.py", "betainc"),
     ("privdd/blackbox/noise_laws.py", "beta"),
-    ("privdd/auditing/dp_tests/randomness_statistics.py", "beta"),  # of a correlation
+    ("privdd/auditing/dp_tests/residual_statistics.py", "beta"),  # of a correlation
 }
 LAWS = {
     "beta",

@@ -34,12 +34,12 @@ __all__ = ["mine"]  # a fixture
 # The start of a line -> why no test here runs it, and where its like is run.
 NOT_RUN = {
     "privdd.selftest": "takes minutes; its faults are run one by one in "
-    "tests/auditing/dp_tests/test_noise_and_sampling_test.py",
+    "tests/auditing/dp_tests/test_noise_and_sampling_audits.py",
     "privdd.audit --init": "writes files, as privdd.gate --init does: tests/system/test_gated_repository.py",
     "privdd.audit algo=fedavg privacy=client policy=": "wants a policy: tests/system/test_gated_repository.py",
     "privdd.verify audit --strict --policy": "the same: tests/verification/test_run_folder.py",
     "privdd.audit --help": "prints and stops: tests/cli/test_main.py",
-    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_test.py does, with "
+    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_audits.py does, with "
     "this engine",
     "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_ray_cluster.py starts one",
     "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",

@@ -9,25 +9,19 @@ from itertools import chain
 from typing import Any
 
 from attacks.types import Finding
-from privdd.auditing.dp_tests.ledger_test import ledger_findings
-from privdd.auditing.dp_tests.mechanism_tests import (
-    client_query_findings,
-    client_update_findings,
-    feature_findings,
-    printed_theorem_findings,
-    query_findings,
-    record_upload_findings,
-)
-from privdd.auditing.dp_tests.noise_and_sampling_test import (
-    SUM_ASSUMPTION,
-    is_sampled,
-    noise_finding,
-    sampling_finding,
-)
-from privdd.auditing.dp_tests.noise_use_test import noise_use_findings
-from privdd.auditing.dp_tests.non_interference_test import interference_findings
+from privdd.auditing.dp_tests.feature_audit import feature_findings
+from privdd.auditing.dp_tests.interference_audit import interference_findings
+from privdd.auditing.dp_tests.ledger_audit import ledger_findings
+from privdd.auditing.dp_tests.noise_audit import noise_finding
+from privdd.auditing.dp_tests.noise_use_audit import noise_use_findings
+from privdd.auditing.dp_tests.printed_theorem_audit import printed_theorem_findings
+from privdd.auditing.dp_tests.query_audit import client_query_findings, query_findings
 from privdd.auditing.dp_tests.run_certificate import certificate_findings
+from privdd.auditing.dp_tests.sampling_audit import is_sampled, sampling_finding
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.dp_tests.summed_noise import SUM_ASSUMPTION
+from privdd.auditing.dp_tests.update_audit import client_update_findings
+from privdd.auditing.dp_tests.upload_audit import record_upload_findings
 from privdd.federated.method import overrides_hook
 from privdd.federated.noise_log import NoiseLog
 from privdd.privacy.mechanisms import AggregateClip, FeatureNoise

@@ -18,8 +18,8 @@ from attacks.epsilon import Curve, curve_test, most_testable_point
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
-from privdd.auditing.dp_tests.instrumentation import MemoryHistory, memory_history_of
-from privdd.auditing.dp_tests.likelihood_ratio_test import RatioTranscripts
+from privdd.auditing.dp_tests.likelihood_ratios import RatioTranscripts
+from privdd.auditing.dp_tests.memory_history import MemoryHistory, memory_history_of
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.federated.settings import GuaranteeBudget

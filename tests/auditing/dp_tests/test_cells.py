@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from privdd.auditing.dp_tests.instrumentation import SeenContributions
-from privdd.auditing.dp_tests.noise_use_test import noise_use_findings
-from privdd.auditing.dp_tests.sensitivity_test import _describe_two_cells, _number_calls
+from privdd.auditing.dp_tests.contributions import SeenContributions
+from privdd.auditing.dp_tests.noise_use_audit import noise_use_findings
+from privdd.auditing.dp_tests.presence_trials import _describe_two_cells, _number_calls
 from privdd.core.rng import Keys
 from privdd.core.types import UNKNOWN_CELL, class_of_cell
 from privdd.privacy.mechanism import Output

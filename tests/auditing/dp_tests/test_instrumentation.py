@@ -10,16 +10,15 @@ import dp_accounting as dpa
 import pytest
 import torch
 
-from privdd.auditing.dp_tests.instrumentation import (
+from privdd.auditing.dp_tests.contributions import (
     EnoughReleases,
-    RecordedRelease,
     SeenContributions,
-    compare_traces,
     contribution_norms,
     single_contributions,
-    trace_round,
-    zero_out_others,
 )
+from privdd.auditing.dp_tests.crafted_records import zero_out_others
+from privdd.auditing.dp_tests.instrumentation import RecordedRelease
+from privdd.auditing.dp_tests.round_traces import compare_traces, trace_round
 from privdd.auditing.method_contract import BrokenContract, check_method
 from privdd.federated.simulation import Plan, start_training
 from privdd.methods.fedavg import FedAvg

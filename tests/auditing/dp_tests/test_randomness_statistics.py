@@ -11,34 +11,36 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from privdd.auditing.dp_tests.randomness_statistics import (
-    CheckOutcome,
-    autocorrelation_test,
-    batch_size_test,
-    block_variance_test,
-    combine_outcomes,
-    conditional_variance_test,
-    correlation_test,
-    direction_alignment_test,
-    empty_frequency_test,
+from privdd.auditing.dp_tests.coin_statistics import (
+    batch_size_p_value,
+    record_count_p_value,
+    same_coins_p_value,
+    sampling_rate_p_value,
+)
+from privdd.auditing.dp_tests.joint_noise_statistics import (
+    block_variance_p_value,
+    conditional_variance_p_value,
+    direction_alignment_p_value,
+    empty_frequency_p_value,
+    normal_lengths,
+    power_spectrum,
+    weak_place_p_value,
+)
+from privdd.auditing.dp_tests.outcomes import CheckOutcome, combine_outcomes
+from privdd.auditing.dp_tests.residual_statistics import (
+    autocorrelation_p_value,
+    correlation_p_value,
     fewest_visible_zeros,
     least_visible_cut,
-    magnitude_count_test,
-    maximum_test,
-    near_tie_test,
-    normal_lengths,
-    normality_test,
-    power_spectrum,
-    record_count_test,
-    same_coins_test,
-    same_noise_test,
-    sampling_rate_test,
-    shifted_reuse_test,
-    single_number_test,
-    tie_test,
-    variance_test,
-    weak_place_test,
+    magnitude_count_p_value,
+    maximum_p_value,
+    normality_p_value,
+    same_noise_p_value,
+    shifted_reuse_p_value,
+    single_number_p_value,
+    variance_p_value,
 )
+from privdd.auditing.dp_tests.tie_statistics import near_tie_p_value, tie_p_value
 from privdd.federated.noise_log import autocorrelation_peak, chosen_sizes, count_magnitudes
 
 RUNS = 400
@@ -63,7 +65,7 @@ def by_name(rows: Tensor) -> dict[str, Tensor]:
 
 
 def batches(taken: Tensor, q: float) -> CheckOutcome:
-    return batch_size_test(taken.sum(1).tolist(), [taken.shape[1]] * len(taken), q, "client")
+    return batch_size_p_value(taken.sum(1).tolist(), [taken.shape[1]] * len(taken), q, "client")
 
 
 STEP = 2.0**-16
@@ -74,7 +76,7 @@ def lattice(rows: Tensor) -> Tensor:
 
 
 def tied(rows: Tensor) -> CheckOutcome:
-    return tie_test(
+    return tie_p_value(
         [lattice(row).float() for row in rows],
         [STEP] * len(rows),
         [str(i) for i in range(len(rows))],
@@ -84,7 +86,7 @@ def tied(rows: Tensor) -> CheckOutcome:
 
 def tied_in_a_share(rows: Tensor) -> CheckOutcome:
     found = [chosen_sizes(lattice(row), 0.2) for row in rows]
-    return tie_test(
+    return tie_p_value(
         found,
         [STEP] * len(rows),
         [str(i) for i in range(len(rows))],
@@ -98,7 +100,7 @@ def tied_nearly(rows: Tensor) -> CheckOutcome:
     """Each release at a scale of its own, so on a lattice of its own."""
     scales = torch.linspace(0.7, 1.0, len(rows))
     found = [(row / STEP / s).round() * STEP * s for row, s in zip(rows, scales)]
-    return near_tie_test(
+    return near_tie_p_value(
         [row.float() for row in found],
         [STEP] * len(rows),
         [str(i) for i in range(len(rows))],
@@ -111,21 +113,23 @@ def counted(rows: Tensor) -> CheckOutcome:
         torch.tensor([count_magnitudes(lattice(row))[at] for row in rows]) for at in (0, 1)
     )
     groups = {"all": range(len(rows)), **{str(i): [i] for i in range(len(rows))}}
-    return magnitude_count_test([rows.shape[1]] * len(rows), [STEP] * len(rows), near, far, groups)  # type: ignore[arg-type]
+    return magnitude_count_p_value(
+        [rows.shape[1]] * len(rows), [STEP] * len(rows), near, far, groups
+    )  # type: ignore[arg-type]
 
 
 def frequencies(rows: Tensor) -> CheckOutcome:
     power, sums = power_spectrum(rows)
     looks = (
-        block_variance_test(power, 2, ""),
-        empty_frequency_test(power, ""),
-        variance_test({"": (len(sums), float(sums.square().sum()))}),
+        block_variance_p_value(power, 2, ""),
+        empty_frequency_p_value(power, ""),
+        variance_p_value({"": (len(sums), float(sums.square().sum()))}),
     )
     return combine_outcomes((look.p, look.says) for look in looks)
 
 
 def lengths(rows: Tensor) -> CheckOutcome:
-    return variance_test({"": (len(rows), float(normal_lengths(rows).square().sum()))})
+    return variance_p_value({"": (len(rows), float(normal_lengths(rows).square().sum()))})
 
 
 HEALTHY: dict[str, Trial] = {
@@ -133,28 +137,30 @@ HEALTHY: dict[str, Trial] = {
     "ties in a share": lambda g: tied_in_a_share(normal(g, 2, 12_000)),
     "ties at several scales": lambda g: tied_nearly(normal(g, 6, 900)),
     "sizes": lambda g: counted(normal(g, 4, 1000)),
-    "pivots of releases": lambda g: conditional_variance_test(normal(g, 12, 40), ""),
-    "pivots of numbers": lambda g: conditional_variance_test(normal(g, 40, 12), ""),
-    "alignment": lambda g: direction_alignment_test(
+    "pivots of releases": lambda g: conditional_variance_p_value(normal(g, 12, 40), ""),
+    "pivots of numbers": lambda g: conditional_variance_p_value(normal(g, 40, 12), ""),
+    "alignment": lambda g: direction_alignment_p_value(
         {"a": normal(g, 6, 40), "b": normal(g, 4, 200)}
     ),
-    "blocks": lambda g: block_variance_test(normal(g, 5, 300).square(), 1, ""),
+    "blocks": lambda g: block_variance_p_value(normal(g, 5, 300).square(), 1, ""),
     "frequencies": lambda g: frequencies(normal(g, 5, 300)),
-    "weak places": lambda g: weak_place_test(normal(g, 5, 300), ""),
+    "weak places": lambda g: weak_place_p_value(normal(g, 5, 300), ""),
     "lengths": lambda g: lengths(normal(g, 8, 50)),
-    "scale": lambda g: variance_test(sums(normal(g, 6, 40))),
-    "single numbers": lambda g: single_number_test({"w": (8, normal(g, 8, 30).square().sum(0))}),
-    "shape": lambda g: normality_test(list(normal(g, 5, 200))),
-    "reuse": lambda g: correlation_test(by_name(normal(g, 12, 20))),
-    "same noise": lambda g: same_noise_test(normal(g, 30), normal(g, 30), ""),
-    "rate": lambda g: sampling_rate_test(
+    "scale": lambda g: variance_p_value(sums(normal(g, 6, 40))),
+    "single numbers": lambda g: single_number_p_value({"w": (8, normal(g, 8, 30).square().sum(0))}),
+    "shape": lambda g: normality_p_value(list(normal(g, 5, 200))),
+    "reuse": lambda g: correlation_p_value(by_name(normal(g, 12, 20))),
+    "same noise": lambda g: same_noise_p_value(normal(g, 30), normal(g, 30), ""),
+    "rate": lambda g: sampling_rate_p_value(
         int(coins(g, 10, 50, 0.1).sum()), [50] * 10, 0.1, "client"
     ),
     "spread": lambda g: batches(coins(g, 20, 30, 0.1), 0.1),
     "spread of large batches": lambda g: batches(coins(g, 6, 400, 0.3), 0.3),
-    "single records": lambda g: record_count_test(coins(g, 40, 30, 0.1).sum(0), 40, 0.1, "client"),
+    "single records": lambda g: record_count_p_value(
+        coins(g, 40, 30, 0.1).sum(0), 40, 0.1, "client"
+    ),
     "spread of records": lambda g: batches(coins(g, 30, 40, 0.1).T, 0.1),
-    "same coins": lambda g: same_coins_test(by_name(coins(g, 12, 60, 0.1)), 0.1),
+    "same coins": lambda g: same_coins_p_value(by_name(coins(g, 12, 60, 0.1)), 0.1),
 }
 
 
@@ -236,16 +242,16 @@ FAULTY: dict[str, Trial] = {
     "the large ones drawn again": lambda g: counted(
         torch.where((a := normal(g, 4, 8000)).abs() < 3.5, a, normal(g, 4, 8000).clamp(-3, 3))
     ),
-    "rounds that add up to nothing": lambda g: conditional_variance_test(
+    "rounds that add up to nothing": lambda g: conditional_variance_p_value(
         (a := normal(g, 20, 300)) - a.mean(0), ""
     ),
-    "numbers of few dimensions": lambda g: conditional_variance_test(
+    "numbers of few dimensions": lambda g: conditional_variance_p_value(
         normal(g, 60, 10) @ normal(g, 10, 20) / sqrt(10), ""
     ),
-    "releases in half of the directions": lambda g: direction_alignment_test(
+    "releases in half of the directions": lambda g: direction_alignment_p_value(
         {"": normal(g, 16, 100) @ normal(g, 100, 200) / 10}
     ),
-    "a part with half of the noise": lambda g: block_variance_test(
+    "a part with half of the noise": lambda g: block_variance_p_value(
         torch.cat([normal(g, 3, 200), normal(g, 3, 60) / 2], 1).square(), 1, ""
     ),
     "sums of zero": lambda g: frequencies((a := normal(g, 8, 300)) - a.mean(1, keepdim=True)),
@@ -258,26 +264,26 @@ FAULTY: dict[str, Trial] = {
     "half of the frequencies": lambda g: frequencies(
         torch.fft.irfft(torch.fft.rfft(normal(g, 4, 300)) * (torch.arange(151) % 2))
     ),
-    "a scale for each place": lambda g: weak_place_test(placed(normal(g, 6, 400)), ""),
+    "a scale for each place": lambda g: weak_place_p_value(placed(normal(g, 6, 400)), ""),
     "one length": lambda g: lengths(
         torch.nn.functional.normalize(normal(g, 8, 50), dim=1) * sqrt(50)
     ),
-    "no noise": lambda g: variance_test({"w": (3, 0.0)}),
-    "0.9 of the noise": lambda g: variance_test(sums(0.9 * normal(g, 4, 2000))),
-    "one number without noise": lambda g: single_number_test(
+    "no noise": lambda g: variance_p_value({"w": (3, 0.0)}),
+    "0.9 of the noise": lambda g: variance_p_value(sums(0.9 * normal(g, 4, 2000))),
+    "one number without noise": lambda g: single_number_p_value(
         {"w": (8, torch.cat([torch.zeros(1), torch.full((29,), 8.0)]))}
     ),
-    "uniform noise of the right size": lambda g: normality_test(
+    "uniform noise of the right size": lambda g: normality_p_value(
         [(torch.rand(4000, generator=g) - 0.5) * sqrt(12)]
     ),
-    "two releases share their noise": lambda g: correlation_test(
+    "two releases share their noise": lambda g: correlation_p_value(
         by_name(normal(g, 5, 10)[[0, 1, 2, 3, 4, 2]])
     ),
-    "shared noise with the sign turned": lambda g: same_noise_test(a := normal(g, 10), -a, ""),
-    "noise that is shared in part": lambda g: same_noise_test(
+    "shared noise with the sign turned": lambda g: same_noise_p_value(a := normal(g, 10), -a, ""),
+    "noise that is shared in part": lambda g: same_noise_p_value(
         a := normal(g, 300), a + normal(g, 300), ""
     ),
-    "twice the rate": lambda g: sampling_rate_test(
+    "twice the rate": lambda g: sampling_rate_p_value(
         int(coins(g, 10, 100, 0.2).sum()), [100] * 10, 0.1, "client"
     ),
     "batches of one size": lambda g: batches(fixed(g, 20, 50, 5), 0.1),
@@ -285,8 +291,10 @@ FAULTY: dict[str, Trial] = {
         (torch.rand(40, 1, generator=g) < 0.1).expand(40, 50), 0.1
     ),
     "each record once in a pass": lambda g: batches(in_passes(g, 40, 60, 0.1).T, 0.1),
-    "one record always": lambda g: record_count_test(with_one_always(g).sum(0), 40, 0.1, "client"),
-    "the same records twice": lambda g: same_coins_test(
+    "one record always": lambda g: record_count_p_value(
+        with_one_always(g).sum(0), 40, 0.1, "client"
+    ),
+    "the same records twice": lambda g: same_coins_p_value(
         by_name(coins(g, 6, 200, 0.1)[[0, 1, 2, 3, 4, 5, 3]]), 0.1
     ),
 }
@@ -302,15 +310,15 @@ def test_larger_noise_than_stated_is_no_fault() -> None:
     g = torch.Generator().manual_seed(4)
     more = 1.5 * normal(g, 4, 1000)
     looks = [
-        variance_test(sums(more)),
-        normality_test(list(more)),
+        variance_p_value(sums(more)),
+        normality_p_value(list(more)),
         tied(more),
         counted(more),
-        conditional_variance_test(more, ""),
-        direction_alignment_test({"": more}),
-        block_variance_test(more.square(), 1, ""),
+        conditional_variance_p_value(more, ""),
+        direction_alignment_p_value({"": more}),
+        block_variance_p_value(more.square(), 1, ""),
         frequencies(more),
-        weak_place_test(more, ""),
+        weak_place_p_value(more, ""),
         lengths(more),
     ]
     assert min(look.p for look in looks) > 1e-3
@@ -338,12 +346,12 @@ def test_noise_that_comes_back_elsewhere_is_told() -> None:
     b = torch.randn(80, generator=g)
     signs = torch.randn(60, generator=g).sign()
     for other in (torch.cat([b[:9], a]), torch.cat([b[:9], a]).flip(0), a * signs):
-        assert shifted_reuse_test({"a": a}, {"a": a, "other": other}).p < 1e-9
-    assert shifted_reuse_test({"a": a}, {"a": a, "b": b}).p > 1e-3
-    assert shifted_reuse_test({"a": a.repeat(2)}, {"a": a.repeat(2)}).p < 1e-9
+        assert shifted_reuse_p_value({"a": a}, {"a": a, "other": other}).p < 1e-9
+    assert shifted_reuse_p_value({"a": a}, {"a": a, "b": b}).p > 1e-3
+    assert shifted_reuse_p_value({"a": a.repeat(2)}, {"a": a.repeat(2)}).p < 1e-9
     assert (
-        autocorrelation_test({"a": autocorrelation_peak(a.repeat(2))}).p < 1e-9
-        and autocorrelation_test({"a": autocorrelation_peak(a)}).p > 1e-3
+        autocorrelation_p_value({"a": autocorrelation_peak(a.repeat(2))}).p < 1e-9
+        and autocorrelation_p_value({"a": autocorrelation_peak(a)}).p > 1e-3
     )
 
 
@@ -354,7 +362,7 @@ def test_releases_too_short_to_be_shifted_tell_nothing() -> None:
         ({}, {}),
         (short, {"c": torch.randn(500, generator=torch.Generator().manual_seed(0))}),
     ):
-        assert shifted_reuse_test(own, all_).p == 1.0
+        assert shifted_reuse_p_value(own, all_).p == 1.0
 
 
 def test_p_values_of_shifts_and_echoes_hold_for_independent_noise() -> None:
@@ -365,14 +373,14 @@ def test_p_values_of_shifts_and_echoes_hold_for_independent_noise() -> None:
         for _ in range(200)
     ]
     most = int(stats.binom.ppf(0.999, 200, 0.05))
-    assert sum(shifted_reuse_test({"a": d["a"]}, d).p < 0.05 for d in draws) <= most
+    assert sum(shifted_reuse_p_value({"a": d["a"]}, d).p < 0.05 for d in draws) <= most
     assert (
-        sum(autocorrelation_test({"a": autocorrelation_peak(d["a"])}).p < 0.05 for d in draws)
+        sum(autocorrelation_p_value({"a": autocorrelation_peak(d["a"])}).p < 0.05 for d in draws)
         <= most
     )
-    assert sum(maximum_test(list(d.values())).p < 0.05 for d in draws) <= most
+    assert sum(maximum_p_value(list(d.values())).p < 0.05 for d in draws) <= most
 
 
 def test_noise_that_is_cut_is_told_by_its_largest_value() -> None:
     sample = torch.randn(300, generator=torch.Generator().manual_seed(2))
-    assert maximum_test([sample.clamp(-2, 2)]).p < 1e-4 < maximum_test([sample]).p
+    assert maximum_p_value([sample.clamp(-2, 2)]).p < 1e-4 < maximum_p_value([sample]).p

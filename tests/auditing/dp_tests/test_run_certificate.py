@@ -14,25 +14,23 @@ import torch
 
 from attacks.certificates import TiltedDraws
 from attacks.types import Finding
-from privdd.auditing.dp_tests.run_certificate import (
-    ClientRunReplay,
+from privdd.auditing.dp_tests.prescribed_noise import (
     EmptyRelease,
     NoiseNotPrescribed,
     PrescribedNoise,
     PrescribedRelease,
-    WholeRunReplay,
-    certificate_findings,
     release_prescribed,
-    stated_mu,
-    strongest_guest,
 )
+from privdd.auditing.dp_tests.run_certificate import certificate_findings, strongest_guest
+from privdd.auditing.dp_tests.run_replay import ClientRunReplay, WholeRunReplay
+from privdd.auditing.dp_tests.run_script import stated_mu
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Tensors
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.mechanisms import ClientLevel, ClippedSum, FeatureNoise
 from tests.auditing.dp_tests.subjects import Loose, Quiet, fedavg, feddm, subject
-from tests.auditing.dp_tests.test_mechanism_tests import of_client
+from tests.auditing.dp_tests.test_mechanism_audits import of_client
 
 SMALL = 0.02  # a clip norm below what any record contributes
 

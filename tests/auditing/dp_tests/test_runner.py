@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from attacks.epsilon import gaussian_epsilon
-from privdd.auditing.dp_tests.instrumentation import copies_of_record
-from privdd.auditing.dp_tests.likelihood_ratio_test import (
-    MatchingStepLaw,
+from privdd.auditing.dp_tests.crafted_records import copies_of_record
+from privdd.auditing.dp_tests.likelihood_ratios import (
     QuerySetup,
-    run_transcripts,
     runs_by_class,
     runs_of_features,
     runs_on_transcript,
 )
-from privdd.auditing.dp_tests.mechanism_tests import copies_within_theorem, craft_guests
+from privdd.auditing.dp_tests.matching_step_ratios import MatchingStepLaw, run_transcripts
+from privdd.auditing.dp_tests.printed_theorem_audit import copies_within_theorem
+from privdd.auditing.dp_tests.query_audit import craft_guests
 from privdd.auditing.dp_tests.run_certificate import certificate_findings
 from privdd.auditing.dp_tests.runner import without_single_ratios
 from privdd.auditing.verdicts import decide_verdict

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from privdd.auditing.dp_tests.instrumentation import InstrumentedContext, instrumented_context
-from privdd.auditing.dp_tests.run_certificate import RunScript, ScriptPlayer, run_in_lockstep
+from privdd.auditing.dp_tests.run_script import RunScript, ScriptPlayer, run_in_lockstep
 from privdd.privacy.mechanisms import ClippedSum
 from tests.auditing.dp_tests.subjects import fedavg, subject
 

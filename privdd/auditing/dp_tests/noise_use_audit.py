@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 import torch
 
 from attacks.types import Finding
-from privdd.auditing.dp_tests.instrumentation import (
-    EnoughReleases,
-    RecordedRelease,
-    flatten_tensors,
-    recording_context,
-)
+from privdd.auditing.dp_tests.clean_values import flatten_tensors
+from privdd.auditing.dp_tests.contributions import EnoughReleases
+from privdd.auditing.dp_tests.instrumentation import RecordedRelease, recording_context
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism

@@ -1,4 +1,4 @@
-"""Tests of ``privdd.auditing.dp_tests.noise_and_sampling_test``."""
+"""Tests of the audits of a run's own noise and sampling."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ import torch
 from torch import Tensor
 
 from attacks.types import Family, Finding
-from privdd.auditing.dp_tests.noise_and_sampling_test import (
-    NOISE_TEST,
+from privdd.auditing.dp_tests.logged_releases import logged_releases
+from privdd.auditing.dp_tests.noise_audit import NOISE_TEST, noise_finding
+from privdd.auditing.dp_tests.outcomes import p_value_limit
+from privdd.auditing.dp_tests.runner import subject_of_sums
+from privdd.auditing.dp_tests.sampling_audit import (
     SAMPLING_TEST,
-    logged_releases,
     next_draw_outcome,
-    noise_finding,
     sampling_outcomes,
+)
+from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.dp_tests.summed_noise import (
     share_count_outcome,
     sum_noise_outcomes,
     sum_residuals,
 )
-from privdd.auditing.dp_tests.randomness_statistics import p_value_limit
-from privdd.auditing.dp_tests.runner import subject_of_sums
-from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.findings import findings_json
 from privdd.auditing.pipeline import audit_experiment
 from privdd.auditing.replay import recover_noise_log, scale_noise

@@ -19,12 +19,8 @@ from torch.func import functional_call
 
 from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
-from privdd.auditing.dp_tests.instrumentation import (
-    RecordDependence,
-    find_interference,
-    spare_label,
-    zero_out_others,
-)
+from privdd.auditing.dp_tests.crafted_records import spare_label, zero_out_others
+from privdd.auditing.dp_tests.round_traces import RecordDependence, find_interference
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Records, Shard
 

@@ -19,7 +19,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 from attacks.types import Finding
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
-from privdd.auditing.dp_tests.noise_and_sampling_test import release_counts
+from privdd.auditing.dp_tests.logged_releases import release_counts
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_log import NoiseLog, RoundLog

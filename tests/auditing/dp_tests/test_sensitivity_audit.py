@@ -1,4 +1,4 @@
-"""Tests of ``privdd.auditing.dp_tests.sensitivity_test``."""
+"""Tests of ``privdd.auditing.dp_tests.sensitivity_audit``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from attacks.canaries import Canaries, join_canaries, out_of_distribution_canaries, pattern_canary
-from privdd.auditing.dp_tests.sensitivity_test import (
-    UNBOUNDED,
-    ExaminedRound,
+from privdd.auditing.dp_tests.forced_runs import ExaminedRound
+from privdd.auditing.dp_tests.presence_trials import (
     PresenceEffects,
-    SensitivityTally,
     change_of_others,
     measure_presence,
+)
+from privdd.auditing.dp_tests.sensitivity_audit import (
+    UNBOUNDED,
+    SensitivityTally,
     measure_sensitivity,
 )
 from privdd.core.rng import Keys

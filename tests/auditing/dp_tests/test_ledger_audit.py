@@ -1,4 +1,4 @@
-"""Tests of ``privdd.auditing.dp_tests.ledger_test``."""
+"""Tests of ``privdd.auditing.dp_tests.ledger_audit``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding
-from privdd.auditing.dp_tests.ledger_test import LEDGER_TEST, epsilon_lower_bound, ledger_findings
+from privdd.auditing.dp_tests.ledger_audit import LEDGER_TEST, epsilon_lower_bound, ledger_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.group_settings import Relation
 from privdd.federated.channel import POST_PROCESSING

@@ -1,4 +1,4 @@
-"""Tests of ``privdd.auditing.dp_tests.mechanism_tests``."""
+"""Tests of ``privdd.auditing.dp_tests.query_audit`` and the other audits of mechanisms."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from dp_accounting import GaussianDpEvent
 
 from attacks.epsilon import gaussian_epsilon
 from attacks.types import Finding, Surface
-from privdd.auditing.dp_tests import mechanism_tests as clients
-from privdd.auditing.dp_tests.mechanism_tests import (
-    client_query_findings,
-    record_upload_findings,
-    runs_of_updates,
-)
+from privdd.auditing.dp_tests import update_audit as clients
+from privdd.auditing.dp_tests.query_audit import client_query_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.dp_tests.update_audit import runs_of_updates
+from privdd.auditing.dp_tests.upload_audit import record_upload_findings
 from privdd.auditing.verdicts import decide_verdict
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, Tensors

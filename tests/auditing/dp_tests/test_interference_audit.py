@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from privdd.auditing.dp_tests.mechanism_tests import query_findings
-from privdd.auditing.dp_tests.non_interference_test import interference_findings
+from privdd.auditing.dp_tests.interference_audit import interference_findings
+from privdd.auditing.dp_tests.query_audit import query_findings
 from privdd.core.types import Artifact, Shard
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum

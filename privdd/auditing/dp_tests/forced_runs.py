@@ -1,0 +1,82 @@
+"""One round of the audited client, run again on other data while its releases return given
+outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from privdd.auditing.dp_tests.contributions import (
+    EnoughReleases,
+    SeenContributions,
+)
+from privdd.auditing.dp_tests.instrumentation import (
+    recording_context,
+)
+from privdd.auditing.dp_tests.memory_history import MemoryHistory
+from privdd.core.rng import Keys
+from privdd.core.types import (
+    Shard,
+    State,
+    Tensors,
+    Upload,
+)
+from privdd.federated.channel import TranscriptEnded
+from privdd.federated.simulation import Plan, Snapshot
+
+COUNT_DEPENDS = "how many releases there are depends on the records"
+
+
+@dataclass
+class ForcedRun:
+    seen: SeenContributions
+    outputs: list[Tensors]
+    upload: Upload | None = None
+    problem: str = ""
+    memory: State = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExaminedRound:
+    """One round of the audited client, played on other data. history: of what each of these clients
+    remembers, None where all remember what the client does."""
+
+    plan: Plan
+    snapshot: Snapshot
+    shard: Shard
+    keys: Keys
+    history: MemoryHistory | None = None
+
+    def snapshot_of(self, shard: Shard) -> Snapshot:
+        """The round as a client with this data begins it."""
+        return (
+            self.history.snapshot_before(self.snapshot.round, shard)
+            if self.history
+            else self.snapshot
+        )
+
+    def run_forced(
+        self,
+        shard: Shard,
+        seen: SeenContributions,
+        forced: list[Tensors] | None,
+        snapshot: Snapshot | None = None,
+        **more: Any,
+    ) -> ForcedRun:
+        """The round with every record sampled; forced: what its releases return; more: of
+        ``ReleaseRecorder``."""
+        run = ForcedRun(seen, [])
+        start = snapshot or self.snapshot
+        ctx = recording_context(self.plan, start.round, self.keys, run.seen, forced=forced, **more)
+        ctx.outputs = run.outputs
+        try:
+            run.upload, run.memory = self.plan.method.local(
+                start.broadcast, dict(start.memory), shard, ctx
+            )
+        except EnoughReleases:
+            return run
+        except TranscriptEnded:
+            run.problem = COUNT_DEPENDS
+        if forced is not None and len(run.outputs) < len(forced):
+            run.problem = COUNT_DEPENDS
+        return run

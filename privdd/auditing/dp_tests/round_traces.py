@@ -1,0 +1,220 @@
+"""What one client's round sends, notes and releases, and how it differs on other data."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import dp_accounting as dpa
+
+from privdd.core.types import Received, Shard, State, Tensors, Values
+from privdd.federated.channel import (
+    POST_PROCESSING,
+    TranscriptEnded,
+)
+from privdd.federated.simulation import Plan, Snapshot
+from privdd.privacy.ledger import UNPROTECTED_EVENTS
+from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
+
+ORDER_DEPENDS = "the order of what is sent depends on the records"
+
+
+MessageForm = tuple[
+    tuple[str, str, tuple[int, ...]], ...
+]  # name, type and shape of tensors, in their order
+
+
+def message_form(value: Tensors) -> MessageForm:
+    """All of a message but its numbers."""
+    return tuple((name, str(tensor.dtype), tuple(tensor.shape)) for name, tensor in value.items())
+
+
+@dataclass
+class ReleaseFormLog:
+    """Notes of each protected release which query it answers, for which cell, and its form."""
+
+    forms: list[tuple[str, str | None, MessageForm]] = field(default_factory=list)
+
+    def on_release(
+        self, mechanism: Mechanism, name: str, output: Output | None, *given: Any
+    ) -> None:
+        if (
+            output
+            and not isinstance(output.event, dpa.NonPrivateDpEvent)
+            and all(output.flags.values())
+        ):
+            self.forms.append((name, given[0] if given else None, message_form(output.value)))
+
+    def on_sample(self, *given: Any) -> None:
+        """The sampling coins are not replaced: the queries' answers do not depend on them."""
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """One round of one client: what was sent and entered, what it keeps, and what its mechanisms
+    released."""
+
+    received: Received
+    rows: list[LedgerRow]
+    memory: State
+    outputs: list[Tensors]
+    releases: list[tuple[str, str | None, MessageForm]]
+
+    @property
+    def protected_message(self) -> list[tuple[str, MessageForm]]:
+        """What is sent and promises something, in its order."""
+        rows = self.rows[len(self.rows) - len(self.received.values) :]
+        return [
+            (row.name, message_form(self.received.values[row.name])) for row in protected_rows(rows)
+        ]
+
+
+def trace_round(
+    plan: Plan,
+    round: int,
+    broadcast: Values,
+    memory: State,
+    shard: Shard,
+    transcript: Sequence[Tensors] | None = None,
+) -> RoundTrace:
+    """One client's round; transcript: what its queries are answered. Raises TranscriptEnded where
+    it asks for more."""
+    log = ReleaseFormLog()
+    ctx = plan.client_context(round, shard.client, transcript=transcript, observer=log)
+    upload, memory = plan.method.local(broadcast, dict(memory), shard, ctx)
+    received, rows = plan.channel.send(upload, ctx)
+    return RoundTrace(
+        received, rows, {n: t.detach() for n, t in memory.items()}, list(ctx.outputs), log.forms
+    )
+
+
+def protected_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
+    """Rows that promise something; digests of what mechanisms have not noised, which are the same
+    twice."""
+    kept = [row for row in rows if row.nonprivate_reason is None]
+    return [
+        row if isinstance(row.event, UNPROTECTED_EVENTS) else replace(row, digest="")
+        for row in kept
+    ]
+
+
+@dataclass(frozen=True)
+class MessageLeak:
+    """What tells two data sets apart, in words. message: the name of the message or query that
+    tells it; "" = all together."""
+
+    says: str
+    message: str = ""
+
+
+def compare_traces(one: RoundTrace, other: RoundTrace) -> Iterator[MessageLeak]:
+    """What tells the records of two turns with the same mechanism outputs apart."""
+    asked = [[(name, cell) for name, cell, _ in turn.releases] for turn in (one, other)]
+    before = protected_rows(one.rows)
+    after = protected_rows(other.rows)
+    if asked[0] != asked[1]:
+        yield MessageLeak(
+            "how often mechanisms are applied, or in which order, depends on the records"
+        )
+        return
+    names = [[row.name for row in rows] for rows in (before, after)]
+    if names[0] != names[1]:
+        lone = sorted(set(names[0]) ^ set(names[1]))
+        says = (
+            f"whether {lone[0]!r} is sent, or is private, depends on the records"
+            if lone
+            else ORDER_DEPENDS
+        )
+        yield MessageLeak(says, lone[0] if lone else "")
+        return
+    for row, again in zip(before, after):
+        differing = [
+            f.name for f in fields(LedgerRow) if getattr(row, f.name) != getattr(again, f.name)
+        ]
+        if isinstance(row.event, UNPROTECTED_EVENTS) and differing:
+            claim = "private" if row.why == POST_PROCESSING else "public"
+            yield MessageLeak(
+                f"{row.name!r} claims to be {claim} and depends on the records", row.name
+            )
+        elif differing:
+            says = (
+                f"the ledger row of {row.name!r} tells about the records, in {', '.join(differing)}"
+            )
+            yield MessageLeak(says, row.name)
+    told = [name for (name, _, a), (_, _, b) in zip(one.releases, other.releases) if a != b]
+    told += [
+        name for (name, a), (_, b) in zip(one.protected_message, other.protected_message) if a != b
+    ]
+    for name in dict.fromkeys(told):
+        yield MessageLeak(
+            f"the order, types or shapes of the tensors of {name!r} depend on the records", name
+        )
+
+
+@dataclass(frozen=True)
+class RecordDependence:
+    """What a round told about the records. with_other: the name of the data set that showed it;
+    broken: the method did not run on that data, which is not looked at any further; message: as of
+        ``MessageLeak``."""
+
+    round: int
+    with_other: str
+    says: str
+    broken: bool = False
+    message: str = ""
+
+
+def find_interference(
+    plan: Plan,
+    snapshots: Mapping[int, Snapshot],
+    shard: Shard,
+    others: Mapping[str, tuple[Shard, Collection[int]]],
+) -> Iterator[RecordDependence]:
+    """Everything that the client's rounds tell of its records. others: by their name, other data of
+    the client and the rounds that are run with it; all rounds up to the last of these, from the
+    first, where the client remembers. Where a method says that a round's upload does not read what
+    is remembered, the other client remembers nothing."""
+    wanted = {name: set(rounds) for name, (_, rounds) in others.items()}
+    linked = has_linked_rounds(plan, snapshots)
+    if linked:
+        wanted = {
+            name: {t for t in snapshots if t <= max(rounds, default=-1)}
+            for name, rounds in wanted.items()
+        }
+    memories: dict[str | None, State] = {}
+    for round in sorted(set(snapshots) & set[int]().union(*wanted.values())):
+        broadcast = snapshots[round].broadcast
+        own = trace_round(
+            plan, round, broadcast, memories.get(None, snapshots[round].memory), shard
+        )
+        for name in [name for name in wanted if round in wanted[name]]:
+            try:
+                again = trace_round(
+                    plan, round, broadcast, memories.get(name, {}), others[name][0], own.outputs
+                )
+            except TranscriptEnded:
+                yield RecordDependence(
+                    round, name, "how often mechanisms are applied depends on the records"
+                )
+                return
+            except (
+                Exception
+            ) as problem:  # of a method of one's own, on data that it was not written for
+                yield RecordDependence(
+                    round, name, f"{type(problem).__name__}: {problem}", broken=True
+                )
+                wanted[name] = set()
+                continue
+            for leak in compare_traces(own, again):
+                yield RecordDependence(round, name, leak.says, message=leak.message)
+            memories |= {name: again.memory} if linked else {}
+        memories |= {None: own.memory} if linked else {}
+
+
+def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:
+    """Whether what the client keeps decides what it sends later."""
+    remembers = plan.method.audit_hooks.remembers
+    return any(
+        remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory
+    )
