@@ -17,7 +17,8 @@ from dp_accounting.pld import PLDAccountant
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from attacks.command_line import CommandParser
-from privdd.privacy.accounting import calibrate, epsilon
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.calibration import calibrate
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from attacks.epsilon import Curve, approximate_dp, gaussian_dp, gaussian_epsilon
-from privdd.privacy.accounting import trade_off
+from privdd.privacy.trade_off import trade_off
 
 DELTA = 1e-5
 # of the sampled Gaussian: rate, and shift in units of its noise

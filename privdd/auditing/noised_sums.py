@@ -46,11 +46,12 @@ from privdd.federated.channel import POST_PROCESSING, device_of
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_log import ObservedRound
 from privdd.federated.simulation import Plan
-from privdd.privacy.accounting import epsilon_at, trade_off
+from privdd.privacy.accounting import epsilon_at
 from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE
+from privdd.privacy.trade_off import trade_off
 from privdd.training.dp_sgd import QUERY
 
 # The onlooker knows all that the analyst of the guarantee knows: the client's other records and

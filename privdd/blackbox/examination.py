@@ -74,7 +74,7 @@ from privdd.blackbox.verdict import (
     ExaminationResult,
     SingleTestResult,
 )
-from privdd.privacy.accounting import bound_batch_epsilon
+from privdd.privacy.batch_bounds import bound_batch_epsilon
 
 FINITE = 1e300
 DEPTHS = (1000, 6000, 40_000)

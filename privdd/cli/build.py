@@ -36,7 +36,7 @@ from privdd.federated.experiment import CaptureSettings, Experiment
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan, too_few_clients_warning
-from privdd.privacy.accounting import calibrate
+from privdd.privacy.calibration import calibrate
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash

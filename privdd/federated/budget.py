@@ -8,7 +8,8 @@ import dp_accounting as dpa
 
 from privdd.core.validation import BadConfig
 from privdd.federated.simulation import Plan
-from privdd.privacy.accounting import Tally, add_tallies, epsilon_of, tally_events
+from privdd.privacy.accounting import epsilon_of
+from privdd.privacy.events import Tally, add_tallies, tally_events
 from privdd.privacy.ledger import Ledger
 
 

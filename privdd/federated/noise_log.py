@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import dp_accounting as dpa
 import torch
@@ -21,6 +21,7 @@ from attacks.statistics import examine_low_bits
 from privdd.core.types import State, Tensors
 from privdd.privacy.clipping import count_records
 from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.noise_laws import NOISE_LAWS, noise_law
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,6 @@ class ObservedRound:
     samples: tuple[tuple[str, Tensor], ...]
 
 
-Law = Literal["gaussian", "laplace"]
 # kept of a release; of those beyond half of ``ROUND_RESIDUALS``
 RESIDUALS_PER_RELEASE = 4096
 FIRST_RESIDUALS = 256
@@ -59,13 +59,12 @@ RUN_RESIDUALS = (
 )  # of all other clients in a run; beyond it the first of each release, up to twice as many
 
 
-def noise_law_of(event: dpa.DpEvent) -> Law | None:
-    """The law of the noise that an event is accounted for; None for any other than Gaussian and
-    Laplace."""
-    if isinstance(event, dpa.GaussianDpEvent):
-        return "gaussian"
-    if isinstance(event, dpa.LaplaceDpEvent):
-        return "laplace"
+def noise_law_of(event: dpa.DpEvent) -> str | None:
+    """The law of the noise that an event is accounted for, by its name; None if it has no law in
+    ``privdd.privacy.noise_laws``, or several."""
+    law = noise_law(event)
+    if law is not None:
+        return law.name
     if isinstance(event, dpa.PoissonSampledDpEvent | dpa.SelfComposedDpEvent):
         return noise_law_of(event.event)
     if isinstance(event, dpa.ComposedDpEvent):
@@ -98,9 +97,7 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
         gap = gap if output.lattice is None else (gap / output.lattice).round_() * output.lattice
         gap = gap / scale.to(gap.device)
         gap = gap.cpu()
-        if law == "laplace":  # to standard normal scores, by the distribution functions
-            gap = -torch.sign(gap) * torch.special.ndtri(0.5 * torch.exp(-gap.abs()))
-        found[name] = gap
+        found[name] = NOISE_LAWS[law].normal_scores(gap)
     return found
 
 

@@ -41,7 +41,7 @@ from privdd.core.types import (
 from privdd.core.validation import check_choice, check_number, setting_error
 from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.federated.simulation import ClientTask, Plan, client_step
-from privdd.privacy.accounting import event_to_json
+from privdd.privacy.events import event_to_json
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 

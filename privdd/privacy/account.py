@@ -26,17 +26,15 @@ from privdd.privacy.accounting import (
     FINEST,
     NEIGHBOURS,
     POINTS,
-    Tally,
-    UnsupportedEvent,
-    bound_batch_epsilon,
-    calibrate,
     check_delta,
     check_relation,
     check_work,
     composed_loss,
     epsilon_of,
-    tally_events,
 )
+from privdd.privacy.batch_bounds import bound_batch_epsilon
+from privdd.privacy.calibration import calibrate
+from privdd.privacy.events import Tally, UnsupportedEvent, tally_events
 from privdd.privacy.reconstruction import naming_bound_of_claim, naming_bounds, power_at_levels
 
 Sampling = Literal["full", "poisson", "shuffled", "balls_in_bins", "fixed_size"]

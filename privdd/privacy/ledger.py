@@ -20,13 +20,10 @@ from typing import Any
 import dp_accounting as dpa
 
 from privdd.core.group_settings import UNITS, Relation
-from privdd.privacy.accounting import (
-    Accountant,
+from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
+from privdd.privacy.events import (
     Tally,
     UnsupportedEvent,
-    check_delta,
-    check_relation,
-    epsilon_of,
     event_from_json,
     event_to_json,
     tally_events,
@@ -231,7 +228,9 @@ class Ledger:
         head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
         yield f'{json.dumps(head)[:-1]}, "releases": ['
         for release in self._releases:
-            yield f"{', ' if release.id else ''}{json.dumps(_release_to_json(release), allow_nan=False)}"
+            yield f"{', ' if release.id else ''}{
+                json.dumps(_release_to_json(release), allow_nan=False)
+            }"
         yield "]}\n"
 
     @staticmethod

@@ -21,7 +21,8 @@ from scipy.integrate import quad
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from privdd.core.group_settings import Relation
-from privdd.privacy.accounting import Tally, UnsupportedEvent, privacy_loss_of
+from privdd.privacy.accounting import privacy_loss_of
+from privdd.privacy.events import Tally, UnsupportedEvent
 from privdd.privacy.ledger import Ledger
 
 CANDIDATES = (2, 10, 100, 1000)
@@ -99,7 +100,7 @@ def naming_bounds(
         return [1.0 for _ in priors]
     if total.is_empty:
         return list(priors)
-    if total.laplace:
+    if total.other_laws:
         full_batch = [1.0 for _ in priors]
     else:  # without knowing who was sampled an attacker does no better than with full batches
         full_batch = [float(ndtr(_gaussian_mu(total, relation) + ndtri(prior))) for prior in priors]

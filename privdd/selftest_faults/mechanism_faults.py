@@ -20,9 +20,9 @@ from privdd.distillation.public_features import PublicRows
 from privdd.federated import channel
 from privdd.federated.channel import POST_PROCESSING
 from privdd.methods import dp_head
-from privdd.privacy import accounting, clipping, ledger
-from privdd.privacy.accounting import Tally
+from privdd.privacy import accounting, calibration, clipping, ledger, trade_off
 from privdd.privacy.clipping import count_records
+from privdd.privacy.events import Tally
 from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import ClippedSum, client_level, clipped_sum, gaussian_features
 from privdd.privacy.noise import Noise
@@ -377,7 +377,7 @@ def _patch_accountant(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, in
     """The accountant counts other events than it is given: (event, count) -> (event, count). The
     audit's own is the same."""
 
-    @wrap_functions("tally_events", ledger, accounting)
+    @wrap_functions("tally_events", ledger, accounting, calibration, trade_off)
     def tally_changed_events(honest: Any, items: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
         return honest([change(event, count) for event, count in items])
 

@@ -14,7 +14,9 @@ from opacus.accountants.analysis import rdp as opacus_rdp
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from privdd.privacy.accounting import UnsupportedEvent, calibrate, check_work, epsilon, tally_events
+from privdd.privacy.accounting import check_work, epsilon
+from privdd.privacy.calibration import calibrate
+from privdd.privacy.events import UnsupportedEvent, tally_events
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 

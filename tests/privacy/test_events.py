@@ -9,7 +9,7 @@ import math
 import dp_accounting as dpa
 import pytest
 
-from privdd.privacy.accounting import UnsupportedEvent, event_from_json, event_to_json, tally_events
+from privdd.privacy.events import UnsupportedEvent, event_from_json, event_to_json, tally_events
 
 G = dpa.GaussianDpEvent
 EVENTS = [

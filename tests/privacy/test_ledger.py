@@ -11,7 +11,8 @@ import dp_accounting as dpa
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from privdd.privacy.accounting import epsilon, event_from_json
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.events import event_from_json
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 

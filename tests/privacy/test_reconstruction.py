@@ -13,7 +13,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from privdd.privacy.accounting import tally_events
+from privdd.privacy.events import tally_events
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 from privdd.privacy.reconstruction import (

@@ -11,8 +11,9 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import norm
 
-import privdd.privacy.accounting as module
-from privdd.privacy.accounting import bound_batch_epsilon, epsilon
+import privdd.privacy.batch_bounds as module
+from privdd.privacy.accounting import epsilon
+from privdd.privacy.batch_bounds import bound_batch_epsilon
 
 DELTA = 1e-5
 SCHEMES = ("shuffled", "balls_in_bins")

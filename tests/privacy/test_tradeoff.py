@@ -8,7 +8,9 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from privdd.privacy.accounting import UnsupportedEvent, epsilon, epsilon_at, trade_off
+from privdd.privacy.accounting import epsilon, epsilon_at
+from privdd.privacy.events import UnsupportedEvent
+from privdd.privacy.trade_off import trade_off
 
 ALPHAS = np.array([0.0, 1e-6, 1e-3, 0.02, 0.1, 0.3, 0.5, 0.8, 0.99, 1.0])
 SAMPLED = dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.2, dpa.GaussianDpEvent(1.0)), 5)

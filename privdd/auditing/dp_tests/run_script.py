@@ -22,8 +22,8 @@ from privdd.auditing.dp_tests.prescribed_noise import (
     release_prescribed,
 )
 from privdd.core.types import Tensors, class_of_cell
-from privdd.privacy.accounting import tally_events
 from privdd.privacy.clipping import count_records, take_records
+from privdd.privacy.events import tally_events
 from privdd.privacy.mechanism import Mechanism, Output
 
 

@@ -24,8 +24,9 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import Plan, Snapshot
-from privdd.privacy.accounting import epsilon, epsilon_at, trade_off
+from privdd.privacy.accounting import epsilon, epsilon_at
 from privdd.privacy.ledger import SERVER, Ledger, Release
+from privdd.privacy.trade_off import trade_off
 
 WHOLE_RUN_TEST = "t2_whole_run"
 MAX_ROUNDED_KAPPA = (

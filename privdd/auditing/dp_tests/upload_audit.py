@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import dp_accounting as dpa
 import torch
 
 from attacks.types import Finding
@@ -29,8 +28,8 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.noise import ZERO_NOISE
+from privdd.privacy.noise_laws import noise_law
 
-SINGLE_NOISE_EVENTS = (dpa.GaussianDpEvent, dpa.LaplaceDpEvent)
 DIM_BRIGHTNESS = 0.1  # brightness of a record that another outweighs
 
 
@@ -163,11 +162,12 @@ def _measure_change(
         for run in (out, inside)
         if run.upload
     )
-    if not before.exact or not after.exact or not isinstance(before.event, SINGLE_NOISE_EVENTS):
+    law = noise_law(before.event)
+    if not before.exact or not after.exact or law is None:
         return None
     one = flatten_tensors(before.exact)
     other = flatten_tensors(after.exact)
     if one.shape != other.shape:
         return UNBOUNDED
-    order = 1 if isinstance(before.event, dpa.LaplaceDpEvent) else 2
-    return float((other.double() - one.double()).norm(p=order)) / sensitivity_unit(before)
+    change = (other.double() - one.double()).norm(p=law.norm_order)
+    return float(change) / sensitivity_unit(before)

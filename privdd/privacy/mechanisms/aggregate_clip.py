@@ -26,11 +26,10 @@ class AggregateClip(Mechanism):
 
     Never private: its worst-case sensitivity is 2C, kappa = 2|B| times what the papers' proof
         assumes, and
-    |B|, the class size where a class is smaller than a batch, sets the variance: one record less changes
-    the variance, and no Gaussian bound at one variance covers that. ``privdd.privacy.claims`` holds
-    what the papers state for it.
-    Input: tensors (|B|, ...), |B| >= 1 (a mean expanded to |B| equal rows costs no memory);
-    output: tensors (...).
+    |B|, the class size where a class is smaller than a batch, sets the variance: one record less
+    changes the variance, and no Gaussian bound at one variance covers that.
+    ``privdd.privacy.claims`` holds what the papers state for it. Input: tensors (|B|, ...), |B| >=
+    1 (a mean expanded to |B| equal rows costs no memory); output: tensors (...).
     """
 
     noise_multiplier: float
