@@ -228,9 +228,8 @@ class Ledger:
         head = {"schema": SCHEMA, "relation": self.relation, "unit": self.unit, "delta": self.delta}
         yield f'{json.dumps(head)[:-1]}, "releases": ['
         for release in self._releases:
-            yield f"{', ' if release.id else ''}{
-                json.dumps(_release_to_json(release), allow_nan=False)
-            }"
+            separator = ", " if release.id else ""
+            yield separator + json.dumps(_release_to_json(release), allow_nan=False)
         yield "]}\n"
 
     @staticmethod

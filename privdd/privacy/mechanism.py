@@ -5,13 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import dp_accounting as dpa
 
 from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.types import Tensors
 from privdd.privacy.noise import Noise
+
+# What a mechanism releases, by which the tests of its sensitivity are chosen: a noised sum over
+# records' contributions; one noised row for each record, as ``FeatureNoise`` does; a whole client's
+# noised update; the noised mean of a batch that is clipped as a whole.
+SensitivityKind = Literal["sum", "rows", "update", "batch_mean"]
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,15 @@ class Output:
 class Mechanism(ABC):
     """A randomised function of per-record contributions. Subclasses are usually frozen dataclasses.
 
-    sampling_probability: the chance with which each record takes part in one release (Poisson
-        sampling by ``ctx.sample``), in (0, 1]; per_record: whether it reads each record's
-        contribution, or only their mean;
-    for_queries: whether it turns contributions (n, ...) of records into one value (...), which no
-        upload is. Its own settings are fields; helpers start with an underscore, or are named by
-        ``hooks=``.
+    Its own settings are fields; helpers start with an underscore, or are named by ``hooks=``.
+
+    Attributes:
+        sampling_probability: the chance with which each record takes part in one release (Poisson
+            sampling by ``ctx.sample``), in (0, 1].
+        per_record: whether it reads each record's contribution, or only their mean.
+        for_queries: whether it turns contributions (n, ...) of records into one value (...), which
+            no upload is.
+        sensitivity_kind: what it releases; the tests of its sensitivity are chosen by it.
     """
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the mechanism
@@ -56,10 +64,13 @@ class Mechanism(ABC):
         def per_record(self) -> bool: ...
         @property
         def for_queries(self) -> bool: ...
+        @property
+        def sensitivity_kind(self) -> SensitivityKind: ...
     else:
         sampling_probability: float = 1.0
         per_record: bool = True
         for_queries: bool = False
+        sensitivity_kind: SensitivityKind = "sum"
 
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -26,6 +26,7 @@ from privdd.auditing.dp_tests.sensitivity_audit import (
     SensitivityTally,
 )
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
+from privdd.auditing.dp_tests.upload_audit import record_upload_findings
 from privdd.core.types import Records
 from privdd.federated.channel import OutputLog
 from privdd.privacy.mechanism import Output
@@ -34,16 +35,16 @@ from privdd.privacy.noise import SeededNoise
 
 
 def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``. Nothing where no bound is
-    stated, or where a row is not one record's: such a release counts as unprotected."""
+    """T1, T2 and T3 of ``FeatureNoise`` set for the upload ``name``; T1 alone of another mechanism
+    that releases rows. Nothing if no bound is stated, or if a row is not one record's: such a
+    release counts as unprotected."""
     mechanism = subject.plan.mechanisms[name]
     looks = subject.client_rounds(name)
+    if not isinstance(mechanism, FeatureNoise):
+        yield from record_upload_findings(subject, name)
+        return
     is_read = subject.plan.method.audit_hooks.rows_are_records() and looks.chosen
-    if (
-        not isinstance(mechanism, FeatureNoise)
-        or not is_read
-        or mechanism.broadcast_batch is not None
-    ):
+    if not is_read or mechanism.broadcast_batch is not None:
         return
     guests = craft_guests(subject)
     sent = partial(_send_features, subject, name, guests)

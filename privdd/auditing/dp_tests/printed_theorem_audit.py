@@ -31,13 +31,13 @@ from privdd.federated.channel import TranscriptEnded
 from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.claims import DELTA, Claim, smallest_claim
 from privdd.privacy.mechanism import Mechanism
-from privdd.privacy.mechanisms import AggregateClip
 
 EXCHANGE_UNITS = 2.0  # a guest takes the place of a copy in the batch: two contributions change
 
 
 def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """T1, T2 and T3 of ``AggregateClip`` set for the query ``name``, at the papers' own delta."""
+    """T1, T2 and T3 of the clipped batch mean set for the query ``name``, at the papers' own
+    delta."""
     subject = replace(subject, delta=DELTA)
     snapshot = subject.snapshots[max(subject.snapshots)]
     plan = subject.plan
@@ -135,8 +135,8 @@ def change_along_method(
             mechanism: Mechanism, heeded: RecordedRelease, into: list[Tensor] = seen
         ) -> None:
             into.append(flatten_tensors(heeded.released.exact or {}))
-            if isinstance(mechanism, AggregateClip):
-                units.append(heeded.released.noise_std / mechanism.noise_multiplier)
+            if mechanism.sensitivity_kind == "batch_mean":
+                units.append(heeded.released.noise_std / mechanism.noise_multiplier)  # type: ignore[attr-defined]
 
         ctx = recording_context(
             plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced

@@ -24,7 +24,6 @@ from privdd.auditing.dp_tests.update_audit import client_update_findings
 from privdd.auditing.dp_tests.upload_audit import record_upload_findings
 from privdd.federated.method import overrides_hook
 from privdd.federated.noise_log import NoiseLog
-from privdd.privacy.mechanisms import AggregateClip, FeatureNoise
 from privdd.privacy.mechanisms.noise_share import unshared_mechanism
 
 
@@ -145,22 +144,26 @@ def log_findings(subject: GuaranteeSubject, record: NoiseLog | None) -> Iterator
 
 
 def mechanism_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
-    """Tests for every mechanism of the plan; if the unit is a client, of what a whole client
-    moves."""
-    kinds = {name: type(mechanism) for name, mechanism in subject.plan.mechanisms.items()}
+    """Tests for every mechanism of the plan, by what it says that it releases
+    (``Mechanism.sensitivity_kind``); if the unit is a client, of what a whole client moves."""
+    method = subject.plan.method
+    mechanisms = subject.plan.mechanisms
     if subject.ledger.unit == "client":
-        sent = [name for name in kinds if name in subject.plan.method.uploads]
-        each = [GuaranteeTest(subject, client_update_findings, (name,)) for name in sent]
-        return [*each, GuaranteeTest(subject, client_query_findings)]
-    asked = [
-        n for n, k in kinds.items() if n in subject.plan.method.queries and k is not AggregateClip
+        uploads = [name for name in mechanisms if name in method.uploads]
+        tests = [GuaranteeTest(subject, client_update_findings, (name,)) for name in uploads]
+        return [*tests, GuaranteeTest(subject, client_query_findings)]
+    queries = [
+        name
+        for name, mechanism in mechanisms.items()
+        if name in method.queries and mechanism.sensitivity_kind != "batch_mean"
     ]
-    tests = [GuaranteeTest(subject, query_findings, (asked,))]
-    for name, kind in kinds.items():
-        if kind is AggregateClip and overrides_hook(subject.plan.method, "steps"):
+    tests = [GuaranteeTest(subject, query_findings, (queries,))]
+    for name, mechanism in mechanisms.items():
+        kind = mechanism.sensitivity_kind
+        if kind == "batch_mean" and overrides_hook(method, "steps"):
             tests.append(GuaranteeTest(subject, printed_theorem_findings, (name,)))
-        elif kind is FeatureNoise:
+        elif kind == "rows":
             tests.append(GuaranteeTest(subject, feature_findings, (name,)))
-        elif name in subject.plan.method.uploads:
+        elif name in method.uploads:
             tests.append(GuaranteeTest(subject, record_upload_findings, (name,)))
     return tests

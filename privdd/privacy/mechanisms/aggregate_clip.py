@@ -16,7 +16,7 @@ import torch
 from attacks.validation import check_positive
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors
-from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanism import Mechanism, Output, SensitivityKind
 from privdd.privacy.noise import Noise
 
 
@@ -25,17 +25,18 @@ class AggregateClip(Mechanism):
     """clip_C(mean of the contributions) + N(0, (sigma C / |B|)**2 I) (Zhang et al., FedRD, eq. 7).
 
     Never private: its worst-case sensitivity is 2C, kappa = 2|B| times what the papers' proof
-        assumes, and
-    |B|, the class size where a class is smaller than a batch, sets the variance: one record less
-    changes the variance, and no Gaussian bound at one variance covers that.
-    ``privdd.privacy.claims`` holds what the papers state for it. Input: tensors (|B|, ...), |B| >=
-    1 (a mean expanded to |B| equal rows costs no memory); output: tensors (...).
+    assumes, and |B|, the class size if a class is smaller than a batch, sets the variance: one
+    record less changes the variance, and no Gaussian bound at one variance covers that.
+    ``privdd.privacy.claims`` holds what the papers state for it.
+    Input: tensors (|B|, ...), |B| >= 1 (a mean expanded to |B| equal rows costs no memory);
+    output: tensors (...).
     """
 
     noise_multiplier: float
     clip_norm: float
     per_record: ClassVar[bool] = False  # it reads the mean only
     for_queries: ClassVar[bool] = True
+    sensitivity_kind: ClassVar[SensitivityKind] = "batch_mean"
 
     def __post_init__(self) -> None:
         check_positive(self, "noise_multiplier", "clip_norm")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import dp_accounting as dpa
 import torch
@@ -12,7 +13,7 @@ from attacks.validation import check_positive
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import LazyTensors, RecordLayout, clipped_sum
 from privdd.privacy.lattice import ON_LATTICE, Lattice
-from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanism import Mechanism, Output, SensitivityKind
 from privdd.privacy.noise import Noise
 
 
@@ -31,6 +32,7 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
 
     noise_multiplier: float
     clip_norm: float
+    sensitivity_kind: ClassVar[SensitivityKind] = "update"
 
     def __post_init__(self) -> None:
         check_positive(self, "noise_multiplier", "clip_norm")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import dp_accounting as dpa
 import torch
@@ -15,7 +15,7 @@ from attacks.validation import check_counts
 from privdd.core.types import Tensors
 from privdd.privacy.clipping import clip_factors, record_norms, require_positive
 from privdd.privacy.lattice import ON_LATTICE, Lattice
-from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanism import Mechanism, Output, SensitivityKind
 from privdd.privacy.noise import Noise
 
 Pair = tuple[Tensors, Tensors]
@@ -47,6 +47,7 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     copies: int = 1
     broadcast_batch: int | None = None
     distribution: Literal["gaussian", "laplace"] = "gaussian"
+    sensitivity_kind: ClassVar[SensitivityKind] = "rows"
 
     def __post_init__(self) -> None:
         given = [
