@@ -22,6 +22,7 @@ from privdd.auditing.dp_tests.coin_statistics import (
     sampling_rate_p_value,
 )
 from privdd.auditing.dp_tests.logged_releases import (
+    RunLook,
     examined_finding,
     logged_releases,
     repeat_rounds,
@@ -36,6 +37,7 @@ from privdd.auditing.dp_tests.outcomes import (
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.federated.noise_log import NoiseLog, RoundLog, SamplingLog
 
+LoggedDraw = tuple[RoundLog, SamplingLog]
 SAMPLING_TEST = "t0_sampling"
 EXTRA_DRAWS = 256  # further draws of the sampler, outside the run
 
@@ -47,42 +49,62 @@ def is_sampled(subject: GuaranteeSubject, name: str) -> bool:
 
 def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Finding:
     """One row for the sampling of a mechanism: what was looked at, and whether it refutes what is
-    stated."""
+    stated.
+
+    Args:
+        subject: the run.
+        record: the noise log of the run.
+        name: of the releases.
+    """
     probability = float(subject.plan.mechanisms[name].sampling_probability)
-    watches = [
-        watch
-        for _, watch in sorted(record.rounds.items())
-        if any(r.name == name for r in watch.releases)
+    round_logs = [
+        round_log
+        for _, round_log in sorted(record.rounds.items())
+        if any(release.name == name for release in round_log.releases)
     ]
-    why = why_not_examined(subject, name, logged_releases(record, name))
-    again = draw_outcomes(_extra_draws(subject, name), probability, "ctx.sample")
-    made = (
-        *sampling_outcomes(watches, name, probability),
-        *again,
+    outcomes = [
+        *sampling_outcomes(round_logs, name, probability),
+        *draw_outcomes(_extra_draws(subject, name), probability, "ctx.sample"),
         redrawn_coins_outcome(subject, record, name),
-    )
-    found = combine_outcomes(made)
-    draws = sum(coins.name == name for watch in watches for coins in watch.samples)
-    why = why or (
-        "" if draws else "the method does not draw by ctx.sample, so who was taken is not known"
-    )
-    if why and found.p >= p_value_limit(subject.confidence):
+    ]
+    outcome = combine_outcomes(outcomes)
+    draws = len(_logged_draws(round_logs, name))
+    why = why_not_examined(subject, name, logged_releases(record, name))
+    if not why and not draws:
+        why = "the method does not draw by ctx.sample, so who was taken is not known"
+    look = RunLook(SAMPLING_TEST, name, draws)
+    if why and outcome.p >= p_value_limit(subject.confidence):
         note = f"the sampling of this run was not looked at: {why}"
-        return unexamined_finding(subject, SAMPLING_TEST, name, draws, note, why)
-    text = f"{draws} draw(s) of the run, of {len(watches)} client round(s)"
+        return unexamined_finding(subject, look, note, why)
+    text = f"{draws} draw(s) of the run, of {len(round_logs)} client round(s)"
     sound = f"coins of probability {probability:.3g}, independent of each other"
-    rounds = {watch.round for watch in watches if watch.audited}
-    return examined_finding(subject, SAMPLING_TEST, name, draws, found, (text, sound), rounds)
+    rounds = {round_log.round for round_log in round_logs if round_log.audited}
+    return examined_finding(subject, look, outcome, text, sound, rounds)
+
+
+def _logged_draws(round_logs: list[RoundLog], name: str) -> list[LoggedDraw]:
+    """All draws for a name with the client round that they belong to, in order."""
+    draws = []
+    for round_log in round_logs:
+        for draw in round_log.samples:
+            if draw.name == name:
+                draws.append((round_log, draw))
+    return draws
 
 
 def _extra_draws(subject: GuaranteeSubject, name: str) -> list[Tensor]:
     """Further draws of the sampler that the method asks, for the audited client: a run may have too
     few to tell."""
     plan = subject.plan
-    held = len(subject.shard.train)
-    drawn = (replace(plan, keys=subject.keys.fold("draws", at)) for at in range(EXTRA_DRAWS))
-    contexts = (one.client_context(0, plan.victim) for one in drawn)
-    return [ctx.sample(name, held).cpu() for ctx in contexts] if name in plan.method.queries else []
+    if name not in plan.method.queries:
+        return []
+    records = len(subject.shard.train)
+    masks = []
+    for number in range(EXTRA_DRAWS):
+        repeated = replace(plan, keys=subject.keys.fold("draws", number))
+        ctx = repeated.client_context(0, plan.victim)
+        masks.append(ctx.sample(name, records).cpu())
+    return masks
 
 
 def redrawn_coins_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str) -> CheckOutcome:
@@ -91,126 +113,155 @@ def redrawn_coins_outcome(subject: GuaranteeSubject, record: NoiseLog, name: str
     if subject.plan.noise_source == "seed":
         return CheckOutcome(1.0)
     probability = float(subject.plan.mechanisms[name].sampling_probability)
-    found = []
-    for t, again in repeat_rounds(subject, record, name):
-        pairs = zip(record.rounds[t, subject.plan.victim].samples, again.samples)
-        taken = [(one.mask, other.mask) for one, other in pairs if one.name == other.name == name]
-        if taken:
-            once, again_taken = (torch.cat(masks) for masks in zip(*taken))
-            both = {"the run": once, "whoever knows the seed": again_taken}
-            look = same_coins_p_value(both, probability)
-            found.append(
-                (look.p, f"round {t}: tossed again, {look.says}, so the public seed decides")
-            )
-    return combine_outcomes(found)
+    outcomes = []
+    for t, repeated in repeat_rounds(subject, record, name):
+        first = []
+        second = []
+        for draw, redraw in zip(record.rounds[t, subject.plan.victim].samples, repeated.samples):
+            if draw.name == redraw.name == name:
+                first.append(draw.mask)
+                second.append(redraw.mask)
+        if first:
+            masks = {"the run": torch.cat(first), "whoever knows the seed": torch.cat(second)}
+            outcome = same_coins_p_value(masks, probability)
+            says = f"round {t}: tossed again, {outcome.says}, so the public seed decides"
+            outcomes.append((outcome.p, says))
+    return combine_outcomes(outcomes)
 
 
 def sampling_outcomes(
-    watches: list[RoundLog], name: str, probability: float
+    round_logs: list[RoundLog], name: str, probability: float
 ) -> Iterator[CheckOutcome]:
-    """Every test of the sampling of one name."""
-    draws = [(watch, coins) for watch in watches for coins in watch.samples if coins.name == name]
-    yield _excess_records_outcome(watches, name)
-    yield _discarded_draw_outcome(watches, name)
-    yield from _own_draw_outcomes(
-        [w for w in watches if all(c.name != name for c in w.samples)], name, probability
-    )
-    for client in sorted({watch.client for watch, _ in draws}):
-        yield from draw_outcomes(
-            [c.mask for w, c in draws if w.client == client], probability, f"client {client}"
-        )
-    named = {
-        f"round {w.round}, client {w.client}, draw {at}": c.mask for at, (w, c) in enumerate(draws)
-    }
-    yield same_coins_p_value(named, probability)
+    """Every test of the sampling of one name.
+
+    Args:
+        round_logs: the client rounds that release the name, in order.
+        name: of the releases.
+        probability: the stated one, q.
+    """
+    draws = _logged_draws(round_logs, name)
+    yield _excess_records_outcome(round_logs, name)
+    yield _discarded_draw_outcome(round_logs, name)
+    without_draws = [
+        round_log
+        for round_log in round_logs
+        if all(draw.name != name for draw in round_log.samples)
+    ]
+    yield from _own_draw_outcomes(without_draws, name, probability)
+    for client in sorted({round_log.client for round_log, _ in draws}):
+        masks = [draw.mask for round_log, draw in draws if round_log.client == client]
+        yield from draw_outcomes(masks, probability, f"client {client}")
+    masks_by_draw = {}
+    for number, (round_log, draw) in enumerate(draws):
+        which = f"round {round_log.round}, client {round_log.client}, draw {number}"
+        masks_by_draw[which] = draw.mask
+    yield same_coins_p_value(masks_by_draw, probability)
     yield next_draw_outcome(draws, probability)
 
 
-def next_draw_outcome(
-    draws: list[tuple[RoundLog, SamplingLog]], probability: float
-) -> CheckOutcome:
-    """Records that one draw of a client took, in its next draw: their coins fall as any others, if
-    none knows of those before. In order of time, and no more of them than there nearly always are:
-    how many there are is up to the coins too."""
-    masks = defaultdict[tuple[int, int], list[Tensor]](list)
-    for watch, coins in draws:
-        masks[watch.client, len(coins.mask)].append(coins.mask)
-    pairs = [pair for of in masks.values() for pair in pairwise(of)]
-    expected = probability * sum(len(earlier) for earlier, _ in pairs)
-    again = torch.cat(
-        [torch.zeros(0, dtype=torch.bool), *(later[earlier] for earlier, later in pairs)]
-    )
-    again = again[: max(0, math.floor(expected - 4 * expected**0.5))]
-    return sampling_rate_p_value(
-        int(again.sum()), [len(again)], probability, "of those that the draw before took"
-    )
+def next_draw_outcome(draws: list[LoggedDraw], probability: float) -> CheckOutcome:
+    """Are records that a client's draw took taken again by its next draw as often as any others?
+
+    Among M records that a draw took, those that the next one takes are Binomial(M, q), if no coin
+    knows of those before. M is up to the coins too, so only the first
+    m = floor(E - 4 sqrt(E)), E = the expected M, are looked at, in order of time: a number that
+    does not depend on them, and that M nearly always reaches.
+
+    Args:
+        draws: of all clients, in order.
+        probability: the stated one, q.
+    """
+    masks: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
+    for round_log, draw in draws:
+        masks[round_log.client, len(draw.mask)].append(draw.mask)
+    expected_terms = []
+    repeated_coins = [torch.zeros(0, dtype=torch.bool)]
+    for client_masks in masks.values():
+        for earlier, later in pairwise(client_masks):
+            expected_terms.append(len(earlier))
+            repeated_coins.append(later[earlier])
+    expected = probability * sum(expected_terms)
+    coins = torch.cat(repeated_coins)
+    coins = coins[: max(0, math.floor(expected - 4 * expected**0.5))]
+    what = "of those that the draw before took"
+    return sampling_rate_p_value(int(coins.sum()), [len(coins)], probability, what)
 
 
-def draw_outcomes(draws: list[Tensor], probability: float, what: str) -> Iterator[CheckOutcome]:
-    """Tests of draws (n,) bool of one client: their rate, the sizes of batches, and each record's
-    count."""
-    sizes = [int(taken.sum()) for taken in draws]
-    asked = [len(taken) for taken in draws]
-    yield sampling_rate_p_value(sum(sizes), asked, probability, what)
-    yield batch_size_p_value(sizes, asked, probability, what)
-    for size in sorted(set(asked)):
-        alike = [taken for taken in draws if len(taken) == size]
-        counts = torch.stack(alike).sum(0)
-        yield record_count_p_value(counts, len(alike), probability, what)
-        # all alike where each is taken once in a pass over the data
-        each = "the numbers of draws that take a record"
-        yield batch_size_p_value(counts.tolist(), [len(alike)] * size, probability, what, each)
+def draw_outcomes(masks: list[Tensor], probability: float, what: str) -> Iterator[CheckOutcome]:
+    """Tests of draws of one client: their rate, the sizes of batches, and each record's count.
+
+    Args:
+        masks: (n,) bool of each draw.
+        probability: the stated one, q.
+        what: whose draws these are, in words.
+    """
+    sizes = [int(mask.sum()) for mask in masks]
+    records = [len(mask) for mask in masks]
+    yield sampling_rate_p_value(sum(sizes), records, probability, what)
+    yield batch_size_p_value(sizes, records, probability, what)
+    for size in sorted(set(records)):
+        same_size = [mask for mask in masks if len(mask) == size]
+        counts = torch.stack(same_size).sum(0)
+        yield record_count_p_value(counts, len(same_size), probability, what)
+        # The counts are all equal if each record is taken once in a pass over the data.
+        draws = [len(same_size)] * size
+        counted = "the numbers of draws that take a record"
+        yield batch_size_p_value(counts.tolist(), draws, probability, what, counted)
 
 
 def _own_draw_outcomes(
-    watches: list[RoundLog], name: str, probability: float
+    round_logs: list[RoundLog], name: str, probability: float
 ) -> Iterator[CheckOutcome]:
-    """Where a method draws in a way of its own: the numbers of records in its releases."""
-    for client in sorted({watch.client for watch in watches}):
+    """If a method draws in a way of its own: the numbers of records in its releases."""
+    for client in sorted({round_log.client for round_log in round_logs}):
         sizes: list[int] = []
-        asked: list[int] = []
-        for watch in (w for w in watches if w.client == client):
-            passes: dict[int, int] = {}
-            calls: Counter[str | None] = Counter()
-            for release in watch.releases:
-                if release.name == name and release.records is not None:
-                    at = calls[release.partition]
-                    passes[at] = passes.get(at, 0) + release.records
-                    calls[release.partition] += 1
-            sizes += passes.values()
-            asked += [watch.record_count] * len(passes)
+        records: list[int] = []
+        for round_log in round_logs:
+            if round_log.client == client:
+                passes = _records_by_pass(round_log, name)
+                sizes += passes
+                records += [round_log.record_count] * len(passes)
         what = f"client {client}, without ctx.sample"
-        yield sampling_rate_p_value(min(sum(sizes), sum(asked)), asked, probability, what)
-        yield batch_size_p_value(sizes, asked, probability, what)
+        yield sampling_rate_p_value(min(sum(sizes), sum(records)), records, probability, what)
+        yield batch_size_p_value(sizes, records, probability, what)
 
 
-def _discarded_draw_outcome(watches: list[RoundLog], name: str) -> CheckOutcome:
+def _records_by_pass(round_log: RoundLog, name: str) -> list[int]:
+    """The records in each pass over the cells: the n-th releases of all of them."""
+    passes: dict[int, int] = {}
+    calls: Counter[str | None] = Counter()
+    for release in round_log.releases:
+        if release.name == name and release.records is not None:
+            number = calls[release.partition]
+            passes[number] = passes.get(number, 0) + release.records
+            calls[release.partition] += 1
+    return list(passes.values())
+
+
+def _discarded_draw_outcome(round_logs: list[RoundLog], name: str) -> CheckOutcome:
     """A draw after which nothing is released before the next one: what is used is chosen among
     draws."""
-    for watch in watches:
-        draws = [coins.releases_before for coins in watch.samples if coins.name == name]
-        for before, after in pairwise(draws):
-            if not any(release.name == name for release in watch.releases[before:after]):
-                where = f"round {watch.round}, client {watch.client}"
-                return CheckOutcome(0.0, f"{where}: a draw is thrown away and made again")
+    for round_log in round_logs:
+        starts = [draw.releases_before for draw in round_log.samples if draw.name == name]
+        for start, end in pairwise(starts):
+            if not any(release.name == name for release in round_log.releases[start:end]):
+                place = f"round {round_log.round}, client {round_log.client}"
+                return CheckOutcome(0.0, f"{place}: a draw is thrown away and made again")
     return CheckOutcome(1.0)
 
 
-def _excess_records_outcome(watches: list[RoundLog], name: str) -> CheckOutcome:
+def _excess_records_outcome(round_logs: list[RoundLog], name: str) -> CheckOutcome:
     """More records contribute to the releases after a draw than it took."""
-    for watch in watches:
-        left: int | None = None
-        draws = [coins for coins in watch.samples if coins.name == name]
-        for at, release in enumerate(watch.releases):
-            while draws and draws[0].releases_before <= at:
-                left = int(draws.pop(0).mask.sum())
-            if release.name != name or release.records is None or left is None:
+    for round_log in round_logs:
+        remaining: int | None = None
+        draws = [draw for draw in round_log.samples if draw.name == name]
+        for number, release in enumerate(round_log.releases):
+            while draws and draws[0].releases_before <= number:
+                remaining = int(draws.pop(0).mask.sum())
+            if release.name != name or release.records is None or remaining is None:
                 continue
-            left -= release.records
-            if left < 0:
-                says = (
-                    f"round {watch.round}, client {watch.client}: more records contribute "
-                    "than were drawn"
-                )
-                return CheckOutcome(0.0, says)
+            remaining -= release.records
+            if remaining < 0:
+                place = f"round {round_log.round}, client {round_log.client}"
+                return CheckOutcome(0.0, f"{place}: more records contribute than were drawn")
     return CheckOutcome(1.0)
