@@ -3,7 +3,12 @@
 What a mechanism does with its noise is measured, not believed: its value without noise, with and
 without each record, and how far a draw of given size moves each number. So less noise than stated,
 or more movement than the clip norm allows, shows up in the privacy loss. Trusted is that
-``noise.normal`` is standard normal."""
+``noise.normal`` is standard normal.
+
+Symbols: a release of no record is m + s z, number by number, with draws z ~ N(0, I) and scales s;
+record h moves it by d_h, in units of the noise by w_h = d_h / s, of length mu_h = |w_h|; q is the
+chance that a record takes part.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +25,12 @@ from privdd.core.types import Tensors
 from privdd.privacy.mechanism import Mechanism, Output
 
 PROBE_DRAW = 256.0  # so large that rounding to a lattice or to float32 is small beside it
-ROUNDING_TOLERANCE = (
-    1e-3  # of the noise: how far a release may be from value + scale * draw (lattice step: 2**-12)
-)
+# How far a release may be from value + scale * draw, in noise scales: a lattice's step is 2**-12.
+ROUNDING_TOLERANCE = 1e-3
+VALUE_TOLERANCE = 1e-5  # the same of the value: float32 sums round in another order
+NOISELESS_TOLERANCE = 1e-6  # how far a number without noise may be from its value, relatively
 MAX_OVERLAP = 1e-6  # cosine of two records' directions below which they do not overlap
+LEAST_LENGTH = 1e-300  # by which a direction of no length is divided
 
 
 class NoiseNotPrescribed(RuntimeError):
@@ -37,8 +44,14 @@ class UnknownContributions(NoiseNotPrescribed):
 
 @dataclass
 class PrescribedNoise:
-    """Noise that hands out one vector from its start, then more; ``constant`` hands out copies of
-    one number."""
+    """Noise that hands out one vector from its start, then more.
+
+    Attributes:
+        draws: that vector; None: every draw is ``constant``.
+        constant: the number that is handed out instead.
+        generator: of further draws.
+        used: how many draws were handed out.
+    """
 
     draws: Tensor | None = None
     constant: float = 0.0
@@ -51,8 +64,8 @@ class PrescribedNoise:
             return torch.full(shape, self.constant, dtype=torch.float64)
         part = self.draws[self.used : self.used + count]
         self.used += count
-        more = torch.randn(count - len(part), generator=self.generator, dtype=torch.float64)
-        return torch.cat([part, more]).reshape(shape)
+        rest = torch.randn(count - len(part), generator=self.generator, dtype=torch.float64)
+        return torch.cat([part, rest]).reshape(shape)
 
     def laplace(self, shape: tuple[int, ...]) -> Tensor:
         raise NoiseNotPrescribed("its noise is not Gaussian")
@@ -62,8 +75,13 @@ class PrescribedNoise:
 
 @dataclass(frozen=True)
 class PrescribedRelease:
-    """mus: how far each record moves the release, in units of its noise; losses: each record's ln
-    P/Q (H,)."""
+    """One release of H runs.
+
+    Attributes:
+        output: the mechanism's.
+        mus: (H,) how far each record moves the release, in units of its noise.
+        losses: (H,) each record's ln P/Q.
+    """
 
     output: Output
     mus: np.ndarray
@@ -73,17 +91,20 @@ class PrescribedRelease:
 def concatenate_values(value: Tensors) -> Tensor:
     """All numbers as one float64 vector, in the order in which a mechanism noises them."""
     parts = [tensor.flatten() for tensor in value.values()]
-    if (
-        len({part.dtype for part in parts}) > 1
-    ):  # else one conversion, instead of one for each of many small tensors
+    # One conversion, if all are of one type, instead of one for each of many small tensors.
+    if len({part.dtype for part in parts}) > 1:
         parts = [part.double() for part in parts]
     return torch.cat(parts).detach().double().cpu()
 
 
 @dataclass(frozen=True)
 class EmptyRelease:
-    """A release of no record: its numbers without noise, and how far a draw of one moves each of
-    them."""
+    """A release of no record.
+
+    Attributes:
+        numbers: its numbers without noise, m.
+        scale: how far a draw of one moves each of them, s; 0: the number gets no noise.
+    """
 
     numbers: Tensor
     scale: Tensor
@@ -95,118 +116,171 @@ class EmptyRelease:
 
     @staticmethod
     def from_mechanism(mechanism: Mechanism, nobody: Tensors) -> EmptyRelease:
-        empty = value_at_draw(mechanism, nobody)
-        return EmptyRelease(
-            empty, ((value_at_draw(mechanism, nobody, PROBE_DRAW) - empty) / PROBE_DRAW).abs()
-        )
+        """s = |M(nobody; z = c) - M(nobody; z = 0)| / c for a large draw c = ``PROBE_DRAW``."""
+        numbers = value_at_draw(mechanism, nobody)
+        probed = value_at_draw(mechanism, nobody, PROBE_DRAW)
+        return EmptyRelease(numbers, ((probed - numbers) / PROBE_DRAW).abs())
 
 
 def value_at_draw(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Tensor:
+    """What a mechanism releases if every draw is ``draw``."""
     return concatenate_values(mechanism(value, PrescribedNoise(constant=draw)).value)
 
 
 def _measure_shifts(mechanism: Mechanism, empty: Tensor, alone: Sequence[Tensors]) -> Tensor:
-    """How each input moves the numbers without noise: (H, numbers)."""
-    rows = [value_at_draw(mechanism, one) - empty for one in alone]
+    """d_h, how each input moves the numbers without noise: (H, numbers)."""
+    rows = [value_at_draw(mechanism, contributions) - empty for contributions in alone]
     return torch.stack(rows) if rows else empty.new_zeros(0, len(empty))
 
 
 def _noise_directions(shifts: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """(directions (H, numbers), lengths (H,)) of shifts in units of the noise."""
+    """(directions w_h / mu_h (H, numbers), lengths mu_h (H,)) of shifts in units of the noise."""
     white = torch.where(scale > 0, shifts / scale, 0.0)
     mus = white.norm(dim=1)
-    return white / mus.clamp_min(1e-300).unsqueeze(1), mus
+    return white / mus.clamp_min(LEAST_LENGTH).unsqueeze(1), mus
 
 
 def _noiseless_directions(shifts: Tensor, scale: Tensor) -> Tensor:
-    return functional.normalize(torch.where(scale > 0, 0.0, shifts), dim=1, eps=1e-300)
+    return functional.normalize(torch.where(scale > 0, 0.0, shifts), dim=1, eps=LEAST_LENGTH)
 
 
-def _log_likelihoods(
-    seen: Tensor, moved: Tensor, shifts: Tensor, own: Tensor | None, scale: Tensor, q: float
-) -> Tensor:
-    """ln of how likely a release is, (H,), over white noise, if record h takes part with
-    probability q and then moves it by ``shifts[h]``. seen: the release in units of its noise,
-    moved: before noise; own (H, numbers): where a record may show,
-    None where all numbers get noise: one without noise says by itself whether it took part, or that
-        neither can be."""
-    chance = torch.tensor([q, 1 - q], dtype=torch.float64).log()
-    if own is None:
-        white = shifts / scale
-        return torch.logaddexp(chance[0] + white @ seen - white.square().sum(1) / 2, chance[1])
-    white = torch.where(scale > 0, shifts / scale, 0.0)
-    bare = own & (scale == 0)
-    fits = [
-        ~(bare & ((moved - at).abs() > 1e-6 * at.abs())).any(1)
-        for at in (shifts, torch.zeros_like(shifts))
-    ]
-    joins = chance[0] + white @ seen - white.square().sum(1) / 2
-    never = torch.full_like(joins, -torch.inf)
-    return torch.logaddexp(
-        torch.where(fits[0], joins, never), torch.where(fits[1], chance[1], never)
-    )
+@dataclass(frozen=True)
+class _WhitenedRelease:
+    """One release as a record's likelihood reads it.
+
+    Attributes:
+        numbers: in units of the noise, less the empty release: y.
+        moved: before noise, less the empty release.
+        scale: s.
+        visible: (H, numbers) where a record may show; None if all numbers get noise. One without
+            noise says by itself whether a record took part, or that neither can be.
+    """
+
+    numbers: Tensor
+    moved: Tensor
+    scale: Tensor
+    visible: Tensor | None
+
+    def log_likelihoods(self, shifts: Tensor, q: float) -> Tensor:
+        """ln of how likely the release is, over N(0, I), if record h takes part with chance q:
+
+            ln[(1 - q) + q exp(<w_h, y> - mu_h^2 / 2)],
+
+        the mixture of two Gaussians (Mironov, Talwar and Zhang 2019). Exact, unlike a bound: the
+        transcript hides only the record's own coin.
+
+        Args:
+            shifts: d_h (H, numbers).
+            q: of every record.
+
+        Returns:
+            (H,).
+        """
+        chance = torch.tensor([q, 1 - q], dtype=torch.float64).log()
+        if self.visible is None:
+            white = shifts / self.scale
+            joins = chance[0] + white @ self.numbers - white.square().sum(1) / 2
+            return torch.logaddexp(joins, chance[1])
+        white = torch.where(self.scale > 0, shifts / self.scale, 0.0)
+        joins = chance[0] + white @ self.numbers - white.square().sum(1) / 2
+        never = torch.full_like(joins, -torch.inf)
+        present = torch.where(self._fits(shifts), joins, never)
+        absent = torch.where(self._fits(torch.zeros_like(shifts)), chance[1], never)
+        return torch.logaddexp(present, absent)
+
+    def _fits(self, shifts: Tensor) -> Tensor:
+        """(H,) whether the numbers without noise are those of these shifts."""
+        assert self.visible is not None
+        noiseless = self.visible & (self.scale == 0)
+        differs = (self.moved - shifts).abs() > NOISELESS_TOLERANCE * shifts.abs()
+        return ~(noiseless & differs).any(1)
 
 
-def _check_no_overlap(one: Tensor, other: Tensor) -> None:
-    """Raises NoiseNotPrescribed where directions (H, numbers) of different records overlap."""
-    overlap = (one @ other.T).fill_diagonal_(0.0).abs().max()
+def _check_no_overlap(directions: Tensor, others: Tensor) -> None:
+    """Raises NoiseNotPrescribed if directions (H, numbers) of different records overlap."""
+    overlap = (directions @ others.T).fill_diagonal_(0.0).abs().max()
     if float(overlap) > MAX_OVERLAP:
         raise NoiseNotPrescribed(f"the records' directions overlap ({float(overlap):.2g})")
 
 
+def _check_all_apart(shifts: Tensor, others: Tensor, empty: EmptyRelease) -> None:
+    """Raises NoiseNotPrescribed if a record moves the numbers in which another, or what another is
+    exchanged for, moves them: one draw could then not be dealt to each."""
+    if len(others):
+        compared = [shifts, others]
+    elif len(shifts) > 1:
+        compared = [shifts]
+    else:
+        return
+    units = _noise_directions(shifts, empty.scale)[0]
+    for rows in compared:
+        _check_no_overlap(units, _noise_directions(rows, empty.scale)[0])
+        if empty.has_noiseless_numbers:
+            noiseless = _noiseless_directions(shifts, empty.scale)
+            _check_no_overlap(noiseless, _noiseless_directions(rows, empty.scale))
+
+
 def release_prescribed(
     mechanism: Mechanism,
-    blank: EmptyRelease,
+    empty: EmptyRelease,
     alone: Sequence[Tensors],
-    taken: Tensors | None,
+    present: Tensors | None,
     noise: np.ndarray,
     generator: torch.Generator,
     nobody: Tensors,
     against: Sequence[Tensors] = (),
 ) -> PrescribedRelease:
-    """Release ``taken``; along record h's direction the noise is ``noise[h]`` standard deviations.
+    """Makes one release whose noise along record h's direction is ``noise[h]`` standard deviations.
 
-    nobody: the mechanism's input without any of H records, and blank what it makes of that; alone:
-        with each of them only; taken: with those whose coins say so, None for nobody; against: with
-        each of the records only that they are
-    exchanged for, where it is not nobody. Raises NoiseNotPrescribed for noise of another form, and
-    for records whose directions overlap.
+    z = g + sum_h (noise_h - <u_h, g>) u_h with g ~ N(0, I) and u_h = w_h / mu_h: normal in all
+    other directions, and the u_h must be orthogonal.
+
+    Args:
+        mechanism: whose release it is.
+        empty: what it makes of ``nobody``.
+        alone: its input with each of H records only.
+        present: its input with those records whose coins say so; None for nobody.
+        noise: (H,).
+        generator: of g.
+        nobody: its input without any of the records.
+        against: its input with each of the records only that they are exchanged for, if that is not
+            nobody.
+
+    Raises:
+        NoiseNotPrescribed: for noise of another form, and for records whose directions overlap.
     """
-    empty = blank.numbers
-    scale = blank.scale
-    shifts = _measure_shifts(mechanism, empty, alone)
-    others = _measure_shifts(mechanism, empty, against)
-    if taken is None:
-        taken = nobody
-        clean = empty
+    scale = empty.scale
+    shifts = _measure_shifts(mechanism, empty.numbers, alone)
+    others = _measure_shifts(mechanism, empty.numbers, against)
+    if present is None:
+        clean = empty.numbers
+    elif present is alone[0]:
+        clean = empty.numbers + shifts[0]
     else:
-        clean = empty + shifts[0] if taken is alone[0] else value_at_draw(mechanism, taken)
+        clean = value_at_draw(mechanism, present)
+    _check_all_apart(shifts, others, empty)
     units, mus = _noise_directions(shifts, scale)
-    for rows in (shifts, others) if len(others) else (shifts,) if len(shifts) > 1 else ():
-        _check_no_overlap(units, units if rows is shifts else _noise_directions(rows, scale)[0])
-        if blank.has_noiseless_numbers:
-            _check_no_overlap(
-                _noiseless_directions(shifts, scale), _noiseless_directions(rows, scale)
-            )
-    draws = torch.randn(len(empty), generator=generator, dtype=torch.float64)
+    draws = torch.randn(len(scale), generator=generator, dtype=torch.float64)
     draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
-    given = PrescribedNoise(draws, generator=generator)
-    output = mechanism(taken, given)
+    source = PrescribedNoise(draws, generator=generator)
+    output = mechanism(nobody if present is None else present, source)
     gap = concatenate_values(output.value) - clean
-    if bool(((gap - scale * draws).abs() > ROUNDING_TOLERANCE * scale + 1e-5 * clean.abs()).any()):
+    tolerance = ROUNDING_TOLERANCE * scale + VALUE_TOLERANCE * clean.abs()
+    if bool(((gap - scale * draws).abs() > tolerance).any()):
         raise NoiseNotPrescribed(
             "its noise is not one draw for each number that it releases, times a scale"
         )
-    seen = torch.where(scale > 0, (clean + gap - empty) / scale, 0.0)
-    own = (
-        (shifts != 0) | (others != 0 if len(others) else False)
-        if blank.has_noiseless_numbers
-        else None
-    )
+    visible = None
+    if empty.has_noiseless_numbers:
+        visible = (shifts != 0) | (others != 0) if len(others) else shifts != 0
+    numbers = torch.where(scale > 0, (clean + gap - empty.numbers) / scale, 0.0)
+    release = _WhitenedRelease(numbers, clean - empty.numbers, scale, visible)
     q = float(mechanism.sampling_probability)
-    inside = _log_likelihoods(seen, clean - empty, shifts, own, scale, q)
-    if not len(others) and own is None:  # nobody: the likelihood of white noise
-        return PrescribedRelease(output, mus.numpy(), inside.numpy())
-    beside = (others, q) if len(others) else (torch.zeros_like(shifts), 0.0)
-    outside = _log_likelihoods(seen, clean - empty, beside[0], own, scale, beside[1])
-    return PrescribedRelease(output, mus.numpy(), (inside - outside).numpy())
+    losses = release.log_likelihoods(shifts, q)
+    if len(others):
+        losses = losses - release.log_likelihoods(others, q)
+    elif (
+        visible is not None
+    ):  # else nobody's likelihood is that of N(0, I), to which it is relative
+        losses = losses - release.log_likelihoods(torch.zeros_like(shifts), 0.0)
+    return PrescribedRelease(output, mus.numpy(), losses.numpy())
