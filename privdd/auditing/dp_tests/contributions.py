@@ -19,12 +19,11 @@ from privdd.privacy.mechanism import Mechanism
 
 COMPARED_RELEASES = 4  # releases of one query in which other records are compared one by one
 COMPARED_RECORDS = 32  # of these records at most
-EXTRA_RECORDS = 4  # more where one has joined, and rounding may have put others before it
+EXTRA_RECORDS = 4  # more if one has joined, and rounding may have put others before it
 FINGERPRINT_SIZE = 4  # numbers by which a contribution is known
 MAX_CHANGE = 1e6  # units: what has no bound at all
 MIN_NORM = 1e-9
 FINGERPRINT_TOLERANCE = 1e-4  # of their size: batched kernels round differently with the batch size
-
 
 ReleasePlace = tuple[int, str | None, int]  # which release of the query, its cell, which row
 
@@ -37,68 +36,79 @@ class EnoughReleases(Exception):
 class SeenContributions:
     """What one run of a round contributed to its releases.
 
-    limit: query -> releases after which it is enough; singly: query -> release -> what its first
-        rows contribute one by one (first by ``marks``); where: query -> the cell of each release;
-        largest: query -> (size before it is clipped,
-    place) of the row that contributes most; marks: query -> those of each release.
+    Attributes:
+        limit: query -> releases after which it is enough.
+        rows: of each release, that are looked at one by one.
+        totals: query -> the value before noise of each release, in units.
+        single: query -> release -> what its first rows, by fingerprint, contribute one by one.
+        largest: query -> (size before it is clipped, place) of the row that contributes most.
+        cells: query -> the cell of each release.
+        fingerprints: query -> those of each release.
     """
 
     limit: Mapping[str, int]
     rows: int = COMPARED_RECORDS
     totals: dict[str, list[Tensor]] = field(default_factory=dict)
-    singly: dict[str, dict[int, Tensor]] = field(default_factory=dict)
+    single: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     largest: dict[str, tuple[float, ReleasePlace]] = field(default_factory=dict)
-    where: dict[str, list[str | None]] = field(default_factory=dict)
-    marks: dict[str, list[Tensor]] = field(default_factory=dict)
+    cells: dict[str, list[str | None]] = field(default_factory=dict)
+    fingerprints: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
-        one = sensitivity_unit(heeded.released)
-        name = heeded.name
-        cell = heeded.partition
+    def __call__(self, mechanism: Mechanism, release: RecordedRelease) -> None:
+        unit = sensitivity_unit(release.released)
+        name = release.name
         totals = self.totals.setdefault(name, [])
-        cells = self.where.setdefault(name, [])
-        totals.append(clean_numbers(mechanism, heeded.rows) / one)
+        cells = self.cells.setdefault(name, [])
+        totals.append(clean_numbers(mechanism, release.rows) / unit)
         if mechanism.per_record:
-            self.marks.setdefault(name, []).append(contribution_fingerprints(heeded.rows))
-        if mechanism.per_record and (len(totals) <= COMPARED_RELEASES or cell not in cells):
-            order = self.marks[name][-1][:, 0].argsort()[: self.rows]
-            alone = single_contributions(mechanism, take_records(heeded.rows, order)) / one
-            self.singly.setdefault(name, {})[len(totals)] = alone
-            self._update_largest(name, (len(totals) - 1, cell), contribution_norms(heeded.rows))
-        cells.append(cell)
-        if self.limit and all(
-            len(self.totals.get(n, ())) >= most for n, most in self.limit.items()
-        ):
+            fingerprints = contribution_fingerprints(release.rows)
+            self.fingerprints.setdefault(name, []).append(fingerprints)
+            if len(totals) <= COMPARED_RELEASES or release.partition not in cells:
+                order = fingerprints[:, 0].argsort()[: self.rows]
+                alone = single_contributions(mechanism, take_records(release.rows, order)) / unit
+                self.single.setdefault(name, {})[len(totals)] = alone
+                self._update_largest(name, len(totals) - 1, release)
+        cells.append(release.partition)
+        if self.limit and all(len(self.totals.get(n, ())) >= m for n, m in self.limit.items()):
             raise EnoughReleases
 
-    def _update_largest(self, name: str, release: tuple[int, str | None], norms: Tensor) -> None:
+    def _update_largest(self, name: str, number: int, release: RecordedRelease) -> None:
+        norms = contribution_norms(release.rows)
         if len(norms) and float(norms.max()) > self.largest.get(name, (0.0, None))[0]:
-            self.largest[name] = float(norms.max()), (*release, int(norms.argmax()))
+            place = (number, release.partition, int(norms.argmax()))
+            self.largest[name] = (float(norms.max()), place)
 
 
 def contribution_norms(rows: Tensors) -> Tensor:
-    """The norm of each record's contribution (n,), before it is clipped."""
+    """The L2 norm of each record's contribution (n,), before it is clipped."""
     return torch.cat([part.double() for part in _flatten_rows(rows)], 1).nan_to_num().norm(dim=1)
 
 
 def _flatten_rows(rows: Tensors) -> list[Tensor]:
     """Each tensor as (n, numbers)."""
-    return [(t.flatten(1) if t.ndim > 1 else t.unsqueeze(1)).detach() for t in rows.values()]
+    parts = []
+    for tensor in rows.values():
+        numbers = tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
+        parts.append(numbers.detach())
+    return parts
 
 
 def single_contributions(mechanism: Mechanism, rows: Tensors) -> Tensor:
     """What each of the records alone would contribute, (n, p), clipped as the mechanism does."""
-    each = [
-        clean_numbers(mechanism, take_records(rows, slice(i, i + 1)))
-        for i in range(count_records(rows))
-    ]
-    return torch.stack(each) if each else torch.zeros(0, 1)
+    values = []
+    for row in range(count_records(rows)):
+        values.append(clean_numbers(mechanism, take_records(rows, slice(row, row + 1))))
+    return torch.stack(values) if values else torch.zeros(0, 1)
 
 
 def contribution_fingerprints(rows: Tensors) -> Tensor:
     """A few numbers of each contribution (n, FINGERPRINT_SIZE) that equal ones share and no others
-    do: a method may put its records in any order, so a contribution is known by what it is, not by
-        its place."""
+    do.
+
+    G^T c with a fixed standard normal matrix G: two contributions that differ have equal
+    projections with probability 0. A method may put its records in any order, so a contribution is
+    known by what it is, not by its place.
+    """
     parts = [part.float().nan_to_num() for part in _flatten_rows(rows)]
     return torch.stack([part @ _projection_matrix(part.shape[1]) for part in parts]).sum(0).double()
 
@@ -108,27 +118,33 @@ def _projection_matrix(size: int) -> Tensor:
     return torch.randn(size, FINGERPRINT_SIZE, generator=torch.Generator().manual_seed(size))
 
 
-def match_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The cheapest matching of rows: (rows of one, rows of the other, how far each pair is
-    apart)."""
-    away = torch.cdist(one.double(), other.double(), compute_mode="donot_use_mm_for_euclid_dist")
-    away = away.nan_to_num(nan=torch.inf).clamp_max(MAX_CHANGE)
-    rows, columns = map(torch.from_numpy, linear_sum_assignment(away.numpy()))
-    return rows, columns, away[rows, columns]
+def match_rows(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The cheapest matching of rows, min over matchings of sum |a_i - b_j|_2 (Kuhn 1955).
+
+    Returns:
+        (rows of the first, rows of the second, distance of each pair).
+    """
+    distances = torch.cdist(
+        first.double(), second.double(), compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    distances = distances.nan_to_num(nan=torch.inf).clamp_max(MAX_CHANGE)
+    rows, columns = map(torch.from_numpy, linear_sum_assignment(distances.numpy()))
+    return rows, columns, distances[rows, columns]
 
 
-def equal_fingerprints(one: Tensor, other: Tensor) -> Tensor:
+def equal_fingerprints(first: Tensor, second: Tensor) -> Tensor:
     """Whether fingerprints (n, FINGERPRINT_SIZE) are the same, row by row, up to rounding."""
-    return (one - other).norm(dim=1) <= FINGERPRINT_TOLERANCE * (
-        one.norm(dim=1) + other.norm(dim=1)
-    ) + MIN_NORM
+    size = first.norm(dim=1) + second.norm(dim=1)
+    return (first - second).norm(dim=1) <= FINGERPRINT_TOLERANCE * size + MIN_NORM
 
 
-def unmatched_rows(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of marks that have no equal on the other side: (in one, in the other)."""
-    a, b, _ = match_rows(one, other)
-    same = equal_fingerprints(one[a], other[b])
-    left = torch.ones(len(one), dtype=torch.bool)
-    right = torch.ones(len(other), dtype=torch.bool)
-    left[a[same]] = right[b[same]] = False
-    return left.nonzero()[:, 0], right.nonzero()[:, 0]
+def unmatched_rows(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of fingerprints that have no equal on the other side: (in the first, in the
+    second)."""
+    rows, columns, _ = match_rows(first, second)
+    is_equal = equal_fingerprints(first[rows], second[columns])
+    is_lone = torch.ones(len(first), dtype=torch.bool)
+    is_lone_in_second = torch.ones(len(second), dtype=torch.bool)
+    is_lone[rows[is_equal]] = False
+    is_lone_in_second[columns[is_equal]] = False
+    return is_lone.nonzero()[:, 0], is_lone_in_second.nonzero()[:, 0]

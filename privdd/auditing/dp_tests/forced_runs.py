@@ -6,21 +6,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from privdd.auditing.dp_tests.contributions import (
-    EnoughReleases,
-    SeenContributions,
-)
-from privdd.auditing.dp_tests.instrumentation import (
-    recording_context,
-)
+from privdd.auditing.dp_tests.contributions import EnoughReleases, SeenContributions
+from privdd.auditing.dp_tests.instrumentation import recording_context
 from privdd.auditing.dp_tests.memory_history import MemoryHistory
 from privdd.core.rng import Keys
-from privdd.core.types import (
-    Shard,
-    State,
-    Tensors,
-    Upload,
-)
+from privdd.core.types import Shard, State, Tensors, Upload
 from privdd.federated.channel import TranscriptEnded
 from privdd.federated.simulation import Plan, Snapshot
 
@@ -29,6 +19,16 @@ COUNT_DEPENDS = "how many releases there are depends on the records"
 
 @dataclass
 class ForcedRun:
+    """A round that was run.
+
+    Attributes:
+        seen: what records contributed.
+        outputs: what its releases returned.
+        upload: what it sends; None if it was not run to its end.
+        problem: what the number of releases says of the records, in words; "" for nothing.
+        memory: what the client keeps.
+    """
+
     seen: SeenContributions
     outputs: list[Tensors]
     upload: Upload | None = None
@@ -38,8 +38,15 @@ class ForcedRun:
 
 @dataclass(frozen=True)
 class ExaminedRound:
-    """One round of the audited client, played on other data. history: of what each of these clients
-    remembers, None where all remember what the client does."""
+    """One round of the audited client, played on other data.
+
+    Attributes:
+        plan: of the run.
+        snapshot: the round as the audited client begins it.
+        shard: the client's data.
+        keys: of all draws.
+        history: of what clients with other data remember; None: they remember what the client does.
+    """
 
     plan: Plan
     snapshot: Snapshot
@@ -49,11 +56,9 @@ class ExaminedRound:
 
     def snapshot_of(self, shard: Shard) -> Snapshot:
         """The round as a client with this data begins it."""
-        return (
-            self.history.snapshot_before(self.snapshot.round, shard)
-            if self.history
-            else self.snapshot
-        )
+        if self.history is None:
+            return self.snapshot
+        return self.history.snapshot_before(self.snapshot.round, shard)
 
     def run_forced(
         self,
@@ -61,18 +66,26 @@ class ExaminedRound:
         seen: SeenContributions,
         forced: list[Tensors] | None,
         snapshot: Snapshot | None = None,
-        **more: Any,
+        **recorder: Any,
     ) -> ForcedRun:
-        """The round with every record sampled; forced: what its releases return; more: of
-        ``ReleaseRecorder``."""
+        """The round with every record sampled.
+
+        Args:
+            shard: the client's data.
+            seen: to be filled.
+            forced: what its releases return; None: what the mechanisms release.
+            snapshot: the round as this client begins it; None: as the audited one does.
+            recorder: further settings of ``ReleaseRecorder``.
+        """
         run = ForcedRun(seen, [])
         start = snapshot or self.snapshot
-        ctx = recording_context(self.plan, start.round, self.keys, run.seen, forced=forced, **more)
+        ctx = recording_context(
+            self.plan, start.round, self.keys, run.seen, forced=forced, **recorder
+        )
         ctx.outputs = run.outputs
+        memory = dict(start.memory)
         try:
-            run.upload, run.memory = self.plan.method.local(
-                start.broadcast, dict(start.memory), shard, ctx
-            )
+            run.upload, run.memory = self.plan.method.local(start.broadcast, memory, shard, ctx)
         except EnoughReleases:
             return run
         except TranscriptEnded:

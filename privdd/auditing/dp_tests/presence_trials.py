@@ -4,7 +4,7 @@ sets."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,42 +30,64 @@ from privdd.auditing.dp_tests.neighbouring_pairs import (
     with_twin_second,
 )
 from privdd.auditing.dp_tests.round_traces import MessageLeak, message_form
-from privdd.core.types import (
-    Records,
-    Shard,
-    Tensors,
-    Upload,
-    name_class_cell,
-)
+from privdd.core.types import Artifact, Records, Shard, Tensors, Upload, name_class_cell
 from privdd.federated.channel import digest_tensors
 from privdd.federated.simulation import Plan
 from privdd.privacy.noise import ZERO_NOISE
 
-ROUNDING_TOLERANCE = (
-    1e-4  # of the contributions' size: batched kernels round differently with the batch size
-)
+# Of the contributions' size: batched kernels round differently with the batch size.
+ROUNDING_TOLERANCE = 1e-4
 ROUNDING_UNITS = 1e-2  # units: a release changed by less has only been rounded in another way
 REDRAWN_COINS = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
+CROWD_AMONG_FEW = 2  # near copies that are among the few records looked at apart
 
 
 @dataclass
 class PresenceEffect:
-    """What a guest's presence changed for one query, in units. total: the most that the value
-    before noise moved; moved: summed change of the other records' contributions."""
+    """What a guest's presence changed for one query, in units.
+
+    Attributes:
+        total: the most that the value before noise moved.
+        moved: the summed change of the other records' contributions.
+    """
 
     total: float = 0.0
     moved: float = 0.0
 
 
+@dataclass(frozen=True)
+class PresenceEffects:
+    """What presence changed in a round.
+
+    Attributes:
+        by_query: query -> its change.
+        leak: what else the releases say of a record, in words.
+        message_leaks: message -> what it says beside them, in words.
+    """
+
+    by_query: Mapping[str, PresenceEffect]
+    leak: str
+    message_leaks: Mapping[str, str]
+
+
 def change_of_others(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
-    """Summed change of the other records' contributions, in units; 0 up to float rounding. A record
-    that is there in one case only may stand anywhere, so contributions are compared in their
-    cheapest matching: the true change is never less."""
-    worst = max(
-        (float(match_rows(a, b)[2].sum()) for a, b in zip(before, after) if len(a) and len(b)),
-        default=0.0,
-    )
-    return worst if worst > ROUNDING_TOLERANCE * max((len(a) for a in before), default=1) else 0.0
+    """Summed change of the other records' contributions, in units; 0 up to float rounding.
+
+    min over matchings of sum_i |c_i - c'_i|_2: a record that is in one data set only may stand
+    anywhere, so contributions are compared in their cheapest matching, and the true change is never
+    less. By the triangle inequality the sum bounds how far the release moves by the others.
+
+    Args:
+        before: contributions (n, p) in each release, in units.
+        after: the same in the other run.
+    """
+    worst = 0.0
+    for rows, other_rows in zip(before, after):
+        if len(rows) and len(other_rows):
+            _, _, distances = match_rows(rows, other_rows)
+            worst = max(worst, float(distances.sum()))
+    records = max((len(rows) for rows in before), default=1)
+    return worst if worst > ROUNDING_TOLERANCE * records else 0.0
 
 
 def measure_presence(
@@ -81,289 +103,335 @@ def measure_presence(
     as the size of what each record does may depend on their number; then own records leave. A
     record of another class that looks like the client's first is among those that join, and stays
     when that one leaves: what is left out as a near copy depends on which others there are. Last, a
-        few records are looked at apart from the others. calls: query -> releases of one round that
-        are enough to be seen; brief: only one pair of each kind.
+    few records are looked at apart from the others.
+
+    Args:
+        examined: the round.
+        base: a few of the client's records.
+        guests: crafted records that join.
+        calls: query -> releases of one round that are enough to be seen.
+        brief: whether only one pair of each kind is looked at.
     """
-    look = _PresenceTrial(examined)
+    trial = _PresenceTrial(examined)
     plan = examined.plan
     shard = examined.shard
-    out = None
+    absent_run = None
     twin = near_copy(shard)
     guests = Records.concat([guests, twin])
-    for at in range(0 if brief else len(guests)):
-        out = look.compare_pair(
-            pair_with_guest(plan, shard, shard.train, guests.take([at])), calls, out
-        )
-    look.compare_pair(pair_with_guest(plan, shard, base, guests.take([0])), {}, None)
+    if not brief:
+        for number in range(len(guests)):
+            pair = pair_with_guest(plan, shard, shard.train, guests.take([number]))
+            absent_run = trial.compare_pair(pair, calls, absent_run)
+    trial.compare_pair(pair_with_guest(plan, shard, base, guests.take([0])), {}, None)
     if brief and len(shard.train) > 1:
-        look.compare_pair(pair_without_record(plan, shard, 0), calls, None)
-    if out is not None:
-        for at in look.records_to_remove(out):
-            look.compare_pair(pair_without_record(plan, shard, at), calls, None)
-        look.compare_pair(pair_without_record(plan, with_twin_second(shard, twin), 0), calls, None)
-        look.compare_sampled_half(calls, out)
+        trial.compare_pair(pair_without_record(plan, shard, 0), calls, None)
+    if absent_run is not None:
+        for number in trial.records_to_remove(absent_run):
+            trial.compare_pair(pair_without_record(plan, shard, number), calls, None)
+        pair = pair_without_record(plan, with_twin_second(shard, twin), 0)
+        trial.compare_pair(pair, calls, None)
+        trial.compare_sampled_half(calls, absent_run)
     if plan.relation != "replace":  # there the number of records is public
-        look.compare_parts(calls, guests)
-    return PresenceEffects(look.found, look.said, look.told)
-
-
-@dataclass(frozen=True)
-class PresenceEffects:
-    """by_query: query -> what presence changed; leak: what else the releases tell, in words; told:
-    message -> what it tells beside them, in words."""
-
-    by_query: Mapping[str, PresenceEffect]
-    leak: str
-    told: Mapping[str, str]
+        trial.compare_parts(calls, guests)
+    return PresenceEffects(trial.effects, trial.leak, trial.message_leaks)
 
 
 @dataclass
 class _PresenceTrial:
-    """Pairs of data sets that differ in one record, and the most that any of them showed."""
+    """Pairs of data sets that differ in one record, and the most that any of them showed.
+
+    Attributes:
+        examined: the round.
+        effects: query -> what presence changed.
+        leak: the first thing else that the releases said, in words.
+        message_leaks: message -> what it said, in words.
+        in_order: whether a record that joins at the end contributes after all others.
+    """
 
     examined: ExaminedRound
-    found: dict[str, PresenceEffect] = field(default_factory=dict)
-    said: str = ""
-    told: dict[str, str] = field(default_factory=dict)
-    in_order: bool = True  # a record that joins at the end contributes after all others
+    effects: dict[str, PresenceEffect] = field(default_factory=dict)
+    leak: str = ""
+    message_leaks: dict[str, str] = field(default_factory=dict)
+    in_order: bool = True
 
     def compare_pair(
-        self, both: tuple[Shard, Shard], limit: Mapping[str, int], out: ForcedRun | None
+        self, pair: tuple[Shard, Shard], limit: Mapping[str, int], absent_run: ForcedRun | None
     ) -> ForcedRun:
-        """One pair (record absent, present); out: its first run, where that was made -> the first
-        run."""
-        run = self.examined.run_forced
-        before = [self.examined.snapshot_of(shard) for shard in both]
-        out = out or run(both[0], SeenContributions(limit), None, before[0])
-        inside = run(
-            both[1],
-            SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS),
-            out.outputs,
-            before[1],
+        """Runs one pair (record absent, present).
+
+        Args:
+            pair: the two data sets.
+            limit: query -> releases that are enough.
+            absent_run: the run of the first data set, if it was made already.
+
+        Returns:
+            The run of the first data set.
+        """
+        absent, present = pair
+        examined = self.examined
+        absent_start = examined.snapshot_of(absent)
+        present_start = examined.snapshot_of(present)
+        if absent_run is None:
+            absent_run = examined.run_forced(absent, SeenContributions(limit), None, absent_start)
+        seen = SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS)
+        present_run = examined.run_forced(present, seen, absent_run.outputs, present_start)
+        self._add_leak(present_run.problem)
+        for leak in _list_differences(examined.plan, absent_run.upload, present_run.upload):
+            self.message_leaks.setdefault(leak.message, leak.says)
+        if torch.equal(present.train.ids[:-1], absent.train.ids):
+            self.in_order &= _are_in_order(absent_run.seen, present_run.seen)
+        for name in absent_run.seen.totals:
+            self._add_effect(name, absent_run.seen, present_run.seen)
+        return absent_run
+
+    def _add_leak(self, says: str) -> None:
+        self.leak = self.leak or says
+
+    def _add_effect(self, name: str, absent: SeenContributions, present: SeenContributions) -> None:
+        effect = self.effects.setdefault(name, PresenceEffect())
+        change = _largest_change(absent.totals[name], present.totals.get(name, []))
+        effect.total = max(effect.total, change)
+        before = absent.single.get(name, {})
+        after = present.single.get(name, {})
+        common = [release for release in before if release in after]
+        moved = change_of_others(
+            [before[release] for release in common], [after[release] for release in common]
         )
-        self.said = self.said or inside.problem
-        for leak in _list_differences(self.examined.plan, out.upload, inside.upload):
-            self.told.setdefault(leak.message, leak.says)
-        if torch.equal(both[1].train.ids[:-1], both[0].train.ids):
-            self.in_order &= all(
-                _is_in_order(out.seen.marks[n], inside.seen.marks.get(n, []))
-                for n in out.seen.marks
-            )
-        for name, totals in out.seen.totals.items():
-            kept = self.found.setdefault(name, PresenceEffect())
-            kept.total = max(kept.total, _largest_change(totals, inside.seen.totals.get(name, [])))
-            one = out.seen.singly.get(name, {})
-            other = inside.seen.singly.get(name, {})
-            alike = [at for at in one if at in other]
-            kept.moved = max(
-                kept.moved, change_of_others([one[at] for at in alike], [other[at] for at in alike])
-            )
-            self.said = self.said or _describe_two_cells(name, out.seen, inside.seen)
-        return out
+        effect.moved = max(effect.moved, moved)
+        self._add_leak(_describe_two_cells(name, absent, present))
 
     def compare_parts(self, limit: Mapping[str, int], guests: Records) -> None:
-        """A few records and the others must contribute apart what they contribute together, in any
-        order. Else some record on the way from the few to all changes what others contribute: that
-        pair is looked for, and compared.
+        """Contributions must be additive, f(A + B) = f(A) + f(B), in any order. If not, bisects for
+        the record that changes what others contribute, and compares that pair.
 
-        The few are the guests, the first of which is an outlier in its class, and some of the near
-        copies that make it one, so that decisions by how many records there are, or by how far one
-        is from the others, fall otherwise where they are alone."""
-        crowd = crowd_around(self.examined.shard, guests.take([0]))
-        few = Records.concat([guests, crowd.take(range(2))])
-        joined = Records.concat([few, self.examined.shard.train, crowd.take(range(2, len(crowd)))])
-        whole = with_records(
-            self.examined.shard, replace(joined, ids=torch.arange(len(joined)).to(joined.ids))
-        )
+        A is a few records: the guests, the first of which is an outlier in its class, and some of
+        the near copies that make it one, so that decisions by how many records there are, or by how
+        far one is from the others, fall otherwise where they are alone.
+        """
+        shard = self.examined.shard
+        crowd = crowd_around(shard, guests.take([0]))
+        few = Records.concat([guests, crowd.take(range(CROWD_AMONG_FEW))])
+        rest = crowd.take(range(CROWD_AMONG_FEW, len(crowd)))
+        records = Records.concat([few, shard.train, rest])
+        records = replace(records, ids=torch.arange(len(records)).to(records.ids))
+        client = with_records(shard, records)
         low = len(few)
-        high = len(joined)
-        if not self._differs_in_parts(whole, low, high, limit):
+        high = len(records)
+        if not self._breaks_additivity(client, low, high, limit):
             return
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (
-                (low, middle)
-                if self._differs_in_parts(whole, len(few), middle, limit)
-                else (middle, high)
-            )
-        for start in (start for start in (0, len(few)) if start < low):
-            both = (self._with_some(whole, range(start, end)) for end in (low, high))
-            self.compare_pair((next(both), next(both)), limit, None)
+            if self._breaks_additivity(client, len(few), middle, limit):
+                high = middle
+            else:
+                low = middle
+        for start in (0, len(few)):
+            if start < low:
+                absent = self._with_some(client, range(start, low))
+                present = self._with_some(client, range(start, high))
+                self.compare_pair((absent, present), limit, None)
 
-    def _with_some(self, whole: Shard, places: range) -> Shard:
-        some = whole.train.take(places)
-        return (
-            zero_out_others(whole, some)
-            if self.examined.plan.relation == "zero_out"
-            else with_records(whole, some)
-        )
+    def _with_some(self, client: Shard, places: range) -> Shard:
+        """The client with some of its records; the others are gone, or zeroed out."""
+        records = client.train.take(places)
+        if self.examined.plan.relation == "zero_out":
+            return zero_out_others(client, records)
+        return with_records(client, records)
 
-    def _differs_in_parts(
-        self, whole: Shard, few: int, size: int, limit: Mapping[str, int]
+    def _breaks_additivity(
+        self, client: Shard, few: int, size: int, limit: Mapping[str, int]
     ) -> bool:
-        """Whether the first ``size`` records contribute otherwise than the first ``few`` and the
-        rest of them apart."""
-        seen = list[SeenContributions]()
+        """Whether f(first ``size``) differs from f(first ``few``) + f(the rest of them)."""
+        totals = []
         outputs = None
         for places in (range(size), range(few), range(few, size)):
-            held = self._with_some(whole, places)
-            seen.append(
-                SeenContributions(limit, 0)
-            )  # sums are enough, whatever the number of records
-            run = self.examined.run_forced(held, seen[-1], outputs, self.examined.snapshot_of(held))
-            self.said = self.said or run.problem
+            part = self._with_some(client, places)
+            seen = SeenContributions(limit, 0)  # sums are enough, whatever the number of records
+            run = self.examined.run_forced(part, seen, outputs, self.examined.snapshot_of(part))
+            self._add_leak(run.problem)
             outputs = outputs or run.outputs
-        together, one, other = (of.totals for of in seen)
-        apart = {
-            name: [a + b for a, b in zip(one.get(name, []), other.get(name, []))]
-            for name in together
-        }
-        return any(
-            _largest_change(sums, apart[name]) > ROUNDING_UNITS for name, sums in together.items()
-        )
+            totals.append(seen.totals)
+        together, first, second = totals
+        for name, sums in together.items():
+            parts = [a + b for a, b in zip(first.get(name, []), second.get(name, []))]
+            if _largest_change(sums, parts) > ROUNDING_UNITS:
+                return True
+        return False
 
-    def compare_sampled_half(self, limit: Mapping[str, int], out: ForcedRun) -> None:
+    def compare_sampled_half(self, limit: Mapping[str, int], absent_run: ForcedRun) -> None:
         """Half of the records are drawn: the releases must be those of a client that holds this
-        half and draws all. Else, or where other numbers of records are drawn from than the client
-        has, they may stand in another order: then what each draw brings in is looked at
-            (``_follows_draws``)."""
+        half and draws all.
+
+        Otherwise, or if other numbers of records are drawn from than the client has, they may stand
+        in another order: then what each draw brings in is looked at (``_follows_draws``).
+        """
         shard = self.examined.shard
-        asked = set[int]()
-        whole = shard.train
+        records = shard.train
         mechanisms = self.examined.plan.mechanisms
         sampled = [name for name in limit if float(mechanisms[name].sampling_probability) < 1]
-        half = torch.rand(len(whole), generator=self.examined.keys.fold("half").torch()) < 0.5
-
-        def draw_half(count: int) -> Tensor:
-            asked.add(count)
-            return half if count == len(half) else torch.ones(count, dtype=torch.bool)
-
         if not sampled:
             return
-        run = self.examined.run_forced
-        alone = run(with_records(shard, whole.take(half)), SeenContributions(limit), None)
-        heeded = run(
-            with_records(shard, whole), SeenContributions(limit), alone.outputs, drawn=draw_half
+        half = torch.rand(len(records), generator=self.examined.keys.fold("half").torch()) < 0.5
+        draw_sizes = set[int]()
+
+        def draw_half(count: int) -> Tensor:
+            draw_sizes.add(count)
+            return half if count == len(half) else torch.ones(count, dtype=torch.bool)
+
+        half_shard = with_records(shard, records.take(half))
+        half_run = self.examined.run_forced(half_shard, SeenContributions(limit), None)
+        drawn_run = self.examined.run_forced(
+            with_records(shard, records),
+            SeenContributions(limit),
+            half_run.outputs,
+            drawn=draw_half,
         )
         for name in sampled:
-            gap = _largest_change(alone.seen.totals.get(name, []), heeded.seen.totals.get(name, []))
-            if (gap > ROUNDING_UNITS or asked != {len(half)}) and not self._follows_draws(
-                name, limit, out
-            ):
-                self.said = self.said or f"not those records contribute to {name!r} that were drawn"
+            change = _largest_change(
+                half_run.seen.totals.get(name, []), drawn_run.seen.totals.get(name, [])
+            )
+            differs = change > ROUNDING_UNITS or draw_sizes != {len(half)}
+            if differs and not self._follows_draws(name, limit, absent_run):
+                self._add_leak(f"not those records contribute to {name!r} that were drawn")
 
-    def _follows_draws(self, name: str, limit: Mapping[str, int], out: ForcedRun) -> bool:
-        """Whether draws divide the records, whatever their order: those drawn and those of the
-        opposite draw are all of them together, and a coin that falls otherwise brings in, or leaves
-        out, one."""
-        whole = out.seen.marks.get(name, [])
-        marks = partial(self._fingerprints_after_draws, name, limit, out)
-        one = marks()
-        opposite = marks(opposite=True)
-        both = [torch.cat(pair) for pair in zip(one, opposite)]
-        same_size = bool(whole) and len(one) == len(both) == len(whole)
-        if not same_size or any(_count_unmatched(a, b) for a, b in zip(both, whole)):
+    def _follows_draws(self, name: str, limit: Mapping[str, int], absent_run: ForcedRun) -> bool:
+        """Whether a draw and its complement partition the records, and flipping one coin adds or
+        removes exactly one."""
+        every = absent_run.seen.fingerprints.get(name, [])
+        draw = partial(self._fingerprints_after_draws, name, limit, absent_run)
+        first = draw()
+        opposite = draw(opposite=True)
+        joined = [torch.cat(pair) for pair in zip(first, opposite)]
+        is_same_size = bool(every) and len(first) == len(joined) == len(every)
+        if not is_same_size:
             return False
-        tossed = (marks(other=coin) for coin in REDRAWN_COINS)
-        return all(
-            len(again) == len(one) and sum(_count_unmatched(a, b) for a, b in zip(one, again)) <= 1
-            for again in tossed
-        )
+        if any(_count_unmatched(rows, every_rows) for rows, every_rows in zip(joined, every)):
+            return False
+        for coin in REDRAWN_COINS:
+            redrawn = draw(flipped=coin)
+            if len(redrawn) != len(first):
+                return False
+            if sum(_count_unmatched(rows, again) for rows, again in zip(first, redrawn)) > 1:
+                return False
+        return True
 
     def _fingerprints_after_draws(
         self,
         name: str,
         limit: Mapping[str, int],
-        out: ForcedRun,
+        absent_run: ForcedRun,
         *,
         opposite: bool = False,
-        other: int | None = None,
+        flipped: int | None = None,
     ) -> list[Tensor]:
-        """Marks of each release after draws that are the same each time, or the opposite; other: a
-        coin of the first draw that falls the other way."""
+        """Fingerprints of each release after draws that are the same each time.
+
+        Args:
+            name: of the query.
+            limit: query -> releases that are enough.
+            absent_run: whose releases are returned.
+            opposite: whether all coins fall the other way.
+            flipped: a coin of the first draw that falls the other way.
+        """
         generator = self.examined.keys.fold("draws").torch()
-        draws = [0]
+        is_first = [True]
 
         def draw_coins(count: int) -> Tensor:
-            taken = (torch.rand(count, generator=generator) < 0.5) ^ opposite
-            if other is not None and not draws[0] and count:
-                taken[other % count] ^= True
-            draws[0] += 1
-            return taken
+            mask = (torch.rand(count, generator=generator) < 0.5) ^ opposite
+            if flipped is not None and is_first[0] and count:
+                mask[flipped % count] ^= True
+            is_first[0] = False
+            return mask
 
-        shard = with_records(self.examined.shard, self.examined.shard.train)
-        run = self.examined.run_forced(
-            shard, SeenContributions(limit), out.outputs, drawn=draw_coins
-        )
-        return run.seen.marks.get(name, [])
+        run = self._run_own_records(self.examined.shard.train, limit, absent_run, draw_coins)
+        return run.seen.fingerprints.get(name, [])
 
-    def records_to_remove(self, out: ForcedRun) -> list[int]:
-        """Places of own records that leave: the first, and that which contributes most to each
+    def _run_own_records(
+        self,
+        records: Records,
+        limit: Mapping[str, int],
+        absent_run: ForcedRun,
+        drawn: Callable[[int], Tensor] | None = None,
+    ) -> ForcedRun:
+        shard = with_records(self.examined.shard, records)
+        seen = SeenContributions(limit)
+        return self.examined.run_forced(shard, seen, absent_run.outputs, drawn=drawn)
+
+    def records_to_remove(self, absent_run: ForcedRun) -> list[int]:
+        """Places of own records that leave: the first, and the one that contributes most to each
         query."""
-        y = self.examined.shard.train.y
-        at = {0} if len(y) > 1 else set()
-        for name, (_, (release, cell, row)) in out.seen.largest.items():
-            own = torch.tensor(
-                [i for i, label in enumerate(y.tolist()) if cell in (None, name_class_cell(label))]
-            )
-            is_known = len(own) == len(out.seen.marks[name][release])  # else cells are no classes
-            own = own if is_known else torch.arange(len(y))
-            at |= {int(own[row])} if is_known else set()
+        labels = self.examined.shard.train.y.tolist()
+        places = {0} if len(labels) > 1 else set()
+        seen = absent_run.seen
+        for name, (_, (release, cell, row)) in seen.largest.items():
+            fingerprints = seen.fingerprints[name][release]
+            in_cell = [
+                number
+                for number, label in enumerate(labels)
+                if cell in (None, name_class_cell(label))
+            ]
+            candidates = torch.tensor(in_cell)
+            is_known = len(candidates) == len(fingerprints)  # else cells are no classes
+            if is_known:
+                places.add(int(candidates[row]))
+            else:
+                candidates = torch.arange(len(labels))
             if not self.in_order or not is_known:
-                at |= set(
-                    self._find_contributor(
-                        name, release, out.seen.marks[name][release][row], own, out
-                    ).tolist()
+                contributor = self._find_contributor(
+                    name, release, fingerprints[row], candidates, absent_run
                 )
-        return sorted(at)
+                places |= set(contributor.tolist())
+        return sorted(places)
 
     def _find_contributor(
-        self, name: str, release: int, target: Tensor, own: Tensor, out: ForcedRun
+        self, name: str, release: int, target: Tensor, candidates: Tensor, absent_run: ForcedRun
     ) -> Tensor:
-        """Which of the records ``own`` contributes ``target``: half of those that may leave, until
-        one is left."""
-        while len(own) > 1:
-            some = own[: len(own) // 2]
-            shard = with_records(self.examined.shard, self.examined.shard.train.take(some))
-            run = self.examined.run_forced(
-                shard, SeenContributions({name: release + 1}), out.outputs
-            )
-            seen = run.seen.marks.get(name, [])
-            there = len(seen) > release
-            there = there and bool(
-                equal_fingerprints(seen[release], target.expand_as(seen[release])).any()
-            )
-            own = some if there else own[len(some) :]
-        return own
+        """Which of the candidates contributes ``target``: half of those that may leave, until one
+        is left."""
+        while len(candidates) > 1:
+            half = candidates[: len(candidates) // 2]
+            records = self.examined.shard.train.take(half)
+            run = self._run_own_records(records, {name: release + 1}, absent_run)
+            releases = run.seen.fingerprints.get(name, [])
+            is_in_half = False
+            if len(releases) > release:
+                rows = releases[release]
+                is_in_half = bool(equal_fingerprints(rows, target.expand_as(rows)).any())
+            candidates = half if is_in_half else candidates[len(half) :]
+        return candidates
 
 
-def _is_in_order(out: Sequence[Tensor], inside: Sequence[Tensor]) -> bool:
+def _are_in_order(absent: SeenContributions, present: SeenContributions) -> bool:
     """Whether contributions stand where they stood before one joined at the end."""
-    return all(
-        len(a) <= len(b) and bool(equal_fingerprints(a, b[: len(a)]).all())
-        for a, b in zip(out, inside)
-    )
+    for name, releases in absent.fingerprints.items():
+        for rows, longer in zip(releases, present.fingerprints.get(name, [])):
+            if len(rows) > len(longer):
+                return False
+            if not bool(equal_fingerprints(rows, longer[: len(rows)]).all()):
+                return False
+    return True
 
 
-def _count_unmatched(one: Tensor, other: Tensor) -> int:
+def _count_unmatched(first: Tensor, second: Tensor) -> int:
     """How many contributions are on one side only; those of nothing do not count."""
-    return sum(
-        map(len, unmatched_rows(*(side[side.norm(dim=1) > MIN_NORM] for side in (one, other))))
-    )
+    nonzero = [rows[rows.norm(dim=1) > MIN_NORM] for rows in (first, second)]
+    return sum(map(len, unmatched_rows(*nonzero)))
 
 
 def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
+    """The largest |a - b|_2 of any release."""
     return max((float((a - b).norm()) for a, b in zip(before, after)), default=0.0)
 
 
 def _describe_two_cells(name: str, before: SeenContributions, after: SeenContributions) -> str:
-    """Cells are accounted as if no record were in two of them: all cells together cost what the
-    most expensive one does.
+    """What is wrong if one record is in two cells; "" if it is not.
 
-    A call releases each cell at most once. A record that is in one cell of each call, and not in
-    the same one of all, costs the same where each call releases every cell: one release a call.
+    Cells are accounted as if no record were in two of them: all cells together cost what the most
+    expensive one does (parallel composition, McSherry 2009, Theorem 4). A call releases each cell
+    at most once. A record that is in one cell of each call, and not in the same one of all, costs
+    the same if each call releases every cell: one release a call.
     """
-    cells = before.where[name]
+    cells = before.cells[name]
     calls = _number_calls(cells)
     changed: dict[int, set[str | None]] = {}
     for call, cell, a, b in zip(calls, cells, before.totals[name], after.totals.get(name, [])):
@@ -374,14 +442,11 @@ def _describe_two_cells(name: str, before: SeenContributions, after: SeenContrib
         return f"one record changes releases of {in_one_call} cells of {name!r} in one call"
     count = len(set[str | None]().union(*changed.values()))
     times = Counter(cells).values()
-    is_even = (
-        max(times, default=0) - min(times, default=0) <= 1
-    )  # the last call may have been cut off
-    return (
-        f"one record changes releases of {count} cells of {name!r}"
-        if count > 1 and not is_even
-        else ""
-    )
+    # The last call may have been cut off.
+    is_even = max(times, default=0) - min(times, default=0) <= 1
+    if count > 1 and not is_even:
+        return f"one record changes releases of {count} cells of {name!r}"
+    return ""
 
 
 def _number_calls(cells: Sequence[str | None]) -> list[int]:
@@ -389,53 +454,59 @@ def _number_calls(cells: Sequence[str | None]) -> list[int]:
     again."""
     numbers = list[int]()
     call = 0
-    there = set[str | None]()
+    cells_of_call = set[str | None]()
     for cell in cells:
-        if cell in there:
-            call = call + 1
-            there = set()
-        there.add(cell)
+        if cell in cells_of_call:
+            call += 1
+            cells_of_call = set()
+        cells_of_call.add(cell)
         numbers.append(call)
     return numbers
 
 
 def _list_differences(
-    plan: Plan, out: Upload | None, inside: Upload | None
+    plan: Plan, absent: Upload | None, present: Upload | None
 ) -> Iterator[MessageLeak]:
     """What is sent as if it were post-processing or public, and yet is not the same; None: a round
     that was not run to its end."""
-    if out is None or inside is None:
+    if absent is None or present is None:
         return
-    for name in sorted({*out, *inside}):
-        sides = out.get(name), inside.get(name)
+    for name in sorted({*absent, *present}):
+        artifacts = (absent.get(name), present.get(name))
         if name in plan.mechanisms:
-            mechanism = plan.mechanisms[name]
-            is_secret = plan.relation == "add_remove"
-            forms = {
-                message_form(mechanism(side.value, ZERO_NOISE).value)
-                for side in sides
-                if side and is_secret
-            }
-            if len(forms) > 1:
+            if plan.relation == "add_remove" and _differ_in_form(plan, name, artifacts):
                 yield MessageLeak(f"the size of {name!r} tells how many records there are", name)
             continue
-        free = [side is not None and (side.private or bool(side.public)) for side in sides]
+        free = [artifact is not None and _is_free(artifact) for artifact in artifacts]
         if any(free) and not all(free):
             yield MessageLeak(
                 f"whether {name!r} is sent, or is private, depends on the records", name
             )
-        elif (
-            all(free)
-            and sides[0]
-            and sides[1]
-            and not _is_identical(sides[0].value, sides[1].value)
-        ):
+        elif all(free) and not _is_identical(absent[name].value, present[name].value):
             yield MessageLeak(
                 f"{name!r} is sent as post-processing and depends on the records in another way",
                 name,
             )
 
 
-def _is_identical(a: Tensors, b: Tensors) -> bool:
+def _is_free(artifact: Artifact) -> bool:
+    """Whether it claims to cost nothing."""
+    return artifact.private or bool(artifact.public)
+
+
+def _differ_in_form(plan: Plan, name: str, artifacts: Sequence[Artifact | None]) -> bool:
+    """Whether what the mechanism makes of them differs in its names, types or shapes."""
+    mechanism = plan.mechanisms[name]
+    forms = {
+        message_form(mechanism(artifact.value, ZERO_NOISE).value)
+        for artifact in artifacts
+        if artifact
+    }
+    return len(forms) > 1
+
+
+def _is_identical(first: Tensors, second: Tensors) -> bool:
     """Bit by bit, in the same order of tensors."""
-    return message_form(a) == message_form(b) and digest_tensors(a) == digest_tensors(b)
+    return message_form(first) == message_form(second) and digest_tensors(first) == digest_tensors(
+        second
+    )

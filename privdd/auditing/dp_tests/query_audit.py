@@ -84,7 +84,9 @@ def _findings_of_messages(
     told: dict[str, str] = {}
     for t, by_query in tallies.items():
         for tally in by_query.values():
-            told = {message: f"round {t}: {says}" for message, says in tally.told.items()} | told
+            told = {
+                message: f"round {t}: {says}" for message, says in tally.message_leaks.items()
+            } | told
     for message, note in told.items():
         yield subject.run_finding("t1_sensitivity", message, 1, note, {"refuted": True})
 
@@ -148,12 +150,12 @@ def _findings_of_query(
     by_class = {None, UNKNOWN_CELL}.isdisjoint(map(class_of_cell, tally.calls))
     if by_class and any(image in stage.plan.method.uploads for image in IMAGE_UPLOADS):
         found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
-    elif not tally.kept:  # no crafted record's contribution is known
+    elif not tally.contributions:  # no crafted record's contribution is known
         return
     else:
         final = None
-        what = tally.name_guest(guests, tally.keeps)
-        found = runs_on_transcript(mechanism, tally.kept, budget.slow_runs, keys)
+        what = tally.name_guest(guests, tally.recorded_guest)
+        found = runs_on_transcript(mechanism, tally.contributions, budget.slow_runs, keys)
     note = f"{where} of a client that holds {what}, or nothing"
     yield from statement.likelihood_ratio_findings(found, note, final=final, event=event)
 

@@ -23,7 +23,7 @@ from tests.auditing.dp_tests.subjects import fedavg, subject
 
 def seen(cells: Sequence[str], changed: Sequence[int]) -> SeenContributions:
     values = [torch.tensor([1.0 if at in changed else 0.0]) for at in range(len(cells))]
-    return SeenContributions({}, totals={"q": values}, where={"q": list(cells)})
+    return SeenContributions({}, totals={"q": values}, cells={"q": list(cells)})
 
 
 @pytest.mark.parametrize(

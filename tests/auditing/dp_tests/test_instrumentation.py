@@ -55,7 +55,7 @@ def test_the_largest_row_of_all_cells_is_remembered_by_its_place() -> None:
     seen = SeenContributions({})
     seen(MECHANISM, heeded(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), "label:0"))
     seen(MECHANISM, heeded(torch.tensor([[2.0, 0.0]]), "label:1"))
-    assert seen.largest["sums"] == (3.0, (0, "label:0", 1)) and seen.where["sums"] == [
+    assert seen.largest["sums"] == (3.0, (0, "label:0", 1)) and seen.cells["sums"] == [
         "label:0",
         "label:1",
     ]

@@ -72,7 +72,7 @@ def changed(method: Sends, count: int = 20) -> tuple[float, float, str]:
 def presence_of(effects: PresenceEffects) -> tuple[float, float, str]:
     """(total, moved, words) of the query "embedding"."""
     effect = effects.by_query["embedding"]
-    words = [effects.leak, *effects.told.values()]
+    words = [effects.leak, *effects.message_leaks.values()]
     return effect.total, effect.moved, "; ".join(word for word in words if word)
 
 
