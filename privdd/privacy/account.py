@@ -429,7 +429,13 @@ def _unproven_account(
 def _stated_loss(
     total: Tally, stated: Sequence[NoisedSteps], relation: Relation
 ) -> pld.PrivacyLossDistribution:
-    """The loss of noised sums and of releases that are stated as (epsilon, delta)."""
+    """The loss of noised sums and of releases that are stated as (epsilon, delta).
+
+    The worst mechanism of (epsilon, delta) has loss infinity with chance delta, else epsilon or
+    -epsilon with odds exp(epsilon): it dominates all others, so that its convolution is the optimal
+    composition (Kairouz, Oh and Viswanath 2015, Theorem 3.3). Their Theorem 3.4 is a looser closed
+    form.
+    """
     largest = max(line.release_epsilon or 0.0 for line in stated)
     interval = max(FINEST, largest * sum(map(_count_releases, stated)) / POINTS)
     loss = composed_loss(total, relation, interval)
@@ -447,7 +453,8 @@ def _count_releases(line: NoisedSteps) -> int:
 def _rdp_epsilon(
     total: Tally, lines: Sequence[NoisedSteps], delta: float, relation: Relation
 ) -> float | None:
-    """By Renyi divergences; batches of fixed size under replace have a bound of their own there."""
+    """By Renyi divergences; batches of fixed size under replace have a bound of their own there:
+    sampling without replacement (Wang, Balle and Kasiviswanathan 2019, Theorem 9)."""
     if relation == "replace" and all(line.kind == "fixed_size" for line in lines):
         accountant = RdpAccountant(neighboring_relation=NEIGHBOURS["replace"])
         for line in lines:
@@ -501,6 +508,7 @@ def _attained_epsilon(
 
 
 def _optimistic_epsilon(total: Tally, delta: float, relation: Relation, proven: float) -> float:
+    """Epsilon of the same convolved losses as ``accounting.composed_loss``, rounded downwards."""
     # Rounding each of n losses down by up to one cell lowers epsilon by up to n cells.
     steps = sum(n for _, n in total.poisson) + 1
     interval = min(max(ATTAINED_ERROR * proven / steps, FINEST_CELL), COARSEST_CELL)
@@ -526,7 +534,11 @@ def _optimistic_epsilon(total: Tally, delta: float, relation: Relation, proven: 
 
 def equivalent_mu(epsilon: float, delta: float) -> float:
     """mu of the Gaussian mechanism whose epsilon at ``delta`` is ``epsilon``; infinite for
-    infinity."""
+    infinity.
+
+    The root mu of delta = Phi(mu/2 - epsilon/mu) - exp(epsilon) Phi(-mu/2 - epsilon/mu) (Balle and
+    Wang 2018, Theorem 8; Dong, Roth and Su 2022, Corollary 2.13).
+    """
     if math.isinf(epsilon):
         return math.inf
     if epsilon <= 0:

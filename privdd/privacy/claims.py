@@ -189,7 +189,7 @@ class FeatureRun:
 
 def effective_std(stds: Sequence[float]) -> float:
     """Several noised copies of one record reveal as much as one copy with noise of this standard
-    deviation."""
+    deviation, (sum 1 / sigma_i^2)^(-1/2): their weighted mean is sufficient."""
     return sum(std**-2 for std in stds) ** -0.5
 
 
@@ -372,7 +372,7 @@ def fedfed_published(run: FeatureRun) -> Claim:
 
 def kairouz_composition(epsilon: float, k: int, delta_hat: float) -> float:
     """Kairouz, Oh and Viswanath 2015, Theorem 3.4: k-fold composition of (epsilon, delta) at slack
-    delta_hat."""
+    delta_hat, with log(e + sqrt(k) epsilon / delta_hat)."""
     return _smallest_epsilon(epsilon, k, delta_hat, math.sqrt(k) * epsilon / delta_hat)
 
 
@@ -383,6 +383,9 @@ def printed_composition(epsilon: float, k: int, delta_hat: float) -> float:
 
 
 def _smallest_epsilon(epsilon: float, k: int, delta_hat: float, inner: float) -> float:
+    """The smallest of k epsilon, D + epsilon sqrt(2 k log(e + inner)) and
+    D + epsilon sqrt(2 k log(1 / delta_hat)), D = k epsilon tanh(epsilon / 2), which is the theorem's
+    k epsilon (exp(epsilon) - 1) / (exp(epsilon) + 1)."""
     drift = math.tanh(epsilon / 2) * epsilon * k
     first = drift + epsilon * math.sqrt(2 * k * math.log(math.e + inner))
     second = drift + epsilon * math.sqrt(2 * k * math.log(1 / delta_hat))

@@ -86,12 +86,22 @@ def _attained_rate(totals: Collection[Tally], k: int, relation: Relation) -> flo
 def naming_bounds(
     total: Tally, priors: Sequence[float], *, relation: Relation, delta: float = 1e-5
 ) -> list[float]:
-    """For each prior chance in (0, 1): the largest chance to name the record.
+    """For each prior chance in (0, 1): the largest chance to identify the record.
 
-    Gaussian noise: Phi(mu + Phi^-1(prior)), with mu composed. Otherwise the trade-off curve of the
-        composed privacy loss, rounded upwards, in both orders of the pair; ``delta`` only chooses
-        its grid. 1 where anything is
-    unprotected or no bound is known.
+    1 - f(prior), with f the trade-off curve of "without" against "with" (Hayes, Mahloujifar and
+    Balle 2023, Theorem 2). Gaussian noise: Phi(mu + Phi^-1(prior)), with mu^2 = sum 1 / z^2
+    composed. Otherwise the curve of the composed privacy loss, rounded upwards, in both orders of
+    the pair. A bound by epsilon and delta alone (``naming_bound_of_claim``) would be looser: it
+    knows one point of the curve.
+
+    Args:
+        total: the releases.
+        priors: in (0, 1).
+        relation: which data sets are neighbours.
+        delta: only chooses the grid of the privacy loss.
+
+    Returns:
+        One bound a prior; 1 if anything is unprotected or no bound is known.
     """
     for prior in priors:
         if not 0 < prior < 1:
@@ -122,32 +132,40 @@ def _gaussian_mu(total: Tally, relation: Relation) -> float:
 def power_at_levels(loss: PrivacyLossDistribution, levels: Sequence[float]) -> list[float]:
     """The largest power of a test at each level, in the worse order of the pair.
 
-    The loss is rounded upwards, so that the test of largest losses first (Neyman and Pearson) on
-    its atoms has no less power than any test of the mechanism itself.
+    The most powerful test of Q against P rejects the largest losses l = ln P/Q first (Neyman and
+    Pearson): at level a = sum p(l) exp(-l) its power is sum p(l), over the losses above a
+    threshold. The loss is rounded upwards, so that no test of the mechanism itself has more power.
+
+    Args:
+        loss: of the composition, rounded upwards.
+        levels: in (0, 1).
     """
-    found = []
-    for order in (
-        [loss._pmf_remove] if loss._symmetric else [loss._pmf_remove, loss._pmf_add]
-    ):  # there is no public way in
+    orders = [loss._pmf_remove]  # there is no public way in
+    if not loss._symmetric:
+        orders.append(loss._pmf_add)
+    powers = []
+    for order in orders:
         pmf: Any = order.to_dense_pmf()
         losses = (pmf._lower_loss + np.arange(pmf.size)) * pmf._discretization
         chances = np.maximum(pmf._probs, 0.0)  # convolution leaves some at -1e-17
-        with np.errstate(
-            divide="ignore"
-        ):  # an atom of chance 0 has none under the other law either
-            other = np.cumsum(np.exp(np.minimum(np.log(chances) - losses, 0.0))[::-1])
-        own = pmf._infinity_mass + np.cumsum(chances[::-1])
-        found.append(
-            np.interp(levels, np.append(0.0, other), np.append(pmf._infinity_mass, own), right=1.0)
-        )
-    return [float(power) for power in np.clip(np.max(found, axis=0), levels, 1)]
+        # An atom of chance 0 has none under the other law either.
+        with np.errstate(divide="ignore"):
+            other_chances = np.exp(np.minimum(np.log(chances) - losses, 0.0))
+        level_points = np.append(0.0, np.cumsum(other_chances[::-1]))
+        power = pmf._infinity_mass + np.cumsum(chances[::-1])
+        power_points = np.append(pmf._infinity_mass, power)
+        powers.append(np.interp(levels, level_points, power_points, right=1.0))
+    return [float(power) for power in np.clip(np.max(powers, axis=0), levels, 1)]
 
 
 def naming_bound_of_claim(epsilon: float, delta: float, prior: float) -> float:
-    """The chance of naming a record that a claimed (epsilon, delta) would allow for any mechanism.
+    """The chance of identifying a record that a claimed (epsilon, delta) would allow for any
+    mechanism.
 
-    The trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz et al.
-    2015)."""
+    min(exp(epsilon) prior + delta, 1 - exp(-epsilon) (1 - delta - prior)), the power at level prior
+    by the trade-off curve of an (epsilon, delta) guarantee (Wasserman and Zhou 2010; Kairouz, Oh
+    and Viswanath 2015).
+    """
     if math.isinf(epsilon):
         return 1.0
     linear = prior * math.exp(min(epsilon, -math.log(prior))) + delta
@@ -159,7 +177,12 @@ def attained_naming_rate(mu: float, k: int) -> float:
     1.
 
     The candidates move the output by ``mu`` each, to the corners of a regular simplex (k - 1 or
-    more dimensions): with k = 2 two opposite records, whose rate Phi(mu) is the bound itself.
+    more dimensions). The right one wins with chance
+
+        int phi(x - s) Phi(x)^(k - 1) dx,  s = mu sqrt(k / (k - 1)),
+
+    as for k orthogonal signals (Proakis 2001, eq. 5.2-21), to which a simplex is shifted. With k =
+    2 these are two opposite records, whose rate Phi(mu) is the bound itself.
     """
     shift = mu * math.sqrt(k / (k - 1))
 

@@ -4,7 +4,16 @@ released.
 The client holds one crafted record (the guest) or nothing, so the transcript hides only that
 record's own sampling coins. For methods that send images, each class of a long public list is an
 independent run, so one call of the method's own code makes them all. For others, the mechanism
-alone is run on the queries of one real transcript."""
+alone is run on the queries of one real transcript.
+
+With a release o of N(m_1, s^2 I) if the record takes part and N(m_0, s^2 I) if not, and the chance
+q that it does, the ratio of one release is
+
+    ln[(1 - q) + q exp(l)],  l = (|o - m_0|^2 - |o - m_1|^2) / (2 s^2),
+
+and ratios of adaptive releases add up, each given the transcript before it. They are exact, so that
+no classifier has to be learnt.
+"""
 
 from __future__ import annotations
 

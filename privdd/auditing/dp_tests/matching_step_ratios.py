@@ -1,5 +1,10 @@
 """T2 and T3 of the printed matching step: runs of noised distribution matching with and without one
-record."""
+record.
+
+A step releases clip_C(g) + N(0, (sigma C / |B|)^2 I), g the gradient of |mean embedding of the
+images - mean embedding of the batch|^2 (Zhang et al., FedRD, eq. 7). With the guest in the batch,
+which has chance |B| / (copies + 1), the batch mean is ((|B| - 1) e + e_guest) / |B|.
+"""
 
 from __future__ import annotations
 

@@ -311,7 +311,14 @@ class Statement:
             )
 
     def _certified_bound(self, found: RatioTranscripts) -> float:
-        """T2's bound in both orders of the pair, each at half of the error probability."""
+        """T2's bound in both orders of the pair, each at half of the error probability.
+
+        delta(epsilon) >= P(L >= epsilon + ln 2) / 2, and the k-th largest L of R runs bounds that
+        chance from below at a finite sample: not (L_(k) - ln 2, delta)-DP for any delta below
+        BetaInv(1 - confidence; k, R - k + 1) / 2
+        (``attacks.certificates.likelihood_ratio_certificate``). k is fixed beforehand: the maximum
+        (k = 1) would give the largest epsilon, at the smallest delta.
+        """
         each = shared_confidence(self.subject.confidence, 2)
         orders = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
         made = [likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders]
@@ -328,16 +335,25 @@ class Statement:
 def curve_finding(
     statement: Statement, inside: Tensor, outside: Tensor, event: dpa.DpEvent, note: str
 ) -> Finding:
-    """The finding ``t3_curve`` from log likelihood ratios (R,) of runs with the record and (R',) of
-    runs without it.
+    """The finding ``t3_curve``, of log likelihood ratios L = ln P/Q of runs.
 
-    inside, outside: ln P/Q of independent runs of the releases that ``event`` accounts for, P with
-        the record. Its ``epsilon_measured`` is above the statement's epsilon exactly where the
-        curve is refuted at the subject's
-    confidence. Below it, it is the epsilon of the least noise that the runs refute: no bound for
-    other mechanisms. The threshold comes from the accounted curve and the number of runs alone, so
-    no run is spent on choosing it: error rates below the curve refute the accountant, whatever the
-        mechanism's true law is."""
+    The test "L > t" has type I error alpha = Q(L > t) and type II error beta = P(L <= t); a sound
+    accountant's curve f has beta >= f(alpha) for every t (Dong, Roth and Su 2022, Definition 2.3).
+    The curve is refuted if upper confidence limits of both errors lie below it. The threshold t
+    comes from the accounted curve and the number of runs alone, so no run is spent on choosing it:
+    errors below the curve refute the accountant, whatever the mechanism's true law is.
+
+    Its ``epsilon_measured`` is above the statement's epsilon exactly if the curve is refuted at the
+    subject's confidence. Below it, it is the epsilon of the least noise that the runs refute: no
+    bound for other mechanisms.
+
+    Args:
+        statement: what is tested.
+        inside: L (R,) of independent runs with the record.
+        outside: L (R',) of runs without it.
+        event: what the releases of a run are accounted as.
+        note: which runs these are, in words.
+    """
     subject = statement.subject
     relation = statement.subject.ledger.relation
 
