@@ -79,27 +79,32 @@ class AllReleased(Exception):
 
 @dataclass
 class RatioRecorder:
-    """Adds up each run's log ratio, release by release; a run is a partition. left: releases until
-    it is enough, 0 = all."""
+    """Adds up each run's log ratio, release by release; a run is a partition.
+
+    Attributes:
+        stage: where the query is asked.
+        ratios: (2R,) ln P/Q of each run so far.
+        remaining: releases until it is enough; 0: all.
+    """
 
     stage: QuerySetup
     ratios: Tensor
-    left: int = 0
+    remaining: int = 0
 
-    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
-        if heeded.name != self.stage.name or not heeded.guests:
+    def __call__(self, mechanism: Mechanism, release: RecordedRelease) -> None:
+        if release.name != self.stage.name or not release.guests:
             return
-        if (at := class_of_cell(heeded.partition)) is None:
-            raise ValueError(f"{heeded.name} is not released by class")
-        inside = clean_numbers(mechanism, heeded.rows)
-        outside = clean_numbers(mechanism, without_guests(heeded.rows, heeded.guests))
-        released = flatten_tensors(heeded.released.value).unsqueeze(0)
-        step = gaussian_log_ratio(released, inside, outside, heeded.released.noise_std)
-        self.ratios[at] += subsampled_log_ratio(step.unsqueeze(1), self.stage.sampling_probability)[
-            0
-        ]
-        self.left -= 1
-        if not self.left:
+        run = class_of_cell(release.partition)
+        if run is None:
+            raise ValueError(f"{release.name} is not released by class")
+        present = clean_numbers(mechanism, release.rows)
+        absent = clean_numbers(mechanism, without_guests(release.rows, release.guests))
+        value = flatten_tensors(release.released.value).unsqueeze(0)
+        ratio = gaussian_log_ratio(value, present, absent, release.released.noise_std)
+        q = self.stage.sampling_probability
+        self.ratios[run] += subsampled_log_ratio(ratio.unsqueeze(1), q)[0]
+        self.remaining -= 1
+        if not self.remaining:
             raise AllReleased
 
 
@@ -107,29 +112,38 @@ def runs_by_class(
     stage: QuerySetup, runs: int, keys: Keys, *, releases: int = 0
 ) -> RatioTranscripts:
     """One run per class, all in one call: the method's own release of 2R classes, R of them with
-    the guest. releases: of a class, after which the runs end without images; 0 = they end with
-        images."""
-    plan = stage.plan
+    the guest.
+
+    Args:
+        stage: where the query is asked.
+        runs: R.
+        keys: of noise and coins.
+        releases: of a class, after which the runs end without images; 0: they end with images.
+    """
     total = 2 * runs
     recorder = RatioRecorder(stage, torch.zeros(total, dtype=torch.float64), releases * total)
     coins = keys.fold("coins").torch()
 
-    def is_inside(name: str, partition: str | None) -> bool:
-        cell = class_of_cell(partition)
-        if name != stage.name or cell is None:
+    def takes_part(name: str, partition: str | None) -> bool:
+        run = class_of_cell(partition)
+        if name != stage.name or run is None:
             return True
-        return cell < runs and _flip_coin(stage.sampling_probability, coins)
+        return run < runs and _flip_coin(stage.sampling_probability, coins)
 
     guests: dict[str | None, int] = {name_class_cell(run): 1 for run in range(total)}
-    noise = keys.fold("noise")
-    classes = range(total)
     ctx = recording_context(
-        plan, stage.snapshot.round, noise, recorder, classes, inside=is_inside, guests=guests
+        stage.plan,
+        stage.snapshot.round,
+        keys.fold("noise"),
+        recorder,
+        range(total),
+        inside=takes_part,
+        guests=guests,
     )
     records = copies_of_record(stage.guest, 0, total)
     records.y.copy_(torch.arange(total))
+    shard = with_records(stage.shard, records)
     try:
-        shard = with_records(stage.shard, records)
         upload = stage.plan.method.audit_hooks.released(stage.snapshot.broadcast, shard, ctx)
     except AllReleased:
         return RatioTranscripts(recorder.ratios, torch.zeros(total, 0))
@@ -139,10 +153,12 @@ def runs_by_class(
 def _sent_rows(upload: Upload, total: int) -> Tensor:
     """What was sent of each class (total, D); zeros for a class that was not sent because of its
     noised count."""
-    x = upload[next(n for n in IMAGE_UPLOADS if n in upload)].value["x"]
+    x = upload[next(name for name in IMAGE_UPLOADS if name in upload)].value["x"]
     sent = upload["labels"].value["y"].unique().cpu()
-    if len(sent) in (0, total):
-        return x.reshape(total, -1) if len(sent) else torch.zeros(total, 1)
+    if not len(sent):
+        return torch.zeros(total, 1)
+    if len(sent) == total:
+        return x.reshape(total, -1)
     rows = x.reshape(len(sent), -1)
     return torch.zeros(total, rows.shape[1]).index_copy(0, sent, rows)
 
@@ -154,43 +170,53 @@ def _flip_coin(probability: float, coins: torch.Generator) -> bool:
 def runs_on_transcript(
     mechanism: Mechanism, rows: Sequence[Tensors], runs: int, keys: Keys
 ) -> RatioTranscripts:
-    """Releases of one record's contributions ``rows`` (1, ...), or of nothing, along one fixed
-    transcript: the accountant's bound holds for any queries, and here they do not depend on what is
-        released."""
+    """Releases of one record's contributions, or of nothing, along one fixed transcript.
+
+    The accountant's bound holds for any queries, and here they do not depend on what is released.
+
+    Args:
+        mechanism: whose releases they are.
+        rows: the record's contributions (1, ...), release by release.
+        runs: R.
+        keys: of noise and coins.
+    """
     noise = SeededNoise(keys.fold("noise").torch())
     coins = keys.fold("coins").torch()
     q = float(mechanism.sampling_probability)
     ratios = torch.zeros(2 * runs, dtype=torch.float64)
     for row in rows:
-        present = row
-        absent = without_guests(row, 1)
-        inside = clean_numbers(mechanism, present)
-        outside = clean_numbers(mechanism, absent)
+        nobody = without_guests(row, 1)
+        present = clean_numbers(mechanism, row)
+        absent = clean_numbers(mechanism, nobody)
         for run in range(2 * runs):
-            output = mechanism(present if run < runs and _flip_coin(q, coins) else absent, noise)
-            step = gaussian_log_ratio(
-                flatten_tensors(output.value).unsqueeze(0), inside, outside, output.noise_std
-            )
-            ratios[run] += subsampled_log_ratio(step.unsqueeze(1), q)[0]
+            takes_part = run < runs and _flip_coin(q, coins)
+            output = mechanism(row if takes_part else nobody, noise)
+            value = flatten_tensors(output.value).unsqueeze(0)
+            ratio = gaussian_log_ratio(value, present, absent, output.noise_std)
+            ratios[run] += subsampled_log_ratio(ratio.unsqueeze(1), q)[0]
     return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
 
 
 def runs_of_features(
     mechanism: FeatureNoise, features: Tensor, runs: int, noise: Any
 ) -> RatioTranscripts:
-    """Records released one by one: R times the guest's features (c, h, w), R times zeros."""
-    member = torch.arange(2 * runs) < runs
-    rows = features.unsqueeze(0) * member.reshape(-1, *(1,) * features.ndim)
+    """Records released one by one: R times the guest's features (c, h, w), R times zeros.
+
+    Gaussian noise: as in this module's docstring, with m_0 = 0. Laplace noise of scale b:
+    ln P/Q = sum_i (|o_i| - |o_i - m_i|) / b. Copies have independent noise, so their ratios add up.
+    """
+    is_member = torch.arange(2 * runs) < runs
+    rows = features.unsqueeze(0) * is_member.reshape(-1, *(1,) * features.ndim)
     output = mechanism({"x": rows}, noise)
-    inside = (output.exact or {})["x"][0].flatten()
-    copied = output.value["x"].reshape(mechanism.copies, 2 * runs, -1)
+    present = (output.exact or {})["x"][0].flatten()
+    copies = output.value["x"].reshape(mechanism.copies, 2 * runs, -1)
     ratios = torch.zeros(2 * runs, dtype=torch.float64)
-    for copy, std in zip(copied, mechanism.copy_stds(output.clip_norm)):
+    for copy, std in zip(copies, mechanism.copy_stds(output.clip_norm)):
         if mechanism.distribution == "gaussian":
-            ratios += gaussian_log_ratio(copy, inside, torch.zeros_like(inside), std)
+            ratios += gaussian_log_ratio(copy, present, torch.zeros_like(present), std)
         else:
-            ratios += ((copy.abs() - (copy - inside).abs()).double() / std).sum(1)
-    return RatioTranscripts(ratios, copied.transpose(0, 1).reshape(2 * runs, -1))
+            ratios += ((copy.abs() - (copy - present).abs()).double() / std).sum(1)
+    return RatioTranscripts(ratios, copies.transpose(0, 1).reshape(2 * runs, -1))
 
 
 def sampled_event(mechanism: Any, calls: int) -> dpa.DpEvent:

@@ -23,11 +23,18 @@ from privdd.privacy.clipping import clip_factors
 from privdd.privacy.mechanisms import AggregateClip
 
 RUNS_AT_ONCE = 128  # runs whose autograd graph is in memory at a time
+START_PART = 512  # images that are started at a time
 
 
 @dataclass(frozen=True)
 class MatchingStepLaw:
-    """The noised step: its mechanism, the batch |B|, and the chance that the guest is in it."""
+    """The noised step.
+
+    Attributes:
+        mechanism: the clipped batch mean.
+        batch: |B|.
+        probability: the chance that the guest is in the batch.
+    """
 
     mechanism: AggregateClip
     batch: int
@@ -35,6 +42,7 @@ class MatchingStepLaw:
 
     @property
     def noise_std(self) -> float:
+        """sigma C / |B|."""
         return self.mechanism.noise_multiplier * self.mechanism.clip_norm / self.batch
 
     @property
@@ -46,28 +54,31 @@ class MatchingStepLaw:
         self, embed: Embed, steps: MatchingSteps, base: Tensor, guests: Tensor
     ) -> Tensor:
         """Mean embeddings (1 + g, p) of a batch of copies, and of one with a guest in the place of
-        a copy."""
+        a copy, ((|B| - 1) e + e_guest) / |B|."""
         with torch.no_grad():
             rows = embed(steps.project(torch.cat([base.unsqueeze(0), guests])))
-        return torch.cat([rows[:1], ((self.batch - 1) * rows[:1] + rows[1:]) / self.batch])
+        with_guest = ((self.batch - 1) * rows[:1] + rows[1:]) / self.batch
+        return torch.cat([rows[:1], with_guest])
 
     def clipped_gradients(self, images: Tensor, targets: Tensor, embed: Embed) -> Tensor:
         """Clipped gradients (M, g, ipc, ...) of images (M, ipc, ...) towards each of the targets
-        (g, p)."""
+        (g, p).
+
+        g = J^T 2 (mean embedding - target), times min(1, C / |g|).
+        """
         parts = []
         for part in images.split(RUNS_AT_ONCE):
             leaf = part.detach().requires_grad_(True)
             means = embed(leaf.flatten(0, 1)).unflatten(0, part.shape[:2]).mean(1)
-            slopes = [2 * (means.detach() - target) for target in targets]
-            last = len(slopes) - 1
-            rows = [
-                torch.autograd.grad(means, leaf, v, retain_graph=i < last)[0]
-                for i, v in enumerate(slopes)
-            ]
+            rows = []
+            for number, target in enumerate(targets):
+                slope = 2 * (means.detach() - target)
+                is_last = number == len(targets) - 1
+                rows.append(torch.autograd.grad(means, leaf, slope, retain_graph=not is_last)[0])
             parts.append(torch.stack(rows, 1))
-        whole = torch.cat(parts)
-        factors = clip_factors(whole.flatten(2).norm(dim=2), self.mechanism.clip_norm)
-        return whole * factors.reshape(*factors.shape, *(1,) * (whole.ndim - 2))
+        gradients = torch.cat(parts)
+        factors = clip_factors(gradients.flatten(2).norm(dim=2), self.mechanism.clip_norm)
+        return gradients * factors.reshape(*factors.shape, *(1,) * (gradients.ndim - 2))
 
 
 def measure_kappas(
@@ -78,16 +89,19 @@ def measure_kappas(
     images: Tensor,
     noise: torch.Generator,
 ) -> Tensor:
-    """Largest change that each guest (g, c, h, w) makes along one run without it, in units:
-    (g,)."""
-    images, velocity, worst = images.clone(), torch.zeros_like(images), torch.zeros(len(guests))
+    """kappa of each guest (g, c, h, w): the largest change that it makes along one run without it,
+    in units (g,)."""
+    images = images.clone()
+    velocity = torch.zeros_like(images)
+    worst = torch.zeros(len(guests))
     for t in range(steps.settings.iterations):
         embed = steps.maps(t)
-        both = law.clipped_gradients(images, law.target_means(embed, steps, base, guests), embed)[0]
-        worst = torch.maximum(
-            worst, (both[1:] - both[:1]).flatten(1).norm(dim=1) / law.sensitivity_unit
-        )
-        released = both[:1] + law.noise_std * torch.randn(images.shape, generator=noise)
+        targets = law.target_means(embed, steps, base, guests)
+        gradients = law.clipped_gradients(images, targets, embed)[0]
+        changes = (gradients[1:] - gradients[:1]).flatten(1).norm(dim=1)
+        worst = torch.maximum(worst, changes / law.sensitivity_unit)
+        noise_values = law.noise_std * torch.randn(images.shape, generator=noise)
+        released = gradients[:1] + noise_values
         images, velocity = descend_images(images, velocity, released, steps.settings)
     return worst
 
@@ -100,7 +114,16 @@ def search_guests(
     ipc: int,
     generator: torch.Generator,
 ) -> tuple[Canaries, Tensor]:
-    """Out-of-distribution guests and gradient-crafted ones, best first, with each one's kappa."""
+    """Out-of-distribution guests and gradient-crafted ones, best first, with each one's kappa.
+
+    Args:
+        steps: the method's matching steps.
+        law: the noised step.
+        base: the record (c, h, w) whose copies fill the batch.
+        odd: out-of-distribution guests.
+        ipc: synthetic images.
+        generator: of the images and of the noise.
+    """
     shape = base.shape
     start = steps.start(torch.randn(ipc, *shape, generator=generator)).unsqueeze(0)
     embed = steps.maps(steps.settings.iterations - 1)
@@ -112,11 +135,10 @@ def search_guests(
         return 2 * (embed(steps.project(x)) - centre) @ rows
 
     guests = join_canaries(odd, craft_canaries(crafting_gradient, odd, steps=30))
-    found = measure_kappas(steps, law, base, guests.x, start, generator)
-    order = found.argsort(descending=True)
-    return Canaries(guests.x[order], guests.y[order], tuple(guests.names[i] for i in order)), found[
-        order
-    ]
+    kappas = measure_kappas(steps, law, base, guests.x, start, generator)
+    order = kappas.argsort(descending=True)
+    names = tuple(guests.names[number] for number in order)
+    return Canaries(guests.x[order], guests.y[order], names), kappas[order]
 
 
 def run_transcripts(
@@ -128,30 +150,39 @@ def run_transcripts(
     ipc: int,
     generator: torch.Generator,
 ) -> RatioTranscripts:
-    """``runs`` independent runs with the guest and as many without, computed as one batch. Batches
-    are drawn without replacement, so in each step the guest is in the batch with probability |B| /
-    (copies + 1). That coin flip is all that the transcript hides, so its likelihood ratio is
-    exact."""
+    """Independent runs with the guest and as many without, computed as one batch.
+
+    Batches are drawn without replacement, so in each step the guest is in the batch with
+    probability |B| / (copies + 1). That coin is all that the transcript hides, so its likelihood
+    ratio, ln[(1 - q) + q exp(l)] a step, is exact.
+
+    Args:
+        steps: the method's matching steps.
+        law: the noised step.
+        base: the record (c, h, w) whose copies fill the batch.
+        guest: (c, h, w).
+        runs: R.
+        ipc: synthetic images.
+        generator: of images, coins and noise.
+    """
     noise = torch.randn(2 * runs * ipc, *base.shape, generator=generator)
-    images = torch.cat([steps.start(part) for part in noise.split(512)]).unflatten(
-        0, (2 * runs, ipc)
-    )
+    starts = torch.cat([steps.start(part) for part in noise.split(START_PART)])
+    images = starts.unflatten(0, (2 * runs, ipc))
     velocity = torch.zeros_like(images)
     ratios = torch.zeros(2 * runs, dtype=torch.float64)
-    member = torch.arange(2 * runs) < runs
+    is_member = torch.arange(2 * runs) < runs
     for t in range(steps.settings.iterations):
         embed = steps.maps(t)
-        both = law.clipped_gradients(
-            images, law.target_means(embed, steps, base, guest.unsqueeze(0)), embed
-        )
-        without = both[:, 0]
-        inside = both[:, 1]
-        coin = member & (torch.rand(2 * runs, generator=generator) < law.probability)
-        exact = torch.where(coin.reshape(-1, *(1,) * (images.ndim - 1)), inside, without)
+        targets = law.target_means(embed, steps, base, guest.unsqueeze(0))
+        gradients = law.clipped_gradients(images, targets, embed)
+        absent = gradients[:, 0]
+        present = gradients[:, 1]
+        coin = is_member & (torch.rand(2 * runs, generator=generator) < law.probability)
+        exact = torch.where(coin.reshape(-1, *(1,) * (images.ndim - 1)), present, absent)
         released = exact + law.noise_std * torch.randn(images.shape, generator=generator)
-        step = gaussian_log_ratio(
-            released.flatten(1), inside.flatten(1), without.flatten(1), law.noise_std
+        ratio = gaussian_log_ratio(
+            released.flatten(1), present.flatten(1), absent.flatten(1), law.noise_std
         )
-        ratios += subsampled_log_ratio(step.unsqueeze(1), law.probability)
+        ratios += subsampled_log_ratio(ratio.unsqueeze(1), law.probability)
         images, velocity = descend_images(images, velocity, released, steps.settings)
     return RatioTranscripts(ratios, images.flatten(1))

@@ -33,7 +33,7 @@ from privdd.auditing.dp_tests.sensitivity_audit import (
     measure_other_clients,
     measure_sensitivity,
 )
-from privdd.auditing.dp_tests.statement import GuaranteeSubject, format_ranges
+from privdd.auditing.dp_tests.statement import ExaminedRounds, GuaranteeSubject, format_ranges
 from privdd.core.rng import Keys
 from privdd.core.types import UNKNOWN_CELL, class_of_cell
 from privdd.federated.settings import GuaranteeBudget
@@ -45,49 +45,61 @@ PER_STEP_QUERY = "synthetic_gradient"  # released separately at every step and f
 
 def query_findings(subject: GuaranteeSubject, names: Sequence[str]) -> Iterator[Finding]:
     """T1, T2 and T3 of the queries ``names`` that the ledger accounts for."""
-    looks = {
-        name: subject.client_rounds(name) for name in names if subject.has_finite_epsilon(name)
-    }
+    protected = [name for name in names if subject.has_finite_epsilon(name)]
+    rounds = {name: subject.client_rounds(name) for name in protected}
     guests = craft_guests(subject)
     base = draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
-    history = subject.memory_history(base) if looks else None
-    chosen = sorted({t for look in looks.values() for t in look.chosen})
-    last = {look.last for look in looks.values()}
+    history = subject.memory_history(base) if rounds else None
+    chosen = _chosen_rounds(rounds)
+    last_rounds = {examined_rounds.last for examined_rounds in rounds.values()}
     labels = sorted({*guests.y.tolist(), *base.y.tolist()})
     tallies = {}
-    others = list[int]()
+    clients = list[int]()
     for t in chosen:
         keys = subject.keys.fold("t1", t)
         examined = ExaminedRound(subject.plan, subject.snapshots[t], subject.shard, keys, history)
-        tallies[t] = measure_sensitivity(examined, base, guests, labels, brief=t not in last)
+        is_brief = t not in last_rounds
+        tallies[t] = measure_sensitivity(examined, base, guests, labels, brief=is_brief)
         if t == chosen[-1]:
-            others = measure_other_clients(examined, base, guests, labels, tallies[t])
-    for name, look in looks.items():
-        seen = {t: of[name] for t, of in tallies.items() if name in of and of[name].changes}
-        if seen:
-            clip_note = (
-                f"; of clients {format_ranges(others)} only whether they clip alike in round "
-                f"{chosen[-1]}"
-            )
-            of_others = clip_note if others else ""
-            yield from _findings_of_query(
-                subject, name, seen, look.describe_rounds(sorted(seen)) + of_others, guests
-            )
+            clients = measure_other_clients(examined, base, guests, labels, tallies[t])
+    clip_note = ""
+    if clients:
+        clip_note = (
+            f"; of clients {format_ranges(clients)} only whether they clip alike in round "
+            f"{chosen[-1]}"
+        )
+    for name, examined_rounds in rounds.items():
+        by_round = {}
+        for t, by_query in tallies.items():
+            if name in by_query and by_query[name].changes:
+                by_round[t] = by_query[name]
+        if by_round:
+            looked_at = examined_rounds.describe_rounds(sorted(by_round)) + clip_note
+            yield from _findings_of_query(subject, name, by_round, looked_at, guests)
     yield from _findings_of_messages(subject, tallies)
+
+
+def _chosen_rounds(rounds: Mapping[str, ExaminedRounds]) -> list[int]:
+    """The rounds that are examined for any of the queries."""
+    chosen = set[int]()
+    for examined_rounds in rounds.values():
+        chosen.update(examined_rounds.chosen)
+    return sorted(chosen)
 
 
 def _findings_of_messages(
     subject: GuaranteeSubject, tallies: Mapping[int, Mapping[str, SensitivityTally]]
 ) -> Iterator[Finding]:
-    """One row for each message that tells of a record beside the releases: it is the one accused,
-    and no release. tallies: by round and query."""
-    told: dict[str, str] = {}
+    """One row for each message that says something of a record beside the releases: it is the one
+    accused, and no release. tallies: by round and query."""
+    notes: dict[str, str] = {}
     for t, by_query in tallies.items():
         for tally in by_query.values():
-            told = {
+            new_notes = {
                 message: f"round {t}: {says}" for message, says in tally.message_leaks.items()
-            } | told
-    for message, note in told.items():
+            }
+            notes = new_notes | notes
+    for message, note in notes.items():
         yield subject.run_finding("t1_sensitivity", message, 1, note, {"refuted": True})
 
 
@@ -95,23 +107,28 @@ def craft_guests(subject: GuaranteeSubject) -> Canaries:
     """Crafted records: out-of-distribution ones in the commonest class, mislabelled ones, one alone
     in its class."""
     label = common_label(subject.shard)
-    odd = unusual_records(subject.shard, label, subject.keys)
-    return join_canaries(odd, lone_class_record(subject.shard, subject.keys))
+    unusual = unusual_records(subject.shard, label, subject.keys)
+    return join_canaries(unusual, lone_class_record(subject.shard, subject.keys))
 
 
 def _ratio_runs(
     stage: QuerySetup, calls: int, budget: GuaranteeBudget, keys: Keys
 ) -> tuple[RatioTranscripts, RatioTranscripts | None]:
-    """Runs up to their last release, ``calls`` of them, and a few that go on to their images: no
-    bound from images is evidence for a claim, and they take nearly all of the time. Where every
-    step is a release, the same runs."""
+    """Runs up to their last release, ``calls`` of them, and a few that go on to their images.
+
+    No bound from images is evidence for a claim, and they take nearly all of the time. If every
+    step is a release, the same runs.
+    """
     if stage.name == PER_STEP_QUERY:
-        found = runs_by_class(stage, budget.slow_runs, keys)
-        return found, found if found.final.shape[1] else None
-    few = runs_by_class(stage, budget.slow_runs, keys.fold("images"))
-    return runs_by_class(stage, budget.runs, keys, releases=calls), few if few.final.shape[
-        1
-    ] else None
+        runs = runs_by_class(stage, budget.slow_runs, keys)
+        return runs, _with_images(runs)
+    with_images = runs_by_class(stage, budget.slow_runs, keys.fold("images"))
+    runs = runs_by_class(stage, budget.runs, keys, releases=calls)
+    return runs, _with_images(with_images)
+
+
+def _with_images(runs: RatioTranscripts) -> RatioTranscripts | None:
+    return runs if runs.final.shape[1] else None
 
 
 def _findings_of_query(
@@ -121,7 +138,15 @@ def _findings_of_query(
     looked_at: str,
     guests: Canaries,
 ) -> Iterator[Finding]:
-    """tallies: by round; looked_at: which these are, in words."""
+    """T1 of all rounds, T2 and T3 of the last one.
+
+    Args:
+        subject: the run.
+        name: of the query.
+        tallies: round -> what was measured.
+        looked_at: which rounds these are, in words.
+        guests: the crafted records.
+    """
     mechanism = subject.plan.mechanisms[name]
     relation = subject.plan.relation
     snapshot = subject.snapshots[max(tallies)]
@@ -130,84 +155,91 @@ def _findings_of_query(
     event = sampled_event(mechanism, calls)
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
     statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for {where}")
-    kappa, at = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
-    worst = tallies[at].worst_guest(relation)[1]
-    found_in = (
-        f"; worst, in round {at}, is "
-        f"{tallies[at].name_guest(guests, worst)}{tallies[at].describe_faults()}"
-    )
-    seen = len({guest for of in tallies.values() for guest in of.changes})
+    kappa, worst_round = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
+    worst_tally = tallies[worst_round]
+    worst = worst_tally.worst_guest(relation)[1]
+    seen_guests = set[int]()
+    for round_tally in tallies.values():
+        seen_guests.update(round_tally.changes)
     searched = (
-        f"{looked_at}, {calls} release(s) of {name!r} in each, {seen} crafted record(s){found_in}"
+        f"{looked_at}, {calls} release(s) of {name!r} in each, {len(seen_guests)} crafted "
+        f"record(s); worst, in round {worst_round}, is "
+        f"{worst_tally.name_guest(guests, worst)}{worst_tally.describe_faults()}"
     )
-    yield statement.sensitivity_finding(kappa, seen, searched, sorted(tallies))
+    yield statement.sensitivity_finding(kappa, len(seen_guests), searched, sorted(tallies))
     worst = tally.worst_guest(relation)[1]
-    stage = QuerySetup(
-        subject.plan_with_few_images(), snapshot, subject.shard, name, guests.x[worst]
-    )
+    plan = subject.plan_with_few_images()
+    stage = QuerySetup(plan, snapshot, subject.shard, name, guests.x[worst])
     keys = subject.keys.fold("runs", name)
     budget = subject.budget
-    by_class = {None, UNKNOWN_CELL}.isdisjoint(map(class_of_cell, tally.calls))
-    if by_class and any(image in stage.plan.method.uploads for image in IMAGE_UPLOADS):
-        found, final, what = *_ratio_runs(stage, calls, budget, keys), repr(guests.names[worst])
-    elif not tally.contributions:  # no crafted record's contribution is known
-        return
-    else:
-        final = None
+    is_by_class = {None, UNKNOWN_CELL}.isdisjoint(map(class_of_cell, tally.calls))
+    final = None
+    if is_by_class and any(image in plan.method.uploads for image in IMAGE_UPLOADS):
+        runs, final = _ratio_runs(stage, calls, budget, keys)
+        what = repr(guests.names[worst])
+    elif tally.contributions:
+        runs = runs_on_transcript(mechanism, tally.contributions, budget.slow_runs, keys)
         what = tally.name_guest(guests, tally.recorded_guest)
-        found = runs_on_transcript(mechanism, tally.contributions, budget.slow_runs, keys)
+    else:  # no crafted record's contribution is known
+        return
     note = f"{where} of a client that holds {what}, or nothing"
-    yield from statement.likelihood_ratio_findings(found, note, final=final, event=event)
+    yield from statement.likelihood_ratio_findings(runs, note, final=final, event=event)
 
 
 @dataclass
 class _LargestChange:
-    """Query -> the largest change of a release when all records go, in units, and how many releases
-    were seen."""
+    """What all records together change in a round.
 
-    most: dict[str, float] = field(default_factory=dict)
-    seen: dict[str, int] = field(default_factory=dict)
+    Attributes:
+        changes: query -> the largest change of a release when all records go, in units.
+        counts: query -> releases.
+    """
 
-    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
-        nobody = take_records(heeded.rows, slice(0))
-        change = clean_numbers(mechanism, heeded.rows) - clean_numbers(mechanism, nobody)
-        name = heeded.name
-        self.most[name] = max(
-            self.most.get(name, 0.0), float(change.norm()) / sensitivity_unit(heeded.released)
-        )
-        self.seen[name] = self.seen.get(name, 0) + 1
+    changes: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, mechanism: Mechanism, release: RecordedRelease) -> None:
+        name = release.name
+        nobody = take_records(release.rows, slice(0))
+        change = clean_numbers(mechanism, release.rows) - clean_numbers(mechanism, nobody)
+        size = float(change.norm()) / sensitivity_unit(release.released)
+        self.changes[name] = max(self.changes.get(name, 0.0), size)
+        self.counts[name] = self.counts.get(name, 0) + 1
 
 
 def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
-    """One row for each query that the ledger accounts for, of some rounds that make it."""
+    """T1 if the unit is a client: one row for each query that the ledger accounts for, of some
+    rounds that make it."""
     plan = subject.plan
-    asked = [
-        n for n in plan.mechanisms if n in plan.method.queries and subject.has_finite_epsilon(n)
-    ]
-    looks = {name: subject.client_rounds(name) for name in asked}
-    chosen = sorted({t for look in looks.values() for t in look.chosen})
-    rounds = {t: _measure_largest_change(subject, t) for t in chosen}
-    for name, look in looks.items():
-        seen = {t: moved for t, moved in rounds.items() if name in moved.most}
-        if not seen:
+    names = [name for name in plan.mechanisms if name in plan.method.queries]
+    rounds = {
+        name: subject.client_rounds(name) for name in names if subject.has_finite_epsilon(name)
+    }
+    measured = {t: _measure_largest_change(subject, t) for t in _chosen_rounds(rounds)}
+    for name, examined_rounds in rounds.items():
+        by_round = {t: change for t, change in measured.items() if name in change.changes}
+        if not by_round:
             continue
-        at = max(seen, key=lambda t: seen[t].most[name])
-        calls = seen[at].seen[name]
-        stated = subject.accounted_epsilon(sampled_event(subject.plan.mechanisms[name], calls))
-        statement = subject.statement(
-            name, stated, f"accounted for {calls} release(s) of {name!r}", "client"
-        )
-        with_all = f"with all {len(subject.shard.train)} records or none; most in round {at}"
+        worst_round = max(by_round, key=lambda t: by_round[t].changes[name])
+        worst = by_round[worst_round]
+        calls = worst.counts[name]
+        stated = subject.accounted_epsilon(sampled_event(plan.mechanisms[name], calls))
+        source = f"accounted for {calls} release(s) of {name!r}"
+        statement = subject.statement(name, stated, source, "client")
         note = (
-            f"{look.describe_rounds(sorted(seen))}, {calls} release(s) of {name!r} in each, "
-            f"{with_all}"
+            f"{examined_rounds.describe_rounds(sorted(by_round))}, {calls} release(s) of {name!r} "
+            f"in each, with all {len(subject.shard.train)} records or none; most in round "
+            f"{worst_round}"
         )
-        yield statement.sensitivity_finding(seen[at].most[name], 1, note, sorted(seen), 1.0)
+        yield statement.sensitivity_finding(
+            worst.changes[name], 1, note, sorted(by_round), allowed=1.0
+        )
 
 
 def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestChange:
     snapshot = subject.snapshots[round]
-    moved = _LargestChange()
-    ctx = recording_context(subject.plan, round, subject.keys.fold("t1", "client", round), moved)
+    change = _LargestChange()
+    keys = subject.keys.fold("t1", "client", round)
+    ctx = recording_context(subject.plan, round, keys, change)
     subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
-    return moved
+    return change

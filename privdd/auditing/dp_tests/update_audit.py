@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import dp_accounting as dpa
@@ -34,9 +34,8 @@ from privdd.federated.simulation import Snapshot
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import SeededNoise
 
-MAX_RATIO_NUMBERS = (
-    10**9
-)  # noise values for T2 and T3, at most (half a minute), but never fewer than slow_runs runs
+# Noise values for T2 and T3, at most (half a minute), but never fewer than slow_runs runs.
+MAX_RATIO_NUMBERS = 10**9
 HUGE_UPDATE = 1e6  # times the client's own update: beyond any clip norm
 
 
@@ -52,17 +51,13 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     relation = subject.plan.relation
     calls = sum(row.count for row in rows)
     event = rows[0].event
-    whole = dpa.SelfComposedDpEvent(event, calls)
+    composed = dpa.SelfComposedDpEvent(event, calls)
     source = f"accounted for {calls} update(s)"
-    statement = subject.statement(name, subject.accounted_epsilon(whole), source, "client")
-    at = {t: trained_updates(subject, subject.snapshots[t], name) for t in looks.chosen}
-    earlier = {
-        f"{says} in round {t}": update for t in looks.chosen[:-1] for says, update in at[t].items()
-    }
-    crafted = {**earlier, **crafted_updates(at[looks.chosen[-1]])}
-    if not isinstance(event, dpa.GaussianDpEvent) or not value_before_noise(
-        mechanism, next(iter(crafted.values()))
-    ):
+    statement = subject.statement(name, subject.accounted_epsilon(composed), source, "client")
+    crafted = _updates_of_rounds(subject, name, looks.chosen)
+    first_update = next(iter(crafted.values()))
+    is_gaussian = isinstance(event, dpa.GaussianDpEvent)
+    if not is_gaussian or not value_before_noise(mechanism, first_update):
         why = (
             f"{type(mechanism).__name__} was not tested: that needs Gaussian noise and the "
             "value before it (exact)"
@@ -70,31 +65,45 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
         yield statement.untested_sensitivity(why)
         return
     tally = compare_updates(subject, subject.snapshots[looks.chosen[-1]], name, crafted)
+    rounds = looks.describe_rounds(looks.chosen)
     if tally.leak:
-        note = f"{looks.describe_rounds(looks.chosen)}{tally.describe_faults()}"
+        note = f"{rounds}{tally.describe_faults()}"
         yield statement.sensitivity_finding(HUGE_UPDATE, len(crafted), note, looks.chosen, 1.0)
         return
     kappa, worst = tally.worst_guest(relation)
     what = list(crafted)[worst]
-    worst_is = f"worst is {what!r}{tally.describe_faults()}"
-    searched = f"{looks.describe_rounds(looks.chosen)}, {len(crafted)} crafted updates; {worst_is}"
+    update = crafted[what]
+    searched = (
+        f"{rounds}, {len(crafted)} crafted updates; worst is {what!r}{tally.describe_faults()}"
+    )
     yield statement.sensitivity_finding(kappa, len(crafted), searched, looks.chosen)
-    if not bool(torch.isfinite(clean_numbers(mechanism, crafted[what])).all()):
+    if not bool(torch.isfinite(clean_numbers(mechanism, update)).all()):
         return  # an infinite value has no likelihood ratio, and kappa has already shown the fault
-    size = sum(t.numel() for t in crafted[what].values())
-    count = max(
-        subject.budget.slow_runs, min(subject.budget.runs, MAX_RATIO_NUMBERS // (2 * calls * size))
-    )
-    opposite = relation == "replace"
-    pair = (
-        crafted[what],
-        {n: -t if opposite else torch.zeros_like(t) for n, t in crafted[what].items()},
-    )
-    runs = runs_of_updates(mechanism, *pair, calls, count, subject.keys.fold("runs", name))
-    note = (
-        f"{calls} noised update(s): {what!r} each time, or {'its opposite' if opposite else 'zero'}"
-    )
-    yield from statement.likelihood_ratio_findings(runs, note, event=whole)
+    size = sum(tensor.numel() for tensor in update.values())
+    affordable = min(subject.budget.runs, MAX_RATIO_NUMBERS // (2 * calls * size))
+    count = max(subject.budget.slow_runs, affordable)
+    if relation == "replace":
+        absence = "its opposite"
+        absent = {key: -tensor for key, tensor in update.items()}
+    else:
+        absence = "zero"
+        absent = {key: torch.zeros_like(tensor) for key, tensor in update.items()}
+    keys = subject.keys.fold("runs", name)
+    runs = runs_of_updates(mechanism, update, absent, calls, count, keys)
+    note = f"{calls} noised update(s): {what!r} each time, or {absence}"
+    yield from statement.likelihood_ratio_findings(runs, note, event=composed)
+
+
+def _updates_of_rounds(
+    subject: GuaranteeSubject, name: str, rounds: Sequence[int]
+) -> dict[str, Tensors]:
+    """Trained updates of all rounds, and crafted ones of the last, in words."""
+    updates = {}
+    for t in rounds[:-1]:
+        for says, update in trained_updates(subject, subject.snapshots[t], name).items():
+            updates[f"{says} in round {t}"] = update
+    last = trained_updates(subject, subject.snapshots[rounds[-1]], name)
+    return {**updates, **crafted_updates(last)}
 
 
 def trained_updates(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> dict[str, Tensors]:
@@ -141,34 +150,29 @@ def compare_updates(
 ) -> SensitivityTally:
     """Each crafted update through the channel, against zero in its place: changes in units, and the
     drawn noise."""
-    outputs = [
-        _send_update(subject, snapshot, name, number, update)
-        for number, update in enumerate(crafted.values())
-    ]
-    if (
-        len(
-            {
-                str({n: tuple(t.shape) for n, t in sorted(update.items())})
-                for update in crafted.values()
-            }
-        )
-        > 1
-    ):
-        return SensitivityTally(
-            leak=f"the size of {name!r} depends on which records the client has"
-        )
-    nothing = {n: torch.zeros_like(t) for n, t in next(iter(crafted.values())).items()}
+    outputs = []
+    forms = set()
+    for number, update in enumerate(crafted.values()):
+        outputs.append(_send_update(subject, snapshot, name, number, update))
+        shapes = {key: tuple(tensor.shape) for key, tensor in sorted(update.items())}
+        forms.add(str(shapes))
+    if len(forms) > 1:
+        leak = f"the size of {name!r} depends on which records the client has"
+        return SensitivityTally(leak=leak)
+    first_update = next(iter(crafted.values()))
+    nothing = {key: torch.zeros_like(tensor) for key, tensor in first_update.items()}
     mechanism = subject.plan.mechanisms[name]
-    zero = clean_numbers(mechanism, nothing)
-    clean = [clean_numbers(mechanism, update) for update in crafted.values()]
-    moved = torch.stack([(one - zero) / sensitivity_unit(o) for one, o in zip(clean, outputs)])
-    changes = moved.nan_to_num(nan=HUGE_UPDATE)
+    absent = clean_numbers(mechanism, nothing)
+    rows = []
+    for update, output in zip(crafted.values(), outputs):
+        rows.append((clean_numbers(mechanism, update) - absent) / sensitivity_unit(output))
+    changes = torch.stack(rows).nan_to_num(nan=HUGE_UPDATE)
     tally = SensitivityTally()
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())
     for output in outputs:
-        gap = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double()
-        tally.add_noise(gap / output.noise_std)
+        drawn = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double()
+        tally.add_noise(drawn / output.noise_std)
     return tally
 
 
@@ -184,17 +188,19 @@ def _send_update(
 
 
 def runs_of_updates(
-    mechanism: Mechanism, update: Tensors, other: Tensors, calls: int, runs: int, keys: Keys
+    mechanism: Mechanism, update: Tensors, absent: Tensors, calls: int, runs: int, keys: Keys
 ) -> RatioTranscripts:
-    """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``other`` each
-    time."""
+    """R runs of ``calls`` noised updates of one client, and R runs of one that sends ``absent``
+    each time."""
     noise = SeededNoise(keys.fold("noise").torch())
-    inside = clean_numbers(mechanism, update)
-    outside = clean_numbers(mechanism, other)
-    found: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
+    present_numbers = clean_numbers(mechanism, update)
+    absent_numbers = clean_numbers(mechanism, absent)
+    ratios: Tensor = torch.zeros(2 * runs, dtype=torch.float64)
     for run in range(2 * runs):
+        sent = update if run < runs else absent
         for _ in range(calls):
-            output = mechanism(update if run < runs else other, noise)
+            output = mechanism(sent, noise)
             value = flatten_tensors(output.value).unsqueeze(0)
-            found[run] += gaussian_log_ratio(value, inside, outside, output.noise_std)[0]
-    return RatioTranscripts(found, torch.zeros(2 * runs, 0))
+            ratio = gaussian_log_ratio(value, present_numbers, absent_numbers, output.noise_std)
+            ratios[run] += ratio[0]
+    return RatioTranscripts(ratios, torch.zeros(2 * runs, 0))
