@@ -232,7 +232,7 @@ def _drop_unsupported(
     not fair."""
     dropped = set() if "blind" in arrays else {"blind_auc"}
     if binomial_p_value(int(member.sum()), len(member), 0.5) < 1e-3:
-        dropped |= {"epsilon_measured", "epsilon_method", "epsilon_validity"}
+        dropped |= {"epsilon_shown", "epsilon_method", "epsilon_validity"}
     kept = {name: value for name, value in finding.measures.items() if name not in dropped}
     return replace(finding, measures=kept)
 

@@ -36,7 +36,7 @@ print(found.verdict)
 for s in found.surfaces:
     print(
         f"{s.surface:14} sent by the {s.sender:8} protection: {s.mechanism:40} epsilon <= "
-        f"{s.epsilon.best:<8} {s.verdict}"
+        f"{s.epsilon.proven:<8} {s.verdict}"
     )
 
 # %% [markdown]
@@ -55,7 +55,7 @@ for f in found.findings:
     seen = {
         "auc": f.auc,
         "blind_auc": f.blind_auc,
-        "epsilon at least": f.epsilon_measured,
+        "epsilon at least": f.epsilon_shown,
         "psnr": f.psnr,
     }
     print(

@@ -81,7 +81,7 @@ told = audit(
 (
     told.verdict,
     [
-        (f.attack, round(f.auc, 3), round(f.epsilon_measured, 2))
+        (f.attack, round(f.auc, 3), round(f.epsilon_shown, 2))
         for f in told.findings
         if f.auc is not None
     ],

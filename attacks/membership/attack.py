@@ -488,7 +488,7 @@ def membership_measures(
         "auc_ci": area_ends,
         "tpr_at_fpr": rates,
         "blind_auc": roc(blind, worlds.masks.flatten()).auc,
-        "epsilon_measured": bound.value,
+        "epsilon_shown": bound.value,
         "epsilon_method": bound.method,
         "epsilon_validity": bound.validity,
         "confidence": confidence,

@@ -206,7 +206,7 @@ class AttackTask:
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
-            own = finding.measures.get("epsilon_measured")
+            own = finding.measures.get("epsilon_shown")
             bound = familywise_bound(
                 evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, own
             )
@@ -386,7 +386,7 @@ def decided_again(
     masks = kept["members"].bool().reshape(shape)
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
-    own = finding.measures.get("epsilon_measured")
+    own = finding.measures.get("epsilon_shown")
     bound = familywise_bound(
         kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, own
     )

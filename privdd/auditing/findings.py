@@ -52,26 +52,26 @@ CERTIFICATE_KEY = (
 )
 
 
-def certified_entries(findings: Sequence[Finding]) -> dict[str, Any]:
-    """``certified`` and ``certified_by`` of the run, or nothing where no bound for the whole run
+def shown_entries(findings: Sequence[Finding]) -> dict[str, Any]:
+    """``shown`` and ``shown_by`` of the run, or nothing where no bound for the whole run
     was taken."""
     found = [f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})]
     if not found:
         return {}
-    best = max(found, key=lambda measures: float(measures["epsilon_measured"]))
+    best = max(found, key=lambda measures: float(measures["epsilon_shown"]))
     return {
-        "certified": best["epsilon_measured"],
-        "certified_by": best["diagnostics"][CERTIFICATE_KEY],
+        "shown": best["epsilon_shown"],
+        "shown_by": best["diagnostics"][CERTIFICATE_KEY],
     }
 
 
-def certified_entries_of_surface(
+def shown_entries_of_surface(
     victim: int, ledger: Ledger, surface: str, findings: Sequence[Finding]
 ) -> dict[str, Any]:
-    """The certified entries of one surface: those of the run if all that the audited client spends
+    """The shown entries of one surface: those of the run if all that the audited client spends
     lies behind this surface, else none."""
     spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
-    return certified_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
+    return shown_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
 
 
 def manifest_json(
@@ -259,7 +259,7 @@ def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 # A finding without any of these only explains why its attack had nothing to read; it does not count
 # as an attack.
-MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_measured"}
+MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_shown"}
 
 
 def paper_claims_of(experiment: Experiment) -> list[Claim]:
@@ -394,7 +394,7 @@ def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditState) -
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
-        "epsilon": epsilon_by_accountant(ledger) | certified_entries(audited.findings),
+        "epsilon": epsilon_by_accountant(ledger) | shown_entries(audited.findings),
         **({} if noise is None else {"noise": noise}),
         "public": public_information(experiment, ledger),
         "claims": [claim.to_json() for claim in claims],
@@ -445,7 +445,7 @@ def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[st
 
 def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
     """The stated ε of each surface: the method's own statement (``audit_hooks.stated``), else the
-    accounted ε. Surfaces that promise nothing (infinite) are left out."""
+    proven ε. Surfaces that promise nothing (infinite) are left out."""
     surfaces = dict.fromkeys(r.surface for r in ledger.releases)
     promised = {s: min(epsilon_by_accountant(ledger, [s]).values()) for s in surfaces}
     promised |= experiment.plan.method.audit_hooks.stated(experiment.plan, experiment.shards)
@@ -463,7 +463,7 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             rows.setdefault((release.surface, sender), []).append(release)
     for key, releases in rows.items():
         surface, sender = key
-        certified = certified_entries_of_surface(experiment.plan.victim, ledger, surface, findings)
+        shown = shown_entries_of_surface(experiment.plan.victim, ledger, surface, findings)
         yield {
             "surface": surface,
             "sender": sender,
@@ -471,7 +471,7 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _name_mechanisms(experiment, releases),
-            "epsilon": epsilon_by_accountant(ledger, [surface]) | certified,
+            "epsilon": epsilon_by_accountant(ledger, [surface]) | shown,
             "audited": _describe_attacks(state, findings_on_surface(findings, key, rows), key),
             **_missing_map_entry(experiment, key),
         }
@@ -558,7 +558,7 @@ def finding_row(finding: Finding, stated: float | None, refutes: bool = False) -
     measures = {k: v for k, v in finding.measures.items() if v is not None}
     if (MEASURE_KEYS | {"kappa"}) & set(measures):
         measures.setdefault("status", "measured")
-    if "epsilon_measured" in measures and stated is not None:
+    if "epsilon_shown" in measures and stated is not None:
         measures.setdefault("epsilon_stated", stated)
     head = {
         name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")

@@ -434,7 +434,7 @@ def _canary_finding(
     validity: str,
 ) -> Finding:
     measures = {
-        "epsilon_measured": float(value),
+        "epsilon_shown": float(value),
         **({"epsilon_stated": stated} if math.isfinite(stated) else {}),
         "epsilon_method": method,
         "epsilon_validity": validity,

@@ -39,7 +39,7 @@ def deciding_bound(finding: Finding) -> float:
     """The bound on epsilon that a finding decides by: at its share of the error budget, where
     several share it."""
     m = finding.measures
-    return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_measured", 0.0)))
+    return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_shown", 0.0)))
 
 
 def refutes_limit(finding: Finding, stated: float | None) -> bool:

@@ -318,7 +318,7 @@ def print_run_line(experiment: Any, path: Path) -> None:
         )
 
 
-TRACKED_MEASURES = ("auc", "epsilon_measured", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
+TRACKED_MEASURES = ("auc", "epsilon_shown", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
 
 
 def track_run(
@@ -422,7 +422,7 @@ def _collect_findings(config: DictConfig, confidence: float, delta: float) -> li
     shared = audit_scores(
         str(config.scores), confidence=shared_confidence(confidence, len(found)), **given
     )
-    bounds = [strict.measures.get("epsilon_measured") for strict in shared]
+    bounds = [strict.measures.get("epsilon_shown") for strict in shared]
     return [
         one
         if bound is None

@@ -241,7 +241,7 @@ def view_of_outputs(
     return View(surface, adversary, (), known, worlds)
 
 
-BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
+BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
 # The scores of these rank records, the first that ran
 RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
 MAX_EXPOSED = 10  # most exposed records that a finding names
@@ -327,7 +327,7 @@ def _judge_attack(
     rng = np.random.default_rng(second)
     delta = float(view.knowledge.settings["delta"])
     bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
-    joint = corrected_bound(bound.value, finding.measures.get("epsilon_measured"))
+    joint = corrected_bound(bound.value, finding.measures.get("epsilon_shown"))
     decisive: dict[str, Any] = {"epsilon_familywise": joint, "tests": budget.tests}
     unlike = bool(is_separable(worlds.blind, worlds.masks[0]))
     if unlike or not game.repeats.single:

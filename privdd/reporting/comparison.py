@@ -130,7 +130,7 @@ def plot_frontier(made: Sequence[Setting]) -> Plot | None:
     said = []
     for s in made:
         place = places[id(s)]
-        terms = (s.measured, s.claim, bool(place.public), place.trust != "local")
+        terms = (s.shown, s.claim, bool(place.public), place.trust != "local")
         points.append(
             FrontierPoint(s.method, s.epsilon, s.accuracies, *terms, s.label, styles[s.label])
         )
@@ -319,7 +319,7 @@ def write_training_table(
 
 def print_training_table(paths: Sequence[Path], file: IO[str]) -> None:
     """Print the table of trainings for reading."""
-    table = Drawn(title="Accuracy and accounted epsilon", title_justify="left")
+    table = Drawn(title="Accuracy and proven epsilon", title_justify="left")
     table.add_column("setting", overflow="fold")
     for name in ("seeds", "accuracy", "epsilon (PLD)", "epsilon (RDP)", "delta"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -152,7 +152,7 @@ def _decide_surface(line: summary.SurfaceLine, findings: Findings, seen: str) ->
 def _judge_limit(
     line: summary.SurfaceLine, rows: list[FindingRow], privacy: Privacy, leaked: bool
 ) -> tuple[Kind, Tone, str]:
-    limit = line.accounted
+    limit = line.proven
     if line.verdict == "contradiction":
         source = (
             f": it was computed from the {line.holds.lower()}, whose limit does not hold"
@@ -252,7 +252,7 @@ def _is_untried(line: summary.SurfaceLine, rows: list[FindingRow]) -> bool:
 
 def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow]) -> str:
     if kind == "share_only_under":
-        return f"Share only under ε = {format_number(line.accounted)}"
+        return f"Share only under ε = {format_number(line.proven)}"
     if kind == "do_not_share":
         return "Do not share"
     if kind == "undecided":
@@ -265,11 +265,11 @@ def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow
 
 def _sharing_conditions(line: summary.SurfaceLine, privacy: Privacy, enough: bool) -> list[str]:
     large = f"; that is above {format_number(summary.LARGE_EPSILON)} and protects little"
-    large = large if line.accounted > summary.LARGE_EPSILON else ""
+    large = large if line.proven > summary.LARGE_EPSILON else ""
     limit = (
         f"an attacker's odds about one {privacy.unit} ({wording.relation_text(privacy)}) "
         "may change "
-        f"{wording.odds_factor(line.accounted)}, except with probability "
+        f"{wording.odds_factor(line.proven)}, except with probability "
         f"{format_number(privacy.delta)}{large}"
     )
     gaps = line.row.untested if line.verdict == "untested" else []
@@ -293,7 +293,7 @@ def _certainty_text(
     known = (
         (one, one.at) for one in finding_selection.ranked_memberships(rows) if one.at is not None
     )
-    if kind != "undecided" and line.accounted and (best := next(known, None)):
+    if kind != "undecided" and line.proven and (best := next(known, None)):
         missed = f"{format_share(best[1].ci[1])} of members at {one_in(best[0].fpr)} false alarms"
         said.append(
             f"at 95 %, {wording.attack_title(best[0].row.attack)} may still identify up to {missed}"
@@ -364,7 +364,7 @@ FIGURES = (
     "identified_chance",
     "label_accuracy",
     "kappa",
-    "epsilon_measured",
+    "epsilon_shown",
     "epsilon_stated",
     "diagnostics",
 )
@@ -395,7 +395,7 @@ def answer_risks(findings: Findings) -> list[Answer]:
             "Singling out",
             "Can one record be picked out of all others?",
             _singles_out,
-            ("tpr_at_fpr", "auc", "auc_ci", "worst_records", "epsilon_measured", *IDENTIFIED),
+            ("tpr_at_fpr", "auc", "auc_ci", "worst_records", "epsilon_shown", *IDENTIFIED),
             _identification_bounds(findings),
         ),
         _answer_question(
@@ -445,7 +445,7 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
     )
     noise = wording.noise_source_text(privacy.noise) if privacy.noise else "no noise is recorded"
     stated = (
-        f"ε at most {format_number(privacy.epsilon.best)} at δ = "
+        f"ε at most {format_number(privacy.epsilon.proven)} at δ = "
         f"{format_number(privacy.delta)}, over all rounds"
     )
     seeing = _parties_seeing(ledger_rows(ledger))
@@ -453,7 +453,7 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
     # of models that never left their clients (``audit.public_facts`` says the same)
     own = utility is not None and (utility.accuracy_kind == "personal" or not findings.run.clients)
     return [
-        ("the limit", "none is proven: ε = ∞" if math.isinf(privacy.epsilon.best) else stated),
+        ("the limit", "none is proven: ε = ∞" if math.isinf(privacy.epsilon.proven) else stated),
         (
             "the unit of privacy",
             f"one {privacy.unit}; neighbours: {wording.relation_text(privacy)}",
@@ -482,14 +482,14 @@ def security_controls(findings: Findings) -> list[tuple[str, str]]:
         summary.believable_findings(findings.findings, findings)
     )
     noised = (
-        f"ε at most {format_number(privacy.epsilon.best)} at δ = "
+        f"ε at most {format_number(privacy.epsilon.proven)} at δ = "
         f"{format_number(privacy.delta)}, one {privacy.unit}, {privacy.relation}"
     )
     untried = "membership inference was not tried, or its sample was too small"
     return [
         (
             "v1.0-C11.2.4: differentially private training",
-            "none: ε = ∞" if math.isinf(privacy.epsilon.best) else noised,
+            "none: ε = ∞" if math.isinf(privacy.epsilon.proven) else noised,
         ),
         (
             "v1.0-C11.2.5: membership inference does not exceed guessing",
@@ -644,8 +644,8 @@ def decision_card(record: RunRecord) -> dict[str, Any]:
         "epsilon": {
             "claimed": claim.number if claim else None,
             "claimed_delta": (claim.delta or privacy.delta) if claim else None,
-            "proven_at_most": privacy.epsilon.best,
-            "shown_at_least": finding_selection.measured_epsilon(findings.findings),
+            "proven": privacy.epsilon.proven,
+            "shown": finding_selection.shown_epsilon(findings.findings),
             "delta": privacy.delta,
             "unit": privacy.unit,
             "relation": privacy.relation,
@@ -671,8 +671,8 @@ def _artifact_entry(one: Decision) -> dict[str, Any]:
         "computed_from": line.holds or None,
         "epsilon": {
             "stated": line.stated,
-            "proven_at_most": line.accounted,
-            "shown_at_least": line.measured,
+            "proven": line.proven,
+            "shown": line.shown,
         },
         "sample": one.sample or None,
         "large_enough": one.enough,

@@ -73,7 +73,7 @@ FRONTIER_COLUMNS = (
     "epsilon_pld",
     "epsilon_rdp",
     "epsilon_claimed",
-    "epsilon_measured",
+    "epsilon_shown",
     "delta",
     "unit",
     "relation",
@@ -119,7 +119,7 @@ LEAK_COLUMNS = (
     *(f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")),
     "epsilon_claimed",
     "epsilon_proven",
-    "epsilon_measured",
+    "epsilon_shown",
     "delta",
     "unit",
     "relation",
@@ -131,7 +131,6 @@ LEAK_COLUMNS = (
 )
 LEAK_NAMES = {
     "label": "setting",
-    "epsilon_measured": "epsilon_shown",
     "accuracy_mean": "accuracy",
 }  # in leaks.csv
 
@@ -182,7 +181,7 @@ def _setting_values(
         "epsilon_rdp": s.epsilon_rdp,
         "epsilon_proven": s.epsilon,
         "epsilon_claimed": s.claim,
-        "epsilon_measured": s.measured,
+        "epsilon_shown": s.shown,
         "delta": delta,
         "unit": unit,
         "relation": relation,
@@ -309,7 +308,7 @@ def findings_table(settings: Sequence[Setting]) -> Table:
         "adversary",
         "auc",
         "blind_auc",
-        "epsilon_measured",
+        "epsilon_shown",
         "epsilon_stated",
         "epsilon_validity",
         "kappa",

@@ -44,8 +44,8 @@ SERIES = ("#0072b1", "#d45e00", "#00805f", "#b0568c", "#8a6d00", "#2f9bd1", "#5f
 DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)))
 MARKERS = ("o", "s", "^", "v", "P", "X")
 CLAIM = SERIES[4]
-ACCOUNTED = SERIES[0]
-MEASURED = SERIES[1]
+PROVEN = SERIES[0]
+SHOWN = SERIES[1]
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
     c: f"s{i}" for i, c in enumerate(SERIES)
 }
@@ -460,8 +460,8 @@ class StripRow:
 
     label: str
     claim: float | None
-    accounted: float | None
-    measured: float | None
+    proven: float | None
+    shown: float | None
 
 
 @dataclass(frozen=True)
@@ -476,7 +476,7 @@ class FrontierPoint:
     method: str
     epsilon: float
     accuracies: tuple[float, ...]
-    measured: float | None = None
+    shown: float | None = None
     claim: float | None = None
     public: bool = False
     trusted: bool = False
@@ -523,12 +523,12 @@ class EpsilonAxis:
 
 
 def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
-    """For each row: the claim (diamond), the proven upper bound (bar), the measured lower bound
+    """For each row: the claim (diamond), the proven upper bound (bar), the shown lower bound
     (arrow).
 
-    A measured bound to the right of a claim or of a proven bound contradicts it: a bold line joins
+    A shown bound to the right of a claim or of a proven bound contradicts it: a bold line joins
     them."""
-    axis = EpsilonAxis(value for row in rows for value in (row.claim, row.accounted, row.measured))
+    axis = EpsilonAxis(value for row in rows for value in (row.claim, row.proven, row.shown))
     with figure_canvas(width, 1.25 + 0.42 * len(rows)) as (figure, axes):
         for height, row in enumerate(rows):
             _draw_strip_row(axes, axis, row, height)
@@ -544,25 +544,23 @@ def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
 
 
 def _draw_strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -> None:
-    if row.accounted is not None:
-        end = axis.position_of(row.accounted)
+    if row.proven is not None:
+        end = axis.position_of(row.proven)
         axes.plot(
             [axis.zero_position, end],
             [height, height],
-            color=ACCOUNTED,
+            color=PROVEN,
             lw=5,
             alpha=0.28,
             solid_capstyle="butt",
         )
-        axes.plot(end, height, marker="|", ms=13, mew=2.6, color=ACCOUNTED)
-    if row.measured is not None:
-        for bound in (row.claim, row.accounted):
-            if bound is not None and bound < row.measured:
-                ends = [axis.position_of(bound), axis.position_of(row.measured)]
-                axes.plot(ends, [height, height], color=MEASURED, lw=2.2, solid_capstyle="butt")
-        axes.plot(
-            axis.position_of(row.measured), height, marker=">", ms=8, color=MEASURED, zorder=4
-        )
+        axes.plot(end, height, marker="|", ms=13, mew=2.6, color=PROVEN)
+    if row.shown is not None:
+        for bound in (row.claim, row.proven):
+            if bound is not None and bound < row.shown:
+                ends = [axis.position_of(bound), axis.position_of(row.shown)]
+                axes.plot(ends, [height, height], color=SHOWN, lw=2.2, solid_capstyle="butt")
+        axes.plot(axis.position_of(row.shown), height, marker=">", ms=8, color=SHOWN, zorder=4)
     if row.claim is not None:
         axes.plot(
             axis.position_of(row.claim),
@@ -587,14 +585,14 @@ def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
             "mew": 1.8,
             "label": "claimed or stated",
         },
-        "accounted": {
+        "proven": {
             "marker": "|",
             "ms": 11,
             "mew": 2.6,
-            "color": ACCOUNTED,
+            "color": PROVEN,
             "label": "proven (at most)",
         },
-        "measured": {"marker": ">", "ms": 8, "color": MEASURED, "label": "shown (at least)"},
+        "shown": {"marker": ">", "ms": 8, "color": SHOWN, "label": "shown (at least)"},
     }
     drawn = (
         look for name, look in looks.items() if any(getattr(row, name) is not None for row in rows)
@@ -605,7 +603,7 @@ def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
 FRONTIER_MARKS: Mapping[
     str, Mapping[str, Any]
 ] = {  # beside a method's own; in the legend where they are drawn
-    "measured": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
+    "shown": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
     "claim": {
         "marker": "D",
         "ls": (0, (3, 2)),
@@ -641,12 +639,12 @@ def draw_frontier(
     """Accuracy (of ``kind``) against epsilon, one mark per setting, joined per method: mean and
     range over seeds.
 
-    Filled marks sit at the accounted epsilon, open triangles at the measured lower bound of the
+    Filled marks sit at the proven epsilon, open triangles at the shown lower bound of the
     same setting, large open diamonds on dashed lines at the paper's claim; half-filled marks stand
     for public data, squares round a mark for a server that sees less than every upload, stars for
     ``published`` figures of others, (epsilon, accuracy)."""
     axis = EpsilonAxis(
-        [v for p in points for v in (p.epsilon, p.measured, p.claim)] + [e for e, _ in published]
+        [v for p in points for v in (p.epsilon, p.shown, p.claim)] + [e for e, _ in published]
     )
     methods = list(dict.fromkeys(p.method for p in points))
     with figure_canvas(width, 3.6 + 0.2 * len(methods)) as (figure, axes):
@@ -708,10 +706,10 @@ def _draw_frontier_point(
         "ms": 6,
     }
     axes.errorbar([place], [height], yerr=reach, capsize=3, label=label or None, **look)
-    if point.measured is not None:
-        low = axis.position_of(point.measured)
+    if point.shown is not None:
+        low = axis.position_of(point.shown)
         axes.plot([low, place], [height, height], color=style.colour, lw=0.8, alpha=0.6)
-        _draw_frontier_mark(axes, "measured", low, height, color=style.colour, zorder=4)
+        _draw_frontier_mark(axes, "shown", low, height, color=style.colour, zorder=4)
     if point.public:
         _draw_frontier_mark(
             axes, "public", place, height, color=style.colour, zorder=3, marker=style.marker

@@ -191,7 +191,7 @@ def reads_transcripts(row: FindingRow) -> bool:
 def has_sound_bound(row: FindingRow) -> bool:
     """Whether a row has a lower bound on epsilon that needs no assumption on the scores'
     distribution."""
-    return row.epsilon_measured is not None and row.epsilon_validity not in (
+    return row.epsilon_shown is not None and row.epsilon_validity not in (
         "gaussian_only",
         "curve",
     )
@@ -200,7 +200,7 @@ def has_sound_bound(row: FindingRow) -> bool:
 def epsilon_bound(row: FindingRow) -> float:
     """The row's lower bound on epsilon; at joint confidence where the run made several tests."""
     joint = (row.diagnostics or {}).get("epsilon_familywise")
-    return float(joint) if isinstance(joint, int | float) else row.epsilon_measured or 0.0
+    return float(joint) if isinstance(joint, int | float) else row.epsilon_shown or 0.0
 
 
 def largest_bound_finding(rows: Iterable[FindingRow]) -> FindingRow | None:
@@ -209,7 +209,7 @@ def largest_bound_finding(rows: Iterable[FindingRow]) -> FindingRow | None:
     return max(filter(has_sound_bound, rows), key=epsilon_bound, default=None)
 
 
-def measured_epsilon(rows: Iterable[FindingRow]) -> float | None:
+def shown_epsilon(rows: Iterable[FindingRow]) -> float | None:
     best = largest_bound_finding(rows)
     return epsilon_bound(best) if best else None
 
@@ -481,7 +481,7 @@ def diverged_run_text(findings: Findings) -> tuple[str, tuple[str, ...]] | None:
     utility = findings.utility
     if utility is None or utility.diverged is None:
         return None
-    epsilon = format_number(findings.privacy.epsilon.best)
+    epsilon = format_number(findings.privacy.epsilon.proven)
     return f"Training diverged in round {utility.diverged}: there is no model to judge.", (
         "Its numbers are not finite, so it predicts nothing and no attack was run; a "
         "lower learning rate may help.",

@@ -104,11 +104,11 @@ def _chosen_text(row: FindingRow, worst: WorstRecords) -> str:
 
 
 def _epsilon_cell(row: FindingRow) -> TableCell:
-    if row.epsilon_measured is None:
+    if row.epsilon_shown is None:
         return TableCell()
     gaussian = ", if scores are Gaussian" if row.epsilon_validity == "gaussian_only" else ""
     return TableCell(
-        format_number(row.epsilon_measured), (row.epsilon_method or "").replace("_", " ") + gaussian
+        format_number(row.epsilon_shown), (row.epsilon_method or "").replace("_", " ") + gaussian
     )
 
 

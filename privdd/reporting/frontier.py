@@ -76,9 +76,9 @@ class Setting:
 
     @property
     def epsilon(self) -> float:
-        """The largest accounted epsilon of the seeds (one value, unless seeds changed the data's
+        """The largest proven epsilon of the seeds (one value, unless seeds changed the data's
         split)."""
-        return max(run.findings.privacy.epsilon.best for run in self.runs)
+        return max(run.findings.privacy.epsilon.proven for run in self.runs)
 
     @property
     def epsilon_rdp(self) -> float:
@@ -95,10 +95,10 @@ class Setting:
         return min((number for number in held if number is not None), default=None)
 
     @property
-    def measured(self) -> float | None:
+    def shown(self) -> float | None:
         """The middle of the seeds' lower bounds: their largest would not hold at 95 %."""
         return lower_median(
-            finding_selection.measured_epsilon(run.findings.findings) for run in self.runs
+            finding_selection.shown_epsilon(run.findings.findings) for run in self.runs
         )
 
     @property
@@ -233,7 +233,7 @@ def _number_equal_labels(made: list[Setting]) -> list[Setting]:
 
 
 # A setting is dominated where another, of the same data, clients, unit, relation, delta and kind of
-# accuracy, has no larger, and a finite, accounted epsilon and no smaller accuracy, one of them
+# accuracy, has no larger, and a finite, proven epsilon and no smaller accuracy, one of them
 # better, under a server that sees no less and with no public pre-training that the setting itself
 # does without.
 PRETRAINED = {
@@ -281,13 +281,13 @@ PUBLISHED = (
 class FrontierPlace:
     """A setting on the frontier. trust: what the server sees; public: data of others that it was
     built on, "" = none;
-    certified: the middle of the seeds' lower bounds for all that is released; dominated: the label
+    shown: the middle of the seeds' lower bounds for all that is released; dominated: the label
         of one that beats it."""
 
     setting: Setting
     trust: str
     public: str
-    certified: float | None
+    shown: float | None
     dominated: str = ""
 
     @property
@@ -337,11 +337,9 @@ def frontier_places(made: Sequence[Setting]) -> list[FrontierPlace]:
     there = []
     for setting in (one for one in made if one.accuracies):
         config = setting.runs[0].config
-        certified = lower_median(run.findings.privacy.epsilon.certified for run in setting.runs)
-        certified = setting.measured if certified is None else certified
-        there.append(
-            FrontierPlace(setting, trust_of_config(config), public_data_of(config), certified)
-        )
+        shown = lower_median(run.findings.privacy.epsilon.shown for run in setting.runs)
+        shown = setting.shown if shown is None else shown
+        there.append(FrontierPlace(setting, trust_of_config(config), public_data_of(config), shown))
     marked = [replace(p, dominated=_dominating_setting(p, there)) for p in there]
     return sorted(
         marked, key=lambda p: (p.setting.epsilon, -(p.setting.accuracy or 0.0), p.setting.label)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from privdd.reporting import figures, wording
 from privdd.reporting.finding_selection import (
     boldest_claim,
-    measured_epsilon,
+    shown_epsilon,
     strongest_on_each_surface,
 )
 from privdd.reporting.findings_tables import knowledge_ladders
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Kind = Literal["roc", "epsilon", "frontier", "ladder"]
 # Not one value each.
 LISTED = ("auc_ci", "tpr_at_fpr", "worst_records", "by_kind", "baselines", "diagnostics", "figure")
-SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_measured", "psnr", "n")
+SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_shown", "psnr", "n")
 
 
 def finding_rows(findings: Findings) -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def to_html(findings: Findings) -> str:
         findings.run.algo,
         findings.run.data,
         findings.verdict,
-        wording.format_number(privacy.epsilon.best),
+        wording.format_number(privacy.epsilon.proven),
         wording.format_number(privacy.delta),
         f"unit {privacy.unit}",
         privacy.relation,
@@ -136,11 +136,11 @@ def _draw_frontier(findings: Findings) -> Figure:
     if findings.utility is None or findings.utility.diverged is not None:
         raise ValueError("kind='frontier': this run has no accuracy")
     claim = boldest_claim(findings.privacy.claims)
-    shown = measured_epsilon(findings.findings)
+    shown = shown_epsilon(findings.findings)
     stated = claim.number if claim else None
     accuracies = (findings.utility.accuracy,)
     point = figures.FrontierPoint(
-        findings.run.algo, findings.privacy.epsilon.best, accuracies, shown, stated
+        findings.run.algo, findings.privacy.epsilon.proven, accuracies, shown, stated
     )
     return figures.draw_frontier([point])
 

@@ -228,17 +228,17 @@ def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    shown = finding_selection.measured_epsilon(findings.findings)
+    shown = finding_selection.shown_epsilon(findings.findings)
     rows = [
         figures.StripRow(
-            "whole run", claim.number if claim else None, findings.privacy.epsilon.best, shown
+            "whole run", claim.number if claim else None, findings.privacy.epsilon.proven, shown
         )
     ]
     for line in summary.surface_lines(findings):
         stated = (
-            line.stated if line.stated != line.accounted else None
+            line.stated if line.stated != line.proven else None
         )  # a separate claim repeats no accountant
-        rows.append(figures.StripRow(line.title.lower(), stated, line.accounted, line.measured))
+        rows.append(figures.StripRow(line.title.lower(), stated, line.proven, line.shown))
     return rows
 
 
@@ -246,8 +246,8 @@ def plot_epsilons(record: RunRecord) -> Plot:
     rows = epsilon_rows(record)
     said = "; ".join(
         f"{r.label}: claimed or stated {format_number(r.claim)}, at most "
-        f"{format_number(r.accounted)}, "
-        f"at least {format_number(r.measured)}"
+        f"{format_number(r.proven)}, "
+        f"at least {format_number(r.shown)}"
         for r in rows
     )
     caption = (
@@ -298,7 +298,7 @@ def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbu
     findings = record.findings
     picture = finding_selection.strongest_reconstruction(findings.findings)
     claim = finding_selection.boldest_claim(findings.privacy.claims)
-    shown = finding_selection.measured_epsilon(findings.findings)
+    shown = finding_selection.shown_epsilon(findings.findings)
     named = {plot.name: plot for plot in drawn}
     made = decide_surfaces(findings, record.ledger)
     return (

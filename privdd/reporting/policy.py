@@ -187,7 +187,7 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
     privacy = findings.privacy
     terms = f"delta {privacy.delta:g}, unit {privacy.unit}, {privacy.relation}"
     if (limit := policy.epsilon_proven) is not None:
-        proven = privacy.epsilon.best
+        proven = privacy.epsilon.proven
         text = f"proven at most {format_number(proven)} ({terms})"
         if math.isinf(proven):
             text = (
@@ -196,7 +196,7 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
             )
         yield _judge_value("epsilon_proven", limit, proven, text)
     if (limit := policy.epsilon_shown) is not None:
-        bounds = (finding_selection.measured_epsilon(findings.findings), privacy.epsilon.certified)
+        bounds = (finding_selection.shown_epsilon(findings.findings), privacy.epsilon.shown)
         shown = max((bound for bound in bounds if bound is not None), default=None)
         text = f"shown at least {format_number(shown)} ({terms})"
         text = "no sound test bounded epsilon from below" if shown is None else text

@@ -88,7 +88,7 @@ def _card_lines(record: RunRecord) -> Iterator[str]:
         f"| {name} | {_plain(value)} |"
         for name, value in decision.guarantee_facts(findings, record.ledger)
     )
-    shown = format_number(card["epsilon"]["shown_at_least"])
+    shown = format_number(card["epsilon"]["shown"])
     yield from (
         f"| shown at least, by attacks and tests | ε = {shown} |",
         f"| verdict | {findings.verdict} |",
@@ -122,7 +122,7 @@ def _plain(value: object) -> str:
 
 def _require_standing_limit(record: RunRecord) -> None:
     """Raises DamagedRun where no epsilon is proven, or where it was contradicted."""
-    if math.isinf(record.findings.privacy.epsilon.best):
+    if math.isinf(record.findings.privacy.epsilon.proven):
         raise DamagedRun(
             f"{record.path}: no epsilon is proven for what was sent, so there is no "
             "deployment to register"
@@ -146,7 +146,7 @@ def registry_entry(record: RunRecord) -> str:
         for row in findings.surfaces
     ]
     synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
-    shown = format_number(decision.decision_card(record)["epsilon"]["shown_at_least"])
+    shown = format_number(decision.decision_card(record)["epsilon"]["shown"])
     date = decision.manifest_text(record, "date")[:10]
     audited = f"Audited by `{reproduction_recipe(record).command}`."
     simulated = (
@@ -175,7 +175,7 @@ def registry_entry(record: RunRecord) -> str:
         "privacy_loss": {
             "privacy_unit": f"one {privacy.unit}",
             "privacy_unit_details": wording.relation_text(privacy),
-            "privacy_parameters": {"epsilon": privacy.epsilon.best, "delta": privacy.delta},
+            "privacy_parameters": {"epsilon": privacy.epsilon.proven, "delta": privacy.delta},
             "privacy_parameters_details": "Epsilon is an upper bound by accounting; attacks and tests showed at least "
             f"{shown}.",
         },

@@ -95,7 +95,7 @@ class Kappa(Part):
     energy: Epsilon | None = None
 
 
-class CertifiedBy(Part):
+class ShownBy(Part):
     """How a lower bound was come by: the tier of its test, what is taken on trust, how many runs,
     the record's kappa."""
 
@@ -106,22 +106,22 @@ class CertifiedBy(Part):
 
 
 class EpsilonPair(Part):
-    """Upper bounds by the two accountants; certified: the largest finite-sample lower bound for all
+    """Upper bounds by the two accountants; shown: the largest finite-sample lower bound for all
     that is released."""
 
     pld: Epsilon
     rdp: Epsilon
-    certified: Epsilon | None = None
-    certified_by: CertifiedBy | None = None
+    shown: Epsilon | None = None
+    shown_by: ShownBy | None = None
 
     @model_validator(mode="after")
     def _says_how(self) -> EpsilonPair:
-        if (self.certified is None) != (self.certified_by is None):
-            raise ValueError("certified, certified_by: both or neither")
+        if (self.shown is None) != (self.shown_by is None):
+            raise ValueError("shown, shown_by: both or neither")
         return self
 
     @property
-    def best(self) -> float:
+    def proven(self) -> float:
         """Both are upper bounds, so the smaller one holds."""
         return min(self.pld, self.rdp)
 
@@ -422,7 +422,7 @@ class FindingRow(Part):
     by_kind: dict[Literal["mislabelled", "near_duplicates", "ordinary"], KindRates] | None = None
     copy_test: CopyTest | None = None
     blind_auc: Unit | None = None
-    epsilon_measured: Epsilon | None = None
+    epsilon_shown: Epsilon | None = None
     epsilon_method: Text | None = None
     epsilon_validity: Literal["finite_sample", "curve", "gaussian_only"] | None = None
     epsilon_stated: Epsilon | None = None

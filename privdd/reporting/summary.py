@@ -111,7 +111,7 @@ def _limit_sentences(rows: Sequence[FindingRow]) -> list[str]:
 def has_bare_noise(row: SurfaceRow) -> bool:
     """Whether no epsilon is proven for a surface and none is refuted, so that its noise, if there
     is any, is judged by what tests show of it."""
-    return math.isinf(row.epsilon.best) and row.verdict != "contradiction"
+    return math.isinf(row.epsilon.proven) and row.verdict != "contradiction"
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ class SurfaceLine:
     meaning: str
     seen_by: str
     stated: float | None
-    accounted: float
-    measured: float | None
+    proven: float
+    shown: float | None
     worst: tuple[str, ...]
     verdict: Verdict
     holds: str
@@ -145,9 +145,9 @@ class Headline:
 
 
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
-    """One line per released surface: gravest verdict first, then the largest measured epsilon."""
+    """One line per released surface: gravest verdict first, then the largest shown epsilon."""
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: (GRAVITY.index(line.verdict), -(line.measured or 0.0)))
+    return sorted(lines, key=lambda line: (GRAVITY.index(line.verdict), -(line.shown or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
@@ -156,7 +156,7 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     title, meaning = wording.surface_title_and_meaning(row)
     seen = "the server" if row.sender == "client" else "every client"
     stated = _stated_epsilon(mine)
-    measured = finding_selection.measured_epsilon(mine)
+    shown = finding_selection.shown_epsilon(mine)
     holds = wording.surface_title(source) if source else ""
     return SurfaceLine(
         row,
@@ -164,8 +164,8 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
         meaning,
         seen,
         stated,
-        row.epsilon.best,
-        measured,
+        row.epsilon.proven,
+        shown,
         (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)),
         row.verdict,
         holds,
@@ -273,7 +273,7 @@ def is_weak_limit(kind: Verdict, findings: Findings, epsilon: float | None = Non
     """Whether "not contradicted" is no reason for green: the limit is large, or anyone can draw the
     noise again."""
     privacy = findings.privacy
-    limit = privacy.epsilon.best if epsilon is None else epsilon
+    limit = privacy.epsilon.proven if epsilon is None else epsilon
     return kind == "consistent" and (
         limit > LARGE_EPSILON or (limit > 0 and wording.is_simulation_noise(privacy))
     )
@@ -305,7 +305,7 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
     what = f"The {wording.join_names(bare)}" if bare else "What was sent"
     verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
     title = f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}."
-    why = f", so the run as a whole has ε = {format_number(findings.privacy.epsilon.best)}"
+    why = f", so the run as a whole has ε = {format_number(findings.privacy.epsilon.proven)}"
     if findings.target is not None:
         why = ": nothing shows how it was protected, so ε is infinite"
     return title, f"{what} {verb} no proven limit{why}."
@@ -317,18 +317,18 @@ def _untested_headline(findings: Findings) -> tuple[str, str]:
             p for row in findings.surfaces if row.verdict == "untested" for p in row.untested
         )
     )
-    epsilon = format_number(findings.privacy.epsilon.best)
+    epsilon = format_number(findings.privacy.epsilon.proven)
     stated = f"ε = {epsilon} is stated, but part of what it rests on was not tested"
     return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
 
 
 def _consistent_headline(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
-    low = finding_selection.measured_epsilon(findings.findings)
-    epsilon = format_number(privacy.epsilon.best)
+    low = finding_selection.shown_epsilon(findings.findings)
+    epsilon = format_number(privacy.epsilon.proven)
     title = "No attack tried here contradicted the stated limit."
     title += " This is a simulation." if wording.is_simulation_noise(privacy) else ""
-    if privacy.epsilon.best > LARGE_EPSILON:
+    if privacy.epsilon.proven > LARGE_EPSILON:
         title = (
             f"The stated limit was not contradicted, but ε = {epsilon} is too large to "
             "protect anyone."

@@ -107,7 +107,7 @@ def _writable_stream(file: IO[str]) -> IO[str]:
 def _answer_line(findings: Findings) -> str:
     """Is the epsilon that is stated or claimed true, and which was shown and proven?"""
     privacy = findings.privacy
-    shown = finding_selection.measured_epsilon(findings.findings)
+    shown = finding_selection.shown_epsilon(findings.findings)
     claim = finding_selection.boldest_claim(privacy.claims)
     word = finding_selection.limit_word(claim, findings.findings)
     return (
@@ -131,7 +131,7 @@ def _epsilon_answer(
     proof brings the paper's to this run, or the test that failed is of another limit."""
     privacy = findings.privacy
     broken = findings.verdict == "contradiction"
-    proven = privacy.epsilon.best
+    proven = privacy.epsilon.proven
     tested = "not contradicted" if findings.verdict == "consistent" else "not tested in every part"
     exceeds = finding_selection.exceeds_claim(claim, shown, privacy.delta)
     if claim is None or claim.number is None or (broken and word == "claimed" and not exceeds):
@@ -198,7 +198,7 @@ def _summary_table(findings: Findings) -> Table:
             line.row.audited if isinstance(line.row.audited, str) else wording.NONE
         )
         stated = wording.stated_cell(line.stated, findings.privacy.claims)
-        bounds = (format_number(v) for v in (line.accounted, line.measured))
+        bounds = (format_number(v) for v in (line.proven, line.shown))
         cells = (
             _surface_cell(line.row, findings),
             wording.mechanism_title(line.row.mechanism),
@@ -206,7 +206,7 @@ def _summary_table(findings: Findings) -> Table:
             *bounds,
             worst,
         )
-        pale = summary.is_weak_limit(line.verdict, findings, line.accounted)
+        pale = summary.is_weak_limit(line.verdict, findings, line.proven)
         verdict = Text(
             wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict]
         )

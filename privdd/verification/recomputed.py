@@ -197,7 +197,7 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
         )
 
 
-BOUND_MEASURES = ("epsilon_measured", "epsilon_method", "epsilon_validity")
+BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
 RECORD_MEASURES = (
     "worst_records",
     "by_kind",
@@ -406,13 +406,11 @@ def _recompute_own(
         raise DamagedRun(f"{record.path / 'evidence' / row.evidence_name}: {error}") from None
     target = record.findings.target
     together = target is not None and target.copies_together
-    if row.epsilon_measured is None and (
-        together or is_separable(worlds.blind[0], worlds.masks[0])
-    ):
+    if row.epsilon_shown is None and (together or is_separable(worlds.blind[0], worlds.masks[0])):
         return RecomputedScores(
             {name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {}
         )
-    joint = attack_tasks.corrected_bound(bound.value, measures["epsilon_measured"])
+    joint = attack_tasks.corrected_bound(bound.value, measures["epsilon_shown"])
     return RecomputedScores(measures, {"epsilon_familywise": joint, "tests": budget.tests})
 
 
@@ -521,9 +519,7 @@ def _recompute_external(
     fair = binomial_p_value(members, worlds.masks.shape[1], 0.5) >= UNFAIR_COINS_P_VALUE
     left_out = {"blind_auc", "worlds", *(() if fair else BOUND_MEASURES)}
     kept = {name: value for name, value in found[0].items() if name not in left_out}
-    return RecomputedScores(
-        kept, {"epsilon_familywise": found[1]["epsilon_measured"]} if fair else {}
-    )
+    return RecomputedScores(kept, {"epsilon_familywise": found[1]["epsilon_shown"]} if fair else {})
 
 
 def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
@@ -571,7 +567,7 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
     yield from compare_findings("verdict", findings.verdict, verdicts.verdict)
     for at, (row, refutes) in enumerate(zip(findings.findings, verdicts.refuting, strict=True)):
         yield from compare_findings(f"findings.{at}.refutes", bool(row.refutes), refutes)
-    yield from _check_certified(record, ledger, every)
+    yield from _check_shown(record, ledger, every)
 
 
 def _compare_verdicts(findings: Findings, verdicts: Sequence[str]) -> Iterator[Disagreement]:
@@ -579,21 +575,17 @@ def _compare_verdicts(findings: Findings, verdicts: Sequence[str]) -> Iterator[D
         yield from compare_findings(f"surfaces.{row.surface}.verdict", row.verdict, verdict)
 
 
-def _check_certified(
-    record: RunRecord, ledger: Ledger, every: list[Finding]
-) -> Iterator[Disagreement]:
-    """The certified epsilons are those of the rows that certify; the rows themselves need the run's
+def _check_shown(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Iterator[Disagreement]:
+    """The shown epsilons are those of the rows that show them; the rows themselves need the run's
     records."""
     findings = record.findings
     victim = int(record.manifest.get("audited_client", -1))
-    pairs = {"privacy": (findings.privacy.epsilon, audit_findings.certified_entries(every))}
+    pairs = {"privacy": (findings.privacy.epsilon, audit_findings.shown_entries(every))}
     for row in findings.surfaces:
-        entries = audit_findings.certified_entries_of_surface(
-            victim, ledger, str(row.surface), every
-        )
+        entries = audit_findings.shown_entries_of_surface(victim, ledger, str(row.surface), every)
         pairs[f"surfaces.{row.surface}"] = (row.epsilon, entries)
     for name, (pair, found) in pairs.items():
-        stored = pair.model_dump(include={"certified", "certified_by"}, exclude_none=True)
+        stored = pair.model_dump(include={"shown", "shown_by"}, exclude_none=True)
         yield from compare_findings(f"{name}.epsilon", stored, found)
 
 
@@ -619,7 +611,7 @@ def _check_stated(
 ) -> Iterator[Disagreement]:
     """A bound on records is held against the ledger's epsilon or against a claim that the run
     prints."""
-    if row.family == Family.GUARANTEE or row.epsilon_measured is None:
+    if row.family == Family.GUARANTEE or row.epsilon_shown is None:
         return
     claims = [claim.number for claim in record.findings.privacy.claims]
     if row.epsilon_stated not in claims or row.epsilon_stated is None:

@@ -245,7 +245,7 @@ def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
 # Measures that the folder cannot give again and decisions rest on -> what they are called; {} is
 # the attack.
 DECIDING = {
-    "epsilon_measured": "epsilon shown by {}",
+    "epsilon_shown": "epsilon shown by {}",
     "kappa": "kappa of {}",
     "pictures": "pictures of {}",
     "identified": "pictures of {}",

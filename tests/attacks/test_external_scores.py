@@ -67,7 +67,7 @@ def test_a_blind_control_is_reported_when_brought(tmp_path):
 def test_no_epsilon_where_the_coins_were_not_fair(tmp_path):
     member = np.arange(200) < 150
     measures = audit_scores(save(tmp_path, {"scores": member + 0.0, "member": member}))[0].measures
-    assert measures["auc"] == 1.0 and "epsilon_measured" not in measures
+    assert measures["auc"] == 1.0 and "epsilon_shown" not in measures
 
 
 def test_same_file_same_findings(tmp_path):

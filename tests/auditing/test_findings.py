@@ -26,13 +26,13 @@ from privdd.auditing import pipeline as auditing
 from privdd.auditing.attack_tasks import error_budget, familywise_bound
 from privdd.auditing.coverage import check_coverage
 from privdd.auditing.findings import (
-    certified_entries,
-    certified_entries_of_surface,
     epsilon_by_accountant,
     noise_settings_of,
     public_information,
     reconstruction_rows,
     record_level_ledger,
+    shown_entries,
+    shown_entries_of_surface,
     stated_epsilons,
 )
 from privdd.auditing.verdicts import decide_verdict
@@ -111,7 +111,7 @@ def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
         if finding.get("status") == "nothing_to_read":
             assert (
                 "auc" not in finding
-                and "epsilon_measured" not in finding
+                and "epsilon_shown" not in finding
                 and "nothing to" in finding["note"]
             )
         elif finding["family"] == "membership":
@@ -119,7 +119,7 @@ def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
                 "auc",
                 "auc_ci",
                 "blind_auc",
-                "epsilon_measured",
+                "epsilon_shown",
                 "epsilon_validity",
                 "n",
                 "worlds",
@@ -153,8 +153,8 @@ def test_epsilons_say_what_is_protected(audited):
             for pair in values
             for v in (pair["pld"], pair["rdp"])
         )
-        assert 0 < 0.7 * data["privacy"]["epsilon"]["pld"] < data["privacy"]["epsilon"]["certified"]
-        assert data["privacy"]["epsilon"]["certified"] <= 1.001 * data["privacy"]["epsilon"]["pld"]
+        assert 0 < 0.7 * data["privacy"]["epsilon"]["pld"] < data["privacy"]["epsilon"]["shown"]
+        assert data["privacy"]["epsilon"]["shown"] <= 1.001 * data["privacy"]["epsilon"]["pld"]
     claims = read_json(audited("fedfed").path / "findings.json")["privacy"]["claims"]
     assert claims and not any(claim["sound"] for claim in claims)
     told = {claim["source"]: claim for claim in claims}
@@ -479,7 +479,7 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
 
 
 def row(epsilon: float, **diagnostics: object) -> Finding:
-    measures = {"epsilon_measured": epsilon, "diagnostics": diagnostics}
+    measures = {"epsilon_shown": epsilon, "diagnostics": diagnostics}
     return Finding(Surface.UPDATE, "t2_whole_run", Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
@@ -489,11 +489,11 @@ def test_the_largest_bound_for_the_whole_run_is_taken_with_what_it_trusts() -> N
         row(3.0, certificate={"runs": 3}),
         row(9.0, unit="record"),
     ]
-    assert certified_entries(found) == {"certified": 3.0, "certified_by": {"runs": 3}}
+    assert shown_entries(found) == {"shown": 3.0, "shown_by": {"runs": 3}}
 
 
 def test_nothing_is_certified_without_such_a_bound() -> None:
-    assert certified_entries([row(9.0, unit="record")]) == {}
+    assert shown_entries([row(9.0, unit="record")]) == {}
 
 
 def test_a_surface_is_certified_where_it_was_computed_from_all_that_the_client_spends() -> None:
@@ -503,20 +503,20 @@ def test_a_surface_is_certified_where_it_was_computed_from_all_that_the_client_s
     other = released(G(1.0), surface="a", client=1)
     ledger = Ledger()
     ledger.append([one])
-    assert certified_entries_of_surface(0, ledger, "a", found) == certified_entries(found)
+    assert shown_entries_of_surface(0, ledger, "a", found) == shown_entries(found)
     ledger.append([other])
     assert (
-        certified_entries_of_surface(0, ledger, "a", found)
-        == certified_entries(found)
-        == certified_entries_of_surface(1, ledger, "a", found)
+        shown_entries_of_surface(0, ledger, "a", found)
+        == shown_entries(found)
+        == shown_entries_of_surface(1, ledger, "a", found)
     )
     assert (
-        certified_entries_of_surface(0, ledger, "b", found)
-        == certified_entries_of_surface(2, ledger, "a", found)
+        shown_entries_of_surface(0, ledger, "b", found)
+        == shown_entries_of_surface(2, ledger, "a", found)
         == {}
     )
     ledger.append([two])
-    assert certified_entries_of_surface(0, ledger, "a", found) == {}
+    assert shown_entries_of_surface(0, ledger, "a", found) == {}
 
 
 # What a report calls public does not depend on the records, and says what the plan does.
@@ -656,7 +656,7 @@ def membership(
 ) -> Finding:
     measures: dict[str, Any] = {
         "auc": 0.6,
-        "epsilon_measured": single,
+        "epsilon_shown": single,
         "epsilon_validity": validity,
         **more,
     }
@@ -764,7 +764,7 @@ def external(familywise: float | None, single: float, validity: str) -> tuple[Fi
     lone = lone.with_measures(
         auc_ci=[0.5, 0.7], tpr_at_fpr={}, confidence=0.95, n=100, epsilon_method="one_run"
     )
-    return lone, lone if familywise is None else lone.with_measures(epsilon_measured=familywise)
+    return lone, lone if familywise is None else lone.with_measures(epsilon_shown=familywise)
 
 
 @pytest.mark.parametrize(

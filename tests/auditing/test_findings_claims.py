@@ -21,7 +21,7 @@ CLAIM = Claim("a paper", 4.0, False, "why", 1e-3, surface="features")
 
 
 def shown(bound: float, **measures: object) -> Finding:
-    told = {"epsilon_measured": bound, "epsilon_validity": "finite_sample", **measures}
+    told = {"epsilon_shown": bound, "epsilon_validity": "finite_sample", **measures}
     return Finding(Surface.FEATURES, "t3_final", Family.GUARANTEE, Adversary.ANALYST, told)
 
 

@@ -242,7 +242,7 @@ def test_a_limit_for_whole_clients_does_not_judge_single_records(
         )
         assert found["privacy"]["unit"] == "client"
         kinds = {
-            f["family"]: "epsilon_stated" in f for f in found["findings"] if "epsilon_measured" in f
+            f["family"]: "epsilon_stated" in f for f in found["findings"] if "epsilon_shown" in f
         }
         limits[relation] = kinds["membership"], kinds["guarantee"]
     assert limits == {"zero_out": (False, True), "replace": (True, True)}

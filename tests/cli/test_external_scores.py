@@ -82,7 +82,7 @@ def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(
         False,
         "stated by whoever brought the scores",
     )
-    assert math.isinf(result.privacy.epsilon.best) and sent.sender == sender
+    assert math.isinf(result.privacy.epsilon.proven) and sent.sender == sender
     manifest = read_json(tmp_path / "run" / "manifest.json")
     assert (manifest["seed"], manifest["command"]) == (5, ["it"]) and "findings.json" in manifest[
         "files"

@@ -308,7 +308,7 @@ def test_copies_are_one_unit_and_get_no_bound(tmp_path: Path) -> None:
     )
     assert found.target.repeated == 1400 and "no bound on ε is given" in found.target.notes[0]
     (loss,) = [row for row in found.findings if row.attack == "loss_threshold"]
-    assert loss.auc is not None and loss.auc > 0.9 and loss.epsilon_measured is None
+    assert loss.auc is not None and loss.auc > 0.9 and loss.epsilon_shown is None
     assert verify_run(tmp_path / "run").disagreements == ()
 
 

@@ -143,7 +143,7 @@ def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(
     assert (
         found["update", "tracing"]["auc"] > 0.9 and found["update", "loss_threshold"]["auc"] > 0.85
     )
-    assert found["update", "tracing"]["epsilon_measured"] > 0.5
+    assert found["update", "tracing"]["epsilon_shown"] > 0.5
     result = load_findings(here / "audit")
     assert result.verdict != "contradiction" and {s.surface: s.rounds for s in result.surfaces} == {
         "update": 3,
@@ -160,7 +160,7 @@ def test_records_that_were_never_there_are_not_seen(
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
     for row in measured(here / "audit").values():
         low, high = row["auc_ci"]
-        assert low < 0.62 and high > 0.38 and row["epsilon_measured"] < 0.5
+        assert low < 0.62 and high > 0.38 and row["epsilon_shown"] < 0.5
 
 
 def test_a_claim_that_the_updates_break_is_contradicted(

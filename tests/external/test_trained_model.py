@@ -124,7 +124,7 @@ def test_sets_that_differ_by_themselves_give_no_bound(
     )
     one = row(found, "loss_threshold")
     assert one.blind_auc is not None and one.blind_auc > 0.9
-    assert one.epsilon_measured is None and FILES_DIFFER_NOTE in str(one.note)
+    assert one.epsilon_shown is None and FILES_DIFFER_NOTE in str(one.note)
     assert found.verdict == "unprotected"
     assert verify_run(tmp_path / "run").disagreements == ()
 

@@ -142,7 +142,7 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
     assert result.utility is not None and result.utility.diverged is not None
     assert result.findings and {row.note for row in result.findings} == {DIVERGED_NOTE}
     assert all(
-        row.auc is None and row.epsilon_measured is None and row.n == 0 for row in result.findings
+        row.auc is None and row.epsilon_shown is None and row.n == 0 for row in result.findings
     )
     assert all(isinstance(row.audited, str) for row in result.surfaces)
     assert any("training diverged in round" in str(row.audited) for row in result.surfaces)

@@ -111,7 +111,7 @@ def null(run: str, view: View, name: str, attack: MembershipAttack, draws: int) 
             attack.run(fresh, torch.Generator().manual_seed(seed)), fresh, NOBODY
         ).measures
         held += m["auc_ci"][0] <= 0.5 <= m["auc_ci"][1]
-        above += m["epsilon_measured"] > 0
+        above += m["epsilon_shown"] > 0
         total += m["auc"]
     return Null(run, view.surface, name, held, above, draws, total / draws)
 

@@ -58,7 +58,7 @@ def membership(
             "auc_ci": list(auc_interval(values, members)),
             "tpr_at_fpr": rates,
             "blind_auc": roc(blind, members).auc,
-            "epsilon_measured": bound,
+            "epsilon_shown": bound,
             "epsilon_method": "clopper_pearson",
             "epsilon_validity": "finite_sample",
             "confidence": 0.95,

@@ -42,7 +42,7 @@ def test_what_was_not_tried_is_said_and_is_no_all_clear(runs: dict[str, Path]) -
     bare = findings.model_copy(update={"findings": []})
     assert {one.found for one in decision.answer_risks(bare)} == {(("", decision.UNTRIED),)}
     assert {tried for _, tried in decision.attack_kinds_tried(bare)} == {decision.UNTRIED}
-    silent = dict.fromkeys(("auc_ci", "tpr_at_fpr", "copy_test", "epsilon_measured", "diagnostics"))
+    silent = dict.fromkeys(("auc_ci", "tpr_at_fpr", "copy_test", "epsilon_shown", "diagnostics"))
     membership = [row for row in findings.findings if row.family == "membership"]
     quiet = [row.model_copy(update=silent) for row in membership]
     weak = decision.answer_risks(findings.model_copy(update={"findings": quiet}))[0]
@@ -153,15 +153,15 @@ def test_the_card_says_what_the_page_says(tmp_path: Path, kind: str) -> None:
     for one in card["artifacts"]:
         assert one["title"] in first and one["seen_by"] in first
         assert all(said in first for said in one["attackers_can"] + one["conditions"])
-    assert card["epsilon"]["proven_at_most"] == (
-        "inf" if kind == "unprotected" else record.findings.privacy.epsilon.best
+    assert card["epsilon"]["proven"] == (
+        "inf" if kind == "unprotected" else record.findings.privacy.epsilon.proven
     )
 
 
 def test_every_number_of_the_card_has_its_own_name() -> None:
     """Of a smoke run whose noise comes from its seed."""
     found = run(
-        [row(NOTHING, epsilon_measured=0.25, epsilon_stated=1.5, epsilon_validity="finite_sample")],
+        [row(NOTHING, epsilon_shown=0.25, epsilon_stated=1.5, epsilon_validity="finite_sample")],
         "consistent",
         2.0,
         noise=SEED,
@@ -172,14 +172,14 @@ def test_every_number_of_the_card_has_its_own_name() -> None:
     assert made["epsilon"] == {
         "claimed": None,
         "claimed_delta": None,
-        "proven_at_most": 2.0,
-        "shown_at_least": 0.25,
+        "proven": 2.0,
+        "shown": 0.25,
         "delta": 1e-5,
         "unit": "record",
         "relation": "add_remove",
         "large": 8.0,
     }
-    assert one["epsilon"] == {"stated": 1.5, "proven_at_most": 2.0, "shown_at_least": 0.25}
+    assert one["epsilon"] == {"stated": 1.5, "proven": 2.0, "shown": 0.25}
     assert (
         made["simulation"]
         and not made["large_enough"]

@@ -97,9 +97,7 @@ def test_a_tie_is_half_a_hit_and_half_a_hit_is_none(ties: int) -> None:
 
 
 def test_a_bound_above_zero_beats_chance_and_its_attack_is_the_one_that_is_named() -> None:
-    shown = row(
-        NOTHING, attack="label_only", epsilon_measured=0.538, epsilon_validity="finite_sample"
-    )
+    shown = row(NOTHING, attack="label_only", epsilon_shown=0.538, epsilon_validity="finite_sample")
     findings = run([row(NOTHING, attack="quantile"), shown], "unprotected", "inf")
     said = verdict_headline(findings).sentences
     assert (
@@ -108,7 +106,7 @@ def test_a_bound_above_zero_beats_chance_and_its_attack_is_the_one_that_is_named
     )
     assert not any("not shown" in sentence for sentence in said)
     assert ranked_memberships(findings.findings)[0].row.attack == "label_only"
-    assumed = row(NOTHING, epsilon_measured=0.5, epsilon_validity="gaussian_only")
+    assumed = row(NOTHING, epsilon_shown=0.5, epsilon_validity="gaussian_only")
     assert rank_leaks(run([assumed], "unprotected", "inf").findings) == []
 
 

@@ -104,7 +104,7 @@ BROKEN = row(
     NOTHING,
     attack="t2_likelihood_ratio",
     family="guarantee",
-    epsilon_measured=6.0,
+    epsilon_shown=6.0,
     epsilon_stated=0.9,
     epsilon_validity="finite_sample",
 )
@@ -434,7 +434,7 @@ def noise_test(bound: float, family: str = "guarantee", stated: float = 45.0) ->
         "family": family,
         "adversary": "analyst",
         "n": 400,
-        "epsilon_measured": bound,
+        "epsilon_shown": bound,
         "epsilon_stated": stated,
         "epsilon_validity": "finite_sample",
         "epsilon_method": "likelihood_ratio",

@@ -37,7 +37,7 @@ def test_the_frontier_names_each_number() -> None:
         "epsilon_pld": 2.0,
         "epsilon_rdp": 2.5,
         "epsilon_claimed": 0.7,
-        "epsilon_measured": 0.25,
+        "epsilon_shown": 0.25,
         "delta": 1e-5,
         "unit": "record",
         "relation": "add_remove",

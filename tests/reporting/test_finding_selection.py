@@ -23,9 +23,9 @@ from privdd.reporting.finding_selection import (
     findings_without_signal,
     has_no_signal,
     is_above_chance,
-    measured_epsilon,
     ranks_members,
     rebuilds_records,
+    shown_epsilon,
     simultaneous_lower_end,
     strongest_membership,
     strongest_on_each_surface,
@@ -105,9 +105,9 @@ def test_above_chance_is_the_exact_interval(n: int, chance: float, looks: int) -
 
 
 def test_a_bound_counts_at_the_confidence_that_all_tests_share() -> None:
-    alone = row(0.1, (0.05, 0.2), epsilon_measured=3.0, epsilon_validity="finite_sample")
+    alone = row(0.1, (0.05, 0.2), epsilon_shown=3.0, epsilon_validity="finite_sample")
     shared = alone.model_copy(update={"diagnostics": {"epsilon_familywise": 0.5}})
-    assert (epsilon_bound(alone), epsilon_bound(shared), measured_epsilon([shared])) == (
+    assert (epsilon_bound(alone), epsilon_bound(shared), shown_epsilon([shared])) == (
         3.0,
         0.5,
         0.5,

@@ -76,8 +76,8 @@ def test_absent_measures_are_left_out(data: dict[str, Any]) -> None:
         ("findings/0/auc", None, "null is not allowed"),
         ("findings/0/auc", float("nan"), "findings.0.auc"),
         ("findings/0/auc", "inf", "findings.0.auc"),
-        ("findings/0/epsilon_measured", -0.1, "epsilon_measured"),
-        ("findings/0/epsilon_measured", float("nan"), "epsilon_measured"),
+        ("findings/0/epsilon_shown", -0.1, "epsilon_shown"),
+        ("findings/0/epsilon_shown", float("nan"), "epsilon_shown"),
         ("findings/0/tpr_at_fpr/2", {"tpr": 0.1, "ci": [0, 1], "resolvable": True}, "tpr_at_fpr.2"),
         ("findings/0/figure", "../../etc/passwd", "figure"),
         ("privacy/epsilon/pld", "infinite", "privacy.epsilon.pld"),
@@ -182,7 +182,7 @@ def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_he
     data: dict[str, Any],
 ) -> None:
     row = validate_findings(data).findings[0]
-    assumed = row.model_copy(update={"epsilon_measured": 99.0, "epsilon_validity": "gaussian_only"})
+    assumed = row.model_copy(update={"epsilon_shown": 99.0, "epsilon_validity": "gaussian_only"})
     assert largest_bound_finding([row, assumed]) is row and largest_bound_finding([assumed]) is None
     rates = row.tpr_at_fpr or {}
     hidden = {

@@ -34,7 +34,7 @@ def setting_frontier(
     label: str, epsilon: float, *accuracies: float, trust: str = "local", **more: Any
 ) -> Setting:
     terms = {"delta": 1e-5, "unit": "record", "relation": "add_remove"} | more
-    bound = SimpleNamespace(best=epsilon, certified=more.get("certified"))
+    bound = SimpleNamespace(proven=epsilon, shown=more.get("shown"))
     privacy = SimpleNamespace(
         epsilon=bound, delta=terms["delta"], unit=terms["unit"], relation=terms["relation"]
     )
@@ -146,7 +146,7 @@ def test_a_sweep_of_epsilon_is_named_by_epsilon_and_one_of_noise_by_noise(asked:
         }
         found = SimpleNamespace(
             run=SimpleNamespace(algo="dp_head", data="digits", preset="smoke", seed=0),
-            privacy=SimpleNamespace(epsilon=SimpleNamespace(best=float(epsilon))),
+            privacy=SimpleNamespace(epsilon=SimpleNamespace(proven=float(epsilon))),
         )
         runs.append(SimpleNamespace(config={"privacy": privacy}, findings=found, path=Path("run")))
     labels = [one.label for one in group_runs(runs)]  # type: ignore[arg-type]
@@ -217,7 +217,7 @@ def record(
 ) -> RunRecord:
     """A run that released features, and its attacks with these rates (``rates``)."""
     attacks = [
-        row(one, epsilon_measured=0.25 + seed, epsilon_validity="finite_sample") for one in found
+        row(one, epsilon_shown=0.25 + seed, epsilon_validity="finite_sample") for one in found
     ]
     data = released(attacks, "consistent", pld).model_dump(
         mode="json", by_alias=True, exclude_none=True

@@ -67,7 +67,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "family": "guarantee",
         "adversary": "analyst",
         "n": 400,
-        "epsilon_measured": 0.3,
+        "epsilon_shown": 0.3,
         "epsilon_method": "likelihood_ratio",
         "epsilon_validity": "finite_sample",
         "kappa": 1.0,

@@ -47,10 +47,10 @@ def with_membership(findings: Findings, **changed: object) -> Findings:
 
 
 def test_epsilon_is_held_against_both_bounds(findings: Findings) -> None:
-    proven = findings.privacy.epsilon.best
+    proven = findings.privacy.epsilon.proven
     assert outcome(findings, epsilon_proven=proven * 1.001) == "holds"
     assert outcome(findings, epsilon_proven=proven * 0.999) == "broken"
-    shown = findings.privacy.epsilon.certified or 0.0
+    shown = findings.privacy.epsilon.shown or 0.0
     assert (
         outcome(findings, epsilon_shown=max(shown, 20)) == "holds"
         and outcome(findings, epsilon_shown=shown * 0.5) == "broken"
@@ -67,11 +67,11 @@ def test_what_is_unprotected_breaks_every_limit_of_epsilon(
 
 def test_bounds_that_trust_a_law_and_files_under_doubt_decide_nothing(findings: Findings) -> None:
     trusting = [
-        row.model_copy(update={"epsilon_measured": 9.0, "epsilon_validity": "gaussian_only"})
+        row.model_copy(update={"epsilon_shown": 9.0, "epsilon_validity": "gaussian_only"})
         for row in findings.findings
     ]
     bare = findings.privacy.model_copy(
-        update={"epsilon": findings.privacy.epsilon.model_copy(update={"certified": None})}
+        update={"epsilon": findings.privacy.epsilon.model_copy(update={"shown": None})}
     )
     assert (
         outcome(
@@ -114,7 +114,7 @@ def test_an_interval_around_the_limit_decides_nothing(
         auc_ci=interval,
         tpr_at_fpr=None,
         worst_records=None,
-        epsilon_measured=None,
+        epsilon_shown=None,
     )
     assert outcome(moved, auc=0.6) == expected
 

@@ -93,7 +93,7 @@ def test_an_entry_has_the_registrys_form_and_the_runs_numbers(protected: Any) ->
             )
     privacy = protected.findings.privacy
     assert entry["deployment"]["privacy_loss"]["privacy_parameters"] == {
-        "epsilon": privacy.epsilon.best,
+        "epsilon": privacy.epsilon.proven,
         "delta": privacy.delta,
     }
     assert FILL_IN in entry["deployment"]["basic"]["data_curators"]

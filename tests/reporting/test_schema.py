@@ -45,11 +45,11 @@ def run_of(tmp_path: Path) -> dict:
 def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_path: Path) -> None:
     data = run_of(tmp_path)
     data["schema"] = 2
-    data["privacy"]["epsilon"] |= {"certified": "inf", "certified_by": BY}
-    data["surfaces"][0]["epsilon"] |= {"certified": 1.5, "certified_by": BY}
+    data["privacy"]["epsilon"] |= {"shown": "inf", "shown_by": BY}
+    data["surfaces"][0]["epsilon"] |= {"shown": 1.5, "shown_by": BY}
     told = json.loads(dump_findings(validate_findings(data)))
     assert told["privacy"]["epsilon"] == data["privacy"]["epsilon"]
-    assert told["surfaces"][0]["epsilon"]["certified_by"]["kappa"] == {"min": 1.0, "mean": 1.0}
+    assert told["surfaces"][0]["epsilon"]["shown_by"]["kappa"] == {"min": 1.0, "mean": 1.0}
     jsonschema.validate(told, json.loads(PUBLISHED.read_text(encoding="utf-8")))
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(
@@ -83,14 +83,14 @@ def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_w
 
 def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:
     data = run_of(tmp_path)
-    data["privacy"]["epsilon"]["certified"] = 1.0
+    data["privacy"]["epsilon"]["shown"] = 1.0
     with pytest.raises(DamagedRun, match="both or neither"):
         validate_findings(data)
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), -1.0, "many", None])
 def test_an_epsilon_is_a_number_from_0_or_inf(wrong: object) -> None:
-    assert EpsilonPair.model_validate({"pld": "inf", "rdp": 2}).best == 2
+    assert EpsilonPair.model_validate({"pld": "inf", "rdp": 2}).proven == 2
     with pytest.raises(ValueError):
         EpsilonPair.model_validate({"pld": wrong, "rdp": 2})
 

@@ -24,7 +24,7 @@ def shown(epsilon: float, stated: float, **more: Any) -> dict[str, Any]:
     """A membership attack that showed this much."""
     return row(
         NOTHING,
-        epsilon_measured=epsilon,
+        epsilon_shown=epsilon,
         epsilon_stated=stated,
         epsilon_validity="finite_sample",
         **more,
@@ -94,7 +94,7 @@ def test_a_published_claim_below_what_was_shown_is_told_with_both_deltas() -> No
 
 
 def test_a_bound_that_assumes_a_distribution_proves_nothing() -> None:
-    assumed = BROKEN | {"epsilon_measured": 50.0, "epsilon_validity": "gaussian_only"}
+    assumed = BROKEN | {"epsilon_shown": 50.0, "epsilon_validity": "gaussian_only"}
     said = verdict_headline(with_claim(run([BROKEN, assumed], "contradiction", 0.9), 0.5)).sentences
     assert "proves that the true ε is at least 6 " in said[0] and "ε ≤ 0.9 is stated" in said[0]
     assert not any("published claim" in one for one in said)  # the contradiction says it already
@@ -176,7 +176,7 @@ def test_a_rate_that_counts_alone_does_not_among_eighty(figures: dict[str, Any],
 
 
 def test_a_bound_that_assumes_a_distribution_is_no_proof() -> None:
-    assumed = BROKEN | {"epsilon_measured": 50.0, "epsilon_validity": "gaussian_only"}
+    assumed = BROKEN | {"epsilon_shown": 50.0, "epsilon_validity": "gaussian_only"}
     assert leak_sentences(run([assumed], "consistent", 0.9).findings) == []
     (said,) = leak_sentences(run([BROKEN, assumed], "contradiction", 0.9).findings)
     assert "at least 6 " in said and said.endswith("0.9 is stated")

@@ -95,7 +95,7 @@ def test_a_claim_keeps_its_delta_and_is_proven_only_where_it_covers_the_run(
 
 def test_a_surface_has_its_epsilons_in_the_order_of_the_heads() -> None:
     found = run(
-        [row(NOTHING, epsilon_measured=0.25, epsilon_stated=1.5, epsilon_validity="finite_sample")],
+        [row(NOTHING, epsilon_shown=0.25, epsilon_stated=1.5, epsilon_validity="finite_sample")],
         "consistent",
         2.0,
     )

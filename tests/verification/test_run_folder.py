@@ -97,9 +97,9 @@ def test_brought_scores_and_a_training_agree(tmp_path: Path) -> None:
     for name in ("s", "w"):
         audit(f"scores={tmp_path / name}.npz", "seed=3", out=tmp_path / name)
         assert lines(tmp_path / name) == []
-        change(tmp_path / name, "findings.json", "findings", 0, "epsilon_measured", 9.0)
+        change(tmp_path / name, "findings.json", "findings", 0, "epsilon_shown", 9.0)
         seal_folder(tmp_path / name)
-        assert any("epsilon_measured" in line for line in lines(tmp_path / name))
+        assert any("epsilon_shown" in line for line in lines(tmp_path / name))
     tiny = [
         "preset=smoke",
         "algo=fedavg",
@@ -270,8 +270,8 @@ SINGLE: dict[str, tuple[Callable[[Path], None], str, bool]] = {
     "a surface's bytes": (edited(F, "surfaces", 0, "bytes", 1), ".bytes", True),
     "an AUC": (row("auc", lambda v: v / 2), ".auc", True),
     "a rate": (row("tpr_at_fpr", "0.1", "tpr", lambda v: 1 - v), "tpr_at_fpr.0.1.tpr", True),
-    "a measured epsilon": (row("epsilon_measured", lambda v: v + 1), ".epsilon_measured", True),
-    "a measured epsilon left out": (row("epsilon_measured", None), ".epsilon_measured", True),
+    "a measured epsilon": (row("epsilon_shown", lambda v: v + 1), ".epsilon_shown", True),
+    "a measured epsilon left out": (row("epsilon_shown", None), ".epsilon_shown", True),
     "the bound that decides": (
         row("diagnostics", "epsilon_familywise", lambda v: v + 1),
         "epsilon_familywise",

@@ -57,7 +57,7 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
         "accounted" if bounded else "accounted for the noise alone, with the generator held fixed"
     )
     # of the noise alone: what the generator learnt from the records is not in it
-    statement = subject.statement(name, subject.accounted_epsilon(outputs[0].event), source)
+    statement = subject.statement(name, subject.proven_epsilon(outputs[0].event), source)
     for t, (inside, outside) in by_round.items():
         if len(_rows_before_noise(inside)) != len(_rows_before_noise(outside)):
             note = f"round {t}: the size of {name!r} tells how many records there are"

@@ -183,7 +183,7 @@ def _least_epsilon(counts: EventCounter, subject: GuaranteeSubject) -> float:
     nothing with it."""
     parts = [dpa.SelfComposedDpEvent(event, count) for event, count in counts.items()]
     return max(
-        subject.accounted_epsilon(dpa.ComposedDpEvent(parts)),
+        subject.proven_epsilon(dpa.ComposedDpEvent(parts)),
         epsilon_lower_bound(counts.items(), subject.delta, subject.plan.relation),
     )
 

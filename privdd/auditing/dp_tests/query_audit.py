@@ -154,7 +154,7 @@ def _findings_of_query(
     calls = max(tally.calls.values())
     event = sampled_event(mechanism, calls)
     where = f"round {snapshot.round}, {calls} release(s) of {name!r}"
-    statement = subject.statement(name, subject.accounted_epsilon(event), f"accounted for {where}")
+    statement = subject.statement(name, subject.proven_epsilon(event), f"accounted for {where}")
     kappa, worst_round = max((of.worst_guest(relation)[0], t) for t, of in tallies.items())
     worst_tally = tallies[worst_round]
     worst = worst_tally.worst_guest(relation)[1]
@@ -223,7 +223,7 @@ def client_query_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         worst_round = max(by_round, key=lambda t: by_round[t].changes[name])
         worst = by_round[worst_round]
         calls = worst.counts[name]
-        stated = subject.accounted_epsilon(sampled_event(plan.mechanisms[name], calls))
+        stated = subject.proven_epsilon(sampled_event(plan.mechanisms[name], calls))
         source = f"accounted for {calls} release(s) of {name!r}"
         statement = subject.statement(name, stated, source, "client")
         note = (

@@ -138,7 +138,7 @@ class GuaranteeSubject:
         another, or comes and goes."""
         return 2.0 if self.plan.relation == "replace" else 1.0
 
-    def accounted_epsilon(self, event: dpa.DpEvent) -> float:
+    def proven_epsilon(self, event: dpa.DpEvent) -> float:
         return epsilon(event, self.delta, relation=self.plan.relation)  # type: ignore[arg-type]
 
     def run_finding(
@@ -201,7 +201,7 @@ class Statement:
     ) -> Finding:
         """A row with a lower bound on epsilon."""
         found: dict[str, Any] = {
-            "epsilon_measured": value,
+            "epsilon_shown": value,
             "epsilon_method": method,
             "epsilon_validity": validity,
         }
@@ -287,7 +287,7 @@ class Statement:
         accounted as (None: nothing is accounted)."""
         confidence = self.subject.confidence
         delta = self.subject.delta
-        best = self._certified_bound(found)
+        best = self._ratio_bound(found)
         text = f"{note}; {self._describe_verdict(best)}"
         runs = 2 * found.run_count
         yield self.bound_finding(
@@ -310,7 +310,7 @@ class Statement:
                 self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note
             )
 
-    def _certified_bound(self, found: RatioTranscripts) -> float:
+    def _ratio_bound(self, found: RatioTranscripts) -> float:
         """T2's bound in both orders of the pair, each at half of the error probability.
 
         delta(epsilon) >= P(L >= epsilon + ln 2) / 2, and the k-th largest L of R runs bounds that
@@ -343,7 +343,7 @@ def curve_finding(
     comes from the accounted curve and the number of runs alone, so no run is spent on choosing it:
     errors below the curve refute the accountant, whatever the mechanism's true law is.
 
-    Its ``epsilon_measured`` is above the statement's epsilon exactly if the curve is refuted at the
+    Its ``epsilon_shown`` is above the statement's epsilon exactly if the curve is refuted at the
     subject's confidence. Below it, it is the epsilon of the least noise that the runs refute: no
     bound for other mechanisms.
 

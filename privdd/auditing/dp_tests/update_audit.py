@@ -53,7 +53,7 @@ def client_update_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     event = rows[0].event
     composed = dpa.SelfComposedDpEvent(event, calls)
     source = f"accounted for {calls} update(s)"
-    statement = subject.statement(name, subject.accounted_epsilon(composed), source, "client")
+    statement = subject.statement(name, subject.proven_epsilon(composed), source, "client")
     crafted = _updates_of_rounds(subject, name, looks.chosen)
     first_update = next(iter(crafted.values()))
     is_gaussian = isinstance(event, dpa.GaussianDpEvent)

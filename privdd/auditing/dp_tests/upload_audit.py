@@ -53,7 +53,7 @@ def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
     mechanism = subject.plan.mechanisms[name]
     event = rows[0].event
     statement = subject.statement(
-        name, subject.accounted_epsilon(event), f"accounted for one {name!r}"
+        name, subject.proven_epsilon(event), f"accounted for one {name!r}"
     )
     pairs = list(_neighbouring_sets(subject))
     found = [

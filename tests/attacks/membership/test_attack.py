@@ -90,7 +90,7 @@ def test_a_leak_is_found_and_every_measure_is_there(attack):
         "auc_ci",
         "tpr_at_fpr",
         "blind_auc",
-        "epsilon_measured",
+        "epsilon_shown",
         "epsilon_method",
         "epsilon_validity",
         "confidence",
@@ -121,7 +121,7 @@ def test_null_over_200_seeds_claims_nothing_beyond_its_level():
     covered = 0
     for seed in range(200):
         measures = audit(Lira(), worlds(12, 60, seed=seed)).measures
-        above += measures["epsilon_measured"] > 0
+        above += measures["epsilon_shown"] > 0
         covered += measures["auc_ci"][0] <= 0.5 <= measures["auc_ci"][1]
     assert above <= 10 and covered >= 190
 
@@ -131,7 +131,7 @@ def test_null_over_200_seeds_claims_nothing_beyond_its_level():
 )
 def test_null_of_the_other_attacks(attack):
     found = [audit(attack, worlds(8, 40, seed=seed)).measures for seed in range(40)]
-    above = sum(m["epsilon_measured"] > 0 for m in found)
+    above = sum(m["epsilon_shown"] > 0 for m in found)
     covered = sum(m["auc_ci"][0] <= 0.5 <= m["auc_ci"][1] for m in found)
     assert binom.sf(above - 1, 40, 0.05) > 1e-3 and binom.cdf(covered, 40, 0.95) > 1e-3
 
@@ -167,7 +167,7 @@ def test_epsilon_uses_the_runs_delta_and_only_the_first_row():
         truth(),
     )
     small = one_run_bound(scores, w.masks, 1e-6, np.random.default_rng(0)).value
-    assert finding.measures["epsilon_measured"] < small
+    assert finding.measures["epsilon_shown"] < small
     scores[1:] = 0.0
     assert one_run_bound(scores, w.masks, 1e-6, np.random.default_rng(0)).value == small
 
@@ -207,7 +207,7 @@ def test_the_primary_signal_is_a_rule_not_a_search():
 def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
     measures = audit(LossThreshold(), worlds(1, 200, gap=6.0)).measures
     low, high = measures["auc_ci"]
-    assert low < measures["auc"] < high and high - low < 0.1 and measures["epsilon_measured"] > 0.5
+    assert low < measures["auc"] < high and high - low < 0.1 and measures["epsilon_shown"] > 0.5
     for attack in ATTACKS:
         if attack.least_worlds > 1:
             with pytest.raises(ValueError, match="worlds=1"):
@@ -343,7 +343,7 @@ def test_scores_that_are_all_alike_get_no_rate():
     assert measures["status"] == "nothing_to_read" and "scores" in measures["note"]
     assert (measures["n"], measures["worlds"]) == (80, 16) and not {
         "auc",
-        "epsilon_measured",
+        "epsilon_shown",
     } & set(measures)
 
 

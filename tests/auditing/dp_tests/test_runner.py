@@ -72,7 +72,7 @@ def test_the_printed_step_exceeds_what_the_paper_states():
     assert all(
         r["epsilon_stated"] == pytest.approx(stated, rel=0.01) for r in rows.values()
     )  # whole copies
-    assert rows["t2_likelihood_ratio"]["epsilon_measured"] > stated
+    assert rows["t2_likelihood_ratio"]["epsilon_shown"] > stated
     assert decide_verdict(FINITE, None, found) == "contradiction"
     assert {str(f.surface) for f in found} == {"gradient"}
 
@@ -89,7 +89,7 @@ def test_sound_queries_stay_within_their_bound(name, seed):
     )  # the search reaches the bound and not beyond
     assert len(found) >= 3
     for finding in found:
-        assert finding.measures.get("epsilon_measured", 0.0) <= finding.measures["epsilon_stated"]
+        assert finding.measures.get("epsilon_shown", 0.0) <= finding.measures["epsilon_stated"]
     assert decide_verdict(FINITE, None, found) == "consistent"
 
 
@@ -152,7 +152,7 @@ def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
         findings = Statement(
             one, one.surface_of("embedding"), exact, "closed form", "embedding"
         ).likelihood_ratio_findings(runs, "", final=None)
-        found.append([f.measures["epsilon_measured"] for f in findings])
+        found.append([f.measures["epsilon_shown"] for f in findings])
     worst = torch.tensor(found).max(0).values
     assert bool((worst <= exact).all()) and torch.tensor(found)[:, 0].median() > 0.3 * exact
 
