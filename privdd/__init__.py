@@ -15,7 +15,3 @@ if (
         f"another package named 'attacks' shadows privdd's: {_attacks.__file__}; run from "
         "another folder"
     )
-
-from privdd.runtime.renames import install_moved_modules as _install_moved_modules
-
-_install_moved_modules()

@@ -44,7 +44,7 @@ from privdd.privacy.reconstruction import naming_bound_of_claim, reconstruction
 from privdd.reporting.run_record import ATTACKED, AttackCommand
 from privdd.reporting.schema import Findings, validate_findings, write_findings
 from privdd.runtime.engine import describe_engine, describe_mixed_workers
-from privdd.runtime.files import to_plain_json, write_json
+from privdd.runtime.files import SCHEMA, to_plain_json, write_json
 from privdd.runtime.run_folder import RunFolder, run_provenance
 
 CERTIFICATE_KEY = (
@@ -80,7 +80,7 @@ def manifest_json(
     """Where, when and on what a run was made, and every client's bytes by round."""
     mixed_workers = describe_mixed_workers(experiment.engine)
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "version": __version__,
         "seed": experiment.plan.keys.seed,
         "config": experiment.run.fingerprint,
@@ -294,7 +294,7 @@ def hold_to_claims(
 
 
 def findings_json(audited: AuditState) -> dict[str, Any]:
-    """The whole result as plain data of schema 2 (see ``privdd.reporting.schema``)."""
+    """The whole result as plain data (see ``privdd.reporting.schema``)."""
     finished_run = audited.finished_run
     experiment = finished_run.experiment
     progress = finished_run.progress
@@ -312,7 +312,7 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
     ]
     return to_plain_json(
         {
-            "schema": 2,
+            "schema": SCHEMA,
             "run": _run_json(experiment, progress, audited.seconds),
             "utility": _utility_json(experiment, progress),
             "privacy": _privacy_json(experiment, ledger, audited),

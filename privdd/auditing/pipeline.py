@@ -196,10 +196,7 @@ def attack_views(state: AuditState) -> AuditState:
     if state.noised_sums is not None:
         views.append(analyst_view(run, state.noised_sums, max(signals.by_round)))
     jobs = collect_attack_jobs(views, malicious_server_views(run, state.attacks), state.attacks)
-    jobs = [
-        replace(job, remarks=describe_view(run, job.view, job.attack.family, signals.missing))
-        for job in jobs
-    ]
+    jobs = [replace(job, remarks=describe_view(run, job.view, job.attack.family)) for job in jobs]
     membership = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = audit_error_budget(experiment, membership, state.earlier.replaced)
     pictures = experiment.audit_settings.worst_pictures

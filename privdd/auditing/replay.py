@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privdd.core.group_settings import HardExamples
+from privdd.core.hard_examples import HardExamples
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload, is_remote_memory
 from privdd.data.partition import draw_audited_positions, positions_by_kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -48,14 +48,6 @@ from privdd.runtime.engine import Engine, torch_threads
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import ProgressBar, show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
-
-LATER_SIGNALS = (
-    "joint",
-    "public_logits",
-    "gradient_",
-    "shared_noise",
-)  # signals that earlier versions did not keep
-
 
 # numbers of an image, up to which eight networks train faster as a wide one on a CPU: measured
 MAX_WIDE_NUMBERS = 256
@@ -251,13 +243,7 @@ class ShadowTraining:
             ):  # a group is always replayed as a whole; known worlds come out the same
                 found[world] = self._write_signals(place, world, signals)
                 bar.advance()
-        common = [key for key in real if all(key in signals for signals in found.values())]
-        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in common}
-
-    def missing_signals(self, stacked: Mapping[str, Tensor]) -> set[str]:
-        """Signals of the real upload that replays of an earlier version did not keep: they are not
-        in ``stacked``."""
-        return {key.split("@")[-1] for key in self._real_signals if key not in stacked}
+        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
 
     def _replay_missing(
         self, missing: Sequence[int], batched: bool
@@ -285,12 +271,7 @@ class ShadowTraining:
             with contextlib.suppress(DamagedRun):
                 signals = read_tensors(_replay_file(place, world))
                 kept = {key: signals[key] for key in real if key in signals}
-                # a file of an earlier version lacks later signals: the run is attacked without them
-                later = {
-                    key for key in real if key.split("|")[-1].startswith(LATER_SIGNALS)
-                } - kept.keys()
-                needed = {key: value for key, value in real.items() if key not in later}
-                if tensor_shapes(needed) == tensor_shapes(kept):
+                if tensor_shapes(kept) == tensor_shapes(real):
                     found[world] = kept
         return found
 
@@ -311,18 +292,6 @@ def audited_rounds(snapshots: Mapping[int, Snapshot]) -> list[int]:
     for t in sorted(snapshots):
         latest[(snapshots[t].phase, frozenset(snapshots[t].sent))] = t
     return sorted(latest.values())
-
-
-def describe_missing_signals(surface: str, lacking: Collection[str]) -> str:
-    """For a finding's note: the signals ("surface|signal") that kept shadow models of an earlier
-    version lack; "" if none."""
-    names = sorted(key.partition("|")[2] for key in lacking if key.partition("|")[0] == surface)
-    if not names:
-        return ""
-    return (
-        f"shadow models of an earlier version are used, which lack {', '.join(names)}; remove "
-        "the folder worlds/ for new ones"
-    )
 
 
 # Every world keeps its coins in all rounds. Where clients remember, one replay passes all rounds
@@ -402,14 +371,12 @@ class ShadowSignals:
 
     by_round: audited round -> (K, n, ...) of what the client sent in it; over_rounds: audited round
         -> (K, n, R), in several rounds; of_server: (K, n) of what the server sends at the end;
-        missing: what kept replays of an earlier version lack;
     training: audited round -> how its replays were trained.
     """
 
     by_round: Mapping[int, StackedSignals] = field(default_factory=dict)
     over_rounds: Mapping[int, StackedSignals] = field(default_factory=dict)
     of_server: StackedSignals = field(default_factory=dict)
-    missing: frozenset[str] = frozenset()
     training: Mapping[int, TrainingChoice] = field(default_factory=dict)
 
 
@@ -425,14 +392,9 @@ def train_shadow_models(
     ) as bar:
         stacked = {t: one.collect_signals(bar) for t, one in trainings.items()}
     sent = stack_server_signals(run, whole, folder, federations)
-    missing = frozenset[str]().union(
-        *(one.missing_signals(stacked[t]) for t, one in trainings.items())
-    )
     own = signals_of_audited_rounds(stacked, grouped)
     over = stack_over_rounds(stacked, grouped)
-    return ShadowSignals(
-        own, over, sent, missing, {t: trainings[t].training_choice for t in grouped}
-    )
+    return ShadowSignals(own, over, sent, {t: trainings[t].training_choice for t in grouped})
 
 
 def shadow_trainings_at(
@@ -532,17 +494,13 @@ def _with_shard(shards: Sequence[Shard], plan: Plan, own: Shard) -> list[Shard]:
     return [own if client == plan.victim else shard for client, shard in enumerate(shards)]
 
 
-def describe_view(
-    run: FinishedRun, view: View, family: Family, missing: Collection[str]
-) -> list[str]:
-    """The text of a finding's note on how its view was obtained; missing: as in
-    ``ShadowSignals``."""
+def describe_view(run: FinishedRun, view: View, family: Family) -> list[str]:
+    """The text of a finding's note on how its view was obtained."""
     by_replays = family == Family.MEMBERSHIP
     return [
         describe_granted_knowledge(run.plan, view, family),
         describe_replays(run, view) if by_replays else "",
         describe_other_networks(view),
-        describe_missing_signals(view.surface, missing) if by_replays else "",
     ]
 
 

@@ -117,7 +117,7 @@ def standardise_classifiers(config: DictConfig) -> Any:
     """
     algo = dict(settings.mapping_at(config, "algo"))
     data = config.get("data") or {}
-    if not data.get("standardise"):  # stored configs of earlier versions have no such key
+    if not data.get("standardise"):
         return algo
     name = str(algo["_target_"]).rsplit(".", 1)[-1]
     if name in NO_IMAGE_INPUT:
@@ -243,7 +243,6 @@ def _noise_settings_hash(run: RunSettings, audit: AuditSettings | None) -> str:
     """All that decides what clients send, the records left out for the audit among it."""
     if audit is None:
         return settings_hash([run.fingerprint, None])
-    # runs without a tail keep the noise of earlier versions
     tail = [dict(hard_example_counts(audit.tail))] if audit.tail.size else []
     return settings_hash([run.fingerprint, [audit.client, audit.records, *tail]])
 

@@ -40,7 +40,7 @@ from privdd.reporting.policy import policy_of_settings
 from privdd.reporting.schema import Findings, validate_findings, write_findings
 from privdd.reporting.terminal import EXIT_DIVERGED
 from privdd.runtime.engine import engine_in_words, torch_threads
-from privdd.runtime.files import to_plain_json, write_bytes, write_json
+from privdd.runtime.files import SCHEMA, to_plain_json, write_bytes, write_json
 from privdd.runtime.run_files import check_run_folder, hold_run_folder, remove_half_written
 from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
 from privdd.runtime.seal import seal_folder
@@ -250,7 +250,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         epsilon = audit_findings.epsilon_by_accountant(ledger)
         accuracy = progress.accuracy[-1]
         summary: dict[str, Any] = {
-            "schema": 1,
+            "schema": SCHEMA,
             "accuracy": accuracy,
             "epsilon": epsilon,
             "delta": ledger.delta,
@@ -383,7 +383,7 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
     with hold_run_folder(path):
         check_folder_free(path)
         about = {
-            "schema": 1,
+            "schema": SCHEMA,
             "version": __version__,
             "seed": int(config.seed),
             "command": list(argv),
@@ -468,7 +468,7 @@ def _findings_json(
     }
     game = {"delta": delta, "unit": "record", "relation": "add_remove"}
     return {
-        "schema": 2,
+        "schema": SCHEMA,
         "run": run,
         "target": {"kind": "scores", "notes": [describe_arrays(load_scores(str(config.scores)))]},
         "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},

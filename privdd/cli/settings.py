@@ -17,7 +17,6 @@ import re
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
 from enum import Enum
@@ -456,14 +455,8 @@ def write_code_digests(path: Path, code: Mapping[str, str]) -> None:
 
 
 def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
-    """Raises BadConfig, one line, where the run in ``path`` began with other code; warns where it
-    does not say, as one of an earlier version."""
+    """Raises BadConfig, one line, where the run in ``path`` began with other code."""
     if not code:
-        return
-    if not (path / CODE_FILE).is_file():
-        warnings.warn(
-            f"{path}: does not say which version of {', '.join(code)} it began with", stacklevel=2
-        )
         return
     stored = read_json(path / CODE_FILE)
     kept = stored.get("code") if isinstance(stored, dict) else None
@@ -552,7 +545,7 @@ NOISE_SETTINGS = (
     "secret",
     "paired_noise",
     "budget",
-)  # neither changes what is run, and runs of earlier versions have neither
+)  # none of them changes what is run
 
 
 def to_plain_settings(node: Any) -> Any:
@@ -601,9 +594,8 @@ def user_code_of_config(config: DictConfig) -> dict[str, str]:
 
 
 def is_forced(config: DictConfig) -> bool:
-    """``resources.force``; stored configs of earlier versions have none. Raises BadConfig where it
-    is no truth value."""
-    value = mapping_at(config, "resources").get("force", False) if "resources" in config else False
+    """``resources.force``. Raises BadConfig where it is no truth value."""
+    value = mapping_at(config, "resources").get("force", False)
     if not isinstance(value, bool):
         raise setting_error("resources.force", value, "true or false is needed")
     return value
@@ -632,12 +624,9 @@ def privacy_settings(config: DictConfig) -> PrivacySettings:
 
 
 def trust_settings(config: DictConfig) -> Trust:
-    """What the server sees; local in the stored configs of earlier versions. Raises BadConfig,
-    naming key and value."""
-    from privdd.federated.aggregation import LOCAL, Trust  # imports torch
+    """What the server sees. Raises BadConfig, naming key and value."""
+    from privdd.federated.aggregation import Trust  # imports torch
 
-    if config.get("trust") is None:
-        return LOCAL
     return Trust(**_require_fields("trust", mapping_at(config, "trust"), Trust))
 
 
@@ -652,8 +641,7 @@ def audit_settings(config: DictConfig) -> AuditSettings | None:
     }
     parts: dict[str, type] = {"guarantee": GuaranteeBudget, "tail": HardExampleSettings}
     for name, kind in parts.items():
-        absent = name == "tail" and name not in audit  # in stored configs of earlier versions
-        given = {} if absent else mapping_at(config, f"audit.{name}")
+        given = mapping_at(config, f"audit.{name}")
         known = [f.name for f in fields(kind)]
         if unknown := next((key for key in given if key not in known), None):
             raise BadConfig(f"audit.{name}.{unknown}: unknown key; known there: {', '.join(known)}")

@@ -24,6 +24,7 @@ from privdd.cli.overrides import check_engine_settings_used
 from privdd.cli.secret import remove_secret
 from privdd.cli.settings import (
     NOT_FINGERPRINTED,
+    TARGET,
     check_code_digests,
     to_plain_settings,
     user_code_of_config,
@@ -33,9 +34,8 @@ from privdd.core.validation import BadConfig
 from privdd.federated.method import Method
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
-from privdd.runtime.files import DamagedRun, check_plain_folder
-from privdd.runtime.renames import TARGET, use_current_names
-from privdd.runtime.run_files import CONFIG_KEYS
+from privdd.runtime.files import DamagedRun, check_plain_folder, check_schema, read_json_object
+from privdd.runtime.run_files import CONFIG_KEYS, MANIFEST
 from privdd.runtime.yaml_files import read_yaml
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
@@ -239,7 +239,7 @@ OUTSIDE_SETTINGS = (
 
 
 def load_stored_config(path: Path, trusted: Sequence[str] = ()) -> DictConfig:
-    """config.yaml of a run folder, under today's names, safe to build: see ``check_targets``.
+    """config.yaml of a run folder, safe to build: see ``check_targets``.
 
     trusted: packages of the user's own whose classes it may name. Raises DamagedRun, one line, for
         a folder or a config that is damaged, another program's, or names what a stored run may not
@@ -268,9 +268,10 @@ def read_stored_config(path: Path) -> DictConfig:
         raise DamagedRun(f"{path}: not a run folder (no config.yaml)")
     try:
         config = read_yaml(file)
+        check_schema_of_run(path)
         if not isinstance(config, dict) or not config.keys() >= CONFIG_KEYS:
             raise ValueError("keys are missing")
-        return OmegaConf.create(_add_missing_settings(use_current_names(config)))
+        return OmegaConf.create(config)
     except DamagedRun:
         raise
     except Exception as error:  # OmegaConf has its own family of errors
@@ -279,13 +280,11 @@ def read_stored_config(path: Path) -> DictConfig:
         ) from None
 
 
-def _add_missing_settings(config: dict[str, Any]) -> dict[str, Any]:
-    """With the settings that earlier versions did not have: their noise was paired."""
-    privacy = config["privacy"]
-    return {
-        **config,
-        "privacy": {"secret": None, "paired_noise": bool(privacy["mechanisms"]), **privacy},
-    }
+def check_schema_of_run(path: Path) -> None:
+    """Raises DamagedRun, naming both versions, where another version of privdd wrote the run."""
+    manifest = read_json_object(path / MANIFEST, optional=True)
+    if "schema" in manifest:
+        check_schema(path / MANIFEST, manifest)
 
 
 def check_outside_settings(config: DictConfig, typed: Sequence[str]) -> None:
@@ -390,10 +389,8 @@ def add_attacks(config: DictConfig, stored: DictConfig) -> None:
     asked = to_plain_settings(config.get("attack")) or {}
 
     def is_another(own: str, node: Mapping[str, Any]) -> bool:
-        """Whether settings differ that the version which stored them had."""
-        return own in known and any(
-            known[own][key] != node[key] for key in known[own].keys() & node.keys()
-        )
+        """Whether the run was attacked under this name with other settings."""
+        return own in known and known[own] != node
 
     names = []
     for name, node in asked.items():
@@ -473,9 +470,6 @@ def check_finished_run(path: Path, config: DictConfig) -> None:
         old["attack"].get(name) == node for name, node in new["attack"].items()
     ):  # others may have been added
         new["attack"] = old["attack"]
-    new = {
-        key: value for key, value in new.items() if key in old
-    }  # earlier versions had fewer settings
     _compare_settings(path, old, new)
 
 
@@ -501,7 +495,5 @@ def deciding_settings(config: DictConfig) -> dict[str, Any]:
     """The parts of a config that affect what clients send."""
     parts = {str(k): v for k, v in to_plain_settings(config).items() if k not in NOT_FINGERPRINTED}
     audited = {f"audit.{k}": OmegaConf.select(config, f"audit.{k}") for k in ("client", "records")}
-    tail = (
-        to_plain_settings(OmegaConf.select(config, "audit.tail")) or {}
-    )  # earlier versions stored none
+    tail = to_plain_settings(OmegaConf.select(config, "audit.tail")) or {}
     return parts | audited | {f"audit.tail.{k}": v for k, v in tail.items() if v}

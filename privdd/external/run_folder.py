@@ -27,7 +27,7 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.mechanism import LedgerRow
 from privdd.reporting.page import write_report
 from privdd.reporting.schema import Findings, validate_findings, worst_verdict, write_findings
-from privdd.runtime.files import to_plain_json, write_json
+from privdd.runtime.files import SCHEMA, to_plain_json, write_json
 from privdd.runtime.run_files import hold_run_folder, remove_half_written
 from privdd.runtime.run_folder import RunFolder, check_folder_free, run_provenance, write_tensors
 from privdd.runtime.seal import seal_folder
@@ -194,7 +194,7 @@ def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
         else {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
     )
     return {
-        "schema": 2,
+        "schema": SCHEMA,
         "run": {
             "algo": run.name,
             "data": run.data,
@@ -259,7 +259,7 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
 
 def _manifest_entries(run: ExternalAudit, command: Sequence[str]) -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": SCHEMA,
         "version": __version__,
         "seed": run.seed,
         "command": list(command),

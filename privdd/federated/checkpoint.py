@@ -16,7 +16,9 @@ from privdd.federated.simulation import Plan, Progress, Snapshot
 from privdd.privacy.ledger import Ledger
 from privdd.runtime.files import (
     HALF_WRITTEN_PREFIX,
+    SCHEMA,
     DamagedRun,
+    check_schema,
     is_half_written,
     read_json,
     read_json_object,
@@ -26,12 +28,8 @@ from privdd.runtime.files import (
 )
 from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
-SCHEMA = 1
 # of checkpoint.json and manifest.json: the digest of all records, labels and their split
 DATA_KEY = "data"
-NOISE_STREAM_VERSION = (
-    2  # how noise is drawn: a run of another number would go on with other noise than it began with
-)
 STATE_FILES = ("server.safetensors", "memories.safetensors", "ledger.json")
 STATE_FOLDER = re.compile(r"round_\d{4,}")
 SNAPSHOT_NAME = re.compile(r"victim_\d{4,}\.safetensors")
@@ -56,7 +54,6 @@ def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> No
     }
     head = {
         "schema": SCHEMA,
-        "streams": NOISE_STREAM_VERSION,
         DATA_KEY: data,
         "state": name,
         "round": progress.round,
@@ -144,15 +141,10 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
         _delete_unnamed(folder, "", ())
         return None
     head = read_json(folder.checkpoint_file)
-    if not isinstance(head, dict) or head.get("schema") != SCHEMA:
-        raise DamagedRun(f"{folder.checkpoint_file}: not a checkpoint of schema {SCHEMA}")
+    if not isinstance(head, dict):
+        raise DamagedRun(f"{folder.checkpoint_file}: not a checkpoint")
+    check_schema(folder.checkpoint_file, head)
     check_same_data(folder, plan.data)
-    unfinished = len(head.get("accuracy", ())) < plan.method.rounds
-    if plan.mechanisms and unfinished and head.get("streams", 1) != NOISE_STREAM_VERSION:
-        raise DamagedRun(
-            f"{folder.path}: stopped by a version of privdd that drew its noise "
-            "otherwise; start it again in another folder"
-        )
     try:
         place = folder.path / "state" / safe_name(str(head["state"]))
         rounds = [int(t) for t in head["snapshots"]]
@@ -167,9 +159,7 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
             },
             ledger=Ledger.from_json(read_json(place / "ledger.json")),
             accuracy=tuple(float(a) for a in head["accuracy"]),
-            diverged=None
-            if head.get("diverged") is None
-            else int(head["diverged"]),  # absent in older runs
+            diverged=None if head["diverged"] is None else int(head["diverged"]),
             uploaded=_parse_counts(head["uploaded"]),
             downloaded=_parse_counts(head["downloaded"]),
             sent={str(k): str(v) for k, v in head["sent"].items()},

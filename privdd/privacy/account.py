@@ -20,7 +20,7 @@ from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq
 
-from privdd.core.group_settings import Relation
+from privdd.core.units import Relation
 from privdd.core.validation import BadConfig, setting_error
 from privdd.privacy.accounting import (
     FINEST,

@@ -28,7 +28,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.rdp import RdpAccountant
 
-from privdd.core.group_settings import Relation
+from privdd.core.units import Relation
 from privdd.privacy.events import Tally, UnsupportedEvent, scale_tally, tally_events
 from privdd.privacy.noise_laws import NOISE_LAWS
 

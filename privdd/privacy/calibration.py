@@ -8,7 +8,7 @@ from collections.abc import Callable
 import dp_accounting as dpa
 from scipy.optimize import brentq
 
-from privdd.core.group_settings import Relation
+from privdd.core.units import Relation
 from privdd.privacy.accounting import (
     COARSE,
     POINTS,

@@ -19,7 +19,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
-from privdd.core.group_settings import UNITS, Relation
+from privdd.core.units import UNITS, Relation
 from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
 from privdd.privacy.events import (
     Tally,
@@ -30,7 +30,7 @@ from privdd.privacy.events import (
 )
 from privdd.privacy.mechanism import LedgerRow
 
-SCHEMA = 2  # 1 had the number of records in every row, and no lattice: still read, without them
+SCHEMA = 1  # of ledger.json
 SERVER = -1  # the client number of rows that the server writes
 UNPROTECTED_EVENTS = (
     dpa.NoOpDpEvent,
@@ -238,13 +238,12 @@ class Ledger:
         is wrong."""
         if isinstance(data, str):
             data = json.loads(data)
-        if (
-            not isinstance(data, Mapping)
-            or data.get("schema") not in (1, SCHEMA)
-            or isinstance(data["schema"], bool)
-        ):
-            found = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
-            raise ValueError(f"ledger.schema={found!r}: this version reads schemas 1 and {SCHEMA}")
+        if not isinstance(data, Mapping):
+            raise ValueError(f"ledger: an object is needed, got {type(data).__name__}")
+        if data.get("schema") != SCHEMA or isinstance(data["schema"], bool):
+            raise ValueError(
+                f"ledger.schema={data.get('schema')!r}: this version reads schema {SCHEMA}"
+            )
         _check_keys(data, {"schema", "relation", "unit", "delta", "releases"}, "ledger")
         releases = _typed_value(data, "releases", list, "ledger")
         ledger = Ledger(
@@ -255,7 +254,7 @@ class Ledger:
         for at, item in enumerate(releases):
             if not isinstance(item, Mapping) or item.get("id") != at:
                 raise ValueError(f"ledger.releases[{at}]: an object with id {at} is needed")
-            ledger.append([_row_from_json(item, data["schema"])], absolute=True)
+            ledger.append([_row_from_json(item)], absolute=True)
         return ledger
 
 
@@ -317,11 +316,9 @@ def _release_to_json(release: Release) -> dict[str, Any]:
 RELEASE_KEYS = {f.name for f in fields(Release)} - {"why"}
 
 
-def _row_from_json(item: Mapping[str, Any], schema: int) -> LedgerRow:
+def _row_from_json(item: Mapping[str, Any]) -> LedgerRow:
     where = f"release {item['id']}"
-    _check_keys(
-        item, RELEASE_KEYS - {"lattice"} | {"records"} if schema == 1 else RELEASE_KEYS, where
-    )
+    _check_keys(item, RELEASE_KEYS, where)
     sensitivity = _typed_value(item, "sensitivity", dict, where)
     _check_keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
     whole = {name: _typed_value(item, name, int, where) for name in ("round", "client", "count")}
@@ -347,7 +344,7 @@ def _row_from_json(item: Mapping[str, Any], schema: int) -> LedgerRow:
         else _finite_value(sensitivity, "value", where),
         why=_typed_value(sensitivity, "why", str, where),
         noise_std=_finite_value(item, "noise_std", where),
-        lattice=None if item.get("lattice") is None else _finite_value(item, "lattice", where),
+        lattice=None if item["lattice"] is None else _finite_value(item, "lattice", where),
         flags=dict(flags),
         post_of=tuple(_typed_list(item["post_of"], int, f"{where}.post_of")),
         nonprivate_reason=None

@@ -20,7 +20,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.integrate import quad
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from privdd.core.group_settings import Relation
+from privdd.core.units import Relation
 from privdd.privacy.accounting import privacy_loss_of
 from privdd.privacy.events import Tally, UnsupportedEvent
 from privdd.privacy.ledger import Ledger

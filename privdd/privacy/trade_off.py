@@ -11,7 +11,7 @@ import dp_accounting as dpa
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from privdd.core.group_settings import Relation
+from privdd.core.units import Relation
 from privdd.privacy.accounting import COARSE, check_relation, composed_loss
 from privdd.privacy.events import Tally, scale_tally, tally_events
 

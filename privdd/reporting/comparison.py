@@ -47,9 +47,6 @@ def comparison_sentences(made: Sequence[Setting]) -> list[str]:
     if len(leaking) > CURVES:
         said.append(f"{len(leaking) - CURVES} more settings leak; their own pages say what.")
     said += _unshown_sentences([setting for setting, leak in leaks if leak is None])
-    said += dict.fromkeys(
-        note for s in made for run in s.runs for note in wording.earlier_rules_note(run.findings)
-    )
     said += wording.comparison_warnings(run.findings.privacy for s in made for run in s.runs)
     if terms := differing_terms(made):
         said.append(f"These runs do not share {join_names(terms)}: their ε are not comparable.")

@@ -262,7 +262,7 @@ def psnr_gain(row: FindingRow) -> float:
     """How many dB the typical picture is above the best kind of blind guess; 0 where there is none
     to compare with.
 
-    Of medians; in files of earlier versions, which hold none, of means.
+    Of medians; of features, which have none, of means.
     """
     if row.pictures is not None:
         return row.pictures.median - row.pictures.guess

@@ -313,7 +313,7 @@ class FrontierPlace:
 
 
 def trust_of_config(config: Mapping[str, Any]) -> str:
-    """The trust setting of a run; "local" in runs of earlier versions."""
+    """The trust setting of a run; "local" where its folder holds no config."""
     node = config.get("trust")
     return str(node.get("name", "local")) if isinstance(node, Mapping) else "local"
 

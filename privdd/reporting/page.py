@@ -101,8 +101,7 @@ class PictureAlbum:
 
     @property
     def typical(self) -> str:
-        """The finding's summary of all its pictures: medians, or means in files of earlier versions
-        and for features."""
+        """The finding's summary of all its pictures: medians, or means for features."""
         seen = self.row.pictures
         base = finding_selection.blind_guess_psnr(self.row)
         guess = seen.guess if seen else base
@@ -336,7 +335,6 @@ def render_report(record: RunRecord, drawn: list[Plot], albums: list[PictureAlbu
             ledger=findings_tables.group_releases(record.ledger),
             recipe=reproduction_recipe(record),
             marks=[
-                *wording.earlier_rules_note(findings),
                 *wording.noise_warnings(findings.privacy),
                 *findings_tables.hard_records_note(findings.run),
                 *summary.target_marks(findings),

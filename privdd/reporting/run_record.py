@@ -16,7 +16,6 @@ import numpy as np
 
 from privdd.reporting.schema import FindingRow, Findings, load_findings
 from privdd.runtime.files import DamagedRun, read_json_object, safe_name
-from privdd.runtime.renames import use_current_names
 from privdd.runtime.run_folder import read_tensors
 from privdd.runtime.yaml_files import read_yaml
 
@@ -110,12 +109,12 @@ def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvide
 
 
 def read_run_config(path: Path) -> Mapping[str, Any]:
-    """A run's config.yaml under today's names, empty where there is none. Raises DamagedRun if
+    """A run's config.yaml, empty where there is none. Raises DamagedRun if
     damaged."""
     if not path.is_file():
         return {}
     data = read_yaml(path)
-    return use_current_names(data) if isinstance(data, dict) else {}
+    return data if isinstance(data, dict) else {}
 
 
 def read_run_record(path: Path | str, config: Mapping[str, Any] | None = None) -> RunRecord:
@@ -169,8 +168,7 @@ ATTACKED = "attacked"  # key of the manifest
 
 
 def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
-    """All commands that attacked the run, in order; of a run of an earlier version, which kept no
-    list, the only one."""
+    """All commands that attacked the run, in order; of a folder that lists none, the only one."""
     manifest = record.manifest
     stored = record.manifest.get(ATTACKED)
     if isinstance(stored, list):

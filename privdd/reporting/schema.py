@@ -25,7 +25,7 @@ from pydantic import (
 )
 
 from attacks.types import Adversary, Family, Surface
-from privdd.runtime.files import DamagedRun, read_json, write_bytes
+from privdd.runtime.files import SCHEMA, DamagedRun, check_schema, read_json, write_bytes
 
 if TYPE_CHECKING:
     import pandas
@@ -197,7 +197,7 @@ class Multiplicity(Part):
 
 
 class Privacy(Part):
-    """noise: absent where none is added, and in files of earlier versions."""
+    """noise: absent where none is added."""
 
     delta: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
     unit: Literal["record", "client"]
@@ -210,11 +210,8 @@ class Privacy(Part):
     reconstruction: list[ReconstructionRow] | None = None
 
 
-# It adds keys to schema 1 and renames none, so files of schema 1 are read by the same models.
 # Infinity is written as the string ``"inf"`` and is ``math.inf`` in memory; every other number is
 # finite.
-SCHEMA = 2
-READABLE = (1, 2)
 
 
 class Seconds(Part):
@@ -276,14 +273,9 @@ class Target(Part):
     doubts: list[Text] = Field(default_factory=list)
 
 
-# what no test looked at, of a file that leaves ``untested`` out
-UNLISTED = "unknown, as the file does not list it"
-
-
 class SurfaceRow(Part):
     """behind: names of the queries and messages that it was computed from, its own among them;
-    refuted: those of them whose limit a finding refutes. Both are absent where there are none, and
-        in files of earlier versions."""
+    refuted: those of them whose limit a finding refutes. Both are absent where there are none."""
 
     surface: Surface
     sender: Literal["client", "server"]
@@ -295,9 +287,8 @@ class SurfaceRow(Part):
     audited: (
         Literal[True] | Annotated[str, Field(pattern=r"^(waived|not attacked|nothing to read): .+")]
     )
-    untested: list[Text] = Field(
-        default_factory=list
-    )  # "mechanism, part: why" for what no test looked at
+    # "mechanism, part: why" for what no test covered; a consistent surface has to list it
+    untested: list[Text] = Field(default_factory=list)
     # hooks of the method without which attacks cannot compare a record with it; absent: none is
     # missing
     missing_hooks: Text | None = None
@@ -305,6 +296,12 @@ class SurfaceRow(Part):
     refuted: list[Text] = Field(default_factory=list)
     verdict: Verdict
     _context: FileContext = PrivateAttr(default_factory=FileContext)
+
+    @model_validator(mode="after")
+    def _consistent_lists_untested(self) -> SurfaceRow:
+        if self.verdict == "consistent" and "untested" not in self.model_fields_set:
+            raise ValueError("verdict='consistent': untested is needed, the list of untested parts")
+        return self
 
 
 class TprAt(Part):
@@ -323,8 +320,7 @@ class WorstRecord(Part):
     """One exposed record: found in hits of trials replays that it is in. record: its place among
     the audited ones.
 
-    wrong, out: it is named in ``wrong`` of the ``out`` replays that it is not in; absent in files
-        of earlier versions."""
+    wrong, out: it is named in ``wrong`` of the ``out`` replays that it is not in."""
 
     record: Count
     hits: Count
@@ -342,7 +338,7 @@ class WorstRecords(Part):
     share: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
     tpr: Unit
     ci: tuple[Unit, Unit]
-    records: list[WorstRecord] = Field(default_factory=list)  # absent in files of earlier versions
+    records: list[WorstRecord]
 
 
 class KindRates(Part):
@@ -404,9 +400,8 @@ class FindingRow(Part):
     picked: of how many results of the attack this one is the best.
 
     tpr_at_fpr_per_record: mean over records, with that false-positive rate for each record by
-        itself. status: absent in files of earlier versions; "nothing_to_read": what was sent says
-            nothing that this attack
-    reads about any record, so it has no rate."""
+        itself. status: "nothing_to_read" where what was sent says nothing that this attack reads
+        about any record, so that it has no rate."""
 
     surface: Surface
     attack: Text
@@ -468,18 +463,13 @@ class FindingRow(Part):
         return self.figure or f"{self.surface}.{self.attack}.safetensors"
 
 
-def _without_bare_green(row: Any) -> Any:
-    bare = isinstance(row, dict) and row.get("verdict") == "consistent" and "untested" not in row
-    return row | {"verdict": "untested", "untested": [UNLISTED]} if bare else row
-
-
 class Findings(Part):
-    """The whole file. Raises pydantic's ValidationError on any key or value outside schema 2.
+    """The whole file. Raises pydantic's ValidationError on any key or value outside the schema.
 
     utility is absent where nothing was trained: scores brought from elsewhere. target: of what was
     brought from outside only."""
 
-    schema_: Literal[1, 2] = Field(alias="schema", default=2)
+    schema_: Literal[1] = Field(alias="schema", default=SCHEMA)
     run: Run
     target: Target | None = None
     utility: Utility | None = None
@@ -488,21 +478,6 @@ class Findings(Part):
     findings: list[FindingRow]
     verdict: Verdict
     _context: FileContext = PrivateAttr(default_factory=FileContext)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_absence_as_untested(cls, data: Any) -> Any:
-        """A file that leaves out what no test looked at, as those of version 0.1 do, reads no
-        greener than one that says it."""
-        rows = data.get("surfaces") if isinstance(data, dict) else None
-        read = [_without_bare_green(row) for row in rows] if isinstance(rows, list) else rows
-        if read == rows:
-            return data
-        return (
-            data
-            | {"surfaces": read}
-            | ({"verdict": "untested"} if data.get("verdict") == "consistent" else {})
-        )
 
     if TYPE_CHECKING:  # functions of ``privdd.reporting.notebook``, which ``privdd.api`` attaches
 
@@ -574,12 +549,7 @@ def validate_findings(data: Any, where: str = "findings") -> Findings:
     """A checked value from plain data. Raises DamagedRun with one line."""
     if not isinstance(data, dict):
         raise DamagedRun(f"{where}: an object is needed, got {type(data).__name__}")
-    schema = data.get("schema")
-    if isinstance(schema, bool) or schema not in READABLE:
-        raise DamagedRun(
-            f"{where}: schema {schema!r}, this version reads schemas "
-            f"{' and '.join(map(str, READABLE))}"
-        )
+    check_schema(where, data)
     try:
         _refuse_null(data)
         return Findings.model_validate(data)

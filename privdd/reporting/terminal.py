@@ -63,7 +63,7 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     )
     for sentence in said.sentences:
         console.print(Text(sentence))
-    for mark in (*wording.earlier_rules_note(findings), *summary.target_marks(findings)):
+    for mark in summary.target_marks(findings):
         console.print(Text(mark, style="yellow"))
     console.print(_summary_table(findings))
 

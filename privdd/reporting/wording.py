@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attacks.images import MAX_PSNR
 from privdd.reporting.schema import (
-    UNLISTED,
     ClaimRow,
     FindingRow,
-    Findings,
     NoiseRow,
     Privacy,
     SurfaceRow,
@@ -416,20 +414,6 @@ SEVERAL = (
     "and not the noise: "
     "publish one of them at most, or their ε hold for none."
 )
-
-
-EARLIER_RULES = (
-    "This run is shown under the rules of version {version}, which made it and did not "
-    "list what no test had looked at: "
-    "a limit that it did not contradict is untested here, until the run is audited again."
-)
-
-
-def earlier_rules_note(findings: Findings) -> list[str]:
-    """The note that a run was judged by a version that did not list what no test had looked at;
-    none for a current run."""
-    unlisted = any(UNLISTED in row.untested for row in findings.surfaces)
-    return [EARLIER_RULES.format(version=findings.run.version)] if unlisted else []
 
 
 def noise_warnings(privacy: Privacy) -> list[str]:

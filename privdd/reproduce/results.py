@@ -54,7 +54,7 @@ from privdd.reproduce.train import (
     read_commit,
     settings_digest,
 )
-from privdd.runtime.files import DamagedRun, read_json
+from privdd.runtime.files import SCHEMA, DamagedRun, read_json
 from privdd.runtime.run_folder import RunFolder
 
 
@@ -508,9 +508,6 @@ def kendall_tau(rows: Sequence[RowResult]) -> tuple[float, int, int]:
     agree = sum(1 for s in signs if s > 0)
     tau = stats.kendalltau(a, b).statistic
     return (0.0 if math.isnan(tau) else float(tau)), agree, len(signs)
-
-
-SCHEMA = 2
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from privdd import __version__
 from privdd.core.validation import BadConfig
 
+SCHEMA = 1  # of every file that privdd stores
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
 # a name that nobody else gives, as ``write_bytes`` calls what it has not finished
 HALF_WRITTEN_PREFIX = ".privdd-partial."
@@ -45,6 +47,28 @@ LOG = logging.getLogger("privdd")
 
 class DamagedRun(ValueError):
     """A run folder or file that is missing, unreadable, or not of the format that it should be."""
+
+
+def check_schema(place: Path | str, stored: Mapping[str, Any]) -> None:
+    """Refuse a file that another version of privdd wrote.
+
+    Args:
+        place: The file, for the message.
+        stored: Its content; ``schema`` is its format, ``version`` who wrote it, where it says so.
+
+    Raises:
+        DamagedRun: One line that names both versions.
+    """
+    schema = stored.get("schema")
+    if schema == SCHEMA and not isinstance(schema, bool):
+        return
+    run = stored.get("run")
+    source = run if isinstance(run, Mapping) else stored
+    writer = f"privdd {source['version']}" if "version" in source else "another version of privdd"
+    raise DamagedRun(
+        f"{place}: written by {writer} in schema {schema!r}; privdd {__version__} reads "
+        f"schema {SCHEMA}"
+    )
 
 
 def read_bytes(path: Path, limit: int) -> bytes:

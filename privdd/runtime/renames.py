@@ -1,20 +1,8 @@
-"""Names that a stored config may still use: classes that moved, and settings that were renamed with
-them.
-
-A run folder's config.yaml names classes by their Python path. It is read with today's names
-(``use_current_names``) and fingerprinted under the oldest ones (``use_original_names``), so that a
-run of an earlier version can be resumed and attacked again, and keeps its cached shadow models.
-Whoever moves a class that a yaml file names adds a line to ``RENAMED``."""
+"""Names under which classes enter the fingerprint of a run."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-import warnings
-from collections.abc import Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+from collections.abc import Mapping
 from typing import Any
 
 TARGET = "_target_"
@@ -74,24 +62,11 @@ RENAMED = {  # the name in configs of an earlier version -> today's
     "privdd.distillation.stand_ins.OwnRecords": "privdd.distillation.virtual_images.OwnRecords",
     "privdd.distillation.virtual_images.Virtual": "privdd.distillation.virtual_images.VirtualImages",
 }
-# modules that tutorials of earlier versions import -> today's; None: their package
-MOVED_MODULES = {
-    "privdd.adapters": None,
-    "privdd.adapters.flower": "privdd.integrations.flower",
-    "privdd.adapters.flower_app": "privdd.integrations.flower_app",
-    "privdd.adapters.flower_tap": "privdd.integrations.flower_recorder",
-    "privdd.adapters.nvflare_tap": "privdd.integrations.nvflare_recorder",
-}
 RENAMED_KEYS = {  # under the old name of their class: old key -> today's
     "privdd.methods.feddm.FedDM.configured": {"init": "start"},
     "privdd.methods.fedrd.FedRD.configured": {"init": "start"},
 }
 ORIGINAL = {new: old for old, new in reversed(RENAMED.items())}  # of several old names, the first
-
-
-def use_current_names(config: Any) -> Any:
-    """A plain config (dicts, lists, values) under today's names."""
-    return _rename_nodes(config, RENAMED, RENAMED_KEYS)
 
 
 def use_original_names(config: Any) -> Any:
@@ -117,36 +92,3 @@ def _rename_nodes(
     if isinstance(target, str):
         walked[TARGET] = targets.get(target, target)
     return walked
-
-
-class MovedModules(MetaPathFinder, Loader):
-    """Imports the modules of ``MOVED_MODULES`` under their old names, with a warning that says the
-    new one."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return (
-            ModuleSpec(name, self, is_package=MOVED_MODULES[name] is None)
-            if name in MOVED_MODULES
-            else None
-        )
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        if new := MOVED_MODULES[module.__name__]:
-            warnings.warn(f"{module.__name__} is {new} now", DeprecationWarning, stacklevel=2)
-            public = {
-                name: value
-                for name, value in vars(importlib.import_module(new)).items()
-                if not name.startswith("__")
-            }
-            vars(module).update(public)
-
-
-def install_moved_modules() -> None:
-    """Once: old module names can be imported from now on."""
-    if not any(isinstance(finder, MovedModules) for finder in sys.meta_path):
-        sys.meta_path.append(MovedModules())

@@ -26,7 +26,7 @@ from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
 from privdd.privacy.ledger import Ledger
-from privdd.runtime.files import read_json, write_json
+from privdd.runtime.files import SCHEMA, read_json, write_json
 from privdd.runtime.run_folder import RunFolder
 from privdd.selftest_faults.client_faults import (
     DATA_KINDS,
@@ -315,7 +315,6 @@ def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
     return []
 
 
-SCORE_SCHEMA = 3
 MISSED_CELL = "MISSED"
 ERROR_CELL = "ERROR"
 ABSENT_CELL = "–"
@@ -342,7 +341,7 @@ def score_to_json(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
     score = {"planted": len(planted), "caught": sum(o.is_caught for o in planted)}
     controls = {"runs": len(healthy), "false_alarms": sum(not o.is_as_expected for o in healthy)}
     return {
-        "schema": SCORE_SCHEMA,
+        "schema": SCHEMA,
         "score": score,
         "controls": controls,
         "trials": [asdict(o) for o in outcomes],
@@ -366,7 +365,7 @@ def load_outcomes(file: Path) -> list[TrialOutcome]:
     data = read_json(file)
     try:
         names = {f.name for f in fields(TrialOutcome)}
-        if data["schema"] != SCORE_SCHEMA or any(set(trial) != names for trial in data["trials"]):
+        if data["schema"] != SCHEMA or any(set(trial) != names for trial in data["trials"]):
             raise ValueError("other fields")
         return [
             TrialOutcome(**{**trial, "tiers": tuple(trial["tiers"])}) for trial in data["trials"]

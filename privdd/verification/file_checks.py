@@ -119,7 +119,7 @@ def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Di
         yield Disagreement(
             MANIFEST, seal.SEAL_KEY, str(manifest.get(seal.SEAL_KEY))[:16], expected[:16]
         )
-    for name in sorted({*listed} - seal.UNSEALED):  # earlier versions sealed more
+    for name in sorted({*listed} - seal.UNSEALED):
         if listed[name] != (there := found.get(name, "no such file")):
             yield Disagreement(name, "sha256", listed[name][:16], there[:16])
     for name in sorted({*found} - {*listed}):

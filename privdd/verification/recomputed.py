@@ -42,11 +42,9 @@ from privdd.reporting.figures import psnr_of_arrays
 from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
 from privdd.reporting.schema import (
-    UNLISTED,
     EpsilonPair,
     FindingRow,
     Findings,
-    WorstRecord,
     worst_verdict,
 )
 from privdd.runtime.files import (
@@ -117,7 +115,7 @@ def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[D
         yield from _check_surfaces(findings, ledger)
         yield from _check_client_counts(findings, ledger)
         yield from _check_sizes(record)
-        if (rows := findings.privacy.reconstruction) is not None:  # as in files of earlier versions
+        if (rows := findings.privacy.reconstruction) is not None:
             without_claims = [
                 row.model_dump(exclude={"claimed"}, exclude_none=True) for row in rows
             ]
@@ -249,7 +247,6 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
     brought = record.findings.utility is None and not record.ledger
     seeds = _external_seeds(record.findings.run.seed, len(rows)) if brought else []
     budget = error_budget_of(record, len(rows))
-    told = told_of_records(record)
     for place, (at, row) in enumerate(rows):
         held = read_evidence_scores(record, row)
         if held is None:  # of an attack that brings no scores: see ``list_not_recomputable``
@@ -261,7 +258,7 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
             found = _recompute_own(record, row, held, options, budget)
         if row.tpr_at_fpr_per_record is not None:  # of scores that are the signal itself
             found = _with_rates_per_record(found, held, options)
-        yield from _compare_scores(at, row, found, told)
+        yield from _compare_scores(at, row, found)
 
 
 def _with_rates_per_record(
@@ -276,30 +273,10 @@ def _with_rates_per_record(
     )
 
 
-def told_of_records(record: RunRecord) -> frozenset[str] | None:
-    """The fields that the run's version of privdd wrote for each of the most exposed records; None
-    where it wrote no such records.
-
-    An empty list was written by no earlier version, so all fields of today are expected then.
-    """
-    worst = [row.worst_records for row in record.findings.findings if row.worst_records]
-    if all("records" not in one.model_fields_set for one in worst):
-        return None
-    known = [one.model_fields_set for each in worst for one in each.records]
-    return frozenset(WorstRecord.model_fields if not known else set().union(*known))
-
-
-def _compare_scores(
-    at: int, row: FindingRow, found: RecomputedScores, told: frozenset[str] | None
-) -> Iterator[Disagreement]:
+def _compare_scores(at: int, row: FindingRow, found: RecomputedScores) -> Iterator[Disagreement]:
     key = f"findings.{at} ({row.surface} {row.attack})"
     stored = row.model_dump(exclude_none=True)
     for name, value in found.measures.items():
-        if name == "worst_records" and name in stored:
-            known = [
-                {key: one[key] for key in one if key in (told or ())} for one in value["records"]
-            ]
-            value = {**value, "records": known if told else []}
         yield from compare_findings(f"{key}.{name}", stored.get(name), value)
     for name in RECORD_MEASURES:
         if name not in found.measures:  # the scores show none
@@ -551,9 +528,7 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         attacked = any(audit_findings.MEASURE_KEYS & one.measures.keys() for one in about)
         if (row.audited is True) != attacked:
             yield from compare_findings(f"surfaces.{surface}.audited", row.audited, attacked)
-        unlisted = findings.schema_ == 1 and row.untested == [UNLISTED]
-        listed = [] if ledger is None else untested_parts(ledger, surface, every)
-        missing = row.untested if unlisted else listed
+        missing = [] if ledger is None else untested_parts(ledger, surface, every)
         yield from compare_findings(f"surfaces.{surface}.untested", row.untested, missing)
         epsilon = recompute_epsilons(ledger, [surface])
         limits.append(SurfaceLimit(surface, row.sender, epsilon, stated, missing))

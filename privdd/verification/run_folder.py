@@ -222,8 +222,7 @@ def _check_manifest(record: RunRecord) -> Iterator[file_checks.Disagreement]:
 def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     """Attacks that a command ran, or the config asks for, and of which no finding is left.
 
-    A run that diverged was not attacked, and earlier versions did not write down which attacks had
-    nothing to read."""
+    A run that diverged was not attacked. A folder of what others trained lists no attacks."""
     unread = record.manifest.get("attacks_not_run")
     diverged = record.findings.utility is not None and record.findings.utility.diverged is not None
     if not isinstance(unread, list) or diverged:

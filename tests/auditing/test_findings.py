@@ -81,7 +81,7 @@ def test_schema_and_exit_status(audited, name):
     assert run.status == (2 if found.verdict == "contradiction" else 0)
     assert "NaN" not in raw and "Infinity" not in raw
     data = json.loads(raw)
-    assert data["schema"] == 2 and data["run"]["algo"] == name and data["run"]["clients"] == 3
+    assert data["schema"] == 1 and data["run"]["algo"] == name and data["run"]["clients"] == 3
     assert len(data["utility"]["accuracy_by_round"]) == data["run"]["rounds"]
     assert data["utility"]["accuracy"] == data["utility"]["accuracy_by_round"][-1]
     assert str(run.path / "findings.json") in run.printed

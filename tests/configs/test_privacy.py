@@ -9,7 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.build import build_experiment
-from privdd.core.group_settings import UNITS
+from privdd.core.units import UNITS
 from privdd.core.validation import BadConfig
 from privdd.privacy.accounting import NEIGHBOURS
 from privdd.privacy.mechanism import Mechanism

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from privdd.core.group_settings import HardExamples
+from privdd.core.hard_examples import HardExamples
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 from privdd.core.validation import BadConfig

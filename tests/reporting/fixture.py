@@ -271,7 +271,7 @@ def write_run(
         for c in range(5)
     ]
     ledger = {
-        "schema": 2,
+        "schema": 1,
         "relation": "add_remove",
         "unit": "record",
         "delta": DELTA,

@@ -63,7 +63,7 @@ def test_absent_measures_are_left_out(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "word"),
     [
-        ("schema", 3, "schema 3, this version reads schemas 1 and 2"),
+        ("schema", 3, "schema 3; privdd 0.1.0 reads schema 1"),
         ("surprise", 1, "surprise"),
         ("findings/0/surprise", 1, "findings.0.surprise"),
         ("verdict", "fine", "verdict"),

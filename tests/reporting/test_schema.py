@@ -1,4 +1,4 @@
-"""Schema 2 of findings.json: published in step with the model, and files of schema 1 still open."""
+"""The schema of findings.json: published in step with the model, and no other one is read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from privdd.reporting import schema, wording
+from privdd.reporting import schema
 from privdd.reporting.schema import (
     GRAVITY,
     EpsilonPair,
@@ -44,7 +44,6 @@ def run_of(tmp_path: Path) -> dict:
 
 def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_path: Path) -> None:
     data = run_of(tmp_path)
-    data["schema"] = 2
     data["privacy"]["epsilon"] |= {"shown": "inf", "shown_by": BY}
     data["surfaces"][0]["epsilon"] |= {"shown": 1.5, "shown_by": BY}
     told = json.loads(dump_findings(validate_findings(data)))
@@ -57,28 +56,24 @@ def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_pa
         )
 
 
-def test_schema_1_still_opens_and_stays_schema_1(tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_refused_in_one_line_that_names_both(tmp_path: Path) -> None:
     data = run_of(tmp_path)
-    data["schema"] = 1
-    assert json.loads(dump_findings(validate_findings(data)))["schema"] == 1
+    data["run"]["version"] = "0.3.0"
+    with pytest.raises(DamagedRun) as refusal:
+        validate_findings(data, "findings.json")
+    assert str(refusal.value) == (
+        "findings.json: written by privdd 0.3.0 in schema 2; privdd 0.1.0 reads schema 1"
+    )
 
 
-@pytest.mark.parametrize("schema", [1, 2])
-def test_a_file_without_the_list_of_what_was_not_tested_is_no_greener_than_one_with_it(
-    tmp_path: Path, schema: int
-) -> None:
+def test_a_consistent_surface_lists_what_was_not_tested(tmp_path: Path) -> None:
     write_run(tmp_path, kind="consistent")
-    data = json.loads((tmp_path / "findings.json").read_text(encoding="utf-8")) | {"schema": schema}
+    data = json.loads((tmp_path / "findings.json").read_text(encoding="utf-8"))
     assert validate_findings(data).verdict == "consistent"
     for surface in data["surfaces"]:
         del surface["untested"]
-    read = validate_findings(data)
-    assert read.verdict == "untested" and {one.verdict for one in read.surfaces} == {"untested"}
-    assert all("does not list it" in part for one in read.surfaces for part in one.untested)
-    assert (
-        wording.earlier_rules_note(read)
-        and validate_findings(json.loads(dump_findings(read))).verdict == "untested"
-    )
+    with pytest.raises(DamagedRun, match="untested is needed"):
+        validate_findings(data)
 
 
 def test_a_certificate_without_its_test_is_refused(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from privdd.selftest_faults.mutation_score import (
     FAULT_GRID,
     FAULT_GROUPS,
     NAMED_FAULTS,
-    SCORE_SCHEMA,
     TrialOutcome,
     draw_faults,
     fault_at_point,
@@ -364,6 +363,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="no results of a self-test"):
         load_outcomes(file)
     save_outcomes(file, [TrialOutcome("", "feddm_dp", 0, "consistent")])
-    file.write_text(file.read_text().replace(f'"schema": {SCORE_SCHEMA}', '"schema": 1'))
+    file.write_text(file.read_text().replace('"schema": 1', '"schema": 2'))
     with pytest.raises(BadConfig, match="no results of a self-test"):
         load_outcomes(file)

@@ -15,7 +15,7 @@ from attacks.types import Finding
 from privdd.auditing.dp_tests.epsilon_lower_bound import epsilon_lower_bound
 from privdd.auditing.dp_tests.ledger_audit import LEDGER_TEST, ledger_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
-from privdd.core.group_settings import Relation
+from privdd.core.units import Relation
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_log import NoiseLog
 from privdd.federated.settings import GuaranteeBudget
