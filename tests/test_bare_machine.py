@@ -31,7 +31,7 @@ MAY_HAVE_OWN_STATE = {
     "privdd/verification/run_folder.py",
     "privdd/data/sources.py",
     "privdd/cli/stored_data.py",
-    "privdd/core/group_settings.py",
+    "privdd/data/locations.py",
 }
 SKIPS = re.compile(r"importorskip\(|mark\.skipif|pytest\.skip\(|unittest\.skip")
 MAY_SKIP = {  # Linux alone has it; mounting needs root; a checkout needs git

@@ -33,6 +33,7 @@ from privdd.auditing.upload_schema import upload_faults
 from privdd.core.units import Relation
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
+from privdd.core.units import Relation
 from privdd.federated.aggregation import sum_uploads
 from privdd.federated.channel import TranscriptEnded, UndeclaredArtifact
 from privdd.federated.method import Method

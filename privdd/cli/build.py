@@ -24,11 +24,10 @@ from privdd.cli import settings
 from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.secret import missing_secret_error, secret_of_config
-from privdd.core.group_settings import Scale, published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
 from privdd.core.validation import BadConfig, check_text
-from privdd.data.dataset import Dataset, digest_split
+from privdd.data.dataset import Dataset, Scale, digest_split, published_scale
 from privdd.data.partition import Partition, add_hard_examples, hard_example_counts, make_shards
 from privdd.data.sources import load_dataset
 from privdd.federated.aggregation import Trust

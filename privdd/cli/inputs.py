@@ -9,8 +9,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from privdd.core.group_settings import OWN_DATA, own_data_place
 from privdd.core.validation import BadConfig
+from privdd.data.locations import OWN_DATA, own_data_place
 from privdd.runtime.own_yaml import compose_own_yaml
 
 TRACKERS = ("tensorboard",)

@@ -1,9 +1,8 @@
-"""What was typed: unknown keys, files and options, values of a wrong type or out of range, and
-settings that would do nothing are refused before anything slow is imported.
+"""What was typed: unknown keys, files and options, values of another kind, and settings that would
+do nothing are refused before anything slow is imported.
 
-Every refusal of a value is one that the full check would make too, in the same words: types and
-ranges are read from the source of the class. What cannot be told from it is left to the full check.
-A setting does something where the code reads it by name, or where another setting of the composed
+A value is of another kind if a text stands where the yaml file has a number, or the like. Types and
+ranges that a class declares are checked with the class, before anything is trained. A setting does something where the code reads it by name, or where another setting of the composed
 config points to it (``${privacy.clip_norm}``); a sweep of one that does nothing makes a flat curve
 that looks like a result."""
 
@@ -11,8 +10,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -27,106 +25,55 @@ from privdd.cli import compose, settings
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.suggestions import suggest_key, suggest_word
 from privdd.cli.sweeps import first_values, is_sweep
-from privdd.core import group_settings
-from privdd.core.group_settings import SETTINGS_BY_KIND, reads_files
-from privdd.core.validation import BadConfig, setting_error
+from privdd.core.validation import BadConfig, is_number, setting_error
+from privdd.data.locations import reads_files
 from privdd.federated.settings import PrivacySettings
+from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
 
-FlatSettings = dict[str, Any]
-GROUP_TARGETS = {  # groups without a _target_, what is called with their settings, and their rules
-    "partition": ("privdd.data.partition.Partition", group_settings.check_partition),
-    "engine": ("privdd.runtime.engine.Engine", group_settings.check_engine),
-    "capture": ("privdd.federated.experiment.CaptureSettings", group_settings.check_capture),
-    "trust": ("privdd.federated.aggregation.Trust", group_settings.check_trust),
-    "data": ("privdd.data.sources.load_dataset", group_settings.check_data),
-}
 TARGET_KEY = "_target_"
-MODEL_TARGET = "privdd.models.ModelSpec"
 
 
-def check_changed_settings(config: DictConfig, base: DictConfig) -> None:
-    """Raises BadConfig or the class's own ValueError for the first value of ``config`` that cannot
-    be used.
+def check_value_kinds(config: DictConfig, base: DictConfig) -> None:
+    """Refuse a typed value of another kind than the one in the yaml file that it replaces.
 
-    base: the same choices of files with nothing else typed: what is as in there is not looked at.
+    What a class declares, and the range that it checks, come with ``check_config_types``: for
+    those its module has to be imported. A number may stand for a number and a truth value for a
+    truth value; null, and a file's text or null, say nothing about what else is allowed.
+
+    Args:
+        config: The composed config.
+        base: The same choices of files with nothing else typed.
+
+    Raises:
+        BadConfig: One line with key, value and what is needed.
     """
     try:
-        now = settings.to_plain_settings(config)
-        before = settings.to_plain_settings(base)
+        typed = settings.to_plain_settings(config)
+        shipped = dict(settings.iterate_settings(settings.to_plain_settings(base)))
     except OmegaConfBaseException:  # a value that is missing, or points nowhere
         return
-    known = {key: (type(value), value) for key, value in settings.iterate_settings(before)}
-    changed = {
-        key: value
-        for key, value in settings.iterate_settings(now)
-        if known.get(key) != (type(value), value)
-    }
-    changed.pop(SECRET, None)  # no message may hold it
-    check = settings.TypeCheck(config)
-    for key, value in changed.items():
-        _check_setting_type(check, now, key, value)
-    if any(now.get(word) is not None for word in ("run", "resume", "scores")):
-        return  # these make nothing of it
-    for place in _changed_nodes(changed):
-        with suppress(
-            TypeError, AttributeError
-        ):  # the full check will meet it, and say what it means
-            if place in GROUP_TARGETS:
-                target, check_group = GROUP_TARGETS[place]
-                check_group(settings.with_defaults(target, _node_at(now, place)))
-            else:
-                _check_node_ranges(check, place, _node_at(now, place))
+    types = settings.TypeCheck(config)
+    for key, value in settings.iterate_settings(typed):
+        default = shipped.get(key)
+        is_unchanged = type(value) is type(default) and value == default
+        if is_unchanged or key == SECRET:  # no message may hold the secret
+            continue
+        typed_key = types.source_key_of(key)
+        settings.check_setting_numbers(key, value, typed_key)
+        needed = _needed_kind(default, value)
+        if needed and not key.endswith(TARGET_KEY):
+            raise setting_error(typed_key, value, needed)
 
 
-def _check_setting_type(
-    check: settings.TypeCheck, config: Mapping[str, Any], key: str, value: Any
-) -> None:
-    settings.check_setting_numbers(key, value, check.source_key_of(key))
-    place, _, name = key.rpartition(".")
-    node = _node_at(config, place)
-    target = node.get(TARGET_KEY) if isinstance(node, dict) else None
-    target = GROUP_TARGETS[place][0] if place in GROUP_TARGETS else target
-    kind = settings.declared_type(target, name) if isinstance(target, str) else None
-    if kind is not None and not settings.fits_type(value, kind):
-        raise setting_error(check.source_key_of(key), value, settings.describe_type(kind))
-
-
-def _check_node_ranges(check: settings.TypeCheck, place: str, node: Any) -> None:
-    """Every ``_target_`` at or below a node, the inner ones first, as they are built."""
-    for name, inner in (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    ):
-        _check_node_ranges(check, f"{place}.{name}", inner)
-    target = str(node[TARGET_KEY]) if isinstance(node, dict) and TARGET_KEY in node else ""
-    if target == MODEL_TARGET:
-        group_settings.check_model(settings.with_defaults(target, node))
-    elif target:
-        try:
-            settings.check_declared_ranges(target, node)
-        except ValueError as error:
-            raise settings.error_with_place(error, place, node, check.source_key_of) from None
-
-
-def _changed_nodes(changed: FlatSettings) -> list[str]:
-    """The nodes that are built by themselves, of those in which something changed."""
-    depths = {"algo": 1, "attack": 2, **dict.fromkeys(GROUP_TARGETS, 1)}
-    found = []
-    for key in changed:
-        parts = key.split(".")
-        depth = 3 if parts[:2] == ["privacy", "mechanisms"] else depths.get(parts[0], len(parts))
-        if depth < len(parts):
-            found.append(".".join(parts[:depth]))
-    return list(dict.fromkeys(found))
-
-
-def _node_at(config: Any, place: str) -> Any:
-    for part in place.split("."):
-        config = config.get(part) if isinstance(config, dict) else None
-    return config
+def _needed_kind(default: Any, value: Any) -> str:
+    """The kind of value that a shipped one calls for, where ``value`` is of another; else ""."""
+    if value is None:
+        return ""
+    if isinstance(default, bool):
+        return "" if isinstance(value, bool) else "true or false is needed"
+    if is_number(default):
+        return "" if is_number(value) else "a number is needed"
+    return ""
 
 
 HYDRA_OPTIONS = (
@@ -210,7 +157,7 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
     if not plain:
         return base
     config = compose.compose_config(command, first_values(parsed), folders)
-    check_changed_settings(config, base)
+    check_value_kinds(config, base)
     return config
 
 

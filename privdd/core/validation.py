@@ -93,6 +93,11 @@ def describe_integer_range(least: int, most: int | None = None) -> str:
     return f"a whole number from {least}{'' if most is None else f' to {most}'} is needed"
 
 
+def check_count(key: str, value: object, needed: str = "an integer >= 1 is needed") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not value >= 1:
+        raise ValueError(f"{key}={value!r}: {needed}")
+
+
 def check_text(key: str, value: Any, *, optional: bool = False) -> None:
     if not isinstance(value, str) and not (optional and value is None):
         raise setting_error(key, value, f"{TEXT} (or null)" if optional else TEXT)

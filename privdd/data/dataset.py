@@ -13,11 +13,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from privdd.core.group_settings import published_scale
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
+from privdd.core.validation import BadConfig
 
+# Constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and
+# FedLGD build; torchvision's examples), computed by their authors over public training sets: no
+# statistic of a client's records leaves it.
+Scale = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation by channel
+PUBLISHED_SCALES: dict[str, Scale] = {
+    "mnist": ((0.1307,), (0.3081,)),
+    "fashion_mnist": ((0.2861,), (0.3530,)),
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
+}
 NOT_PUBLISHED = "; these are not the published files"  # part of a note
+
+
+def published_scale(name: str) -> Scale:
+    """Mean and standard deviation of a data set by channel, by which networks standardise its
+    images."""
+    if name not in PUBLISHED_SCALES:
+        raise BadConfig(
+            f"data.standardise=true: no published mean and deviation for data={name}, and "
+            "those of private records would "
+            f"have to be protected; allowed for {', '.join(PUBLISHED_SCALES)}"
+        )
+    return PUBLISHED_SCALES[name]
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,72 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privdd.core.group_settings import (
-    BY_DOMAIN,
-    HardExamples,
-    check_alpha,
-    check_count,
-    check_main,
-    check_partition,
-)
+from privdd.core.hard_examples import HardExamples
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
-from privdd.core.validation import BadConfig
+from privdd.core.validation import BadConfig, check_count, is_number
 from privdd.data.dataset import Dataset
 
 Labels = NDArray[np.integer]
 Index = NDArray[np.int64]
+PARTITION_NAMES = ("dirichlet", "classes", "subset", "iid", "domains", "corrupted")
+BY_DOMAIN = ("domains", "corrupted")
+MOST_CLIENTS = 10**6
+MOST_RECORDS = 10**8
 ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
+
+
+def check_partition(partition: Partition) -> None:
+    """Raises ValueError for the first setting that is out of its range."""
+    if partition.name not in PARTITION_NAMES:
+        raise ValueError(f"partition.name={partition.name!r}: one of {', '.join(PARTITION_NAMES)}")
+    if partition.name not in BY_DOMAIN:
+        if partition.clients is None:
+            raise ValueError("partition.clients=None: an integer >= 1 is needed")
+        if not 1 <= partition.clients <= MOST_CLIENTS:
+            raise BadConfig(
+                f"partition.clients={partition.clients}: from 1 to {MOST_CLIENTS} clients "
+                "are needed"
+            )
+    check_heldout(partition.heldout)
+    check_test_fraction(partition.test_fraction)
+    check_count("partition.per_domain", partition.per_domain)
+    if partition.name in ("dirichlet", "corrupted"):
+        check_alpha(partition.alpha)
+    if partition.name == "classes":
+        check_count("partition.classes", partition.classes)
+    if partition.name == "subset":
+        check_main(partition.main)
+    if partition.name not in ("iid", "domains"):
+        check_count("partition.min_size", partition.min_size)
+
+
+def check_alpha(alpha: float) -> None:
+    if not (alpha > 0 and math.isfinite(alpha)):
+        raise ValueError(f"partition.alpha={alpha}: a finite number > 0 is needed")
+
+
+def check_main(main: float) -> None:
+    if not 0 <= main <= 1:
+        raise ValueError(f"partition.main={main}: a fraction in [0, 1] is needed")
+
+
+def check_heldout(heldout: float | int) -> None:
+    """A fraction in [0, 1) or a number of records."""
+    number = is_number(heldout) and math.isfinite(heldout)
+    if number and heldout > MOST_RECORDS:
+        raise ValueError(
+            f"partition.heldout={heldout!r}: at most {MOST_RECORDS} records can be held out"
+        )
+    if not number or heldout < 0 or (isinstance(heldout, float) and heldout >= 1):
+        raise ValueError(
+            f"partition.heldout={heldout!r}: a fraction in [0, 1) or a number of records is needed"
+        )
+
+
+def check_test_fraction(fraction: float) -> None:
+    if not is_number(fraction) or not 0 <= fraction < 1:
+        raise ValueError(f"partition.test_fraction={fraction!r}: a fraction in [0, 1) is needed")
 
 
 def iid(labels: Labels, clients: int, rng: np.random.Generator) -> list[Index]:

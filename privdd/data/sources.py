@@ -11,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from privdd.core.group_settings import check_data
 from privdd.core.rng import Keys
-from privdd.core.validation import DataNotFound
+from privdd.core.validation import DataNotFound, check_count
 from privdd.data.corruptions import corrupt_images, corruption_names
-from privdd.data.dataset import Dataset, dataset_from_pairs, mark_unpublished
+from privdd.data.dataset import Dataset, dataset_from_pairs, mark_unpublished, published_scale
 from privdd.data.dataset import describe_standardisation as seen_as
 from privdd.data.readers import (
     TORCHVISION_DATASETS,
@@ -315,6 +313,20 @@ SOURCES = {
     **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
     "npz": load_npz,
 }
+DATASET_NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
+LARGEST_SIDE = 4096
+
+
+def _check_name_and_sizes(
+    name: str, size: int | None, limit: int | None, test_limit: int | None
+) -> None:
+    for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
+        if value is not None:
+            check_count(f"data.{field}", value, "an integer >= 1 or null is needed")
+    if size is not None and size > LARGEST_SIDE:
+        raise ValueError(f"data.size={size}: from 1 to {LARGEST_SIDE} pixels are needed")
+    if name not in DATASET_NAMES:
+        raise ValueError(f"data.name={name!r}: one of {', '.join(DATASET_NAMES)}")
 
 
 def load_dataset(
@@ -340,12 +352,9 @@ def load_dataset(
         here; the note says so. Raises ValueError for an unknown name or bad number and DataNotFound
         (a ValueError) where the data cannot be had.
     """
-    check_data(
-        SimpleNamespace(
-            name=name, size=size, limit=limit, test_limit=test_limit, standardise=standardise
-        )
-    )
+    _check_name_and_sizes(name, size, limit, test_limit)
     if standardise:
+        published_scale(name)
         found = load_dataset(
             name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys
         )

@@ -20,10 +20,15 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.group_settings import check_trust
 from privdd.core.rng import Keys
 from privdd.core.types import Received, State, Tensors
-from privdd.core.validation import BadConfig
+from privdd.core.validation import (
+    BadConfig,
+    check_choice,
+    check_integer,
+    is_number,
+    setting_error,
+)
 from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.privacy.mechanism import LedgerRow, Mechanism
 from privdd.privacy.mechanisms.noise_share import noise_share_of
@@ -92,6 +97,32 @@ ANALYST_ONLY = (
     "analyst",
 )  # who holds a single upload that is added up before the server sees it: nobody
 TrustModel = Literal["local", "secagg", "shuffle"]
+NO_SHUFFLE = (
+    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and "
+    "Talwar 2021) needs uploads that say "
+    "little about all of a client's data; under privacy.unit=record an upload hides one "
+    "record, and under unit=client its "
+    "Gaussian noise has no pure local epsilon. Allowed are local, secagg"
+)
+
+
+def check_trust(trust: Trust) -> None:
+    """Raises BadConfig for the first setting that is out of its range."""
+    check_choice("trust", trust.name, ("local", "secagg", "shuffle"))
+    if trust.name == "shuffle":
+        raise BadConfig(NO_SHUFFLE)
+    if trust.least is not None:
+        check_integer(
+            "trust.least",
+            trust.least,
+            2,
+            "a whole number from 2 is needed, or null for all clients of a round",
+        )
+    check_integer("trust.colluding", trust.colluding)
+    if not is_number(trust.dropout) or not 0 <= trust.dropout < 1:
+        raise setting_error("trust.dropout", trust.dropout, "a number in [0, 1) is needed")
+    if trust.name != "secagg" and (trust.least, trust.dropout, trust.colluding) != (None, 0.0, 0):
+        raise BadConfig("trust.least, trust.dropout, trust.colluding: these need trust=secagg")
 
 
 @dataclass(frozen=True)

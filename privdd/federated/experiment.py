@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attacks.types import Surface
-from privdd.core.group_settings import check_capture
 from privdd.core.types import Received, Records, Shard, flatten_values
 from privdd.core.validation import BadConfig
 from privdd.data.dataset import Dataset
@@ -21,6 +20,20 @@ from privdd.runtime.run_folder import RunFolder, write_tensors
 
 # bytes of all clients' uploads in a run, above which "auto" keeps the audited client's alone
 MAX_CAPTURED_BYTES = 2e9
+
+
+def check_capture(capture: CaptureSettings) -> None:
+    """Raises ValueError for rounds or clients that are neither a known word nor a list."""
+    for name, words in (("rounds", ("all", "first_last")), ("clients", ("all", "auto", "victim"))):
+        value = getattr(capture, name)
+        chosen = isinstance(value, list | tuple) and all(
+            type(one) is int and one >= 0 for one in value
+        )
+        if not chosen and value not in words:
+            raise ValueError(
+                f"capture.{name}={value}: allowed are {', '.join(words)} or a list of "
+                "whole numbers from 0"
+            )
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from privdd.core.group_settings import RELATIONS, UNITS, HardExamples, Relation
+from privdd.core.hard_examples import HardExamples
+from privdd.core.units import RELATIONS, UNITS, Relation
 from privdd.core.validation import (
     BadConfig,
     check_choice,

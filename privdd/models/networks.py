@@ -16,12 +16,57 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from privdd.core.device import average_pool
-from privdd.core.group_settings import MODEL_DEFAULTS, check_model
+
+NORMS = ("instance", "group", "batch", "none")
+POOLINGS = ("avg", "max")
+INITS = ("default", "uniform_half")
+LARGEST = {
+    "width": 2**20,
+    "depth": 1000,
+    "groups": 2**20,
+    "latent": 2**24,
+}  # beyond, a network takes hours to lay out
+# What a field left at None means, by network; networks that lack a field ignore it.
+MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "convnet": {"width": 128, "norm": "instance", "pooling": "avg"},
+    "resnet18": {"width": 64, "norm": "instance"},
+    "smallcnn": {"width": 32, "depth": 2, "norm": "none", "pooling": "max"},
+    "simplecnn": {"width": 6},
+    "lenet": {"width": 12, "depth": 3},
+    "mlp": {"width": 128, "depth": 2},
+    "vae": {"width": 32, "norm": "batch", "latent": 2048},
+    "resnet_generator": {"width": 32, "norm": "batch"},
+    "zero": {},
+    "projection": {"width": 16, "depth": 2},
+}
+
+
+def check_model(model: ModelSpec) -> None:
+    """Raises ValueError for the first setting that is out of its range."""
+    if model.name not in MODEL_DEFAULTS:
+        raise ValueError(f"model.name={model.name!r}: one of {', '.join(MODEL_DEFAULTS)}")
+    for field, most in LARGEST.items():
+        value = getattr(model, field)
+        if value is not None and (
+            isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most
+        ):
+            raise ValueError(f"model.{field}={value!r}: an integer from 1 to {most} is needed")
+    for field, allowed in (("norm", NORMS), ("pooling", POOLINGS), ("init", INITS)):
+        value = getattr(model, field)
+        if value is not None and value not in allowed:
+            raise ValueError(f"model.{field}={value!r}: one of {', '.join(allowed)}")
+    if model.name == "projection" and (model.depth or 2) > 4:
+        raise ValueError(f"model.depth={model.depth}: the projection has 1 to 4 convolutions")
+    if model.name == "projection" and model.width and math.isqrt(model.width) ** 2 != model.width:
+        raise ValueError(
+            f"model.width={model.width}: the projection needs a square number (1, 4, 9, 16, ...)"
+        )
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from privdd.core.group_settings import INITS
 from privdd.core.user_modules import import_user_module
-from privdd.models.networks import Classifier, ModelSpec, Shape
+from privdd.models.networks import INITS, Classifier, ModelSpec, Shape
 
 INITIALISED_LAYERS = (
     nn.Conv2d,

@@ -7,12 +7,13 @@ how often it was run again after a worker died.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
-from privdd.core.group_settings import check_engine
 from privdd.runtime.compute_environment import current_environment
+from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
 from privdd.runtime.process_pool import process_map
 from privdd.runtime.ray_pool import count_ray_workers, ray_map, worker_environments
 from privdd.runtime.startup import usable_cores
@@ -21,6 +22,30 @@ from privdd.runtime.task_messages import torch_threads as torch_threads
 T = TypeVar("T")
 R = TypeVar("R")
 IN_THIS_PROCESS = ("auto", "serial")  # kinds of engine
+MOST_WORKERS = 1024  # torch dies of tens of thousands of threads
+
+
+def check_engine(settings: Engine) -> None:
+    """Raises ValueError for the first setting that is out of its range."""
+    if settings.kind not in SETTINGS_BY_KIND:
+        raise ValueError(
+            f"engine.kind={settings.kind!r}: allowed are {', '.join(SETTINGS_BY_KIND)}"
+        )
+    for name, least in (("workers", 0), ("threads", 1), ("retries", 0)):
+        value = getattr(settings, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"engine.{name}={value!r}: an integer of at least {least} is needed")
+        if value > MOST_WORKERS:
+            raise ValueError(f"engine.{name}={value}: at most {MOST_WORKERS}")
+    if not isinstance(settings.mixed, bool):
+        raise ValueError(f"engine.mixed={settings.mixed!r}: allowed are true, false")
+    seconds = settings.timeout
+    if (
+        isinstance(seconds, bool)
+        or not isinstance(seconds, int | float)
+        or not 1 <= seconds < math.inf
+    ):
+        raise ValueError(f"engine.timeout={seconds!r}: a number of seconds, at least 1, is needed")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from privdd.cli.compose import (
     group_choices,
     register_resolvers,
 )
-from privdd.data import Partition, load_dataset
+from privdd.data.partition import Partition
+from privdd.data.sources import load_dataset
 from privdd.models import ModelSpec, build
 
 

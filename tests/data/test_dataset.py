@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.core.group_settings import PUBLISHED_SCALES
 from privdd.core.rng import Keys
-from privdd.data.dataset import describe_standardisation
+from privdd.data.dataset import PUBLISHED_SCALES, describe_standardisation
 from privdd.data.sources import load_dataset
 
 

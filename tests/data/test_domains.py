@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from privdd.core.rng import Keys
-from privdd.data import Partition, load_dataset, make_shards
 from privdd.data.corruptions import (
     CORRUPTIONS,
     corrupt_images,
@@ -21,7 +20,8 @@ from privdd.data.corruptions import (
     plasma_clouds,
     smear_images,
 )
-from privdd.data.sources import blend_on_photos, draw_font_digits
+from privdd.data.partition import Partition, make_shards
+from privdd.data.sources import blend_on_photos, draw_font_digits, load_dataset
 
 
 def photo(count: int = 4, channels: int = 3, side: int = 24) -> torch.Tensor:

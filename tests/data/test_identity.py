@@ -19,9 +19,9 @@ from privdd.cli.compose import compose_config
 from privdd.cli.run import run_training
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
-from privdd.data import load_dataset
 from privdd.data.dataset import NOT_PUBLISHED, digest_records, digest_split
 from privdd.data.readers import SYSTEM_FOLDER, DataNotFound, candidate_folders, read_idx
+from privdd.data.sources import load_dataset
 from privdd.federated.checkpoint import check_same_data
 from privdd.reporting import decision
 from privdd.runtime.files import read_json

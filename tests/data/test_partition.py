@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
 from privdd.core.rng import Keys
-from privdd.data import Partition, make_shards
 from privdd.data.dataset import Dataset, dataset_from_pairs
-from privdd.data.partition import classes_per_client, dirichlet, iid, subset
+from privdd.data.partition import Partition, classes_per_client, dirichlet, iid, make_shards, subset
 
 # Partition rules: nobody shares a record, nothing is lost, sizes hold, and skew follows alpha.
 

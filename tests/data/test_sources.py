@@ -17,8 +17,9 @@ from PIL import Image
 
 from privdd.core.rng import Keys
 from privdd.core.user_modules import import_torchvision
-from privdd.data import DataNotFound, load_dataset
+from privdd.core.validation import DataNotFound
 from privdd.data.readers import SYSTEM_FOLDER, read_idx
+from privdd.data.sources import load_dataset
 
 FASHION = SYSTEM_FOLDER / "fashion-mnist"
 
