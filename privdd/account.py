@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privdd.core import validation
+from privdd.core.command import Command, Key, read_count, read_number, read_path, read_word
+from privdd.core.validation import BadConfig
 
 if TYPE_CHECKING:
     from privdd.privacy.account import Account, NoisedSteps
@@ -23,8 +24,8 @@ RELATION_WORDS = {
     "replace": "one {unit} replaced by another",
 }
 REQUEST_KEYS = ("delta", "relation", "unit", "epsilon", "stated.epsilon", "out")
-COUNT = validation.read_count(1)
-ACCOUNT = validation.Command(
+COUNT = read_count(1)
+ACCOUNT = Command(
     "privdd-account noise_multiplier=1.6 steps=20 delta=1e-5 [KEY=VALUE ...] [+ KEY=VALUE ...]",
     "What epsilon do these numbers give? Composes noised steps (several lines, separated "
     "by +) and prints the proven\n"
@@ -33,72 +34,64 @@ ACCOUNT = validation.Command(
     "of noise_multiplier= it finds the noise. Exit status: 0, 2 if stated.epsilon= is "
     "too small, 1 error.",
     (
-        validation.Key(
+        Key(
             "noise_multiplier",
-            validation.read_number,
+            read_number,
             "Z",
             "noise standard deviation over the clipping norm (sigma in most papers)",
         ),
-        validation.Key(
-            "steps", COUNT, "T", "noised steps of one round; or epochs=E with batch=B records=N"
-        ),
-        validation.Key("epochs", COUNT, "E", "passes over the records in one round"),
-        validation.Key(
-            "rounds", COUNT, "R", "how often the line is repeated on the same data (default 1)"
-        ),
-        validation.Key("batch", COUNT, "B", "records of a step, of records=N"),
-        validation.Key("records", COUNT, "N", "records that take part"),
-        validation.Key(
+        Key("steps", COUNT, "T", "noised steps of one round; or epochs=E with batch=B records=N"),
+        Key("epochs", COUNT, "E", "passes over the records in one round"),
+        Key("rounds", COUNT, "R", "how often the line is repeated on the same data (default 1)"),
+        Key("batch", COUNT, "B", "records of a step, of records=N"),
+        Key("records", COUNT, "N", "records that take part"),
+        Key(
             "sampling_probability",
-            validation.read_number,
+            read_number,
             "Q",
             "chance of one record to be in one step, in place of batch and records",
         ),
-        validation.Key(
+        Key(
             "sampling",
-            validation.read_word(*SAMPLINGS),
+            read_word(*SAMPLINGS),
             "NAME",
             f"how batches are formed: {', '.join(SAMPLINGS)} (default: poisson if batches "
             "hold a part of the records, else full)",
         ),
-        validation.Key(
+        Key(
             "disjoint",
-            validation.read_word("true", "false"),
+            read_word("true", "false"),
             "true",
             "each record takes part in one round only (parallel composition)",
         ),
-        validation.Key(
+        Key(
             "release_epsilon",
-            validation.read_number,
+            read_number,
             "E",
             "a line that is stated as (epsilon, delta), whatever its noise; with release_delta=D",
         ),
-        validation.Key(
-            "release_delta", validation.read_number, "D", "delta of release_epsilon (default 0)"
-        ),
-        validation.Key("delta", validation.read_number, "D", "of the total"),
-        validation.Key(
+        Key("release_delta", read_number, "D", "delta of release_epsilon (default 0)"),
+        Key("delta", read_number, "D", "of the total"),
+        Key(
             "relation",
-            validation.read_word(*RELATION_WORDS),
+            read_word(*RELATION_WORDS),
             "NAME",
             f"{', '.join(RELATION_WORDS)} (default add_remove)",
         ),
-        validation.Key(
+        Key(
             "unit",
-            validation.read_word("record", "client"),
+            read_word("record", "client"),
             "NAME",
             "whose contribution is clipped: a record's (default) or a client's",
         ),
-        validation.Key(
+        Key(
             "epsilon",
-            validation.read_number,
+            read_number,
             "E",
             "find the noise multiplier that costs just below this",
         ),
-        validation.Key(
-            "stated.epsilon", validation.read_number, "E", "a published epsilon to compare with"
-        ),
-        validation.Key("out", validation.read_path, "FILE", "the answer as JSON"),
+        Key("stated.epsilon", read_number, "E", "a published epsilon to compare with"),
+        Key("out", read_path, "FILE", "the answer as JSON"),
     ),
     "A training of a published table:  privdd-account noise_multiplier=1 records=500 "
     "batch=50 epochs=5 rounds=100 delta=1e-5\n"
@@ -122,7 +115,7 @@ def _run_command(argv: Sequence[str]) -> int:
 
     training, request = parse_arguments(argv)
     if "delta" not in request:
-        raise validation.BadConfig("delta must be given, as in delta=1e-5")
+        raise BadConfig("delta must be given, as in delta=1e-5")
     stated = request.pop("stated.epsilon", None)
     out = request.pop("out", None)
     answer = account(*training, **request)
@@ -148,7 +141,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[list[NoisedSteps], dict[str, A
         values = ACCOUNT.parse(line)
         for key in [key for key in REQUEST_KEYS if key in values]:
             if key in request:
-                raise validation.BadConfig(f"{key}: given twice")
+                raise BadConfig(f"{key}: given twice")
             request[key] = values.pop(key)
         if "disjoint" in values:
             values["disjoint"] = values["disjoint"] == "true"

@@ -29,7 +29,8 @@ def _run_command(argv: Sequence[str]) -> int:
     from privdd.blackbox.runner import CHECK, check_request, named_target, run_check
     from privdd.blackbox.target import add_search_folder
     from privdd.blackbox.verdict import judge_check, write_check_page
-    from privdd.core.validation import BadConfig, values_below
+    from privdd.core.command import values_below
+    from privdd.core.validation import BadConfig
     from privdd.integrations.components import adapt_component
     from privdd.reporting import policy as limits
     from privdd.runtime.progress import show_progress

@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privdd.core import validation
+from privdd.core.command import (
+    Command,
+    Key,
+    parse_integer,
+    parse_integer_list,
+    read_path,
+    read_text,
+    read_word,
+)
+from privdd.core.validation import BadConfig
 
 EXIT_MISSED = 2
-SELFTEST = validation.Command(
+SELFTEST = Command(
     "privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] "
     "[controls=4] [out=FILE.json] [docs=FILE.md] [resume=true]",
     "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit "
@@ -23,42 +32,38 @@ SELFTEST = validation.Command(
     "draws=0 plants every fault that has a name in\n"
     "every profile (hours).",
     (
-        validation.Key(
+        Key(
             "fault",
-            validation.read_text,
+            read_text,
             "A,B",
             "which faults (drawn: none but the drawn ones; all: those with a name; none; or "
             "names: a wrong one lists them)",
         ),
-        validation.Key("profile", validation.read_text, "A,B", "in which profiles (all, or names)"),
-        validation.Key(
+        Key("profile", read_text, "A,B", "in which profiles (all, or names)"),
+        Key(
             "seed",
-            validation.parse_integer,
+            parse_integer,
             "N",
             "which faults are drawn, and the seeds of their runs and of the healthy ones",
         ),
-        validation.Key(
-            "draws", validation.parse_integer, "N", "how many are drawn (0 unless fault=drawn)"
-        ),
-        validation.Key(
+        Key("draws", parse_integer, "N", "how many are drawn (0 unless fault=drawn)"),
+        Key(
             "seeds",
-            validation.parse_integer_list,
+            parse_integer_list,
             "0-2",
             "each fault with a name once a seed (0-2, or 0,5)",
         ),
-        validation.Key(
+        Key(
             "controls",
-            validation.parse_integer,
+            parse_integer,
             "N",
             "healthy runs, spread over the profiles, each with a seed of its own",
         ),
-        validation.Key(
-            "out", validation.read_path, "FILE", "every outcome as JSON, written after each run"
-        ),
-        validation.Key("docs", validation.read_path, "FILE", "the table as a page of Markdown"),
-        validation.Key(
+        Key("out", read_path, "FILE", "every outcome as JSON, written after each run"),
+        Key("docs", read_path, "FILE", "the table as a page of Markdown"),
+        Key(
             "resume",
-            validation.read_word("true", "false", "only"),
+            read_word("true", "false", "only"),
             "true",
             "what the file of out= holds is not run again; resume=only: nothing else is, either",
         ),
@@ -85,7 +90,7 @@ def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
     given = SELFTEST.parse(argv)
     if given.get("resume", "false") != "false" and "out" not in given:
-        raise validation.BadConfig(f"resume={given['resume']}: with out=FILE only")
+        raise BadConfig(f"resume={given['resume']}: with out=FILE only")
     return SelftestRequest(**given)
 
 

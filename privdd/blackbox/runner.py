@@ -45,8 +45,7 @@ from privdd.blackbox.verdict import (
     describe_case,
     write_check_page,
 )
-from privdd.core.validation import (
-    BadConfig,
+from privdd.core.command import (
     Command,
     Key,
     read_count,
@@ -54,9 +53,9 @@ from privdd.core.validation import (
     read_number,
     read_text,
     read_word,
-    setting_error,
     values_below,
 )
+from privdd.core.validation import BadConfig, setting_error
 
 # of processor time: where a check is stopped, not what it is planned for
 SECONDS = 300.0

@@ -14,8 +14,7 @@ import numpy as np
 from privdd.canary import sealed as sealed_files
 from privdd.canary.scoring import score_artifact
 from privdd.cli.errors import run_reporting_errors
-from privdd.core.validation import (
-    BadConfig,
+from privdd.core.command import (
     Command,
     Key,
     read_count,
@@ -26,6 +25,7 @@ from privdd.core.validation import (
     read_word,
     values_below,
 )
+from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun, check_private, state_folder, write_json
 
 RECOMPUTE_TOLERANCE = 1e-3  # how far a score computed again may be off, relative to the largest

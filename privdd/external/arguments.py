@@ -7,15 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privdd.core.validation import (
-    BadConfig,
-    Command,
-    Key,
-    Reader,
-    read_count,
-    read_literal,
-    values_below,
-)
+from privdd.core.command import Command, Key, Reader, read_count, read_literal, values_below
+from privdd.core.validation import BadConfig
 
 TARGET_PREFIX = "target."
 FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates")

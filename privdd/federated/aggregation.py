@@ -22,13 +22,7 @@ from torch import Tensor
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Received, State, Tensors
-from privdd.core.validation import (
-    BadConfig,
-    check_choice,
-    check_integer,
-    is_number,
-    setting_error,
-)
+from privdd.core.validation import BadConfig, check_choice, check_integer, is_number, setting_error
 from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.privacy.mechanism import LedgerRow, Mechanism
 from privdd.privacy.mechanisms.noise_share import noise_share_of

@@ -11,8 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from privdd.core.validation import (
-    BadConfig,
+from privdd.core.command import (
     Command,
     Key,
     parse_integer,
@@ -20,6 +19,7 @@ from privdd.core.validation import (
     read_path,
     read_word,
 )
+from privdd.core.validation import BadConfig
 from privdd.runtime.yaml_files import read_shipped_yaml
 
 CATALOGUE_FILE = Path(__file__).parent / "catalogue.yaml"

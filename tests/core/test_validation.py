@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from privdd.core.command import parse_integer, parse_integer_list, parse_literal
 from privdd.core.validation import (
     BadConfig,
     check_choice,
@@ -16,9 +17,6 @@ from privdd.core.validation import (
     check_number,
     check_share,
     check_text,
-    parse_integer,
-    parse_integer_list,
-    parse_literal,
 )
 
 # Each check lets through what is allowed and names key, value and need of everything else.

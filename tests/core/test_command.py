@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privdd.core.validation import (
-    BadConfig,
+from privdd.core.command import (
     Command,
     Key,
     read_count,
@@ -15,6 +14,7 @@ from privdd.core.validation import (
     read_word,
     values_below,
 )
+from privdd.core.validation import BadConfig
 
 COMMAND = Command(
     "name KEY=VALUE",
