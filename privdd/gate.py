@@ -1,24 +1,31 @@
-"""``python -m privdd.gate DIR... --policy FILE``: does a finished run keep the limits of a policy?
-For a build that must fail."""
+"""``privdd gate DIR... policy=FILE``: does a finished run keep the limits of a policy? For a build
+that must fail."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attacks.command_line import CommandParser
+from privdd.core.command import (
+    HELP_OPTIONS,
+    Command,
+    Key,
+    Places,
+    read_path,
+    read_text,
+    read_truth,
+)
 
 if TYPE_CHECKING:
     from privdd.reporting.policy import LimitResult, Policy
 
 URL_SOURCE = re.compile(r"(\w+\+)?\w+://")
 STARTING_POLICY = """\
-# Limits that python -m privdd.audit ... policy=policy.yaml and python -m privdd.gate RUN --policy policy.yaml hold a run against.
+# Limits that privdd audit ... policy=policy.yaml and privdd gate RUN policy=policy.yaml hold a run against.
 # A limit that is left out is not looked at. Exit status 3 where one is broken, or could not be decided.
 epsilon_proven: 8          # by accounting, at the run's delta; infinite where anything leaves a client unprotected
 epsilon_shown: 3           # largest lower bound that attacks and tests gave, at 95 % over all tests together
@@ -43,65 +50,59 @@ jobs:
       - run: python -m pip install "${PRIVDD:?set it in this file}"
       - run: python -m privdd.audit algo=fedavg preset=smoke policy=policy.yaml hydra.run.dir=audit   # yours
       - if: always()
-        run: python -m privdd.gate audit --policy policy.yaml --junit privacy.xml --markdown "$GITHUB_STEP_SUMMARY"
+        run: python -m privdd.gate audit policy=policy.yaml junit=privacy.xml markdown="$GITHUB_STEP_SUMMARY"
 """
 
 
-def gate_parser() -> CommandParser:
-    made = CommandParser(
-        prog="privdd-gate",
-        description="Hold finished runs against the limits of a policy. Exit status: 0 all hold, 3 "
-        "one is broken or not decided, 1 error.",
-    )
-    made.add_argument(
-        "runs",
-        nargs="*",
-        type=Path,
-        metavar="DIR",
-        help="run folders, a sweep's folder, or folders of checks (out=DIR)",
-    )
-    add_policy_options(made)
-    made.add_argument(
-        "--init",
-        action="store_true",
-        help="write policy.yaml and .github/workflows/privacy.yml here, and stop",
-    )
-    made.add_argument(
-        "--install",
-        metavar="SOURCE",
-        help="with --init: a checkout, a wheel or git+URL@COMMIT, which the workflow installs "
-        "privdd from",
-    )
-    return made
-
-
-def add_policy_options(made: CommandParser) -> None:
-    """What says the limits, and which files a build gets."""
-    made.add_argument(
-        "--policy", type=Path, metavar="FILE", help="the limits, as privdd-gate --init writes them"
-    )
-    made.add_argument(
-        "--fail-on",
-        nargs="+",
-        default=[],
-        metavar="LIMIT=VALUE",
-        help="limits beside or in place of the file's",
-    )
-    made.add_argument(
-        "--junit", type=Path, metavar="FILE", help="write JUnit XML, a test case a limit"
-    )
-    made.add_argument("--markdown", type=Path, metavar="FILE", help="append a table in Markdown")
-    made.add_argument("--badge", type=Path, metavar="FILE", help="write an SVG badge")
+POLICY_KEYS = (  # what says the limits, and which files a build gets
+    Key("policy", read_path, "FILE", "the limits, as privdd gate init=true writes them"),
+    Key("fail_on.*", read_text, "VALUE", "a limit beside or in place of the file's"),
+    Key("junit", read_path, "FILE", "write JUnit XML, a test case a limit"),
+    Key("markdown", read_path, "FILE", "append a table in Markdown"),
+    Key("badge", read_path, "FILE", "write an SVG badge"),
+)
+GATE = Command(
+    "privdd gate DIR... [policy=FILE] [fail_on.LIMIT=VALUE ...] [junit=FILE] [markdown=FILE] "
+    "[badge=FILE]\n       privdd gate init=true [install=SOURCE]",
+    "Holds finished runs against the limits of a policy. Exit status: 0 all hold, 3 one is broken "
+    "or not decided, 1 error.",
+    (
+        *POLICY_KEYS,
+        Key(
+            "init",
+            read_truth,
+            "true",
+            "write policy.yaml and .github/workflows/privacy.yml here, and stop",
+        ),
+        Key(
+            "install",
+            read_text,
+            "SOURCE",
+            "with init=true: a checkout, a wheel or git+URL@COMMIT, from which the workflow "
+            "installs privdd",
+        ),
+    ),
+    places=Places(
+        "runs", "DIR", "run folders, a sweep's folder, or folders of checks (out=DIR)", least=0
+    ),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One line a limit on stdout; errors are one line on stderr and status 1."""
     from privdd.cli.errors import run_reporting_errors
 
-    given = gate_parser().parse_args(argv)
-    return run_reporting_errors(
-        lambda: write_starting_files(Path(), given.install) if given.init else _judge_runs(given)
-    )
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if HELP_OPTIONS & {*arguments}:
+        print(GATE.help_text(), end="")
+        return 0
+    return run_reporting_errors(lambda: _run_command(GATE.parse(arguments)))
+
+
+def _run_command(values: Mapping[str, Any]) -> int:
+    if values.get("init"):
+        return write_starting_files(Path(), values.get("install"))
+    return _judge_runs(values)
 
 
 def check_install_source(source: str) -> str:
@@ -112,7 +113,7 @@ def check_install_source(source: str) -> str:
     is_place = "/" in source or source.endswith((".whl", ".tar.gz")) or source == "."
     if not is_place and not URL_SOURCE.match(source):
         raise BadConfig(
-            f"--install {source}: a checkout (./privdd), a wheel (FILE.whl) or "
+            f"install={source}: a checkout (./privdd), a wheel (FILE.whl) or "
             "git+URL@COMMIT is needed, no package's name"
         )
     return source
@@ -139,25 +140,27 @@ def write_starting_files(folder: Path, source: str | None = None) -> int:
     if source is None:
         print(
             "before the workflow runs: set PRIVDD in it to a checkout, a wheel or "
-            "git+URL@COMMIT (or repeat with --install)"
+            "git+URL@COMMIT (or repeat with install=SOURCE)"
         )
     return 0
 
 
-def _judge_runs(given: argparse.Namespace) -> int:
+def _judge_runs(values: Mapping[str, Any]) -> int:
     from privdd.reporting import policy as limits
     from privdd.runtime.files import DamagedRun
 
-    policy = limits.load_policy(given.policy, limits.parse_limits(given.fail_on))
-    folders = [found for run in given.runs for found in _run_folders(run)]
+    policy = limits.policy_of_arguments(values)
+    if policy is None:
+        policy = limits.load_policy(None)  # raises: no limit is set
+    folders = [folder for run in values["runs"] for folder in _run_folders(run)]
     if not folders:
         raise DamagedRun("a run folder (with findings.json) is needed")
     judged = {str(folder): judge_folder(policy, folder) for folder in folders}
-    results = [one for found in judged.values() for one in found]
+    results = [result for of_run in judged.values() for result in of_run]
     print(limits.summarise_results(policy, results))
-    for run, found in judged.items():
-        print(f"{run}\n{limits.format_results(found)}")
-    write_results(given, policy, judged)
+    for run, of_run in judged.items():
+        print(f"{run}\n{limits.format_results(of_run)}")
+    write_results(values, policy, judged)
     return limits.EXIT_BROKEN if limits.fails_build(policy, results) else 0
 
 
@@ -177,20 +180,19 @@ def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:
 
 
 def write_results(
-    given: argparse.Namespace, policy: Policy, judged: Mapping[str, Sequence[LimitResult]]
+    values: Mapping[str, Any], policy: Policy, judged: Mapping[str, Sequence[LimitResult]]
 ) -> None:
     """The files for a build that were asked for."""
     from privdd.reporting import policy as limits
 
-    if given.junit:
-        limits.write_junit(given.junit, judged, policy)
-    if given.markdown:
-        with given.markdown.open("a", encoding="utf-8") as summary:
+    if "junit" in values:
+        limits.write_junit(values["junit"], judged, policy)
+    if "markdown" in values:
+        with values["markdown"].open("a", encoding="utf-8") as summary:
             summary.write(limits.format_markdown(judged))
-    if given.badge:
-        given.badge.write_text(
-            limits.draw_badge(one for found in judged.values() for one in found), encoding="utf-8"
-        )
+    if "badge" in values:
+        badge = limits.draw_badge(result for of_run in judged.values() for result in of_run)
+        values["badge"].write_text(badge, encoding="utf-8")
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -1,77 +1,98 @@
-"""``python -m privdd.report DIR [DIR ...] [--out DIR] [--pdf] [--card FORM]``: the page of one run,
-a comparison of several, a card."""
+"""``privdd report DIR...``: the page of one run, a comparison of several, or a card."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from attacks.command_line import ERROR_PREFIX, CommandParser
-from privdd.runtime.files import DamagedRun
+from privdd.core.command import (
+    HELP_OPTIONS,
+    Command,
+    Key,
+    Places,
+    read_path,
+    read_truth,
+    read_word,
+)
 
-
-def report_parser() -> CommandParser:
-    made = CommandParser(
-        prog="privdd-report",
-        description="Write the page of one finished run, or a comparison of several.",
-    )
-    made.add_argument(
-        "runs", nargs="+", type=Path, metavar="DIR", help="a run folder (with findings.json)"
-    )
-    made.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="where a comparison or a card goes (default: ./comparison, and here)",
-    )
-    made.add_argument(
-        "--pdf",
-        action="store_true",
-        help="write figures as PDF too, and print the page with a Chromium or Chrome on the PATH",
-    )
-    made.add_argument(
-        "--card",
-        choices=("huggingface", "registry"),
-        help="of one run: a model card of the Hugging Face Hub, or an entry of the "
-        "registry of DP deployments, instead of the page",
-    )
-    return made
+CARD_FORMS = ("huggingface", "registry")
+REPORT = Command(
+    "privdd report DIR... [out=DIR] [pdf=true] [card=FORM]",
+    "Writes the page of one finished run, or a comparison of several. Exit status: 0 done, 1 error.",
+    (
+        Key("out", read_path, "DIR", "where a comparison or a card goes (./comparison, and here)"),
+        Key(
+            "pdf",
+            read_truth,
+            "true",
+            "write figures as PDF too, and print the page with a Chromium or Chrome on the PATH",
+        ),
+        Key(
+            "card",
+            read_word(*CARD_FORMS),
+            "|".join(CARD_FORMS),
+            "of one run, in place of the page: a model card of the Hugging Face Hub, or an entry "
+            "of the registry of DP deployments",
+        ),
+    ),
+    places=Places("runs", "DIR", "run folders (with findings.json)"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that
     agrees with itself."""
-    given = report_parser().parse_args(argv)
-    for run in given.runs:
+    from privdd.cli.errors import run_reporting_errors
+
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or HELP_OPTIONS & {*arguments}:
+        print(REPORT.help_text(), end="")
+        return 0 if arguments else 1
+    return run_reporting_errors(lambda: _run_command(REPORT.parse(arguments)))
+
+
+def _run_command(values: Mapping[str, Any]) -> int:
+    from privdd.runtime.files import DamagedRun
+
+    runs: list[Path] = values["runs"]
+    for run in runs:
         if not run.is_dir():
-            print(f"{ERROR_PREFIX}: {run}: no such folder", file=sys.stderr)
-            return 1
+            raise DamagedRun(f"{run}: no such folder")
+    if "card" in values:
+        print(_write_card(runs, values["card"], values.get("out", Path())), flush=True)
+        return 0
+    as_pdf = values.get("pdf", False)
+    page = _write_page(runs, values.get("out"), as_pdf)
+    print(page, flush=True)
+    if as_pdf:
+        from privdd.reporting.page import print_pdf
 
-    from privdd.reporting.page import print_pdf
-    from privdd.reporting.schema import load_findings  # takes long to import
-    from privdd.reporting.terminal import print_summary
-    from privdd.verification.run_folder import compare, load_run, write_run_page
-
-    try:
-        if given.card is not None:
-            from privdd.reporting.publication import write_form
-
-            if len(given.runs) > 1:
-                raise DamagedRun("--card: of one run")
-            page = write_form(load_run(given.runs[0]), given.card, given.out or Path())
-        elif len(given.runs) == 1 and given.out is None:
-            page = write_run_page(given.runs[0], given.pdf)
-            print_summary(load_findings(given.runs[0]), sys.stdout)
-        else:
-            page = compare(given.runs, given.out or Path("comparison"), print, given.pdf)
-        print(page, flush=True)
-        if given.pdf and given.card is None:
-            print(print_pdf(page), flush=True)
-    except (DamagedRun, OSError) as error:
-        print(f"{ERROR_PREFIX}: {error}", file=sys.stderr)
-        return 1
+        print(print_pdf(page), flush=True)
     return 0
+
+
+def _write_card(runs: Sequence[Path], form: str, out: Path) -> Path:
+    from privdd.reporting.publication import write_form
+    from privdd.runtime.files import DamagedRun
+    from privdd.verification.run_folder import load_run
+
+    if len(runs) > 1:
+        raise DamagedRun(f"card={form}: of one run")
+    return write_form(load_run(runs[0]), form, out)
+
+
+def _write_page(runs: Sequence[Path], out: Path | None, as_pdf: bool) -> Path:
+    from privdd.reporting.schema import load_findings
+    from privdd.reporting.terminal import print_summary
+    from privdd.verification.run_folder import compare, write_run_page
+
+    if len(runs) > 1 or out is not None:
+        return compare(runs, out or Path("comparison"), print, as_pdf)
+    page = write_run_page(runs[0], as_pdf)
+    print_summary(load_findings(runs[0]), sys.stdout)
+    return page
 
 
 if __name__ == "__main__":

@@ -6,20 +6,19 @@ import sys
 from typing import Any
 
 
-def main() -> None:
+def main() -> int:
     """Exit status: 0 done, 1 error."""
     from privdd.cli.main import main as run
 
-    sys.exit(run("train", _run_training))
+    return run("train", _run_training)
 
 
 def _run_training(*arguments: Any) -> int:
-    from privdd.cli.run import (
-        run_training,
-    )  # takes long to import, so only once the command line was checked
+    # takes long to import, so only once the command line was checked
+    from privdd.cli.run import run_training
 
     return run_training(*arguments)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,17 +1,16 @@
-"""``python -m privdd.verify DIR``: does a run folder agree with itself? Nothing of the folder is
+"""``privdd verify DIR``: does a run folder agree with itself? Nothing of the folder is
 executed."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attacks.command_line import CommandParser
-from privdd.gate import add_policy_options, judge_folder, write_results
+from privdd.core.command import HELP_OPTIONS, Command, Key, Places, read_path, read_truth
+from privdd.gate import POLICY_KEYS, judge_folder, write_results
 
 if TYPE_CHECKING:
     from privdd.reporting.policy import Policy
@@ -21,31 +20,24 @@ EXIT_DISAGREES = 2
 EXIT_ON_TRUST = 3
 
 
-def verify_parser() -> CommandParser:
-    made = CommandParser(
-        prog="privdd-verify",
-        description="Compute a finished run's numbers again from its own files and compare. Exit "
-        "status: 0 agrees, 2 does not, "
-        "1 error, 3 agrees but a limit is broken or not decided, or with --strict alone "
-        "a decision rests on numbers taken on trust.",
-    )
-    made.add_argument("run", type=Path, metavar="DIR", help="a run folder (with findings.json)")
-    made.add_argument(
-        "--key",
-        type=Path,
-        metavar="FILE",
-        help="public key of who must have signed; with --sign: yours",
-    )
-    made.add_argument(
-        "--sign", action="store_true", help="sign a run that agrees, with the private key of --key"
-    )
-    made.add_argument(
-        "--strict",
-        action="store_true",
-        help="status 3 where a decision, or a limit, rests on numbers taken on trust",
-    )
-    add_policy_options(made)
-    return made
+VERIFY = Command(
+    "privdd verify DIR [key=FILE] [sign=true] [strict=true] [policy=FILE] [fail_on.LIMIT=VALUE ...]",
+    "Computes a finished run's numbers again from its own files and compares. Exit status: 0 "
+    "agrees, 2 does not, 1 error,\n3 agrees but a limit is broken or not decided, or with "
+    "strict=true alone a decision rests on numbers taken on trust.",
+    (
+        Key("key", read_path, "FILE", "public key of who must have signed; with sign=true: yours"),
+        Key("sign", read_truth, "true", "sign a run that agrees, with the private key of key="),
+        Key(
+            "strict",
+            read_truth,
+            "true",
+            "status 3 where a decision, or a limit, rests on numbers taken on trust",
+        ),
+        *POLICY_KEYS,
+    ),
+    places=Places("runs", "DIR", "a run folder (with findings.json)", most=1),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,46 +45,65 @@ def main(argv: Sequence[str] | None = None) -> int:
     for each note; errors are one line on stderr and status 1."""
     from privdd.cli.errors import run_reporting_errors
 
-    given = verify_parser().parse_args(argv)
-    return run_reporting_errors(lambda: _run_command(given))
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or HELP_OPTIONS & {*arguments}:
+        print(VERIFY.help_text(), end="")
+        return 0 if arguments else 1
+    return run_reporting_errors(lambda: _run_command(VERIFY.parse(arguments)))
 
 
-def _run_command(given: argparse.Namespace) -> int:
-    from privdd.reporting.policy import parse_limits, policy_of_settings
-    from privdd.runtime.files import DamagedRun, printable
-    from privdd.runtime.run_files import SIGNATURE, is_run_folder
-    from privdd.verification.file_checks import sign_run
+def _run_command(values: Mapping[str, Any]) -> int:
+    from privdd.reporting.policy import policy_of_arguments
+    from privdd.runtime.files import DamagedRun
+
+    folder: Path = values["runs"][0]
+    key: Path | None = values.get("key")
+    signs = values.get("sign", False)
+    if signs and key is None:
+        raise DamagedRun("sign=true: key=FILE, your private key, is needed")
+    policy = policy_of_arguments(values)
+    if signs:
+        _remove_signature(folder)
+    verified = _with_data(_verify(folder, None if signs else key), folder)
+    _print_verification(folder, verified)
+    if verified.disagreements:
+        return EXIT_DISAGREES
+    if key is not None and signs:
+        from privdd.verification.file_checks import sign_run
+
+        print(f"signed: {sign_run(folder, key)}")
+    if verified.signer:
+        hint = "" if key else " (compare this key, or give it as key=FILE)"
+        print(f"signed by ed25519 {verified.signer}{hint}")
+    if policy is not None:
+        return _judge_limits(values, policy, verified)
+    rests_on_trust = values.get("strict", False) and verified.deciding
+    return EXIT_ON_TRUST if rests_on_trust else 0
+
+
+def _verify(folder: Path, key: Path | None) -> Verification:
     from privdd.verification.run_folder import verify_run
 
-    folder = given.run
-    key = given.key
-    if given.sign and key is None:
-        raise DamagedRun("--sign: --key FILE, your private key, is needed")
-    policy = policy_of_settings({"policy": given.policy, "fail_on": parse_limits(given.fail_on)})
-    if given.sign and is_run_folder(
-        folder
-    ):  # an earlier signature; in any other folder the file is somebody else's
+    return verify_run(folder, key)
+
+
+def _remove_signature(folder: Path) -> None:
+    """Remove an earlier signature of a run; in any other folder the file is somebody else's."""
+    from privdd.runtime.run_files import SIGNATURE, is_run_folder
+
+    if is_run_folder(folder):
         (folder / SIGNATURE).unlink(missing_ok=True)
-    found = _with_data(verify_run(folder, None if given.sign else key), folder)
-    print(
-        "\n".join([f"{folder}: {_conclusion(found)}", *map(str, found.disagreements)]), flush=True
-    )
-    for line in found.not_recomputable:
+
+
+def _print_verification(folder: Path, verified: Verification) -> None:
+    from privdd.runtime.files import printable
+
+    lines = [f"{folder}: {_conclusion(verified)}", *map(str, verified.disagreements)]
+    print("\n".join(lines), flush=True)
+    for line in verified.not_recomputable:
         print(printable(f"not recomputable, taken as stored: {line}"), file=sys.stderr)
-    for name in found.unlisted:
+    for name in verified.unlisted:
         print(f"not listed in manifest.json, and read by nothing: {name!r}", file=sys.stderr)
-    if found.disagreements:
-        return EXIT_DISAGREES
-    if given.sign:
-        print(f"signed: {sign_run(folder, key)}")
-    if found.signer:
-        print(
-            "signed by ed25519 "
-            f"{found.signer}{'' if key else ' (compare this key, or give it as --key)'}"
-        )
-    if policy is None:
-        return EXIT_ON_TRUST if given.strict and found.deciding else 0
-    return _judge_limits(given, policy, found)
 
 
 def _with_data(found: Verification, folder: Path) -> Verification:
@@ -110,14 +121,15 @@ def _with_data(found: Verification, folder: Path) -> Verification:
     return replace(found, disagreements=(*found.disagreements, *wrong), not_recomputable=notes)
 
 
-def _judge_limits(given: argparse.Namespace, policy: Policy, found: Verification) -> int:
+def _judge_limits(values: Mapping[str, Any], policy: Policy, verified: Verification) -> int:
     """Print the outcome of every limit -> exit status."""
     from privdd.reporting import policy as limits
 
-    results = judge_folder(policy, given.run)
-    if given.strict:
-        results = limits.doubt_trusted_numbers(results, found.deciding)
-    write_results(given, policy, {str(given.run): results})
+    folder: Path = values["runs"][0]
+    results = judge_folder(policy, folder)
+    if values.get("strict"):
+        results = limits.doubt_trusted_numbers(results, verified.deciding)
+    write_results(values, policy, {str(folder): results})
     return limits.EXIT_BROKEN if limits.report_limits(policy, results, sys.stdout) else 0
 
 

@@ -98,13 +98,19 @@ MAY_IMPORT["reproduce"] = {
 }
 DOORS = {
     "__init__",
+    "__main__",
     "account",
     "api",
+    "attack",
     "audit",
     "check",
     "gate",
+    "list",
     "report",
+    "resume",
+    "scores",
     "selftest",
+    "target",
     "train",
     "verify",
 }  # the only modules at the top of privdd; they may import all

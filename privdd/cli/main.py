@@ -42,6 +42,7 @@ from privdd.cli.sweeps import (
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
+from privdd.runtime.run_files import TRUST_CODE
 from privdd.runtime.startup import (
     environment_variables,
     keep_freed_memory,
@@ -204,11 +205,9 @@ WORKER_MODULES = {
     "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
     "train": ("torch._dynamo", "privdd.federated.simulation"),
 }
-TRUST_MODELS = {"local", "secagg", "shuffle"}  # configs/trust: what a server sees, and no packages
 NOT_TRUSTED = (
-    "trust: packages are allowed together with run= or resume= only (a config of your "
-    "own is trusted as it is); "
-    "what the server sees is trust=local or trust=secagg"
+    f"{TRUST_CODE}: packages are allowed together with run= or resume= only (a config of your own "
+    "is trusted as it is)"
 )
 
 
@@ -217,38 +216,62 @@ def main(command: str, run: CommandRun) -> int:
     return compose.run_guarded(lambda: _run_command(command, run))
 
 
-def _audit_external_target(argv: list[str]) -> int | None:
-    """The exit status of an audit of what others trained or recorded; None where the command line
-    names no such thing."""
-    outside = any(item.startswith("target.") for item in argv)
+def audit_external_target(argv: list[str], *, is_target: bool = False) -> int | None:
+    """The exit status of an audit of what others trained or recorded.
+
+    Args:
+        argv: The arguments of ``privdd audit``.
+        is_target: Whether it has to be such an audit, whatever was typed.
+
+    Returns:
+        None where the command line names nothing of others.
+    """
+    names_target = is_target or any(item.startswith("target.") for item in argv)
     asks_help = bool({"-h", "--help"} & {*argv})
-    recorded = any(item.startswith("run=") for item in argv) and not asks_help
-    for item in argv if recorded else ():
-        if item.startswith("run="):
-            check_run_exists("run", Path(item.removeprefix("run=")))
-    if "--version" in argv or not (outside or recorded):
+    recording = _typed_path("recording", argv)
+    stored = _typed_path("run", argv)
+    for key, path in (("recording", recording), ("run", stored)):
+        if path is not None and not asks_help:
+            check_run_exists(key, path)
+    if "--version" in argv or not (names_target or recording or stored):
+        return None
+    if recording is None and stored is not None:
+        _check_is_no_recording(stored)
+    if not names_target and recording is None:
         return None
     from privdd.external.arguments import TARGET, parse_target_arguments
-    from privdd.recording import find_recording_argument
 
     if asks_help:
         print(TARGET.help_text(), end="")
         return 0
     keep_freed_memory()
-    if (recording := find_recording_argument(argv)) is not None:
+    if recording is not None:
         from privdd.external.recorded_federation import run_recorded_audit
 
         return run_recorded_audit(recording, argv)
-    if not outside:
-        return None
     parse_target_arguments(argv)  # quick, where the imports below are not
     from privdd.external.runner import run_target_audit
 
     return run_target_audit(argv)
 
 
+def _typed_path(key: str, argv: Sequence[str]) -> Path | None:
+    """The path of ``key=PATH``, where it was typed."""
+    for item in argv:
+        if item.startswith(f"{key}="):
+            return Path(item.removeprefix(f"{key}="))
+    return None
+
+
+def _check_is_no_recording(path: Path) -> None:
+    from privdd.recording import is_recording_folder
+
+    if is_recording_folder(path):
+        raise BadConfig(f"run={path}: this is a recording; did you mean recording={path}?")
+
+
 def _run_command(command: str, run: CommandRun) -> int:
-    if command == "audit" and (status := _audit_external_target(sys.argv[1:])) is not None:
+    if command == "audit" and (status := audit_external_target(sys.argv[1:])) is not None:
         return status
     if print_help_if_asked(command, sys.argv[1:], sys.stdout):
         return 0
@@ -359,22 +382,18 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
 
 
 def _split_trusted_packages(argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The arguments without the packages that ``trust=`` names, and these; ``trust=secagg`` names
-    what a server sees."""
-    naming = [
-        a
-        for a in argv
-        if a.startswith("trust=") and not set(a[6:].strip("[]").split(",")) <= TRUST_MODELS
-    ]
-    if not naming:
+    """The arguments without ``trust_code=PACKAGE,...``, and the packages that it names."""
+    typed = [item for item in argv if item.startswith(f"{TRUST_CODE}=")]
+    if not typed:
         return list(argv), ()
-    if not any(a.startswith(("run=", "resume=")) for a in argv):
+    if not any(item.startswith(("run=", "resume=")) for item in argv):
         raise BadConfig(NOT_TRUSTED)
     from privdd.cli.stored_config import parse_trusted_packages
 
-    named = [a.removeprefix("trust=") for a in naming]
-    kept = [a for a in argv if a not in naming]
-    return kept, tuple(package for text in named for package in parse_trusted_packages(text))
+    packages: list[str] = []
+    for item in typed:
+        packages += parse_trusted_packages(item.removeprefix(f"{TRUST_CODE}="))
+    return [item for item in argv if item not in typed], tuple(packages)
 
 
 def _run_with_hydra(

@@ -29,6 +29,7 @@ from privdd.core.validation import BadConfig, is_number, setting_error
 from privdd.data.locations import reads_files
 from privdd.federated.settings import PrivacySettings
 from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
+from privdd.runtime.run_files import TRUST_CODE
 
 TARGET_KEY = "_target_"
 
@@ -265,6 +266,8 @@ def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
             close = difflib.get_close_matches(name.lower(), known, 1)
             meant = OWN_DATA_HINT if group == "data" and "." in name else "."
             meant = f"; did you mean {close[0]}?" if close else meant
+            if group == "trust" and not close:
+                meant = f"; packages of your own are {TRUST_CODE}={name}."
             raise BadConfig(
                 f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(known)}"
             )

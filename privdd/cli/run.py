@@ -41,7 +41,12 @@ from privdd.reporting.schema import Findings, validate_findings, write_findings
 from privdd.reporting.terminal import EXIT_DIVERGED
 from privdd.runtime.engine import engine_in_words, torch_threads
 from privdd.runtime.files import SCHEMA, to_plain_json, write_bytes, write_json
-from privdd.runtime.run_files import check_run_folder, hold_run_folder, remove_half_written
+from privdd.runtime.run_files import (
+    TRUST_CODE,
+    check_run_folder,
+    hold_run_folder,
+    remove_half_written,
+)
 from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
 from privdd.runtime.seal import seal_folder
 
@@ -79,7 +84,7 @@ def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterat
             format_shell_assignment(key, str(value)) for key, value in outside if value is not None
         ]
         if packages := stored_config.list_foreign_packages(settings.to_plain_settings(config)):
-            parts.append(f"trust={','.join(packages)}")
+            parts.append(f"{TRUST_CODE}={','.join(packages)}")
         text = " ".join([format_shell_assignment("resume", str(path)), *parts])
         raise KeyboardInterrupt(f"resume with: python -m privdd.{command} {text}") from None
 

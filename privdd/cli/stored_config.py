@@ -35,7 +35,7 @@ from privdd.federated.method import Method
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.files import DamagedRun, check_plain_folder, check_schema, read_json_object
-from privdd.runtime.run_files import CONFIG_KEYS, MANIFEST
+from privdd.runtime.run_files import CONFIG_KEYS, MANIFEST, TRUST_CODE
 from privdd.runtime.yaml_files import read_yaml
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
@@ -92,14 +92,17 @@ PACKAGE_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
 
 
 def parse_trusted_packages(text: str) -> tuple[str, ...]:
-    """The packages of ``trust=a,b.c``. Raises BadConfig for anything but names of packages."""
+    """The packages of ``trust_code=a,b.c``. Raises BadConfig for anything but names of packages."""
     names = tuple(text.strip("[]").replace(" ", "").split(","))
     if not all(PACKAGE_NAME.fullmatch(name) for name in names):
         raise BadConfig(
-            f"trust={text}: the names of your own packages are needed, as in trust=my_package"
+            f"{TRUST_CODE}={text}: the names of your own packages are needed, as in "
+            f"{TRUST_CODE}=my_package"
         )
     if known := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
-        raise BadConfig(f"trust={text}: {known[0]} comes with Python and is no package of yours")
+        raise BadConfig(
+            f"{TRUST_CODE}={text}: {known[0]} comes with Python and is no package of yours"
+        )
     return names
 
 
@@ -140,7 +143,7 @@ def _check_user_module(key: str, node: dict[Any, Any], kind: str, trusted: Seque
     ):
         raise BadConfig(
             f"{key}.{name}={target[:200]}: if {module[:80]} is your own module, add "
-            f"trust={module[:80]}"
+            f"{TRUST_CODE}={module[:80]}"
         )
 
 
@@ -160,7 +163,7 @@ def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type
         known = (
             first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
         )
-        hint = "" if known else f"; if {first} is your own package, add trust={first}"
+        hint = "" if known else f"; if {first} is your own package, add {TRUST_CODE}={first}"
         raise BadConfig(
             f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}"
         )
@@ -189,7 +192,7 @@ def _check_role_of_class(key: str, found: type) -> None:
 
 
 def list_foreign_packages(config: dict[str, Any]) -> list[str]:
-    """The packages, sorted, that ``trust=`` has to name before this config can be read from a run
+    """The packages, sorted, that ``trust_code=`` has to name before this config can be read from a run
     folder."""
     found = set()
     for _, node in _iterate_mappings(config, ""):

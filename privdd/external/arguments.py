@@ -50,13 +50,12 @@ def _target_key(name: str, read: Reader, shown: str = "", help: str = "") -> Key
 
 
 TARGET = Command(
-    "python -m privdd.audit target.model=MODULE:CLASS target.weights=FILE "
-    "target.train=FILE target.heldout=FILE [KEY=VALUE ...]\n"
-    "       python -m privdd.audit target.synthetic=FILE target.train=FILE "
-    "target.heldout=FILE [KEY=VALUE ...]\n"
-    "       python -m privdd.audit target.updates=DIR target.model=MODULE:CLASS "
-    "target.weights=FILE target.train=... target.heldout=...",
-    "Audits what was trained elsewhere. Exit status: 0 done, whatever leaks; 2 a stated "
+    "privdd target model=MODULE:CLASS weights=FILE train=FILE heldout=FILE [KEY=VALUE ...]\n"
+    "       privdd target synthetic=FILE train=FILE heldout=FILE [KEY=VALUE ...]\n"
+    "       privdd target updates=DIR model=MODULE:CLASS weights=FILE train=... heldout=...\n"
+    "       privdd target recording=DIR model=MODULE:CLASS train=FILE heldout=FILE",
+    "Audits what was trained elsewhere; privdd audit target.model=... is the same, and the keys of "
+    "a target may have\ntarget. before them here too. Exit status: 0 done, whatever leaks; 2 a stated "
     "epsilon is contradicted; 3 a limit of the policy is broken or not decided; 1 error.",
     (
         _target_key(

@@ -1,4 +1,4 @@
-"""``python -m privdd.audit run=DIR target.model=...``: a federation of someone else's that was
+"""``python -m privdd.audit recording=DIR target.model=...``: a federation of someone else's that was
 recorded, and what its components claim.
 
 The audited client's training records and held-out ones play the game of ``membership_game``. Its
@@ -138,11 +138,11 @@ def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
     """-> exit status as of ``conclude_audit``. Raises ValueError with one line."""
     began = time.monotonic()
     recordings = read_recordings(path)
-    rest = [item for item in argv if not item.startswith(("run=", "target.client="))]
+    rest = [item for item in argv if not item.startswith(("recording=", "target.client="))]
     if not any(item.startswith("target.") for item in rest):
         nodes = ", ".join(map(str, all_client_nodes(recordings)))
         raise BadConfig(
-            f"run={path}: a whole recording of clients {nodes}; to audit it, give "
+            f"recording={path}: a whole recording of clients {nodes}; to audit it, give "
             "target.model=module:Net, target.train=FILE.npz "
             "and target.heldout=FILE.npz (records of one client, and others like them), "
             "and target.client= of several"

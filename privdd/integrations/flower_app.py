@@ -3,7 +3,7 @@
 Both read one config.yaml of a run (``run_config["config"]``, the same on every machine); a client's
 number is ``partition-id`` in its node's config; the server writes the run folder
 ``run_config["folder"]``. Classes of one's own are named in that config only with
-``run_config["trust"]``, their packages. The data are the config's, cut into clients: a study, so
+``run_config["trust_code"]``, their packages. The data are the config's, cut into clients: a study, so
 clients tell their accuracy where a method needs it, and may draw noise from the seed.
 ``run_config["bad_reply"]`` (stop | drop) and ``run_config["largest"]``: see ``ReplyRules``. A
 deployment whose data already lies at the clients builds its own with ``client_app(own)``."""
@@ -43,7 +43,7 @@ def load_experiment(folder: str, trust: str = "") -> tuple[Any, Experiment]:
 def own_data_of_node(context: Context) -> tuple[Plan, Ledger, Shard]:
     """Plan, empty ledger and the node's own shard."""
     _, experiment = load_experiment(
-        str(context.run_config["config"]), str(context.run_config.get("trust", ""))
+        str(context.run_config["config"]), str(context.run_config.get("trust_code", ""))
     )
     return (
         experiment.plan,
@@ -60,7 +60,7 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     config, experiment = load_experiment(
-        str(context.run_config["config"]), str(context.run_config.get("trust", ""))
+        str(context.run_config["config"]), str(context.run_config.get("trust_code", ""))
     )
     folder = prepare_run_folder(Path(str(context.run_config["folder"])), config)
     chosen: dict[str, Any] = {

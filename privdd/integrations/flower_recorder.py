@@ -1,5 +1,5 @@
 """Two lines that record a federation of someone else's on Flower, for ``python -m privdd.audit
-run=DIR``.
+recording=DIR``.
 
 At the clients ``ClientApp(mods=[privdd_tap("run"), ...])``, first in the list, so that it sees what
 really leaves; at the server ``strategy = tapped(strategy, "run")``. Each is enough by itself. They

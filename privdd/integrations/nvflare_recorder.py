@@ -1,5 +1,5 @@
 """A filter that records a federation of someone else's on NVFlare, for ``python -m privdd.audit
-run=DIR``.
+recording=DIR``.
 
 ``PrivddTap("run")`` stands last among a client's task result filters, so that it sees what really
 leaves, and first among its task data filters. It changes nothing; whatever goes wrong is logged and

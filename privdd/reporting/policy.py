@@ -103,7 +103,7 @@ def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> P
             raise PolicyError(" ".join(str(error).split())) from None
     found |= {name: limit for name, limit in (limits or {}).items() if limit is not None}
     if not found.keys() - {"not_decided"}:
-        hint = "python -m privdd.gate --init writes one"
+        hint = "privdd gate init=true writes one"
         raise PolicyError(f"policy: no limit is set, so nothing could be broken; {hint}")
     try:
         return Policy.model_validate(found)

@@ -62,6 +62,7 @@ OWN_PATTERN = re.compile(
 OWN_FOLDERS = ("artifacts/", "evidence/", "worlds/", "state/", "figures/", "tensorboard/")
 CONFIG_KEYS = frozenset({"algo", "data", "partition", "privacy"})  # of each config of a run
 MANIFEST_KEYS = frozenset({"schema", "version", "seed", "command"})  # of each manifest of a run
+TRUST_CODE = "trust_code"  # key of the packages whose classes a stored run may load
 SOURCE = "source.json"  # of privdd.reproduce: the commit that trained a row
 BEFORE_A_RUN = frozenset(
     {LOCK_FILE, POINT, SOURCE}

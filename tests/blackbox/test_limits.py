@@ -77,13 +77,13 @@ def test_the_gate_reads_the_folder_of_a_check(
 ) -> None:
     (tmp_path / "findings.json").write_text(json.dumps(SOUND.as_json()))
     assert read_check(tmp_path) == SOUND
-    asked = [str(tmp_path), "--junit", str(tmp_path / "j.xml"), "--fail-on", "auc=0.6"]
+    asked = [str(tmp_path), f"junit={tmp_path / 'j.xml'}", "fail_on.auc=0.6"]
     assert (
-        gate.main([*asked, "epsilon_shown=2"]) == 0
+        gate.main([*asked, "fail_on.epsilon_shown=2"]) == 0
         and 'skipped="1"' in (tmp_path / "j.xml").read_text()
     )
     assert capsys.readouterr().out.startswith("policy: passes: 1 holds, 1 does not apply\n")
-    assert gate.main([*asked, "epsilon_shown=0.5"]) == 3
+    assert gate.main([*asked, "fail_on.epsilon_shown=0.5"]) == 3
     (tmp_path / "findings.json").write_text(json.dumps({**SOUND.as_json(), "stated": 3}))
     with pytest.raises(DamagedRun, match="not what a check writes"):
         read_check(tmp_path)

@@ -116,6 +116,8 @@ def test_a_sweep_is_priced_by_its_first_point(
 
 
 def test_packages_to_trust_are_refused_with_a_price_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["privdd.audit", *FEW, "trust=my_package", "--dry-run"])
-    with pytest.raises(BadConfig, match=r"^trust: packages .* trust=local or trust=secagg$"):
+    monkeypatch.setattr(sys, "argv", ["privdd.audit", *FEW, "trust_code=my_package", "--dry-run"])
+    with pytest.raises(
+        BadConfig, match=r"^trust_code: packages are allowed together with run= or resume= only"
+    ):
         _run_command("audit", lambda *at: 0)

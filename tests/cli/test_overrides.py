@@ -153,7 +153,7 @@ QUICK = {
     "text in place of a number": ["privacy=dpsgd", "privacy.noise_multiplier=much"],
     "number that is none": ["algo.lr=nan"],
     "setting that nothing reads": ["engine=serial", "engine.workers=2"],
-    "packages without a run": ["trust=mine"],
+    "packages without a run": ["trust_code=mine"],
     "a run that is not there": ["resume=nowhere"],
     "a file that is not there": ["data=npz", "data.root=nowhere.npz"],
     "a tracker that is none": ["tracking=wandb"],
@@ -176,7 +176,7 @@ def test_nothing_heavy_is_imported_first(kind: str) -> None:
     program = (
         "import sys\n"
         "from privdd.audit import main\n"
-        "try:\n    main()\n"
+        "try:\n    sys.exit(main())\n"
         "finally:\n    print(*({'torch', 'scipy', 'matplotlib', 'sklearn', 'opacus'} & "
         "{*sys.modules}), file=sys.stderr)\n"
     )

@@ -49,11 +49,11 @@ def test_a_config_comes_back_without_interpolations(tmp_path: Path) -> None:
 def test_a_class_of_ones_own_needs_trust_and_the_hint_says_so(tmp_path: Path) -> None:
     config = compose_config("train", ["algo=fedavg", OWN, "data.root=/x/y"])
     prepare_run_folder(tmp_path, config)
-    with pytest.raises(DamagedRun, match="add trust=tests"):
+    with pytest.raises(DamagedRun, match="add trust_code=tests"):
         load_stored_config(tmp_path)
     assert load_stored_config(tmp_path, ("tests",)) == read_stored_config(tmp_path)
     with (
-        pytest.raises(KeyboardInterrupt, match=r"resume=\S+ data\.root=/x/y trust=tests$"),
+        pytest.raises(KeyboardInterrupt, match=r"resume=\S+ data\.root=/x/y trust_code=tests$"),
         print_resume_command("train", tmp_path, config),
     ):
         raise KeyboardInterrupt
@@ -192,7 +192,7 @@ def test_a_module_outside_is_not_even_imported(
 ) -> None:
     monkeypatch.setenv("PRIVDD_CANARY", str(tmp_path / "sung"))
     monkeypatch.delitem(sys.modules, CANARY, raising=False)
-    with pytest.raises(BadConfig, match="trust=tests"):
+    with pytest.raises(BadConfig, match="trust_code=tests"):
         check_targets({"algo": {"_target_": f"{CANARY}.Own"}})
     assert not (tmp_path / "sung").exists() and CANARY not in sys.modules
     assert issubclass(
@@ -250,7 +250,7 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
                     "target": "tests.cli.canary_module:Own",
                 }
             },
-            "add trust=tests.cli",
+            "add trust_code=tests.cli",
         ),
         (
             {"algo": {"g": {"_target_": "privdd.models.OwnModel", "target": "os"}}},
@@ -283,6 +283,6 @@ def test_places_roles_and_other_keys_of_hydra(config: dict[str, Any], said: str)
     "text", ["", "subprocess", "mine,os.path", "a b/c", "../x", "a,,b", "os;x", ".x"]
 )
 def test_trust_takes_names_of_packages(text: str) -> None:
-    with pytest.raises(BadConfig, match="trust="):
+    with pytest.raises(BadConfig, match="trust_code="):
         parse_trusted_packages(text)
     assert parse_trusted_packages("[mine, other.part]") == ("mine", "other.part")

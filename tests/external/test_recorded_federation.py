@@ -1,4 +1,4 @@
-"""A recorded federation of someone else's, audited by ``privdd.audit run=DIR``: leaks are found,
+"""A recorded federation of someone else's, audited by ``privdd.audit recording=DIR``: leaks are found,
 whole recordings only."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from privdd.cli import main as cli
 from privdd.external.recorded_federation import find_claimed_limit, run_recorded_audit
-from privdd.recording import find_recording_argument
+from privdd.recording import is_recording_folder
 from privdd.recording.recording import (
     MessageHeading,
     MessageRecorder,
@@ -102,7 +102,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def typed(*more: str) -> list[str]:
     return [
-        "run=run",
+        "recording=run",
         f"target.model={__file__}:net",
         "target.train=train.npz",
         "target.heldout=out.npz",
@@ -211,7 +211,7 @@ def test_a_claim_of_almost_no_noise_is_shown_and_not_compared(here: Path) -> Non
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["run=run"], "a whole recording of clients 5, 6; to audit it, give target.model"),
+        (["recording=run"], "a whole recording of clients 5, 6; to audit it, give target.model"),
         (typed(), "target.client=None: one of 5, 6 is needed"),
         (typed("target.client=4"), "target.client=4"),
         (typed("target.client=5", "target.rounds=3"), "target.rounds"),
@@ -219,7 +219,7 @@ def test_a_claim_of_almost_no_noise_is_shown_and_not_compared(here: Path) -> Non
         (typed("target.client=5", "target.shadows=4"), "target.shadows: not read of a recording"),
         (typed("target.client=5", "confidence=0"), "confidence=0: a number in (0, 1)"),
         (typed("target.client=5", "out=run"), "run: holds files of something else"),
-        (["run=run", "target.model=json:loads", *typed()[2:], "target.client=5"], "model="),
+        (["recording=run", "target.model=json:loads", *typed()[2:], "target.client=5"], "model="),
     ],
 )
 def test_what_cannot_be_audited_is_said_in_one_line(
@@ -243,12 +243,12 @@ def test_an_incomplete_recording_fails_the_audit(
     assert "incomplete recording" in capsys.readouterr().err
 
 
-def test_a_run_of_privdd_s_own_is_none_of_this(here: Path) -> None:
+def test_a_run_of_privdd_s_own_is_no_recording(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     (here / "own").mkdir()
-    assert (
-        find_recording_argument(["run=own"]) is None
-        and find_recording_argument(["algo=fedavg"]) is None
-    )
     federation(here / "run", records(1), rounds=1)
-    assert find_recording_argument(["run=run", "attack=all"]) == Path("run")
+    assert is_recording_folder(here / "run") and not is_recording_folder(here / "own")
     assert read_recordings(here / "run")[0].client_nodes == (5, 6) and callable(run_recorded_audit)
+    assert asked(["run=run"], monkeypatch) == 1
+    assert "this is a recording; did you mean recording=run?" in capsys.readouterr().err

@@ -153,7 +153,7 @@ def _status(reader: str, copy: Path) -> int:
     if reader == "report":
         return report.main([str(copy)])
     if reader == "compare":
-        return report.main([str(copy), str(copy), "--out", str(copy.parent / "both")])
+        return report.main([str(copy), str(copy), f"out={copy.parent / 'both'}"])
     if reader == "verify":
         return verify.main([str(copy)])
     os.chdir(copy.parent)

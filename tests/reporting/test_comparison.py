@@ -189,13 +189,13 @@ def test_the_command_compares_and_refuses(
 ) -> None:
     runs = [str(audited(name).path) for name in ("fedavg", "fedavg_seed1")]
     capsys.readouterr()
-    assert main([*runs, "--out", str(tmp_path / "out")]) == 0
+    assert main([*runs, f"out={tmp_path / 'out'}"]) == 0
     first, *_, last = capsys.readouterr().out.splitlines()
     assert first == "2 settings compared: 2 unprotected." and last == str(
         tmp_path / "out" / "comparison.html"
     )
     (tmp_path / "file").write_text("")
-    assert main([*runs, "--out", str(tmp_path / "file" / "x")]) == 1
+    assert main([*runs, f"out={tmp_path / 'file' / 'x'}"]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -85,7 +85,7 @@ def run(
     }
     return validate_findings(
         {
-            "schema": 2,
+            "schema": 1,
             "run": about,
             "privacy": privacy | ({} if noise is None else {"noise": noise}),
             "surfaces": [sent | surface],

@@ -1,4 +1,5 @@
-"""``privdd.report DIR --pdf``: a print beside the page, or one line that says what is missing."""
+"""``privdd.report DIR pdf=true``: a print beside the page, or one line that says what is
+missing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def test_a_run_is_printed_and_its_seal_still_holds(
     audited: Callable[[str], SmallAudit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
-    assert main([str(folder), "--pdf"]) == 0
+    assert main([str(folder), "pdf=true"]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == str(folder / "report.pdf") and (
         folder / "report.pdf"

@@ -182,22 +182,22 @@ def test_the_policy_that_is_written_first_is_valid() -> None:
     assert Policy.model_validate(yaml.safe_load(STARTING_POLICY)).epsilon_proven == 8
 
 
+LIMITS = ("epsilon_proven=1", "auc=1", "psnr_gain=99", "tpr_at_fpr.0.9=1")
+
+
 def test_the_files_for_a_build(
     audited: Callable[[str], SmallAudit], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = audited("fedavg").path
     files = [tmp_path / name for name in ("j.xml", "b.svg", "s.md")]
-    asked = [str(run), "--fail-on", "epsilon_proven=1", "auc=1", "psnr_gain=99", "tpr_at_fpr.0.9=1"]
+    asked = [str(run), *(f"fail_on.{limit}" for limit in LIMITS)]
     assert (
         main(
             [
                 *asked,
-                "--junit",
-                str(files[0]),
-                "--badge",
-                str(files[1]),
-                "--markdown",
-                str(files[2]),
+                f"junit={files[0]}",
+                f"badge={files[1]}",
+                f"markdown={files[2]}",
             ]
         )
         == 3
@@ -208,15 +208,13 @@ def test_the_files_for_a_build(
     ) is not None
     assert "broken" in files[1].read_text() and ElementTree.parse(files[1])
     assert files[2].read_text().count("\n") == 6
-    assert main([str(run), "--fail-on", "psnr_gain=99", "--junit", str(files[0])]) == main(
-        [str(run), "--fail-on", "psnr_gain=99"]
+    assert main([str(run), "fail_on.psnr_gain=99", f"junit={files[0]}"]) == main(
+        [str(run), "fail_on.psnr_gain=99"]
     )
-    for wrong in (["auc=["], ["tpr_at_fpr=0.1", "tpr_at_fpr.0.01=0.5"], ["auc"]):
-        assert (
-            main([str(run), "--fail-on", *wrong]) == 1
-            and "LIMIT=VALUE is needed" in capsys.readouterr().err
-        )
-    assert main([str(run), "--fail-on", "auc=1"]) == 0
+    for wrong in (["auc=["], ["tpr_at_fpr=0.1", "tpr_at_fpr.0.01=0.5"]):
+        assert main([str(run), *(f"fail_on.{limit}" for limit in wrong)]) == 1
+        assert "LIMIT=VALUE is needed" in capsys.readouterr().err
+    assert main([str(run), "fail_on.auc=1"]) == 0
     assert "policy: holds: auc" in capsys.readouterr().out
     assert draw_badge(judge_findings(Policy(auc=1), load_findings(run))).count("holds") == 2
 
@@ -226,11 +224,11 @@ def test_a_sweep_is_judged_run_by_run(
 ) -> None:
     for name in ("fedavg", "fedavg_dpsgd"):
         shutil.copytree(audited(name).path, tmp_path / "sweep" / name)
-    assert main([str(tmp_path / "sweep"), "--fail-on", "epsilon_proven=1e6"]) == 3
+    assert main([str(tmp_path / "sweep"), "fail_on.epsilon_proven=1e6"]) == 3
     out = capsys.readouterr().out
     (tmp_path / "sweep" / "stopped").mkdir()
     (tmp_path / "sweep" / "stopped" / "config.yaml").write_text("algo: {}")
-    assert main([str(tmp_path / "sweep"), "--fail-on", "auc=1"]) == 1
+    assert main([str(tmp_path / "sweep"), "fail_on.auc=1"]) == 1
     assert "broken" in out.split("fedavg_dpsgd")[0] and "holds" in out.split("fedavg_dpsgd")[1]
 
 

@@ -146,5 +146,5 @@ def test_no_text_of_a_run_becomes_markup(bare: Any) -> None:
 def test_the_command_writes_a_card_of_one_run(
     protected: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert report.main([str(protected.path), str(protected.path), "--card", "registry"]) == 1
+    assert report.main([str(protected.path), str(protected.path), "card=registry"]) == 1
     assert "of one run" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
     junit = tmp_path / "limits.xml"
     policy.write_text("verdicts: [consistent, untested, unprotected]\n")
-    status = gate.main([str(result.folder), "--policy", str(policy), "--junit", str(junit)])
+    status = gate.main([str(result.folder), f"policy={policy}", f"junit={junit}"])
     broken = result.verdict == "contradiction"
     assert (status != 0) == broken == (ET.parse(junit).getroot().find(".//failure") is not None)
     card = json.loads((result.folder / "card.json").read_text())

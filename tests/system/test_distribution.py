@@ -75,7 +75,7 @@ def test_the_workflow_installs_from_where_the_user_says(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--init", "--install", source]) == 0
+    assert main(["init=true", f"install={source}"]) == 0
     text = (tmp_path / ".github/workflows/privacy.yml").read_text()
     assert f'PRIVDD: "{source}"' in text and 'pip install "${PRIVDD:?' in text
 
@@ -85,9 +85,9 @@ def test_a_name_of_a_package_is_refused(
     source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--init", "--install", source]) == 1
+    assert main(["init=true", f"install={source}"]) == 1
     assert capsys.readouterr().err.startswith(
-        f"privdd: error: --install {source}: a checkout (./privdd), a wheel"
+        f"privdd: error: install={source}: a checkout (./privdd), a wheel"
     ) and not [*tmp_path.iterdir()]
 
 
@@ -95,7 +95,7 @@ def test_without_a_source_the_workflow_stops_and_says_what_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["--init"]) == 0
+    assert main(["init=true"]) == 0
     assert "set PRIVDD in it" in capsys.readouterr().out.splitlines()[-1]
     step = re.search(r"- run: python -m (pip install .*)", STARTING_WORKFLOW)
     assert step

@@ -72,8 +72,9 @@ def test_a_build_goes_red_on_a_leak_and_is_green_without(
         ).returncode
 
     assert (
-        run("-m privdd.gate --init") == 0 and (tmp_path / ".github/workflows/privacy.yml").exists()
+        run("-m privdd.gate init=true") == 0
+        and (tmp_path / ".github/workflows/privacy.yml").exists()
     )
     (tmp_path / "policy.yaml").write_text("auc: 0.65\ntpr_at_fpr: {0.01: 0.1}\n")
     assert run(f"net.py {kind}") == 0 and run(AUDIT) == 0
-    assert run("-m privdd.gate audit --policy policy.yaml") == status
+    assert run("-m privdd.gate audit policy=policy.yaml") == status

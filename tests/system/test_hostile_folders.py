@@ -126,7 +126,7 @@ def run_command(kind: str, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> int
     if kind == "report":
         return report.main([str(run)])
     if kind == "compare":
-        return report.main([str(run), str(run), "--out", str(run.parent / "out")])
+        return report.main([str(run), str(run), f"out={run.parent / 'out'}"])
     if kind == "verify":
         return verify.main([str(run)])
     if kind == "sweep":
@@ -328,7 +328,7 @@ HOSTILE: dict[str, tuple[Callable[[Scene], None], str]] = {
     "positional arguments": (attack(**LIRA, _args_=["x"]), "run"),
     "an own module without trust of its package": (
         attack(_target_="tests.cli.canary_module.Own"),
-        "run trust=other_package",
+        "run trust_code=other_package",
     ),
     # ways out of the folder
     "an attack's name that climbs": (

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from privdd import account, gate, selftest, verify
+from privdd import account, gate, report, selftest, verify
 from privdd.api import audit
 from privdd.blackbox.runner import CHECK
 from privdd.canary.__main__ import parse_canary_arguments as read_canary
 from privdd.cli.compose import expand_arguments
+from privdd.cli.doors import with_target_prefix
 from privdd.cli.main import check_command
 from privdd.external.arguments import TARGET_PREFIX, parse_target_arguments
-from privdd.report import report_parser
 from privdd.reproduce.catalogue import COMMANDS, find_entry
 from privdd.reproduce.catalogue import parse_arguments as read_reproduce
 
@@ -117,13 +117,19 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     if "--help" in argv:
         return  # tested by itself
     if module == "privdd.report":
-        assert report_parser().parse_args(argv).runs
+        assert report.REPORT.parse(argv)["runs"]
         return
     if module == "privdd.verify":
-        assert verify.verify_parser().parse_args(argv).run
+        assert verify.VERIFY.parse(argv)["runs"]
         return
-    if module == "privdd.gate" or argv == ["--init"]:
-        assert gate.gate_parser().parse_args(argv)
+    if module == "privdd.gate":
+        assert gate.GATE.parse(argv)
+        return
+    if module in ("privdd.attack", "privdd.resume", "privdd.scores"):
+        assert "=" not in argv[0]
+        return
+    if module == "privdd.target":
+        assert parse_target_arguments(with_target_prefix(argv)).given
         return
     if module == "privdd.selftest":
         assert selftest.parse_selftest_arguments(argv).profile
@@ -145,7 +151,9 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     if "--dry-run" in argv:
         argv.remove("--dry-run")
     if any(item.startswith(TARGET_PREFIX) for item in argv):
-        argv = [a for a in argv if not a.startswith(("run=", "target.client="))]  # of a recording
+        argv = [
+            a for a in argv if not a.startswith(("recording=", "target.client="))
+        ]  # of a recording
         assert parse_target_arguments(argv).given
         return
     command = module.removeprefix("privdd.")

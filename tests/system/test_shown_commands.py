@@ -20,7 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from PIL import Image
 
-from privdd import account, check, report, verify
+from privdd import account, attack, check, report, verify
 from privdd.cli import main as command
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
@@ -35,9 +35,8 @@ __all__ = ["mine"]  # a fixture
 NOT_RUN = {
     "privdd.selftest": "takes minutes; its faults are run one by one in "
     "tests/auditing/dp_tests/test_noise_and_sampling_audits.py",
-    "privdd.audit --init": "writes files, as privdd.gate --init does: tests/system/test_gated_repository.py",
     "privdd.audit algo=fedavg privacy=client policy=": "wants a policy: tests/system/test_gated_repository.py",
-    "privdd.verify audit --strict --policy": "the same: tests/verification/test_run_folder.py",
+    "privdd.verify audit strict=true policy=": "the same: tests/verification/test_run_folder.py",
     "privdd.audit --help": "prints and stops: tests/cli/test_main.py",
     "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_audits.py does, with "
     "this engine",
@@ -48,13 +47,13 @@ NOT_RUN = {
     "privdd.audit target.model=": "trains models of its own: tests/external/test_runner.py",
     "privdd.audit target.synthetic=": "the same: tests/external/test_synthetic_data.py",
     "privdd.audit target.updates=": "the same: tests/external/test_client_updates.py",
-    "privdd.audit run=DIR target.model=": "wants a recording: tests/external/test_recorded_federation.py makes one",
-    "privdd.audit run=../run target.model=": "wants a recording of real servers: tests/system/test_flower_loopback.py makes one",
+    "privdd.audit recording=DIR target.model=": "wants a recording: tests/external/test_recorded_federation.py makes one",
+    "privdd.audit recording=../run target.model=": "wants a recording of real servers: tests/system/test_flower_loopback.py makes one",
     "privdd.audit algo=fedavg model=own": "wants the user's own network: tests/models/test_own.py",
     "privdd.audit algo=own_training algo.training=": "wants the user's own function: tests/methods/test_own_training.py",
     "privdd.check mechanism=fedx.py:send_prototypes": "wants the page's example: tests/blackbox/test_tutorial.py",
     "privdd.check mechanism=noise.py:release": "wants the page's example: tests/blackbox/test_tutorial.py",
-    "privdd.report DIR --pdf": "needs a browser: tests/reporting/test_page_pdf.py",
+    "privdd.report DIR pdf=true": "needs a browser: tests/reporting/test_page_pdf.py",
     "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open "
     "and verify",
     "privdd.reproduce": "trains for minutes: tests/reproduce/test_train.py does, at a smaller size",
@@ -105,7 +104,7 @@ def Name(x):
 
 NAME = Name
 """
-ALONE = re.compile(r"privdd\.(?:account|audit|train|report|verify|check|selftest)")
+ALONE = re.compile(r"privdd\.(?:account|attack|audit|train|report|verify|check|selftest)")
 
 
 def shown() -> list[str]:
@@ -161,7 +160,7 @@ def words(line: str) -> list[str]:
     _, *argv = shlex.split(line)
     if "-m" in argv:
         argv = [one if "[" in one else one.split(",")[0] for one in argv if one != "-m"]
-    if not line.startswith("privdd.audit") or any(
+    if not line.startswith("privdd.audit ") or any(
         one.startswith(("run=", "resume=")) for one in argv
     ):
         return argv
@@ -219,6 +218,9 @@ def test_a_shown_command_runs(
         monkeypatch.setattr(sys, "argv", ["privdd-audit", *given])
         GlobalHydra.instance().clear()
         status = command.main("audit", run_audit)
+    elif module == "privdd.attack":
+        GlobalHydra.instance().clear()
+        status = attack.main(given)
     elif module == "privdd.report":
         status = report.main([one.removesuffix("...") for one in given])
     elif module == "privdd.verify":

@@ -46,19 +46,16 @@ def test_a_signed_run_is_that_of_its_key_alone(
 ) -> None:
     (mine, public), (_, other) = keys(tmp_path, "mine"), keys(tmp_path, "other")
     assert (
-        verify.main([str(run), "--key", str(public)]) == 1
+        verify.main([str(run), f"key={public}"]) == 1
         and "signature.json: no such file" in capsys.readouterr().err
     )
-    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 0
+    assert verify.main([str(run), "sign=true", f"key={mine}"]) == 0
     assert (
-        verify.main([str(run), "--key", str(public)]) == 0
+        verify.main([str(run), f"key={public}"]) == 0
         and "signed by ed25519" in capsys.readouterr().out
     )
     assert verify.main([str(run)]) == 0 and "compare this key" in capsys.readouterr().out
-    assert (
-        verify.main([str(run), "--key", str(other)]) == 2
-        and "public_key" in capsys.readouterr().out
-    )
+    assert verify.main([str(run), f"key={other}"]) == 2 and "public_key" in capsys.readouterr().out
 
 
 def test_an_edit_that_is_sealed_again_breaks_the_signature(run: Path, tmp_path: Path) -> None:
@@ -78,14 +75,14 @@ def test_signing_again_replaces_a_signature_that_no_longer_fits(run: Path, tmp_p
     sign_run(run, tmp_path / "other.pem")
     write_json(run / "manifest.json", read_json(run / "manifest.json") | {"machine": "another"})
     seal_folder(run)
-    assert verify.main([str(run), "--key", str(others)]) == 2
+    assert verify.main([str(run), f"key={others}"]) == 2
     assert (
-        verify.main([str(run), "--sign", "--key", str(mine)]) == 0
-        and verify.main([str(run), "--key", str(public)]) == 0
+        verify.main([str(run), "sign=true", f"key={mine}"]) == 0
+        and verify.main([str(run), f"key={public}"]) == 0
     )
     (run / "ledger.json").write_bytes((run / "ledger.json").read_bytes() + b" ")
     assert (
-        verify.main([str(run), "--sign", "--key", str(mine)]) == 2
+        verify.main([str(run), "sign=true", f"key={mine}"]) == 2
         and not (run / "signature.json").exists()
     )
 
@@ -94,13 +91,13 @@ def test_a_page_that_is_drawn_anew_leaves_it_whole(run: Path, tmp_path: Path) ->
     mine, public = keys(tmp_path, "mine")
     sign_run(run, mine)
     assert report.main([str(run)]) == 0
-    assert verify.main([str(run), "--key", str(public)]) == 0
+    assert verify.main([str(run), f"key={public}"]) == 0
 
 
 def test_a_run_that_does_not_agree_is_not_signed(run: Path, tmp_path: Path) -> None:
     mine, _ = keys(tmp_path, "mine")
     (run / "ledger.json").write_bytes((run / "ledger.json").read_bytes() + b" ")
-    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 2
+    assert verify.main([str(run), "sign=true", f"key={mine}"]) == 2
     assert not (run / "signature.json").exists()
 
 
@@ -121,6 +118,6 @@ def test_without_the_package_one_line_says_what_to_install(
 ) -> None:
     mine, _ = keys(tmp_path, "mine")
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
-    assert verify.main([str(run), "--sign", "--key", str(mine)]) == 1
+    assert verify.main([str(run), "sign=true", f"key={mine}"]) == 1
     assert "pip install cryptography" in capsys.readouterr().err
-    assert verify.main([str(run), "--sign"]) == 1 and "--key FILE" in capsys.readouterr().err
+    assert verify.main([str(run), "sign=true"]) == 1 and "key=FILE" in capsys.readouterr().err

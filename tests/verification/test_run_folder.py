@@ -442,12 +442,12 @@ def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(
         line,
     )
     assert found and int(found[1]) > 30 and int(found[2]) > 3
-    assert verify.main([str(run), "--strict"]) == 3
+    assert verify.main([str(run), "strict=true"]) == 3
     capsys.readouterr()
     rows = read_json(audited("fedavg").path / F)["findings"]
     assert any("psnr" in row for row in rows)  # its pictures need the records
     assert (
-        verify.main([str(audited("fedavg").path), "--strict"]) == 3
+        verify.main([str(audited("fedavg").path), "strict=true"]) == 3
         and "pictures of gradient_inversion" in capsys.readouterr().out
     )
 
@@ -455,7 +455,7 @@ def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(
 def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_computed_again(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    limits = ["--fail-on", "epsilon_shown=100", "auc=1"]
+    limits = ["fail_on.epsilon_shown=100", "fail_on.auc=1"]
     assert verify.main([str(run), *limits]) == 0
     agrees, passes, *_ = capsys.readouterr().out.splitlines()
     assert ": agrees: " in agrees and passes == "policy: passes: 2 holds"
@@ -464,11 +464,9 @@ def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_com
             [
                 str(run),
                 *limits,
-                "--strict",
-                "--junit",
-                str(tmp_path / "j.xml"),
-                "--markdown",
-                str(tmp_path / "s.md"),
+                "strict=true",
+                f"junit={tmp_path / 'j.xml'}",
+                f"markdown={tmp_path / 's.md'}",
             ]
         )
         == 3
@@ -482,9 +480,9 @@ def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_com
         and "taken on trust" in (tmp_path / "s.md").read_text()
     )
     assert (
-        verify.main([str(run), "--strict", "--fail-on", "auc=1"]) == 0
+        verify.main([str(run), "strict=true", "fail_on.auc=1"]) == 0
     )  # which rests on scores that are in the folder
-    assert verify.main([str(run), "--fail-on", "auc=0.01"]) == 3
+    assert verify.main([str(run), "fail_on.auc=0.01"]) == 3
 
 
 def test_brought_scores_leave_nothing_on_trust(tmp_path: Path) -> None:
@@ -493,7 +491,7 @@ def test_brought_scores_leave_nothing_on_trust(tmp_path: Path) -> None:
     audit(f"scores={tmp_path / 's.npz'}", out=tmp_path / "run")
     found = check(tmp_path / "run")
     assert found.deciding == () and found.trusted == 0 and found.computed > 5
-    assert verify.main([str(tmp_path / "run"), "--strict"]) == 0
+    assert verify.main([str(tmp_path / "run"), "strict=true"]) == 0
 
 
 @pytest.mark.parametrize("left_out", [True, False])

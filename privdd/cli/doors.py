@@ -1,0 +1,134 @@
+"""Doors to parts of an audit: attack a stored run, resume one, audit scores, audit a target.
+
+Each turns its arguments into those of ``privdd audit`` or ``privdd train``, which do the work.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from attacks.command_line import ERROR_PREFIX
+from privdd.cli.compose import run_guarded
+from privdd.cli.main import audit_external_target, main
+from privdd.core.command import HELP_OPTIONS
+from privdd.core.validation import BadConfig
+from privdd.external.arguments import TARGET, TARGET_PREFIX
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.run_files import CONFIG
+from privdd.runtime.yaml_files import read_yaml
+
+ATTACK_USAGE = """\
+usage: privdd attack DIR [attack=[NAME,...]] [engine=...] [audit.KEY=VALUE] [trust_code=PACKAGE]
+
+Attacks the finished run in DIR again; attacks that it was not attacked with are added to it.
+Nothing is trained again. trust_code= names packages of yours whose classes the run may load.
+
+Exit status: as of an audit."""
+RESUME_USAGE = """\
+usage: privdd resume DIR [engine=...] [trust_code=PACKAGE]
+
+Goes on with the audit or the training in DIR that was stopped. The result is that of an undisturbed
+run. trust_code= names packages of yours whose classes the run may load.
+
+Exit status: as of the command that began the run."""
+SCORES_USAGE = """\
+usage: privdd scores FILE [scores_surface=NAME] [privacy.epsilon=E] [privacy.delta=D] [KEY=VALUE ...]
+
+Audits membership scores that were computed elsewhere: FILE is an .npz with scores and members
+(docs/tutorials/scores.md). privacy.epsilon= is what is stated.
+
+Exit status: as of an audit."""
+
+
+def run_attack(argv: Sequence[str]) -> int:
+    """``privdd attack DIR`` -> exit status as of an audit."""
+    return _run_with_place(argv, "run", "DIR", ATTACK_USAGE, lambda place: "audit")
+
+
+def run_resume(argv: Sequence[str]) -> int:
+    """``privdd resume DIR`` -> exit status as of the command that began the run."""
+    return _run_with_place(argv, "resume", "DIR", RESUME_USAGE, command_of_run)
+
+
+def run_scores(argv: Sequence[str]) -> int:
+    """``privdd scores FILE`` -> exit status as of an audit."""
+    return _run_with_place(argv, "scores", "FILE", SCORES_USAGE, lambda place: "audit")
+
+
+def run_target(argv: Sequence[str]) -> int:
+    """``privdd target model=MODULE:CLASS ...`` -> exit status as of an audit.
+
+    Keys of a target may be typed without "target.".
+    """
+    if not argv or HELP_OPTIONS & {*argv}:
+        print(TARGET.help_text(), end="")
+        return 0 if argv else 1
+    return run_guarded(lambda: audit_external_target(with_target_prefix(argv), is_target=True) or 0)
+
+
+def with_target_prefix(argv: Sequence[str]) -> list[str]:
+    """The arguments with "target." before each key that has it in ``privdd audit``."""
+    names = {
+        key.name.removesuffix(".*") for key in TARGET.keys if key.name.startswith(TARGET_PREFIX)
+    }
+    prefixed = []
+    for item in argv:
+        head = TARGET_PREFIX + item.partition("=")[0].partition(".")[0]
+        prefixed.append(TARGET_PREFIX + item if head in names else item)
+    return prefixed
+
+
+def command_of_run(folder: Path) -> str:
+    """The command that began a run: ``audit`` if its config says what to audit, else ``train``.
+
+    Raises:
+        BadConfig: There is no such folder.
+        DamagedRun: It is no run folder.
+    """
+    if not folder.exists():
+        raise BadConfig(f"{folder}: no such folder")
+    try:
+        config: Any = read_yaml(folder / CONFIG)
+    except FileNotFoundError:
+        raise DamagedRun(f"{folder}: not a run folder (no {CONFIG})") from None
+    return "audit" if isinstance(config, dict) and "audit" in config else "train"
+
+
+def _run_with_place(
+    argv: Sequence[str], key: str, shown: str, usage: str, command_at: Callable[[Path], str]
+) -> int:
+    """Run the command of a place with ``key=PLACE`` and the other arguments."""
+    if not argv or HELP_OPTIONS & {*argv}:
+        print(usage)
+        return 0 if argv else 1
+    places = [item for item in argv if "=" not in item and not item.startswith("-")]
+    if len(places) != 1 or argv[0] != places[0]:
+        print(f"{ERROR_PREFIX}: one {shown} is needed, as the first argument", file=sys.stderr)
+        return 1
+    rest = list(argv[1:])
+    chosen: list[str] = []
+
+    def choose() -> int:
+        chosen.append(command_at(Path(places[0])))
+        return 0
+
+    if status := run_guarded(choose):
+        return status
+    command = chosen[0]
+    sys.argv = [f"privdd-{command}", f"{key}={places[0]}", *rest]
+    return main(command, _run_of(command))
+
+
+def _run_of(command: str) -> Callable[..., int]:
+    """What does the work of a command; imported once the command line was checked."""
+
+    def run(*arguments: Any) -> int:
+        from privdd.cli.run import run_audit, run_training
+
+        work = run_audit if command == "audit" else run_training
+        return work(*arguments)
+
+    return run

@@ -1,0 +1,18 @@
+"""``privdd resume DIR``: go on with a run that was stopped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status as of the command that began the run; errors are one line on stderr and status
+    1."""
+    from privdd.cli.doors import run_resume
+
+    return run_resume(sys.argv[1:] if argv is None else list(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

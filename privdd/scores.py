@@ -1,0 +1,17 @@
+"""``privdd scores FILE``: audit membership scores that were computed elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status as of an audit; errors are one line on stderr and status 1."""
+    from privdd.cli.doors import run_scores
+
+    return run_scores(sys.argv[1:] if argv is None else list(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
