@@ -109,6 +109,17 @@ def check_positive(settings: object, *names: str, under: str = "") -> None:
     )
 
 
+def check_epochs(settings: object, *names: str) -> None:
+    """Passes over a client's records: a whole number, or a fraction for a part of one pass."""
+    _check_fields(
+        settings,
+        names,
+        "",
+        lambda x: _is_number(x) and 0 < x < inf,
+        "at least 1 epoch (or a part of one, as 0.5)",
+    )
+
+
 def check_non_negative(settings: object, *names: str, under: str = "") -> None:
     _check_fields(settings, names, under, lambda x: 0 <= x < inf, "a finite number from 0")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,8 @@ def _run_command(argv: Sequence[str]) -> int:
     what, name = named_target(given)
     if what != "mechanism":
         return _check_plugin(what, name, values_below(given, "args"))
+    if "out" in given:
+        check_output_folder(Path(given["out"]))
     policy = limits.policy_of_arguments(given)
     request = check_request(given, adapt_component)
     with show_progress(f"check {name}", HUNDREDTHS) as bar:
@@ -69,6 +72,21 @@ def _run_command(argv: Sequence[str]) -> int:
     if broken:
         return limits.EXIT_BROKEN
     return EXIT_UNDECIDED if result.is_undecided else 0
+
+
+def check_output_folder(folder: Path) -> None:
+    """Refuse a folder whose findings are not those of a check: they would be overwritten.
+
+    Raises:
+        BadConfig: It holds the findings of a run.
+        DamagedRun: It holds a findings.json that cannot be read.
+    """
+    from privdd.blackbox.verdict import read_check
+    from privdd.core.validation import BadConfig
+    from privdd.runtime.run_files import FINDINGS
+
+    if os.path.lexists(folder / FINDINGS) and read_check(folder) is None:
+        raise BadConfig(f"out={folder}: holds the {FINDINGS} of something else; use another folder")
 
 
 def _check_components(given: Mapping[str, Any]) -> int:

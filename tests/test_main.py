@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from privdd import attack, resume, scores, target
+from privdd.check import check_output_folder
 from privdd.__main__ import COMMANDS, MODULES, main
 from privdd.cli import doors
 from privdd.cli.doors import command_of_run, with_target_prefix
@@ -109,3 +110,13 @@ def test_keys_of_a_target_need_no_prefix() -> None:
         "out=DIR",
         "stated.epsilon=1",
     ]
+
+
+def test_a_check_overwrites_no_findings_of_something_else(tmp_path: Path) -> None:
+    check_output_folder(tmp_path)  # nothing is there
+    (tmp_path / "findings.json").write_text('{"schema": 1, "run": {}}')
+    with pytest.raises(BadConfig, match="holds the findings.json of something else"):
+        check_output_folder(tmp_path)
+    (tmp_path / "findings.json").write_text("{")
+    with pytest.raises(DamagedRun):
+        check_output_folder(tmp_path)

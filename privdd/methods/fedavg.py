@@ -11,7 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from attacks.types import Surface
-from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
+from attacks.validation import (
+    check_below_one,
+    check_counts,
+    check_epochs,
+    check_non_negative,
+    check_positive,
+)
 from privdd.core.rng import Keys
 from privdd.core.types import (
     Artifact,
@@ -108,7 +114,8 @@ class FedAvg(
 
     def __post_init__(self) -> None:
         check_counts(self, "rounds", "batch_size")
-        check_positive(self, "lr", "local_epochs", "server_lr")
+        check_positive(self, "lr", "server_lr")
+        check_epochs(self, "local_epochs")
         check_below_one(self, "momentum")
         check_non_negative(self, "weight_decay")
         if self.weighting not in ("records", "uniform"):

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor
 
 from attacks.types import Surface
-from attacks.validation import check_below_one, check_counts, check_non_negative, check_positive
+from attacks.validation import (
+    check_below_one,
+    check_counts,
+    check_epochs,
+    check_non_negative,
+    check_positive,
+)
 from privdd.core.rng import Keys
 from privdd.core.types import (
     Artifact,
@@ -122,7 +128,8 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         if not isinstance(self.virtual, VirtualImages):
             why = "it cannot refine images; use distribution or unmatched"
             raise ValueError(f"algo.virtual={type(self.virtual).__name__}: {why}")
-        check_positive(self, "lr", "local_epochs", "temperature", "global_lr")
+        check_positive(self, "lr", "temperature", "global_lr")
+        check_epochs(self, "local_epochs")
         check_below_one(self, "global_momentum")
         choices = {
             "target": ("gradient", "displacement"),

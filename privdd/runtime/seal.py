@@ -64,6 +64,14 @@ def is_sealed(folder: Path, command: str | None = None) -> bool:
         return False
 
 
+def check_was_sealed(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Raises DamagedRun, one line, for a run that was never sealed: it did not go to its end."""
+    if FILES_KEY not in manifest:
+        raise DamagedRun(
+            f"{folder}: this run did not end (it was never sealed); resume={folder} goes on with it"
+        )
+
+
 def listed_digests(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Name -> sha256 of all files that the manifest lists. Raises DamagedRun where it lists
     none."""

@@ -56,7 +56,7 @@ from privdd.runtime.files import (
 )
 from privdd.runtime.run_files import MANIFEST
 from privdd.runtime.run_folder import RunFolder, read_tensors
-from privdd.runtime.seal import FILES_KEY
+from privdd.runtime.seal import check_was_sealed
 from privdd.verification.file_checks import (
     Disagreement,
     Unverified,
@@ -598,12 +598,13 @@ TRAINING_FILE = "training.json"
 
 
 def load_verified_training(folder: Path) -> RunRecord:
-    """A finished training whose epsilons follow from its ledger. Raises DamagedRun, or Unverified
-    for one that differs."""
+    """A finished training whose epsilons follow from its ledger. Raises DamagedRun, for one that
+    was never sealed too, or Unverified for one that differs."""
     check_plain_folder(folder)
     record = read_training_record(folder)
     manifest = read_json_object(RunFolder(folder).manifest_file, optional=True)
-    wrong = list(check_page_sources(folder, manifest)) if FILES_KEY in manifest else []
+    check_was_sealed(folder, manifest)
+    wrong = list(check_page_sources(folder, manifest))
     wrong = wrong or list(check_training_numbers(folder))
     if wrong:
         raise Unverified(f"{folder}: {wrong[0]}")

@@ -176,19 +176,25 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
 def load_run(folder: Path | str) -> RunRecord:
     """A run whose numbers agree, for pages and comparisons.
 
-    The files that a page is drawn from are held against the manifest where it lists any (earlier
-    versions wrote none), and the numbers against each other in any case. Raises DamagedRun for a
-    folder that cannot be read, and Unverified, naming the first disagreement.
+    The files that a page is drawn from are held against the manifest, and the numbers against each
+    other.
+
+    Args:
+        folder: A run folder.
+
+    Returns:
+        The run as the report reads it.
+
+    Raises:
+        DamagedRun: The folder cannot be read, or its run did not end: it was never sealed.
+        Unverified: The first disagreement.
     """
     folder = Path(folder)
     if folder.is_dir():
         check_plain_folder(folder)
     record = read_run_record(folder)
-    wrong = (
-        list(file_checks.check_page_sources(folder, record.manifest))
-        if seal.FILES_KEY in record.manifest
-        else []
-    )
+    seal.check_was_sealed(folder, record.manifest)
+    wrong = list(file_checks.check_page_sources(folder, record.manifest))
     with torch_threads(1):  # on small tensors, more cost time
         wrong = wrong or list(_check_numbers(record, recomputed.run_ledger(record)))
     if wrong:

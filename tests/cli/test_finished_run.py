@@ -13,6 +13,7 @@ import pytest
 from privdd.cli import main as cli
 from privdd.cli.compose import compose_config
 from privdd.cli.finished_run import report_finished_run
+from privdd.runtime.files import DamagedRun
 from tests.conftest import SmallAudit
 
 
@@ -35,7 +36,8 @@ def test_a_finished_audit_is_told_and_nothing_runs(
     assert cli.main("audit", lambda *_: pytest.fail("it ran again")) == run.status == 0
     said = capsys.readouterr()
     assert (
-        f"{run.path}: this audit is finished; run={run.path} attack=[NAME] adds attacks" in said.err
+        f"{run.path}: this audit is finished; privdd attack {run.path} attack=[NAME] adds attacks"
+        in said.err
     )
     assert f"result: {run.path / 'findings.json'}" in said.out and files_of(run.path) == before
 
@@ -59,3 +61,13 @@ def test_a_run_that_was_cut_off_goes_on(
     (folder / "manifest.json").unlink()
     config = compose_config("audit", ["attack=[lira]", f"resume={folder}"])
     assert report_finished_run("audit", config, [f"resume={folder}"]) is None
+
+
+def test_data_that_changed_since_are_told(
+    audited: Callable[[str], SmallAudit], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = audited("fedfed").path
+    config = compose_config("audit", ["attack=[lira]", f"resume={path}"])
+    monkeypatch.setattr("privdd.cli.stored_data.digest_data", lambda config: "0" * 32)
+    with pytest.raises(DamagedRun, match="its data have changed since it began: manifest"):
+        report_finished_run("audit", config, [f"resume={path}"])

@@ -22,6 +22,7 @@ from privdd.core.rng import Keys
 from privdd.reporting.page import plot_epsilons, render_report
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import write_findings
+from privdd.runtime.seal import seal_folder
 
 DELTA = 1e-5
 BIG = {"update": 2_400_000, "features": 310_000, "synthetic_images": 120_000, "labels": 2_400}
@@ -286,6 +287,7 @@ def write_run(
     (folder / "manifest.json").write_text(
         json.dumps(
             {
+                "schema": 1,
                 "version": "0.1.0",
                 "seed": seed,
                 "command": ["python", "-m", "privdd.audit", f"algo={algo}", f"seed={seed}"],
@@ -294,6 +296,7 @@ def write_run(
             }
         )
     )
+    seal_folder(folder)
     return folder
 
 

@@ -270,7 +270,7 @@ DAMAGE = {
     "state cut": ("state/round_0001/server.safetensors", lambda b: b[:-9]),
     "ledger of another schema": (
         "state/round_0001/ledger.json",
-        lambda b: b.replace(b'"schema": 2', b'"schema": 3'),
+        lambda b: b.replace(b'"schema": 1', b'"schema": 3'),
     ),
     "ledger not JSON": ("state/round_0001/ledger.json", lambda b: b"[" + b),
 }

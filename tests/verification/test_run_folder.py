@@ -452,6 +452,17 @@ def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(
     )
 
 
+def test_a_run_that_was_never_sealed_is_no_finished_one(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "unsealed"))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(DamagedRun, match=r"this run did not end \(it was never sealed\)"):
+        load_run(folder)
+    assert report.main([str(folder)]) == 1
+    assert "this run did not end" in capsys.readouterr().err
+
+
 def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_computed_again(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
