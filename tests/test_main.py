@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from privdd import attack, resume, scores, target
-from privdd.check import check_output_folder
 from privdd.__main__ import COMMANDS, MODULES, main
+from privdd.check import check_output_folder
 from privdd.cli import doors
 from privdd.cli.doors import command_of_run, with_target_prefix
 from privdd.core.validation import BadConfig

@@ -22,8 +22,15 @@ from attacks.inversion.labels import describe_open_classes
 from attacks.types import Attack, Surface
 from privdd.cli import settings
 from privdd.cli.compose import compose_config, config_dir, default_attacks
+from privdd.cli.plain_config import iterate_settings, mapping_at, to_plain_settings
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.secret import missing_secret_error, secret_of_config
+from privdd.cli.type_check import (
+    TypeCheck,
+    check_setting_numbers,
+    declared_parameters,
+    error_with_place,
+)
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Shard
 from privdd.core.validation import BadConfig, check_text
@@ -58,21 +65,17 @@ def check_config_types(config: DictConfig) -> None:
 
     Raises BadConfig, naming key, value and what is allowed.
     """
-    check = settings.TypeCheck(config)
-    for key, value in settings.iterate_settings(settings.to_plain_settings(config)):
+    check = TypeCheck(config)
+    for key, value in iterate_settings(to_plain_settings(config)):
         if key == SECRET:  # no message may hold it; ``secret_of_config`` checks it
             continue
-        settings.check_setting_numbers(key, value, check.source_key_of(key))
+        check_setting_numbers(key, value, check.source_key_of(key))
     for key in COMMAND_SETTINGS:
         check_text(key, config.get(key), optional=True)
     for key in ("algo", "model"):
-        check.check_built_node(key, settings.to_plain_settings(config[key]))
+        check.check_built_node(key, to_plain_settings(config[key]))
     for group in ("privacy.mechanisms", "attack"):
-        nodes = (
-            settings.mapping_at(config, group)
-            if OmegaConf.select(config, group) is not None
-            else {}
-        )
+        nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
     kinds: dict[str, Callable[..., Any]] = {
@@ -81,11 +84,9 @@ def check_config_types(config: DictConfig) -> None:
         "capture": CaptureSettings,
     }
     for group, kind in {**kinds, "data": load_dataset}.items():
-        check.check_arguments(
-            group, settings.mapping_at(config, group), *settings.declared_parameters(kind)
-        )
+        check.check_arguments(group, mapping_at(config, group), *declared_parameters(kind))
     for group, kind in kinds.items():
-        kind(**settings.mapping_at(config, group))
+        kind(**mapping_at(config, group))
     (
         settings.run_settings(config),
         settings.privacy_settings(config),
@@ -114,7 +115,7 @@ def standardise_classifiers(config: DictConfig) -> Any:
 
     Raises BadConfig for a method whose classifiers read no images.
     """
-    algo = dict(settings.mapping_at(config, "algo"))
+    algo = dict(mapping_at(config, "algo"))
     data = config.get("data") or {}
     if not data.get("standardise"):
         return algo
@@ -157,9 +158,7 @@ def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], 
     except InstantiationException as error:
         cause = error.__cause__
         if isinstance(cause, ValueError):
-            raise settings.error_with_place(
-                cause, place, settings.to_plain_settings(node), source_key_of
-            ) from None
+            raise error_with_place(cause, place, to_plain_settings(node), source_key_of) from None
         raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
 
 
@@ -183,7 +182,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
     mechanisms = _build_mechanisms(config, method)
     method.check_mechanisms(mechanisms)
-    engine = Engine(**settings.to_plain_settings(config.engine))
+    engine = Engine(**to_plain_settings(config.engine))
     _check_device(run.device, method, engine)
     dataset, shards = load_shards(config, keys)
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
@@ -213,7 +212,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     )
     plan = replace(plan, data=digest_split(dataset, shards))
     _warn_of_settings(privacy, plan, dataset.classes, shards)
-    capture = CaptureSettings(**settings.to_plain_settings(config.capture))
+    capture = CaptureSettings(**to_plain_settings(config.capture))
     capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
 
@@ -221,8 +220,8 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
 def load_shards(config: DictConfig, keys: Keys) -> tuple[Dataset, list[Shard]]:
     """The data of a config, and every client's part, with what was made hard to fit for an audit.
     keys: the run's."""
-    partition = Partition(**settings.to_plain_settings(config.partition))
-    dataset = load_dataset(keys=keys.fold("public"), **settings.to_plain_settings(config.data))
+    partition = Partition(**to_plain_settings(config.partition))
+    dataset = load_dataset(keys=keys.fold("public"), **to_plain_settings(config.data))
     shards = make_shards(dataset, partition, keys.fold("public", "partition"))
     audit = settings.audit_settings(config)
     if audit is not None and audit.tail.size:
@@ -324,7 +323,7 @@ def _build_mechanisms(
     node = config.privacy
     if noise_multiplier is not None:
         node = OmegaConf.merge(config, {"privacy": {"noise_multiplier": noise_multiplier}}).privacy
-    typed_as = settings.TypeCheck(config).source_key_of
+    typed_as = TypeCheck(config).source_key_of
     made = {}
     for name, part in (node.mechanisms or {}).items():
         place = f"privacy.mechanisms.{name}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from privdd.cli.settings import to_plain_settings
+from privdd.cli.plain_config import to_plain_settings
 from privdd.runtime.files import DamagedRun, read_json_object
 from privdd.runtime.run_files import MANIFEST
 from privdd.runtime.seal import is_sealed

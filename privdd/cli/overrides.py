@@ -21,10 +21,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from attacks.command_line import CommandParser
-from privdd.cli import compose, settings
+from privdd.cli import compose
+from privdd.cli.plain_config import iterate_settings, to_plain_settings
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.suggestions import suggest_key, suggest_word
 from privdd.cli.sweeps import first_values, is_sweep
+from privdd.cli.type_check import TypeCheck, check_setting_numbers
 from privdd.core.validation import BadConfig, is_number, setting_error
 from privdd.data.locations import reads_files
 from privdd.federated.settings import PrivacySettings
@@ -49,18 +51,18 @@ def check_value_kinds(config: DictConfig, base: DictConfig) -> None:
         BadConfig: One line with key, value and what is needed.
     """
     try:
-        typed = settings.to_plain_settings(config)
-        shipped = dict(settings.iterate_settings(settings.to_plain_settings(base)))
+        typed = to_plain_settings(config)
+        shipped = dict(iterate_settings(to_plain_settings(base)))
     except OmegaConfBaseException:  # a value that is missing, or points nowhere
         return
-    types = settings.TypeCheck(config)
-    for key, value in settings.iterate_settings(typed):
+    types = TypeCheck(config)
+    for key, value in iterate_settings(typed):
         default = shipped.get(key)
         is_unchanged = type(value) is type(default) and value == default
         if is_unchanged or key == SECRET:  # no message may hold the secret
             continue
         typed_key = types.source_key_of(key)
-        settings.check_setting_numbers(key, value, typed_key)
+        check_setting_numbers(key, value, typed_key)
         needed = _needed_kind(default, value)
         if needed and not key.endswith(TARGET_KEY):
             raise setting_error(typed_key, value, needed)

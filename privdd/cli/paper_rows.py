@@ -16,8 +16,9 @@ from omegaconf import DictConfig
 from privdd.cli.build import build_experiment, instantiate_node
 from privdd.cli.compose import config_dir, group_choices, register_resolvers
 from privdd.cli.main import config_of
+from privdd.cli.plain_config import iterate_settings, to_plain_settings
 from privdd.cli.run import run_audit, run_training
-from privdd.cli.settings import iterate_settings, settings_fingerprint, to_plain_settings
+from privdd.cli.settings import settings_fingerprint
 from privdd.cli.sweeps import short_digest
 from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment

@@ -31,7 +31,9 @@ from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.inputs import check_tracking
+from privdd.cli.plain_config import to_plain_settings
 from privdd.cli.secret import check_same_secret, remove_secret
+from privdd.cli.user_code import user_code_of_config, write_code_digests
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
 from privdd.federated.checkpoint import check_same_data
@@ -67,7 +69,7 @@ def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
     write_bytes(folder.config_file, OmegaConf.to_yaml(remove_secret(config), resolve=True).encode())
     remove_half_written(path)
     if not is_begun:
-        settings.write_code_digests(path, settings.user_code_of_config(config))
+        write_code_digests(path, user_code_of_config(config))
         check_same_secret(folder, config)
     return folder
 
@@ -83,7 +85,7 @@ def print_resume_command(command: str, path: Path, config: DictConfig) -> Iterat
         parts = [
             format_shell_assignment(key, str(value)) for key, value in outside if value is not None
         ]
-        if packages := stored_config.list_foreign_packages(settings.to_plain_settings(config)):
+        if packages := stored_config.list_foreign_packages(to_plain_settings(config)):
             parts.append(f"{TRUST_CODE}={','.join(packages)}")
         text = " ".join([format_shell_assignment("resume", str(path)), *parts])
         raise KeyboardInterrupt(f"resume with: python -m privdd.{command} {text}") from None
@@ -126,7 +128,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     if config.audit.get("require") == "some":
         waive_unread_surfaces(config)
     check_tracking(config.tracking)
-    policy = policy_of_settings(settings.to_plain_settings(config))
+    policy = policy_of_settings(to_plain_settings(config))
     attacks = build.build_attacks(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
@@ -193,7 +195,7 @@ def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bo
         return ([*(config.get("attack") or {})] if asked is None else asked), False
     if asked is None:
         stored = stored_config.load_stored_config(
-            folder.path, stored_config.list_foreign_packages(settings.to_plain_settings(config))
+            folder.path, stored_config.list_foreign_packages(to_plain_settings(config))
         )
         stored_config.add_attacks(config, stored)
         asked = stored_config.asked_of(config) or []
@@ -382,7 +384,7 @@ def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -
     if audit is None:
         raise BadConfig("scores: a config of privdd.audit is needed")
     stated = None if privacy.epsilon is None else float(privacy.epsilon)
-    policy = policy_of_settings(settings.to_plain_settings(config))
+    policy = policy_of_settings(to_plain_settings(config))
     findings = _collect_findings(config, float(audit.confidence), privacy.delta)
     folder = RunFolder(path)
     with hold_run_folder(path):

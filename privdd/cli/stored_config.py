@@ -21,14 +21,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from attacks.types import Attack
 from privdd.cli.compose import PRESETS, compose_config, override_value, user_config_folders
 from privdd.cli.overrides import check_engine_settings_used
+from privdd.cli.plain_config import NOT_FINGERPRINTED, TARGET, to_plain_settings
 from privdd.cli.secret import remove_secret
-from privdd.cli.settings import (
-    NOT_FINGERPRINTED,
-    TARGET,
-    check_code_digests,
-    to_plain_settings,
-    user_code_of_config,
-)
+from privdd.cli.user_code import check_code_digests, user_code_of_config
 from privdd.core.user_modules import import_user_module
 from privdd.core.validation import BadConfig
 from privdd.federated.method import Method

@@ -21,7 +21,7 @@ from scipy import optimize
 from attacks.images import LpipsUnavailable, lpips
 from privdd.cli.main import config_of
 from privdd.cli.paper_rows import audit_row, config_digest
-from privdd.cli.settings import to_plain_settings
+from privdd.cli.plain_config import to_plain_settings
 from privdd.core.rng import Keys
 from privdd.data.readers import load_digits_dataset
 from privdd.privacy.accounting import epsilon as accounted

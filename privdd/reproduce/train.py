@@ -28,7 +28,8 @@ from privdd.cli.paper_rows import (
     row_config,
     train_row,
 )
-from privdd.cli.settings import settings_fingerprint, to_plain_settings
+from privdd.cli.plain_config import to_plain_settings
+from privdd.cli.settings import settings_fingerprint
 from privdd.cli.stored_config import read_stored_config
 from privdd.cli.sweeps import Sweep, path_safe_text, point_error, short_digest
 from privdd.core.types import State, Tensors, unpack

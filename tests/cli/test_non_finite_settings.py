@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from privdd.cli.build import check_config_types
 from privdd.cli.compose import compose_config, config_dir, group_choices
-from privdd.cli.settings import iterate_settings, to_plain_settings
+from privdd.cli.plain_config import iterate_settings, to_plain_settings
 from privdd.core.validation import BadConfig, is_number
 from privdd.data.partition import Partition
 from privdd.runtime.engine import Engine

@@ -14,16 +14,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_training
-from privdd.cli.settings import (
-    audit_settings,
-    check_code_digests,
-    privacy_settings,
-    run_settings,
-    settings_fingerprint,
-    user_code_digests,
-    write_code_digests,
-)
+from privdd.cli.settings import audit_settings, privacy_settings, run_settings, settings_fingerprint
 from privdd.cli.stored_config import deciding_settings, load_stored_config
+from privdd.cli.user_code import check_code_digests, user_code_digests, write_code_digests
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun
 from tests.federations import tiny_config

@@ -12,8 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from privdd.cli.compose import compose_config, config_dir, default_attacks, group_choices
+from privdd.cli.plain_config import to_plain_settings
 from privdd.cli.run import prepare_run_folder, print_resume_command
-from privdd.cli.settings import to_plain_settings
 from privdd.cli.stored_config import (
     ALLOWED_PARTS,
     check_outside_settings,

@@ -19,14 +19,14 @@ from privdd.cli.compose import CONFIG_GROUPS, compose_config, config_dir
 from privdd.cli.main import check_command
 from privdd.cli.overrides import check_overrides
 from privdd.cli.run import run_audit
-from privdd.cli.settings import (
+from privdd.cli.stored_config import load_stored_config
+from privdd.cli.type_check import (
     TypeCheck,
     check_setting_numbers,
     declared_parameters,
     describe_type,
     fits_type,
 )
-from privdd.cli.stored_config import load_stored_config
 from privdd.core.validation import BadConfig
 
 # Every value against what the code declares for its place; one line names the key that was typed.

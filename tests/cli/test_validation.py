@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from privdd.cli import settings as read_settings
 from privdd.cli.build import build_attacks, build_experiment, check_config_types
 from privdd.cli.compose import compose_config
 from privdd.cli.errors import explain_error
 from privdd.cli.main import check_command
 from privdd.cli.overrides import _check_known_key
+from privdd.cli.plain_config import iterate_settings, to_plain_settings
 from privdd.core.validation import BadConfig
 from tests.federations import tiny
 
@@ -36,7 +36,7 @@ def base() -> Any:
 
 @lru_cache
 def leaves() -> dict[str, Any]:
-    found = dict(read_settings.iterate_settings(read_settings.to_plain_settings(base())))
+    found = dict(iterate_settings(to_plain_settings(base())))
     hidden = ("preset", "attack", "algo.model.")  # chosen as groups, or shown twice
     return {k: v for k, v in found.items() if "_target_" not in k and not k.startswith(hidden)}
 
@@ -72,7 +72,7 @@ def test_unknown_keys_are_refused_by_name(word: str, prefix: str) -> None:
     key = prefix + word
     names = {
         part
-        for leaf in dict(read_settings.iterate_settings(read_settings.to_plain_settings(base())))
+        for leaf in dict(iterate_settings(to_plain_settings(base())))
         for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])
     }
     if key not in names:

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.cli.compose import compose_config, config_dir, default_attacks, group_choices
 from privdd.cli.overrides import _needed_kind, check_overrides
-from privdd.cli.settings import declared_parameters, fits_type
+from privdd.cli.type_check import declared_parameters, fits_type
 from privdd.data.partition import Partition
 from privdd.data.sources import load_dataset
 from privdd.federated.aggregation import Trust

@@ -21,7 +21,7 @@ from privdd.cli.compose import (
     expand_arguments,
     group_choices,
 )
-from privdd.cli.settings import to_plain_settings
+from privdd.cli.plain_config import to_plain_settings
 from privdd.data.partition import Partition
 from privdd.federated.experiment import CaptureSettings
 from privdd.federated.method import Method

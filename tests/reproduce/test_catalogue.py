@@ -10,7 +10,7 @@ import pytest
 
 from privdd.cli.compose import config_dir, group_choices
 from privdd.cli.paper_rows import paper_block, row_config
-from privdd.cli.settings import to_plain_settings
+from privdd.cli.plain_config import to_plain_settings
 from privdd.core.validation import BadConfig
 from privdd.data.partition import Partition
 from privdd.reproduce.catalogue import (

@@ -1,0 +1,256 @@
+"""Every value of a config against the type that the class declares for it. Imports no torch by
+itself; the classes that a config names may.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import re
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import DictConfig, OmegaConf
+
+from privdd.cli.plain_config import iterate_settings
+from privdd.cli.suggestions import suggest_name
+from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
+
+HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
+SCALAR_TYPES: dict[
+    Any, tuple[tuple[str, str], Callable[[Any], bool]]
+] = {  # names (singular, plural), and the check
+    bool: (("true or false",) * 2, lambda v: isinstance(v, bool)),
+    int: (
+        ("a whole number", "whole numbers"),
+        lambda v: isinstance(v, int) and not isinstance(v, bool),
+    ),
+    float: (("a number", "numbers"), is_number),
+    str: (("text", "texts"), lambda v: isinstance(v, str)),
+    type(None): (("null",) * 2, lambda v: v is None),
+}
+LENGTH_WORDS = {
+    "rounds",
+    "epochs",
+    "steps",
+    "iterations",
+    "networks",
+    "turns",
+    "matches",
+    "reads",
+    "restarts",
+    "starts",
+    "attempts",
+}
+LENGTH_GROUPS = ("algo.", "attack.")
+MAX_LENGTH = 10**6
+NAMED_VALUE = re.compile(r"([A-Za-z_][\w.]*)=")
+
+
+class TypeCheck:
+    """Checks the nodes of one config. Every method raises BadConfig for the first wrong value."""
+
+    def __init__(self, config: DictConfig) -> None:
+        self.typed = OmegaConf.to_container(config, resolve=False)
+
+    def source_key_of(self, key: str) -> str:
+        """The key that the value was set by: of ``${privacy.clip_norm}``, that one."""
+        node = self.typed
+        parts = key.split(".")
+        for at, name in enumerate(parts):
+            node = node.get(name) if isinstance(node, dict) else None
+            link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
+            if link:
+                return self.source_key_of(".".join([link[1], *parts[at + 1 :]]))
+        return key
+
+    def check_built_node(self, key: str, value: Any) -> None:
+        """A node that an object is made from."""
+        if not isinstance(value, dict) or "_target_" not in value:
+            raise setting_error(
+                self.source_key_of(key), value, "a mapping with a _target_ is needed"
+            )
+        self.check_nested_targets(key, value)
+
+    def check_nested_targets(self, key: str, value: Any) -> None:
+        """Every ``_target_`` at or below ``key``."""
+        if isinstance(value, dict) and "_target_" in value:
+            self._check_target(key, value)
+        elif isinstance(value, dict | list):
+            for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                self.check_nested_targets(f"{key}.{name}", inner)
+
+    def _check_target(self, key: str, value: Mapping[str, Any]) -> None:
+        path = value["_target_"]
+        try:
+            target = pkgutil.resolve_name(path)
+            declared, open_ended = declared_parameters(target)
+        except Exception as error:  # importing a module may raise anything
+            hint = own_network_hint(path) if self.source_key_of(key) == "model" else ""
+            raise setting_error(
+                f"{key}._target_", path, " ".join(str(error).split())[:300] + hint
+            ) from None
+        if self.source_key_of(key) == "model" and not is_model_class(target):
+            raise setting_error(f"{key}._target_", path, f"no ModelSpec{own_network_hint(path)}")
+        self.check_arguments(
+            key, {k: v for k, v in value.items() if k not in HYDRA_KEYS}, declared, open_ended
+        )
+
+    def check_arguments(
+        self, key: str, given: Mapping[str, Any], declared: Mapping[str, Any], open_ended: bool
+    ) -> None:
+        """Values for parameters of these types; open_ended: others may be given too."""
+        for name, value in given.items():
+            source = self.source_key_of(f"{key}.{name}")
+            if name not in declared and not open_ended:
+                raise BadConfig(f"{source}: unknown key; {suggest_name(name, [*declared], key)}")
+            self.check_value(source, value, declared.get(name, Any))
+
+    def check_value(self, key: str, value: Any, kind: Any) -> None:
+        """One value; a ``_target_`` inside it is checked against its own class alone."""
+        if contains_target(value):
+            self.check_nested_targets(key, value)
+        elif not fits_type(value, kind):
+            if isinstance(value, dict):
+                raise BadConfig(f"{key}={{...}}: {describe_type(kind)}")
+            raise setting_error(key, value, describe_type(kind))
+
+
+def is_model_class(target: Any) -> bool:
+    """Whether it is a class of ``privdd.models.ModelSpec``, by name: importing that takes a
+    second."""
+    return any(base.__name__ == "ModelSpec" for base in getattr(target, "__mro__", ()))
+
+
+def own_network_hint(path: Any) -> str:
+    """How a network of the user's own is given, for whoever named it as ``model._target_``."""
+    module, _, name = str(path).rpartition(".")
+    return f"; a network of your own is model=own model.target={module or 'net'}:{name or 'Net'}"
+
+
+def contains_target(value: Any) -> bool:
+    """Whether a value contains a ``_target_`` at any depth."""
+    if isinstance(value, dict):
+        return "_target_" in value or any(contains_target(v) for v in value.values())
+    return isinstance(value, list) and any(contains_target(v) for v in value)
+
+
+def declared_parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], bool]:
+    """name -> declared type of what a class or function takes, and whether it takes other names as
+    well.
+
+    A parameter without annotation takes anything. Raises NameError for an annotation that names
+    nothing."""
+    parameters = inspect.signature(target).parameters.values()
+    hints = type_hints_of(target)
+    named = (p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return {p.name: hints.get(p.name, Any) for p in named}, more
+
+
+def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations as types. A dataclass's inherited fields are read where they were written."""
+    if not inspect.isclass(target):
+        return get_type_hints(target)
+    written = "__init__" in vars(target) and not hasattr(target, "__dataclass_fields__")
+    return get_type_hints(target.__init__) if written else get_type_hints(target)
+
+
+def fits_type(value: Any, kind: Any) -> bool:
+    """Whether a plain value is of a declared type; an int may stand for a float, a list for a
+    tuple."""
+    made = get_origin(kind) or kind
+    args = get_args(kind)
+    if made in (Any, object):
+        return True
+    if made is typing.Annotated:
+        return fits_type(value, args[0])
+    if made in (Union, types.UnionType):
+        return any(fits_type(value, one) for one in args)
+    if made is Literal:
+        return any(type(value) is type(word) and value == word for word in args)
+    if made in SCALAR_TYPES:
+        return SCALAR_TYPES[made][1](value)
+    if not inspect.isclass(made):
+        return True
+    if issubclass(made, Enum):
+        return value in [member.value for member in made]
+    if issubclass(made, PurePath):
+        return isinstance(value, str)
+    if issubclass(made, Mapping):
+        return isinstance(value, dict) and all(
+            fits_type(v, args[1]) for v in value.values() if args
+        )
+    if issubclass(made, Collection):
+        return isinstance(value, list) and all(fits_type(v, args[0]) for v in value if args)
+    return False  # an object of that class is needed
+
+
+def describe_type(kind: Any) -> str:
+    """What is allowed, in words."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    allowed = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
+    others = dict.fromkeys(
+        _type_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None)
+    )
+    if allowed and not others:
+        return f"allowed are {', '.join([*allowed, *(['null'] if type(None) in kinds else [])])}"
+    words = [*([f"one of {', '.join(allowed)}"] if allowed else []), *others]
+    return f"{' or '.join(words)} is needed{' (or null)' if type(None) in kinds else ''}"
+
+
+def _type_word(kind: Any, *, many: bool = False) -> str:
+    made = get_origin(kind) or kind
+    args = get_args(kind)
+    if made in SCALAR_TYPES:
+        one, several = SCALAR_TYPES[made][0]
+        return several if many else one
+    if made is typing.Annotated:
+        return _type_word(args[0], many=many)
+    if inspect.isclass(made) and issubclass(made, Enum):
+        return f"one of {', '.join(str(member.value) for member in made)}"
+    if inspect.isclass(made) and issubclass(made, PurePath):
+        return "text"
+    if inspect.isclass(made) and issubclass(made, Mapping):
+        return "a mapping"
+    if inspect.isclass(made) and issubclass(made, Collection):
+        return f"a list of {_type_word(args[0], many=True)}" if args else "a list"
+    return "a mapping with a _target_"
+
+
+def check_setting_numbers(key: str, value: Any, said: str) -> None:
+    """A setting, or each of a list. said: the key that it was typed by. Raises BadConfig.
+
+    The last word of its name tells whether it is a length: ``epochs`` of ``local_epochs``.
+    """
+    length = (
+        key.startswith(LENGTH_GROUPS) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTH_WORDS
+    )
+    for one in value if isinstance(value, list) else [value]:
+        if is_number(one):
+            check_finite(said, one)
+            if length and one > MAX_LENGTH:
+                raise setting_error(said, one, f"at most {MAX_LENGTH} are allowed")
+
+
+def error_with_place(
+    error: ValueError, place: str, node: Any, source_key_of: Callable[[str], str] = str
+) -> ValueError:
+    """The error of a class that is built at ``place``, its message beginning with the whole key in
+    place of the name of a field.
+
+    source_key_of: key -> the key that a setting was typed by.
+    """
+    named = NAMED_VALUE.match(str(error))
+    if not place or named is None:
+        return error
+    keys = [key for key, _ in iterate_settings(node, place)]
+    same = [key for key in keys if key.endswith(f".{named[1]}")]
+    if not same:
+        return error
+    nearest = min(same, key=lambda key: key.count("."))
+    return BadConfig(f"{source_key_of(nearest)}{str(error)[named.end() - 1 :]}")

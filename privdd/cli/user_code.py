@@ -1,0 +1,118 @@
+"""Digests of the user's own code that settings name.
+
+Nothing of that code is imported here, as a stored config may come from a stranger. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from privdd.cli.plain_config import NOT_FINGERPRINTED, TARGET, to_plain_settings
+from privdd.core.validation import BadConfig
+from privdd.runtime.files import SCHEMA, DamagedRun, read_json, write_json
+
+OWN_PACKAGES = ("privdd", "attacks")
+CODE_SETTINGS = (TARGET, "training", "target")  # the settings that name code
+CODE_NAME = re.compile(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+")
+CODE_FILE = Path("state", "own_code.json")
+
+
+def user_code_digests(settings: Any) -> dict[str, str]:
+    """Module of the user's own -> digest of its file ("" where none can be read), for plain
+    settings."""
+    files = dict(_module_and_file(name) for name in _code_names(settings))
+    return {module: _source_digest(files[module]) for module in sorted(files)}
+
+
+def write_code_digests(path: Path, code: Mapping[str, str]) -> None:
+    """Write down what a new run begins with."""
+    if code:
+        write_json(path / CODE_FILE, {"schema": SCHEMA, "code": dict(code)})
+
+
+def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
+    """Raises BadConfig, one line, where the run in ``path`` began with other code."""
+    if not code:
+        return
+    stored = read_json(path / CODE_FILE)
+    kept = stored.get("code") if isinstance(stored, dict) else None
+    if not isinstance(kept, dict):
+        raise DamagedRun(f"{path / CODE_FILE}: damaged (no digests)")
+    if changed := [module for module, digest in code.items() if kept.get(module) != digest]:
+        raise BadConfig(
+            f"{path}: began with another version of {', '.join(changed)}; bring that one "
+            "back, or use another folder"
+        )
+
+
+def _code_names(node: Any) -> Iterator[str]:
+    """Every dotted name of code that is not privdd's, at or below ``node``."""
+    for key, part in (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    ):
+        named = key in CODE_SETTINGS and isinstance(part, str) and CODE_NAME.fullmatch(part)
+        if named and re.split("[.:]", part)[0] not in OWN_PACKAGES:
+            yield part
+        yield from _code_names(part)
+
+
+def _module_and_file(name: str) -> tuple[str, Path | None]:
+    """The longest start of a dotted name that is a module, and its file."""
+    parts = re.split("[.:]", name)
+    file = None
+    folders = None
+    module = parts[0]
+    for end in range(1, len(parts) + 1):
+        spec = _module_spec(".".join(parts[:end]), folders)
+        if spec is None:
+            break
+        module = ".".join(parts[:end])
+        folders = spec.submodule_search_locations
+        file = Path(spec.origin) if spec.has_location and spec.origin else None
+        if folders is None:
+            break
+    return module, file
+
+
+def _module_spec(module: str, folders: Any) -> ModuleSpec | None:
+    if module == "__main__":  # a script
+        file = vars(sys.modules[module]).get("__file__")
+        return None if file is None else importlib.util.spec_from_file_location(module, file)
+    try:
+        found = (
+            finder.find_spec(module, folders)
+            for finder in sys.meta_path
+            if hasattr(finder, "find_spec")
+        )
+        return next((spec for spec in found if spec is not None), None)
+    except (
+        KeyError
+    ):  # a folder without __init__.py in another: its parent would have to be imported
+        return PathFinder.find_spec(module.rpartition(".")[2], folders)
+
+
+def _source_digest(file: Path | None) -> str:
+    try:
+        return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file else ""
+    except OSError:
+        return ""
+
+
+def user_code_of_config(config: DictConfig) -> dict[str, str]:
+    """The user's own modules that affect what clients send, and a digest of each."""
+    return user_code_digests(
+        {k: v for k, v in to_plain_settings(config).items() if k not in NOT_FINGERPRINTED}
+    )
