@@ -85,6 +85,7 @@ if TYPE_CHECKING:
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
     from privdd.privacy.reconstruction import Naming, reconstruction
+    from privdd.reporting.notebook import AuditFindings
     from privdd.reporting.run_record import RunRecord
     from privdd.reporting.schema import Findings
     from privdd.training.sgd import ClientRound, Trained
@@ -94,7 +95,8 @@ if TYPE_CHECKING:
 _BY_MODULE = {  # name:other where it is called ``other`` there
     "attacks.membership.attack": "MembershipAttack",
     "attacks.membership.threshold": "LossThreshold",
-    "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth View Worlds",
+    "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth "
+    "View Worlds",
     "privdd.auditing.method_contract": "BrokenContract check_method",
     "privdd.external.runner": "audit_model audit_synthetic",
     "privdd.blackbox.runner": "assert_private check",
@@ -191,30 +193,10 @@ __all__ = [
 ]
 
 
-RETURN_FINDINGS = ("Findings", "RunRecord", "audit_model", "audit_synthetic", "load_run")
-
-
-def _attach_views() -> None:
-    """``to_frame``, ``plot`` and the view in a notebook, which the schema of the findings need not
-    know."""
-    from privdd.reporting import notebook
-    from privdd.reporting.schema import Findings
-
-    views = {
-        "to_frame": notebook.to_frame,
-        "plot": notebook.draw_figure,
-        "_repr_html_": notebook.to_html,
-    }
-    for name, function in views.items():
-        setattr(Findings, name, function)
-
-
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, original = PUBLIC[name]
-    if name in RETURN_FINDINGS:
-        _attach_views()
     value = getattr(importlib.import_module(module), original)
     globals()[name] = value
     return value
@@ -229,19 +211,33 @@ def audit(
     out: Path | str | None = None,
     config_dir: Path | str | None = None,
     **settings: Any,
-) -> Findings:
-    """Train, replay, attack and report into ``out`` (new: one under ./outputs) -> what
-    findings.json holds.
+) -> AuditFindings:
+    """Train, replay, attack and report, as ``privdd audit`` does.
 
-    overrides: as on the command line, "privacy.epsilon=3"; settings: the same as keywords,
-        algo="fedavg", attack=["lira"], privacy={"epsilon": 3}. A folder that holds a part of the
-        same run is gone on with. Raises
-    ValueError with one line for what cannot run.
+    A folder that holds a part of the same run is gone on with.
+
+    Args:
+        *overrides: As on the command line, "privacy.epsilon=3".
+        out: The run's folder; a new one under ./outputs by default.
+        config_dir: A folder of your own yaml files.
+        **settings: The same as keywords: algo="fedavg", attack=["lira"], privacy={"epsilon": 3}.
+
+    Returns:
+        What findings.json holds; ``to_frame()`` and ``plot()`` show it.
+
+    Raises:
+        ValueError: One line, for what cannot run.
+
+    Example:
+        >>> found = audit(algo="fedavg", preset="smoke", out="runs/first")  # doctest: +SKIP
+        >>> found.verdict  # doctest: +SKIP
+        'unprotected'
     """
+    from privdd.reporting.notebook import with_views
     from privdd.reporting.run_record import read_run_record
 
-    _attach_views()
-    return read_run_record(_run_into("audit", overrides, out, config_dir, settings)).findings
+    folder = _run_into("audit", overrides, out, config_dir, settings)
+    return with_views(read_run_record(folder).findings)
 
 
 def train(
@@ -250,9 +246,19 @@ def train(
     config_dir: Path | str | None = None,
     **settings: Any,
 ) -> Mapping[str, Any]:
-    """Training alone -> training.json: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes.
+    """Train without attacks, as ``privdd train`` does.
 
-    Arguments as of ``audit``.
+    Args:
+        *overrides: As of ``audit``.
+        out: As of ``audit``.
+        config_dir: As of ``audit``.
+        **settings: As of ``audit``.
+
+    Returns:
+        What training.json holds: accuracy, accuracy_by_round, epsilon {"pld", "rdp"}, bytes.
+
+    Raises:
+        ValueError: One line, for what cannot run.
     """
     from privdd.runtime.files import read_json
 

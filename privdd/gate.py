@@ -25,17 +25,19 @@ if TYPE_CHECKING:
 
 URL_SOURCE = re.compile(r"(\w+\+)?\w+://")
 STARTING_POLICY = """\
-# Limits that privdd audit ... policy=policy.yaml and privdd gate RUN policy=policy.yaml hold a run against.
-# A limit that is left out is not looked at. Exit status 3 where one is broken, or could not be decided.
-epsilon_proven: 8          # by accounting, at the run's delta; infinite where anything leaves a client unprotected
-epsilon_shown: 3           # largest lower bound that attacks and tests gave, at 95 % over all tests together
-tpr_at_fpr: {0.01: 0.05}   # members found by the strongest attack (lower bound) at 1 % false alarms
-auc: 0.6                   # of the strongest membership attack (lower bound)
-identified_records: 0      # single records that are found more often than by guessing
-psnr_gain: 1               # dB above the best guess without the artifact: of the typical rebuilt picture, or of the best that stands out
-verdicts: [consistent]     # of every surface: unprotected, untested, consistent, contradiction
-attacked: []               # surfaces that must have been attacked, as [update, global_model]
-not_decided: fail          # or pass: where the sample is too small for a limit, or nothing was measured
+# Limits that privdd audit ... policy=policy.yaml and privdd gate RUN policy=policy.yaml hold a run
+# against. A limit that is left out is not looked at. Exit status 3 where one is broken, or could
+# not be decided.
+epsilon_proven: 8        # by accounting, at the run's delta; infinite if anything is unprotected
+epsilon_shown: 3         # largest lower bound of attacks and tests, at 95 % over all of them
+tpr_at_fpr: {0.01: 0.05} # members found by the strongest attack (lower bound) at FPR 1 %
+auc: 0.6                 # of the strongest membership attack (lower bound)
+identified_records: 0    # single records that are identified more often than by chance
+psnr_gain: 1             # dB above the best guess without the artifact: of the typical
+                         # reconstruction, or of the best that stands out
+verdicts: [consistent]   # of every surface: unprotected, untested, consistent, contradiction
+attacked: []             # surfaces that must have been attacked, as [update, global_model]
+not_decided: fail        # or pass: if the sample is too small, or nothing was measured
 """
 STARTING_WORKFLOW = """\
 name: privacy
@@ -48,9 +50,12 @@ jobs:
     steps:
       - uses: actions/checkout@v4
       - run: python -m pip install "${PRIVDD:?set it in this file}"
-      - run: python -m privdd.audit algo=fedavg preset=smoke policy=policy.yaml hydra.run.dir=audit   # yours
+      - run: >-
+          python -m privdd.audit algo=fedavg preset=smoke policy=policy.yaml hydra.run.dir=audit
       - if: always()
-        run: python -m privdd.gate audit policy=policy.yaml junit=privacy.xml markdown="$GITHUB_STEP_SUMMARY"
+        run: >-
+          python -m privdd.gate audit policy=policy.yaml junit=privacy.xml
+          markdown="$GITHUB_STEP_SUMMARY"
 """
 
 

@@ -20,7 +20,8 @@ from privdd.core.command import (
 CARD_FORMS = ("huggingface", "registry")
 REPORT = Command(
     "privdd report DIR... [out=DIR] [pdf=true] [card=FORM]",
-    "Writes the page of one finished run, or a comparison of several. Exit status: 0 done, 1 error.",
+    "Writes the page of one finished run, or a comparison of several. Exit status: 0 done, 1 "
+    "error.",
     (
         Key("out", read_path, "DIR", "where a comparison or a card goes (./comparison, and here)"),
         Key(

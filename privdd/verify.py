@@ -21,7 +21,8 @@ EXIT_ON_TRUST = 3
 
 
 VERIFY = Command(
-    "privdd verify DIR [key=FILE] [sign=true] [strict=true] [policy=FILE] [fail_on.LIMIT=VALUE ...]",
+    "privdd verify DIR [key=FILE] [sign=true] [strict=true] [policy=FILE] "
+    "[fail_on.LIMIT=VALUE ...]",
     "Computes a finished run's numbers again from its own files and compares. Exit status: 0 "
     "agrees, 2 does not, 1 error,\n3 agrees but a limit is broken or not decided, or with "
     "strict=true alone a decision rests on numbers taken on trust.",

@@ -115,7 +115,7 @@ def test_keys_of_a_target_need_no_prefix() -> None:
 def test_a_check_overwrites_no_findings_of_something_else(tmp_path: Path) -> None:
     check_output_folder(tmp_path)  # nothing is there
     (tmp_path / "findings.json").write_text('{"schema": 1, "run": {}}')
-    with pytest.raises(BadConfig, match="holds the findings.json of something else"):
+    with pytest.raises(BadConfig, match=r"holds the findings\.json of something else"):
         check_output_folder(tmp_path)
     (tmp_path / "findings.json").write_text("{")
     with pytest.raises(DamagedRun):

@@ -182,7 +182,9 @@ def _expand_all_attacks(argument: str, folders: Sequence[str]) -> str:
     names = _listed_attacks(argument)
     if "all" not in names:
         return argument
-    return f"attack=[{','.join(dict.fromkeys([*default_attacks(folders), *(n for n in names if n != 'all')]))}]"
+    added = [name for name in names if name != "all"]
+    unique = dict.fromkeys([*default_attacks(folders), *added])
+    return f"attack=[{','.join(unique)}]"
 
 
 def _expand_glob(argument: str, folders: Sequence[str]) -> str:
@@ -338,7 +340,9 @@ def settings_to_overrides(settings: Mapping[str, Any], prefix: str = "") -> Iter
         if isinstance(value, Mapping):
             yield from settings_to_overrides(value, f"{name}.")
         elif isinstance(value, list | tuple):
-            yield f"{name}=[{','.join(format_assignment(name, _format_value(v)).partition('=')[2] for v in value)}]"
+            assignments = [format_assignment(name, _format_value(item)) for item in value]
+            items = [assignment.partition("=")[2] for assignment in assignments]
+            yield f"{name}=[{','.join(items)}]"
         else:
             text = _format_value(value)
             yield format_assignment(name, text) if isinstance(value, str) else f"{name}={text}"

@@ -35,7 +35,7 @@ run. trust_code= names packages of yours whose classes the run may load.
 
 Exit status: as of the command that began the run."""
 SCORES_USAGE = """\
-usage: privdd scores FILE [scores_surface=NAME] [privacy.epsilon=E] [privacy.delta=D] [KEY=VALUE ...]
+usage: privdd scores FILE [scores_surface=NAME] [privacy.epsilon=E] [privacy.delta=D] [KEY=VALUE]
 
 Audits membership scores that were computed elsewhere: FILE is an .npz with scores and members
 (docs/tutorials/scores.md). privacy.epsilon= is what is stated.

@@ -15,14 +15,15 @@ UNREAD = 141  # 128 + SIGPIPE
 
 # What torch says -> what can be done about it.
 TORCH_ERRORS = {
-    "Expected more than 1 value per channel when training": "the network's norm has one value to take the mean "
-    "of (batch norm: a batch of one record whose maps are 1x1); choose norm=group, or "
-    "other sizes of batch and data",
+    "Expected more than 1 value per channel when training": "the network's norm has one value to "
+    "take the mean of (batch norm: a batch of one record whose maps are 1x1); choose norm=group, "
+    "or other sizes of batch and data",
     "not enough memory": "out of memory; choose a smaller model, batch or number of workers",
     "can't allocate memory": "out of memory; choose a smaller model, batch or number of workers",
     "CUDA out of memory": "out of memory on the GPU; choose a smaller model or batch",
-    "does not have a deterministic implementation": "device=cuda: a layer has no GPU kernel that adds in a fixed order, and what "
-    "differs each time cannot be checked; choose another layer (model), or device=cpu",
+    "does not have a deterministic implementation": "device=cuda: a layer has no GPU kernel that "
+    "adds in a fixed order, and what differs each time cannot be checked; choose another layer "
+    "(model), or device=cpu",
     "Storage size calculation overflowed": "out of memory; choose a smaller model or batch",
 }
 
@@ -71,7 +72,8 @@ def explain_error(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         known = {
-            errno.ENOSPC: "no space left on the disk; what was written is kept, free space and resume"
+            errno.ENOSPC: "no space left on the disk; what was written is kept, free space and "
+            "resume"
         }
         return f"{name}{known.get(error.errno or 0, error.strerror or str(error))}"
     if isinstance(error, ValueError | RuntimeError):

@@ -47,7 +47,8 @@ def report_finished_run(command: str, config: DictConfig, typed: Sequence[str]) 
         print(f"{path}: this training is finished; its figures are in {path / 'training.json'}")
         return 0
     print(
-        f"privdd: {path}: this audit is finished; privdd attack {path} attack=[NAME] adds attacks to it",
+        f"privdd: {path}: this audit is finished; privdd attack {path} attack=[NAME] adds attacks "
+        "to it",
         file=sys.stderr,
     )
     from privdd.reporting.policy import policy_of_settings

@@ -2,9 +2,11 @@
 do nothing are refused before anything slow is imported.
 
 A value is of another kind if a text stands where the yaml file has a number, or the like. Types and
-ranges that a class declares are checked with the class, before anything is trained. A setting does something where the code reads it by name, or where another setting of the composed
-config points to it (``${privacy.clip_norm}``); a sweep of one that does nothing makes a flat curve
-that looks like a result."""
+ranges that a class declares are checked with the class, before anything is trained. A setting does
+something if the code reads it by name, or if another setting of the composed config points to it
+(``${privacy.clip_norm}``); a sweep of one that does nothing makes a flat curve that looks like a
+result.
+"""
 
 from __future__ import annotations
 

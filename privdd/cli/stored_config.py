@@ -187,8 +187,8 @@ def _check_role_of_class(key: str, found: type) -> None:
 
 
 def list_foreign_packages(config: dict[str, Any]) -> list[str]:
-    """The packages, sorted, that ``trust_code=`` has to name before this config can be read from a run
-    folder."""
+    """The packages, sorted, that ``trust_code=`` has to name before this config can be read from a
+    run folder."""
     found = set()
     for _, node in _iterate_mappings(config, ""):
         if TARGET in node and not is_allowed_path(str(node[TARGET])):

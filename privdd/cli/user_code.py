@@ -1,6 +1,7 @@
 """Digests of the user's own code that settings name.
 
-Nothing of that code is imported here, as a stored config may come from a stranger. Imports no torch.
+Nothing of that code is imported here, as a stored config may come from a stranger. Imports no
+torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m privdd.audit recording=DIR target.model=...``: a federation of someone else's that was
+"""``privdd target recording=DIR model=...``: a federation of someone else's that was
 recorded, and what its components claim.
 
 The audited client's training records and held-out ones play the game of ``membership_game``. Its

@@ -33,8 +33,8 @@ from privdd.external.run_folder import ExternalAudit, parse_stated_limit, write_
 from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
 from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
+from privdd.reporting.notebook import AuditFindings, with_views
 from privdd.reporting.policy import policy_of_arguments
-from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import conclude_audit
 from privdd.runtime.engine import Engine
 from privdd.runtime.run_folder import check_folder_free
@@ -58,7 +58,7 @@ def audit_model(
     engine: Engine | None = None,
     transform: Callable[..., Any] | None = None,
     queries: int = 18,
-) -> Findings:
+) -> AuditFindings:
     """Membership of a trained model's records -> what findings.json holds; the page lies in
     ``out``.
 
@@ -93,7 +93,7 @@ def audit_synthetic(
     name: str = "synthetic set",
     out: Path | str | None = None,
     engine: Engine | None = None,
-) -> Findings:
+) -> AuditFindings:
     """Membership, copies, singling out, linkability and inference of a synthetic set -> what
     findings.json holds.
     synthetic: (x, y), or x alone; generator: (x, y, seed) -> such a set, as this one was made: with
@@ -117,13 +117,13 @@ def _audit_arrays(
     settings: ExternalAuditSettings,
     name: str,
     out: Path | str | None,
-) -> Findings:
+) -> AuditFindings:
     path = choose_output_folder(out)
     check_folder_free(path)
     sets = [_records_of_pair(key, pair) for key, pair in (("train", train), ("heldout", heldout))]
     about = {"name": name, "data": "arrays"}
     found = audit(target, *sets, function, parse_stated_limit(stated or {}), settings, about)
-    return write_audit_folder(found, path, PYTHON_COMMAND)
+    return with_views(write_audit_folder(found, path, PYTHON_COMMAND))
 
 
 def choose_output_folder(out: Path | str | None) -> Path:

@@ -3,8 +3,8 @@
 Both read one config.yaml of a run (``run_config["config"]``, the same on every machine); a client's
 number is ``partition-id`` in its node's config; the server writes the run folder
 ``run_config["folder"]``. Classes of one's own are named in that config only with
-``run_config["trust_code"]``, their packages. The data are the config's, cut into clients: a study, so
-clients tell their accuracy where a method needs it, and may draw noise from the seed.
+``run_config["trust_code"]``, their packages. The data are the config's, cut into clients: a study,
+so clients tell their accuracy where a method needs it, and may draw noise from the seed.
 ``run_config["bad_reply"]`` (stop | drop) and ``run_config["largest"]``: see ``ReplyRules``. A
 deployment whose data already lies at the clients builds its own with ``client_app(own)``."""
 

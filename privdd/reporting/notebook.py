@@ -82,6 +82,36 @@ def to_html(findings: Findings) -> str:
     return str(text)
 
 
+class AuditFindings(Findings):
+    """Findings that can be shown in a script or a notebook."""
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A table with one row per finding. Raises ImportError where pandas is missing."""
+        return to_frame(self)
+
+    def plot(self, kind: Kind = "roc") -> Figure:
+        """One drawing of the run.
+
+        Args:
+            kind: As of ``draw_figure``.
+
+        Raises:
+            ValueError: There is nothing to draw.
+        """
+        return draw_figure(self, kind)
+
+    def _repr_html_(self) -> str:
+        return to_html(self)
+
+
+def with_views(findings: Findings) -> AuditFindings:
+    """The same findings, able to show themselves."""
+    values = {name: getattr(findings, name) for name in Findings.model_fields if name != "schema_"}
+    viewed = AuditFindings.model_construct(schema=findings.schema_, **values)
+    viewed._context = findings._context
+    return viewed
+
+
 def _join_elements(tag: str, texts: Iterable[str]) -> Markup:
     return Markup("").join(Markup(f"<{tag}>{{}}</{tag}>").format(text) for text in texts)
 

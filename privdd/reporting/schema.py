@@ -28,8 +28,7 @@ from attacks.types import Adversary, Family, Surface
 from privdd.runtime.files import SCHEMA, DamagedRun, check_schema, read_json, write_bytes
 
 if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
+    pass
 
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked", "failed"]
@@ -478,12 +477,6 @@ class Findings(Part):
     findings: list[FindingRow]
     verdict: Verdict
     _context: FileContext = PrivateAttr(default_factory=FileContext)
-
-    if TYPE_CHECKING:  # functions of ``privdd.reporting.notebook``, which ``privdd.api`` attaches
-
-        def to_frame(self) -> pandas.DataFrame: ...
-        def plot(self, kind: Literal["roc", "epsilon", "frontier", "ladder"] = "roc") -> Figure: ...
-        def _repr_html_(self) -> str: ...
 
     @model_validator(mode="after")
     def _share_context(self) -> Findings:

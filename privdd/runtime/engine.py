@@ -50,14 +50,17 @@ def check_engine(settings: Engine) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """kind: auto | serial | processes | ray; workers: 0 = one per core; threads: torch threads per task.
+    """Where tasks run. The same seed and the same ``threads`` give the same bits on every kind.
 
-    auto: serial, until ``privdd.auditing.cost_estimate.choose_engine`` has put another one in its
-        place. Same seed and same ``threads`` give the same bits on every kind. retries: how often a
-        task whose worker died is tried
-    again. Of Ray only: address: HOST:PORT of a cluster, None = one of this machine; mixed: workers
-        may compute other bits;
-    timeout: seconds without an answer of any worker after which the run ends.
+    Attributes:
+        kind: auto, serial, processes or ray. auto is serial until
+            ``privdd.auditing.cost_estimate.choose_engine`` has put another one in its place.
+        workers: Processes; 0 is one for each core.
+        threads: Of torch, for each task.
+        address: HOST:PORT of a Ray cluster; None is one of this machine.
+        retries: How often a task whose worker died is tried again.
+        mixed: Whether Ray's workers may compute other bits.
+        timeout: Seconds without an answer of any of Ray's workers after which the run ends.
     """
 
     clients_remember: ClassVar[bool] = (

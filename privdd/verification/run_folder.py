@@ -22,7 +22,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from privdd.privacy.ledger import Ledger
 from privdd.reporting.comparison import plot_frontier, write_comparison
 from privdd.reporting.decision import encode_card
 from privdd.reporting.frontier import group_runs
+from privdd.reporting.notebook import with_views
 from privdd.reporting.page import draw_report, picture_albums, render_report, write_report
 from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import Part
@@ -200,7 +201,7 @@ def load_run(folder: Path | str) -> RunRecord:
     if wrong:
         more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
         raise file_checks.Unverified(f"{folder}: {wrong[0]}{more}")
-    return record
+    return replace(record, findings=with_views(record.findings))
 
 
 def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[file_checks.Disagreement]:

@@ -1,5 +1,5 @@
-"""A recorded federation of someone else's, audited by ``privdd.audit recording=DIR``: leaks are found,
-whole recordings only."""
+"""A recorded federation of someone else's, audited by ``privdd.audit recording=DIR``: leaks are
+found, whole recordings only."""
 
 from __future__ import annotations
 

@@ -287,8 +287,8 @@ def test_a_ledger_of_another_schema_is_refused(schema: object) -> None:
 def test_a_row_with_an_unknown_or_a_missing_key_is_refused() -> None:
     data = mixed().to_json()
     more = [{**data["releases"][0], "records": 10}, *data["releases"][1:]]
-    with pytest.raises(ValueError, match="release 0: .*unknown .*records"):
+    with pytest.raises(ValueError, match=r"release 0: .*unknown .*records"):
         Ledger.from_json({**data, "releases": more})
     del more[0]["records"], more[0]["lattice"]
-    with pytest.raises(ValueError, match="release 0: missing .*lattice"):
+    with pytest.raises(ValueError, match=r"release 0: missing .*lattice"):
         Ledger.from_json({**data, "releases": more})

@@ -22,7 +22,6 @@ from privdd.core.rng import Keys
 from privdd.reporting.page import plot_epsilons, render_report
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import write_findings
-from privdd.runtime.seal import seal_folder
 
 DELTA = 1e-5
 BIG = {"update": 2_400_000, "features": 310_000, "synthetic_images": 120_000, "labels": 2_400}
@@ -296,7 +295,6 @@ def write_run(
             }
         )
     )
-    seal_folder(folder)
     return folder
 
 

@@ -14,17 +14,19 @@ import pytest
 from IPython.core.formatters import DisplayFormatter
 from sklearn.metrics import roc_auc_score
 
-from privdd import api
-from privdd.reporting.notebook import finding_rows, to_html
+from privdd.reporting.notebook import AuditFindings, finding_rows, to_html, with_views
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import NoiseRow, load_findings, validate_findings
 
 HOSTILE = "<script>alert(1)</script>"
-assert api.Findings  # attaches the views
+
+
+def viewed(folder: Path) -> AuditFindings:
+    return with_views(load_findings(folder))
 
 
 def test_the_table_is_the_file(runs: dict[str, Path]) -> None:
-    found = load_findings(runs["consistent"])
+    found = viewed(runs["consistent"])
     table = found.to_frame()
     assert len(table) == len(found.findings)
     for at, row in enumerate(found.findings):
@@ -46,7 +48,7 @@ def test_without_pandas_it_says_what_to_install(
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    found = load_findings(runs["consistent"])
+    found = viewed(runs["consistent"])
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match="pip install pandas"):
         found.to_frame()
@@ -56,7 +58,7 @@ def test_the_roc_is_that_of_the_scores(runs: dict[str, Path]) -> None:
     """The area under the drawn steps is scikit-learn's AUC of the evidence, up to the drawing's 100
     points."""
     record = read_run_record(runs["unprotected"])
-    (axes,) = record.findings.plot("roc").axes
+    (axes,) = with_views(record.findings).plot("roc").axes
     best = [line for line in axes.lines if len(line.get_xdata()) > 20]
     assert best
     areas = []
@@ -74,12 +76,12 @@ def test_the_roc_is_that_of_the_scores(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("kind", ["roc", "epsilon", "frontier"])
 def test_drawings_open(runs: dict[str, Path], kind: str, tmp_path: Path) -> None:
-    load_findings(runs["contradiction"]).plot(kind).savefig(tmp_path / "x.png")
+    viewed(runs["contradiction"]).plot(kind).savefig(tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 def test_a_frontier_of_one_run_is_its_own_point(runs: dict[str, Path]) -> None:
-    found = load_findings(runs["consistent"])
+    found = viewed(runs["consistent"])
     places = [line.get_xydata() for line in found.plot("frontier").axes[0].lines]
     assert found.utility and any(
         (abs(at[:, 1] - found.utility.accuracy) < 1e-9).all() for at in places
@@ -89,17 +91,18 @@ def test_a_frontier_of_one_run_is_its_own_point(runs: dict[str, Path]) -> None:
 
 
 def test_a_notebook_shows_a_drawing_as_a_picture(runs: dict[str, Path]) -> None:
-    shown, _ = DisplayFormatter().format(load_findings(runs["consistent"]).plot("epsilon"))
+    shown, _ = DisplayFormatter().format(viewed(runs["consistent"]).plot("epsilon"))
     assert shown["image/png"].startswith(b"\x89PNG") or b64decode(shown["image/png"]).startswith(
         b"\x89PNG"
     )
 
 
 def test_what_cannot_be_drawn_is_said(runs: dict[str, Path]) -> None:
-    found = load_findings(runs["consistent"])
+    found = viewed(runs["consistent"])
     with pytest.raises(ValueError, match="allowed are roc, epsilon, frontier, ladder"):
         found.plot("bars")
-    bare = validate_findings(found.model_dump(mode="json", by_alias=True, exclude_none=True))
+    plain = found.model_dump(mode="json", by_alias=True, exclude_none=True)
+    bare = with_views(validate_findings(plain))
     assert bare == found  # where it was read from is no part of it
     with pytest.raises(ValueError, match="load_run"):
         bare.plot("roc")
@@ -115,7 +118,7 @@ class Seen(HTMLParser):
 
 
 def test_the_short_view_escapes_and_states(runs: dict[str, Path]) -> None:
-    found = load_findings(runs["consistent"])
+    found = viewed(runs["consistent"])
     hostile = found.model_copy(update={"run": found.run.model_copy(update={"algo": HOSTILE})})
     seen = Seen()
     seen.feed(to_html(hostile))
