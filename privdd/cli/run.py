@@ -1,5 +1,4 @@
-"""One run from start to end: folder, config, training or audit, report, tracker, exit status; and
-the same report of scores that were computed elsewhere."""
+"""One run from start to end: folder, config, training or audit, report, tracker, exit status."""
 
 from __future__ import annotations
 
@@ -8,16 +7,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from attacks.external_scores import audit_scores, describe_arrays, load_scores
-from attacks.statistics import shared_confidence
-from attacks.types import SENT_BY_SERVER, Finding, Surface
-from privdd import __version__
+from attacks.types import Attack
 from privdd.auditing import findings as audit_findings
 from privdd.auditing.cost_estimate import (
     ANNOUNCEMENT_SECONDS,
@@ -27,7 +23,6 @@ from privdd.auditing.cost_estimate import (
 )
 from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
 from privdd.auditing.method_contract import check_foreign_uploads
-from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.inputs import check_tracking
@@ -37,19 +32,20 @@ from privdd.cli.user_code import user_code_of_config, write_code_digests
 from privdd.core.device import deterministic_kernels
 from privdd.core.validation import BadConfig
 from privdd.federated.checkpoint import check_same_data
+from privdd.federated.experiment import Experiment
 from privdd.federated.trainer import Trainer, divergence_message
 from privdd.reporting.policy import policy_of_settings
-from privdd.reporting.schema import Findings, validate_findings, write_findings
+from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import EXIT_DIVERGED
 from privdd.runtime.engine import engine_in_words, torch_threads
-from privdd.runtime.files import SCHEMA, to_plain_json, write_bytes, write_json
+from privdd.runtime.files import SCHEMA, write_bytes, write_json
 from privdd.runtime.run_files import (
     TRUST_CODE,
     check_run_folder,
     hold_run_folder,
     remove_half_written,
 )
-from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
+from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal_folder
 
 
@@ -117,13 +113,15 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     """Audit into ``path`` -> exit status, as of ``conclude_audit``. Raises BadConfig where another
     process writes it."""
     if config.get("scores") is not None:
-        return audit_external_scores(config, path, argv)
+        from privdd.cli.external_scores import audit_external_scores, scores_request
+
+        return audit_external_scores(scores_request(config), path, argv)
     from privdd.auditing.attack_tasks import earlier_findings
     from privdd.auditing.pipeline import audit_experiment
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import conclude_audit
 
-    asked, further = attacked_again(config, RunFolder(path))
+    asked = attacked_again(config, RunFolder(path))
     build.check_config_types(config)
     if config.audit.get("require") == "some":
         waive_unread_surfaces(config)
@@ -144,14 +142,14 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         held.enter_context(hold_run_folder(path))
         check_not_overtaken(RunFolder(path), config)
         check_same_data(RunFolder(path), experiment.plan.data)
-        earlier = earlier_findings(RunFolder(path), asked, others=further)
+        earlier = earlier_findings(RunFolder(path), asked.names, others=asked.looks_further)
         folder = prepare_run_folder(path, config)
         held.enter_context(_deterministic_run(experiment))
         experiment = announce_run(experiment, attacks, folder)
         with print_resume_command("audit", path, config):
             audited = audit_experiment(experiment, attacks, folder, earlier)
             kept = {finding.attack for finding in earlier.by_file.values()}
-            ran = {*asked} | attacks.keys() - kept - {*audited.not_run}
+            ran = {*asked.names} | attacks.keys() - kept - {*audited.not_run}
             result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
             write_report(path)
         by_round = result.utility.accuracy_by_round if result.utility else ()
@@ -168,7 +166,9 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         return conclude_audit(result, path, policy, sys.stdout, notes)
 
 
-def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder) -> Any:
+def announce_run(
+    experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder
+) -> Experiment:
     """``experiment`` with its engine chosen, after a line about the run and, where it takes long,
     one about its price.
 
@@ -184,22 +184,38 @@ def announce_run(experiment: Any, attacks: Mapping[str, Any], folder: RunFolder)
     return experiment
 
 
-def attacked_again(config: DictConfig, folder: RunFolder) -> tuple[list[str], bool]:
-    """(the attacks that are asked for, whether they have more to go by than the folder's own).
+@dataclass(frozen=True)
+class AskedAttacks:
+    """What a command asks of a folder.
+
+    Attributes:
+        names: The attacks that it asks for.
+        looks_further: Whether they have more to go by than those that the folder holds.
+    """
+
+    names: Sequence[str]
+    looks_further: bool = False
+
+
+def attacked_again(config: DictConfig, folder: RunFolder) -> AskedAttacks:
+    """The attacks that are asked for.
 
     In a folder that holds a finished audit they are added, in ``config``, to those that it was
-    attacked with. Raises BadConfig where they have less to go by, DamagedRun for a folder whose
-    config cannot be read."""
-    asked = stored_config.asked_of(config)
+    attacked with.
+
+    Raises:
+        BadConfig: They have less to go by than the folder's own.
+        DamagedRun: The folder's config cannot be read.
+    """
+    names = stored_config.asked_of(config)
     if not folder.findings_file.exists() or not folder.config_file.exists():
-        return ([*(config.get("attack") or {})] if asked is None else asked), False
-    if asked is None:
-        stored = stored_config.load_stored_config(
-            folder.path, stored_config.list_foreign_packages(to_plain_settings(config))
-        )
-        stored_config.add_attacks(config, stored)
-        asked = stored_config.asked_of(config) or []
-    return asked, stored_config.looks_further(config, stored_config.read_stored_config(folder.path))
+        return AskedAttacks([*(config.get("attack") or {})] if names is None else names)
+    if names is None:
+        packages = stored_config.list_foreign_packages(to_plain_settings(config))
+        stored_config.add_attacks(config, stored_config.load_stored_config(folder.path, packages))
+        names = stored_config.asked_of(config) or []
+    stored = stored_config.read_stored_config(folder.path)
+    return AskedAttacks(names, stored_config.looks_further(config, stored))
 
 
 def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
@@ -293,14 +309,14 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 
 
 @contextmanager
-def _deterministic_run(experiment: Any) -> Iterator[None]:
+def _deterministic_run(experiment: Experiment) -> Iterator[None]:
     """The server's work too: neither a machine's cores nor a GPU's kernels change bits from one run
     to the next."""
     with torch_threads(experiment.engine.threads), deterministic_kernels(experiment.run.device):
         yield
 
 
-def print_run_line(experiment: Any, path: Path) -> None:
+def print_run_line(experiment: Experiment, path: Path) -> None:
     """Print a line about the run before training starts: method, data, clients, audited client,
     processes, folder; on a GPU one more, what runs there."""
     shards = experiment.shards
@@ -329,7 +345,7 @@ TRACKED_MEASURES = ("auc", "epsilon_shown", "psnr", "ssim", "lpips", "label_accu
 
 
 def track_run(
-    choice: Any, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]
+    choice: str | None, folder: Path, accuracy: Sequence[float], scalars: Mapping[str, float]
 ) -> None:
     """Accuracy by round and single numbers, but for infinite ones, for TensorBoard; nothing where
     no tracker is chosen."""
@@ -363,126 +379,3 @@ def tracked_scalars(findings: Findings) -> dict[str, float]:
         rates = row.tpr_at_fpr or {}
         found |= {f"{stem}/tpr_at_{key}": at.tpr for key, at in rates.items() if at.resolvable}
     return found
-
-
-STATED_ELSEWHERE = "stated by whoever brought the scores"
-
-
-def audit_external_scores(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """``scores=FILE`` into ``path`` -> exit status as of ``conclude_audit``; ``privacy.epsilon`` is
-    what is stated.
-
-    Raises ValueError, one line, for a file that cannot be read as such scores.
-    """
-    from privdd.reporting.page import write_report
-    from privdd.reporting.terminal import conclude_audit
-
-    began = time.monotonic()
-    build.check_config_types(config)
-    audit = settings.audit_settings(config)
-    privacy = settings.privacy_settings(config)
-    if audit is None:
-        raise BadConfig("scores: a config of privdd.audit is needed")
-    stated = None if privacy.epsilon is None else float(privacy.epsilon)
-    policy = policy_of_settings(to_plain_settings(config))
-    findings = _collect_findings(config, float(audit.confidence), privacy.delta)
-    folder = RunFolder(path)
-    with hold_run_folder(path):
-        check_folder_free(path)
-        about = {
-            "schema": SCHEMA,
-            "version": __version__,
-            "seed": int(config.seed),
-            "command": list(argv),
-        }
-        write_json(
-            folder.manifest_file, about
-        )  # the first file of a run: from now on the folder proves to be one
-        remove_half_written(path)
-        for finding in findings:
-            kept = {
-                name: value
-                for name, value in finding.figures.items()
-                if not name.startswith("roc_")
-            }
-            write_tensors(folder.evidence_file(str(finding.surface), finding.attack), kept)
-        data = to_plain_json(
-            _findings_json(config, privacy.delta, stated, findings, time.monotonic() - began)
-        )
-        result = validate_findings(data, str(folder.findings_file))
-        write_findings(result, folder.findings_file)
-        write_report(path)
-        seal_folder(path)
-    return conclude_audit(result, path, policy, sys.stdout)
-
-
-def _collect_findings(config: DictConfig, confidence: float, delta: float) -> list[Finding]:
-    """The findings, each with the bound at a confidence that all of them share: this bound decides
-    the verdict."""
-    try:
-        surface = Surface(str(config.scores_surface))
-    except ValueError:
-        known = ", ".join(Surface)
-        raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
-    given: dict[str, Any] = {"surface": surface, "delta": delta, "seed": int(config.seed)}
-    found = audit_scores(str(config.scores), confidence=confidence, **given)
-    shared = audit_scores(
-        str(config.scores), confidence=shared_confidence(confidence, len(found)), **given
-    )
-    bounds = [strict.measures.get("epsilon_shown") for strict in shared]
-    return [
-        one
-        if bound is None
-        else one.with_measures(
-            diagnostics={**one.measures.get("diagnostics", {}), "epsilon_familywise": bound}
-        )
-        for one, bound in zip(found, bounds, strict=True)
-    ]
-
-
-def _findings_json(
-    config: DictConfig,
-    delta: float,
-    stated: float | None,
-    findings: Sequence[Finding],
-    seconds: float,
-) -> dict[str, Any]:
-    unknown = {"pld": math.inf, "rdp": math.inf}
-    verdict = decide_verdict(unknown, stated, findings)
-    surface = findings[0].surface
-    why = "nothing here shows how it was derived; only attacks were run"
-    claim = {"source": STATED_ELSEWHERE, "epsilon": stated, "sound": False, "why": why}
-    run = {
-        "algo": str(config.name or "scores"),
-        "data": Path(str(config.scores)).name,
-        "preset": "none",
-        "seed": int(config.seed),
-        "version": __version__,
-        "clients": 0,
-        "rounds": 0,
-        "seconds": {"train": 0.0, "worlds": 0.0, "attacks": seconds, "total": seconds},
-    }
-    sent = {
-        "surface": surface,
-        "sender": "server" if surface in SENT_BY_SERVER else "client",
-        "names": ["scores"],
-        "audited": True,
-        "rounds": 0,
-        "bytes": 0,
-        "mechanism": "unknown",
-        "epsilon": unknown,
-        "verdict": verdict,
-    }
-    game = {"delta": delta, "unit": "record", "relation": "add_remove"}
-    return {
-        "schema": SCHEMA,
-        "run": run,
-        "target": {"kind": "scores", "notes": [describe_arrays(load_scores(str(config.scores)))]},
-        "privacy": {**game, "epsilon": unknown, "claims": [] if stated is None else [claim]},
-        "surfaces": [sent],
-        "findings": [
-            audit_findings.finding_row(finding, stated, refutes_limit(finding, stated))
-            for finding in findings
-        ],
-        "verdict": verdict,
-    }

@@ -36,7 +36,7 @@ from privdd.auditing.findings import (
     stated_epsilons,
 )
 from privdd.auditing.verdicts import decide_verdict
-from privdd.cli import run as commands
+from privdd.cli import external_scores
 from privdd.cli.build import build_attacks, build_experiment, build_shipped_attacks
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
@@ -781,14 +781,16 @@ def test_external_scores_are_judged_by_the_same_rule(
             [lone, lone] if confidence == 0.95 else [strict, strict]
         )  # two tests share alpha: 0.975
 
-    monkeypatch.setattr(commands, "audit_scores", scored)
+    monkeypatch.setattr(external_scores, "audit_scores", scored)
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
     scores = tmp_path / "scores.npz"  # the result says which arrays it holds
     np.savez(scores, scores=np.arange(4.0), member=np.arange(4) % 2)
     config = compose_config(
         "audit", [f"scores={scores}", f"privacy.epsilon={'null' if stated is None else stated}"]
     )
-    status = commands.audit_external_scores(config, tmp_path / "run", [])
+    status = external_scores.audit_external_scores(
+        external_scores.scores_request(config), tmp_path / "run", []
+    )
     broken = above and validity == FINITE and stated is not None
     assert load_findings(tmp_path / "run").verdict == ("contradiction" if broken else "unprotected")
     assert status == (2 if broken else 0)

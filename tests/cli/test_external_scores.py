@@ -12,9 +12,9 @@ import pytest
 from omegaconf import DictConfig
 from sklearn.metrics import roc_auc_score
 
-from privdd.cli import run as commands
+from privdd.cli import external_scores
 from privdd.cli.compose import compose_config
-from privdd.cli.run import audit_external_scores
+from privdd.cli.external_scores import audit_external_scores, scores_request
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.schema import load_findings
 from privdd.runtime.files import read_json
@@ -39,7 +39,12 @@ def config(folder: Path, content: dict[str, np.ndarray], *more: str) -> DictConf
 
 def test_the_page_says_what_the_scores_say(tmp_path: Path) -> None:
     content = bare(2.0)
-    assert audit_external_scores(config(tmp_path, content), tmp_path / "run", ["privdd-audit"]) == 0
+    assert (
+        audit_external_scores(
+            scores_request(config(tmp_path, content)), tmp_path / "run", ["privdd-audit"]
+        )
+        == 0
+    )
     result = load_findings(tmp_path / "run")
     assert (
         result.run.algo == "scores" and result.utility is None and result.verdict == "unprotected"
@@ -61,7 +66,7 @@ def test_a_stated_epsilon_is_held_to(
     tmp_path: Path, gap: float, stated: float, status: int
 ) -> None:
     asked = config(tmp_path, bare(gap), f"privacy.epsilon={stated}")
-    assert audit_external_scores(asked, tmp_path / "run", []) == status
+    assert audit_external_scores(scores_request(asked), tmp_path / "run", []) == status
     assert (load_findings(tmp_path / "run").verdict == "contradiction") == (status == 2)
 
 
@@ -70,11 +75,9 @@ def test_a_stated_epsilon_is_held_to(
 def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(
     surface: str, sender: str, tmp_path: Path
 ) -> None:
-    audit_external_scores(
-        config(tmp_path, bare(1.0), "privacy.epsilon=30", f"scores_surface={surface}", "seed=5"),
-        tmp_path / "run",
-        ["it"],
-    )
+    typed = ("privacy.epsilon=30", f"scores_surface={surface}", "seed=5")
+    request = scores_request(config(tmp_path, bare(1.0), *typed))
+    audit_external_scores(request, tmp_path / "run", ["it"])
     result = load_findings(tmp_path / "run")
     (claim,), (sent,) = result.privacy.claims, result.surfaces
     assert (claim.epsilon, claim.sound, claim.source) == (
@@ -93,21 +96,23 @@ def test_the_bound_that_decides_is_of_a_confidence_that_all_attacks_share(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[float] = []
-    honest = commands.audit_scores
+    honest = external_scores.audit_scores
 
     def noted(*given: Any, confidence: float, **more: Any) -> Any:
         asked.append(confidence)
         return honest(*given, confidence=confidence, **more) * 4  # as of four attacks
 
-    monkeypatch.setattr(commands, "audit_scores", noted)
-    commands._collect_findings(config(tmp_path, bare(1.0)), 0.95, 1e-5)
+    monkeypatch.setattr(external_scores, "audit_scores", noted)
+    external_scores._collect_findings(scores_request(config(tmp_path, bare(1.0))))
     assert asked == [0.95, pytest.approx(1 - 0.05 / 4)]
 
 
 @pytest.mark.nightly
 def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> None:
     more = ("scores_surface=synthetic_images", "name=ours")
-    audit_external_scores(config(tmp_path, arrays(2.0), *more), tmp_path / "run", [])
+    audit_external_scores(
+        scores_request(config(tmp_path, arrays(2.0), *more)), tmp_path / "run", []
+    )
     result = load_findings(tmp_path / "run")
     assert {row.surface for row in result.findings} == {"synthetic_images"} and len(
         result.findings
@@ -127,6 +132,8 @@ def test_worlds_run_every_attack_and_compare_with_other_runs(tmp_path: Path) -> 
 )
 def test_what_cannot_be_read_is_one_line(tmp_path: Path, more: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said) as caught:
-        audit_external_scores(config(tmp_path, bare(1.0), *more), tmp_path / "run", [])
+        audit_external_scores(
+            scores_request(config(tmp_path, bare(1.0), *more)), tmp_path / "run", []
+        )
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()

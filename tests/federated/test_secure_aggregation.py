@@ -9,7 +9,7 @@ import dp_accounting as dpa
 import pytest
 import torch
 
-from privdd.cli.main import TRUST_MODELS
+from privdd.cli.compose import config_dir, group_choices
 from privdd.cli.settings import settings_fingerprint
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig
@@ -26,7 +26,7 @@ SUMMED = ("fedavg", "privacy=client", "trust=secagg", "model=mlp")
 
 
 def test_the_command_line_knows_every_trust_model() -> None:
-    assert set(get_args(TrustModel)) == TRUST_MODELS
+    assert {*get_args(TrustModel)} == {*group_choices("trust", [config_dir()])}
 
 
 def test_the_server_is_handed_the_mean_of_all_uploads_and_none_of_them() -> None:
