@@ -26,7 +26,7 @@ RELATION_WORDS = {
 REQUEST_KEYS = ("delta", "relation", "unit", "epsilon", "stated.epsilon", "out")
 COUNT = read_count(1)
 ACCOUNT = Command(
-    "privdd-account noise_multiplier=1.6 steps=20 delta=1e-5 [KEY=VALUE ...] [+ KEY=VALUE ...]",
+    "privdd account noise_multiplier=1.6 steps=20 delta=1e-5 [KEY=VALUE ...] [+ KEY=VALUE ...]",
     "What epsilon do these numbers give? Composes noised steps (several lines, separated "
     "by +) and prints the proven\n"
     "epsilon, its delta, unit and neighbouring relation, and what an attacker can gain "
@@ -93,21 +93,17 @@ ACCOUNT = Command(
         Key("stated.epsilon", read_number, "E", "a published epsilon to compare with"),
         Key("out", read_path, "FILE", "the answer as JSON"),
     ),
-    "A training of a published table:  privdd-account noise_multiplier=1 records=500 "
+    "A training of a published table:  privdd account noise_multiplier=1 records=500 "
     "batch=50 epochs=5 rounds=100 delta=1e-5\n"
-    "Noise for an epsilon:             privdd-account epsilon=3 steps=20 delta=1e-5",
+    "Noise for an epsilon:             privdd account epsilon=3 steps=20 delta=1e-5",
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The answer on stdout; errors are one line on stderr and status 1."""
-    from privdd.cli.compose import run_guarded
+    from privdd.cli.errors import run_command
 
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or {"-h", "--help"} & set(arguments):
-        print(ACCOUNT.help_text(), end="")
-        return 0 if arguments else 1
-    return run_guarded(lambda: _run_command(arguments))
+    return run_command(ACCOUNT, argv, _run_command)
 
 
 def _run_command(argv: Sequence[str]) -> int:
@@ -124,7 +120,9 @@ def _run_command(argv: Sequence[str]) -> int:
     if out is not None:
         _write_answer(out, answer, stated)
     sys.stdout.flush()
-    return EXIT_REFUTED if stated is not None and is_refuted(answer, stated) else 0
+    if stated is not None and is_refuted(answer, stated):
+        return EXIT_REFUTED
+    return 0
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[list[NoisedSteps], dict[str, Any]]:

@@ -289,6 +289,6 @@ def _run_into(
 
 
 def _output_folder(out: Path | str | None) -> Path:
-    return Path(
-        time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6] if out is None else out
-    )
+    if out is not None:
+        return Path(out)
+    return Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])

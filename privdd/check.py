@@ -17,13 +17,9 @@ HUNDREDTHS = 100
 def main(argv: Sequence[str] | None = None) -> int:
     """The verdict on stdout, progress on stderr; errors are one line on stderr and status 1."""
     from privdd.blackbox.runner import CHECK
-    from privdd.cli.compose import run_guarded
+    from privdd.cli.errors import run_command
 
-    given = sys.argv[1:] if argv is None else list(argv)
-    if {"-h", "--help"} & {*given} or not given:
-        print(CHECK.help_text(), end="")
-        return 0 if given else 1
-    return run_guarded(lambda: _run_command(given))
+    return run_command(CHECK, argv, _run_command)
 
 
 def _run_command(argv: Sequence[str]) -> int:

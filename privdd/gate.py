@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privdd.core.command import (
-    HELP_OPTIONS,
     Command,
     Key,
     Places,
@@ -95,13 +94,11 @@ GATE = Command(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """One line a limit on stdout; errors are one line on stderr and status 1."""
-    from privdd.cli.errors import run_reporting_errors
+    from privdd.cli.errors import run_command
 
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if HELP_OPTIONS & {*arguments}:
-        print(GATE.help_text(), end="")
-        return 0
-    return run_reporting_errors(lambda: _run_command(GATE.parse(arguments)))
+    return run_command(
+        GATE, argv, lambda arguments: _run_command(GATE.parse(arguments)), needs_arguments=False
+    )
 
 
 def _run_command(values: Mapping[str, Any]) -> int:
@@ -128,9 +125,8 @@ def write_starting_files(folder: Path, source: str | None = None) -> int:
     """A commented policy and a workflow; what exists already is left as it is. source: what the
     workflow installs privdd from; without one the workflow says that it has to be set. Raises
     BadConfig."""
-    workflow = STARTING_WORKFLOW % json.dumps(
-        "" if source is None else check_install_source(source)
-    )
+    place = "" if source is None else check_install_source(source)
+    workflow = STARTING_WORKFLOW % json.dumps(place)
     for name, text in (
         ("policy.yaml", STARTING_POLICY),
         (".github/workflows/privacy.yml", workflow),
@@ -177,11 +173,9 @@ def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:
     from privdd.reporting.schema import load_findings
 
     checked = read_check(folder)
-    return (
-        judge_findings(policy, load_findings(folder))
-        if checked is None
-        else judge_check(policy, checked)
-    )
+    if checked is None:
+        return judge_findings(policy, load_findings(folder))
+    return judge_check(policy, checked)
 
 
 def write_results(

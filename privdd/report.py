@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from privdd.core.command import (
-    HELP_OPTIONS,
     Command,
     Key,
     Places,
@@ -45,13 +44,9 @@ REPORT = Command(
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0, or 1 with one line on stderr where a folder is no finished, undamaged run that
     agrees with itself."""
-    from privdd.cli.errors import run_reporting_errors
+    from privdd.cli.errors import run_command
 
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or HELP_OPTIONS & {*arguments}:
-        print(REPORT.help_text(), end="")
-        return 0 if arguments else 1
-    return run_reporting_errors(lambda: _run_command(REPORT.parse(arguments)))
+    return run_command(REPORT, argv, lambda arguments: _run_command(REPORT.parse(arguments)))
 
 
 def _run_command(values: Mapping[str, Any]) -> int:

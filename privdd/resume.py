@@ -11,7 +11,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     1."""
     from privdd.cli.doors import run_resume
 
-    return run_resume(sys.argv[1:] if argv is None else list(argv))
+    return run_resume(argv)
 
 
 if __name__ == "__main__":

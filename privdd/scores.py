@@ -10,7 +10,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of an audit; errors are one line on stderr and status 1."""
     from privdd.cli.doors import run_scores
 
-    return run_scores(sys.argv[1:] if argv is None else list(argv))
+    return run_scores(argv)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,9 @@ from privdd.core.command import (
 from privdd.core.validation import BadConfig
 
 EXIT_MISSED = 2
+DRAWS = 16  # faults, unless draws= says otherwise
 SELFTEST = Command(
-    "privdd-selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] "
+    "privdd selftest [fault=drawn] [profile=all] [seed=0] [draws=16] [seeds=0] "
     "[controls=4] [out=FILE.json] [docs=FILE.md] [resume=true]",
     "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit "
     "status: 0 all faults were caught\n"
@@ -85,6 +86,13 @@ class SelftestRequest:
     docs: Path | None = None
     resume: str = "false"
 
+    @property
+    def draw_count(self) -> int:
+        """How many faults are drawn: by default some if drawn ones are asked for, else none."""
+        if self.draws is not None:
+            return self.draws
+        return DRAWS if self.fault == "drawn" else 0
+
 
 def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
@@ -96,13 +104,9 @@ def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The table on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.cli.compose import run_guarded
+    from privdd.cli.errors import run_command
 
-    given = sys.argv[1:] if argv is None else list(argv)
-    if {"-h", "--help"} & {*given}:
-        print(SELFTEST.help_text(), end="")
-        return 0
-    return run_guarded(lambda: _run_command(given))
+    return run_command(SELFTEST, argv, _run_command, needs_arguments=False)
 
 
 def _run_command(argv: Sequence[str]) -> int:
@@ -117,14 +121,8 @@ def _run_command(argv: Sequence[str]) -> int:
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    draws = (
-        asked.draws
-        if asked.draws is not None
-        else 16
-        if asked.fault == mutation_score.DRAWN_NAME
-        else 0
-    )
-    jobs = _jobs(asked, faults, mutation_score.draw_faults(asked.seed, draws, profiles), profiles)
+    drawn = mutation_score.draw_faults(asked.seed, asked.draw_count, profiles)
+    jobs = _jobs(asked, faults, drawn, profiles)
     outcomes = list(_run_trials(asked, jobs))
     table = mutation_score.format_score_table(outcomes, faults, profiles)
     problems = mutation_score.unexpected_outcomes(outcomes)
@@ -139,12 +137,10 @@ def _run_command(argv: Sequence[str]) -> int:
         write_markdown_page(
             asked.docs, mutation_score.format_score_page(outcomes, faults, profiles, command)
         )
-    return (
-        0
-        if any(mutation_score.split_outcomes(outcomes))
-        and not list(mutation_score.unexpected_outcomes(outcomes))
-        else EXIT_MISSED
-    )
+    anything_ran = any(mutation_score.split_outcomes(outcomes))
+    if anything_ran and not list(mutation_score.unexpected_outcomes(outcomes)):
+        return 0
+    return EXIT_MISSED
 
 
 def _jobs(

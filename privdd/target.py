@@ -11,7 +11,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of an audit; errors are one line on stderr and status 1."""
     from privdd.cli.doors import run_target
 
-    return run_target(sys.argv[1:] if argv is None else list(argv))
+    return run_target(argv)
 
 
 if __name__ == "__main__":

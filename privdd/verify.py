@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privdd.core.command import HELP_OPTIONS, Command, Key, Places, read_path, read_truth
+from privdd.core.command import Command, Key, Places, read_path, read_truth
 from privdd.gate import POLICY_KEYS, judge_folder, write_results
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_DISAGREES = 2
 EXIT_ON_TRUST = 3
+MOST_NAMED = 4  # numbers on trust that a decision can rest on
 
 
 VERIFY = Command(
@@ -44,13 +45,9 @@ VERIFY = Command(
 def main(argv: Sequence[str] | None = None) -> int:
     """The answer first, then one line on stdout for each disagreement and limit, and one on stderr
     for each note; errors are one line on stderr and status 1."""
-    from privdd.cli.errors import run_reporting_errors
+    from privdd.cli.errors import run_command
 
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or HELP_OPTIONS & {*arguments}:
-        print(VERIFY.help_text(), end="")
-        return 0 if arguments else 1
-    return run_reporting_errors(lambda: _run_command(VERIFY.parse(arguments)))
+    return run_command(VERIFY, argv, lambda arguments: _run_command(VERIFY.parse(arguments)))
 
 
 def _run_command(values: Mapping[str, Any]) -> int:
@@ -65,7 +62,8 @@ def _run_command(values: Mapping[str, Any]) -> int:
     policy = policy_of_arguments(values)
     if signs:
         _remove_signature(folder)
-    verified = _with_data(_verify(folder, None if signs else key), folder)
+    expected_signer = None if signs else key
+    verified = _with_data(_verify(folder, expected_signer), folder)
     _print_verification(folder, verified)
     if verified.disagreements:
         return EXIT_DISAGREES
@@ -78,8 +76,9 @@ def _run_command(values: Mapping[str, Any]) -> int:
         print(f"signed by ed25519 {verified.signer}{hint}")
     if policy is not None:
         return _judge_limits(values, policy, verified)
-    rests_on_trust = values.get("strict", False) and verified.deciding
-    return EXIT_ON_TRUST if rests_on_trust else 0
+    if values.get("strict", False) and verified.deciding:
+        return EXIT_ON_TRUST
+    return 0
 
 
 def _verify(folder: Path, key: Path | None) -> Verification:
@@ -107,19 +106,20 @@ def _print_verification(folder: Path, verified: Verification) -> None:
         print(f"not listed in manifest.json, and read by nothing: {name!r}", file=sys.stderr)
 
 
-def _with_data(found: Verification, folder: Path) -> Verification:
+def _with_data(verified: Verification, folder: Path) -> Verification:
     """The data of the run are held against their digest too, where they are here."""
     from privdd.cli.stored_data import compare_stored_data
     from privdd.runtime.files import read_json_object
     from privdd.runtime.run_files import CONFIG, MANIFEST
 
-    if not (
-        folder / CONFIG
-    ).is_file():  # of what others trained: its files have digests of their own
-        return found
+    if not (folder / CONFIG).is_file():
+        return verified  # of what others trained: its files have digests of their own
     wrong, note = compare_stored_data(folder, read_json_object(folder / MANIFEST))
-    notes = (*found.not_recomputable, *([note] if note else []))
-    return replace(found, disagreements=(*found.disagreements, *wrong), not_recomputable=notes)
+    notes = [*verified.not_recomputable]
+    if note:
+        notes.append(note)
+    disagreements = (*verified.disagreements, *wrong)
+    return replace(verified, disagreements=disagreements, not_recomputable=tuple(notes))
 
 
 def _judge_limits(values: Mapping[str, Any], policy: Policy, verified: Verification) -> int:
@@ -131,20 +131,23 @@ def _judge_limits(values: Mapping[str, Any], policy: Policy, verified: Verificat
     if values.get("strict"):
         results = limits.doubt_trusted_numbers(results, verified.deciding)
     write_results(values, policy, {str(folder): results})
-    return limits.EXIT_BROKEN if limits.report_limits(policy, results, sys.stdout) else 0
+    is_broken = limits.report_limits(policy, results, sys.stdout)
+    return limits.EXIT_BROKEN if is_broken else 0
 
 
-def _conclusion(found: Verification) -> str:
+def _conclusion(verified: Verification) -> str:
     """Does the folder agree, and how much of that rests on trust: the numbers that a decision can
-    rest on, at most four of them."""
-    if found.disagreements:
-        return f"DOES NOT AGREE: {len(found.disagreements)} differences"
-    shown = found.deciding[:4]
-    more = len(found.deciding) - 4
-    among = (
-        f", among them {', '.join(shown)}{f' and {more} more' if more > 0 else ''}" if shown else ""
-    )
-    return f"agrees: {found.computed} numbers computed again, {found.trusted} taken on trust{among}"
+    rest on, at most ``MOST_NAMED`` of them."""
+    if verified.disagreements:
+        return f"DOES NOT AGREE: {len(verified.disagreements)} differences"
+    among = ""
+    if verified.deciding:
+        among = f", among them {', '.join(verified.deciding[:MOST_NAMED])}"
+    unnamed = len(verified.deciding) - MOST_NAMED
+    if unnamed > 0:
+        among += f" and {unnamed} more"
+    computed = f"{verified.computed} numbers computed again"
+    return f"agrees: {computed}, {verified.trusted} taken on trust{among}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -278,17 +277,6 @@ def format_hydra_error(error: BaseException) -> str:
         " ".join(line for line in lines if line and not line.startswith(silent))[:400]
         or type(error).__name__
     )
-
-
-def run_guarded(main: Callable[[], int]) -> int:
-    """Run a command; anything the user can cause ends in one line on stderr and status 1."""
-    from privdd.cli.errors import run_reporting_errors
-
-    try:
-        return run_reporting_errors(main)
-    except KeyboardInterrupt as stop:
-        print(f"\nprivdd: stopped{': ' + str(stop) if str(stop) else ''}", file=sys.stderr)
-        return 130
 
 
 PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.dir")

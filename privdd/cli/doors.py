@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from attacks.command_line import ERROR_PREFIX
-from privdd.cli.compose import run_guarded
+from privdd.cli.errors import run_command, run_guarded
 from privdd.cli.main import audit_external_target, main
 from privdd.core.command import HELP_OPTIONS
 from privdd.core.validation import BadConfig
@@ -43,30 +42,31 @@ Audits membership scores that were computed elsewhere: FILE is an .npz with scor
 Exit status: as of an audit."""
 
 
-def run_attack(argv: Sequence[str]) -> int:
+def run_attack(argv: Sequence[str] | None = None) -> int:
     """``privdd attack DIR`` -> exit status as of an audit."""
     return _run_with_place(argv, "run", "DIR", ATTACK_USAGE, lambda place: "audit")
 
 
-def run_resume(argv: Sequence[str]) -> int:
+def run_resume(argv: Sequence[str] | None = None) -> int:
     """``privdd resume DIR`` -> exit status as of the command that began the run."""
     return _run_with_place(argv, "resume", "DIR", RESUME_USAGE, command_of_run)
 
 
-def run_scores(argv: Sequence[str]) -> int:
+def run_scores(argv: Sequence[str] | None = None) -> int:
     """``privdd scores FILE`` -> exit status as of an audit."""
     return _run_with_place(argv, "scores", "FILE", SCORES_USAGE, lambda place: "audit")
 
 
-def run_target(argv: Sequence[str]) -> int:
+def run_target(argv: Sequence[str] | None = None) -> int:
     """``privdd target model=MODULE:CLASS ...`` -> exit status as of an audit.
 
     Keys of a target may be typed without "target.".
     """
-    if not argv or HELP_OPTIONS & {*argv}:
-        print(TARGET.help_text(), end="")
-        return 0 if argv else 1
-    return run_guarded(lambda: audit_external_target(with_target_prefix(argv), is_target=True) or 0)
+
+    def audit_target(arguments: Sequence[str]) -> int:
+        return audit_external_target(with_target_prefix(arguments), is_target=True) or 0
+
+    return run_command(TARGET, argv, audit_target)
 
 
 def with_target_prefix(argv: Sequence[str]) -> list[str]:
@@ -98,28 +98,28 @@ def command_of_run(folder: Path) -> str:
 
 
 def _run_with_place(
-    argv: Sequence[str], key: str, shown: str, usage: str, command_at: Callable[[Path], str]
+    argv: Sequence[str] | None,
+    key: str,
+    shown: str,
+    usage: str,
+    command_at: Callable[[Path], str],
 ) -> int:
     """Run the command of a place with ``key=PLACE`` and the other arguments."""
-    if not argv or HELP_OPTIONS & {*argv}:
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    asks_help = bool(HELP_OPTIONS & {*arguments})
+    if asks_help or not arguments:
         print(usage)
-        return 0 if argv else 1
-    places = [item for item in argv if "=" not in item and not item.startswith("-")]
-    if len(places) != 1 or argv[0] != places[0]:
-        print(f"{ERROR_PREFIX}: one {shown} is needed, as the first argument", file=sys.stderr)
-        return 1
-    rest = list(argv[1:])
-    chosen: list[str] = []
+        return int(not asks_help)
+    place, *rest = arguments
 
-    def choose() -> int:
-        chosen.append(command_at(Path(places[0])))
-        return 0
+    def run_at_place() -> int:
+        if "=" in place or place.startswith("-"):
+            raise BadConfig(f"{place}: {shown} is needed, as the first argument")
+        command = command_at(Path(place))
+        sys.argv = [f"privdd-{command}", f"{key}={place}", *rest]
+        return main(command, _run_of(command))
 
-    if status := run_guarded(choose):
-        return status
-    command = chosen[0]
-    sys.argv = [f"privdd-{command}", f"{key}={places[0]}", *rest]
-    return main(command, _run_of(command))
+    return run_guarded(run_at_place)
 
 
 def _run_of(command: str) -> Callable[..., int]:
@@ -128,7 +128,8 @@ def _run_of(command: str) -> Callable[..., int]:
     def run(*arguments: Any) -> int:
         from privdd.cli.run import run_audit, run_training
 
-        work = run_audit if command == "audit" else run_training
-        return work(*arguments)
+        if command == "audit":
+            return run_audit(*arguments)
+        return run_training(*arguments)
 
     return run

@@ -6,12 +6,14 @@ import errno
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from attacks.command_line import ERROR_PREFIX
+from privdd.core.command import HELP_OPTIONS, Command
 from privdd.runtime.files import printable
 
 UNREAD = 141  # 128 + SIGPIPE
+STOPPED = 130  # 128 + SIGINT
 
 # What torch says -> what can be done about it.
 TORCH_ERRORS = {
@@ -91,3 +93,39 @@ def explain_error(error: BaseException) -> str | None:
     if name in {"TooManyLostWorkers", "MissingData", "UnsupportedEventError"}:
         return " ".join(str(error).split())
     return None
+
+
+def run_guarded(main: Callable[[], int]) -> int:
+    """Run a command; anything the user can cause ends in one line on stderr and status 1."""
+    try:
+        return run_reporting_errors(main)
+    except KeyboardInterrupt as stop:
+        reason = f": {stop}" if str(stop) else ""
+        print(f"\nprivdd: stopped{reason}", file=sys.stderr)
+        return STOPPED
+
+
+def run_command(
+    command: Command,
+    argv: Sequence[str] | None,
+    work: Callable[[Sequence[str]], int],
+    *,
+    needs_arguments: bool = True,
+) -> int:
+    """Run a command of the form KEY=VALUE, or print its help.
+
+    Args:
+        command: What describes it.
+        argv: The arguments; those of this process by default.
+        work: From the arguments to the exit status.
+        needs_arguments: Whether it does nothing without any, but for its help.
+
+    Returns:
+        The exit status; 1 after one line on stderr where the user is at fault.
+    """
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    asks_help = bool(HELP_OPTIONS & {*arguments})
+    if asks_help or (needs_arguments and not arguments):
+        print(command.help_text(), end="")
+        return int(not asks_help)
+    return run_guarded(lambda: work(arguments))

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, open_dict
 
 from privdd import __version__
 from privdd.cli import compose
+from privdd.cli.errors import run_guarded
 from privdd.cli.finished_run import report_finished_run
 from privdd.cli.inputs import check_inputs, check_run_exists
 from privdd.cli.overrides import (
@@ -213,7 +214,7 @@ NOT_TRUSTED = (
 
 def main(command: str, run: CommandRun) -> int:
     """Run a command: one-line errors; status 0 (done), 1 (error) or 2 (contradiction)."""
-    return compose.run_guarded(lambda: _run_command(command, run))
+    return run_guarded(lambda: _run_command(command, run))
 
 
 def audit_external_target(argv: list[str], *, is_target: bool = False) -> int | None:
@@ -418,7 +419,7 @@ def _run_with_hydra(
                 sweep, config, path, node.overrides.task, lambda: run(config, path, typed)
             )
         status.append(
-            compose.run_guarded(lambda: run(config, path, typed))
+            run_guarded(lambda: run(config, path, typed))
         )  # Hydra would print a traceback
         return status[-1]
 

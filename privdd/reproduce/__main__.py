@@ -8,14 +8,10 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Results on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.cli.compose import run_guarded
+    from privdd.cli.errors import run_command
     from privdd.reproduce.catalogue import REPRODUCE
 
-    given = sys.argv[1:] if argv is None else list(argv)
-    if {"-h", "--help"} & {*given} or not given:
-        print(REPRODUCE.help_text(), end="")
-        return 0 if given else 1
-    return run_guarded(lambda: _run_command(given))
+    return run_command(REPRODUCE, argv, _run_command)
 
 
 def _run_command(argv: Sequence[str]) -> int:

@@ -146,7 +146,7 @@ SEALED_BY_VERIFY = ("findings.json", "ledger.json", "config.yaml")
 
 def _status(reader: str, copy: Path) -> int:
     from privdd import report, verify
-    from privdd.cli.compose import run_guarded
+    from privdd.cli.errors import run_guarded
     from privdd.cli.main import main
     from privdd.cli.run import run_audit
 

@@ -27,7 +27,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from privdd import report, verify
 from privdd.cli import main as command
-from privdd.cli.compose import run_guarded
+from privdd.cli.errors import run_guarded
 from privdd.cli.run import run_audit, run_training
 from privdd.cli.sweeps import POINT_FILE, Sweep
 from privdd.runtime.files import LARGEST_JSON

@@ -139,7 +139,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
     monkeypatch.setattr(store.os, "fsync", full)
     capsys.readouterr()
     assert (
-        compose.run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
+        run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
     )
     error = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("privdd: error")
