@@ -105,7 +105,7 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
 
 def register_resolvers() -> None:
     """Idempotent; called before anything is composed."""
-    made: dict[str, Callable[..., Any]] = {
+    resolvers: dict[str, Callable[..., Any]] = {
         "by_preset": _value_by_preset,
         "by_data": lambda name, names, there, elsewhere: there if name in names else elsewhere,
         # whose unit is that of the images: of starts that read no record, and of those in the
@@ -118,7 +118,7 @@ def register_resolvers() -> None:
         "term": _experiment_term,
         "point": point_name,
     }
-    for name, resolver in made.items():
+    for name, resolver in resolvers.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True)
     OmegaConf.register_new_resolver(
         "run_id", lambda: uuid.uuid4().hex[:6], replace=True, use_cache=True
@@ -132,8 +132,10 @@ register_resolvers()
 def group_choices(group: str, folders: Sequence[str]) -> list[str]:
     """The names that can be chosen in a config group. Files that start with _ hold what others
     share."""
-    found = {path.stem for folder in folders for path in (Path(folder) / group).glob("*.yaml")}
-    return sorted(name for name in found if not name.startswith("_"))
+    names: set[str] = set()
+    for folder in folders:
+        names |= {path.stem for path in (Path(folder) / group).glob("*.yaml")}
+    return sorted(name for name in names if not name.startswith("_"))
 
 
 OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "all" does not mean
@@ -142,11 +144,12 @@ OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "al
 def default_attacks(folders: Sequence[str]) -> list[str]:
     """What ``attack=all`` stands for: every attack that a yaml exists for, but those that are off
     by default."""
-    files = (path for folder in folders for path in (Path(folder) / "attack").glob("*.yaml"))
-    asked_for = {
-        path.stem for path in files if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT)
-    }
-    return [name for name in group_choices("attack", folders) if name not in asked_for]
+    off_by_default = set()
+    for folder in folders:
+        for path in (Path(folder) / "attack").glob("*.yaml"):
+            if path.read_text(encoding="utf-8").startswith(OFF_BY_DEFAULT):
+                off_by_default.add(path.stem)
+    return [name for name in group_choices("attack", folders) if name not in off_by_default]
 
 
 def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
@@ -163,17 +166,20 @@ def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
     if command == "audit" and not any(a.startswith("attack=") for a in args):
         args.append(f"attack=[{','.join(default_attacks(folders))}]")
     elif command == "audit":
-        certain = not any(
+        asks_for_certain = not any(
             a.startswith(("audit.require=", "scores=")) or "all" in _listed_attacks(a) for a in argv
         )
-        args += ["audit.require=some"] if certain else []
+        if asks_for_certain:
+            args.append("audit.require=some")
     return put_overrides_first(args)
 
 
 def _listed_attacks(argument: str) -> list[str]:
     """The names in ``attack=[A,B]``; none in any other argument."""
     inside = argument.removeprefix("attack=[")
-    return [] if inside == argument else [name.strip() for name in inside.rstrip("] ").split(",")]
+    if inside == argument:
+        return []
+    return [name.strip() for name in inside.rstrip("] ").split(",")]
 
 
 def _expand_all_attacks(argument: str, folders: Sequence[str]) -> str:
@@ -200,10 +206,10 @@ def _expand_glob(argument: str, folders: Sequence[str]) -> str:
         raise BadConfig(format_hydra_error(error)) from None
     if not isinstance(parsed, Glob):
         return argument
-    found = parsed.filter(group_choices(group.partition("@")[0], folders))
-    if not found:
+    names = parsed.filter(group_choices(group.partition("@")[0], folders))
+    if not names:
         raise BadConfig(f"{argument}: no file in the group {group} matches")
-    return f"{group}={','.join(found)}"
+    return f"{group}={','.join(names)}"
 
 
 def overrides_as_typed(composed: Sequence[str], given: Sequence[str]) -> list[str]:
@@ -248,11 +254,10 @@ def compose_config(
     """
     register_resolvers()
     GlobalHydra.instance().clear()
-    extra = (
-        [f"hydra.searchpath=[{','.join('file://' + str(Path(f).resolve()) for f in folders)}]"]
-        if folders
-        else []
-    )
+    extra = []
+    if folders:
+        places = ",".join(f"file://{Path(folder).resolve()}" for folder in folders)
+        extra = [f"hydra.searchpath=[{places}]"]
     try:
         with initialize_config_dir(config_dir=config_dir(), version_base="1.3"):
             return compose(

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from attacks.command_line import CommandParser
 from privdd.cli import compose
-from privdd.cli.plain_config import iterate_settings, to_plain_settings
+from privdd.cli.plain_config import children, iterate_settings, join_key, to_plain_settings
 from privdd.cli.secret import SECRET_KEY as SECRET
 from privdd.cli.suggestions import suggest_key, suggest_word
 from privdd.cli.sweeps import first_values, is_sweep
@@ -280,15 +280,21 @@ def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
 def _chosen_files(override: Override) -> Iterator[str]:
     """The files that a group's override chooses: each value of a sweep, each item of a list; null
     chooses none."""
+    for name in _chosen_names(override):
+        if name is not None and str(name) not in ("null", ""):
+            yield re.sub(r"\.yaml$", "", str(name).strip().strip("'\""))
+
+
+def _chosen_names(override: Override) -> Iterator[Any]:
+    if override.is_sweep_override():
+        for point in override.sweep_string_iterator():
+            yield from str(point).strip("[]").split(",")
+        return
     value = override.value()
-    values = (
-        [str(v).strip("[]").split(",") for v in override.sweep_string_iterator()]
-        if override.is_sweep_override()
-        else ([value] if isinstance(value, list) else [[value]])
-    )
-    for one in (item for several in values for item in several):
-        if one is not None and str(one) not in ("null", ""):
-            yield re.sub(r"\.yaml$", "", str(one).strip().strip("'\""))
+    if isinstance(value, list):
+        yield from value
+    else:
+        yield value
 
 
 STATED_HINT = (
@@ -455,8 +461,7 @@ def _model_keys(node: Any, key: str) -> Iterator[str]:
 
 
 def _iterate_leaves(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(node, dict | list):
-        for name, value in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _iterate_leaves(value, f"{key}.{name}" if key else str(name))
-    else:
+    if not isinstance(node, dict | list):
         yield key, node
+    for name, value in children(node):
+        yield from _iterate_leaves(value, join_key(key, name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,14 +29,30 @@ NOT_FINGERPRINTED = (
 
 def to_plain_settings(node: Any) -> Any:
     """A config node as resolved dicts, lists and numbers."""
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    if OmegaConf.is_config(node):
+        return OmegaConf.to_container(node, resolve=True)
+    return node
+
+
+def children(node: Any) -> Iterable[tuple[Any, Any]]:
+    """(key or position, value) of a mapping or a list; nothing of any other value."""
+    if isinstance(node, dict):
+        return node.items()
+    if isinstance(node, list):
+        return enumerate(node)
+    return ()
+
+
+def join_key(parent: str, name: Any) -> str:
+    """The dotted key of ``name`` below ``parent``; "" is the top."""
+    return f"{parent}.{name}" if parent else str(name)
 
 
 def iterate_settings(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted key, value) of all that is no mapping, at or below ``key``."""
     if isinstance(node, dict):
         for name, value in node.items():
-            yield from iterate_settings(value, f"{key}.{name}" if key else str(name))
+            yield from iterate_settings(value, join_key(key, name))
     else:
         yield key, node
 

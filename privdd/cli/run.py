@@ -246,16 +246,16 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         folder = prepare_run_folder(path, config)
         held.enter_context(_deterministic_run(experiment))
         experiment = announce_run(experiment, {}, folder)
-        began, (engine, capture) = time.monotonic(), (experiment.engine, experiment.capture)
+        began = time.monotonic()
         ledger = experiment.new_ledger()
         trainer = Trainer(
             experiment.plan,
             experiment.shards,
             experiment.test_records,
-            engine,
+            experiment.engine,
             folder,
             ledger,
-            capture,
+            experiment.capture,
             budget=experiment.privacy.budget,
         )
         with print_resume_command("train", path, config):
@@ -296,13 +296,11 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             {f"epsilon/{name}": e for name, e in epsilon.items()},
         )
         seal_folder(path)
-    said = (
-        f"accuracy {accuracy:.4f}"
-        if progress.diverged is None
-        else divergence_message(progress.diverged)
-    )
+    outcome = f"accuracy {accuracy:.4f}"
+    if progress.diverged is not None:
+        outcome = divergence_message(progress.diverged)
     print(
-        f"{said}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"{outcome}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
         f"delta {ledger.delta:g} per {ledger.unit}, {ledger.relation}; {path}"
     )
     return 0 if progress.diverged is None else EXIT_DIVERGED

@@ -69,12 +69,13 @@ def count_points(argv: Sequence[str]) -> int | None:
 
 def first_values(overrides: Iterable[Override]) -> list[str]:
     """The overrides as they were typed, a sweep as its first value."""
-    return [
-        f"{o.key_or_group}={next(iter(o.sweep_string_iterator()))}"
-        if o.is_sweep_override()
-        else str(o.input_line)
-        for o in overrides
-    ]
+    return [_first_value(override) for override in overrides]
+
+
+def _first_value(override: Override) -> str:
+    if override.is_sweep_override():
+        return f"{override.key_or_group}={next(iter(override.sweep_string_iterator()))}"
+    return str(override.input_line)
 
 
 def first_point(argv: Sequence[str]) -> list[str]:
@@ -170,16 +171,16 @@ class Sweep:
             for mark in marks
             if mark.get("sweep") == self.token and mark["status"] is not None
         ]
-        failed = f", {ended.count(1)} failed" if 1 in ended else ""
-        known = "" if self.total is None else f" of {self.total}"
         spent = time.time() - self.began
+        points = f"{len(ended)}" if self.total is None else f"{len(ended)} of {self.total}"
+        parts = [f"sweep: {points} points"]
+        if 1 in ended:
+            parts.append(f"{ended.count(1)} failed")
+        parts.append(f"{format_seconds(spent)} so far")
         left = (self.total or 0) - len(ended)
-        rest = (
-            f", about {format_seconds(spent / len(ended) * left)} left"
-            if left > 0 and ended
-            else ""
-        )
-        return f"sweep: {len(ended)}{known} points{failed}, {format_seconds(spent)} so far{rest}"
+        if left > 0 and ended:
+            parts.append(f"about {format_seconds(spent / len(ended) * left)} left")
+        return ", ".join(parts)
 
     def _write_mark(self, path: Path, status: int | None, error: str = "") -> None:
         write_json(path / POINT_FILE, {"sweep": self.token, "status": status, "error": error})

@@ -16,7 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
-from privdd.cli.plain_config import iterate_settings
+from privdd.cli.plain_config import children, iterate_settings
 from privdd.cli.suggestions import suggest_name
 from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
 
@@ -80,9 +80,9 @@ class TypeCheck:
         """Every ``_target_`` at or below ``key``."""
         if isinstance(value, dict) and "_target_" in value:
             self._check_target(key, value)
-        elif isinstance(value, dict | list):
-            for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
-                self.check_nested_targets(f"{key}.{name}", inner)
+            return
+        for name, inner in children(value):
+            self.check_nested_targets(f"{key}.{name}", inner)
 
     def _check_target(self, key: str, value: Mapping[str, Any]) -> None:
         path = value["_target_"]
@@ -163,78 +163,87 @@ def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
 def fits_type(value: Any, kind: Any) -> bool:
     """Whether a plain value is of a declared type; an int may stand for a float, a list for a
     tuple."""
-    made = get_origin(kind) or kind
+    origin = get_origin(kind) or kind
     args = get_args(kind)
-    if made in (Any, object):
+    if origin in (Any, object):
         return True
-    if made is typing.Annotated:
+    if origin is typing.Annotated:
         return fits_type(value, args[0])
-    if made in (Union, types.UnionType):
-        return any(fits_type(value, one) for one in args)
-    if made is Literal:
+    if origin in (Union, types.UnionType):
+        return any(fits_type(value, alternative) for alternative in args)
+    if origin is Literal:
         return any(type(value) is type(word) and value == word for word in args)
-    if made in SCALAR_TYPES:
-        return SCALAR_TYPES[made][1](value)
-    if not inspect.isclass(made):
+    if origin in SCALAR_TYPES:
+        return SCALAR_TYPES[origin][1](value)
+    if not inspect.isclass(origin):
         return True
-    if issubclass(made, Enum):
-        return value in [member.value for member in made]
-    if issubclass(made, PurePath):
+    if issubclass(origin, Enum):
+        return value in [member.value for member in origin]
+    if issubclass(origin, PurePath):
         return isinstance(value, str)
-    if issubclass(made, Mapping):
+    if issubclass(origin, Mapping):
         return isinstance(value, dict) and all(
             fits_type(v, args[1]) for v in value.values() if args
         )
-    if issubclass(made, Collection):
+    if issubclass(origin, Collection):
         return isinstance(value, list) and all(fits_type(v, args[0]) for v in value if args)
     return False  # an object of that class is needed
 
 
 def describe_type(kind: Any) -> str:
     """What is allowed, in words."""
-    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    allowed = [str(word) for one in kinds if get_origin(one) is Literal for word in get_args(one)]
-    others = dict.fromkeys(
-        _type_word(one) for one in kinds if get_origin(one) is not Literal and one is not type(None)
-    )
-    if allowed and not others:
-        return f"allowed are {', '.join([*allowed, *(['null'] if type(None) in kinds else [])])}"
-    words = [*([f"one of {', '.join(allowed)}"] if allowed else []), *others]
-    return f"{' or '.join(words)} is needed{' (or null)' if type(None) in kinds else ''}"
+    is_union = get_origin(kind) in (Union, types.UnionType)
+    alternatives = get_args(kind) if is_union else (kind,)
+    takes_null = type(None) in alternatives
+    allowed: list[str] = []
+    names: list[str] = []
+    for alternative in alternatives:
+        if get_origin(alternative) is Literal:
+            allowed += map(str, get_args(alternative))
+        elif alternative is not type(None):
+            names.append(_type_word(alternative))
+    if allowed and not names:
+        if takes_null:
+            allowed.append("null")
+        return f"allowed are {', '.join(allowed)}"
+    if allowed:
+        names.insert(0, f"one of {', '.join(allowed)}")
+    needed = f"{' or '.join(dict.fromkeys(names))} is needed"
+    return f"{needed} (or null)" if takes_null else needed
 
 
 def _type_word(kind: Any, *, many: bool = False) -> str:
-    made = get_origin(kind) or kind
+    origin = get_origin(kind) or kind
     args = get_args(kind)
-    if made in SCALAR_TYPES:
-        one, several = SCALAR_TYPES[made][0]
-        return several if many else one
-    if made is typing.Annotated:
+    if origin in SCALAR_TYPES:
+        singular, plural = SCALAR_TYPES[origin][0]
+        return plural if many else singular
+    if origin is typing.Annotated:
         return _type_word(args[0], many=many)
-    if inspect.isclass(made) and issubclass(made, Enum):
-        return f"one of {', '.join(str(member.value) for member in made)}"
-    if inspect.isclass(made) and issubclass(made, PurePath):
+    if inspect.isclass(origin) and issubclass(origin, Enum):
+        return f"one of {', '.join(str(member.value) for member in origin)}"
+    if inspect.isclass(origin) and issubclass(origin, PurePath):
         return "text"
-    if inspect.isclass(made) and issubclass(made, Mapping):
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
         return "a mapping"
-    if inspect.isclass(made) and issubclass(made, Collection):
+    if inspect.isclass(origin) and issubclass(origin, Collection):
         return f"a list of {_type_word(args[0], many=True)}" if args else "a list"
     return "a mapping with a _target_"
 
 
-def check_setting_numbers(key: str, value: Any, said: str) -> None:
-    """A setting, or each of a list. said: the key that it was typed by. Raises BadConfig.
+def check_setting_numbers(key: str, value: Any, typed_key: str) -> None:
+    """A setting, or each of a list. typed_key: the key that it was typed by. Raises BadConfig.
 
     The last word of its name tells whether it is a length: ``epochs`` of ``local_epochs``.
     """
     length = (
         key.startswith(LENGTH_GROUPS) and key.replace("_", ".").rsplit(".", 1)[-1] in LENGTH_WORDS
     )
-    for one in value if isinstance(value, list) else [value]:
-        if is_number(one):
-            check_finite(said, one)
-            if length and one > MAX_LENGTH:
-                raise setting_error(said, one, f"at most {MAX_LENGTH} are allowed")
+    for number in value if isinstance(value, list) else [value]:
+        if is_number(number):
+            check_finite(typed_key, number)
+            if length and number > MAX_LENGTH:
+                raise setting_error(typed_key, number, f"at most {MAX_LENGTH} are allowed")
 
 
 def error_with_place(

@@ -17,7 +17,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from privdd.cli.plain_config import NOT_FINGERPRINTED, TARGET, to_plain_settings
+from privdd.cli.plain_config import NOT_FINGERPRINTED, TARGET, children, to_plain_settings
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import SCHEMA, DamagedRun, read_json, write_json
 
@@ -57,13 +57,7 @@ def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
 
 def _code_names(node: Any) -> Iterator[str]:
     """Every dotted name of code that is not privdd's, at or below ``node``."""
-    for key, part in (
-        node.items()
-        if isinstance(node, dict)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    ):
+    for key, part in children(node):
         named = key in CODE_SETTINGS and isinstance(part, str) and CODE_NAME.fullmatch(part)
         if named and re.split("[.:]", part)[0] not in OWN_PACKAGES:
             yield part

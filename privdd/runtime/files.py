@@ -151,7 +151,9 @@ def to_plain_json(value: Any) -> Any:
     number = float(value)
     if math.isnan(number):
         raise ValueError("NaN cannot be written to JSON")
-    return ("inf" if number > 0 else "-inf") if math.isinf(number) else number
+    if math.isinf(number):
+        return "inf" if number > 0 else "-inf"
+    return number
 
 
 def write_json(path: Path, value: Any, *, compact: bool = False, private: bool = False) -> None:

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 
-from privdd.cli import compose
 from privdd.cli import main as command
 from privdd.cli.compose import compose_config
-from privdd.cli.errors import explain_error
+from privdd.cli.errors import explain_error, run_guarded
 from privdd.cli.run import prepare_run_folder, run_training
 from privdd.cli.stored_config import load_stored_config
 from privdd.core.validation import BadConfig
@@ -138,9 +137,7 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(
 
     monkeypatch.setattr(store.os, "fsync", full)
     capsys.readouterr()
-    assert (
-        run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
-    )
+    assert run_guarded(lambda: run_training(compose_config("train", TINY), starved, [])) == 1
     error = [
         line for line in capsys.readouterr().err.splitlines() if line.startswith("privdd: error")
     ]
