@@ -170,14 +170,14 @@ def describe_account(
     from privdd.reporting.wording import format_number
 
     relation = RELATION_WORDS[answer.relation].format(unit=answer.unit)
-    at = f"at δ = {format_number(answer.delta)}, unit: {answer.unit}, neighbours: {relation}"
+    terms = f"at δ = {format_number(answer.delta)}, unit: {answer.unit}, neighbours: {relation}"
     lines = []
     if stated is not None:
         lines.append(_compare_with_stated(answer, stated))
     if math.isinf(answer.epsilon):
-        lines.append(f"ε: no proven bound {at}")
+        lines.append(f"ε: no proven bound {terms}")
     else:
-        lines.append(f"ε = {answer.epsilon:.4g} {at}")
+        lines.append(f"ε = {answer.epsilon:.4g} {terms}")
     lines += [f"  training: {describe_line(line)}" for line in answer.training]
     lines.append(f"  proof: {answer.proof}")
     lines.append(
@@ -186,8 +186,8 @@ def describe_account(
     )
     if math.isfinite(answer.epsilon):
         exact = all(line.kind == "full" and line.noise_multiplier for line in answer.training)
-        same = "" if exact else ", of the Gaussian mechanism with this ε at this δ"
-        lines.append(f"  GDP μ = {answer.mu:.3g}{same}")
+        meaning = "" if exact else ", of the Gaussian mechanism with this ε at this δ"
+        lines.append(f"  GDP μ = {answer.mu:.3g}{meaning}")
         lines += _describe_meaning(answer)
     if not unit_is_given:
         lines.append(

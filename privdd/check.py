@@ -34,17 +34,17 @@ def _run_command(argv: Sequence[str]) -> int:
 
     if ":" in argv[0] and "=" not in argv[0]:
         raise BadConfig(f"{argv[0]}: KEY=VALUE is needed; did you mean mechanism={argv[0]}?")
-    given = CHECK.parse(argv)
-    if "components" in given:
-        return _check_components(given)
+    values = CHECK.parse(argv)
+    if "components" in values:
+        return _check_components(values)
     add_search_folder(Path.cwd())
-    what, name = named_target(given)
+    what, name = named_target(values)
     if what != "mechanism":
-        return _check_plugin(what, name, values_below(given, "args"))
-    if "out" in given:
-        check_output_folder(Path(given["out"]))
-    policy = limits.policy_of_arguments(given)
-    request = check_request(given, adapt_component)
+        return _check_plugin(what, name, values_below(values, "args"))
+    if "out" in values:
+        check_output_folder(Path(values["out"]))
+    policy = limits.policy_of_arguments(values)
+    request = check_request(values, adapt_component)
     with show_progress(f"check {name}", HUNDREDTHS) as bar:
 
         def show_step(stage: str, share: float) -> None:
@@ -52,13 +52,13 @@ def _run_command(argv: Sequence[str]) -> int:
             bar.advance(stage, max(0, min(int(HUNDREDTHS * share), HUNDREDTHS - 1) - bar.done))
 
         result = run_check(request, show_step, shlex.join(["python", "-m", "privdd.check", *argv]))
-        page = write_check_page(result, Path(given["out"])) if "out" in given else None
+        page = write_check_page(result, Path(values["out"])) if "out" in values else None
         bar.advance(by=HUNDREDTHS - bar.done)
     print(result.says)
     if page is not None:
         print(page)
         if result.case is not None:
-            print(f"{Path(given['out']) / 'reproduce.py'}: shows it without privdd")
+            print(f"{Path(values['out']) / 'reproduce.py'}: shows it without privdd")
     broken = policy is not None and limits.report_limits(
         policy, judge_check(policy, result), sys.stdout
     )
@@ -119,10 +119,10 @@ def _check_plugin(what: str, name: str, args: Mapping[str, Any]) -> int:
     from privdd.blackbox.target import load_target, make_plugin
 
     def check_in_child(say: Any) -> dict[str, Any]:
-        made = make_plugin(what, load_target(name), args)
+        plugin = make_plugin(what, load_target(name), args)
         try:
             if what == "method":
-                check_method(made)
+                check_method(plugin)
         except BrokenContract as broken:
             return {"faults": str(broken).splitlines()}
         return {"faults": []}

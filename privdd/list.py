@@ -25,14 +25,14 @@ def _print_choices(groups: Sequence[str]) -> int:
     from privdd.cli.compose import CONFIG_GROUPS, config_dir, group_choices
     from privdd.core.validation import BadConfig
 
-    known = [group for group in CONFIG_GROUPS if "/" not in group and group != "base"]
+    choices = [group for group in CONFIG_GROUPS if "/" not in group and group != "base"]
     for group in groups:
-        if group not in known:
-            raise BadConfig(f"{group}: unknown group; known are {', '.join(known)}")
+        if group not in choices:
+            raise BadConfig(f"{group}: unknown group; known are {', '.join(choices)}")
     if len(groups) == 1:
         print("\n".join(group_choices(groups[0], [config_dir()])))
         return 0
-    for group in groups or known:
+    for group in groups or choices:
         print(f"{group}: {', '.join(group_choices(group, [config_dir()]))}")
     return 0
 

@@ -96,10 +96,10 @@ class SelftestRequest:
 
 def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
-    given = SELFTEST.parse(argv)
-    if given.get("resume", "false") != "false" and "out" not in given:
-        raise BadConfig(f"resume={given['resume']}: with out=FILE only")
-    return SelftestRequest(**given)
+    values = SELFTEST.parse(argv)
+    if values.get("resume", "false") != "false" and "out" not in values:
+        raise BadConfig(f"resume={values['resume']}: with out=FILE only")
+    return SelftestRequest(**values)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -114,20 +114,20 @@ def _run_command(argv: Sequence[str]) -> int:
     from privdd.selftest_faults import mutation_score
     from privdd.selftest_faults.fault import select_profiles
 
-    asked = parse_selftest_arguments(argv)
-    faults = mutation_score.select_faults(asked.fault)
-    wanted = select_profiles(asked.profile)
+    request = parse_selftest_arguments(argv)
+    faults = mutation_score.select_faults(request.fault)
+    wanted = select_profiles(request.profile)
     absent = {p.name: p.reason_unavailable() for p in wanted if p.reason_unavailable()}
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    drawn = mutation_score.draw_faults(asked.seed, asked.draw_count, profiles)
-    jobs = _jobs(asked, faults, drawn, profiles)
-    outcomes = list(_run_trials(asked, jobs))
+    drawn = mutation_score.draw_faults(request.seed, request.draw_count, profiles)
+    jobs = _jobs(request, faults, drawn, profiles)
+    outcomes = list(_run_trials(request, jobs))
     table = mutation_score.format_score_table(outcomes, faults, profiles)
     problems = mutation_score.unexpected_outcomes(outcomes)
     print("\n".join([mutation_score.summarise_score(outcomes), *problems, *table]), flush=True)
-    if asked.docs is not None:
+    if request.docs is not None:
         command = " ".join(
             [
                 "python -m privdd.selftest",
@@ -135,7 +135,7 @@ def _run_command(argv: Sequence[str]) -> int:
             ]
         )
         write_markdown_page(
-            asked.docs, mutation_score.format_score_page(outcomes, faults, profiles, command)
+            request.docs, mutation_score.format_score_page(outcomes, faults, profiles, command)
         )
     anything_ran = any(mutation_score.split_outcomes(outcomes))
     if anything_ran and not list(mutation_score.unexpected_outcomes(outcomes)):
@@ -152,8 +152,8 @@ def _jobs(
 
     rng = Keys(asked.seed).fold("selftest", "seeds").numpy()
     jobs = [
-        (profiles[at % len(profiles)], None, int(rng.integers(10**6)))
-        for at in range(asked.controls * bool(profiles))
+        (profiles[index % len(profiles)], None, int(rng.integers(10**6)))
+        for index in range(asked.controls * bool(profiles))
     ]
     rng = Keys(asked.seed).fold("selftest", "faults").numpy()
     jobs += [(profile, fault, int(rng.integers(10**6))) for profile, fault in drawn]

@@ -133,14 +133,14 @@ def standardise_classifiers(config: DictConfig) -> Any:
 def _add_scale(node: Any, scale: Scale) -> Any:
     if not isinstance(node, dict):
         return node
-    made = {key: _add_scale(value, scale) for key, value in node.items()}
-    own = str(node.get("_target_")).endswith(".OwnModel")
-    if own or (
+    scaled = {key: _add_scale(value, scale) for key, value in node.items()}
+    is_own = str(node.get("_target_")).endswith(".OwnModel")
+    if is_own or (
         str(node.get("_target_")).endswith(".ModelSpec")
         and node.get("name") in STANDARDISED_CLASSIFIERS
     ):
-        made["scale"] = [list(part) for part in scale]
-    return made
+        scaled["scale"] = [list(part) for part in scale]
+    return scaled
 
 
 MAX_ROUNDS = 10**6  # each is planned one by one
@@ -324,39 +324,43 @@ def _build_mechanisms(
     if noise_multiplier is not None:
         node = OmegaConf.merge(config, {"privacy": {"noise_multiplier": noise_multiplier}}).privacy
     typed_as = TypeCheck(config).source_key_of
-    made = {}
+    mechanisms = {}
     for name, part in (node.mechanisms or {}).items():
         place = f"privacy.mechanisms.{name}"
-        made[str(name)] = _require_role(instantiate_node(part, place, typed_as), Mechanism, place)  # type: ignore[type-abstract]
-    for name in made:
+        mechanisms[str(name)] = _require_role(
+            instantiate_node(part, place, typed_as), Mechanism, place
+        )  # type: ignore[type-abstract]
+    for name in mechanisms:
         if name not in method.uploads and name not in method.queries:
-            known = sorted({*method.uploads, *method.queries})
+            names = sorted({*method.uploads, *method.queries})
             raise BadConfig(
                 f"privacy={config.privacy.name}: its mechanism {name!r} has no place in "
                 f"{type(method).__name__}, "
-                f"whose uploads and queries are {', '.join(known)}"
+                f"whose uploads and queries are {', '.join(names)}"
             )
-        if made[name].for_queries and name not in method.queries:
+        if mechanisms[name].for_queries and name not in method.queries:
             raise BadConfig(
-                f"privacy.mechanisms.{name}: {type(made[name]).__name__} sums "
+                f"privacy.mechanisms.{name}: {type(mechanisms[name]).__name__} sums "
                 f"contributions of records, and {name!r} is an "
                 f"upload of {type(method).__name__}; its queries are "
                 f"{', '.join(sorted(method.queries)) or 'none'}"
             )
-    return made
+    return mechanisms
 
 
 def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -> Plan:
     """The noise multiplier for privacy.epsilon, from the plan of releases alone."""
     target = float(privacy.epsilon or 0)
-    said = f"privacy.epsilon={target}"
+    setting = f"privacy.epsilon={target}"
     method = type(plan.method).__name__
     if not plan.mechanisms:
         raise BadConfig(
-            f"{said}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
+            f"{setting}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
         )
     if plan.method.spends(0, plan.mechanisms) is None:
-        raise BadConfig(f"{said}: {method} cannot plan its releases; set privacy.noise_multiplier")
+        raise BadConfig(
+            f"{setting}: {method} cannot plan its releases; set privacy.noise_multiplier"
+        )
 
     def event_at_noise(z: float) -> dpa.DpEvent:
         return planned_event(replace(plan, mechanisms=_build_mechanisms(config, plan.method, z)))
@@ -397,22 +401,22 @@ def _warn_of_settings(
             f"privacy.delta={privacy.delta} is above 1/{records}, one over a client's records",
             stacklevel=3,
         )
-    if said := open_classes_warning(plan, shards):
-        warnings.warn(said, stacklevel=3)
-    if said := too_few_clients_warning(plan):
-        warnings.warn(said, stacklevel=3)
+    if warning := open_classes_warning(plan, shards):
+        warnings.warn(warning, stacklevel=3)
+    if warning := too_few_clients_warning(plan):
+        warnings.warn(warning, stacklevel=3)
     mean = sum(len(s.train) for s in shards) / len(shards)
     for name, cells in (("dpsgd", 1), ("synthetic_gradient", classes)):
-        made = plan.mechanisms.get(name)
-        if not isinstance(made, ClippedSum):
+        mechanism = plan.mechanisms.get(name)
+        if not isinstance(mechanism, ClippedSum):
             continue
-        drawn = made.sampling_probability * mean / cells
-        if drawn > 0 and not 1 / 3 <= made.normaliser / drawn <= 3:
+        expected = mechanism.sampling_probability * mean / cells
+        if expected > 0 and not 1 / 3 <= mechanism.normaliser / expected <= 3:
             warnings.warn(
-                f"privacy.expected_batch={made.normaliser:g}: a step draws {drawn:.3g} "
+                f"privacy.expected_batch={mechanism.normaliser:g}: a step draws {expected:.3g} "
                 f"records{' of a class' * (cells > 1)} on average, so "
-                f"that it is {drawn / made.normaliser:.2g} times as long as the learning "
-                f"rate says; set it near {drawn:.3g}",
+                f"that it is {expected / mechanism.normaliser:.2g} times as long as the learning "
+                f"rate says; set it near {expected:.3g}",
                 stacklevel=3,
             )
 
@@ -435,9 +439,9 @@ def open_classes_warning(plan: Plan, shards: Sequence[Shard]) -> str:
     if not clients:
         return ""
     first = describe_open_classes(alone[clients[0]])
-    more = f" (and {len(clients) - 1} more clients)" if len(clients) > 1 else ""
+    others = f" (and {len(clients) - 1} more clients)" if len(clients) > 1 else ""
     return (
-        f"{', '.join(names)}: of client {clients[0]}{more} {first}: its mean is the record's "
+        f"{', '.join(names)}: of client {clients[0]}{others} {first}: its mean is the record's "
         "own feature"
     )
 

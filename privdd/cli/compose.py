@@ -46,8 +46,8 @@ def config_dir() -> str:
     for folder in (here / "configs", here.parent / "configs"):
         if (folder / "audit.yaml").is_file():
             return str(folder)
-    both = f"{here / 'configs'} or {here.parent / 'configs'}"
-    raise BadConfig(f"no configs found in {both}; is the installation complete?")
+    places = f"{here / 'configs'} or {here.parent / 'configs'}"
+    raise BadConfig(f"no configs found in {places}; is the installation complete?")
 
 
 def _value_by_preset(*values: Any, _root_: Any) -> Any:
@@ -92,7 +92,7 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
     try:
         each = min(records, data.limit or records) / partition.clients
         each = each * (1 - partition.heldout) if partition.heldout < 1 else each - partition.heldout
-        drawn = (
+        expected = (
             probability * each * (1 - partition.test_fraction) / (classes if of == "class" else 1)
         )
     except (
@@ -100,7 +100,7 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
         ZeroDivisionError,
     ):  # a value of the wrong kind, which is refused by its own key
         return usual
-    return usual if usual / 2 <= drawn <= usual * 2 else max(round(drawn), 1)
+    return usual if usual / 2 <= expected <= usual * 2 else max(round(expected), 1)
 
 
 def register_resolvers() -> None:
@@ -176,10 +176,10 @@ def expand_arguments(argv: Sequence[str], command: str) -> list[str]:
 
 def _listed_attacks(argument: str) -> list[str]:
     """The names in ``attack=[A,B]``; none in any other argument."""
-    inside = argument.removeprefix("attack=[")
-    if inside == argument:
+    names = argument.removeprefix("attack=[")
+    if names == argument:
         return []
-    return [name.strip() for name in inside.rstrip("] ").split(",")]
+    return [name.strip() for name in names.rstrip("] ").split(",")]
 
 
 def _expand_all_attacks(argument: str, folders: Sequence[str]) -> str:
@@ -222,13 +222,15 @@ def overrides_as_typed(composed: Sequence[str], given: Sequence[str]) -> list[st
     goes again; what it stands for comes back. A swept attack is the one of this run.
     """
     spelled = {item for item in expand_arguments(given, "audit") if item not in given}
-    kept = [
+    overrides = [
         item
         for item in composed
         if not (item in spelled and item.startswith(("attack=", "audit.require=")))
     ]
-    replaced = len(kept) < len(composed) and not any(item.startswith("attack=") for item in kept)
-    return [*kept, *(item for item in given if replaced and item.startswith("attack="))]
+    replaced = len(overrides) < len(composed) and not any(
+        item.startswith("attack=") for item in overrides
+    )
+    return [*overrides, *(item for item in given if replaced and item.startswith("attack="))]
 
 
 def put_overrides_first(argv: Sequence[str]) -> list[str]:
@@ -241,8 +243,8 @@ def put_overrides_first(argv: Sequence[str]) -> list[str]:
 
 def user_config_folders(argv: Sequence[str]) -> list[str]:
     """The user's own config folders: ``--config-dir DIR``."""
-    given = [a.split("=", 1)[1] for a in argv if a.startswith("--config-dir=")]
-    return given + [b for a, b in itertools.pairwise(argv) if a in ("--config-dir", "-cd")]
+    folders = [a.split("=", 1)[1] for a in argv if a.startswith("--config-dir=")]
+    return folders + [b for a, b in itertools.pairwise(argv) if a in ("--config-dir", "-cd")]
 
 
 def compose_config(

@@ -73,14 +73,14 @@ def explain_error(error: BaseException) -> str | None:
     """One line for errors that input, disk or network can cause; None for bugs of privdd."""
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
-        known = {
+        hints = {
             errno.ENOSPC: "no space left on the disk; what was written is kept, free space and "
             "resume"
         }
-        return f"{name}{known.get(error.errno or 0, error.strerror or str(error))}"
+        return f"{name}{hints.get(error.errno or 0, error.strerror or str(error))}"
     if isinstance(error, ValueError | RuntimeError):
-        for said, line in TORCH_ERRORS.items():
-            if said in str(error):
+        for phrase, line in TORCH_ERRORS.items():
+            if phrase in str(error):
                 return line
     if isinstance(error, ValueError | MemoryError | NotImplementedError):
         return " ".join(str(error).split()) or type(error).__name__

@@ -72,8 +72,8 @@ def scores_request(config: DictConfig) -> ScoresRequest:
     try:
         surface = Surface(str(config.scores_surface))
     except ValueError:
-        known = ", ".join(Surface)
-        raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {known}") from None
+        surfaces = ", ".join(Surface)
+        raise BadConfig(f"scores_surface={config.scores_surface}: allowed are {surfaces}") from None
     return ScoresRequest(
         Path(str(config.scores)),
         surface,

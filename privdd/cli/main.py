@@ -78,12 +78,12 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
     print(f"privdd: {DRY_RUN_OPTION}: timing {timed}", file=sys.stderr, flush=True)
     with deterministic_kernels(experiment.run.device):  # the kernels of the run
         attacks = build_attacks(config)
-        found = cost_estimate.choose_engine(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)[
+        estimate = cost_estimate.choose_engine(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)[
             1
         ] or cost_estimate.estimate_cost(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)
-    total, *stages = found.format_lines()
+    total, *stages = estimate.format_lines()
     lines = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages]
-    seconds = found.wall_seconds
+    seconds = estimate.wall_seconds
     if points != 1:
         rest = "; how many points follow is not known before they run"
         if points is not None:
@@ -101,7 +101,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
             f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} "
             "million numbers"
         )
-    print("\n".join([*lines, found.source]))
+    print("\n".join([*lines, estimate.source]))
     return 0
 
 
@@ -326,9 +326,9 @@ def _run_command(command: str, run: CommandRun) -> int:
 def _may_start_processes(config: DictConfig) -> bool:
     """Whether a run may have worker processes, before it is known what it costs."""
     kind = config.engine.kind
-    asked = config.engine.workers
+    workers = config.engine.workers
     return kind == "processes" or (
-        kind == "auto" and config.device == "cpu" and (asked or usable_cores()) > 1
+        kind == "auto" and config.device == "cpu" and (workers or usable_cores()) > 1
     )
 
 
@@ -363,11 +363,22 @@ def _names_stored_run(config: DictConfig) -> bool:
 
 
 def config_of(command: str, *overrides: str, config_dir: Path | str | None = None) -> DictConfig:
-    """The config that ``python -m privdd.COMMAND OVERRIDES`` would run. Raises ValueError with one
-    line."""
-    own = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    check_own_files([*own, *overrides])
-    argv = compose.expand_arguments(compose.quote_paths([*own, *overrides]), command)
+    """The config that a command would run.
+
+    Args:
+        command: audit or train.
+        *overrides: As on the command line, "privacy.epsilon=3".
+        config_dir: A folder of your own yaml files.
+
+    Returns:
+        The composed config, checked as the command checks it.
+
+    Raises:
+        ValueError: One line, for what cannot run.
+    """
+    folder_option = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    check_own_files([*folder_option, *overrides])
+    argv = compose.expand_arguments(compose.quote_paths([*folder_option, *overrides]), command)
     check_command(command, argv)
     config = compose.compose_config(
         command,

@@ -167,14 +167,13 @@ def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
 
 
 def _check_argument_form(argv: Sequence[str], folders: Sequence[str]) -> None:
-    for at, item in enumerate(argv):
+    for position, item in enumerate(argv):
         if item.startswith(("+", "~")):
             hint = "put new parts into yaml files (--config-dir)"
             raise BadConfig(f"{item}: adding or deleting keys is not supported; {hint}")
         if item.startswith("-") and item.split("=")[0] not in COMMAND_OPTIONS:
-            raise BadConfig(
-                f"{item}: unknown option; {_suggest_override(item, argv[at + 1 : at + 2])}"
-            )
+            hint = _suggest_override(item, argv[position + 1 : position + 2])
+            raise BadConfig(f"{item}: unknown option; {hint}")
         if "=" not in item and not item.startswith("-") and item not in folders:
             choices = {
                 group: compose.group_choices(group, [compose.config_dir(), *folders])
@@ -191,16 +190,18 @@ DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
 
 def check_spaces(argv: Sequence[str]) -> None:
     """Refuse, as they were typed, values that spaces cut to pieces."""
-    for at, item in enumerate(argv):
-        before = argv[at - 1] if at else ""
-        after = argv[at + 1] if at + 1 < len(argv) else ""
+    for position, item in enumerate(argv):
+        before = argv[position - 1] if position else ""
+        after = argv[position + 1] if position + 1 < len(argv) else ""
         if "=" not in item and before.count("[") > before.count("]") and not item.startswith("-"):
-            inside = "".join(_until_closed(argv[at - 1 :]))
+            joined = "".join(_until_closed(argv[position - 1 :]))
             raise BadConfig(
-                f"{before} {item}: a space ends an argument; write {inside} without spaces"
+                f"{before} {item}: a space ends an argument; write {joined} without spaces"
             )
         if not item.startswith(("-", "=")) and "=" not in item and after.startswith("="):
-            value = after.removeprefix("=") or (argv[at + 2] if at + 2 < len(argv) else "VALUE")
+            value = after.removeprefix("=") or (
+                argv[position + 2] if position + 2 < len(argv) else "VALUE"
+            )
             raise BadConfig(
                 f"{item} {after}: a space ends an argument; write {item}={value} without spaces"
             )
@@ -236,8 +237,8 @@ def _check_single_values(base: DictConfig, parsed: Sequence[Override]) -> None:
     for override in (one for one in parsed if one.is_sweep_override()):
         line = override.input_line or override.key_or_group
         hint = "several values are a sweep: add -m, or write a list in brackets"
-        whole = OmegaConf.select(base, override.key_or_group)
-        if DECIMAL_COMMA.fullmatch(line) and not isinstance(whole, int):
+        default = OmegaConf.select(base, override.key_or_group)
+        if DECIMAL_COMMA.fullmatch(line) and not isinstance(default, int):
             hint = (
                 f"a decimal number has a point, {line.replace(',', '.')}; several values are "
                 "a sweep: add -m"
@@ -251,8 +252,8 @@ def _suggest_override(option: str, following: Sequence[str]) -> str:
     value = value or next(
         (word for word in following if "=" not in word and not word.startswith("-")), "VALUE"
     )
-    known = [o for o in COMMAND_OPTIONS if o.startswith("--")]
-    close = difflib.get_close_matches(option.split("=")[0], known, 1, cutoff=0.75)
+    options = [o for o in COMMAND_OPTIONS if o.startswith("--")]
+    close = difflib.get_close_matches(option.split("=")[0], options, 1, cutoff=0.75)
     if close and name not in compose.CONFIG_GROUPS:
         return f"did you mean {close[0]}?"
     return f"settings have no dashes: write {name.replace('-', '_')}={value}"
@@ -261,19 +262,19 @@ def _suggest_override(option: str, following: Sequence[str]) -> str:
 def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
     """Every file that a group's override names is there, and may be chosen."""
     group = override.key_or_group.split("@")[0]
-    known = compose.group_choices(group, folders)
+    choices = compose.group_choices(group, folders)
     for name in _chosen_files(override):
         if name.startswith("_"):
             why = "files whose names start with _ hold what others share and cannot be chosen"
             raise BadConfig(f"{override.input_line}: {why}")
-        if name not in known and "/" not in name:
-            close = difflib.get_close_matches(name.lower(), known, 1)
+        if name not in choices and "/" not in name:
+            close = difflib.get_close_matches(name.lower(), choices, 1)
             meant = OWN_DATA_HINT if group == "data" and "." in name else "."
             meant = f"; did you mean {close[0]}?" if close else meant
             if group == "trust" and not close:
                 meant = f"; packages of your own are {TRUST_CODE}={name}."
             raise BadConfig(
-                f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(known)}"
+                f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(choices)}"
             )
 
 
@@ -349,34 +350,34 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
     items = [item for item in typed if "=" in item and not item.startswith(("-", "hydra"))]
     values = {item.partition("=")[0].partition("@")[0]: item.partition("=")[2] for item in items}
     keys = [*values]
-    given = [key for key in keys if OmegaConf.select(config, key) not in (None, False)]
+    typed_keys = [key for key in keys if OmegaConf.select(config, key) not in (None, False)]
     links = _linked_keys(config)
     if config.get("scores") is not None:
-        if unread := next((key for key in given if key not in SETTINGS_WITH_SCORES), None):
+        if unread := next((key for key in typed_keys if key not in SETTINGS_WITH_SCORES), None):
             why = f"scores= trains nothing and reads only {', '.join(SETTINGS_WITH_SCORES)}"
             raise BadConfig(f"{unread}={values[unread][:100]}: would do nothing: {why}")
         return
-    if "scores_surface" in given:
+    if "scores_surface" in typed_keys:
         raise _unused_error(config, "scores_surface", "it says what scores=FILE was computed from")
-    for key in given:
+    for key in typed_keys:
         group = key.split(".")[0]
         if group == "privacy":
             _check_privacy_setting(config, key, links)
         elif group == "model" and not any(link.split(".")[0] == "model" for link in links):
-            own = ", ".join(_model_keys(config.algo, "algo")) or "nothing"
+            own_models = ", ".join(_model_keys(config.algo, "algo")) or "nothing"
             raise _unused_error(
-                config, key, f"algo={_chosen_name(config, 'algo')} has its own, set by {own}"
+                config, key, f"algo={_chosen_name(config, 'algo')} has its own, set by {own_models}"
             )
-    check_engine_settings_used(config, given)
-    typed_root = "data.root" in given and isinstance(config.data.root, str)
+    check_engine_settings_used(config, typed_keys)
+    typed_root = "data.root" in typed_keys and isinstance(config.data.root, str)
     if typed_root and not reads_files(config.data.name, config.data.get("source")):
         raise _unused_error(config, "data.root", f"data={config.data.name} reads no file")
-    if {"privacy.epsilon", "privacy.noise_multiplier"} <= set(given):
-        both = " ".join(
+    if {"privacy.epsilon", "privacy.noise_multiplier"} <= set(typed_keys):
+        pair = " ".join(
             f"privacy.{key}={config.privacy[key]}" for key in ("epsilon", "noise_multiplier")
         )
         raise BadConfig(
-            f"{both}: one of the two is needed, since epsilon chooses the noise multiplier"
+            f"{pair}: one of the two is needed, since epsilon chooses the noise multiplier"
         )
 
 
@@ -386,7 +387,7 @@ def check_engine_settings_used(config: DictConfig, keys: Sequence[str]) -> None:
         if key.startswith("engine.") and OmegaConf.select(config, key) is not None:
             kind = config.engine.get("kind")
             name = key.removeprefix("engine.")
-            readers = [other for other, names in SETTINGS_BY_KIND.items() if name in names]
+            readers = [engine for engine, names in SETTINGS_BY_KIND.items() if name in names]
             if kind in SETTINGS_BY_KIND and readers and kind not in readers:
                 why = f"engine={kind} does not read it; engine={' and engine='.join(readers)} do"
                 raise _unused_error(config, key, why)
@@ -421,9 +422,11 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
     leaves = _iterate_leaves(
         OmegaConf.to_container(privacy.mechanisms, resolve=False), "privacy.mechanisms"
     )
-    own = ((leaf, value) for leaf, value in leaves if not leaf.endswith("_target_"))
+    settings = ((leaf, value) for leaf, value in leaves if not leaf.endswith("_target_"))
     fixed = [
-        leaf for leaf, value in own if not (isinstance(value, str) and INTERPOLATION.search(value))
+        leaf
+        for leaf, value in settings
+        if not (isinstance(value, str) and INTERPOLATION.search(value))
     ]
     why = f"privacy={privacy.name} does not read it"
     if name == "epsilon":
@@ -433,8 +436,8 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
 
 def _unused_error(config: DictConfig, key: str, why: str) -> BadConfig:
     value = OmegaConf.select(config, key)
-    shown = _chosen_name(config, key) if OmegaConf.is_dict(value) else str(value)[:100]
-    return BadConfig(f"{key}={shown}: would do nothing: {why}")
+    text = _chosen_name(config, key) if OmegaConf.is_dict(value) else str(value)[:100]
+    return BadConfig(f"{key}={text}: would do nothing: {why}")
 
 
 def _chosen_name(config: DictConfig, group: str) -> str:

@@ -28,8 +28,8 @@ OTHER_FILES = re.compile(
 def check_own_files(argv: Sequence[str]) -> None:
     """Raises BadConfig, FILE:LINE and one sentence, for a folder that is not there and a chosen
     file that cannot be read."""
-    own = compose.user_config_folders(argv)
-    for folder in own:
+    folders = compose.user_config_folders(argv)
+    for folder in folders:
         if not Path(folder).exists():
             raise BadConfig(f"--config-dir {folder}: no such folder")
         if not Path(folder).is_dir():
@@ -37,11 +37,11 @@ def check_own_files(argv: Sequence[str]) -> None:
                 f"--config-dir {folder}: a folder is needed, with algo/, attack/, data/ "
                 "and so on below it"
             )
-    if not own:
+    if not folders:
         return
-    seen: set[Path] = set()
-    for group, name in _chosen(argv, own):
-        _check_choice(group, name, own, seen)
+    checked: set[Path] = set()
+    for group, name in _chosen(argv, folders):
+        _check_choice(group, name, folders, checked)
 
 
 def _chosen(argv: Sequence[str], own: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -76,9 +76,9 @@ def _check_choice(group: str, name: str, own: Sequence[str], seen: set[Path]) ->
                 f"{file}:1: names no {CLASS_KEY}, and no file that does; begin it with {start}"
             )
         if DEFAULTS in entries:
-            for other, entry, line in _default_entries(group, file, entries[DEFAULTS]):
-                _check_default(file, line, other, entry, own)
-                _check_choice(other, entry, own, seen)
+            for chosen_group, entry, line in _default_entries(group, file, entries[DEFAULTS]):
+                _check_default(file, line, chosen_group, entry, own)
+                _check_choice(chosen_group, entry, own, seen)
 
 
 def _values_by_key(node: yaml.MappingNode | None) -> dict[str, yaml.Node]:

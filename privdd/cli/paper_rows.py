@@ -47,9 +47,9 @@ def paper_block(experiment: str) -> Mapping[str, Any]:
 
     Raises BadConfig for an unknown experiment.
     """
-    known = group_choices("experiment", [config_dir()])
-    if experiment not in known:
-        raise BadConfig(f"experiment={experiment}: one of {', '.join(known)}")
+    names = group_choices("experiment", [config_dir()])
+    if experiment not in names:
+        raise BadConfig(f"experiment={experiment}: one of {', '.join(names)}")
     block: dict[str, Any] = read_shipped_yaml(
         Path(config_dir()) / "experiment" / f"{experiment}.yaml"
     )["paper"]
@@ -83,10 +83,10 @@ def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def flat_settings_of(overrides: Sequence[str]) -> dict[str, Any]:
     """Dotted key -> value of every setting that can change a result."""
-    whole = to_plain_settings(_training_config(tuple(overrides)))
+    settings = to_plain_settings(_training_config(tuple(overrides)))
     return dict(
         iterate_settings(
-            {key: value for key, value in whole.items() if key not in IGNORED_SETTINGS}
+            {key: value for key, value in settings.items() if key not in IGNORED_SETTINGS}
         )
     )
 
@@ -133,19 +133,19 @@ def find_differing_terms(terms: Mapping[str, Mapping[str, Any]]) -> dict[str, se
     """term -> the rows whose value is not the most frequent one (of equally frequent ones, the
     first row's)."""
     names = {name for row in terms.values() for name in row}
-    found: dict[str, set[str]] = {}
+    differing: dict[str, set[str]] = {}
     for name in sorted(names):
         held = {row: repr(values[name]) for row, values in terms.items() if name in values}
         usual = Counter(held.values()).most_common(1)[0][0]
         if odd := {row for row, value in held.items() if value != usual}:
-            found[name] = odd
-    return found
+            differing[name] = odd
+    return differing
 
 
 def stated_difference(differs: Mapping[str, Mapping[str, str]], term: str, row: str) -> str:
     """Why a row's term differs, as ``paper.differs`` says it ("" where it does not): {term: {start
     of the row: why}}."""
-    said = differs.get(term, {})
+    reasons = differs.get(term, {})
     return next(
-        (why for start, why in said.items() if row == start or row.startswith(f"{start} ")), ""
+        (why for start, why in reasons.items() if row == start or row.startswith(f"{start} ")), ""
     )

@@ -121,7 +121,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     from privdd.reporting.page import write_report
     from privdd.reporting.terminal import conclude_audit
 
-    asked = attacked_again(config, RunFolder(path))
+    request = attacked_again(config, RunFolder(path))
     build.check_config_types(config)
     if config.audit.get("require") == "some":
         waive_unread_surfaces(config)
@@ -142,14 +142,14 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         held.enter_context(hold_run_folder(path))
         check_not_overtaken(RunFolder(path), config)
         check_same_data(RunFolder(path), experiment.plan.data)
-        earlier = earlier_findings(RunFolder(path), asked.names, others=asked.looks_further)
+        earlier = earlier_findings(RunFolder(path), request.names, others=request.looks_further)
         folder = prepare_run_folder(path, config)
         held.enter_context(_deterministic_run(experiment))
         experiment = announce_run(experiment, attacks, folder)
         with print_resume_command("audit", path, config):
             audited = audit_experiment(experiment, attacks, folder, earlier)
-            kept = {finding.attack for finding in earlier.by_file.values()}
-            ran = {*asked.names} | attacks.keys() - kept - {*audited.not_run}
+            kept_attacks = {finding.attack for finding in earlier.by_file.values()}
+            ran = {*request.names} | attacks.keys() - kept_attacks - {*audited.not_run}
             result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
             write_report(path)
         by_round = result.utility.accuracy_by_round if result.utility else ()
@@ -161,8 +161,8 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
                 f"not run, as {config.name} releases nothing that they read: "
                 f"{', '.join(audited.not_run)}"
             )
-        if kept:
-            notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
+        if kept_attacks:
+            notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept_attacks))}")
         return conclude_audit(result, path, policy, sys.stdout, notes)
 
 
@@ -179,8 +179,8 @@ def announce_run(
         experiment, price = choose_engine(experiment, attacks, ANNOUNCEMENT_SECONDS)
     print_run_line(experiment, folder.path)
     new_audit = experiment.auditing is not None and not folder.checkpoint_file.exists()
-    if new_audit and (said := describe_estimate(price)):
-        print(f"privdd: {said}", file=sys.stderr)
+    if new_audit and (estimate := describe_estimate(price)):
+        print(f"privdd: {estimate}", file=sys.stderr)
     return experiment
 
 
@@ -220,8 +220,8 @@ def attacked_again(config: DictConfig, folder: RunFolder) -> AskedAttacks:
 
 def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
     """Raises BadConfig where another process has added attacks since this one read the folder."""
-    there = folder.findings_file.exists() and folder.config_file.exists()
-    if there and (
+    is_finished = folder.findings_file.exists() and folder.config_file.exists()
+    if is_finished and (
         added := {*(stored_config.read_stored_config(folder.path).get("attack") or {})}
         - {*config.attack}
     ):
@@ -362,18 +362,20 @@ def track_run(
 def tracked_scalars(findings: Findings) -> dict[str, float]:
     """name -> number: epsilons of the run, and each finding's measures under
     surface/attack/adversary."""
-    found = {
+    scalars = {
         f"epsilon/{name}": value
         for name, value in findings.privacy.epsilon
         if isinstance(value, float)
     }
     for row in findings.findings:
         stem = f"{row.surface}/{row.attack}/{row.adversary}"
-        found |= {
+        scalars |= {
             f"{stem}/{name}": getattr(row, name)
             for name in TRACKED_MEASURES
             if getattr(row, name) is not None
         }
         rates = row.tpr_at_fpr or {}
-        found |= {f"{stem}/tpr_at_{key}": at.tpr for key, at in rates.items() if at.resolvable}
-    return found
+        scalars |= {
+            f"{stem}/tpr_at_{key}": rate.tpr for key, rate in rates.items() if rate.resolvable
+        }
+    return scalars

@@ -37,12 +37,12 @@ def take_secret(argv: Sequence[str]) -> tuple[list[str], bool]:
 
     It becomes the environment variable of this process.
     """
-    kept = without_secret(argv)
+    public = without_secret(argv)
     for item in argv:
         value = item.partition("=")[2]
-        if item not in kept and value.lower() != "null":
+        if item not in public and value.lower() != "null":
             os.environ[SECRET_VARIABLE] = _check_secret(value.strip("'\""))
-    return kept, len(kept) < len(argv)
+    return public, len(public) < len(argv)
 
 
 def without_secret(argv: Sequence[str]) -> list[str]:
@@ -56,14 +56,14 @@ def secret_of_config(config: DictConfig) -> str | None:
 
     Raises BadConfig for a secret that is too short, and for one that would not be used.
     """
-    given = config.privacy.get("secret")
+    secret = config.privacy.get("secret")
     if config.privacy.noise_source != "secret":
-        if given is not None:
+        if secret is not None:
             raise unused_secret_error()
         return None
-    if given is None:
-        given = secret_of_environment()
-    return None if given is None else _check_secret(given)
+    if secret is None:
+        secret = secret_of_environment()
+    return None if secret is None else _check_secret(secret)
 
 
 def _check_secret(given: Any) -> str:
@@ -112,18 +112,18 @@ def check_same_secret(folder: RunFolder, config: DictConfig) -> None:
     file = folder.path / "state" / "secret.json"
     secret = secret_of_config(config)
     if not folder.checkpoint_file.exists():
-        kept: dict[str, Any] = {"schema": 1, "held_by": "clients"}
+        record: dict[str, Any] = {"schema": 1, "held_by": "clients"}
         if secret is not None:
             salt = secrets.token_bytes(SALT_BYTES)
-            kept |= {"held_by": "here", "salt": salt.hex(), "scrypt": digest_secret(secret, salt)}
-        write_json(file, kept, private=True)
+            record |= {"held_by": "here", "salt": salt.hex(), "scrypt": digest_secret(secret, salt)}
+        write_json(file, record, private=True)
         return
     if secret is None:
         return
-    kept = read_json(file)
-    if isinstance(kept, dict) and kept.get("held_by") == "clients":
+    record = read_json(file)
+    if isinstance(record, dict) and record.get("held_by") == "clients":
         return
-    if not _matches_record(secret, kept, file):
+    if not _matches_record(secret, record, file):
         raise BadConfig(
             f"{folder.path}: began with another secret; give that one ({SECRET_VARIABLE})"
         )

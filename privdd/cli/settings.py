@@ -106,11 +106,11 @@ def audit_settings(config: DictConfig) -> AuditSettings | None:
     }
     parts: dict[str, type] = {"guarantee": GuaranteeBudget, "tail": HardExampleSettings}
     for name, kind in parts.items():
-        given = mapping_at(config, f"audit.{name}")
-        known = [f.name for f in fields(kind)]
-        if unknown := next((key for key in given if key not in known), None):
-            raise BadConfig(f"audit.{name}.{unknown}: unknown key; known there: {', '.join(known)}")
-        audit[name] = kind(**given)
+        values = mapping_at(config, f"audit.{name}")
+        names = [f.name for f in fields(kind)]
+        if unknown := next((key for key in values if key not in names), None):
+            raise BadConfig(f"audit.{name}.{unknown}: unknown key; known there: {', '.join(names)}")
+        audit[name] = kind(**values)
     return AuditSettings(**_require_fields("audit", audit, AuditSettings))
 
 

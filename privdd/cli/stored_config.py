@@ -94,9 +94,9 @@ def parse_trusted_packages(text: str) -> tuple[str, ...]:
             f"{TRUST_CODE}={text}: the names of your own packages are needed, as in "
             f"{TRUST_CODE}=my_package"
         )
-    if known := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
+    if standard := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
         raise BadConfig(
-            f"{TRUST_CODE}={text}: {known[0]} comes with Python and is no package of yours"
+            f"{TRUST_CODE}={text}: {standard[0]} comes with Python and is no package of yours"
         )
     return names
 
@@ -114,9 +114,9 @@ def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
             if str(name).startswith("_") and name != TARGET:
                 raise BadConfig(f"{key or 'config'}: {name} is not allowed in a stored config")
         if TARGET in node:
-            found = load_allowed_class(f"{key}.{TARGET}", node[TARGET], trusted)
-            _check_role_of_class(key, found)
-            for kind in found.__mro__:  # whatever the class is called in the user's own package
+            cls = load_allowed_class(f"{key}.{TARGET}", node[TARGET], trusted)
+            _check_role_of_class(key, cls)
+            for kind in cls.__mro__:  # whatever the class is called in the user's own package
                 if kind.__name__ in USER_CODE_SETTINGS and kind.__module__.startswith("privdd."):
                     _check_user_module(key, node, kind.__name__, trusted)
     attacks = config.get("attack") or {}
@@ -152,30 +152,30 @@ def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type
     if not isinstance(path, str) or not DOTTED_NAME.fullmatch(path):
         raise BadConfig(f"{key}={str(path)[:100]!r}: the name of a class is needed")
     module, _, name = path.rpartition(".")
-    own = is_within_packages(module, trusted)
-    if not is_allowed_path(path) and not own:
+    is_trusted = is_within_packages(module, trusted)
+    if not is_allowed_path(path) and not is_trusted:
         first = path.split(".")[0]
-        known = (
+        is_known = (
             first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
         )
-        hint = "" if known else f"; if {first} is your own package, add {TRUST_CODE}={first}"
+        hint = "" if is_known else f"; if {first} is your own package, add {TRUST_CODE}={first}"
         raise BadConfig(
             f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}"
         )
     try:
-        found = getattr(import_user_module(module), name)
+        cls = getattr(import_user_module(module), name)
     except Exception as error:  # importing a trusted module may raise anything
         raise BadConfig(
             f"{key}={path}: no such class ({' '.join(str(error).split())[:150]})"
         ) from None
-    if not isinstance(found, type):
+    if not isinstance(cls, type):
         raise BadConfig(f"{key}={path}: a function or a value; a stored run may name classes only")
-    plays_role = path in ALLOWED_PARTS or issubclass(found, ALLOWED_ROLES)
-    if not plays_role and not (own and is_within_packages(found.__module__, trusted)):
+    plays_role = path in ALLOWED_PARTS or issubclass(cls, ALLOWED_ROLES)
+    if not plays_role and not (is_trusted and is_within_packages(cls.__module__, trusted)):
         raise BadConfig(
             f"{key}={path}: neither a method, a mechanism nor an attack, nor a part of one"
         )
-    return found
+    return cls
 
 
 def _check_role_of_class(key: str, found: type) -> None:
@@ -189,15 +189,15 @@ def _check_role_of_class(key: str, found: type) -> None:
 def list_foreign_packages(config: dict[str, Any]) -> list[str]:
     """The packages, sorted, that ``trust_code=`` has to name before this config can be read from a
     run folder."""
-    found = set()
+    foreign = set()
     for _, node in _iterate_mappings(config, ""):
         if TARGET in node and not is_allowed_path(str(node[TARGET])):
-            found.add(str(node[TARGET]).split(".")[0])
+            foreign.add(str(node[TARGET]).split(".")[0])
         if _class_name_of(node) in USER_CODE_SETTINGS:
             name, default = USER_CODE_SETTINGS[_class_name_of(node)]
             module = str(node.get(name)).partition(":")[0]
-            found |= {module.split(".")[0]} if module != default else set()
-    return sorted(found)
+            foreign |= {module.split(".")[0]} if module != default else set()
+    return sorted(foreign)
 
 
 def is_allowed_path(path: str) -> bool:
@@ -207,7 +207,7 @@ def is_allowed_path(path: str) -> bool:
 
 def is_within_packages(module: str, packages: Sequence[str]) -> bool:
     """Whether a module is one of the packages or lies inside one."""
-    return any(module == one or module.startswith(f"{one}.") for one in packages)
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any]]]:
@@ -218,8 +218,8 @@ def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any
             f"{key}: an interpolation ({value[:60]!r}) is not allowed in a stored config"
         )
     if isinstance(value, list):
-        for at, inner in enumerate(value):
-            yield from _iterate_mappings(inner, f"{key}.{at}")
+        for position, inner in enumerate(value):
+            yield from _iterate_mappings(inner, f"{key}.{position}")
     if isinstance(value, dict):
         yield key, value
         for name, inner in value.items():
@@ -347,10 +347,10 @@ def config_of_stored_run(
     before = config.copy()
     for item in typed:
         key = item.split("=")[0]
-        same = key in OUTSIDE_SETTINGS and str(OmegaConf.select(config, key)) == override_value(
+        is_same = key in OUTSIDE_SETTINGS and str(OmegaConf.select(config, key)) == override_value(
             item
         )
-        if not same and not any(
+        if not is_same and not any(
             key == part or item.startswith(f"{part}.") for part in CHANGEABLE_SETTINGS[word]
         ):
             raise BadConfig(
@@ -383,21 +383,25 @@ def add_attacks(config: DictConfig, stored: DictConfig) -> None:
 
     With other settings than there, an attack stands beside it under a name of its own: lira_2.
     """
-    known = dict(to_plain_settings(stored.get("attack")) or {})
-    asked = to_plain_settings(config.get("attack")) or {}
-
-    def is_another(own: str, node: Mapping[str, Any]) -> bool:
-        """Whether the run was attacked under this name with other settings."""
-        return own in known and known[own] != node
-
+    attacks = dict(to_plain_settings(stored.get("attack")) or {})
+    requested = to_plain_settings(config.get("attack")) or {}
     names = []
-    for name, node in asked.items():
-        tried = (name, *(f"{name}_{count}" for count in range(2, len(known) + 2)))
-        own = next(own for own in tried if not is_another(own, node))
-        known[own] = node
-        names.append(own)
-    OmegaConf.update(config, "attack", known, merge=False, force_add=True)
+    for name, node in requested.items():
+        unique_name = _free_name(name, node, attacks)
+        attacks[unique_name] = node
+        names.append(unique_name)
+    OmegaConf.update(config, "attack", attacks, merge=False, force_add=True)
     OmegaConf.update(config, ASKED, names, merge=False, force_add=True)
+
+
+def _free_name(name: str, node: Mapping[str, Any], attacks: Mapping[str, Any]) -> str:
+    """The name itself, or name_2 and so on where it is that of an attack with other settings."""
+    candidate = name
+    count = 1
+    while candidate in attacks and attacks[candidate] != node:
+        count += 1
+        candidate = f"{name}_{count}"
+    return candidate
 
 
 def asked_of(config: DictConfig) -> list[str] | None:
@@ -414,7 +418,7 @@ def looks_further(config: DictConfig, stored: DictConfig) -> bool:
 
     Raises BadConfig where it is less: what they find would take the place of more.
     """
-    more = False
+    has_more = False
     for key in sorted(FEWER):
         name = f"audit.{key}"
         old = OmegaConf.select(stored, name)
@@ -427,8 +431,8 @@ def looks_further(config: DictConfig, stored: DictConfig) -> bool:
                 "the place of more; "
                 "leave it out, or use another folder"
             )
-        more = True
-    return more
+        has_more = True
+    return has_more
 
 
 def _keep_threads(config: DictConfig, threads: int, asked_for: bool) -> None:
@@ -456,14 +460,14 @@ def check_finished_run(path: Path, config: DictConfig) -> None:
     """The same for a finished run and a config that was not assembled yet, of what an audit asks as
     well."""
     stored = read_stored_config(path)
-    asked = config.copy()
+    requested = config.copy()
     if (
-        OmegaConf.select(asked, "privacy.epsilon") is not None
+        OmegaConf.select(requested, "privacy.epsilon") is not None
     ):  # its noise was chosen when the run began
-        asked.privacy.noise_multiplier = stored.privacy.noise_multiplier
-    check_same_config(path, asked)
+        requested.privacy.noise_multiplier = stored.privacy.noise_multiplier
+    check_same_config(path, requested)
     old = _audit_settings_of(stored)
-    new = _audit_settings_of(asked)
+    new = _audit_settings_of(requested)
     if all(
         old["attack"].get(name) == node for name, node in new["attack"].items()
     ):  # others may have been added

@@ -94,9 +94,9 @@ def suggest_key(config: DictConfig, key: str, depth: int) -> str:
         if meant:
             return _ask(meant)
     close = difflib.get_close_matches(part, [k.rpartition(".")[2] for k in keys], 1, cutoff=ALIKE)
-    beside = suggest_name(part, names, where)
-    if beside.startswith("did you mean") or not close:
-        return beside
+    sibling = suggest_name(part, names, where)
+    if sibling.startswith("did you mean") or not close:
+        return sibling
     return _ask(_keys_named(keys, close[0], where))
 
 
@@ -128,9 +128,9 @@ def _nearness(key: str) -> tuple[int, int, str]:
 def _keys_named(keys: Sequence[str], name: str, where: str) -> list[str]:
     """The keys with this last name, of ``keys`` by nearness: those below the place that was typed,
     else those of the first rank."""
-    same = [key for key in keys if key.rpartition(".")[2] == name]
-    below = [key for key in same if where and key.startswith(f"{where}.")]
-    nearest = [key for key in same if _rank(key) == _rank(same[0])]
+    matching = [key for key in keys if key.rpartition(".")[2] == name]
+    below = [key for key in matching if where and key.startswith(f"{where}.")]
+    nearest = [key for key in matching if _rank(key) == _rank(matching[0])]
     return below or nearest
 
 

@@ -61,8 +61,10 @@ def _parse_overrides(argv: Sequence[str]) -> list[Override]:
 def count_points(argv: Sequence[str]) -> int | None:
     """How many points a command line spans; None where only Hydra knows (as of another sweeper)."""
     swept = [o for o in _parse_overrides(argv) if o.is_sweep_override()]
-    known = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
-    if any("hydra/sweeper=" in a for a in argv) or not all(o.value_type in known for o in swept):
+    countable = {ValueType.CHOICE_SWEEP, ValueType.SIMPLE_CHOICE_SWEEP, ValueType.RANGE_SWEEP}
+    if any("hydra/sweeper=" in a for a in argv) or not all(
+        o.value_type in countable for o in swept
+    ):
         return None
     return math.prod(sum(1 for _ in o.sweep_iterator()) for o in swept)
 
@@ -119,9 +121,9 @@ def pin_sweep_folder(argv: Sequence[str], folder: Path) -> list[str]:
     keys = ",".join(
         sorted(f"'{o.key_or_group}'" for o in _parse_overrides(argv) if not o.is_sweep_override())
     )
-    kept = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
+    arguments = [a for a in argv if not a.startswith("hydra.sweep.dir=")]
     return [
-        *kept,
+        *arguments,
         f"hydra.sweep.dir='{folder}'",
         f"hydra.job.config.override_dirname.exclude_keys=[{keys}]",
     ]
@@ -177,9 +179,9 @@ class Sweep:
         if 1 in ended:
             parts.append(f"{ended.count(1)} failed")
         parts.append(f"{format_seconds(spent)} so far")
-        left = (self.total or 0) - len(ended)
-        if left > 0 and ended:
-            parts.append(f"about {format_seconds(spent / len(ended) * left)} left")
+        remaining = (self.total or 0) - len(ended)
+        if remaining > 0 and ended:
+            parts.append(f"about {format_seconds(spent / len(ended) * remaining)} left")
         return ", ".join(parts)
 
     def _write_mark(self, path: Path, status: int | None, error: str = "") -> None:
@@ -200,16 +202,18 @@ class Sweep:
     def finish_sweep(self) -> int:
         """Write the comparison of all finished points -> 2 after a contradiction, 1 after a
         failure, else 0."""
-        found = self.point_statuses()
+        statuses = self.point_statuses()
         # A training that diverged has status 1 and is shown too. A point that says that it ended
         # and is not as it
         # was sealed stays in the list: reading it ends in one line, where leaving it out would say
         # nothing.
         done = [
-            path for path, status in found.items() if status != 1 or is_sealed(path, self.command)
+            path
+            for path, status in statuses.items()
+            if status != 1 or is_sealed(path, self.command)
         ]
-        failed = [path for path, status in found.items() if status == 1]
-        print(f"\nsweep: {len(done)} of {len(found)} points finished in {self.folder}")
+        failed = [path for path, status in statuses.items() if status == 1]
+        print(f"\nsweep: {len(done)} of {len(statuses)} points finished in {self.folder}")
         for path in failed:
             print(
                 f"privdd: error: {path.name} failed: "
@@ -231,7 +235,7 @@ class Sweep:
             table = write_training_table(trained, self.folder, load_verified_training)
             print_training_table(trained, sys.stdout)
             print(f"table: {table}")
-        return 2 if 2 in found.values() else int(bool(failed) or not found)
+        return 2 if 2 in statuses.values() else int(bool(failed) or not statuses)
 
 
 def _check_mark(path: Path) -> None:

@@ -61,11 +61,11 @@ class TypeCheck:
         """The key that the value was set by: of ``${privacy.clip_norm}``, that one."""
         node = self.typed
         parts = key.split(".")
-        for at, name in enumerate(parts):
+        for position, name in enumerate(parts):
             node = node.get(name) if isinstance(node, dict) else None
             link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
             if link:
-                return self.source_key_of(".".join([link[1], *parts[at + 1 :]]))
+                return self.source_key_of(".".join([link[1], *parts[position + 1 :]]))
         return key
 
     def check_built_node(self, key: str, value: Any) -> None:
@@ -148,8 +148,8 @@ def declared_parameters(target: Callable[..., Any]) -> tuple[dict[str, Any], boo
     parameters = inspect.signature(target).parameters.values()
     hints = type_hints_of(target)
     named = (p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
-    more = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    return {p.name: hints.get(p.name, Any) for p in named}, more
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return {p.name: hints.get(p.name, Any) for p in named}, open_ended
 
 
 def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
@@ -258,8 +258,8 @@ def error_with_place(
     if not place or named is None:
         return error
     keys = [key for key, _ in iterate_settings(node, place)]
-    same = [key for key in keys if key.endswith(f".{named[1]}")]
-    if not same:
+    candidates = [key for key in keys if key.endswith(f".{named[1]}")]
+    if not candidates:
         return error
-    nearest = min(same, key=lambda key: key.count("."))
+    nearest = min(candidates, key=lambda key: key.count("."))
     return BadConfig(f"{source_key_of(nearest)}{str(error)[named.end() - 1 :]}")

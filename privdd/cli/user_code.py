@@ -45,10 +45,10 @@ def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
     if not code:
         return
     stored = read_json(path / CODE_FILE)
-    kept = stored.get("code") if isinstance(stored, dict) else None
-    if not isinstance(kept, dict):
+    digests = stored.get("code") if isinstance(stored, dict) else None
+    if not isinstance(digests, dict):
         raise DamagedRun(f"{path / CODE_FILE}: damaged (no digests)")
-    if changed := [module for module, digest in code.items() if kept.get(module) != digest]:
+    if changed := [module for module, digest in code.items() if digests.get(module) != digest]:
         raise BadConfig(
             f"{path}: began with another version of {', '.join(changed)}; bring that one "
             "back, or use another folder"
@@ -87,12 +87,12 @@ def _module_spec(module: str, folders: Any) -> ModuleSpec | None:
         file = vars(sys.modules[module]).get("__file__")
         return None if file is None else importlib.util.spec_from_file_location(module, file)
     try:
-        found = (
+        specs = (
             finder.find_spec(module, folders)
             for finder in sys.meta_path
             if hasattr(finder, "find_spec")
         )
-        return next((spec for spec in found if spec is not None), None)
+        return next((spec for spec in specs if spec is not None), None)
     except (
         KeyError
     ):  # a folder without __init__.py in another: its parent would have to be imported

@@ -243,24 +243,24 @@ class Command:
     def _is_assignment(self, item: str) -> bool:
         """Whether an item is KEY=VALUE and no path with "=" in it."""
         key, equals, _ = item.partition("=")
-        if any(known.matches(key) for known in self.keys):
+        if any(declared.matches(key) for declared in self.keys):
             return True
         return bool(equals) and "/" not in key and not Path(item).exists()
 
     def _key_of(self, key: str) -> Key:
-        for known in self.keys:
-            if known.matches(key):
-                return known
-        names = [known.name for known in self.keys]
+        for declared in self.keys:
+            if declared.matches(key):
+                return declared
+        names = [declared.name for declared in self.keys]
         allowed = f"allowed are {', '.join(names)}" if len(names) < MANY_KEYS else "see --help"
         raise BadConfig(f"{key}: {self.unknown}; {_suggest(key, names) or allowed}".strip())
 
     def _suggest_without_dashes(self, name: str) -> str:
         """What to type instead of ``--policy FILE``."""
         word = name.replace("-", "_")
-        for known in self.keys:
-            if known.name.removesuffix(".*") == word:
-                return f"keys have no dashes: write {known.name}={known.shown or 'VALUE'}"
+        for declared in self.keys:
+            if declared.name.removesuffix(".*") == word:
+                return f"keys have no dashes: write {declared.name}={declared.shown or 'VALUE'}"
         return "unknown option; see --help"
 
 

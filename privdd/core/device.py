@@ -88,8 +88,8 @@ class _DeviceMove:
     def _rebuild_if_moved(
         self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]
     ) -> Any:
-        found = [self(part) for part in parts]
-        return value if all(new is old for new, old in zip(found, parts)) else make(found)
+        rebuilt = [self(part) for part in parts]
+        return value if all(new is old for new, old in zip(rebuilt, parts)) else make(rebuilt)
 
     def _move_network(self, network: nn.Module) -> nn.Module:
         tensors = [*network.parameters(), *network.buffers()]
@@ -157,13 +157,13 @@ def stream_to_device(
 ) -> Iterator[State]:
     """``draw(t)`` for t = 0, ..., steps - 1, on ``device``, as ``draw_ahead``. ``draw`` takes
     streams by name, or from a generator that is nobody else's before the last step."""
-    at = iter(range(steps))
+    positions = iter(range(steps))
     names = list[tuple[str, ...]]()
 
     def draw_next() -> tuple[Tensor, ...]:
-        drawn = draw(next(at))
-        names.append(tuple(drawn))
-        return tuple(drawn.values())
+        sample = draw(next(positions))
+        names.append(tuple(sample))
+        return tuple(sample.values())
 
     for row in draw_ahead(draw_next, steps, device):
         yield dict(zip(names.pop(0), row))

@@ -132,6 +132,8 @@ def describe_mixed_workers(engine: Engine) -> str:
     environments = worker_environments() if engine.kind == "ray" else []
     if all(each == current_environment() for each in environments):
         return ""
-    own = current_environment()
-    differences = "; ".join(each.describe_difference(own) for each in environments if each != own)
+    environment = current_environment()
+    differences = "; ".join(
+        each.describe_difference(environment) for each in environments if each != environment
+    )
     return f"unlike workers (engine.mixed=true), so other bits are possible: {differences}"

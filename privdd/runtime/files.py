@@ -76,11 +76,11 @@ def read_bytes(path: Path, limit: int) -> bytes:
 
     Raises FileNotFoundError, and DamagedRun for a link, a pipe, a device or a folder, and for a
     larger file."""
-    known = path.lstat()
-    if not stat.S_ISREG(known.st_mode):
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         raise DamagedRun(f"{path}: not a plain file")
-    if known.st_size > limit:
-        raise DamagedRun(f"{path}: {known.st_size} bytes, at most {limit} are read")
+    if status.st_size > limit:
+        raise DamagedRun(f"{path}: {status.st_size} bytes, at most {limit} are read")
     return path.read_bytes()
 
 
@@ -184,10 +184,10 @@ def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     """``read_json`` of an object; optional: an empty one where there is no file."""
     if optional and not path.is_file():
         return {}
-    found = read_json(path)
-    if not isinstance(found, dict):
+    content = read_json(path)
+    if not isinstance(content, dict):
         raise DamagedRun(f"{path}: an object is needed")
-    return found
+    return content
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -234,11 +234,11 @@ def list_plain_files(path: Path) -> Iterator[str]:
     waiting = [""]
     count = 0
     while waiting:
-        inside = waiting.pop()
-        with os.scandir(path / inside) as found:
-            entries = list(found)
+        folder_name = waiting.pop()
+        with os.scandir(path / folder_name) as listing:
+            entries = list(listing)
         for entry in entries:
-            name = f"{inside}{entry.name}"
+            name = f"{folder_name}{entry.name}"
             count += 1
             if count > MOST_FILES:
                 raise DamagedRun(f"{path}: more than {MOST_FILES} files")
@@ -389,8 +389,8 @@ def _apps(folder: Path) -> Iterator[Path]:
     for place in (folder, *folder.parents):
         if _is_app(place):
             yield place
-    for number, (below, inside, _) in enumerate(os.walk(folder)):
-        inside.sort()
+    for number, (below, folders, _) in enumerate(os.walk(folder)):
+        folders.sort()
         if number and _is_app(Path(below)):
             yield Path(below)
         if number >= LOOKED_AT:

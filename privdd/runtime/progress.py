@@ -18,12 +18,12 @@ HEARTBEAT = 15.0  # seconds between lines where there is no terminal
 
 def format_seconds(seconds: float) -> str:
     """5 -> "5 s", 75 -> "1 min 15 s", 4000 -> "1 h 06 min"."""
-    whole = max(0, int(seconds + 0.5))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    total = max(0, int(seconds + 0.5))
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60:02d} s"
+    return f"{total // 3600} h {total % 3600 // 60:02d} min"
 
 
 @dataclass
@@ -51,12 +51,12 @@ class ProgressBar:
         now = time.monotonic()
         if now - self.spoke >= HEARTBEAT or self.done >= self.total:
             self.spoke = now
-            left = (now - self.began) / max(1, self.done) * max(0, self.total - self.done)
+            remaining = (now - self.began) / max(1, self.done) * max(0, self.total - self.done)
             tail = f", {note}" if note else ""
             ending = (
                 f"done in {format_seconds(now - self.began)}"
                 if self.done >= self.total
-                else f"about {format_seconds(left)} left"
+                else f"about {format_seconds(remaining)} left"
             )
             print(
                 f"{self.label}: {self.done}/{self.total}, {ending}{tail}", file=self.out, flush=True

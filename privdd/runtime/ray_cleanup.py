@@ -35,12 +35,12 @@ def start_watcher(word: str) -> None:
 def find_descendants(run: psutil.Process, word: str) -> set[psutil.Process]:
     """The children of ``run`` with ``word`` in their command line, and all their descendants. A
     process is known by its number and its start."""
-    found = set()
+    descendants = set()
     with contextlib.suppress(psutil.Error):  # one is gone meanwhile: the next look sees the others
         for child in run.children():
             if child.pid != os.getpid() and any(word in part for part in child.cmdline()):
-                found |= {child, *child.children(recursive=True)}
-    return found
+                descendants |= {child, *child.children(recursive=True)}
+    return descendants
 
 
 def wait_for_run_end(run: psutil.Process, word: str) -> set[psutil.Process]:
@@ -48,14 +48,16 @@ def wait_for_run_end(run: psutil.Process, word: str) -> set[psutil.Process]:
     known before."""
     started: set[psutil.Process] = set()
     while not select.select([sys.stdin], [], [], CHECK_SECONDS)[0]:
-        started = {one for one in started | find_descendants(run, word) if one.is_running()}
+        started = {
+            process for process in started | find_descendants(run, word) if process.is_running()
+        }
     return started
 
 
 def kill_processes(started: set[psutil.Process]) -> None:
-    for one in started:
+    for process in started:
         with contextlib.suppress(psutil.Error):  # it has ended by itself
-            one.kill()
+            process.kill()
 
 
 if __name__ == "__main__":

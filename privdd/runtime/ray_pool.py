@@ -81,15 +81,15 @@ def remote_answer(header: str, shared: np.ndarray, payload: np.ndarray) -> np.nd
         answer is a line of JSON, {"environment" of the worker, "refused"}, and unless it is refused
         what ``run_call`` gives.
     """
-    asked = json.loads(header)
-    own = current_environment()
-    refused = not asked["mixed"] and own.to_json() != asked["environment"]
+    request = json.loads(header)
+    environment = current_environment()
+    refused = not request["mixed"] and environment.to_json() != request["environment"]
     head = json.dumps(
-        {"environment": own.to_json(), "refused": refused, "host": socket.gethostname()}
+        {"environment": environment.to_json(), "refused": refused, "host": socket.gethostname()}
     ).encode()
     if refused:
         return np.frombuffer(head + HEADER_END, np.uint8)
-    fn, items, threads = decode_call(payload, _read_parts(shared, asked["parts"]))
+    fn, items, threads = decode_call(payload, _read_parts(shared, request["parts"]))
     answer = encode_value(run_call(fn, items, threads), locks_secrets=True)
     return np.frombuffer(head + HEADER_END + answer, np.uint8)
 
@@ -155,13 +155,13 @@ class RayCluster:
     def send(self, payload: bytes) -> Any:
         with self._lost_if_ray_fails():
             reference, digest = self._store_parts()
-            asked = {
+            request = {
                 "environment": current_environment().to_json(),
                 "mixed": self.mixed,
                 "parts": digest,
             }
             return _remote_task(self.ray).remote(
-                json.dumps(asked), reference, np.frombuffer(payload, np.uint8)
+                json.dumps(request), reference, np.frombuffer(payload, np.uint8)
             )
 
     def _store_parts(self) -> tuple[Any, str]:
@@ -254,10 +254,10 @@ def _explain_unread_message(cause: Exception) -> BadConfig:
     secret that is not there."""
     if isinstance(cause, BadConfig):
         return cause
-    said = f"{type(cause).__name__}: {shorten_error(cause)}"
+    reason = f"{type(cause).__name__}: {shorten_error(cause)}"
     return BadConfig(
         "engine=ray: a worker could not read its task; privdd and your own modules are "
-        f"needed on every node ({said})"
+        f"needed on every node ({reason})"
     )
 
 
@@ -401,11 +401,11 @@ def _answers_as_head(address: str) -> bool:
     command = [sys.executable, "-c", ASK_HEAD, address, str(PROBE_SECONDS)]
     limit = PROBE_START_SECONDS + PROBE_SECONDS
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
     except subprocess.TimeoutExpired:
         return False
-    unknown = "ImportError" in asked.stderr or "TypeError" in asked.stderr
-    return "answers" in asked.stdout or unknown
+    unknown = "ImportError" in answer.stderr or "TypeError" in answer.stderr
+    return "answers" in answer.stdout or unknown
 
 
 def disconnect_ray() -> None:

@@ -46,9 +46,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = 
 def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
     """Raises DamagedRun, naming the file, where it is missing, larger than ``limit`` bytes or not
     safetensors."""
-    tensors, told = read_tensors_and_header(path, limit)
+    tensors, header = read_tensors_and_header(path, limit)
     try:
-        order = _tensor_order(told)
+        order = _tensor_order(header)
     except (ValueError, RecursionError) as error:
         raise files.DamagedRun(
             f"{path}: not readable as safetensors ({str(error)[:120]})"

@@ -132,22 +132,22 @@ def file_digests(folder: Path, listed: Collection[str] = ()) -> dict[str, str]:
 
 def seal_folder(folder: Path) -> None:
     """Write the digests of all files into the manifest, as the last step of a run."""
-    found = file_digests(folder)
-    kept = {name: mark for name, mark in found.items() if not is_page_file(name)}
-    drawn = {name: mark for name, mark in found.items() if is_page_file(name)}
-    _write_manifest(folder, {**_read_manifest(folder), FILES_KEY: kept, PAGE_KEY: drawn})
+    digests = file_digests(folder)
+    sources = {name: mark for name, mark in digests.items() if not is_page_file(name)}
+    pages = {name: mark for name, mark in digests.items() if is_page_file(name)}
+    _write_manifest(folder, {**_read_manifest(folder), FILES_KEY: sources, PAGE_KEY: pages})
 
 
 def seal_page(folder: Path) -> None:
     """Seal a page that was drawn anew; a folder that was never sealed stays unsealed."""
     manifest = _read_manifest(folder)
     if FILES_KEY in manifest:
-        drawn = {
+        pages = {
             name: file_sha256(folder / name)
             for name in sorted(files.list_plain_files(folder))
             if is_page_file(name)
         }
-        _write_manifest(folder, {**manifest, PAGE_KEY: drawn})
+        _write_manifest(folder, {**manifest, PAGE_KEY: pages})
 
 
 def plotting_library() -> str:

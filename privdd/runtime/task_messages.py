@@ -91,8 +91,8 @@ def _reduce_without_caches(value: Any, names: frozenset[str]) -> Any:
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return NotImplemented
     function, arguments, state, *more = reduced
-    kept = {name: part for name, part in state.items() if name not in names}
-    return (function, arguments, kept, *more)
+    uncached = {name: part for name, part in state.items() if name not in names}
+    return (function, arguments, uncached, *more)
 
 
 def _restore_keys(seed: int, path: tuple[str, ...], lock: SecretLock) -> Keys:
