@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import dp_accounting as dpa
@@ -57,13 +57,60 @@ COMMAND_SETTINGS = (
     "scores_surface",
     "policy",
 )  # text or null
+# what is called with the settings of a group that has no _target_
+GROUP_CLASSES: Mapping[str, Callable[..., Any]] = {
+    "partition": Partition,
+    "engine": Engine,
+    "capture": CaptureSettings,
+    "data": load_dataset,
+}
+MAX_ROUNDS = 10**6  # each is planned one by one
+Role = TypeVar("Role", Method, Mechanism, Attack)
+# Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms
+# clip, in pictures. For methods that average models this is what standardising the records would
+# be. Methods that learn images (FedDM, FedLGD) learn them in [0, 1], where the papers' code learns
+# them in the standardised space.
+
+STANDARDISED_CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
+# their classifiers read what is no image: constants of images mean nothing there
+NO_IMAGE_INPUT = {
+    "FedRD": "its classifier reads projected records",
+    "FedFed": "its classifier reads shared features beside the records",
+    "FedFedVirtual": "its classifier reads shared features beside the records",
+}
 
 
-def check_config_types(config: DictConfig) -> None:
-    """Every value is of the type that the code declares for it and lies in its range; nothing is
-    built yet.
+@dataclass(frozen=True)
+class TypedSettings:
+    """The settings of a config beside its methods, mechanisms and attacks.
 
-    Raises BadConfig, naming key, value and what is allowed.
+    Attributes:
+        command: Those that need no class of a run.
+        partition: Who holds which record.
+        engine: Where tasks run.
+        capture: Which sent artifacts are kept.
+        trust: What the server sees.
+        data: The arguments of ``load_dataset``.
+    """
+
+    command: settings.CommandSettings
+    partition: Partition
+    engine: Engine
+    capture: CaptureSettings
+    trust: Trust
+    data: Mapping[str, Any]
+
+
+def check_config_types(config: DictConfig) -> TypedSettings:
+    """Check that every value is of the type that the code declares for it, and in its range.
+
+    No method, mechanism or attack is built yet.
+
+    Returns:
+        The typed settings.
+
+    Raises:
+        BadConfig: One line with key, value and what is allowed.
     """
     check = TypeCheck(config)
     for key, value in iterate_settings(to_plain_settings(config)):
@@ -78,35 +125,25 @@ def check_config_types(config: DictConfig) -> None:
         nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
-    kinds: dict[str, Callable[..., Any]] = {
-        "partition": Partition,
-        "engine": Engine,
-        "capture": CaptureSettings,
-    }
-    for group, kind in {**kinds, "data": load_dataset}.items():
+    for group, kind in GROUP_CLASSES.items():
         check.check_arguments(group, mapping_at(config, group), *declared_parameters(kind))
-    for group, kind in kinds.items():
-        kind(**mapping_at(config, group))
-    (
-        settings.run_settings(config),
-        settings.privacy_settings(config),
-        settings.audit_settings(config),
-        settings.is_forced(config),
+    return typed_settings(config)
+
+
+def typed_settings(config: DictConfig) -> TypedSettings:
+    """Turn a config into typed settings: behind them no code reads it by name.
+
+    Raises:
+        ValueError: One line with key, value and what is allowed.
+    """
+    return TypedSettings(
+        command=settings.command_settings(config),
+        partition=Partition(**mapping_at(config, "partition")),
+        engine=Engine(**mapping_at(config, "engine")),
+        capture=CaptureSettings(**mapping_at(config, "capture")),
+        trust=settings.trust_settings(config),
+        data=mapping_at(config, "data"),
     )
-
-
-# Images stay in [0, 1] wherever else they are: in attacks and their distances, in what mechanisms
-# clip, in pictures. For methods that average models this is what standardising the records would
-# be. Methods that learn images (FedDM, FedLGD) learn them in [0, 1], where the papers' code learns
-# them in the standardised space.
-
-STANDARDISED_CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
-# their classifiers read what is no image: constants of images mean nothing there
-NO_IMAGE_INPUT = {
-    "FedRD": "its classifier reads projected records",
-    "FedFed": "its classifier reads shared features beside the records",
-    "FedFedVirtual": "its classifier reads shared features beside the records",
-}
 
 
 def standardise_classifiers(config: DictConfig) -> Any:
@@ -143,10 +180,6 @@ def _add_scale(node: Any, scale: Scale) -> Any:
     return scaled
 
 
-MAX_ROUNDS = 10**6  # each is planned one by one
-Role = TypeVar("Role", Method, Mechanism, Attack)
-
-
 def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], str] = str) -> Any:
     """Build the object that a ``_target_`` config describes. Raises the constructor's own
     ValueError, or BadConfig.
@@ -169,10 +202,10 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     was calibrated.
     noise_here: whether this process draws the clients' noise, so that it needs their secret where
         there is one."""
-    check_config_types(config)
-    run = settings.run_settings(config)
-    privacy = settings.privacy_settings(config)
-    audit = settings.audit_settings(config)
+    typed = check_config_types(config)
+    run = typed.command.run
+    privacy = typed.command.privacy
+    audit = typed.command.audit
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
     method = _require_role(
@@ -182,9 +215,8 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
     mechanisms = _build_mechanisms(config, method)
     method.check_mechanisms(mechanisms)
-    engine = Engine(**to_plain_settings(config.engine))
-    _check_device(run.device, method, engine)
-    dataset, shards = load_shards(config, keys)
+    _check_device(run.device, method, typed.engine)
+    dataset, shards = load_shards(typed, keys)
     problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
     if "update" in mechanisms:
         method = method.client_private()
@@ -195,14 +227,14 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     plan = Plan(
         keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim
     )
-    plan = apply_trust_model(plan, settings.trust_settings(config))
+    plan = apply_trust_model(plan, typed.trust)
     if audit is not None:
         _check_victim_participates(plan)
     if privacy.epsilon is not None:
         plan = _calibrate_noise(config, plan, privacy)
-        # with the calibrated noise
-        run = settings.run_settings(config)
-        privacy = settings.privacy_settings(config)
+        calibrated = settings.command_settings(config)
+        run = calibrated.run
+        privacy = calibrated.privacy
     plan = replace(
         plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0)))
     )
@@ -212,18 +244,20 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     )
     plan = replace(plan, data=digest_split(dataset, shards))
     _warn_of_settings(privacy, plan, dataset.classes, shards)
-    capture = CaptureSettings(**to_plain_settings(config.capture))
-    capture.check_selection(plan)
-    return Experiment(run, privacy, audit, plan, dataset, shards, engine, capture)
+    typed.capture.check_selection(plan)
+    return Experiment(run, privacy, audit, plan, dataset, shards, typed.engine, typed.capture)
 
 
-def load_shards(config: DictConfig, keys: Keys) -> tuple[Dataset, list[Shard]]:
-    """The data of a config, and every client's part, with what was made hard to fit for an audit.
-    keys: the run's."""
-    partition = Partition(**to_plain_settings(config.partition))
-    dataset = load_dataset(keys=keys.fold("public"), **to_plain_settings(config.data))
-    shards = make_shards(dataset, partition, keys.fold("public", "partition"))
-    audit = settings.audit_settings(config)
+def load_shards(typed: TypedSettings, keys: Keys) -> tuple[Dataset, list[Shard]]:
+    """The data of a run, and every client's part, with what was made hard to fit for an audit.
+
+    Args:
+        typed: The settings of the run.
+        keys: Its random streams.
+    """
+    dataset = load_dataset(keys=keys.fold("public"), **typed.data)
+    shards = make_shards(dataset, typed.partition, keys.fold("public", "partition"))
+    audit = typed.command.audit
     if audit is not None and audit.tail.size:
         victim = _choose_victim(audit, shards)
         shards[victim] = add_hard_examples(
@@ -234,7 +268,8 @@ def load_shards(config: DictConfig, keys: Keys) -> tuple[Dataset, list[Shard]]:
 
 def digest_data(config: DictConfig) -> str:
     """``Plan.data`` of a run of this config: its data are read, and nothing else is built."""
-    return digest_split(*load_shards(config, Keys(settings.run_settings(config).seed)))
+    typed = typed_settings(config)
+    return digest_split(*load_shards(typed, Keys(typed.command.run.seed)))
 
 
 def _noise_settings_hash(run: RunSettings, audit: AuditSettings | None) -> str:

@@ -31,7 +31,7 @@ from privdd.cli.overrides import (
 )
 from privdd.cli.own_files import check_own_files
 from privdd.cli.secret import take_secret, unused_secret_error
-from privdd.cli.settings import audit_settings, is_forced, privacy_settings, run_settings
+from privdd.cli.settings import command_settings, is_forced
 from privdd.cli.sweeps import (
     Sweep,
     count_points,
@@ -343,7 +343,7 @@ def _check_without_torch(command: str, argv: Sequence[str]) -> DictConfig:
     """What can be told without torch."""
     config = check_overrides(command, argv)
     check_inputs(config)
-    run_settings(config), privacy_settings(config), audit_settings(config)
+    command_settings(config)  # raises for a value that cannot be used
     return config
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
@@ -70,6 +70,34 @@ def algo_name(config: DictConfig) -> str:
     """The label of a run: ``name`` (by default the chosen algo's file name), else the method's
     class name."""
     return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """What a config says beside its methods, mechanisms and attacks.
+
+    Attributes:
+        run: What names a run, and what all of its parts share.
+        privacy: What all mechanisms share.
+        audit: None for a config that only trains.
+        is_forced: Whether a run starts that seems too large for the machine.
+    """
+
+    run: RunSettings
+    privacy: PrivacySettings
+    audit: AuditSettings | None
+    is_forced: bool
+
+
+def command_settings(config: DictConfig) -> CommandSettings:
+    """The typed settings of a config.
+
+    Raises:
+        BadConfig: One line with key, value and what is allowed.
+    """
+    return CommandSettings(
+        run_settings(config), privacy_settings(config), audit_settings(config), is_forced(config)
+    )
 
 
 def run_settings(config: DictConfig) -> RunSettings:
