@@ -14,7 +14,6 @@ from privdd.cli.errors import run_command, run_guarded
 from privdd.cli.main import audit_external_target, main
 from privdd.core.command import HELP_OPTIONS
 from privdd.core.validation import BadConfig
-from privdd.external.arguments import TARGET, TARGET_PREFIX
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_files import CONFIG
 from privdd.runtime.yaml_files import read_yaml
@@ -62,6 +61,7 @@ def run_target(argv: Sequence[str] | None = None) -> int:
 
     Keys of a target may be typed without "target.".
     """
+    from privdd.external.arguments import TARGET
 
     def audit_target(arguments: Sequence[str]) -> int:
         return audit_external_target(with_target_prefix(arguments), is_target=True) or 0
@@ -71,6 +71,8 @@ def run_target(argv: Sequence[str] | None = None) -> int:
 
 def with_target_prefix(argv: Sequence[str]) -> list[str]:
     """The arguments with "target." before each key that has it in ``privdd audit``."""
+    from privdd.external.arguments import TARGET, TARGET_PREFIX
+
     names = {
         key.name.removesuffix(".*") for key in TARGET.keys if key.name.startswith(TARGET_PREFIX)
     }

@@ -88,8 +88,8 @@ class _DeviceMove:
     def _rebuild_if_moved(
         self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]
     ) -> Any:
-        rebuilt = [self(part) for part in parts]
-        return value if all(new is old for new, old in zip(rebuilt, parts)) else make(rebuilt)
+        moved = [self(part) for part in parts]
+        return value if all(new is old for new, old in zip(moved, parts)) else make(moved)
 
     def _move_network(self, network: nn.Module) -> nn.Module:
         tensors = [*network.parameters(), *network.buffers()]
