@@ -38,8 +38,8 @@ def settings_fingerprint(config: DictConfig) -> str:
     """A digest of all settings that affect what clients send (not of how it is attacked), and of
     the user's own code.
 
-    Classes enter under their oldest known names, so that a run of an earlier version keeps its
-    digest."""
+    Seeded noise is drawn from a stream that this digest names; classes enter under the names of
+    ``privdd.runtime.renames``, so that it stays what it was."""
     content = {
         k: v
         for k, v in use_original_names(to_plain_settings(config)).items()
@@ -50,9 +50,9 @@ def settings_fingerprint(config: DictConfig) -> str:
     if isinstance(privacy := content.get("privacy"), dict):
         content["privacy"] = {k: v for k, v in privacy.items() if k not in NOISE_SETTINGS}
     if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
-        del content["trust"]  # as in every run of earlier versions
+        del content["trust"]
     if isinstance(data := content.get("data"), dict) and not data.get("standardise"):
-        content["data"] = {k: v for k, v in data.items() if k != "standardise"}  # likewise
+        content["data"] = {k: v for k, v in data.items() if k != "standardise"}
     return hashlib.blake2b(
         json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8
     ).hexdigest()
