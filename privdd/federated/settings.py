@@ -159,23 +159,27 @@ COUNTS = {
 class AuditSettings:
     """How a run is audited.
 
-    client: the audited one, auto = the one with most records. records: how many are audited; each
-        is in the run by a
-    fair coin flip. worlds: replays of the audited client (one shadow model each), the real run
-        included. federations:
-    replays of the whole federation. victims: records that each reconstruction attack is tried on.
-        confidence: of guarantee tests, in (0, 1). training: how replays are trained. canaries:
-    crafted records that fair coins add to the audited client's data. rounds: how many of a phase
-    are replayed, the latest included (one in the stored configs of earlier versions). require:
-    whether every surface has to be
-    attacked. transcripts: how many transcripts of noised sums a closed form reads, the real one
-        included, where nothing else is sent; processed_worlds, processed_federations: how many of
-        the replays of the client, and of the federation, are
-    then run. federation_rounds: how many last rounds are each replayed federation's own, 0 = all.
-        waive: surface -> why
-    it is not attacked. tail: how many audited records are made hard to fit. worst_pictures: whether
-        the run folder and the report show the most exposed records themselves, which are the
-        client's own data.
+    Attributes:
+        client: The audited one; auto is the one with most records.
+        records: How many are audited; each is in the run by a fair inclusion bit.
+        worlds: Replays of the audited client (one shadow model each), the real run included.
+        federations: Replays of the whole federation.
+        victims: Records that each reconstruction attack is tried on.
+        confidence: Of guarantee tests, in (0, 1).
+        guarantee: How long guarantee tests run.
+        training: How replays are trained.
+        canaries: Crafted records that fair inclusion bits add to the audited client's data.
+        rounds: How many of a phase are replayed, the latest included.
+        require: Whether every surface has to be attacked.
+        federation_rounds: How many last rounds are each replayed federation's own; 0 is all.
+        waive: Surface -> why it is not attacked.
+        tail: How many audited records are made hard to fit.
+        worst_pictures: Whether the run folder and the report show the most exposed records
+            themselves, which are the client's own data.
+        transcripts: How many transcripts of noised sums a closed form reads, the real one included,
+            if nothing else is sent.
+        processed_worlds: How many of the replays of the client are then run.
+        processed_federations: How many of those of the federation.
     """
 
     client: int | Literal["auto"]

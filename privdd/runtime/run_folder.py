@@ -160,9 +160,13 @@ def library_versions() -> dict[str, str]:
 def record_library_versions(folder: RunFolder, *, goes_on: bool) -> None:
     """Keep in the folder what it is computed with from now on.
 
-    goes_on: results that are there already will be joined by others. Raises BadConfig, one line,
-        where torch or numpy is another than theirs. Folders of earlier versions do not say theirs,
-        and go on.
+    Args:
+        folder: The run's.
+        goes_on: Whether results that are there already will be joined by others.
+
+    Raises:
+        BadConfig: One line, where torch or numpy is another than that of these results.
+        DamagedRun: What the folder holds of it is not what privdd writes.
     """
     file = folder.path / "state" / "computed_with.json"
     now = library_versions()

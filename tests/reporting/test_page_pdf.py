@@ -1,4 +1,5 @@
-"""``privdd.report DIR pdf=true``: a print beside the page, or one line that says what is missing."""
+"""``privdd.report DIR pdf=true``: a print beside the page, or one line that says what is
+missing."""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ def test_contents(wheel):
     ]
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests/")]
     assert {line.split(" = ")[0] for line in scripts.splitlines() if " = " in line} == {
+        "privdd",
+        "privdd-account",
         "privdd-audit",
+        "privdd-gate",
         "privdd-train",
         "privdd-report",
         "privdd-selftest",
