@@ -196,12 +196,22 @@ def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], 
 
 
 def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experiment:
-    """The experiment of a config. Raises ValueError, in one line, for anything that cannot run.
+    """Assemble the experiment of a config.
 
     Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what
     was calibrated.
-    noise_here: whether this process draws the clients' noise, so that it needs their secret where
-        there is one."""
+
+    Args:
+        config: A composed or stored config.
+        noise_here: Whether this process draws the clients' noise, so that it needs their secret
+            where there is one.
+
+    Returns:
+        Everything that a run needs.
+
+    Raises:
+        ValueError: One line, for anything that cannot run.
+    """
     typed = check_config_types(config)
     run = typed.command.run
     privacy = typed.command.privacy

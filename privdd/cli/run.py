@@ -110,8 +110,19 @@ def waive_unread_surfaces(config: DictConfig) -> None:
 
 
 def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Audit into ``path`` -> exit status, as of ``conclude_audit``. Raises BadConfig where another
-    process writes it."""
+    """Train, replay, attack and report into a folder.
+
+    Args:
+        config: The composed or stored config.
+        path: The run's folder; a run of the same config in it is gone on with.
+        argv: The command, for the manifest.
+
+    Returns:
+        The exit status, as of ``conclude_audit``.
+
+    Raises:
+        BadConfig: One line, where another process writes the folder, or for what cannot run.
+    """
     if config.get("scores") is not None:
         from privdd.cli.external_scores import audit_external_scores, scores_request
 
@@ -169,10 +180,13 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
 def announce_run(
     experiment: Experiment, attacks: Mapping[str, Attack], folder: RunFolder
 ) -> Experiment:
-    """``experiment`` with its engine chosen, after a line about the run and, where it takes long,
-    one about its price.
+    """Choose the engine, and print a line about the run and, if it takes long, one about its cost.
 
-    Attacks that are added to a finished run have no price, and ``auto`` runs them in this process.
+    No estimate is made for attacks that are added to a finished run; ``auto`` runs them in this
+    process.
+
+    Returns:
+        The experiment with its engine.
     """
     price = None
     if not folder.findings_file.exists():
@@ -232,10 +246,18 @@ def check_not_overtaken(folder: RunFolder, config: DictConfig) -> None:
 
 
 def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
-    """Training alone: state, ledger, manifest, one line of figures -> exit status: 1 where training
-    diverged, else 0.
+    """Train without attacks: state, ledger, manifest and one line of figures.
 
-    Raises BadConfig where another process writes.
+    Args:
+        config: As of ``run_audit``.
+        path: As of ``run_audit``.
+        argv: As of ``run_audit``.
+
+    Returns:
+        1 where training diverged, else 0.
+
+    Raises:
+        BadConfig: One line, where another process writes the folder, or for what cannot run.
     """
     check_tracking(config.tracking)
     experiment = build.build_experiment(config)
