@@ -30,7 +30,6 @@ from privdd.auditing.signal_extraction import (
     signal_group,
 )
 from privdd.auditing.upload_schema import upload_faults
-from privdd.core.units import Relation
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
 from privdd.core.units import Relation

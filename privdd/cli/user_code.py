@@ -41,9 +41,21 @@ def write_code_digests(path: Path, code: Mapping[str, str]) -> None:
 
 
 def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
-    """Raises BadConfig, one line, where the run in ``path`` began with other code."""
+    """Refuse to go on with a run that began with other code of the user's own.
+
+    Args:
+        path: The run's folder.
+        code: Module -> digest, as it is now.
+
+    Raises:
+        BadConfig: The code has changed.
+        DamagedRun: The folder does not say with which code it began.
+    """
     if not code:
         return
+    if not (path / CODE_FILE).is_file():
+        modules = ", ".join(code)
+        raise DamagedRun(f"{path}: does not say which version of {modules} it began with")
     stored = read_json(path / CODE_FILE)
     digests = stored.get("code") if isinstance(stored, dict) else None
     if not isinstance(digests, dict):
