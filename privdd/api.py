@@ -9,8 +9,8 @@ The commands as functions:
 For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials/own-method.md):
 
 - a method inherits from ``Method``, or from ``FedAvg`` where it averages models (its hooks take a
-  ``ClientRound`` and return what was ``Trained`` in it); ``AuditHooks`` give an audit further
-  knowledge of it, ``check_method`` tests its contract;
+  ``ClientRound`` and return what was ``Trained`` in it); ``ReadsUploads``, ``StatesClaims`` and
+  ``FastReplay`` give an audit further knowledge of it, ``check_method`` tests its contract;
 - a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only
   randomness, and ``Lattice`` adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns
@@ -74,8 +74,9 @@ if TYPE_CHECKING:
     from privdd.data.dataset import Dataset
     from privdd.external.runner import audit_model, audit_synthetic
     from privdd.federated.aggregation import average
+    from privdd.federated.audit_hooks import FastReplay, ReadsUploads, StatesClaims
     from privdd.federated.channel import ClientContext
-    from privdd.federated.method import AuditHooks, Method
+    from privdd.federated.method import Method
     from privdd.methods.fedavg import FedAvg
     from privdd.models import ModelSpec, build, initial
     from privdd.privacy.account import Account, NoisedSteps, account
@@ -107,7 +108,8 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.data.dataset": "Dataset",
     "privdd.federated.aggregation": "average",
     "privdd.federated.channel": "ClientContext",
-    "privdd.federated.method": "AuditHooks Method",
+    "privdd.federated.audit_hooks": "FastReplay ReadsUploads StatesClaims",
+    "privdd.federated.method": "Method",
     "privdd.methods.fedavg": "FedAvg",
     "privdd.models": "ModelSpec build initial",
     "privdd.privacy.account": "Account NoisedSteps account",
@@ -133,7 +135,6 @@ __all__ = [
     "Adversary",
     "Artifact",
     "Attack",
-    "AuditHooks",
     "BrokenContract",
     "Capture",
     "Checked",
@@ -143,6 +144,7 @@ __all__ = [
     "Dataset",
     "Evidence",
     "Family",
+    "FastReplay",
     "FedAvg",
     "Finding",
     "Findings",
@@ -160,11 +162,13 @@ __all__ = [
     "NoisedSteps",
     "Output",
     "Problem",
+    "ReadsUploads",
     "Received",
     "Records",
     "RunRecord",
     "Shard",
     "State",
+    "StatesClaims",
     "Surface",
     "Tensors",
     "Trained",

@@ -253,7 +253,8 @@ def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, Round
                 server += _accuracy_seconds(experiment, progress)
                 timed[t] = RoundTiming(usual, took.get(plan.victim, usual), max(server, 0.0))
     return timed, any(
-        plan.method.audit_hooks.remembers(t, progress.memories.get(plan.victim, {})) for t in timed
+        plan.method.audit_hooks.upload_uses_memory(t, progress.memories.get(plan.victim, {}))
+        for t in timed
     )
 
 
@@ -286,7 +287,7 @@ def rounds_to_time(plan: Plan) -> dict[int, bool]:
     kinds = dict[str, list[int]]()
     taken = [t for t in range(plan.method.rounds) if plan.participants(t)]
     for t in taken:
-        kinds.setdefault(plan.method.audit_hooks.workload(t), []).append(t)
+        kinds.setdefault(plan.method.audit_hooks.timing_group(t), []).append(t)
     found = {t: False for rounds in kinds.values() for t in rounds[1:2]} | {taken[-1]: False}
     return dict(sorted((found | {rounds[0]: True for rounds in kinds.values()}).items()))
 
@@ -309,7 +310,7 @@ def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> Rou
     alike = [
         s
         for s in known
-        if plan.method.audit_hooks.workload(s) == plan.method.audit_hooks.workload(t)
+        if plan.method.audit_hooks.timing_group(s) == plan.method.audit_hooks.timing_group(t)
     ]
     return timed[max(alike or known)]
 

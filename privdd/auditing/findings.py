@@ -157,7 +157,7 @@ def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str,
 
 def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     clients = plan.problem.clients
-    all_in = [t for t in range(plan.method.rounds) if plan.method.everyone(t)]
+    all_in = [t for t in range(plan.method.rounds) if plan.method.needs_all_clients(t)]
     taken = max(1, round_half_up(plan.fraction * clients))
     yield "rounds", str(plan.method.rounds)
     who = (
@@ -216,7 +216,7 @@ def _describe_settings(mechanism: Mechanism) -> str:
 def _describe_applications(plan: Plan, name: str) -> str:
     """How often one client applies it in a round: the number of local steps, where each step is a
     release."""
-    spent = [plan.method.spends(t, plan.mechanisms) for t in range(plan.method.rounds)]
+    spent = [plan.method.releases_per_round(t, plan.mechanisms) for t in range(plan.method.rounds)]
     if any(one is None for one in spent):
         return "not planned by the method: one row each in the ledger"
     counts = [(one or {}).get(name, 0) for one in spent]
@@ -299,7 +299,7 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
     experiment = finished_run.experiment
     progress = finished_run.progress
     ledger = progress.ledger
-    stated = stated_epsilons(experiment, record_level_ledger(ledger))
+    stated = stated_epsilons(record_level_ledger(ledger))
     found = hold_to_claims(audited.findings, paper_claims_of(experiment), ledger.delta)
     surfaces = list(_surface_rows(audited, found))
     keys = [(row["surface"], row["sender"]) for row in surfaces]
@@ -443,12 +443,11 @@ def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[st
     return [row | {"claimed": naming_bound_of_claim(epsilon, delta, row["prior"])} for row in rows]
 
 
-def stated_epsilons(experiment: Experiment, ledger: Ledger) -> dict[str, float]:
-    """The stated ε of each surface: the method's own statement (``audit_hooks.stated``), else the
-    proven ε. Surfaces that promise nothing (infinite) are left out."""
+def stated_epsilons(ledger: Ledger) -> dict[str, float]:
+    """The stated ε of each surface, which is the proven ε. Surfaces that promise nothing (infinite)
+    are left out."""
     surfaces = dict.fromkeys(r.surface for r in ledger.releases)
     promised = {s: min(epsilon_by_accountant(ledger, [s]).values()) for s in surfaces}
-    promised |= experiment.plan.method.audit_hooks.stated(experiment.plan, experiment.shards)
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 

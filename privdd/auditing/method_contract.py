@@ -92,7 +92,7 @@ def check_method(
     """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
 
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and
-        depend on nothing but their arguments; ``recall`` and ``local_batched`` agree with
+        depend on nothing but their arguments; ``memory_after`` and ``local_batched`` agree with
         ``local``; what claims to be
     private depends on the records only through ``mechanisms``, and ledger rows not at all;
     ``predict`` gives one score a class. Images are random, (c, h, w) = ``shape``; None: grey and
@@ -195,7 +195,7 @@ def unmapped_uploads(method: Method) -> Iterator[str]:
             yield (
                 f"uploads[{name!r}] is of surface {surface}: without a map from records "
                 "to its rows most attacks have "
-                f"nothing to read in it; define {hooks} (AuditHooks)"
+                f"nothing to read in it; define {hooks} (ReadsUploads)"
             )
 
 
@@ -301,9 +301,11 @@ def _local_faults(trial: CheckedRound) -> Iterator[str]:
     ctx = trial.plan.client_context(round, 0)
     if not _is_equal(
         kept,
-        method.audit_hooks.recall(method.broadcast(trial.server), trial.memory, trial.shard, ctx),
+        method.audit_hooks.memory_after(
+            method.broadcast(trial.server), trial.memory, trial.shard, ctx
+        ),
     ):
-        yield f"recall, round {round}: keeps something else than local"
+        yield f"memory_after, round {round}: keeps something else than local"
     yield from _batched_faults(trial, sent, kept)
 
 

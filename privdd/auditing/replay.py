@@ -152,7 +152,11 @@ def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Upload
     of the others."""
     if not plan.trust.is_summed:
         return sent
-    over = len(plan.participants(round)) if plan.method.adds_up(plan.mechanisms) == "mean" else 1
+    over = (
+        len(plan.participants(round))
+        if plan.method.aggregation_kind(plan.mechanisms) == "mean"
+        else 1
+    )
     return {
         name: {
             key: ((tensor.double() + others[name][key]) / over).float()
@@ -168,10 +172,10 @@ def plan_of_replay(plan: Plan, world: int) -> Plan:
 
 
 def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Shard) -> State:
-    """The audited client's memory after a round that it began with ``memory``; by ``recall``
+    """The audited client's memory after a round that it began with ``memory``; by ``memory_after``
     without its upload."""
     ctx = plan.client_context(snapshot.round, plan.victim)
-    return plan.method.audit_hooks.recall(snapshot.broadcast, memory, shard, ctx)
+    return plan.method.audit_hooks.memory_after(snapshot.broadcast, memory, shard, ctx)
 
 
 ResultsByRound = dict[
@@ -271,7 +275,7 @@ def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tu
     """The rounds that a replay of ``round`` must run: only that round if the client remembers
     nothing."""
     target = snapshots[round]
-    if not plan.method.audit_hooks.remembers(round, target.memory):
+    if not plan.method.audit_hooks.upload_uses_memory(round, target.memory):
         return (target,)
     return tuple(snapshots[t] for t in sorted(snapshots) if t <= round)
 

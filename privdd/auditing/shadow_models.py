@@ -105,7 +105,7 @@ def _read_round(adversary: AdversaryView, replayed: ReplayedRound) -> Signals:
     """Where the adversary is granted what the client keeps, it is what the client of this very
     replay keeps."""
     surfaces = {adversary.method.uploads[name] for name in replayed.sent}
-    if any(adversary.method.audit_hooks.grants(surface) for surface in surfaces):
+    if any(adversary.method.audit_hooks.granted_knowledge(surface) for surface in surfaces):
         adversary = replace(adversary, memory=replayed.memory)
     return extract_signals(adversary, replayed.sent)
 

@@ -38,7 +38,8 @@ from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State, Tensors, Values
-from privdd.federated.method import Method, overrides_hook
+from privdd.federated.audit_hooks import overrides_hook
+from privdd.federated.method import Method
 from privdd.federated.simulation import Snapshot
 
 # Signals need gradients' inner products with a vector, and their lengths. Where the matrix (n, p)
@@ -779,7 +780,11 @@ NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a rea
 # Ways to a map from records to the rows of a surface, one of which its readers need before they
 # compare a record with a row; without any they see how many rows there are, and how long these are.
 MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
-    Surface.PROTOTYPES: (("classifier", "opening"), ("classifier", "sent_state"), ("maps",)),
+    Surface.PROTOTYPES: (
+        ("classifier", "initial_classifier"),
+        ("classifier", "sent_state"),
+        ("maps",),
+    ),
     Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
 }
 

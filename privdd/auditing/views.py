@@ -77,7 +77,7 @@ class FinishedRun:
         plan = self.plan
         candidates = self.game.audited_records
         noise = feature_noise_constants(plan)
-        opening = plan.method.audit_hooks.opening(plan.problem, plan.keys.seed)
+        opening = plan.method.audit_hooks.initial_classifier(plan.problem, plan.keys.seed)
         held = (
             snapshot,
             candidates,
@@ -104,7 +104,7 @@ class FinishedRun:
         out = self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
-        stand_ins = self.plan.method.audit_hooks.stand_ins(memory, self.plan.problem)
+        stand_ins = self.plan.method.audit_hooks.surrogate_images(memory, self.plan.problem)
         return Truth(
             train.x, train.y, out.x, out.y, counts, stand_ins, self._rows_of_records(self.shard)
         )
@@ -411,7 +411,7 @@ def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
             "by the client, never sent), "
             "without which the server's model predicts nothing"
         )
-    return method.audit_hooks.grants(view.surface)
+    return method.audit_hooks.granted_knowledge(view.surface)
 
 
 def single_record_view(
@@ -433,7 +433,7 @@ def single_record_view(
         alone = replace(run.shard, train=run.shard.train.take([at]))
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", at)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
-        virtual.append(plan.method.audit_hooks.stand_ins(memory, plan.problem))
+        virtual.append(plan.method.audit_hooks.surrogate_images(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[
             0
         ].values

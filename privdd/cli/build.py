@@ -338,7 +338,7 @@ def _choose_victim(audit: AuditSettings | None, shards: Sequence[Shard]) -> int:
 def apply_trust_model(plan: Plan, trust: Trust) -> Plan:
     """The plan under a trust model, whole noise still. Raises BadConfig for a method whose uploads
     do not add up."""
-    if trust.is_summed and plan.method.adds_up(plan.mechanisms) is None:
+    if trust.is_summed and plan.method.aggregation_kind(plan.mechanisms) is None:
         raise BadConfig(
             f"trust={trust.name}: what {type(plan.method).__name__} sends under these "
             "settings does not add up, so no server could "
@@ -402,7 +402,7 @@ def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -
         raise BadConfig(
             f"{setting}: privacy={privacy.name} sets no mechanism whose noise could be chosen"
         )
-    if plan.method.spends(0, plan.mechanisms) is None:
+    if plan.method.releases_per_round(0, plan.mechanisms) is None:
         raise BadConfig(
             f"{setting}: {method} cannot plan its releases; set privacy.noise_multiplier"
         )
@@ -425,7 +425,7 @@ def planned_event(plan: Plan) -> dpa.DpEvent:
     counts: list[Counter[str]] = [Counter() for _ in range(plan.problem.clients)]
     for t in range(plan.method.rounds):
         for client in plan.participants(t):
-            counts[client].update(plan.method.spends(t, plan.mechanisms) or {})
+            counts[client].update(plan.method.releases_per_round(t, plan.mechanisms) or {})
     busiest = max(counts, key=Counter.total)
     events = [
         dpa.SelfComposedDpEvent(plan.mechanisms[n].event, c)

@@ -28,8 +28,8 @@ from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
 from privdd.core.types import State
 from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches
+from privdd.federated.audit_hooks import RecordTransform
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import RecordTransform
 from privdd.privacy.batch_invariance import compute_rows
 
 CROP = 0.125  # largest shift, as a part of the side

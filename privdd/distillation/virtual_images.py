@@ -40,8 +40,8 @@ from privdd.distillation.distribution_matching import (
     record_transform_of,
 )
 from privdd.distillation.private_matching import draw_public_maps, match_embeddings
+from privdd.federated.audit_hooks import RecordTransform
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import RecordTransform
 from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.training.sgd import Loss
 

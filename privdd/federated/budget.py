@@ -43,7 +43,7 @@ def check_round_budget(budget: float, plan: Plan, ledger: Ledger, round: int) ->
 def projected_epsilon(plan: Plan, ledger: Ledger, round: int) -> float:
     """Epsilon of the worst participant after ``round``: its ledger rows and what the round is
     planned to spend."""
-    counts = plan.method.spends(round, plan.mechanisms)
+    counts = plan.method.releases_per_round(round, plan.mechanisms)
     if counts is None:
         method = type(plan.method).__name__
         raise BadConfig(f"privacy.budget: {method} cannot plan its releases")

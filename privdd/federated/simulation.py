@@ -156,7 +156,7 @@ class Plan:
         """Public, seeded client sampling without replacement, in increasing order; all where the
         method needs them."""
         count = max(1, round_half_up(self.fraction * self.problem.clients))
-        if count == self.problem.clients or self.method.everyone(round):
+        if count == self.problem.clients or self.method.needs_all_clients(round):
             return list(range(self.problem.clients))
         # by the seed alone: who takes part is public, and the same in every replay
         rng = Keys(self.keys.seed).fold("public", round, "clients").numpy()
@@ -391,7 +391,7 @@ def _replace_by_sum(
     plan: Plan, ledger: Ledger, inbox: list[Received], ids: list[int]
 ) -> tuple[list[Received], list[int]]:
     """In place of single uploads: (their sum, the ids of its rows). Nothing where there is none."""
-    kind = plan.method.adds_up(plan.mechanisms)
+    kind = plan.method.aggregation_kind(plan.mechanisms)
     if kind is None or not inbox:
         return [], []
     total = sum_uploads(inbox, kind)
@@ -477,7 +477,9 @@ def _update_snapshots(
     if not mine:
         return dict(kept)
     new = Snapshot(round, broadcast, memory, mine[0].values, plan.method.audit_hooks.phase(round))
-    if plan.method.audit_hooks.remembers(round, memory) or any(s.memory for s in kept.values()):
+    if plan.method.audit_hooks.upload_uses_memory(round, memory) or any(
+        s.memory for s in kept.values()
+    ):
         return {**kept, round: new}
     alike = sorted(
         t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent)

@@ -230,7 +230,7 @@ def _rehearsal_key(task: ClientTask) -> object:
     every round."""
     method = task.plan.method
     round = task.round
-    spends = method.spends(round, task.plan.mechanisms)
+    spends = method.releases_per_round(round, task.plan.mechanisms)
     when = (
         round
         if spends is None

@@ -16,15 +16,16 @@ from privdd.core.rng import Keys
 from privdd.core.types import ClientData, Problem, State, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.public_features import PublicHead, PublicRows, embed_shards
+from privdd.federated.audit_hooks import FastReplay, ReadsUploads, StatesClaims
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.sgd import predict_images
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerNetwork(Method, AuditHooks):
+class ServerNetwork(Method, ReadsUploads, StatesClaims, FastReplay):
     """model: the network that the server trains and sends; it must treat each image alone (no batch
     norm)."""
 
@@ -52,7 +53,7 @@ class ServerNetwork(Method, AuditHooks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
+class PublicMap(Method, ReadsUploads, FastReplay, hooks=("from_rows",)):
     """rows: the public map, whose rows the head reads. Relatives say what a client sends of its
     rows."""
 
@@ -91,11 +92,13 @@ class PublicMap(Method, AuditHooks, hooks=("from_rows",)):
         rows = self.rows.embed_rows(x)
         return rows @ server["model/head.weight"].to(rows).T
 
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+    def aggregation_kind(
+        self, mechanisms: Mapping[str, Mechanism]
+    ) -> Literal["sum", "mean"] | None:
         """Sums suffice: clients send sums over their records."""
         return "sum"
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """One release of each query, for each class where it is made class by class."""
         return {name: 1 for name in mechanisms if name in self.queries}
 

@@ -125,12 +125,14 @@ class DPHead(PublicMap):
             "seen/noise": noise,
         }
 
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+    def aggregation_kind(
+        self, mechanisms: Mapping[str, Mechanism]
+    ) -> Literal["sum", "mean"] | None:
         """Sums suffice if a client takes one step between two rounds; later steps depend on earlier
         ones and do not add."""
         return "sum" if self.local_steps == 1 else None
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {name: self.local_steps for name in mechanisms if name == QUERY}
 
     def settings(self, shard_size: int) -> dict[str, float]:

@@ -100,7 +100,7 @@ class DPPSG(ServerNetwork):
         )
         return {**server, **pack("model", after)}
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return {
             name: self.generation.release_count for name in mechanisms if name == SET_GRADIENT_QUERY
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,8 @@ class FedAdam(FedAvg):
     beta1: float = 0.9
     beta2: float = 0.99
     tau: float = 1e-3
+
+    vectorisable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

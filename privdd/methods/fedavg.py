@@ -33,8 +33,9 @@ from privdd.core.types import (
     unpack,
 )
 from privdd.federated.aggregation import average, client_weights
+from privdd.federated.audit_hooks import FastReplay, ReadsUploads
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, build_skeleton, initial
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.dp_sgd import count_private_steps, dp_local_sgd
@@ -52,8 +53,6 @@ from privdd.training.sgd import (
     vectorised_sgd,
 )
 
-# what decides how a client trains
-TRAINING_HOOKS = ("start", "loss", "correction", "local", "_train_client", "_shared_batches")
 # what decides what is sent, and how it is combined
 COMBINING_HOOKS = ("outcome", "aggregate", "pseudo_gradient", "uploads")
 
@@ -61,7 +60,8 @@ COMBINING_HOOKS = ("outcome", "aggregate", "pseudo_gradient", "uploads")
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(
     Method,
-    AuditHooks,
+    ReadsUploads,
+    FastReplay,
     hooks=(
         "start",
         "loss",
@@ -70,6 +70,7 @@ class FedAvg(
         "pseudo_gradient",
         "server_step",
         "sees_features",
+        "vectorisable",
     ),
 ):
     """Each client trains the global model on its records; the server averages the results.
@@ -101,6 +102,9 @@ class FedAvg(
 
     on_gpu = "local training"
     sees_features: ClassVar[bool] = True
+    # K clients can be trained as one wide network: ``start`` is the server's model, there is no
+    # ``loss``, and ``correction`` acts on each entry by itself. Each relative says so for itself.
+    vectorisable: ClassVar[bool] = True
     uploads: ClassVar[Mapping[str, Surface]] = {
         "update": Surface.UPDATE,
         "buffers": Surface.STATISTICS,
@@ -122,18 +126,16 @@ class FedAvg(
             raise ValueError(f"weighting={self.weighting!r}: allowed are records, uniform")
 
     def __init_subclass__(cls, **more: Any) -> None:
-        """A relative that changes how clients train is trained one by one, unless it says how many
-        train at once."""
+        """A relative is not vectorisable unless it says so itself: it may train in another way."""
         super().__init_subclass__(**more)
-        nearest = next(base for base in cls.__mro__[1:] if issubclass(base, FedAvg))
-        changed = any(getattr(cls, name) is not getattr(nearest, name) for name in TRAINING_HOOKS)
-        if changed and "local_batched" not in vars(cls):
-            cls.local_batched = AuditHooks.local_batched  # type: ignore[method-assign]
+        cls.vectorisable = vars(cls).get("vectorisable", False)
 
     def client_private(self) -> Self:
         return replace(self, update_is_delta=True, weighting="uniform")
 
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+    def aggregation_kind(
+        self, mechanisms: Mapping[str, Mechanism]
+    ) -> Literal["sum", "mean"] | None:
         """The mean suffices if all clients weigh alike and no noise is added inside local
         training."""
         changed = any(
@@ -151,8 +153,8 @@ class FedAvg(
     def correction(self, turn: ClientRound) -> Correction | None:
         """What is done to each gradient; None is nothing.
 
-        Where ``vectorised``, it acts on each entry by itself: it is also asked for K clients at
-        once, whose parameters, gradients and memory then have a first axis over the clients.
+        In a ``vectorisable`` method it is also asked for K clients at once, whose parameters,
+        gradients and memory then have a first axis over the clients.
         """
         return None
 
@@ -203,11 +205,12 @@ class FedAvg(
         shards: Sequence[ClientData],
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
-        """Train all clients as one wide network, each with its own batches; None for layers without
-        such a form, under DP-SGD, and where records are mixed with shared features."""
+        """Train all clients as one wide network, each with its own batches; None for methods and
+        layers without such a form, under DP-SGD, and if records are mixed with shared features."""
         model = build_skeleton(self.model, shards[0].shape, shards[0].classes)
         if (
-            "features" in broadcast
+            not self.vectorisable
+            or "features" in broadcast
             or any(ctx.protected("dpsgd") for ctx in contexts)
             or not is_vectorisable(model)
         ):
@@ -239,7 +242,7 @@ class FedAvg(
         state = {**unpack("model", server), **unpack("buffers", server)}
         return predict_images(self.model, state, x)
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         counts = {name: 1 for name in mechanisms if name in self.uploads}
         if "dpsgd" in mechanisms:
             counts["dpsgd"] = count_private_steps(mechanisms["dpsgd"], self.local_epochs)

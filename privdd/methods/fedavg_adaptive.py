@@ -46,9 +46,9 @@ class FedAvgAdaptive(FedAvg):
     clip_lr: float = 0.2
     bit_share: float = 0.2
 
-    queries: ClassVar[
-        Mapping[str, Surface]
-    ] = {}  # changes are what is clipped, not the gradients of records
+    # changes are what is clipped, not the gradients of records
+    queries: ClassVar[Mapping[str, Surface]] = {}
+    vectorisable: ClassVar[bool] = True
     broadcasts: ClassVar[Mapping[str, Surface]] = {
         **FedAvg.broadcasts,
         "clip": Surface.GLOBAL_MODEL,
@@ -118,7 +118,9 @@ class FedAvgAdaptive(FedAvg):
         moved = server["clip/norm"].double() * torch.exp(-self.clip_lr * (within - self.quantile))
         return {**new, "clip/norm": moved.clamp(LEAST, MOST).to(server["clip/norm"])}
 
-    def adds_up(self, mechanisms: Mapping[str, Mechanism]) -> Literal["sum", "mean"] | None:
+    def aggregation_kind(
+        self, mechanisms: Mapping[str, Mechanism]
+    ) -> Literal["sum", "mean"] | None:
         return "mean" if self.weighting == "uniform" and "dpsgd" not in mechanisms else None
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:

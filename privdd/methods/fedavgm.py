@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -18,6 +19,8 @@ class FedAvgM(FedAvg):
     FedAvg."""
 
     server_momentum: float = 0.9
+
+    vectorisable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

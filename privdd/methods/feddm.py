@@ -67,8 +67,8 @@ from privdd.distillation.private_matching import (
     step_maps,
 )
 from privdd.distillation.public_features import PublicExtractor
+from privdd.federated.audit_hooks import RecordTransform
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import RecordTransform
 from privdd.methods.base import ServerNetwork
 from privdd.models import build_skeleton
 from privdd.privacy.claims import (
@@ -179,7 +179,7 @@ class FedDM(ServerNetwork):
                 "read the records"
             )
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         return count_queries(mechanisms, self.reads, self.matching.iterations)
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
@@ -214,7 +214,7 @@ class FedDM(ServerNetwork):
             )
         }
 
-    def remembers(self, round: int, memory: State) -> bool:
+    def upload_uses_memory(self, round: int, memory: State) -> bool:
         return self.carry_over and round > 0
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
@@ -223,7 +223,9 @@ class FedDM(ServerNetwork):
         printed = matching_claims(theorems, plan, shards, self.matching, noise_init=public)
         return [*printed, feddm_membership()]
 
-    def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> MatchingSteps:
+    def matching_steps(
+        self, broadcast: Values, shard: ClientData, ctx: ClientContext
+    ) -> MatchingSteps:
         networks = self._matching_networks(broadcast, shard, ctx)
         return MatchingSteps(
             step_maps(networks, self.matching, MatchingStreams.of_round(ctx), shard.shape),

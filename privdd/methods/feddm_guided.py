@@ -278,9 +278,9 @@ class FedDMGuided(DPHead):
             return super().predict(server, memory, x)
         return predict_images(self.model, state, x)
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         read = {name: 1 for name in self._queries_of_round(round) if name in mechanisms}
-        return {**super().spends(round, mechanisms), **read}
+        return {**super().releases_per_round(round, mechanisms), **read}
 
     def maps(self, broadcast: Values, memory: State, problem: Problem) -> dict[str, Any]:
         """A record to what it adds to its class's sum."""

@@ -50,8 +50,9 @@ from privdd.distillation.feature_split import (
     train_split_privately,
 )
 from privdd.federated.aggregation import average, sort_by_client
+from privdd.federated.audit_hooks import FastReplay, ReadsUploads, StatesClaims
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method
+from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, initial
 from privdd.privacy.claims import FEATURE_THEOREMS, Claim, ClaimedRun, feature_run
@@ -66,7 +67,7 @@ UNSEEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFed(Method, AuditHooks):
+class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
     """base: the method of phase B; generator: q, or ModelSpec("zero") to share whole images; loss:
     weights of phase A.
 
@@ -128,7 +129,7 @@ class FedFed(Method, AuditHooks):
     def rounds(self) -> int:
         return self.distill_rounds + 1 + self.base.rounds
 
-    def everyone(self, round: int) -> bool:
+    def needs_all_clients(self, round: int) -> bool:
         """The features of all clients are collected (Algorithm 1, line 12)."""
         return round == self.distill_rounds
 
@@ -283,13 +284,13 @@ class FedFed(Method, AuditHooks):
             n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"
         }, memory
 
-    def spends(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
         if round < self.distill_rounds and "dpsgd" in mechanisms:
             return {"dpsgd": count_private_steps(mechanisms["dpsgd"], self.distill_epochs)}
         if round == self.distill_rounds and "features" in mechanisms:
             return {"features": 1}
         if round > self.distill_rounds and not self.shared_only:
-            return self.base.spends(round, mechanisms)
+            return self.base.releases_per_round(round, mechanisms)
         return {}
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
@@ -328,10 +329,12 @@ class FedFed(Method, AuditHooks):
             (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
         )
 
-    def remembers(self, round: int, memory: State) -> bool:
+    def upload_uses_memory(self, round: int, memory: State) -> bool:
         if round <= self.distill_rounds:
             return self.keep_moments and 0 < round < self.distill_rounds
-        return is_remote_memory(memory) or self.base.remembers(round, unpack("base", memory))
+        return is_remote_memory(memory) or self.base.upload_uses_memory(
+            round, unpack("base", memory)
+        )
 
     def phase(self, round: int) -> str:
         return (

@@ -18,8 +18,8 @@ from attacks.types import Surface
 from privdd.core.types import ClientData, Problem, Shard, State, Values, Work
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
+from privdd.federated.audit_hooks import RecordTransform
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import RecordTransform
 from privdd.methods.fedfed import FedFed
 from privdd.privacy.claims import Claim, ClaimedRun
 from privdd.privacy.mechanism import Mechanism
@@ -78,24 +78,26 @@ class FedFedVirtual(FedFed):
     def rows_are_records(self) -> bool:
         return self.where == "training" or not self.virtual.mixes_records
 
-    def remembers(self, round: int, memory: State) -> bool:
-        return (self._uses_images(round) and bool(images_in_memory(memory))) or super().remembers(
-            round, memory
-        )
+    def upload_uses_memory(self, round: int, memory: State) -> bool:
+        return (
+            self._uses_images(round) and bool(images_in_memory(memory))
+        ) or super().upload_uses_memory(round, memory)
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         """That of the images which the network is trained on; in "release" it is trained on the
         records themselves."""
         return self.virtual.record_transform(problem.shape) if self.where != "release" else None
 
-    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+    def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = images_in_memory(memory).get("images/x") if self.where != "release" else None
         return None if images is None else images.detach().reshape(-1, *problem.shape)
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int] | None:  # type: ignore[override]
+    def releases_per_round(
+        self, round: int, mechanisms: Mapping[str, Mechanism]
+    ) -> dict[str, int] | None:  # type: ignore[override]
         """As FedFed; None (unknown) where rows are not records, since noise on such rows cannot be
         chosen for a target epsilon."""
-        return super().spends(round, mechanisms) if self.rows_are_records() else None
+        return super().releases_per_round(round, mechanisms) if self.rows_are_records() else None
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         return super().claims(plan, shards) if self.rows_are_records() else []

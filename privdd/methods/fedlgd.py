@@ -50,8 +50,8 @@ from privdd.distillation.class_cells import (
 from privdd.distillation.gradient_matching import match_gradient
 from privdd.distillation.virtual_images import MatchingStage, VirtualImages, as_records, tied_loss
 from privdd.federated.aggregation import average, sort_by_client
+from privdd.federated.audit_hooks import RecordTransform
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import RecordTransform
 from privdd.methods.base import ServerNetwork
 from privdd.models import build, build_skeleton
 from privdd.privacy.claims import Claim, ClaimedRun, fedlgd_attacks, fedlgd_no_extra_leakage
@@ -153,7 +153,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             return self.is_selected_round(round)
         return round > 0 and round % self.tau_step == 0 and round <= self.tau * self.tau_step
 
-    def workload(self, round: int) -> str:
+    def timing_group(self, round: int) -> str:
         return f"{self.phase(round)}{', selected' * self.is_selected_round(round)}{', refining' * self.refines_in_round(round)}"
 
     def init(self, problem: Problem, keys: Keys) -> State:
@@ -244,7 +244,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
         return self.virtual.matching_stages(self.model, broadcast, shard, ctx, **when)
 
-    def everyone(self, round: int) -> bool:
+    def needs_all_clients(self, round: int) -> bool:
         """All clients send their statistics in round 0, where the server's images start from
         them."""
         return round == 0 and self.server_start == "statistics"
@@ -279,7 +279,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         generator = ctx.keys.fold("train").torch()
         return local_sgd(model, start, own, lr=self.lr, generator=generator, loss=loss, **length)[0]
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round (all clients in all
         rounds)."""
         stages = [self.virtual.warmup_reads] * (round == 0) + [
@@ -294,7 +294,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             fedlgd_attacks(),
         ]
 
-    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+    def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         return (
             memory["images/x"].detach().reshape(-1, *problem.shape)
             if "images/x" in memory
@@ -316,7 +316,7 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             "update_is_delta": False,
         }
 
-    def remembers(self, round: int, memory: State) -> bool:
+    def upload_uses_memory(self, round: int, memory: State) -> bool:
         return round > 0
 
     def local_batched(

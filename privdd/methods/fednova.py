@@ -33,6 +33,7 @@ class FedNova(FedAvg):
     FedAvg."""
 
     uploads: ClassVar[Mapping[str, Surface]] = {**FedAvg.uploads, "steps": Surface.COUNTS}
+    vectorisable: ClassVar[bool] = True
 
     def outcome(self, turn: ClientRound, trained: Trained) -> tuple[dict[str, Tensors], State]:
         values, memory = super().outcome(turn, trained)

@@ -122,7 +122,7 @@ class FedProto(FedAvg):
             return net.head(z)
         return (-torch.cdist(z, server["prototypes/mean"].to(z))).masked_fill(~known, -torch.inf)
 
-    def opening(self, problem: Problem, seed: int) -> State:
+    def initial_classifier(self, problem: Problem, seed: int) -> State:
         """The public initial model; clients train copies of their own, which never travel."""
         return self._initial_model(problem.shape, problem.classes, seed)
 

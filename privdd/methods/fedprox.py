@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from attacks.validation import check_non_negative
 from privdd.core.types import State, Tensors
@@ -15,7 +16,7 @@ class FedProx(FedAvg):
     """mu >= 0: weight of mu/2 ||w - w_global||^2; 0 is FedAvg."""
 
     mu: float = 0.01
-    local_batched = FedAvg.local_batched  # its correction acts on each entry by itself
+    vectorisable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

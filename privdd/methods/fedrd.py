@@ -65,8 +65,9 @@ from privdd.distillation.private_matching import (
     match_noised_gradients,
     restrict_as_printed,
 )
+from privdd.federated.audit_hooks import FastReplay, ReadsUploads, RecordTransform, StatesClaims
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method, RecordTransform
+from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, build_skeleton, initial, projected_shape
 from privdd.privacy.claims import (
     Claim,
@@ -91,7 +92,7 @@ PRINTED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRD(Method, AuditHooks):
+class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     """A client trains its own projection through the frozen task model, then distils what it
     projects.
 
@@ -177,7 +178,7 @@ class FedRD(Method, AuditHooks):
             warn_short_classes(shard, self.dpc, ctx.keys)
         return self._build_upload(broadcast, own, shard, ctx), self._client_memory(broadcast, own)
 
-    def recall(
+    def memory_after(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> State:
         """The memory that ``local`` would keep, without distilling an upload: a fifth of its
@@ -214,7 +215,7 @@ class FedRD(Method, AuditHooks):
             z = self._build_projector(projection, tuple(x.shape[1:]), len(state["head.weight"]))(x)  # type: ignore[arg-type]
         return predict_images(self.model, state, z)
 
-    def spends(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
+    def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         counts = count_queries(mechanisms, self.reads, self.matching.iterations)
         if QUERY in mechanisms:
             counts[QUERY] = count_private_steps(mechanisms[QUERY], self.projection_epochs)
@@ -249,7 +250,7 @@ class FedRD(Method, AuditHooks):
         """Equation 5: records are transformed before the projection, representations are not."""
         return record_transform_of(self.matching.augment, problem.shape)
 
-    def grants(self, surface: Surface) -> str:
+    def granted_knowledge(self, surface: Surface) -> str:
         if surface != Surface.SYNTHETIC_REPRESENTATIONS or self.frozen_projection:
             return ""
         return (
@@ -263,7 +264,7 @@ class FedRD(Method, AuditHooks):
     def with_images_per_class(self, count: int) -> FedRD:
         return replace(self, dpc=count)
 
-    def remembers(self, round: int, memory: State) -> bool:
+    def upload_uses_memory(self, round: int, memory: State) -> bool:
         return round > 0 and not self.frozen_projection
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
@@ -283,7 +284,9 @@ class FedRD(Method, AuditHooks):
             fedrd_secret_projection(frozen=frozen),
         ]
 
-    def steps(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> MatchingSteps:
+    def matching_steps(
+        self, broadcast: Values, shard: ClientData, ctx: ClientContext
+    ) -> MatchingSteps:
         """The public facts of a round's noised steps; none with a projection that is not public."""
         if "projection" not in broadcast:
             return MatchingSteps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
@@ -295,7 +298,7 @@ class FedRD(Method, AuditHooks):
         start = lambda noise: project(noise.abs().clamp(max=1)).detach()  # noqa: E731
         return MatchingSteps(networks, self.matching, project, start)
 
-    def released(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
+    def protected_upload(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
         """A client's releases under a guarantee, without the training of its own projection: one
         that is noised may be any."""
         projection = dict(broadcast.get("projection", {}))

@@ -37,7 +37,7 @@ class Scaffold(FedAvg):
         "control": Surface.CONTROL_VARIATE,
     }
 
-    local_batched = FedAvg.local_batched  # its correction acts on each entry by itself
+    vectorisable: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

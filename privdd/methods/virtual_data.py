@@ -17,8 +17,9 @@ from attacks.types import Surface
 from privdd.core.types import ClientData, Problem, State, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
+from privdd.federated.audit_hooks import FastReplay, ReadsUploads, RecordTransform
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, Method, RecordTransform
+from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec
 
@@ -33,7 +34,7 @@ def _ask_inner(hook: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VirtualData(Method, AuditHooks):
+class VirtualData(Method, ReadsUploads, FastReplay):
     """inner: the method that trains; virtual: how a client's images are distilled, in networks like
     ``model``.
 
@@ -70,13 +71,13 @@ class VirtualData(Method, AuditHooks):
     init = _ask_inner("init")
     broadcast = _ask_inner("broadcast")
     aggregate = _ask_inner("aggregate")
-    spends = _ask_inner("spends")
+    releases_per_round = _ask_inner("releases_per_round")
     phase = _ask_inner("phase")
     classifier = _ask_inner("classifier")
     sent_state = _ask_inner("sent_state")
     model_state = _ask_inner("model_state")
     record_loss = _ask_inner("record_loss")
-    opening = _ask_inner("opening")
+    initial_classifier = _ask_inner("initial_classifier")
     settings = _ask_inner(
         "settings"
     )  # as if it trained on the records: how many images there are depends on their classes
@@ -102,6 +103,6 @@ class VirtualData(Method, AuditHooks):
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         return self.virtual.record_transform(problem.shape)
 
-    def stand_ins(self, memory: State, problem: Problem) -> Tensor | None:
+    def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = memory.get("images/x")
         return None if images is None else images.detach().reshape(-1, *problem.shape)

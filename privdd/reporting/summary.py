@@ -490,7 +490,7 @@ def untested_sentences(findings: Findings) -> list[str]:
                 "nothing to read in the "
                 f"{wording.surface_title(row).lower()}, as the method names no map from "
                 "records to them; define "
-                f"{row.missing_hooks} (AuditHooks)."
+                f"{row.missing_hooks} (ReadsUploads)."
             )
     for row in failed_findings(findings):
         name = wording.attack_title(row.attack)

@@ -74,7 +74,7 @@ class Forgetful(FedAvg):
     def outcome(self, turn: Any, trained: Any) -> Any:
         return super().outcome(turn, trained)[0], {"last": trained.params["head.bias"]}
 
-    def recall(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+    def memory_after(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
         return {"last": torch.zeros(3)}
 
 
@@ -85,14 +85,14 @@ class Infinite(FedAvg):
 
 
 class Doubled(FedAvg):
-    """Says that its training batches, and changes it."""
+    """Says that its clients train as one network, with a correction over whole gradients."""
+
+    vectorisable = True
 
     def correction(self, turn: Any) -> Any:
         return lambda params, grads: {
             n: g / (1 + sum(v.norm() for v in grads.values())) for n, g in grads.items()
         }
-
-    local_batched = FedAvg.local_batched
 
 
 class Blind(FedAvg):
@@ -127,7 +127,7 @@ class Flat(FedAvg):
         (Forgets, "sends 'extra', which uploads does not declare"),
         (Random, "draws from torch's global generator"),
         (InPlace, "changes its arguments in place"),
-        (Forgetful, "recall, round 0: keeps something else"),
+        (Forgetful, "memory_after, round 0: keeps something else"),
         (Infinite, "'count' is not finite"),
         (Doubled, "local_batched, round 0: gives something else"),
         (Blind, "no attack can look for a record"),

@@ -60,7 +60,9 @@ def test_fedrd_recalls_what_its_local_work_keeps(algo: str) -> None:
         expected = plan.method.local(broadcast, memory, shard, plan.client_context(t, plan.victim))[
             1
         ]
-        found = plan.method.recall(broadcast, memory, shard, plan.client_context(t, plan.victim))  # type: ignore[attr-defined]
+        found = plan.method.memory_after(
+            broadcast, memory, shard, plan.client_context(t, plan.victim)
+        )  # type: ignore[attr-defined]
         assert same(found, expected) and not same(found, memory)
         memory = found
 
@@ -76,7 +78,7 @@ def test_a_replay_that_recalls_sends_what_one_that_distils_every_round_sends(
     game = draw_membership_game(shard, 20, 2, plan.keys.fold("audit", plan.victim), plan.relation)
     assert len(chain) > 1
     (found,) = ClientReplay(plan, chain, shard, game, [1]).run()
-    monkeypatch.delattr(FedRD, "recall")
+    monkeypatch.delattr(FedRD, "memory_after")
     (expected,) = ClientReplay(plan, chain, shard, game, [1]).run()
     assert (
         all(same(found[name], expected[name]) for name in expected)

@@ -240,7 +240,7 @@ NAME = "prototypes|joint_opening"
 
 def known_start() -> tuple[Plan, Any]:
     plan = tiny("fedproto").plan
-    state = plan.method.opening(plan.problem, plan.keys.seed)
+    state = plan.method.initial_classifier(plan.problem, plan.keys.seed)
     assert state is not None
     return plan, state
 
@@ -268,12 +268,15 @@ def test_it_is_the_model_that_clients_start_from() -> None:
     plan, state = known_start()
     server = plan.method.init(plan.problem, plan.keys)
     assert equal(state, {**unpack("model", server), **unpack("buffers", server)})
-    assert not equal(state, plan.method.opening(plan.problem, plan.keys.seed + 1))  # type: ignore[arg-type]
+    assert not equal(state, plan.method.initial_classifier(plan.problem, plan.keys.seed + 1))  # type: ignore[arg-type]
     sent = tiny("fedavg").plan
-    assert sent.method.opening(sent.problem, 0) is None  # what the server sends is read instead
+    assert (
+        sent.method.initial_classifier(sent.problem, 0) is None
+    )  # what the server sends is read instead
     nested = tiny("virtual_data", "algo/inner=fedproto").plan
     assert equal(
-        nested.method.opening(nested.problem, 0), nested.method.inner.opening(nested.problem, 0)
+        nested.method.initial_classifier(nested.problem, 0),
+        nested.method.inner.initial_classifier(nested.problem, 0),
     )  # type: ignore[attr-defined, arg-type]
 
 

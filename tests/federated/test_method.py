@@ -14,7 +14,8 @@ import torch
 from attacks.types import Adversary, Attack, Family, Surface
 from attacks.validation import check_hook_names, declared_hooks
 from privdd.core.types import Artifact, Problem
-from privdd.federated.method import AuditHooks, Method, overrides_hook
+from privdd.federated.audit_hooks import HOOK_NAMES, PROTOCOLS, ReadsUploads, overrides_hook
+from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.mechanism import Mechanism, Output
@@ -50,7 +51,9 @@ def test_what_must_be_defined_is_enough() -> None:
         "n": {"n": pytest.approx(torch.ones(2))}
     }
     assert (
-        method.queries == {} and method.spends(0, {}) is None and method.client_private() is method
+        method.queries == {}
+        and method.releases_per_round(0, {}) is None
+        and method.client_private() is method
     )
     hooks = method.audit_hooks
     assert (
@@ -59,58 +62,48 @@ def test_what_must_be_defined_is_enough() -> None:
         and hooks.maps({}, {}, None) == {}
     )  # type: ignore[arg-type]
     assert hooks.accuracy_kind == "global" and hooks.local_batched({}, [], [], []) is None
-    assert not hooks.remembers(3, {}) and hooks.remembers(3, {"x": torch.ones(1)})
-    assert hooks.with_images_per_class(2) is method and hooks.recall(
+    assert not hooks.upload_uses_memory(3, {}) and hooks.upload_uses_memory(3, {"x": torch.ones(1)})
+    assert hooks.with_images_per_class(2) is method and hooks.memory_after(
         {}, {"k": torch.ones(1)}, None, CONTEXT
     ) == {"k": torch.ones(1)}  # type: ignore[arg-type]
 
 
 def test_a_method_has_at_most_sixteen_hooks_and_audits_know_the_rest() -> None:
-    assert len(declared_hooks(Method)) <= 16 and not declared_hooks(Method) & declared_hooks(
-        AuditHooks
-    )
-    method = tiny("fedavg").plan.method
-    assert method.audit_hooks is method
+    assert len(declared_hooks(Method)) <= 16
+    assert not declared_hooks(Method) & HOOK_NAMES
+    assert len(HOOK_NAMES) == sum(len(declared_hooks(protocol)) for protocol in PROTOCOLS)
 
 
-def test_hooks_by_their_names_alone_or_in_an_object_of_their_own_are_heard() -> None:
-    """Methods of earlier versions define hooks of audits on themselves; a new one may keep them
-    apart."""
-
-    class Earlier(Least):
+def test_a_method_answers_by_name_whether_it_inherits_a_protocol_or_not() -> None:
+    class ByName(Least):
         shares_work: ClassVar = True
 
         def phase(self, round: int) -> str:
             return f"part {round}"
 
-    class Apart(AuditHooks):
-        def grants(self, surface: Surface) -> str:
+    class Reading(Least, ReadsUploads):
+        def granted_knowledge(self, surface: Surface) -> str:
             return "all"
 
-        def recall(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
-            return {"kept": torch.ones(1)}
+    hooks = ByName().audit_hooks
+    assert hooks.phase(2) == hooks.timing_group(2) == "part 2"
+    assert hooks.shares_work and hooks.granted_knowledge(Surface.COUNTS) == ""
+    assert overrides_hook(ByName(), "phase")
+    assert not overrides_hook(ByName(), "granted_knowledge")
+    assert overrides_hook(Reading(), "granted_knowledge")
+    assert not overrides_hook(Reading(), "classifier")
+    hooks = Reading().audit_hooks
+    assert hooks.granted_knowledge(Surface.COUNTS) == "all" and hooks.phase(3) == "train"
+    assert not hasattr(Least(), "classifier")
 
-    class Beside(Least):
-        @property
-        def audit_hooks(self) -> AuditHooks:
-            return Apart()
 
-    hooks = Earlier().audit_hooks
-    assert (
-        hooks.phase(2) == hooks.workload(2) == "part 2"
-        and hooks.shares_work
-        and hooks.grants(Surface.COUNTS) == ""
-    )
-    assert (
-        overrides_hook(Earlier(), "phase")
-        and not overrides_hook(Earlier(), "grants")
-        and overrides_hook(Beside(), "grants")
-    )
-    assert Beside().audit_hooks.grants(Surface.COUNTS) == "all" and set(
-        Beside().audit_hooks.recall({}, {}, None, CONTEXT)
-    ) == {"kept"}  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Odd\.grant: no hook of an audit; did you mean grants"):
-        type("Odd", (AuditHooks,), {"grant": lambda self: ""})
+def test_shipped_methods_inherit_the_protocols_that_they_answer() -> None:
+    """A hook that a shipped method defines belongs to a protocol of its own, for its types."""
+    for algo in ALGOS:
+        kind = type(tiny(algo).plan.method)
+        for protocol in PROTOCOLS:
+            answered = [name for name in declared_hooks(protocol) if hasattr(kind, name)]
+            assert not answered or issubclass(kind, protocol), (algo, answered)
 
 
 @pytest.mark.parametrize("name", ["init", "local", "aggregate", "predict"])
@@ -135,12 +128,15 @@ def test_a_method_says_what_it_sends_and_for_how_long(name: str) -> None:
             "Odd.clasifier: no hook of a method; did you mean classifier?",
         ),
         ({"model_states": lambda self: None}, "did you mean model_state?"),
-        ({"remember": lambda self, round: True}, "did you mean remembers?"),
+        ({"uses_memory": lambda self, round: True}, "did you mean upload_uses_memory?"),
         ({"local_worlds": lambda self: None}, "Odd.local_worlds: no hook"),
         ({"acuracy_kind": "personal"}, "did you mean accuracy_kind?"),
-        ({"zebra": 3}, "known: accuracy_kind, adds_up, aggregate"),
+        ({"zebra": 3}, "known: accuracy_kind, aggregate, aggregation_kind"),
         ({"__annotations__": {"querries": "dict"}, "querries": None}, "did you mean queries?"),
-        ({"__annotations__": {"recal": "ClassVar[int]"}, "recal": 1}, "did you mean recall?"),
+        (
+            {"__annotations__": {"memory_aftr": "ClassVar[int]"}, "memory_aftr": 1},
+            "did you mean memory_after?",
+        ),
     ],
 )
 def test_a_name_that_is_no_hook_is_refused(body: dict[str, Any], said: str) -> None:
@@ -243,10 +239,8 @@ def test_an_attacks_names_are_checked_too() -> None:
 
 def test_hooks_are_the_public_names_of_the_role() -> None:
     assert {"uploads", "rounds", "local", "queries"} <= declared_hooks(Method)
-    assert {"classifier", "local_batched"} <= declared_hooks(AuditHooks)
-    assert not any(
-        name.startswith("_") for name in declared_hooks(Method) | declared_hooks(AuditHooks)
-    )
+    assert {"classifier", "local_batched", "claims"} <= HOOK_NAMES
+    assert not any(name.startswith("_") for name in declared_hooks(Method) | HOOK_NAMES)
     with pytest.raises(TypeError, match=r"Thing\.hat: no hook of a thing; did you mean hats\?"):
         check_hook_names(type("Thing", (), {"hat": 1}), "a thing", {"hats"})
 
@@ -260,7 +254,7 @@ def test_default_hooks_call_local() -> None:
             return super().local(broadcast, {"kept": torch.ones(1)}, shard, ctx)
 
     hooks = Counting().audit_hooks
-    assert set(hooks.recall({}, {}, None, CONTEXT)) == {"kept"} and set(
-        hooks.released({}, None, CONTEXT)
+    assert set(hooks.memory_after({}, {}, None, CONTEXT)) == {"kept"} and set(
+        hooks.protected_upload({}, None, CONTEXT)
     ) == {"n"}  # type: ignore[arg-type]
     assert calls == ["local", "local"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from privdd.api import Artifact, AuditHooks, Method, Surface, pack, unpack
+from privdd.api import Artifact, Method, ReadsUploads, Surface, pack, unpack
 
 WIDTH = 32
 
@@ -39,7 +39,7 @@ def build_net(shape: tuple[int, int, int], classes: int, seed: int) -> Prototype
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrangersFedProto(Method, AuditHooks):
+class StrangersFedProto(Method, ReadsUploads):
     """Tan et al. 2022: clients send the mean row of each class that they hold; every client keeps
     its own network."""
 
@@ -109,7 +109,7 @@ class MappedFedProto(StrangersFedProto):
     def classifier(self, problem: Any) -> nn.Module:
         return build_net(problem.shape, problem.classes, 0)
 
-    def opening(self, problem: Any, seed: int) -> Any:
+    def initial_classifier(self, problem: Any, seed: int) -> Any:
         return dict(self.classifier(problem).state_dict())
 
 
@@ -123,7 +123,7 @@ def public_rows(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrangersFedCGS(Method, AuditHooks):
+class StrangersFedCGS(Method, ReadsUploads):
     """Guan et al. 2025: one round of class sums, class counts, the sum of all rows and their Gram
     matrix."""
 
@@ -179,7 +179,7 @@ class StrangersFedCGS(Method, AuditHooks):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StrangersFedDM(Method, AuditHooks):
+class StrangersFedDM(Method, ReadsUploads):
     """Xiong et al. 2023: images that start as records and are matched to the records' mean rows;
     the server trains on them."""
 

@@ -162,7 +162,7 @@ def test_one_client_spends_what_it_says_and_sends_every_class() -> None:
         ClientTask(plan, 0, 0, sent, {}, experiment.shards[0].with_train(few))
     )
     assert [(r.name, r.count, r.surface) for r in rows[:1]] == [(SET_GRADIENT_QUERY, 6, "gradient")]
-    assert plan.method.spends(0, plan.mechanisms) == {SET_GRADIENT_QUERY: 6}
+    assert plan.method.releases_per_round(0, plan.mechanisms) == {SET_GRADIENT_QUERY: 6}
     assert received.values["labels"]["y"].tolist() == [k for k in range(10) for _ in range(5)]
 
 

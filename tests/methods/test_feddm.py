@@ -155,7 +155,7 @@ def test_without_a_mechanism_the_upload_does_depend_on_the_records() -> None:
 def test_planned_releases_are_those_that_happen() -> None:
     method = make(start="noise", reads=3, ipc=1)
     for mechanisms in (SOUND, COUNTED, STEPWISE):
-        assert releases_per_class(method, mechanisms) == method.spends(0, mechanisms)
+        assert releases_per_class(method, mechanisms) == method.releases_per_round(0, mechanisms)
 
 
 def test_other_starts_are_refused_under_a_guarantee() -> None:

@@ -104,7 +104,7 @@ def test_a_client_of_noise_alone_may_send_nothing() -> None:
 def test_the_budget_buys_one_read_of_each_class() -> None:
     experiment = federation("privacy.epsilon=3")
     plan = experiment.plan
-    assert plan.method.spends(0, plan.mechanisms) == {"embedding": 1, "class_counts": 1}
+    assert plan.method.releases_per_round(0, plan.mechanisms) == {"embedding": 1, "class_counts": 1}
     _, ctx = released(plan, experiment.shards[0])
     assert {row.name: row.count for row in ctx.rows if row.partition in (None, "label:0")} == {
         "embedding": 1,

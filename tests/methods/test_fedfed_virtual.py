@@ -234,7 +234,7 @@ def test_rows_of_images_promise_no_record_anything(words: tuple[str, ...]) -> No
         len(made.shard.train) if paired else 10 * len(made.shard.train.y.unique())
     )
     assert bool(method.claims(plan, [made.shard])) == paired
-    assert (method.spends(RELEASE, plan.mechanisms) == {"features": 1}) == paired
+    assert (method.releases_per_round(RELEASE, plan.mechanisms) == {"features": 1}) == paired
     view = View(Surface.FEATURES, Adversary.SERVER, (), made.adversary_knowledge(RELEASE))
     assert (
         bool(KnownNeighbour().nothing_to_read(view)) != paired

@@ -204,10 +204,10 @@ def test_planned_releases_are_those_that_happen() -> None:
     method = noise(make())
     assert (
         releases_per_class(method, COUNTED)
-        == method.spends(0, COUNTED)
+        == method.releases_per_round(0, COUNTED)
         == {"embedding": 3, "class_counts": 2}
     )
-    assert method.spends(1, COUNTED) == {"embedding": 0, "class_counts": 0}
+    assert method.releases_per_round(1, COUNTED) == {"embedding": 0, "class_counts": 0}
 
 
 @pytest.mark.parametrize("method", [make(), make(**RELEASED)], ids=["start", "statistics"])

@@ -160,7 +160,7 @@ def test_the_personal_projection_never_feeds_a_protected_upload(mechanisms: dict
 
 def test_planned_releases_are_those_that_happen() -> None:
     for mechanisms in (SOUND, STEPWISE):
-        assert releases_per_class(sound(), mechanisms) == sound().spends(0, mechanisms)
+        assert releases_per_class(sound(), mechanisms) == sound().releases_per_round(0, mechanisms)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_private_projection_and_its_representations_come_from_releases_alone()
     replayed_uploads_are_equal(personal(), PERSONAL, rounds=2)
     assert (
         releases_per_class(personal(), PERSONAL)
-        == personal().spends(0, PERSONAL)
+        == personal().releases_per_round(0, PERSONAL)
         == {"embedding": 2, "class_counts": 1, "dpsgd": 4}
     )
     method, (a, b) = personal(), shards([60, 60])
@@ -305,7 +305,7 @@ def test_the_ledger_composes_projection_and_representations() -> None:
     made = tiny("fedrd_personal_dp").plan
     counts = {
         name: made.method.rounds * count
-        for name, count in made.method.spends(0, made.mechanisms).items()
+        for name, count in made.method.releases_per_round(0, made.mechanisms).items()
     }
     events = [
         dpa.SelfComposedDpEvent(made.mechanisms[name].event, count)
@@ -328,7 +328,7 @@ def test_releases_under_a_guarantee_train_no_personal_projection() -> None:
         plan.client_context(0, 0), problem=replace(plan.problem, class_list=tuple(range(count)))
     )
     records = replace(shard.train.take(range(count)), y=torch.arange(count))
-    upload = plan.method.audit_hooks.released(
+    upload = plan.method.audit_hooks.protected_upload(
         plan.method.broadcast(plan.method.init(plan.problem, plan.keys)),
         shard.with_train(records),
         ctx,

@@ -72,8 +72,10 @@ def test_ledger_counts_every_step_and_spends_foretells_it():
     upload, _ = turn(method, ctx, shards((50,))[0])
     _, rows = Channel(method.uploads).send(upload, ctx)
     assert [(r.name, r.count) for r in rows if r.name == "dpsgd"] == [("dpsgd", 12)]
-    assert method.spends(0, mechanism(q=0.25)) == {"dpsgd": 12}
-    assert make(FedAvg).client_private().spends(0, {"update": object()}) == {"update": 1}
+    assert method.releases_per_round(0, mechanism(q=0.25)) == {"dpsgd": 12}
+    assert make(FedAvg).client_private().releases_per_round(0, {"update": object()}) == {
+        "update": 1
+    }
 
 
 def test_batch_norm_is_refused():

@@ -159,7 +159,7 @@ def test_local_steps_are_federated_averaging_in_the_map() -> None:
         upload["gradient"].value["head.weight"], (slope(first) + slope(second)) / 2, atol=1e-4
     )
     noised = tiny("dp_head", "algo.local_steps=2", *ALL).plan
-    assert noised.method.spends(0, noised.mechanisms) == {"head_gradient": 2}
+    assert noised.method.releases_per_round(0, noised.mechanisms) == {"head_gradient": 2}
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ SMALL = (
 READERS = (
     "attack=[lira,rmia,base,loss_threshold,fusion,copy_detection,label_counts,feature_inversion]"
 )
-HOOKS = "classifier and opening, or classifier and sent_state, or maps"
+HOOKS = "classifier and initial_classifier, or classifier and sent_state, or maps"
 
 
 def first_screen(method: type, folder: Path) -> tuple[Findings, tuple[str, ...]]:

@@ -76,12 +76,12 @@ def test_whole_federations_end_finite_and_predict(inner):
 def test_an_auditor_sees_the_images_in_place_of_the_records():
     plan, _, _, (_, memory) = first_round("virtual_data", "algo/inner=fedprox", "algo.inner.mu=0.3")
     assert isinstance(plan.method.inner, FedProx) and plan.method.inner.mu == 0.3
-    seen = plan.method.stand_ins(memory, plan.problem)
+    seen = plan.method.surrogate_images(memory, plan.problem)
     assert (
         torch.equal(seen, memory["images/x"].flatten(0, 1))
-        and plan.method.stand_ins({}, plan.problem) is None
+        and plan.method.surrogate_images({}, plan.problem) is None
     )
-    assert plan.method.remembers(1, memory) and plan.method.settings(50)["momentum"] == 0.0
+    assert plan.method.upload_uses_memory(1, memory) and plan.method.settings(50)["momentum"] == 0.0
 
 
 def test_batch_norm_is_refused():

@@ -171,7 +171,7 @@ def test_flowers_protocol_gives_the_sum_of_the_ideal_functionality(
     )
     grid = SumGrid({k: arrays(one) for k, one in uploads.items()}, gone=set(uploads) - set(stay))
     found = aggregated(grid, reach, threshold=3)
-    over = len(stay) if plan.method.adds_up(plan.mechanisms) == "mean" else 1
+    over = len(stay) if plan.method.aggregation_kind(plan.mechanisms) == "mean" else 1
     quantum = 2 * reach / STEPS  # each client rounds every number up or down
     for ours, theirs in zip(arrays(ideal), found, strict=True):
         assert np.allclose(theirs / over, ours, rtol=1e-6, atol=len(stay) * quantum / over)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,14 +11,15 @@ from torch.nn import functional as F
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard, State
 from privdd.federated.channel import ClientContext
-from privdd.federated.method import AuditHooks, overrides_hook
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
+from privdd.methods.fedavg_adaptive import FedAvgAdaptive
 from privdd.methods.fedavgm import FedAvgM
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedproto import FedProto
 from privdd.methods.fedprox import FedProx
 from privdd.methods.moon import Moon
+from privdd.methods.own_training import OwnTraining
 from privdd.methods.scaffold import Scaffold
 from privdd.methods.vhl import VHL
 from privdd.models import ModelSpec, build, initial
@@ -240,42 +241,22 @@ class Clipped(FedAvg):
 
 
 class Declared(FedAvg):
-    """Changes how clients train, and says how many train at once."""
+    """Changes how clients train, and says that many train at once."""
+
+    vectorisable: ClassVar[bool] = True
 
     def correction(self, turn: Any) -> Any:
         return lambda params, grads: {n: 2 * g for n, g in grads.items()}
 
-    local_batched = FedAvg.local_batched
 
-
-class Penalty:
-    """Not a method: what it changes counts as the method's own."""
-
-    def loss(self, turn: Any) -> Any:
-        return None
-
-
-class Mixed(Penalty, FedAvg):
-    """Trains otherwise by way of another base class."""
-
-
-class Renamed(FedProx):
-    """Changes nothing about training."""
-
-    def settings(self, shard_size: int) -> dict[str, float]:
-        return {}
+class Heir(Declared):
+    """Says nothing, so it may train in another way."""
 
 
 def test_who_trains_together() -> None:
-    at_once = (FedAvg, FedAvgM, FedAdam, FedNova, FedProx, Scaffold, Renamed, Declared)
-    assert all(kind.local_batched is FedAvg.local_batched for kind in at_once)
-    assert all(
-        kind.local_batched is AuditHooks.local_batched
-        for kind in (Moon, FedProto, VHL, Clipped, Mixed)
-    )
-    assert overrides_hook(make(FedAvg), "local_batched") and not overrides_hook(
-        make(Moon), "local_batched"
-    )
+    at_once = (FedAvg, FedAvgM, FedAdam, FedNova, FedProx, Scaffold, FedAvgAdaptive, Declared)
+    assert all(kind.vectorisable for kind in at_once)
+    assert not any(kind.vectorisable for kind in (Moon, FedProto, VHL, OwnTraining, Clipped, Heir))
     clients = worlds()
     for method in (make(Moon), make(VHL), make(FedAvg, model=BATCH_NORM)):
         sent = method.broadcast(method.init(Problem((1, 8, 8), 10, 4), Keys(0)))

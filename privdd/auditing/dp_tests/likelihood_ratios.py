@@ -144,7 +144,9 @@ def runs_by_class(
     records.y.copy_(torch.arange(total))
     shard = with_records(stage.shard, records)
     try:
-        upload = stage.plan.method.audit_hooks.released(stage.snapshot.broadcast, shard, ctx)
+        upload = stage.plan.method.audit_hooks.protected_upload(
+            stage.snapshot.broadcast, shard, ctx
+        )
     except AllReleased:
         return RatioTranscripts(recorder.ratios, torch.zeros(total, 0))
     return RatioTranscripts(recorder.ratios, _sent_rows(upload, total))

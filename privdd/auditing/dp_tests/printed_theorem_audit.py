@@ -44,7 +44,9 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     label = common_label(subject.shard)
     mechanism = plan.mechanisms[name]
     ctx = plan.client_context(snapshot.round, plan.victim)
-    steps = plan.method.audit_hooks.steps(snapshot.broadcast, subject.shard.client_data, ctx)
+    steps = plan.method.audit_hooks.matching_steps(
+        snapshot.broadcast, subject.shard.client_data, ctx
+    )
     if steps.untestable:
         printed = subject.statement(name, math.inf, "the paper's theorem")
         yield printed.untested_sensitivity(

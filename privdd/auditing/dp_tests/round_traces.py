@@ -214,7 +214,7 @@ def find_interference(
 
 def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:
     """Whether what the client keeps decides what it sends later."""
-    remembers = plan.method.audit_hooks.remembers
+    uses_memory = plan.method.audit_hooks.upload_uses_memory
     return any(
-        remembers(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory
+        uses_memory(t, snapshot.memory) for t, snapshot in snapshots.items() if snapshot.memory
     )

@@ -24,7 +24,7 @@ from privdd.auditing.dp_tests.run_script import (
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.dp_tests.update_audit import HUGE_UPDATE
 from privdd.core.types import Records, Tensors, Upload, Values
-from privdd.federated.method import overrides_hook
+from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.simulation import Snapshot
 
 
@@ -54,7 +54,7 @@ class WholeRunReplay:
         releases: dict[int, int] = {}
         for t in range(plan.method.rounds):
             if plan.victim in plan.participants(t):
-                spent = plan.method.spends(t, plan.mechanisms) or {}
+                spent = plan.method.releases_per_round(t, plan.mechanisms) or {}
                 if any(spent.values()):
                     releases[t] = 0
         for row in self.subject.own_releases():
@@ -165,8 +165,8 @@ class WholeRunReplay:
         method = self.subject.plan_with_few_images().method
         memory = dict(self.snapshot_before(round).memory)
         shard = with_records(self.subject.shard, self.host_records)
-        if overrides_hook(method, "released") and not uploads:
-            return method.audit_hooks.released(broadcast, shard, ctx)
+        if overrides_hook(method, "protected_upload") and not uploads:
+            return method.audit_hooks.protected_upload(broadcast, shard, ctx)
         return method.local(broadcast, memory, shard, ctx)[0]
 
     @cached_property

@@ -22,7 +22,7 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.dp_tests.summed_noise import SUM_ASSUMPTION
 from privdd.auditing.dp_tests.update_audit import client_update_findings
 from privdd.auditing.dp_tests.upload_audit import record_upload_findings
-from privdd.federated.method import overrides_hook
+from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.noise_log import NoiseLog
 from privdd.privacy.mechanisms.noise_share import unshared_mechanism
 
@@ -160,7 +160,7 @@ def mechanism_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
     tests = [GuaranteeTest(subject, query_findings, (queries,))]
     for name, mechanism in mechanisms.items():
         kind = mechanism.sensitivity_kind
-        if kind == "batch_mean" and overrides_hook(method, "steps"):
+        if kind == "batch_mean" and overrides_hook(method, "matching_steps"):
             tests.append(GuaranteeTest(subject, printed_theorem_findings, (name,)))
         elif kind == "rows":
             tests.append(GuaranteeTest(subject, feature_findings, (name,)))
