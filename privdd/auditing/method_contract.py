@@ -31,13 +31,24 @@ from privdd.auditing.signal_extraction import (
 )
 from privdd.auditing.upload_schema import upload_faults
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Records, Shard, State, Upload, Work
+from privdd.core.types import (
+    UNKNOWN_CELL,
+    BadCellName,
+    Problem,
+    Received,
+    Records,
+    Shard,
+    State,
+    Upload,
+    Work,
+    class_of_cell,
+)
 from privdd.core.units import Relation
 from privdd.federated.aggregation import sum_uploads
 from privdd.federated.channel import TranscriptEnded, UndeclaredArtifact
 from privdd.federated.method import Method
 from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
-from privdd.privacy.mechanism import Mechanism
+from privdd.privacy.mechanism import LedgerRow, Mechanism
 from privdd.privacy.mechanisms.noise_share import share_count_of
 
 # of the tiny federation; later rounds of a longer method are not run
@@ -215,7 +226,9 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
     try:
         server = method.init(plan.problem, plan.keys.fold("public", "init"))
         task = ClientTask(plan, 0, shard.client, method.broadcast(server), {}, shard)
-        values = client_step(task)[0].values
+        received, rows, _ = client_step(task)
+    except (UndeclaredArtifact, BadCellName) as problem:
+        raise BrokenContract(str(problem)) from problem
     except Exception as problem:  # of a stranger's code, on data that it was not written for
         text = " ".join(f"{type(problem).__name__}: {problem}".split())
         return [
@@ -223,9 +236,22 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
             "uploads were not checked before training, as random records do not suit the "
             f"method ({text})",
         ]
-    if faults := list(upload_faults(method, plan.problem, values)):
+    if faults := list(upload_faults(method, plan.problem, received.values)):
         raise BrokenContract("\n".join(faults))
-    return said
+    return [*said, *_unknown_cells(rows)]
+
+
+def _unknown_cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
+    """A line for each query whose cells are no classes."""
+    cells: dict[str, str] = {}
+    for row in rows:
+        if row.partition is not None and class_of_cell(row.partition) == UNKNOWN_CELL:
+            cells.setdefault(row.name, row.partition)
+    for query, cell in cells.items():
+        yield (
+            f"query {query!r}, partition={cell!r}: its cells are no classes, so the tests know a "
+            "record by what it contributes"
+        )
 
 
 def _find_faults(

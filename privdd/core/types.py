@@ -169,6 +169,33 @@ def name_class_cell(label: int) -> str:
     return f"label:{label}"
 
 
+class BadCellName(ValueError):
+    """A method releases a cell under a name that no ledger can be read by."""
+
+
+def check_cell_name(partition: object, classes: Sequence[int]) -> None:
+    """Checks the name of a release's cell.
+
+    Args:
+        partition: None for a release that is not partitioned; ``label:c`` for the records of class
+            c; any other text for records that are grouped by something else.
+        classes: those of the problem (``Problem.class_list``).
+
+    Raises:
+        BadCellName: for anything else, and for ``label:c`` without such a class.
+    """
+    if partition is None:
+        return
+    names = (
+        f"{name_class_cell(classes[0])} to {name_class_cell(classes[-1])} name a class's records"
+    )
+    if not isinstance(partition, str) or not partition.isprintable() or not partition.strip():
+        raise BadCellName(f"partition={partition!r}: a name is needed; {names}")
+    is_class_name = partition.startswith("label:")
+    if is_class_name and partition not in map(name_class_cell, classes):
+        raise BadCellName(f"partition={partition!r}: no such class; {names}")
+
+
 # no class: a partition by something else than the label, whose records only their contributions
 # tell
 UNKNOWN_CELL = -1

@@ -20,7 +20,7 @@ from torch import Tensor
 from attacks.types import Surface
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, Problem, Received, Tensors, Upload
+from privdd.core.types import Artifact, Problem, Received, Tensors, Upload, check_cell_name
 from privdd.privacy.clipping import parts_of
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
@@ -187,14 +187,23 @@ class ClientContext:
     ) -> Tensors:
         """Release a query on per-record contributions through the mechanism set for ``name``.
 
-        contributions: tensors whose first axis runs over the records that take part. Raises
-        UndeclaredArtifact for a name outside ``queries``, KeyError where no mechanism is set, and
-        ValueError for a sampling probability below 1 without a sample of its own, for the
-        accounting counts on that sample's coins."""
+        Args:
+            name: of the query.
+            contributions: tensors whose first axis runs over the records that take part.
+            partition: the cell that these records are in, for a release in cells.
+
+        Raises:
+            UndeclaredArtifact: for a name outside ``queries``.
+            BadCellName: for a partition that names no cell.
+            KeyError: if no mechanism is set for the query.
+            ValueError: for a sampling probability below 1 without a sample of its own, for the
+                accounting counts on that sample's coins.
+        """
         if name not in self.queries:
             raise UndeclaredArtifact(
                 f"query {name!r} is not declared; declared are {sorted(self.queries)}"
             )
+        check_cell_name(partition, self.problem.class_list)
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
         recorded = self.transcript

@@ -3,18 +3,24 @@ its noise is named."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from attacks.types import Surface
 from privdd.auditing.dp_tests.contributions import SeenContributions
 from privdd.auditing.dp_tests.noise_use_audit import noise_use_findings
 from privdd.auditing.dp_tests.presence_trials import _describe_two_cells, _number_calls
+from privdd.auditing.method_contract import BrokenContract, check_foreign_uploads
 from privdd.core.rng import Keys
-from privdd.core.types import UNKNOWN_CELL, class_of_cell
+from privdd.core.types import UNKNOWN_CELL, Problem, class_of_cell
+from privdd.federated.simulation import Plan
+from privdd.methods.fedavg import FedAvg
+from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import CustomNoise
@@ -58,6 +64,36 @@ def test_cells_that_are_no_classes_are_known_as_such() -> None:
     assert [
         class_of_cell(p) for p in (None, "label:3", "bright:3", "label:x", "label:-1", "3")
     ] == [None, 3, *[UNKNOWN_CELL] * 4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class InCells(FedAvg):
+    """Releases the sum of its records' pixels under one cell's name."""
+
+    cell: Any = "label:0"
+    queries: ClassVar[Mapping[str, Surface]] = {"pixels": Surface.STATISTICS}
+
+    def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+        ctx.mechanism("pixels", {"x": shard.train.x.flatten(1)}, partition=self.cell)
+        return super().local(broadcast, memory, shard, ctx)
+
+
+def check_cells(cell: Any) -> list[str]:
+    method = InCells(model=ModelSpec("mlp", width=4), rounds=1, local_epochs=1, cell=cell)
+    mechanisms = {"pixels": ClippedSum(1.0, 1.0)}
+    return check_foreign_uploads(Plan(Keys(0), Problem((1, 8, 8), 3, 2), method, mechanisms))
+
+
+@pytest.mark.parametrize("cell", ["label:3", "label:x", "label:-1", "label:03", "", " ", "a\nb", 3])
+def test_a_cell_without_a_class_or_a_name_is_refused_before_training(cell: Any) -> None:
+    with pytest.raises(BrokenContract, match=rf"^partition={re.escape(repr(cell))}: .*label:2"):
+        check_cells(cell)
+
+
+def test_cells_that_are_no_classes_are_named_before_training() -> None:
+    assert check_cells(None) == check_cells("label:2") == []
+    (line,) = check_cells("bright:3")
+    assert line.startswith("query 'pixels', partition='bright:3'")
 
 
 @dataclass(frozen=True)
