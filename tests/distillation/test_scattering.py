@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.distillation.public_features import Scattering, morlet
+from privdd.distillation.scattering import Scattering, morlet
 
 torch.set_num_threads(1)
 

@@ -27,7 +27,7 @@ from privdd.distillation.image_fitting import (
     mix_and_move,
     push_images,
 )
-from privdd.distillation.public_features import head_gradients
+from privdd.distillation.linear_head import head_gradients
 from privdd.federated.channel import OutputLog
 from privdd.methods.feddm_guided import FedDMGuided
 from tests.federations import finished, tiny

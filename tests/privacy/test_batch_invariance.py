@@ -12,7 +12,7 @@ from torch import Tensor
 from privdd.core.rng import Keys
 from privdd.core.types import State, Tensors
 from privdd.distillation.distribution_matching import build_embedder, record_embeddings
-from privdd.distillation.public_features import head_gradients
+from privdd.distillation.linear_head import head_gradients
 from privdd.models import ModelSpec, build, initial
 from privdd.privacy import batch_invariance
 from privdd.privacy.batch_invariance import LEAST, MOST, PassSizes, compute_rows

@@ -27,7 +27,7 @@ from tests.reporting.test_decision import run as released
 # more.
 
 
-ALEXNET = {"rows": {"extractor": {"_target_": "privdd.distillation.public_features.AlexNet"}}}
+ALEXNET = {"rows": {"extractor": {"_target_": "privdd.distillation.alexnet.AlexNet"}}}
 
 
 def setting_frontier(
