@@ -88,21 +88,27 @@ class FedDM(ServerNetwork):
     """Images per class are matched in networks around the server's model, then pooled by the
     server.
 
-    ipc: images per class; start: real | noise | smooth |
-    statistics, what images start from each round; carry_over: go on from last
-    round's images instead; rho: radius of the ball around the server's model for client and server;
-    logits: match them beside the features; matching: the clients' steps; server: the server's
-    training; reads: noised reads of the records a round, where a mechanism is set for "embedding".
-
-    extractor: a public pre-trained map to match in, instead of networks in the ball (pre-training
-        that the paper does not use). It never changes, so that one noised read a round is all it
-        takes; fitting: how images
-    then follow what was read (None: as ``matching`` says), with a mechanism for "embedding" only;
-    least: classes whose noised count is below are not sent, with one for "class_counts" only.
-
     Without a mechanism a client sends the classes it holds: a class with fewer records than ``ipc``
     starts from its records over again, a client without records sends an empty set. With one, all
     classes of the public list are sent, and they start from noise.
+
+    Attributes:
+        rounds: how often clients distil and the server trains.
+        matching: the clients' steps.
+        server: the server's training.
+        ipc: images per class.
+        start: what images start from each round.
+        carry_over: go on from the last round's images instead.
+        rho: radius of the ball around the server's model, for client and server.
+        logits: match them beside the features.
+        reads: noised reads of the records a round, with a mechanism for "embedding".
+        extractor: a public pre-trained map to match in, instead of networks in the ball
+            (pre-training that the paper does not use). It never changes, so that one noised read a
+            round is all it takes.
+        fitting: how images then follow what was read, with a mechanism for "embedding" only; None:
+            as ``matching`` says.
+        least: classes of a smaller noised count are not sent, with a mechanism for "class_counts"
+            only.
     """
 
     rounds: int
@@ -160,12 +166,14 @@ class FedDM(ServerNetwork):
             warn_short_classes(shard, self.ipc, ctx.keys)
         cells = single_client_cells(shard.train, shard.classes)
         images = self._distil_cells(cells, broadcast, memory, shard, ctx)
-        return build_uploads(cells, images)[0], images_to_memory(
-            images, cells.labels
-        ) if self.carry_over else {}
+        memory = images_to_memory(images, cells.labels) if self.carry_over else {}
+        return build_uploads(cells, images)[0], memory
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """Train the model on the union, inside the ball around where it stood."""
+        """Train the model on the union, inside the ball around where it stood (equations 3, 9).
+
+        w_{r+1} = argmin over w in B_rho(w_r) of sum_k (n_k^S / n) f_{r,k}(S_k; w)
+        """
         before = unpack("model", server)
         loss = ball_projected_loss(before, self.rho)
         after = train_on_uploads(self.model, before, inbox, "images", self.server, keys, loss)
@@ -192,12 +200,11 @@ class FedDM(ServerNetwork):
         return replace(self, ipc=count)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        m = self.matching
         return {
-            "lr": m.lr,
-            "momentum": m.momentum,
-            "batch_size": m.batch,
-            "local_steps": m.iterations,
+            "lr": self.matching.lr,
+            "momentum": self.matching.momentum,
+            "batch_size": self.matching.batch,
+            "local_steps": self.matching.iterations,
             "ipc": self.ipc,
         }
 
@@ -208,11 +215,8 @@ class FedDM(ServerNetwork):
         extractor's (public)."""
         if self.extractor is not None:
             return {"embedding": self.extractor, "public": self.extractor}
-        return {
-            "embedding": build_embedder(
-                self.classifier(problem), broadcast["model"], logits=self.logits
-            )
-        }
+        network = self.classifier(problem)
+        return {"embedding": build_embedder(network, broadcast["model"], logits=self.logits)}
 
     def upload_uses_memory(self, round: int, memory: State) -> bool:
         return self.carry_over and round > 0
@@ -227,10 +231,9 @@ class FedDM(ServerNetwork):
         self, broadcast: Values, shard: ClientData, ctx: ClientContext
     ) -> MatchingSteps:
         networks = self._matching_networks(broadcast, shard, ctx)
-        return MatchingSteps(
-            step_maps(networks, self.matching, MatchingStreams.of_round(ctx), shard.shape),
-            self.matching,
-        )
+        streams = MatchingStreams.of_round(ctx)
+        maps = step_maps(networks, self.matching, streams, shard.shape)
+        return MatchingSteps(maps, self.matching)
 
     def local_batched(
         self,
@@ -239,26 +242,27 @@ class FedDM(ServerNetwork):
         shards: Sequence[ClientData],
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
-        """The rounds share the first one's batches, so each real record is embedded once for all of
-        them.
+        """The rounds share the first one's batches, so each record is embedded once for all.
 
-        Where images start is each context's own. None under noise, or where something is
+        What images start from is each context's own. None under noise, and if something is
         remembered."""
         if is_protected(contexts[0].mechanisms) or any(memories):
             return None
         cells = batched_cells(shards)
-        own = [ctx.keys for ctx in contexts]
-        images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], own)
-        states = [
-            memory_of_replay(cells, images, world) if self.carry_over else {}
-            for world in range(len(shards))
-        ]
+        start_keys = [ctx.keys for ctx in contexts]
+        images = self._distil_cells(cells, broadcast, {}, shards[0], contexts[0], start_keys)
+        if self.carry_over:
+            states = [memory_of_replay(cells, images, world) for world in range(len(shards))]
+        else:
+            states = [{} for _ in shards]
         return list(zip(build_uploads(cells, images), states))
 
     def _matching_networks(
         self, broadcast: Values, shard: ClientData, ctx: ClientContext
     ) -> Networks:
-        if (extractor := self.extractor) is not None:
+        """Step -> the map to match in: w ~ Clip(N(w_r, 1), rho) (equation 15), or the extractor."""
+        extractor = self.extractor
+        if extractor is not None:
             return lambda t: extractor
         model = build_skeleton(self.model, shard.shape, shard.classes)
         state = broadcast["model"]
@@ -273,16 +277,19 @@ class FedDM(ServerNetwork):
         memory: State,
         shard: ClientData,
         ctx: ClientContext,
-        own: Sequence[Keys] | None = None,
+        start_keys: Sequence[Keys] | None = None,
     ) -> Tensor:
-        start = draw_initial_images(
-            self.start, cells, self.ipc, shard.shape, start_streams(cells, ctx.keys, own)
-        )
+        """Images that minimise equation 8 in each class, h_w the features and z_w the logits.
+
+        L_DM = E_{w in B_rho(w_r)} || mean_D h_w(x) - mean_S h_w(s) ||^2
+             + E_{w in B_rho(w_r)} || mean_D z_w(x) - mean_S z_w(s) ||^2
+        """
+        streams = start_streams(cells, ctx.keys, start_keys)
+        start = draw_initial_images(self.start, cells, self.ipc, shard.shape, streams)
         images = carry_over_images(start, cells.labels, memory)
         networks = self._matching_networks(broadcast, shard, ctx)
-        return match_distributions(
-            cells, images, networks, self.matching, MatchingStreams.of_round(ctx)
-        )
+        streams_of_round = MatchingStreams.of_round(ctx)
+        return match_distributions(cells, images, networks, self.matching, streams_of_round)
 
     def _distil_protected(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext

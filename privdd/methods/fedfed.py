@@ -68,15 +68,22 @@ UNSEEN = (
 
 @dataclass(frozen=True, kw_only=True)
 class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
-    """base: the method of phase B; generator: q, or ModelSpec("zero") to share whole images; loss:
-    weights of phase A.
+    """Clients split images into features that matter and the rest, and share the former noised.
 
     The noise on the released features, their bound rho and the number of copies belong to the
     mechanism set for the upload "features"; phase A trains under the same (``released_through``).
-    private_lr, private_momentum: of phase A by DP-SGD. keep_moments: AdamW's moments stay on the
-        client between rounds (the released code). shared_only: phase B trains on shared features
-        alone, so that it is post-processing (the sound
-    profile), on shared_per_round features a round and client, a public constant.
+
+    Attributes:
+        base: the method of phase B.
+        generator: q, or ModelSpec("zero") to share whole images.
+        loss: weights of phase A.
+        distill_rounds, distill_epochs, distill_lr, distill_weight_decay, distill_batch: of phase A
+            by AdamW.
+        private_lr, private_momentum: of phase A by DP-SGD.
+        keep_moments: AdamW's moments stay on the client between rounds (the released code).
+        shared_only: phase B trains on shared features alone, so that it is post-processing (the
+            sound profile).
+        shared_per_round: how many of them a round and client, a public constant.
     """
 
     base: FedAvg
@@ -121,9 +128,9 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
         if not self.base.sees_features:
             raise ValueError(f"algo.base={type(self.base).__name__}: {UNSEEN}")
         shared = {"features": Surface.SHARED_FEATURES, "labels": Surface.SHARED_FEATURES}
-        both = {"generator": Surface.GLOBAL_MODEL, "generator_buffers": Surface.GLOBAL_MODEL}
+        networks = {"generator": Surface.GLOBAL_MODEL, "generator_buffers": Surface.GLOBAL_MODEL}
         object.__setattr__(self, "uploads", {**self.base.uploads, **self._own_uploads})
-        object.__setattr__(self, "broadcasts", {**self.base.broadcasts, **both, **shared})
+        object.__setattr__(self, "broadcasts", {**self.base.broadcasts, **networks, **shared})
 
     @property
     def rounds(self) -> int:
@@ -144,21 +151,15 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
         return build_split_skeleton(self.generator, self.base.model, shape, classes)
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        generator = initial(
-            self.generator, problem.shape, problem.classes, keys.fold("generator").torch()
-        )
-        classifier = initial(
-            self.base.model, problem.shape, problem.classes, keys.fold("classifier").torch()
-        )
-        whole = {GENERATOR + n: t for n, t in generator.items()} | {
-            CLASSIFIER + n: t for n, t in classifier.items()
-        }
-        params, buffers = split_state(self._split_skeleton(problem.shape, problem.classes), whole)
-        state = (
-            pack("generator", params)
-            | pack("generator_buffers", buffers)
-            | {"round": torch.zeros(1)}
-        )
+        shape = problem.shape
+        classes = problem.classes
+        generator = initial(self.generator, shape, classes, keys.fold("generator").torch())
+        classifier = initial(self.base.model, shape, classes, keys.fold("classifier").torch())
+        networks = {GENERATOR + name: value for name, value in generator.items()}
+        networks |= {CLASSIFIER + name: value for name, value in classifier.items()}
+        params, buffers = split_state(self._split_skeleton(shape, classes), networks)
+        state = pack("generator", params) | pack("generator_buffers", buffers)
+        state["round"] = torch.zeros(1)
         return state | pack("base", self.base.init(problem, keys))
 
     def broadcast(self, server: State) -> dict[str, Tensors]:
@@ -173,12 +174,10 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
         t = int(server["round"])
         new = {**server, "round": server["round"] + 1}
         if t < self.distill_rounds:
-            for name, target in (("update", "generator"), ("buffers", "generator_buffers")):
-                if all(name in received.values for received in inbox):
-                    new |= pack(
-                        target,
-                        {n: v.to(server[f"{target}/{n}"]) for n, v in average(inbox, name).items()},
-                    )
+            for upload, group in (("update", "generator"), ("buffers", "generator_buffers")):
+                if all(upload in received.values for received in inbox):
+                    mean = average(inbox, upload).items()
+                    new |= pack(group, {n: v.to(server[f"{group}/{n}"]) for n, v in mean})
         elif t == self.distill_rounds:
             clients = sort_by_client(inbox)
             new["features/x"] = torch.cat([r.values["features"]["x"] for r in clients])
@@ -194,9 +193,8 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
             return self.base.predict(unpack("base", server), memory, x)
         state = {**unpack("generator", server), **unpack("generator_buffers", server)}
         inner = inner_state(CLASSIFIER, state)
-        model = self._split_skeleton(
-            tuple(x.shape[1:]), len(inner["head.weight"])
-        ).classifier.eval()  # type: ignore[arg-type]
+        shape: Any = tuple(x.shape[1:])
+        model = self._split_skeleton(shape, len(inner["head.weight"])).classifier.eval()
         return functional_call(model, inner, (x,))
 
     def local(
@@ -212,15 +210,23 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
     def _distill_features(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> Work:
+        """Phase A: generator q and classifier f together (equation 9), x_s = x - q(x).
+
+        min E l(f(x_s), y)  such that  ||x_s||_2^2 <= rho
+        """
         model = self._split_skeleton(shard.shape, shard.classes)
         state = sent_networks(broadcast)
         if ctx.protected("dpsgd"):
-            sgd = {
-                "lr": self.private_lr,
-                "momentum": self.private_momentum,
-                "epochs": self.distill_epochs,
-            }
-            trained = train_split_privately(model, state, shard.train, self.loss, ctx=ctx, **sgd)  # type: ignore[arg-type]
+            trained = train_split_privately(
+                model,
+                state,
+                shard.train,
+                self.loss,
+                ctx=ctx,
+                lr=self.private_lr,
+                momentum=self.private_momentum,
+                epochs=self.distill_epochs,
+            )
             return {"update": Artifact(trained, private=True)}, memory
         new, moments = train_split(
             model,
@@ -246,6 +252,8 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
     def _release_features(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
         """x_s of every record, in order; the channel's mechanism noises (and repeats) it.
 
+        x_p = x_s + n,  n ~ N(0, sigma_s^2 I)
+
         Zeroed-out records are released as zeros with their labels: that is what the relation means.
         """
         with torch.no_grad():
@@ -257,32 +265,30 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
             y = torch.cat([y, shard.nulls.y])
             ids = torch.cat([ids, shard.nulls.ids])
         order = ids.argsort()
+        labels = y[order].repeat(len(self.loss.stds))
         public = LABELS_PUBLIC if ctx.relation == "zero_out" and self.shared_only else ""
+        flags = {"public_map": ctx.protected("dpsgd")}
         return {
-            "features": Artifact(
-                {"x": features[order]}, flags={"public_map": ctx.protected("dpsgd")}
-            ),
-            "labels": Artifact({"y": y[order].repeat(len(self.loss.stds))}, public=public),
+            "features": Artifact({"x": features[order]}, flags=flags),
+            "labels": Artifact({"y": labels}, public=public),
         }
 
     def _train_on_shared(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> Work:
+        """Phase B (equation 10): E l(f(x), y) + E l(f(x_p), y), or the second term alone."""
         if not self.shared_only:
             return self.base.local(broadcast, memory, shard, ctx)
         x = broadcast["features"]["x"]
         y = broadcast["labels"]["y"]
-        drawn = torch.randint(
-            len(y), (self.shared_per_round,), generator=ctx.keys.fold("shared").torch()
-        )
-        public = shard.with_train(Records(x[drawn], y[drawn], drawn))
-        inner = {
-            name: value for name, value in broadcast.items() if name not in ("features", "labels")
-        }
+        generator = ctx.keys.fold("shared").torch()
+        rows = torch.randint(len(y), (self.shared_per_round,), generator=generator)
+        public = shard.with_train(Records(x[rows], y[rows], rows))
+        inner = {name: broadcast[name] for name in broadcast if name not in ("features", "labels")}
         upload, memory = self.base.local(inner, memory, public, replace(ctx, mechanisms={}))
-        return {
-            n: Artifact(a.value, private=True) for n, a in upload.items() if n != "count"
-        }, memory
+        private = {name: Artifact(upload[name].value, private=True) for name in upload}
+        private.pop("count", None)  # of rows that are shared: a public constant
+        return private, memory
 
     def releases_per_round(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
         if round < self.distill_rounds and "dpsgd" in mechanisms:
@@ -296,11 +302,11 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
         """The theorems on shared features, evaluated for this run's noise; R is the rounds that
         read the features."""
-        if (mechanism := plan.mechanisms.get("features")) is None:
+        mechanism = plan.mechanisms.get("features")
+        if mechanism is None:
             return []
-        run = feature_run(
-            mechanism, plan.problem, rounds=self.base.rounds, raw=self.generator.name == "zero"
-        )
+        is_raw = self.generator.name == "zero"
+        run = feature_run(mechanism, plan.problem, rounds=self.base.rounds, raw=is_raw)
         return [theorem(run) for theorem in FEATURE_THEOREMS]
 
     def classifier(self, problem: Problem) -> nn.Module:
@@ -308,8 +314,9 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         if "generator" in broadcast:
-            known = {**sent_networks(broadcast), **value}
-            return inner_state(CLASSIFIER, known) if inner_state(CLASSIFIER, value) else None
+            if not inner_state(CLASSIFIER, value):
+                return None
+            return inner_state(CLASSIFIER, {**sent_networks(broadcast), **value})
         return self.base.model_state(name, value, broadcast)
 
     def sent_state(self, broadcast: Values) -> State | None:
@@ -325,9 +332,12 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
         alone."""
         inner = inner_state(GENERATOR, {**sent_networks(broadcast), **value})
         model = self._split_skeleton(problem.shape, problem.classes).generator.eval()
-        return lambda x, y: (
-            (functional_call(model, inner, (x, None))[0] - x).square().flatten(1).mean(1)
-        )
+
+        def reconstruction_error(x: Tensor, y: Tensor) -> Tensor:
+            reconstruction = functional_call(model, inner, (x, None))[0]
+            return (reconstruction - x).square().flatten(1).mean(1)
+
+        return reconstruction_error
 
     def upload_uses_memory(self, round: int, memory: State) -> bool:
         if round <= self.distill_rounds:
@@ -337,13 +347,9 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
         )
 
     def phase(self, round: int) -> str:
-        return (
-            "distill"
-            if round < self.distill_rounds
-            else "release"
-            if round == self.distill_rounds
-            else "train"
-        )
+        if round < self.distill_rounds:
+            return "distill"
+        return "release" if round == self.distill_rounds else "train"
 
     def settings(self, shard_size: int) -> dict[str, Any]:
         return {
@@ -359,8 +365,5 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
         if "generator" not in broadcast:
             return {}
         inner = inner_state(GENERATOR, sent_networks(broadcast))
-        return {
-            "feature": feature_map(
-                self._split_skeleton(problem.shape, problem.classes).generator, inner, self.loss.rho
-            )
-        }
+        generator = self._split_skeleton(problem.shape, problem.classes).generator
+        return {"feature": feature_map(generator, inner, self.loss.rho)}

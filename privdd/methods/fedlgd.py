@@ -63,27 +63,35 @@ from privdd.training.sgd import local_sgd
 class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
-    virtual: how clients distil and refine their images. In the selected rounds (every tau_step, tau
-        of them) clients refine and train with cross-entropy alone on their own images; the server
-        then matches the gradient of
-    its images (global_ipc a class; global_iterations, global_lr, global_momentum) to the clients'.
-    In the others clients train on both sets with cross-entropy and contrast times a supervised
-    contrastive term of the given temperature, or (regulariser "mmd", figure 3a) times the distance
-    of class means.
-
-    target: "gradient", in selected rounds a client takes one full-batch step, so that its update is
-        the gradient of equation 5; "displacement", a whole epoch as in the released code.
-        server_start: noise (paper)
-    or statistics (released code: the average of the clients' class statistics, which are sent in
-    round 0).
-    always_mixed: both sets in all rounds, the contrastive term in those without matching on the
-        server, as released. stale: a client that sat out the last round goes on from the model it
-            trained last, as released; else it takes the server's. lr, batch_size,
-    local_epochs: plain SGD of the clients.
+    In the selected rounds (every ``tau_step``, ``tau`` of them) clients refine and train with
+    cross-entropy alone on their own images; the server then matches the gradient of its images to
+    the clients'. In the others clients train on both sets, with a regulariser (equations 2 to 4).
 
     With a mechanism for "embedding" all images come from noised reads of the records, and all that
-    is sent from those. A client without records trains on the server's images where it may, and
-    else sends the model back as it came."""
+    is sent from those. A client without records trains on the server's images if it may, and else
+    sends the model back as it came.
+
+    Attributes:
+        rounds: of training.
+        virtual: how clients distil and refine their images.
+        tau: how many rounds are selected.
+        tau_step: rounds from one selected round to the next.
+        lr, batch_size, local_epochs: plain SGD of the clients.
+        contrast: lambda, the weight of the regulariser.
+        temperature: of the supervised contrastive term.
+        regulariser: that term, or (figure 3a) the distance of class means.
+        global_ipc: the server's images a class.
+        global_iterations, global_lr, global_momentum: SGD of the server's images.
+        target: "gradient": in selected rounds a client takes one full-batch step, so that its
+            update is the gradient of equation 5; "displacement": a whole epoch, as released.
+        server_start: "noise" (paper), or "statistics": the average of the clients' class
+            statistics, which are sent in round 0 (released code).
+        always_mixed: both sets in all rounds, the contrastive term in those without matching on
+            the server, as released.
+        refine_first: refine in the selected rounds; else one step later, as released.
+        stale: a client that sat out the last round goes on from the model that it trained last, as
+            released; else it takes the server's.
+    """
 
     rounds: int
     virtual: VirtualImages
@@ -154,7 +162,12 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         return round > 0 and round % self.tau_step == 0 and round <= self.tau * self.tau_step
 
     def timing_group(self, round: int) -> str:
-        return f"{self.phase(round)}{', selected' * self.is_selected_round(round)}{', refining' * self.refines_in_round(round)}"
+        parts = [self.phase(round)]
+        if self.is_selected_round(round):
+            parts.append("selected")
+        if self.refines_in_round(round):
+            parts.append("refining")
+        return ", ".join(parts)
 
     def init(self, problem: Problem, keys: Keys) -> State:
         labels = torch.arange(problem.classes)
@@ -166,8 +179,10 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         return super().init(problem, keys) | server
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
-        """The plain average of the models; in selected rounds gradient matching at the old
-        model."""
+        """The plain average of the models; in selected rounds equation 5 at the old model.
+
+        min over D_g of Dist(grad L_CE(D_g; theta), mean_c grad L_CE(D_c; theta))
+        """
         before = unpack("model", server)
         clients = sort_by_client(inbox)
         uniform = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
@@ -176,18 +191,17 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             for name, value in average(inbox, "update", uniform).items()
         }
         images = server["images/x"]
-        if self.server_start == "statistics" and all(
-            "class_statistics" in c.values for c in clients
-        ):
+        has_statistics = all("class_statistics" in client.values for client in clients)
+        if self.server_start == "statistics" and has_statistics:
             mean = average(inbox, "class_statistics", uniform)
             noise = images.unflatten(0, (-1, self.global_ipc))
             images = scale_noise(noise, mean["mean"].float(), mean["std"].float()).flatten(0, 1)
         if self._server_matches(clients[0].round):
             target = {name: before[name] - after[name] for name in after}
+            shape: Any = tuple(images.shape[1:])
+            model = build(self.model, shape, len(before["head.weight"]), images.device)
             images = match_gradient(
-                build(
-                    self.model, tuple(images.shape[1:]), len(before["head.weight"]), images.device
-                ),  # type: ignore[arg-type]
+                model,
                 before,
                 target,
                 images,
@@ -206,30 +220,27 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> Work:
         self.check_mechanisms(ctx.mechanisms)
-        steps = self._matching_stages(broadcast, memory, shard, ctx)
+        stages = self._matching_stages(broadcast, memory, shard, ctx)
         if ctx.protected("embedding"):
-            images, labels = self.virtual.distil_protected(memory, steps, shard, ctx)
+            images, labels = self.virtual.distil_protected(memory, stages, shard, ctx)
         else:
             cells = single_client_cells(shard.train, shard.classes)
-            images = self.virtual.distil_cells(cells, memory, steps, shard, ctx)
+            images = self.virtual.distil_cells(cells, memory, stages, shard, ctx)
             labels = cells.labels
-        own = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
-        update = self._train_virtual(broadcast, memory, own, shard, ctx)
+        virtual = as_records(images.flatten(0, 1), labels.repeat_interleave(self.virtual.ipc))
+        update = self._train_virtual(broadcast, memory, virtual, shard, ctx)
         upload = {"update": Artifact(update, private=ctx.protected("embedding"))}
         if self.server_start == "statistics" and ctx.round == 0:
-            mean, std = class_statistics(
-                shard.train, shard.classes, released=self.virtual.released_statistics
-            )
+            released = self.virtual.released_statistics
+            mean, std = class_statistics(shard.train, shard.classes, released=released)
             upload["class_statistics"] = Artifact({"mean": mean, "std": std})
         return upload, images_to_memory(images, labels) | self._remember_model(update, ctx)
 
     def _remember_model(self, update: State, ctx: ClientContext) -> State:
-        """The model trained last, and when, where a client goes on from it."""
-        return (
-            pack("trained", update) | {"trained_in": torch.tensor([ctx.round])}
-            if self.stale
-            else {}
-        )
+        """The model trained last, and when, if a client goes on from it."""
+        if not self.stale:
+            return {}
+        return pack("trained", update) | {"trained_in": torch.tensor([ctx.round])}
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
         if "embedding" in mechanisms and self.server_start != "noise":
@@ -241,51 +252,70 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
     def _matching_stages(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> list[MatchingStage]:
-        when = {"first": "images/x" not in memory, "refine": self.refines_in_round(ctx.round)}
-        return self.virtual.matching_stages(self.model, broadcast, shard, ctx, **when)
+        return self.virtual.matching_stages(
+            self.model,
+            broadcast,
+            shard,
+            ctx,
+            first="images/x" not in memory,
+            refine=self.refines_in_round(ctx.round),
+        )
 
     def needs_all_clients(self, round: int) -> bool:
-        """All clients send their statistics in round 0, where the server's images start from
-        them."""
+        """All clients send their statistics in round 0, if the server's images start from them."""
         return round == 0 and self.server_start == "statistics"
 
     def _train_virtual(
-        self, broadcast: Values, memory: State, own: Records, shard: ClientData, ctx: ClientContext
+        self,
+        broadcast: Values,
+        memory: State,
+        virtual: Records,
+        shard: ClientData,
+        ctx: ClientContext,
     ) -> State:
-        """Plain SGD on the client's images, or on both sets with the regulariser; a single step on
-        the whole set where (before - after) / lr has to be its gradient."""
-        late = self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
-        start: Tensors = unpack("trained", memory) if late else broadcast["model"]
-        own = own.to(start["head.weight"].device)
+        """Plain SGD on the client's images, or on both sets with the regulariser (equation 2).
+
+        L_total = L_CE(D_g, D_c; theta) + lambda L_Con(D_g, D_c; psi)
+
+        A single step on the whole set if (before - after) / lr has to be its gradient.
+        """
+        is_late = (
+            self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
+        )
+        start: Tensors = unpack("trained", memory) if is_late else broadcast["model"]
+        records = virtual.to(start["head.weight"].device)
         loss = None
-        selected = self.is_selected_round(ctx.round)
-        if self.always_mixed or not selected:
+        is_selected = self.is_selected_round(ctx.round)
+        if self.always_mixed or not is_selected:
             shared = as_records(
-                broadcast["images"]["x"].to(own.x), broadcast["labels"]["y"].to(own.y)
+                broadcast["images"]["x"].to(records.x), broadcast["labels"]["y"].to(records.y)
             )
-            plain = self.always_mixed and self._server_matches(
-                ctx.round
-            )  # released code: cross-entropy alone in these
-            loss = tied_loss(
-                shared, 0.0 if plain else self.contrast, self.temperature, self.regulariser
-            )
-            own = as_records(torch.cat([own.x, shared.x]), torch.cat([own.y, shared.y]))
-        if not len(own):
+            # released code: cross-entropy alone in the rounds of matching
+            is_plain = self.always_mixed and self._server_matches(ctx.round)
+            weight = 0.0 if is_plain else self.contrast
+            loss = tied_loss(shared, weight, self.temperature, self.regulariser)
+            records = as_records(torch.cat([records.x, shared.x]), torch.cat([records.y, shared.y]))
+        if not len(records):
             return dict(start)
         length: dict[str, Any] = {"epochs": self.local_epochs, "batch_size": self.batch_size}
-        if selected and self.target == "gradient":
-            length = {"steps": 1, "batch_size": len(own)}
+        if is_selected and self.target == "gradient":
+            length = {"steps": 1, "batch_size": len(records)}
         model = build_skeleton(self.model, shard.shape, shard.classes)
         generator = ctx.keys.fold("train").torch()
-        return local_sgd(model, start, own, lr=self.lr, generator=generator, loss=loss, **length)[0]
+        state, _ = local_sgd(
+            model, start, records, lr=self.lr, generator=generator, loss=loss, **length
+        )
+        return state
 
     def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
         """How often one client applies each mechanism to one class in one round (all clients in all
         rounds)."""
-        stages = [self.virtual.warmup_reads] * (round == 0) + [
-            self.virtual.refine_reads
-        ] * self.refines_in_round(round)
-        counts = {"embedding": sum(stages), "class_counts": len(stages)}
+        reads = []
+        if round == 0:
+            reads.append(self.virtual.warmup_reads)
+        if self.refines_in_round(round):
+            reads.append(self.virtual.refine_reads)
+        counts = {"embedding": sum(reads), "class_counts": len(reads)}
         return {name: count for name, count in counts.items() if name in mechanisms}
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
@@ -295,11 +325,8 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         ]
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
-        return (
-            memory["images/x"].detach().reshape(-1, *problem.shape)
-            if "images/x" in memory
-            else None
-        )
+        images = memory.get("images/x")
+        return None if images is None else images.detach().reshape(-1, *problem.shape)
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         return dict(value) if name == "update" else None
@@ -326,24 +353,23 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
         shards: Sequence[ClientData],
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
-        """First rounds at once: they share the first one's batches, but for where images start and
-        how they train.
+        """First rounds at once: they share the first one's batches, but for what images start from
+        and how they train.
 
-        None later on (each client has its own images by then), under noise, and where statistics
-        are sent or scaled by a client's number of records.
+        None later on (each client has its own images by then), under noise, and if statistics are
+        sent or scaled by a client's number of records.
         """
         scaled = self.server_start == "statistics" or self.virtual.released_statistics
         if scaled or contexts[0].protected("embedding") or any(memories):
             return None
         cells = batched_cells(shards)
-        own = [ctx.keys for ctx in contexts]
-        steps = self._matching_stages(broadcast, {}, shards[0], contexts[0])
-        images = self.virtual.distil_cells(cells, {}, steps, shards[0], contexts[0], own)
-        done = []
+        start_keys = [ctx.keys for ctx in contexts]
+        stages = self._matching_stages(broadcast, {}, shards[0], contexts[0])
+        images = self.virtual.distil_cells(cells, {}, stages, shards[0], contexts[0], start_keys)
+        results = []
         for world, (shard, ctx) in enumerate(zip(shards, contexts)):
-            update = self._train_virtual(
-                broadcast, {}, as_records(*labelled_images(cells, images, world)), shard, ctx
-            )
+            virtual = as_records(*labelled_images(cells, images, world))
+            update = self._train_virtual(broadcast, {}, virtual, shard, ctx)
             memory = memory_of_replay(cells, images, world) | self._remember_model(update, ctx)
-            done.append(({"update": Artifact(update)}, memory))
-        return done
+            results.append(({"update": Artifact(update)}, memory))
+        return results

@@ -96,25 +96,28 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     """A client trains its own projection through the frozen task model, then distils what it
     projects.
 
-    model: task model on projected images (1, h', w'), also the law of the networks to match in,
-        which are new at each step and, with batch norm, in train mode; projection: the personal
-        map, kept and
-    trained on by the client over rounds; dpc: representations per class; start: real | noise |
-    statistics, in representation space; matching: the distillation, its
-    augmentation on real records only (equation 5); projection_lr, projection_epochs,
-    projection_batch: Adam on the projection; server: the server's training.
+    A guarantee needs a public projection (``frozen_projection``), or a personal one that is itself
+    trained by DP-SGD, through a mechanism for "dpsgd" beside that for the representations: whoever
+    trains a projection on the records otherwise lets one record move all representations. The
+    ledger composes both. Clients without records, and classes with fewer records than ``dpc``, are
+    treated as in FedDM.
 
-    frozen_projection: a public projection that the server sends makes the representations, and the
-    client's own serves its predictions alone. A guarantee needs this or a personal projection that
-    is itself trained by DP-SGD, through a mechanism for "dpsgd" beside that for the representations
-    (private_lr, and steps as ``projection_epochs`` says): whoever trains a projection on the
-    records otherwise lets one record move all representations. The ledger composes both.
-    reads: noised reads a round. printed: equation 7 and table II
-    as printed, with the personal projection, batch norm and augmentation, under a mechanism that
-    clips the batch's
-    mean: no guarantee comes of it.
-
-    Clients without records, and classes with fewer records than dpc, are treated as in FedDM.
+    Attributes:
+        model: task model on projected images (1, h', w'), also the law of the networks to match in,
+            which are new at each step and, with batch norm, in train mode.
+        rounds: how often clients distil and the server trains.
+        matching: the distillation, its augmentation on real records only (equation 5).
+        server: the server's training.
+        projection: the personal map, kept by the client and trained on over rounds.
+        dpc: representations per class.
+        start: what representations start from, in their own space.
+        projection_lr, projection_epochs, projection_batch: Adam on the projection.
+        private_lr: of the projection by DP-SGD, for ``projection_epochs``.
+        frozen_projection: a public projection that the server sends makes the representations, and
+            the client's own serves its predictions alone.
+        reads: noised reads a round.
+        printed: equation 7 and table II as printed, with the personal projection, batch norm and
+            augmentation, under a mechanism that clips the batch's mean: no guarantee comes of it.
     """
 
     model: ModelSpec
@@ -173,20 +176,22 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     def local(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> Work:
-        own = self._train_projection(broadcast, memory, shard, ctx)
+        projection = self._train_projection(broadcast, memory, shard, ctx)
         if self.start == "real" and ctx.round == 0:
             warn_short_classes(shard, self.dpc, ctx.keys)
-        return self._build_upload(broadcast, own, shard, ctx), self._client_memory(broadcast, own)
+        upload = self._build_upload(broadcast, projection, shard, ctx)
+        return upload, self._client_memory(broadcast, projection)
 
     def memory_after(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> State:
         """The memory that ``local`` would keep, without distilling an upload: a fifth of its
         work."""
-        return self._client_memory(broadcast, self._train_projection(broadcast, memory, shard, ctx))
+        projection = self._train_projection(broadcast, memory, shard, ctx)
+        return self._client_memory(broadcast, projection)
 
-    def _client_memory(self, broadcast: Values, own: Tensors) -> State:
-        memory = pack("projection", own)
+    def _client_memory(self, broadcast: Values, projection: Tensors) -> State:
+        memory = pack("projection", projection)
         if self.frozen_projection:  # the next task model will not know this projection
             memory |= pack("task", {**broadcast["model"], **broadcast.get("buffers", {})})
         return memory
@@ -194,7 +199,8 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:
         before = unpack("model", server) | unpack("buffers", server)
         pooled = pool_uploads(inbox, "representations")
-        model = build_skeleton(self.model, tuple(pooled.x.shape[1:]), len(before["head.weight"]))  # type: ignore[arg-type]
+        shape: Any = tuple(pooled.x.shape[1:])
+        model = build_skeleton(self.model, shape, len(before["head.weight"]))
         trained = train_on_records(model, before, pooled, self.server, keys.fold("batch").torch())
         params, buffers = split_state(model, trained)
         return {**server, **pack("model", params), **pack("buffers", buffers)}
@@ -202,17 +208,21 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Logits (n, C) of the task model on a client's own projection.
 
-        Where the shared projection is frozen, the task model is the one that the client's own was
-        trained through. Raises ValueError without the client's memory: there is no global model of
-        images."""
+        If the shared projection is frozen, the task model is the one that the client's own was
+        trained through.
+
+        Raises:
+            ValueError: without the client's memory: there is no global model of images.
+        """
         projection = unpack("projection", memory or {})
         if not projection:
             raise ValueError(
                 "memory={}: FedRD predicts with a client's own projection, which is in its memory"
             )
         state = unpack("task", memory or {}) or unpack("model", server) | unpack("buffers", server)
+        shape: Any = tuple(x.shape[1:])
         with torch.no_grad():
-            z = self._build_projector(projection, tuple(x.shape[1:]), len(state["head.weight"]))(x)  # type: ignore[arg-type]
+            z = self._build_projector(projection, shape, len(state["head.weight"]))(x)
         return predict_images(self.model, state, z)
 
     def releases_per_round(self, round: int, mechanisms: Mapping[str, Mechanism]) -> dict[str, int]:
@@ -225,26 +235,23 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         return build(self.model, projected_shape(self.projection, problem.shape), problem.classes)
 
     def settings(self, shard_size: int) -> dict[str, Any]:
-        m = self.matching
         return {
-            "lr": m.lr,
-            "momentum": m.momentum,
-            "batch_size": m.batch,
-            "local_steps": m.iterations,
+            "lr": self.matching.lr,
+            "momentum": self.matching.momentum,
+            "batch_size": self.matching.batch,
+            "local_steps": self.matching.iterations,
             "ipc": self.dpc,
         }
 
     def maps(
         self, broadcast: Values, memory: State, problem: Problem
     ) -> dict[str, Callable[[Tensor], Tensor]]:
-        """The projection behind the representations: public where frozen, else the client's own if
-        known."""
+        """The projection behind the representations: the public one, else the client's own if that
+        is known."""
         state = broadcast.get("projection") or unpack("projection", memory)
-        return (
-            {"projection": self._build_projector(state, problem.shape, problem.classes)}
-            if state
-            else {}
-        )
+        if not state:
+            return {}
+        return {"projection": self._build_projector(state, problem.shape, problem.classes)}
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         """Equation 5: records are transformed before the projection, representations are not."""
@@ -268,13 +275,12 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         return round > 0 and not self.frozen_projection
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        m = self.matching
         frozen = self.frozen_projection
         printed = matching_claims(
             (fedrd_1, fedrd_table_2),
             plan,
             shards,
-            m,
+            self.matching,
             noise_init=self.start == "noise",
             private_map=not frozen,
         )
@@ -291,12 +297,14 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         if "projection" not in broadcast:
             return MatchingSteps(lambda t: lambda x: x, self.matching, untestable=PRINTED)
         shape = projected_shape(self.projection, shard.shape)
-        networks = self._matching_networks(
-            shape, shard.classes, ctx, broadcast["model"]["head.weight"].device
-        )
+        device = broadcast["model"]["head.weight"].device
+        networks = self._matching_networks(shape, shard.classes, ctx, device)
         project = self._build_projector(broadcast["projection"], shard.shape, shard.classes)
-        start = lambda noise: project(noise.abs().clamp(max=1)).detach()  # noqa: E731
-        return MatchingSteps(networks, self.matching, project, start)
+
+        def project_noise(noise: Tensor) -> Tensor:
+            return project(noise.abs().clamp(max=1)).detach()
+
+        return MatchingSteps(networks, self.matching, project, project_noise)
 
     def protected_upload(self, broadcast: Values, shard: ClientData, ctx: ClientContext) -> Upload:
         """A client's releases under a guarantee, without the training of its own projection: one
@@ -306,9 +314,8 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
             projection = self._new_projection(shard.shape, shard.classes, ctx.keys)
         if not projection:
             return self.local(broadcast, {}, shard, ctx)[0]
-        return self._build_upload(
-            broadcast, to_device(projection, shard.train.x.device), shard, ctx
-        )
+        projection = to_device(projection, shard.train.x.device)
+        return self._build_upload(broadcast, projection, shard, ctx)
 
     def _new_projection(self, shape: Shape, classes: int, keys: Keys) -> State:
         return initial(self.projection, shape, classes, keys.fold("projection").torch())
@@ -323,22 +330,22 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     def _train_projection(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
     ) -> State:
-        """Equation 2: cross-entropy through the frozen task model, from where the client left off;
-        by DP-SGD where it is protected."""
+        """Equation 2: cross-entropy through the frozen task model phi, from where the client left
+        off; by DP-SGD if it is protected.
+
+        L = E_{(x, y) ~ D_k} l(phi_theta(varphi_{w_k}(x)), y)
+        """
         state: Tensors = unpack("projection", memory) or dict(broadcast.get("projection", {}))
-        state = to_device(
-            state or self._new_projection(shard.shape, shard.classes, ctx.keys),
-            shard.train.x.device,
-        )
+        state = state or self._new_projection(shard.shape, shard.classes, ctx.keys)
+        state = to_device(state, shard.train.x.device)
         task = self.classifier(ctx.problem).eval().requires_grad_(False)
         frozen = {**broadcast["model"], **broadcast.get("buffers", {})}
         net = build_skeleton(self.projection, shard.shape, shard.classes)
         if ctx.protected(QUERY):
 
             def record_loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-                return F.cross_entropy(
-                    functional_call(task, frozen, (functional_call(net, dict(params), (x,)),)), y
-                )
+                projected = functional_call(net, dict(params), (x,))
+                return F.cross_entropy(functional_call(task, frozen, (projected,)), y)
 
             steps = count_private_steps(ctx.mechanisms[QUERY], self.projection_epochs)
             return dp_local_sgd(
@@ -366,24 +373,26 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
     ) -> Networks:
         """New networks of the task model's kind, without its last layer."""
         law = partial(initial, self.model, shape, classes)
-        return fresh_networks(
-            build_skeleton(self.model, shape, classes), law, ctx.public("networks"), device=device
-        )
+        model = build_skeleton(self.model, shape, classes)
+        return fresh_networks(model, law, ctx.public("networks"), device=device)
 
     def _build_upload(
-        self, broadcast: Values, own: Tensors, shard: ClientData, ctx: ClientContext
+        self, broadcast: Values, projection: Tensors, shard: ClientData, ctx: ClientContext
     ) -> Upload:
+        """Representations that minimise equation 5 in each class c, A the augmentation.
+
+        L_k = sum_c E_psi || mean_{B_c of D_k} psi(varphi(A(x))) - mean_{B_c of S_k} psi(s) ||^2
+        """
         shape = projected_shape(self.projection, shard.shape)
-        project = self._build_projector(
-            broadcast.get("projection", own), shard.shape, shard.classes
-        )
-        networks = self._matching_networks(
-            shape, shard.classes, ctx, broadcast["model"]["head.weight"].device
-        )
+        shared = broadcast.get("projection", projection)
+        project = self._build_projector(shared, shard.shape, shard.classes)
+        device = broadcast["model"]["head.weight"].device
+        networks = self._matching_networks(shape, shard.classes, ctx, device)
         # real records are transformed, projected and embedded, representations are embedded as they
         # are
         settings = replace(self.matching, augment_synthetic=False)
-        settings = replace(settings, chunk=0) if self.model.norm == "batch" else settings
+        if self.model.norm == "batch":
+            settings = replace(settings, chunk=0)
         if not is_protected(ctx.mechanisms):
             return self._distil_held_classes(project, networks, shard, settings, ctx)
         if self.printed:
@@ -405,13 +414,12 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         images = torch.zeros(0, self.dpc, *shape)
         if len(cells):
             projected = cells.with_images(embed_images(project, shard.train.x))
-            first = draw_initial_images(
-                self.start, projected, self.dpc, shape, ctx.keys.fold("start")
-            )
+            start_keys = ctx.keys.fold("start")
+            start = draw_initial_images(self.start, projected, self.dpc, shape, start_keys)
             streams = MatchingStreams.of_round(ctx)
-            first = first.to(shard.train.x)
+            start = start.to(shard.train.x)
             images = match_distributions(
-                cells, first, networks, settings, streams, real_map=project
+                cells, start, networks, settings, streams, real_map=project
             )
         return build_uploads(cells, images, UPLOAD_NAME)[0]
 
@@ -426,18 +434,16 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         """Representations of every class of the public list, from noise and what the mechanisms
         released.
 
-        project must be public: drawn without the records, or trained under a guarantee.
-            Representations start as projected noise images, which has the scale of projected
-            records where N(0, 1) may not.
+        ``project`` must be public: drawn without the records, or trained under a guarantee.
+        Representations start as projected noise images, which have the scale of projected records;
+        N(0, 1) may not.
         """
         labels = torch.tensor(ctx.problem.class_list)
         streams = MatchingStreams.of_round(ctx)
-        noise = draw_noise_images(labels, self.dpc, shard.shape, ctx.keys.fold("start")).to(
-            shard.train.x
-        )
-        images = embed_images(project, noise.flatten(0, 1).abs().clamp(max=1)).unflatten(
-            0, noise.shape[:2]
-        )
+        noise = draw_noise_images(labels, self.dpc, shard.shape, ctx.keys.fold("start"))
+        noise = noise.to(shard.train.x)
+        pixels = noise.flatten(0, 1).abs().clamp(max=1)
+        images = embed_images(project, pixels).unflatten(0, noise.shape[:2])
         if ctx.protected("embedding"):
             views = draw_public_maps(networks, self.reads, shard.shape, settings, streams, project)
             images = match_embeddings(images, views, shard.train, settings, ctx)
@@ -458,10 +464,14 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         """Equation 7 as FedRD prints it: representations from N(0, 1), each step's clipped mean
         gradient noised.
 
-        project is the client's own map, trained on its records without protection, and real records
-        are transformed
-        before it: what is sent is no function of the mechanism's outputs alone, and nothing about
-            it is private. Raises ValueError for a mechanism that clips records.
+        g <- g / max(1, ||g|| / C),  g <- g + N(0, sigma^2 C^2 I) / |B_c|,  g the gradient of L_k^c
+
+        ``project`` is the client's own map, trained on its records without protection, and real
+        records are transformed before it: what is sent is no function of the mechanism's outputs
+        alone, and nothing about it is private.
+
+        Raises:
+            ValueError: for a mechanism that clips records.
         """
         if not ctx.protected(GRADIENT_QUERY) or ctx.mechanisms[GRADIENT_QUERY].per_record:
             raise ValueError(
@@ -476,11 +486,10 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
         images = match_noised_gradients(
             start, networks, shard.train, settings, streams, ctx, project
         )
+        held_classes = labels.repeat_interleave(self.dpc)
         return {
             UPLOAD_NAME: Artifact({"x": images.flatten(0, 1)}, flags={"public_map": False}),
-            "labels": Artifact(
-                {"y": labels.repeat_interleave(self.dpc)}
-            ),  # which classes a client holds
+            "labels": Artifact({"y": held_classes}),
         }
 
     def check_mechanisms(self, mechanisms: Mapping[str, Mechanism]) -> None:
