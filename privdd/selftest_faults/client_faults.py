@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,7 @@ from privdd.selftest_faults.fault import (
     combine_patches,
     wrap_functions,
 )
+from privdd.training.sgd import SharedBatches
 
 RecordChange = Callable[[Records], Records]
 
@@ -133,37 +134,66 @@ def _patch_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[FaultM
 def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
     """The order of tensors tells the rarest class."""
     first = int(torch.bincount(shard.train.y, minlength=shard.classes).argmin())
-    made = {}
+    reordered = {}
+    is_changed = False
     for name, artifact in upload.items():
         names = sorted(artifact.value)
-        turned = names[first % len(names) :] + names[: first % len(names)]
-        made[name] = replace(artifact, value={key: artifact.value[key] for key in turned})
-    return (
-        made
-        if any([*made[name].value] != [*artifact.value] for name, artifact in upload.items())
-        else upload
-    )
+        start = first % len(names)
+        order = names[start:] + names[:start]
+        is_changed = is_changed or order != [*artifact.value]
+        reordered[name] = replace(artifact, value={key: artifact.value[key] for key in order})
+    return reordered if is_changed else upload
 
 
 def _change_number_type(upload: Upload, shard: Shard) -> Upload:
     """The type of numbers tells whether the number of records is odd."""
     kind = torch.float64 if len(shard.train) % 2 else torch.float32
-    return {
-        name: replace(
-            a, value={key: t.to(kind) if t.is_floating_point() else t for key, t in a.value.items()}
-        )
-        for name, a in upload.items()
-    }
+    changed = {}
+    for name, artifact in upload.items():
+        value = dict(artifact.value)
+        for key, tensor in value.items():
+            if tensor.is_floating_point():
+                value[key] = tensor.to(kind)
+        changed[name] = replace(artifact, value=value)
+    return changed
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ContinuedBatches(SharedBatches):
+    """Shared batches that go on from one call of the training to the next.
+
+    indices: of the batches that are left.
+    """
+
+    indices: Iterator[Tensor]
+
+    def draw_indices(self, device: torch.device) -> Iterator[Tensor]:
+        return self.indices
+
+
+def _continue_batches(extra: SharedBatches | None) -> SharedBatches | None:
+    if extra is None:
+        return None
+    return _ContinuedBatches(**vars(extra), indices=extra.draw_indices(extra.records.y.device))
 
 
 def _train_steps(
-    honest: Any, model: Any, state: State, records: Records, *, ctx: Any, steps: int, **more: Any
+    honest: Any,
+    model: Any,
+    state: State,
+    records: Records,
+    *,
+    ctx: Any,
+    steps: int,
+    extra: SharedBatches | None = None,
+    **settings: Any,
 ) -> Iterator[tuple[State, float, float]]:
     """(state, loss on the client's records, smallest loss before) after each step of private
     training."""
     least = math.inf
+    batches = _continue_batches(extra)
     for _ in range(steps):
-        state = honest(model, state, records, ctx=ctx, steps=1, **more)
+        state = honest(model, state, records, ctx=ctx, steps=1, extra=batches, **settings)
         loss = 0.0
         if len(records):
             with torch.no_grad():
@@ -191,10 +221,11 @@ def _stop_when(stops: Callable[[float, float], bool]) -> Patch:
 
 @wrap_functions("dp_local_sgd", fedavg)
 def _keep_best_step(honest: Any, model: Any, params: State, records: Records, **more: Any) -> State:
-    kept = params
+    best = params
     for state, loss, least in _train_steps(honest, model, params, records, **more):
-        kept = state if loss < least else kept
-    return kept
+        if loss < least:
+            best = state
+    return best
 
 
 @wrap_functions("dp_local_sgd", fedavg)
@@ -289,21 +320,20 @@ DECISION_FAULTS = (
 LEAK_SIZE = 1e-3
 
 
-def hide_in_upload(upload: Upload, told: Tensor) -> dict[str, Artifact]:
+def hide_in_upload(upload: Upload, fact: Tensor) -> dict[str, Artifact]:
     """The upload with a few numbers added to the first that claims to be private."""
-    made = dict(upload)
+    changed = dict(upload)
     for name, artifact in upload.items():
         tensors = {n: t for n, t in artifact.value.items() if t.is_floating_point() and t.numel()}
         if artifact.private and tensors:
             key = next(iter(tensors))
             flat = tensors[key].clone().flatten()
-            size = min(len(told), len(flat))
-            flat[:size] += LEAK_SIZE * told[:size].to(flat)
-            made[name] = replace(
-                artifact, value={**artifact.value, key: flat.reshape(tensors[key].shape)}
-            )
+            size = min(len(fact), len(flat))
+            flat[:size] += LEAK_SIZE * fact[:size].to(flat)
+            value = {**artifact.value, key: flat.reshape(tensors[key].shape)}
+            changed[name] = replace(artifact, value=value)
             break
-    return made
+    return changed
 
 
 def _class_counts(shard: Shard) -> Tensor:
@@ -346,7 +376,7 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
 
     def at_moment(moment: FaultMoment) -> Patch:
         def change_work(work: Work, memory: State, shard: Shard) -> Work:
-            upload = dict(work[0])
+            upload: Upload = dict(work[0])
             after = dict(work[1])
             for wait in range(1, gap + 1):
                 if f"kept_{wait}" not in memory:
@@ -356,10 +386,9 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
                     upload = hide_in_upload(upload, memory["kept_1"])
                 else:
                     after[f"kept_{wait - 1}"] = memory[f"kept_{wait}"]
-            return upload, {
-                **after,
-                f"kept_{gap}": _read_fact(name, shard),
-            } if moment.is_active() else after
+            if moment.is_active():
+                after[f"kept_{gap}"] = _read_fact(name, shard)
+            return upload, after
 
         return _patch_local(change_work)
 
