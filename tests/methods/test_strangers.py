@@ -140,7 +140,7 @@ def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: 
 @pytest.mark.nightly
 def test_the_same_prototypes_with_a_map_are_tested(tmp_path: Path) -> None:
     _, said = first_screen(MappedFedProto, tmp_path)
-    assert "AuditHooks" not in " ".join(said) and "nothing to read" not in " ".join(said)
+    assert "ReadsUploads" not in " ".join(said) and "nothing to read" not in " ".join(said)
 
 
 # the first audit of a stranger's method stays
