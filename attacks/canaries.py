@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,8 @@ from torch import Tensor
 
 Pattern = Literal["white", "black", "stripes", "noise"]
 Contribution = Callable[[Tensor, Tensor], Tensor]
+
+MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure the noise in
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ def join_canaries(*parts: Canaries) -> Canaries:
     return Canaries(
         torch.cat([p.x for p in parts]),
         torch.cat([p.y for p in parts]),
-        tuple(n for p in parts for n in p.names),
+        tuple(chain.from_iterable(p.names for p in parts)),
     )
 
 
@@ -87,11 +90,13 @@ def draw_block_images(
     each: unlike one another."""
     c, h, w = shape
     images = torch.empty(count, c, h, w)
-    for at in range(count):
+    for image in range(count):
         block = int(torch.randint(1, max(2, min(h, w) // 2 + 1), (), generator=generator))
         share = 0.1 + 0.8 * float(torch.rand((), generator=generator))
         grid = torch.rand(c, -(-h // block), -(-w // block), generator=generator) < share
-        images[at] = grid.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :h, :w].float()
+        images[image] = (
+            grid.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :h, :w].float()
+        )
     return images
 
 
@@ -125,31 +130,33 @@ def craft_canaries(
         raise ValueError(f"steps={steps}, step_size={step_size}: positive numbers are needed")
     x = start.x.clone()
     best = start.x.clone()
-    record = torch.full((len(start),), -torch.inf, dtype=start.x.dtype)
+    best_effect = torch.full((len(start),), -torch.inf, dtype=start.x.dtype)
     for _ in range(steps + 1):
         leaf = x.detach().requires_grad_(True)
         rows = contribution(leaf, start.y)
         if rows.ndim != 2:
             raise ValueError(f"contribution returned {tuple(rows.shape)}: (b, p) is needed")
-        effect = rows.norm(dim=1) if direction is None else rows @ direction
+        if direction is None:
+            effect = rows.norm(dim=1)
+        else:
+            effect = rows @ direction
         (slope,) = torch.autograd.grad(effect.sum(), leaf)
-        better = effect.detach() > record
-        best[better], record[better] = x[better], effect.detach()[better].to(record.dtype)
+        better = effect.detach() > best_effect
+        best[better] = x[better]
+        best_effect[better] = effect.detach()[better].to(best_effect.dtype)
         x = (x + step_size * slope.sign()).clamp(0, 1).detach()
     return Canaries(best, start.y, tuple(f"crafted:{name}" for name in start.names))
 
 
 # Scores of many canaries in one noisy transcript, by regression on the whole signal.
 #
-# A release of a clipped sum is y = sum over canaries of z_i a_i + noise, once what the other
-# records add is taken off: a_i is what canary i adds (which an adversary who knows the canaries,
-# the public maps and all earlier releases computes), and z_i is 1 where the canary is in and was
-# sampled. The best linear estimate of all z_i together decorrelates canaries that point the same
-# way. The one-run bounds hold for every score that does not look at the coins. So where the signal
-# has directions that no canary reaches, the noise is measured there, and a release with less than
-# it states is read with what it has.
-
-MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure the noise in
+# Without what the other records add, a release of a clipped sum is
+#     y = sum over canaries of z_i a_i + noise.
+# a_i is what canary i adds, which an adversary can compute from the canaries, the public maps and
+# all earlier releases; z_i is 1 if the canary is in and was sampled. The best linear estimate of
+# all z_i together decorrelates canaries that point the same way. The one-run bounds hold for every
+# score that does not depend on the inclusion bits. So if the signal has directions that no canary
+# reaches, the noise is measured there, and a release with less noise than stated is read with that.
 
 
 @dataclass
@@ -214,9 +221,9 @@ def noise_outside_span(rows: np.ndarray, signal: np.ndarray, std: float) -> floa
     """The noise scale outside the span of the rows, at most ``std`` and at least a ten-thousandth
     of it."""
     energy, free = outside_span(rows, signal)
-    return (
-        std if free < MIN_FREE_DIRECTIONS else min(std, max(math.sqrt(energy / free), 1e-4 * std))
-    )
+    if free < MIN_FREE_DIRECTIONS:
+        return std
+    return min(std, max(math.sqrt(energy / free), 1e-4 * std))
 
 
 def outside_span(rows: np.ndarray, signal: np.ndarray) -> tuple[float, int]:
@@ -232,9 +239,11 @@ def likelihood_ratios(precision: np.ndarray, moment: np.ndarray, mean: float) ->
 
     precision: (n, n) symmetric; moment: (..., n), one transcript or several.
     """
-    spread = 1 / (mean * (1 - mean))
-    whole = np.linalg.inv(precision + spread * np.eye(len(precision)))
-    middle = mean + (moment - precision.sum(1) * mean) @ whole
-    # without the prior of canary i itself: precision w, estimate e, and the ratio w (e - 1/2)
-    w = np.maximum(1 / np.diag(whole) - spread, 0.0)
-    return middle / np.diag(whole) - spread * mean - w / 2
+    # Posterior of z with the prior N(m, m (1 - m)) for each:  C = (P + I / (m (1 - m)))^-1,
+    # mean m + C (A y - P m). Without the prior of canary i itself, precision w_i = 1 / C_ii -
+    # 1 / (m (1 - m)), estimate e_i, and the ratio w_i (e_i - 1/2).
+    prior_precision = 1 / (mean * (1 - mean))
+    covariance = np.linalg.inv(precision + prior_precision * np.eye(len(precision)))
+    posterior_mean = mean + (moment - precision.sum(1) * mean) @ covariance
+    w = np.maximum(1 / np.diag(covariance) - prior_precision, 0.0)
+    return posterior_mean / np.diag(covariance) - prior_precision * mean - w / 2

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import membership_measures, unreadable_finding
+from attacks.membership.attack import unreadable_finding
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity
 from attacks.membership.lira import Lira
+from attacks.membership.measures import membership_measures
 from attacks.membership.rmia import Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.signals import logit_scaled
@@ -35,7 +37,8 @@ from attacks.validation import check_archive
 ARRAY_SETS = (("scores", "member"), ("signals", "masks"), ("logits", "labels", "masks"))
 NPZ_FOR_MORE = "signals of several models come in an .npz"
 CSV_WORDS = {"true": "1", "false": "0"}
-KNOWN_ARRAYS = {name for names in ARRAY_SETS for name in names} | {"blind"}
+KNOWN_ARRAYS = set(chain.from_iterable(ARRAY_SETS)) | {"blind"}
+CSV_COLUMNS = (*ARRAY_SETS[0], "blind")
 
 
 def load_scores(path: str | Path) -> dict[str, np.ndarray]:
@@ -47,9 +50,7 @@ def load_scores(path: str | Path) -> dict[str, np.ndarray]:
         check_archive(path)
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (
-        Exception
-    ) as error:  # a damaged zip raises EOFError, zlib.error, NotImplementedError and others
+    except Exception as error:  # a damaged zip raises EOFError, zlib.error, and others
         why = " ".join(str(error).split())[:120]
         raise ValueError(
             f"scores={path}: not a readable .npz without pickled objects ({why})"
@@ -65,9 +66,6 @@ def load_scores(path: str | Path) -> dict[str, np.ndarray]:
     _check_shapes(arrays)
     _check_values(arrays)
     return arrays
-
-
-CSV_COLUMNS = (*ARRAY_SETS[0], "blind")
 
 
 def _read_csv_scores(path: Path) -> dict[str, np.ndarray]:
@@ -87,15 +85,14 @@ def _read_csv_scores(path: Path) -> dict[str, np.ndarray]:
     if not set(ARRAY_SETS[0]) <= set(names) <= set(CSV_COLUMNS) or len(set(names)) < len(names):
         raise ValueError(f"scores={path}: holds columns {names}; {needed}")
     values = np.empty((len(lines), len(names)))
-    for at, line in enumerate(lines):
+    for record, line in enumerate(lines):
         try:
             numbers = [float(CSV_WORDS.get(cell.strip().lower(), cell)) for cell in line]
-            values[at] = np.array(numbers).reshape(
-                len(names)
-            )  # a line that is too short is an error as well
+            # a line that is too short is an error as well
+            values[record] = np.array(numbers).reshape(len(names))
         except ValueError:
             raise ValueError(
-                f"scores={path}: record {at} (from 0) is {','.join(line)[:60]!r}; {needed}"
+                f"scores={path}: record {record} (from 0) is {','.join(line)[:60]!r}; {needed}"
             ) from None
     arrays = dict(zip(names, values.T))
     _check_shapes(arrays)
@@ -132,8 +129,8 @@ def audit_scores(
     """Membership findings from the file's arrays: one for bare scores, else one per attack.
 
     Signals are read as logit-scaled confidences. Epsilon is the one-run bound: it holds if each
-    record was in by its own fair coin, and is left out where the share of members rules that out
-    (binomial p < 0.001). A blind AUC is given only where the file brings blind scores.
+    record was in by its own fair coin, and is left out if the share of members rules that out
+    (binomial p < 0.001). A blind AUC is reported only if the file has blind scores.
     """
     arrays = load_scores(path)
     if array_set_of(arrays) == ARRAY_SETS[0]:
@@ -154,18 +151,20 @@ def audit_scores(
     if worlds.logits is not None:
         attacks.append(ShadowClassifier(**options))
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    findings = []
     for attack in attacks:
-        if why := attack.nothing_to_read(view):
-            found.append(unreadable_finding(attack, view, why))
+        why = attack.nothing_to_read(view)
+        if why:
+            findings.append(unreadable_finding(attack, view, why))
             continue
         evidence = attack.run(view, generator)
-        judged = attack.judge(evidence, view, _NO_TRUTH)
-        if judged.measures.get("status") != "nothing_to_read":
-            judged = _add_score_figures(judged, evidence.scores, worlds.masks, arrays.get("blind"))
-            judged = _drop_unsupported(judged, arrays, arrays["masks"][0])
-        found.append(judged)
-    return found
+        finding = attack.judge(evidence, view, _NO_TRUTH)
+        if finding.measures.get("status") != "nothing_to_read":
+            blind = arrays.get("blind")
+            finding = _add_score_figures(finding, evidence.scores, worlds.masks, blind)
+            finding = _drop_unsupported(finding, arrays, arrays["masks"][0])
+        findings.append(finding)
+    return findings
 
 
 def describe_arrays(arrays: Mapping[str, np.ndarray]) -> str:
@@ -187,22 +186,19 @@ def _add_score_figures(
     world each is of."""
     if scores is None:
         raise ValueError(f"{finding.attack}: brought back no scores")
-    taken = masks[: len(scores)]
-    world, record = torch.meshgrid(
-        torch.arange(taken.shape[0]), torch.arange(taken.shape[1]), indexing="ij"
-    )
-    parts = {
+    members = masks[: len(scores)]
+    count, records = members.shape
+    world, record = torch.meshgrid(torch.arange(count), torch.arange(records), indexing="ij")
+    figures = {
         "scores": scores.double(),
-        "members": taken.to(torch.uint8),
+        "members": members.to(torch.uint8),
         "record": record,
         "world": world,
     }
     if blind is not None:
-        parts["blind"] = torch.from_numpy(blind.astype(np.float64)).expand(taken.shape)
-    return replace(
-        finding,
-        figures={**finding.figures, **{name: part.flatten() for name, part in parts.items()}},
-    )
+        figures["blind"] = torch.from_numpy(blind.astype(np.float64)).expand(members.shape)
+    flat = {name: figure.flatten() for name, figure in figures.items()}
+    return replace(finding, figures={**finding.figures, **flat})
 
 
 def _audit_bare_scores(
@@ -230,11 +226,14 @@ def _drop_unsupported(
 ) -> Finding:
     """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were
     not fair."""
-    dropped = set() if "blind" in arrays else {"blind_auc"}
+    dropped = set()
+    if "blind" not in arrays:
+        dropped |= {"blind_auc"}
     if binomial_p_value(int(member.sum()), len(member), 0.5) < 1e-3:
         dropped |= {"epsilon_shown", "epsilon_method", "epsilon_validity"}
-    kept = {name: value for name, value in finding.measures.items() if name not in dropped}
-    return replace(finding, measures=kept)
+    measures = finding.measures.items()
+    supported = {name: value for name, value in measures if name not in dropped}
+    return replace(finding, measures=supported)
 
 
 def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
@@ -244,17 +243,13 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
     if main.ndim != wanted or main.size == 0 or (wanted == 3 and main.shape[2] < 2):
         needed = f"needed are {wanted} dimensions (for logits at least 2 classes)"
         raise ValueError(f"{names[0]}: shape {main.shape}, {needed}")
-    records = main.shape[0] if wanted == 1 else main.shape[1]
+    records = main.shape[min(wanted - 1, 1)]
     if names[0] == "signals" and len(main) > records and not {"labels", "blind"} & set(arrays):
-        said = (
-            f"shape {main.shape} is {len(main)} models and {records} records, more models "
-            "than records"
+        raise ValueError(
+            f"signals: shape {main.shape} is {len(main)} models and {records} records, more models "
+            "than records; if rows are records, give signals.T and masks.T; if rows are models, "
+            "add labels (n,) or blind (n,), one a record"
         )
-        way = (
-            "if rows are records, give signals.T and masks.T; if rows are models, add labels "
-            "(n,) or blind (n,), one a record"
-        )
-        raise ValueError(f"signals: {said}; {way}")
     shapes = {
         "member": (records,),
         "masks": main.shape[:2],
@@ -277,7 +272,9 @@ def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
             )
         if name in ("member", "masks") and not np.isin(value, (0, 1)).all():
             raise ValueError(f"{name}: booleans (or 0 and 1) are needed")
-    classes = arrays["logits"].shape[2] if "logits" in arrays else 0
+    classes = 0
+    if "logits" in arrays:
+        classes = arrays["logits"].shape[2]
     labels = arrays.get("labels", np.zeros(0))
     if classes and not ((labels >= 0) & (labels < classes) & (labels % 1 == 0)).all():
         raise ValueError(f"labels: whole numbers from 0 to {classes - 1} are needed")

@@ -152,7 +152,9 @@ def load_pretrained_trunk() -> LpipsTrunk | None:
 
 @lru_cache(maxsize=2)
 def _find_trunk(named: str | None, bare: bool) -> LpipsTrunk | None:
-    files = [Path(named)] if named else []
+    files = []
+    if named:
+        files.append(Path(named))
     if not bare:
         files += _installed_files()
     for path in files:
@@ -169,10 +171,11 @@ def _find_trunk(named: str | None, bare: bool) -> LpipsTrunk | None:
 
 def _prepare_images(images: Tensor) -> Tensor:
     """[0, 1] gray or RGB -> what the network reads, 64 x 64."""
-    rgb = images.clamp(0, 1).expand(-1, 3, -1, -1) if images.shape[1] == 1 else images.clamp(0, 1)
-    rgb = F.interpolate(
-        rgb * 2 - 1, size=(INPUT_SIDE, INPUT_SIDE), mode="bilinear", align_corners=False
-    )
+    rgb = images.clamp(0, 1)
+    if images.shape[1] == 1:
+        rgb = rgb.expand(-1, 3, -1, -1)
+    size = (INPUT_SIDE, INPUT_SIDE)
+    rgb = F.interpolate(rgb * 2 - 1, size=size, mode="bilinear", align_corners=False)
     shift = torch.tensor([-0.030, -0.088, -0.188])
     scale = torch.tensor([0.458, 0.448, 0.450])
     return (rgb - shift.to(rgb).view(-1, 1, 1)) / scale.to(rgb).view(-1, 1, 1)
@@ -184,7 +187,8 @@ def _layer_activations(
     """Channel-normalised activations after each of the five convolutions."""
     taps = []
     for i, (weight, bias) in enumerate(zip(weights, biases)):
-        x = F.max_pool2d(x, 3, 2) if i in (1, 2) else x
+        if i in (1, 2):
+            x = F.max_pool2d(x, 3, 2)
         x = F.relu(F.conv2d(x, weight, bias, _STRIDES[i], _PADDINGS[i]))
         taps.append(x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10))
     return taps
@@ -211,7 +215,19 @@ def _check_pair(a: Tensor, b: Tensor) -> None:
 
 @accepts_numpy
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio in dB with range 1, at most 200. (b, c, h, w) x 2 -> (b,)."""
+    """Peak signal-to-noise ratio of image pairs, for pixels in [0, 1].
+
+    Args:
+        a: (b, c, h, w); values outside [0, 1] are clipped.
+        b: likewise, compared with ``a`` image by image.
+
+    Returns:
+        (b,) in dB, at most 200; larger is more alike.
+
+    Raises:
+        ValueError: for unequal shapes.
+    """
+    # -10 log10(mean (a - b)^2)
     _check_pair(a, b)
     error = (a.clamp(0, 1).double() - b.clamp(0, 1).double()).square().flatten(1).mean(1)
     return (-10 * error.clamp_min(10 ** (-MAX_PSNR / 10)).log10()).float()
@@ -234,18 +250,33 @@ def _local_mean(images: Tensor, window: Tensor) -> Tensor:
 
 @accepts_numpy
 def ssim(a: Tensor, b: Tensor) -> Tensor:
-    """Structural similarity (Wang et al. 2004), Gaussian window of sigma 1.5 (11 x 11), range 1.
+    """Structural similarity of image pairs (Wang et al. 2004), for pixels in [0, 1].
 
-    Averaged over the places where the window fits. Images with a side below 12 pixels take sigma
-    0.5 (5 x 5). Raises ValueError for sides below 5.
+    The window is Gaussian with sigma 1.5 (11 x 11 pixels), or 0.5 (5 x 5) for images with a side
+    below 12 pixels; the mean is over the places at which it fits.
+
+    Args:
+        a: (b, c, h, w); values outside [0, 1] are clipped.
+        b: likewise, compared with ``a`` image by image.
+
+    Returns:
+        (b,) in [-1, 1]; larger is more alike.
+
+    Raises:
+        ValueError: for unequal shapes, and sides below 5 pixels.
     """
+    # (2 mu_x mu_y + C1) (2 s_xy + C2) / ((mu_x^2 + mu_y^2 + C1) (s_x^2 + s_y^2 + C2)),
+    # C1 = 0.01^2, C2 = 0.03^2
     _check_pair(a, b)
     side = min(a.shape[-2:])
     if side < 5:
         raise ValueError(f"images have a side of {side} pixels: at least 5 are needed")
     x = a.clamp(0, 1).double()
     y = b.clamp(0, 1).double()
-    window = _gaussian_window(1.5 if side >= 12 else 0.5, x)
+    sigma = 1.5
+    if side < 12:
+        sigma = 0.5
+    window = _gaussian_window(sigma, x)
     mx, my, xx, yy, xy = (_local_mean(v, window) for v in (x, y, x * x, y * y, x * y))
     top = (2 * mx * my + 0.01**2) * (2 * (xy - mx * my) + 0.03**2)
     bottom = (mx**2 + my**2 + 0.01**2) * (xx - mx**2 + yy - my**2 + 0.03**2)
@@ -255,11 +286,25 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
 @accepts_numpy
 @torch.no_grad()
 def lpips(a: Tensor, b: Tensor, trunk: LpipsTrunk | None = None) -> Tensor:
-    """Learned perceptual distance (Zhang et al. 2018), AlexNet, version 0.1; smaller is more alike.
+    """Learned perceptual distance of image pairs (Zhang et al. 2018), AlexNet, version 0.1.
 
-    Rule: gray is repeated to RGB, [0, 1] goes to [-1, 1], bilinear to 64 x 64. trunk: by default
-    the pretrained weights found on this machine; raises LpipsUnavailable where there are none.
+    Gray is repeated to RGB, [0, 1] is mapped to [-1, 1], and images are resized to 64 x 64
+    (bilinear).
+
+    Args:
+        a: (b, c, h, w) in [0, 1].
+        b: likewise, compared with ``a`` image by image.
+        trunk: the weights; by default the pretrained ones on this machine.
+
+    Returns:
+        (b,); smaller is more alike.
+
+    Raises:
+        LpipsUnavailable: if there are no pretrained weights on this machine.
+        ValueError: for unequal shapes.
     """
+    # sum over layers l of mean over places of sum_c w_lc (f_lc(a) - f_lc(b))^2, features f of unit
+    # length at each place
     _check_pair(a, b)
     trunk = trunk or load_pretrained_trunk()
     if trunk is None:
@@ -268,19 +313,18 @@ def lpips(a: Tensor, b: Tensor, trunk: LpipsTrunk | None = None) -> Tensor:
             f"alexnet.ckpt in {WEIGHTS_VARIABLE}, "
             "or pass a trunk"
         )
-    weights, biases, rows = (
-        [t.to(a) for t in part] for part in (trunk.weights, trunk.biases, trunk.rows)
-    )
-    parts = []
-    for pair in zip(_prepare_images(a).split(128), _prepare_images(b).split(128)):
-        gaps = [
-            (p - q).square()
-            for p, q in zip(*(_layer_activations(weights, biases, x) for x in pair))
-        ]
-        parts.append(
-            sum(torch.einsum("bchw,c->bhw", g, r).mean((1, 2)) for g, r in zip(gaps, rows))
-        )
-    return torch.cat(parts)  # type: ignore[arg-type]
+    weights = [weight.to(a) for weight in trunk.weights]
+    biases = [bias.to(a) for bias in trunk.biases]
+    rows = [row.to(a) for row in trunk.rows]
+    distances = []
+    for batch_a, batch_b in zip(_prepare_images(a).split(128), _prepare_images(b).split(128)):
+        features_a = _layer_activations(weights, biases, batch_a)
+        features_b = _layer_activations(weights, biases, batch_b)
+        layers = []
+        for p, q, row in zip(features_a, features_b, rows):
+            layers.append(torch.einsum("bchw,c->bhw", (p - q).square(), row).mean((1, 2)))
+        distances.append(sum(layers))
+    return torch.cat(distances)  # type: ignore[arg-type]
 
 
 @accepts_numpy

@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import chain, islice
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -16,6 +17,16 @@ from torch import Tensor
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+# steps between reads of values on a GPU: each makes the host wait for all work in progress
+STEPS_BETWEEN_READS = 16
+STEPS_PER_TRANSFER = 64  # steps whose random numbers are copied together, at most
+BYTES_PER_TRANSFER = 2**26  # bytes that are copied together, unless a single step needs more
+# each tensor starts at a multiple of so many entries: kernels read whole vectors from aligned
+# memory
+ALIGNMENT = 64
+# of a GPU's memory: the rest is for its libraries, the allocator, and other batches
+MEMORY_SHARE = 0.25
 
 
 def accepts_numpy(function: Callable[P, R]) -> Callable[P, R]:
@@ -28,14 +39,16 @@ def accepts_numpy(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def call_with_tensors(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = (*args, *kwargs.values())
-        if not any(_contains_type(one, np.ndarray) for one in given):
+        arguments = (*args, *kwargs.values())
+        if not any(_contains_type(argument, np.ndarray) for argument in arguments):
             return function(*args, **kwargs)
-        made = function(
-            *(_to_tensors(one) for one in args),
-            **{name: _to_tensors(one) for name, one in kwargs.items()},
+        result = function(
+            *(_to_tensors(argument) for argument in args),
+            **{name: _to_tensors(argument) for name, argument in kwargs.items()},
         )  # type: ignore[arg-type]
-        return made if any(_contains_type(one, Tensor) for one in given) else _to_arrays(made)
+        if any(_contains_type(argument, Tensor) for argument in arguments):
+            return result
+        return _to_arrays(result)
 
     call_with_tensors.takes_arrays = True  # type: ignore[attr-defined]
     return call_with_tensors
@@ -43,76 +56,66 @@ def accepts_numpy(function: Callable[P, R]) -> Callable[P, R]:
 
 def _contains_type(value: Any, kind: type) -> bool:
     if isinstance(value, list | tuple):
-        return any(_contains_type(one, kind) for one in value)
+        return any(_contains_type(element, kind) for element in value)
     if isinstance(value, Mapping):
-        return any(_contains_type(one, kind) for one in value.values())
+        return any(_contains_type(element, kind) for element in value.values())
     return isinstance(value, kind)
 
 
 def _to_tensors(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(
-            np.require(value, requirements=("C", "W", "A"))
-        )  # a copy only where torch needs one
-    return _map_elements(value, _to_tensors) if _contains_type(value, np.ndarray) else value
+        # a copy only if torch needs one
+        return torch.from_numpy(np.require(value, requirements=("C", "W", "A")))
+    if _contains_type(value, np.ndarray):
+        return _map_elements(value, _to_tensors)
+    return value
 
 
 def _to_arrays(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = {
-            field.name: getattr(value, field.name)
-            for field in dataclasses.fields(value)
-            if field.init
-        }
-        return dataclasses.replace(
-            value, **{n: _to_arrays(v) for n, v in found.items() if _contains_type(v, Tensor)}
-        )  # type: ignore[type-var]
+        arrays = {}
+        for field in dataclasses.fields(value):
+            content = getattr(value, field.name)
+            if field.init and _contains_type(content, Tensor):
+                arrays[field.name] = _to_arrays(content)
+        return dataclasses.replace(value, **arrays)  # type: ignore[type-var]
     return _map_elements(value, _to_arrays)
 
 
 def _map_elements(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple
-        return value._make(change(one) for one in value)
+        return value._make(change(element) for element in value)
     if isinstance(value, list | tuple):
-        return type(value)(change(one) for one in value)
+        return type(value)(change(element) for element in value)
     if isinstance(value, Mapping):
-        return {name: change(one) for name, one in value.items()}
+        return {name: change(element) for name, element in value.items()}
     return value
 
 
-STEPS_BETWEEN_READS = (
-    16  # steps between looks at values on a GPU: each makes the host wait for all that is under way
-)
-STEPS_PER_TRANSFER = 64  # steps whose random numbers travel together, at most
-BYTES_PER_TRANSFER = 2**26  # bytes that travel together, unless a single step needs more
-# each tensor starts at a multiple of so many entries: kernels read whole vectors from aligned
-# memory
-ALIGNMENT = 64
-# of a GPU's memory: the rest is for its libraries, for what the allocator keeps, and for other
-# batches
-MEMORY_SHARE = 0.25
-
-
 def steps_between_reads(device: torch.device) -> int:
-    """After how many steps a loop on ``device`` may look at a value to decide how it goes on."""
-    return 1 if device.type == "cpu" else STEPS_BETWEEN_READS
+    """After how many steps a loop on ``device`` may read a value to decide how it continues."""
+    if device.type == "cpu":
+        return 1
+    return STEPS_BETWEEN_READS
 
 
 def copy_to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Tensors of the CPU on ``device``, in one transfer for all of one type; on the CPU the very
     same ones."""
-    out = list(tensors)
-    for dtype in {t.dtype for t in tensors} if device.type != "cpu" else ():
-        at = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        sizes = [-(-tensors[i].numel() // ALIGNMENT) * ALIGNMENT for i in at]
+    copies = list(tensors)
+    if device.type == "cpu":
+        return copies
+    for dtype in {t.dtype for t in tensors}:
+        positions = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        sizes = [-(-tensors[i].numel() // ALIGNMENT) * ALIGNMENT for i in positions]
         flat = torch.zeros(sum(sizes), dtype=dtype)
-        for i, part in zip(at, flat.split(sizes)):
+        for i, part in zip(positions, flat.split(sizes)):
             part[: tensors[i].numel()] = tensors[i].reshape(-1)
-        for i, part in zip(at, flat.to(device).split(sizes)):
-            out[i] = part[: tensors[i].numel()].view(tensors[i].shape)
-    return out
+        for i, part in zip(positions, flat.to(device).split(sizes)):
+            copies[i] = part[: tensors[i].numel()].view(tensors[i].shape)
+    return copies
 
 
 def draw_ahead(
@@ -121,24 +124,23 @@ def draw_ahead(
     """``draw()`` for each of ``steps`` steps, on ``device``; its tensors are on the CPU, of any
     shapes and types.
 
-    On the CPU they are drawn when their step comes, elsewhere for up to ``STEPS_PER_TRANSFER``
-    steps and about
-    ``BYTES_PER_TRANSFER`` bytes at once: a transfer a step would cost more than the step. The
-        numbers are the same on every device, and so is the generator when all steps were taken.
+    On the CPU they are drawn at their step, elsewhere for up to ``STEPS_PER_TRANSFER`` steps and
+    about ``BYTES_PER_TRANSFER`` bytes at once: a transfer a step would cost more than the step. The
+    numbers are the same on every device, and so is the generator after the last step.
     """
     waiting: list[tuple[Tensor, ...]] = []
     for step in range(steps):
-        drawn = draw()
+        tensors = draw()
         if device.type == "cpu":
-            yield drawn
+            yield tensors
             continue
-        waiting.append(drawn)
-        size = sum(
-            t.numel() * t.element_size() for row in (*waiting, drawn) for t in row
-        )  # with another step like this
+        waiting.append(tensors)
+        # with another step like this
+        size = sum(t.numel() * t.element_size() for t in chain(*waiting, tensors))
         if len(waiting) == STEPS_PER_TRANSFER or step == steps - 1 or size > BYTES_PER_TRANSFER:
-            moved = iter(copy_to_device([t for row in waiting for t in row], device))
-            yield from [tuple(next(moved) for _ in row) for row in waiting]
+            copies = iter(copy_to_device(list(chain(*waiting)), device))
+            for row in waiting:
+                yield tuple(islice(copies, len(row)))
             waiting = []
 
 
@@ -146,46 +148,45 @@ def memory_budget(device: torch.device | str, usual: int) -> int:
     """Bytes that a batch may take: ``usual`` on the CPU, whose memory others share; a quarter of a
     GPU's.
 
-    Of all it has, not of what is free just now: a batch's size changes the last bits of what is
-    computed."""
-    where = torch.device(device)
-    return int(MEMORY_SHARE * torch.cuda.mem_get_info(where)[1]) if where.type == "cuda" else usual
+    A quarter of all its memory, not of what is free: a batch's size changes the last bits of the
+    results."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return usual
+    return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
 
 
 def record_cuda_graph(
     compute: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor
 ) -> Callable[[Tensor], tuple[Tensor, ...]]:
-    """``compute``, a function of one tensor shaped as ``like``; on a GPU its kernels are recorded
-    once, as a graph, and started
-    together ever after: starting them one by one takes longer than they do. The same kernels, so
-        the same bits.
+    """``compute``, a function of one tensor shaped as ``like``, recorded as a graph on a GPU.
 
-    What it computes may not depend on values; where it cannot be recorded (a copy from the CPU
-    inside), it is itself."""
+    The kernels are then started together, as starting them one by one takes longer than they do.
+    They are the same kernels, so the bits are the same. Its control flow may not depend on values;
+    if it cannot be recorded (a copy from the CPU inside), it is returned as it is."""
     if like.device.type != "cuda":
         return compute
-    given = like.clone()
+    argument = like.clone()
     graph = torch.cuda.CUDAGraph()
     aside = torch.cuda.Stream()
     here = torch.cuda.current_stream()
     aside.wait_stream(here)
     with torch.cuda.stream(aside):
-        compute(given)  # libraries set themselves up at the first calls
-        compute(given)
+        compute(argument)  # libraries set themselves up at the first calls
+        compute(argument)
     here.wait_stream(aside)
     try:
         with torch.cuda.graph(graph):
-            found = compute(given)
+            outputs = compute(argument)
     except RuntimeError:
         torch.cuda.synchronize()
         return compute
 
-    def replay_graph(
-        x: Tensor, held: object = compute
-    ) -> tuple[Tensor, ...]:  # held: the graph reads its memory
-        given.copy_(x)
+    # keep_alive: the graph reads the memory of ``compute``
+    def replay_graph(x: Tensor, keep_alive: object = compute) -> tuple[Tensor, ...]:
+        argument.copy_(x)
         graph.replay()
-        return tuple(value.clone() for value in found)
+        return tuple(value.clone() for value in outputs)
 
     return replay_graph
 
@@ -195,17 +196,19 @@ def average_pool(x: Tensor, size: int | tuple[int, int]) -> Tensor:
     gradient is repeatable."""
     if x.device.type == "cpu":
         return F.adaptive_avg_pool2d(x, size)
-    rows, columns = (size, size) if isinstance(size, int) else size
+    if isinstance(size, int):
+        size = (size, size)
+    rows, columns = size
     return _pooling_weights(x, x.shape[-2], rows) @ x @ _pooling_weights(x, x.shape[-1], columns).T
 
 
 def _pooling_weights(like: Tensor, length: int, cells: int) -> Tensor:
-    """(cells, length): what each place counts in the average of each cell; cells may overlap by one
-    place."""
-    at, cell = (torch.arange(count, device=like.device) for count in (length, cells))
-    cell = cell.unsqueeze(1)
-    # one past the last
+    """(cells, length): the weight of each position in the mean of each cell; cells may overlap by
+    one position."""
+    # cell c takes positions floor(c n / C) ... ceil((c + 1) n / C) - 1
+    position = torch.arange(length, device=like.device)
+    cell = torch.arange(cells, device=like.device).unsqueeze(1)
     first = cell * length // cells
-    last = ((cell + 1) * length + cells - 1) // cells
-    inside = (at >= first) & (at < last)
-    return (inside / inside.sum(1, keepdim=True)).to(like)
+    end = ((cell + 1) * length + cells - 1) // cells
+    in_cell = (position >= first) & (position < end)
+    return (in_cell / in_cell.sum(1, keepdim=True)).to(like)

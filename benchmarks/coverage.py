@@ -35,7 +35,7 @@ from attacks.epsilon import (
     one_run_from_scores,
     right_guesses,
 )
-from attacks.membership.attack import guess_counts, one_run_bound
+from attacks.membership.measures import guess_counts, one_run_bound
 from benchmarks.known_mechanisms import DELTA, Known, mechanisms
 from privdd.reporting.export import write_markdown_page
 

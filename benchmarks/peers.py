@@ -38,8 +38,8 @@ from scipy.stats import binom
 
 from attacks.command_line import CommandParser
 from attacks.epsilon import fdp_one_run_mu, one_run, one_run_from_scores
-from attacks.membership.attack import guess_counts
 from attacks.membership.lira import lira
+from attacks.membership.measures import guess_counts
 from attacks.membership.signals import logit_scaled
 from attacks.roc import roc, tpr_at_fpr
 from benchmarks import accounting, dp_sgd, public_tool, shadows, simulation
@@ -601,13 +601,15 @@ def page(found: dict[str, list[Comparison] | str]) -> str:
     )
     return f"""# Beside other tools
 
-The same inputs to privdd and to its peers. Of {len(every)} lines privdd's result is ahead in {ahead}, not told apart in {level}, lost in {lost} and not
-compared in {other}; it takes more time in {sum("lost" in cost(one) for one in every)}. {absent} {"peer" if absent == 1 else "peers"} could not be run.
-What decides stands above each table. Times are CPU seconds of one call where nothing else is said; one within a tenth of the other is
-*alike*. A peer runs with its own defaults where nothing else is said; no setting of privdd was chosen for this page.
-{hardware()}.
+The same inputs to privdd and to its peers. Of {len(every)} lines privdd's result is ahead in
+{ahead}, not told apart in {level}, lost in {lost} and not compared in {other}; it takes more time
+in {sum("lost" in cost(one) for one in every)}. {absent} {"peer" if absent == 1 else "peers"}
+could not be run. What decides stands above each table. Times are CPU seconds of one call where
+nothing else is said; one within a tenth of the other is *alike*. A peer runs with its own
+defaults where nothing else is said; no setting of privdd was chosen for this page. {hardware()}.
 
-    python -m benchmarks.peers --install FOLDER && python -m benchmarks.peers --peers FOLDER --write docs/peers.md
+    python -m benchmarks.peers --install FOLDER
+    python -m benchmarks.peers --peers FOLDER --write docs/peers.md
 
 {table(found)}
 """

@@ -33,13 +33,24 @@ def base(
     temperature: float = 1.0,
     online: bool = True,
 ) -> Tensor:
-    """log p(y|x, target) - log mean_k p(y|x, shadow_k): score per record (n,), float64, larger =
-    member.
+    """The BASE score of membership per record (Lassila et al. 2025).
 
-    log_probs (K, n) of the true label under the shadow models (at most 0), masks (K, n) bool,
-    target (n,). Log-probabilities are divided by ``temperature`` first. Online takes all shadow
-    models; offline only those trained without the record (all, if there are none). ValueError: bad
-    shapes, NaN, temperature."""
+    Args:
+        log_probs: (K, n) of the true label under the shadow models, at most 0.
+        masks: (K, n) inclusion bits of the shadow models.
+        target: (n,) of the model under attack.
+        temperature: by which log-probabilities are divided first, above 0.
+        online: True takes all shadow models; False those trained without the record, or all if
+            there are none.
+
+    Returns:
+        (n,) float64, larger = member.
+
+    Raises:
+        ValueError: for bad shapes, NaN, positive log-probabilities, or a temperature that is not
+            positive.
+    """
+    # log p(y|x, target) / T - log((1 / K) sum_k p(y|x, shadow_k)^(1 / T))
     x, mask, t = check_shadow_signals(log_probs, masks, target, 2, finite=False)
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}: a positive number is needed")
@@ -47,9 +58,9 @@ def base(
         raise ValueError("log_probs and target must be logarithms of probabilities (at most 0)")
     if online or bool(mask.all()):
         return t / temperature - (x / temperature).logsumexp(0) + math.log(len(x))
-    keep = ~mask | mask.all(0)
-    kept = (x / temperature).masked_fill(~keep, -torch.inf)
-    return t / temperature - kept.logsumexp(0) + keep.sum(0).double().log()
+    is_used = ~mask | mask.all(0)
+    scaled = (x / temperature).masked_fill(~is_used, -torch.inf)
+    return t / temperature - scaled.logsumexp(0) + is_used.sum(0).double().log()
 
 
 @dataclass(frozen=True)
@@ -70,5 +81,5 @@ class Base(MembershipAttack):
         worlds = require_worlds(view)
         logp = torch.nn.functional.logsigmoid(queried_log_odds(worlds, name, self.queries))
         score = partial(base, temperature=self.temperature, online=self.online)
-        each = [score_leave_one_out(score, one, worlds.masks) for one in logp.unbind(-1)]
-        return torch.stack(each).mean(0)
+        queries = [score_leave_one_out(score, query, worlds.masks) for query in logp.unbind(-1)]
+        return torch.stack(queries).mean(0)

@@ -22,27 +22,28 @@ from attacks.validation import check_counts
 
 
 @accepts_numpy
-def density_ratio(inside: Tensor, outside: Tensor, query: Tensor) -> Tensor:
+def density_ratio(members: Tensor, non_members: Tensor, query: Tensor) -> Tensor:
     """log p_in(q) - log p_out(q): (m,) float64, larger = member.
 
-    inside (a, d), outside (b, d): features of known members and non-members; query (m, d). Each
-    feature is scaled by its pooled standard deviation (constant ones are left out); the bandwidth
-    is Scott's rule."""
+    members (a, d), non_members (b, d): features of known ones; query (m, d). Each feature is scaled
+    by its pooled standard deviation (constant ones are left out); the bandwidth is Scott's rule."""
+    # p(q) = (1 / a) sum_i (2 pi h^2)^(-d/2) exp(-|q - x_i|^2 / (2 h^2)),   h = a^(-1 / (d + 4))
     if (
-        len(inside) < 2
-        or len(outside) < 2
-        or not inside.shape[1:] == outside.shape[1:] == query.shape[1:]
+        len(members) < 2
+        or len(non_members) < 2
+        or not members.shape[1:] == non_members.shape[1:] == query.shape[1:]
     ):
         raise ValueError(
-            f"inside {tuple(inside.shape)}, outside {tuple(outside.shape)}, query "
-            f"{tuple(query.shape)}"
+            f"members {tuple(members.shape)}, non-members {tuple(non_members.shape)}, query "
+            f"{tuple(query.shape)}: two of each, and equal features, are needed"
         )
-    spread = torch.cat([inside, outside]).double().std(0)
-    live = spread > 0
-    if not live.any():
+    spread = torch.cat([members, non_members]).double().std(0)
+    varies = spread > 0
+    if not varies.any():
         return torch.zeros(len(query), dtype=torch.float64)
-    a, b, q = (v.double()[:, live] / spread[live] for v in (inside, outside, query))
-    return _log_density(a, q) - _log_density(b, q)
+    scaled = [x.double()[:, varies] / spread[varies] for x in (members, non_members, query)]
+    scaled_members, scaled_non_members, points = scaled
+    return _log_density(scaled_members, points) - _log_density(scaled_non_members, points)
 
 
 def _log_density(points: Tensor, query: Tensor) -> Tensor:
@@ -71,12 +72,11 @@ class GradientDensity(MembershipAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         signals = require_worlds(view).signals
-        names = (
-            sorted(s for s in signals if s.startswith("gradient"))
-            if self._chosen_signal(view.surface) == "auto"
-            else []
-        )
-        return [signals[name] for name in names] or super().read_signals(view)
+        if self._chosen_signal(view.surface) == "auto":
+            names = sorted(name for name in signals if name.startswith("gradient"))
+            if names:
+                return [signals[name] for name in names]
+        return super().read_signals(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
@@ -84,11 +84,13 @@ class GradientDensity(MembershipAttack):
         rng = np.random.default_rng(seed)
 
         def fit_density_ratio(shadows: Tensor, masks: Tensor, target: Tensor) -> Tensor:
-            inside, outside = (shadows[side] for side in (masks, ~masks))
-            inside, outside = (
-                x[torch.from_numpy(rng.permutation(len(x))[: self.limit])]
-                for x in (inside, outside)
-            )
-            return density_ratio(inside, outside, target.flatten(0, 1)).reshape(target.shape[:2])
+            members = self._draw_rows(shadows[masks], rng)
+            non_members = self._draw_rows(shadows[~masks], rng)
+            ratios = density_ratio(members, non_members, target.flatten(0, 1))
+            return ratios.reshape(target.shape[:2])
 
         return _cross_fit(fit_density_ratio, features, worlds.masks, self.folds)
+
+    def _draw_rows(self, rows: Tensor, rng: np.random.Generator) -> Tensor:
+        """At most ``limit`` of the rows, in random order."""
+        return rows[torch.from_numpy(rng.permutation(len(rows))[: self.limit])]

@@ -1,10 +1,9 @@
-"""Membership from predicted labels alone: how stable is a record's label when the record is
-disturbed?
+"""Membership from predicted labels alone: how stable is a record's label under perturbation?
 
 Choquette-Choo, Tramer, Carlini and Papernot, "Label-Only Membership Inference Attacks" (ICML 2021):
 a model is surer of what it was trained on, so more of a member's shifted and noised copies keep the
-right label. No confidence, no weights and no shadow model is used, only ``queries`` asked of the
-model that was really sent."""
+right label. No confidence, weights or shadow models are used, only ``queries`` to the model that
+was sent."""
 
 from __future__ import annotations
 
@@ -21,17 +20,8 @@ from attacks.tensors import accepts_numpy
 from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
 from attacks.validation import check_counts
 
-PIXEL_SHIFTS = (
-    (0, 0),
-    (0, 1),
-    (0, -1),
-    (1, 0),
-    (-1, 0),
-    (1, 1),
-    (-1, -1),
-    (1, -1),
-    (-1, 1),
-)  # pixels, wrapped around
+# pixels, wrapped around
+PIXEL_SHIFTS = ((0, 0), (0, 1), (0, -1), (1, 0), (-1, 0), (1, 1), (-1, -1), (1, -1), (-1, 1))
 NOISE_LEVELS = (0.1, 0.2, 0.3, 0.5)  # standard deviation of noise; records are in [0, 1]
 
 
@@ -43,22 +33,34 @@ def label_robustness(
     copies: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """(n,) in [0, 1]: the share of disturbed copies of each record (n, c, h, w) that get its label
-    (n,).
+    """The share of perturbed copies of each record that keep its label (Choquette-Choo et al.
+    2021).
 
-    The copies are the nine SHIFTS, and ``copies`` with noise at each of LEVELS, the same noise for
-    every record."""
+    The copies are the nine PIXEL_SHIFTS, and ``copies`` with noise at each of NOISE_LEVELS, the
+    same noise for every record.
+
+    Args:
+        labels_of: the model, images (n, c, h, w) -> predicted labels (n,).
+        x: records (n, c, h, w) in [0, 1].
+        y: their labels (n,).
+        copies: noised copies at each level.
+        generator: draws the noise.
+
+    Returns:
+        (n,) float64 in [0, 1], larger = member.
+    """
     noise = torch.randn(copies, *x.shape[1:], generator=generator).to(x)
-    kinds = [torch.roll(x, shift, (-2, -1)) for shift in PIXEL_SHIFTS]
-    kinds += [x + level * one for level in NOISE_LEVELS for one in noise]
-    right = [(labels_of(kind) == y).double() for kind in kinds]
-    return torch.stack(right).mean(0)
+    batches = [torch.roll(x, shift, (-2, -1)) for shift in PIXEL_SHIFTS]
+    for level in NOISE_LEVELS:
+        batches += [x + level * image for image in noise]
+    is_right = [(labels_of(batch) == y).double() for batch in batches]
+    return torch.stack(is_right).mean(0)
 
 
 @dataclass(frozen=True)
 class LabelOnly(MembershipAttack):
-    """Robustness of the label as the score, one threshold for all records; the real run alone is
-    judged."""
+    """Robustness of the label as the score, with one threshold for all records; only the real run
+    is judged."""
 
     copies: int = 8
     name: ClassVar[str] = "label_only"
@@ -85,22 +87,19 @@ class LabelOnly(MembershipAttack):
 
         def labels_of(x: Tensor) -> Tensor:
             with torch.no_grad():
-                return torch.cat(
-                    [functional_call(model, state, (part,)).argmax(1) for part in x.split(512)]
-                )
+                outputs = [functional_call(model, state, (batch,)) for batch in x.split(512)]
+            return torch.cat([logits.argmax(1) for logits in outputs])
 
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         scores = label_robustness(labels_of, worlds.records, worlds.labels, self.copies, generator)
         queries = len(PIXEL_SHIFTS) + self.copies * len(NOISE_LEVELS)
-        return Evidence(
-            scores=scores[None], notes={"signal": "labels", "seed": seed, "queries": queries}
-        )
+        notes = {"signal": "labels", "seed": seed, "queries": queries}
+        return Evidence(scores=scores[None], notes=notes)
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        """As for any membership attack, with one world."""
-        return super().judge(
-            evidence, replace(view, worlds=first_replay(require_worlds(view))), truth
-        )
+        """As for any membership attack, with one replay."""
+        real_run = replace(view, worlds=first_replay(require_worlds(view)))
+        return super().judge(evidence, real_run, truth)
 
     def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
         return finding.with_measures(diagnostics={"queries_per_record": evidence.notes["queries"]})
@@ -113,17 +112,18 @@ def first_replay(worlds: Worlds) -> Worlds:
 
 
 def _sent_state(view: View) -> dict[str, Tensor] | None:
-    """Parameters and buffers of the model that was sent; None where it is not whole or does not
-    read records."""
+    """Parameters and buffers of the model that was sent; None if some are missing, or if it does
+    not read records."""
     model: nn.Module | None = view.knowledge.model
     if model is None or not view.captures or "projection" in view.knowledge.maps:
         return None
-    own = model.state_dict()
+    state = model.state_dict()
     sent: dict[str, Tensor] = {}
-    for capture in (
-        view.captures
-    ):  # of several networks, the first whose values have the model's names and shapes
+    for capture in view.captures:
         for name, value in capture.value.items():
-            if name in own and own[name].shape == value.shape:
+            # of several networks, the first whose values have the model's names and shapes
+            if name in state and state[name].shape == value.shape:
                 sent.setdefault(name, value)
-    return {**own, **sent} if dict(model.named_parameters()).keys() <= sent.keys() else None
+    if not dict(model.named_parameters()).keys() <= sent.keys():
+        return None
+    return {**state, **sent}

@@ -1,8 +1,8 @@
 """The likelihood-ratio attack (Carlini et al. 2022), and the variants of it that other tools
 report.
 
-A world is one shadow model with its coin flips: IN for a record that it was trained on, OUT for the
-others."""
+A world is one shadow model with its inclusion bits: IN for a record that it was trained on, OUT for
+the others."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ from attacks.types import View
 Variance = Literal["auto", "bayes", "per_record", "pooled", "uncentred", "uncentred_in"]
 MIN_STD = 1e-30
 PRIOR_WEIGHT = 1.0  # shadow models that the prior of a record's centre counts for
-MAX_PRIOR_DEGREES = (
-    1000.0  # of the prior of a variance; so many mean that all records have one variance
-)
+# of the prior of a variance; so many mean that all records have one variance
+MAX_PRIOR_DEGREES = 1000.0
 NEWTON_STEPS = 20  # of the inverse trigamma function, which converges from either side
 
 
@@ -63,19 +62,40 @@ def lira(
     centre: Literal["mean", "median"] = "mean",
     offline_test: Literal["logcdf", "logpdf"] = "logcdf",
 ) -> Tensor:
-    """Log-likelihood ratio of membership per record (n,), float64, larger = member.
+    """Log-likelihood ratio of membership per record (Carlini et al. 2022).
 
-    signals (K, n) or (K, n, q) for q queries a record: each shadow model's signal; masks (K, n)
-    bool; target (n,) or (n, q). Queries are scored one by one and their log-ratios averaged, as the
-    authors' script does. Offline takes OUT worlds only: log Phi((t - mu_out) / sigma_out), the
-    paper's one-sided test ("logpdf": the script's two-sided one, for reproduction).
-    variance: "auto" is "bayes", which measured best at 7 to 63 shadow models: Student's law
-    for each record, whose centre and variance lean on those of all records, around means whatever
-    ``centre`` says; "per_record" is numpy's std of each record's worlds; "pooled" pools the
-    residuals around each record's own centre, IN and OUT apart; the uncentred ones serve
-    CONVENTIONS. A record with no IN (or OUT) world takes the other side's centre shifted by the
-    median gap of the rest. Raises ValueError for bad shapes, NaN, or no world on a side that is
-    needed."""
+    A record with no IN (or OUT) world takes the other side's centre, shifted by the median gap of
+    the other records.
+
+    Args:
+        signals: each shadow model's signal (K, n), or (K, n, q) for q queries a record; queries are
+            scored one by one and their log-ratios averaged, as in the authors' script.
+        masks: (K, n) inclusion bits of the shadow models.
+        target: the signal of the model under attack, (n,) or (n, q).
+        online: False takes OUT worlds only.
+        variance: "auto" is "bayes", which measured best at 7 to 63 shadow models: Student's law
+            for each record, whose centre and variance lean on those of all records, around means
+            whatever ``centre`` says. "per_record" is numpy's std of each record's worlds; "pooled"
+            pools the residuals around each record's own centre, IN and OUT apart; the uncentred
+            ones serve CONVENTIONS.
+        centre: of each side's signals.
+        offline_test: "logcdf" is the paper's one-sided test, "logpdf" the script's two-sided one,
+            for reproduction.
+
+    Returns:
+        (n,) float64, larger = member.
+
+    Raises:
+        ValueError: for bad shapes, NaN, or no world on a side that is needed.
+
+    Example:
+        >>> signals = torch.tensor([[2.0], [2.2], [0.0], [0.2]])
+        >>> masks = torch.tensor([[True], [True], [False], [False]])
+        >>> bool(lira(signals, masks, torch.tensor([2.1])) > 0)
+        True
+    """
+    # online:  ln N(t; mu_in, sigma_in^2) - ln N(t; mu_out, sigma_out^2)
+    # offline: ln Phi((t - mu_out) / sigma_out)
     x, mask, t = check_shadow_signals(signals, masks, target, 2, 3)
     if x.ndim == 2:
         x = x.unsqueeze(-1)
@@ -86,10 +106,9 @@ def lira(
     mu_out, std_out = _side_statistics(x, ~mask, variance, centre, "OUT")
     if not online:
         mu = torch.where(mu_out.isnan(), mu_out.nanmedian(), mu_out)
-        score = (
-            log_ndtr((t - mu) / std_out) if offline_test == "logcdf" else -_log_pdf(t, mu, std_out)
-        )
-        return score.mean(-1)
+        if offline_test == "logcdf":
+            return log_ndtr((t - mu) / std_out).mean(-1)
+        return (-_log_pdf(t, mu, std_out)).mean(-1)
     mu_in, std_in = _side_statistics(x, mask, variance, centre, "IN")
     if variance == "uncentred_in":
         std_out = std_in
@@ -107,50 +126,52 @@ def _side_statistics(
     if not mask.any():
         raise ValueError(f"no shadow model has any record {name}: this test needs them")
     count = mask.sum(0)
-    kept = x.masked_fill(~mask, torch.nan)
-    # numpy's median (middle two averaged); torch's own takes the lower one
-    middle = kept.nanquantile(0.5, dim=0) if centre == "median" else kept.nanmean(0)
+    side = x.masked_fill(~mask, torch.nan)
+    if centre == "median":
+        middle = side.nanquantile(0.5, dim=0)  # averages the middle two, as numpy's median does
+    else:
+        middle = side.nanmean(0)
     if variance in ("uncentred", "uncentred_in"):
         spread = (x[mask] - x[mask].mean()).square().mean().sqrt()
         return middle, spread.expand_as(middle) + MIN_STD
-    pooled = (kept - middle).square().flatten(0, 1).nanmean(0).sqrt()  # (q,)
+    pooled = (side - middle).square().flatten(0, 1).nanmean(0).sqrt()  # (q,)
     if variance == "pooled":
         return middle, pooled.expand_as(middle) + MIN_STD
     if variance != "per_record":
         raise ValueError(f"variance={variance!r}: bayes, per_record or pooled")
-    own = (kept - kept.nanmean(0)).square().nanmean(0).sqrt()
-    return middle, torch.where(count >= 2, own, pooled) + MIN_STD
+    per_record = (side - side.nanmean(0)).square().nanmean(0).sqrt()
+    return middle, torch.where(count >= 2, per_record, pooled) + MIN_STD
 
 
 # BaVarIA (Brännvall 2026, arXiv 2603.11799): for each record and side, n signals x ~ N(mu, s2) with
-# the conjugate prior     s2 ~ InvGamma(d / 2, d v / 2),   mu | s2 ~ N(m, s2 / w),
+# the conjugate prior
+#     s2 ~ InvGamma(d / 2, d v / 2),   mu | s2 ~ N(m, s2 / w),
 # predict the target's signal by Student's law (Murphy 2007, "Conjugate Bayesian analysis of the
-# Gaussian", section 6):     centre (w m + n x-) / (w + n),   degrees of freedom d + n,
+# Gaussian", section 6):
+#     centre (w m + n x-) / (w + n),   degrees of freedom d + n,
 #     scale^2 (1 + 1 / (w + n)) / (d + n) * (d v + sum (x - x-)^2 + w n (x- - m)^2 / (w + n)).
 # d and v are fitted to the variances of all records (Smyth 2004, section 6.2): with s_i^2 on n_i -
-# 1 degrees of freedom,     e_i = log s_i^2 - psi((n_i - 1) / 2) + log((n_i - 1) / 2),
+# 1 degrees of freedom,
+#     e_i = log s_i^2 - psi((n_i - 1) / 2) + log((n_i - 1) / 2),
 #     psi'(d / 2) = var(e) - mean psi'((n_i - 1) / 2),   log v = mean(e) + psi(d / 2) - log(d / 2).
 # m is the other side's mean, shifted by the median gap of all records, and w = PRIOR_WEIGHT: a
 # record without a world on one side takes it from the other.
 def _bayes_score(x: Tensor, mask: Tensor, t: Tensor, online: bool, offline_test: str) -> Tensor:
-    inside = _count_mean_squares(x, mask)
-    outside = _count_mean_squares(x, ~mask)
-    if not outside[0].any() or (online and not inside[0].any()):
-        raise ValueError(
-            f"no shadow model has any record {'IN' if outside[0].any() else 'OUT'}: this "
-            "test needs them"
-        )
+    count_in, mean_in, squares_in = _count_mean_squares(x, mask)
+    count_out, mean_out, squares_out = _count_mean_squares(x, ~mask)
+    if not count_out.any():
+        raise ValueError("no shadow model has any record OUT: this test needs them")
+    if online and not count_in.any():
+        raise ValueError("no shadow model has any record IN: this test needs them")
     if online:
-        gap = (
-            (inside[1] - outside[1]).nanmedian(0).values.nan_to_num(0.0)
-        )  # of the records that have both sides
-        log_in, *_ = _student_law(t, *inside, outside[1] + gap)
-        log_out, *_ = _student_law(t, *outside, inside[1] - gap)
+        # of the records that have both sides
+        gap = (mean_in - mean_out).nanmedian(0).values.nan_to_num(0.0)
+        log_in, *_ = _student_law(t, count_in, mean_in, squares_in, mean_out + gap)
+        log_out, *_ = _student_law(t, count_out, mean_out, squares_out, mean_in - gap)
         return (log_in - log_out).mean(-1)
-    elsewhere = torch.where(
-        outside[0] > 0, torch.nan, outside[1].nanmedian(0).values
-    )  # for records that all worlds hold
-    log_out, centre, scale, degrees = _student_law(t, *outside, elsewhere)
+    # a record that is IN in all worlds takes the median centre of the others
+    prior_mean = torch.where(count_out > 0, torch.nan, mean_out.nanmedian(0).values)
+    log_out, centre, scale, degrees = _student_law(t, count_out, mean_out, squares_out, prior_mean)
     if offline_test == "logpdf":
         return -log_out.mean(-1)
     below = student.logcdf(((t - centre) / scale).numpy(), degrees.numpy())
@@ -158,8 +179,8 @@ def _bayes_score(x: Tensor, mask: Tensor, t: Tensor, online: bool, offline_test:
 
 
 def _count_mean_squares(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each record's signals on one side (n, q): how many, their mean (NaN for none), the sum of
-    squares around it."""
+    """The count of each record's signals on one side, their mean (NaN for none), and the sum of
+    squares around it, (n, q) each."""
     count = mask.sum(0).double()
     mean = x.masked_fill(~mask, 0).sum(0) / count
     squares = (x - mean).masked_fill(~mask, 0).square().sum(0)
@@ -191,12 +212,8 @@ def _student_law(
         - (degrees * math.pi).log() / 2
         - scale.log()
     )
-    return (
-        norm - (degrees + 1) / 2 * (((t - centre) / scale).square() / degrees).log1p(),
-        centre,
-        scale,
-        degrees,
-    )
+    distance = ((t - centre) / scale).square() / degrees
+    return norm - (degrees + 1) / 2 * distance.log1p(), centre, scale, degrees
 
 
 def _fit_variance_prior(count: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,14 +221,13 @@ def _fit_variance_prior(count: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]
     squares (n, q)."""
     free = (count - 1).clamp_min(0)
     pooled = squares.sum(0) / free.sum(0).clamp_min(1)
-    seen = (free > 0) & (squares > 0)
-    half = torch.where(seen, free / 2, torch.nan)
+    has_variance = (free > 0) & (squares > 0)
+    half = torch.where(has_variance, free / 2, torch.nan)
     e = (squares / (2 * half)).log() - half.digamma() + half.log()
-    number = seen.sum(0)
+    number = has_variance.sum(0)
     mean = e.nanmean(0)
-    spread = (e - mean).square().nansum(0) / (number - 1).clamp_min(1) - torch.polygamma(
-        1, half
-    ).nanmean(0)
+    variance = (e - mean).square().nansum(0) / (number - 1).clamp_min(1)
+    spread = variance - torch.polygamma(1, half).nanmean(0)
     least = float(torch.polygamma(1, torch.tensor(MAX_PRIOR_DEGREES / 2, dtype=torch.float64)))
     fits = (number > 1) & (spread > least)
     degrees = 2 * _invert_trigamma(torch.where(fits, spread, least))

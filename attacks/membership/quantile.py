@@ -21,32 +21,47 @@ from attacks.membership.signals import logit_scaled
 from attacks.types import Surface, View
 from attacks.validation import check_counts, check_positive
 
-# a normal variable's squared residual is on average this far below its variance, in logarithms
+# minus the mean of ln X, X chi-squared with one degree of freedom: ln 2 + the Euler constant
 LOG_CHI_SQUARE_MEAN = 1.2704
 MIN_STD_SHARE = 1e-3  # of a predicted standard deviation, in units of the scores' own
 
 
 def standardise_scores(
-    scores: Tensor, known: Tensor, asked: Tensor, values: Tensor, ridge: float = 1.0
+    public_scores: Tensor,
+    public_features: Tensor,
+    features: Tensor,
+    scores: Tensor,
+    ridge: float = 1.0,
 ) -> Tensor:
-    """(q,) float64: by how many standard deviations each score lies above what its record's
-    features foretell.
+    """(q,) float64: by how many standard deviations each score exceeds the prediction from its
+    record's features.
 
-    scores (m,) of records that were not trained on, with features ``known`` (m, d); asked (q, d),
-    values (q,): of the records in question. Mean and log variance are ridge regressions on the
-        features; the variance is fitted to the residuals that each record has when it is left out
-        (Allen 1974). Raises ValueError for unequal lengths, fewer than 2
-    known records, or a ridge that is not positive.
+    Mean and log variance are ridge regressions on the features; the variance is fitted to the
+    residuals of each public record when it is left out (Allen 1974).
+
+    Args:
+        public_scores: (m,) of records that were not trained on.
+        public_features: theirs, (m, d).
+        features: of the records in question, (q, d).
+        scores: theirs, (q,).
+        ridge: above 0, in records.
+
+    Raises:
+        ValueError: for unequal lengths, fewer than 2 public records, or a ridge that is not
+            positive.
     """
-    if len(scores) != len(known) or len(values) != len(asked) or len(scores) < 2 or not ridge > 0:
-        shapes = [tuple(part.shape) for part in (scores, known, asked, values)]
+    # (s - m(x)) / exp((v(x) + LOG_CHI_SQUARE_MEAN) / 2),   v regresses ln(residual^2): for a normal
+    # residual, E ln(residual^2) = ln variance - LOG_CHI_SQUARE_MEAN
+    lengths_fit = len(public_scores) == len(public_features) and len(scores) == len(features)
+    if not lengths_fit or len(public_scores) < 2 or not ridge > 0:
+        tensors = (public_scores, public_features, features, scores)
         raise ValueError(
-            f"scores, known, asked, values {shapes}, ridge={ridge}: equal lengths, 2 "
-            "known records and a positive ridge are needed"
+            f"public scores, public features, features, scores {[tuple(t.shape) for t in tensors]}"
+            f", ridge={ridge}: equal lengths, 2 public records and a positive ridge are needed"
         )
-    s = scores.double()
-    x = known.double()
-    q = asked.double()
+    s = public_scores.double()
+    x = public_features.double()
+    q = features.double()
     centre = x.mean(0)
     spread = x.std(0).clamp_min(1e-12)
     x = (x - centre) / spread
@@ -56,19 +71,22 @@ def standardise_scores(
     floor = (MIN_STD_SHARE**2 * s.var()).clamp_min(1e-300)
     # a second moment is harder to learn than a first
     log_variance, _ = _ridge_predictions((residual + floor).log(), x, q, 10 * ridge)
-    return (values.double() - mean) / ((log_variance + LOG_CHI_SQUARE_MEAN) / 2).exp()
+    return (scores.double() - mean) / ((log_variance + LOG_CHI_SQUARE_MEAN) / 2).exp()
 
 
-def _ridge_predictions(y: Tensor, x: Tensor, asked: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """Predictions (q,) for ``asked``, and for each row of ``x`` (m, d) from the other rows; the
+def _ridge_predictions(
+    y: Tensor, x: Tensor, queries: Tensor, ridge: float
+) -> tuple[Tensor, Tensor]:
+    """Predictions (q,) for ``queries``, and for each row of ``x`` (m, d) from the other rows; the
     intercept is not shrunk."""
+    # w = (X^T X + r I)^-1 X^T (y - mean y); left out, y_i - (y_i - fit_i) / (1 - h_ii) (Allen 1974)
     gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype)
     weights = torch.linalg.solve(gram, x.T)  # (d, m)
     slope = weights @ (y - y.mean())
     middle = y.mean()
     leverage = ((x * weights.T).sum(1) + 1 / len(y)).clamp(max=0.99)
     fitted = middle + x @ slope
-    return middle + asked @ slope, y - (y - fitted) / (1 - leverage)
+    return middle + queries @ slope, y - (y - fitted) / (1 - leverage)
 
 
 def regression_features(x: Tensor, labels: Tensor, axes: Tensor, classes: int) -> Tensor:
@@ -120,10 +138,11 @@ class QuantileRegression(MembershipAttack):
         y = public.public_y[:count]
         flat = x.flatten(1) - x.flatten(1).mean(0)
         axes = torch.linalg.svd(flat, full_matrices=False).Vh[: self.components].T
-        known = regression_features(x, y, axes, classes)
-        asked = regression_features(worlds.records, worlds.labels, axes, classes)
-        outside = logit_scaled(worlds.public_logits, y)
-        own = logit_scaled(worlds.logits, worlds.labels)
-        return torch.stack(
-            [standardise_scores(s, known, asked, v, self.ridge) for s, v in zip(outside, own)]
-        )
+        public_features = regression_features(x, y, axes, classes)
+        features = regression_features(worlds.records, worlds.labels, axes, classes)
+        public_scores = logit_scaled(worlds.public_logits, y)
+        scores = logit_scaled(worlds.logits, worlds.labels)
+        rows = []
+        for public_row, row in zip(public_scores, scores):
+            rows.append(standardise_scores(public_row, public_features, features, row, self.ridge))
+        return torch.stack(rows)

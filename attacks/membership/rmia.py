@@ -42,19 +42,36 @@ def rmia(
     online: bool = True,
     tie_break: bool = True,
 ) -> Tensor:
-    """Score per record (n,), float64, larger = member.
+    """The relative membership score per record (Zarifzadeh, Liu and Shokri 2024).
 
-    probs (K, n) true-label probabilities in [0, 1] of the shadow models, masks (K, n) bool, target
-    (n,). Without z: the ratio p(x | target) / p(x), which every z only quantises for one target.
-    With z_probs (K, m) and z_target (m,) of population records that no model was trained on: the
-    fraction of z whose ratio is at most 1/gamma times the record's, in [0, 1); it makes scores of
-    several targets comparable. Its ties are broken by the ratio (``tie_break=False``: the bare
-    fraction, as the authors' code prints it). Online p(x) weighs the IN and OUT means equally;
-    offline, and for records without an IN world, and for z, p = ((1 + a) p_out + 1 - a) / 2.
-    ValueError: bad shapes or ranges."""
+    Without population records z, it is the ratio p(x | target) / p(x), which every z only quantises
+    for one target. With z, it is the fraction of z whose ratio is at most 1/gamma times the
+    record's, in [0, 1), which makes scores of several targets comparable.
+
+    Args:
+        probs: true-label probabilities (K, n) in [0, 1] of the shadow models.
+        masks: (K, n) inclusion bits of the shadow models.
+        target: (n,) of the model under attack.
+        z_probs: (K, m) of population records that no model was trained on.
+        z_target: (m,) of these under the model under attack.
+        gamma: above 0.
+        a: in [0, 1], of the offline p(x).
+        online: p(x) weighs the means of shadow models with the record and without it equally;
+            offline, for records in no shadow model, and for z, p = ((1 + a) p_out + 1 - a) / 2.
+        tie_break: breaks ties of the fraction by the ratio; False gives the bare fraction, which
+            the authors' code prints.
+
+    Returns:
+        (n,) float64, larger = member.
+
+    Raises:
+        ValueError: for bad shapes, NaN, or numbers out of their ranges.
+    """
+    # LR(x, z) = (p(x | target) / p(x)) / (p(z | target) / p(z)),   score = P_z[LR(x, z) >= gamma]
     p, mask, t = check_shadow_signals(probs, masks, target, 2)
-    if not all(bool(((v >= 0) & (v <= 1)).all()) for v in (p, t)):
-        raise ValueError("probs and target must lie in [0, 1]")
+    for values in (p, t):
+        if not bool(((values >= 0) & (values <= 1)).all()):
+            raise ValueError("probs and target must lie in [0, 1]")
     if not gamma > 0 or not 0 <= a <= 1:
         raise ValueError(f"gamma={gamma}, a={a}: gamma > 0 and 0 <= a <= 1 are needed")
     ratio = t / _average_probability(p, mask, a, online).clamp_min(MIN_PROBABILITY)
@@ -68,14 +85,14 @@ def rmia(
 
 
 def _average_probability(p: Tensor, mask: Tensor, a: float, online: bool) -> Tensor:
-    """p(x): what the probability would be for a model that may or may not hold x, (n,)."""
-    inside = (p * mask).sum(0) / mask.sum(0)
-    outside = (p * ~mask).sum(0) / (~mask).sum(0)
-    offline = ((1 + a) * outside + 1 - a) / 2
+    """p(x) (n,): the mean probability over models that may or may not include x."""
+    mean_in = (p * mask).sum(0) / mask.sum(0)
+    mean_out = (p * ~mask).sum(0) / (~mask).sum(0)
+    offline = ((1 + a) * mean_out + 1 - a) / 2
     if not online:
-        return torch.where(outside.isnan(), p.mean(), offline)
-    both = (inside + outside) / 2
-    return torch.where(inside.isnan(), offline, torch.where(outside.isnan(), inside, both))
+        return torch.where(mean_out.isnan(), p.mean(), offline)
+    mean = torch.where(mean_out.isnan(), mean_in, (mean_in + mean_out) / 2)
+    return torch.where(mean_in.isnan(), offline, mean)
 
 
 def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
@@ -88,8 +105,8 @@ def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Rmia(MembershipAttack):
-    """Zarifzadeh et al. (2024) on the probabilities that the signal stands for; z where public
-    logits exist."""
+    """Zarifzadeh et al. (2024) on the probabilities that the signal stands for; with z if there are
+    public logits."""
 
     gamma: float = 1.0
     a: float = 0.3
@@ -106,42 +123,41 @@ class Rmia(MembershipAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         count = len(require_worlds(view).masks)
-        rest = [torch.arange(count)[torch.arange(count) != k] for k in range(count)]
+        replays = torch.arange(count)
+        shadows = [replays[replays != k] for k in range(count)]
         return _score_targets(
-            view, name, rest, self.queries, gamma=self.gamma, a=self.a, online=self.online
+            view, name, shadows, self.queries, gamma=self.gamma, a=self.a, online=self.online
         )
 
 
 def _score_targets(
     view: View, name: str, shadows: Sequence[Tensor], queries: Queries, **options: Any
 ) -> Tensor:
-    """Scores (K, n): each world as the target, with the worlds at ``shadows[k]`` as its shadow
-    models.
+    """Scores (K, n): each replay as the target, with those at ``shadows[k]`` as its shadow models.
 
-    Of several queries: the geometric mean of their scores, which for ratios is the mean of their
-        logarithms."""
+    Of several queries, the geometric mean of their scores, which for ratios is the mean of their
+    logarithms."""
     masks = require_worlds(view).masks
     public = _public_probs(view, name)
     probs = queried_log_odds(require_worlds(view), name, queries).sigmoid()
     scores = []
     for k, chosen in enumerate(shadows):
-        z: dict[str, Any] = (
-            {} if public is None else {"z_probs": public[chosen], "z_target": public[k]}
-        )
-        each = [
-            rmia(one[chosen], masks[chosen], one[k], **z, **options) for one in probs.unbind(-1)
-        ]
-        scores.append(
-            torch.stack(each).clamp_min(MIN_PROBABILITY).log().mean(0).exp()
-            if len(each) > 1
-            else each[0]
-        )
+        z: dict[str, Any] = {}
+        if public is not None:
+            z = {"z_probs": public[chosen], "z_target": public[k]}
+        queries_scores = []
+        for query in probs.unbind(-1):
+            queries_scores.append(rmia(query[chosen], masks[chosen], query[k], **z, **options))
+        if len(queries_scores) > 1:
+            logs = torch.stack(queries_scores).clamp_min(MIN_PROBABILITY).log()
+            scores.append(logs.mean(0).exp())
+        else:
+            scores.append(queries_scores[0])
     return torch.stack(scores)
 
 
 def _public_probs(view: View, name: str) -> Tensor | None:
-    """True-label probabilities (K, m) of the first m public records, where the worlds carry
-    them."""
+    """True-label probabilities (K, m) of the first m public records, if the worlds carry them."""
     logits = require_worlds(view).public_logits
     labels = view.knowledge.public_y
     if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
@@ -151,12 +167,13 @@ def _public_probs(view: View, name: str) -> Tensor | None:
 
 @dataclass(frozen=True)
 class OfflineRmia(MembershipAttack):
-    """Each target has the ``shadows`` worlds after it as its shadow models, and of these only those
-    without the record.
+    """RMIA with few shadow models: the ``shadows`` replays after the target, and of these only
+    those without the record.
 
-    a in [0, 1]: how p_in follows from p_out (the paper's equation 9); gamma > 0: a record beats a
-    public one at this ratio. A record that all its shadow models hold is compared with their mean
-    over all records."""
+    a in [0, 1]: how p_in follows from p_out (the paper's equation 9); gamma > 0: the ratio at which
+    a record dominates a public one. A record that all its shadow models include is compared with
+    their mean over all records.
+    """
 
     shadows: int = 4
     gamma: float = 1.0
@@ -174,18 +191,16 @@ class OfflineRmia(MembershipAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         count = len(require_worlds(view).masks)
-        chosen = [shadow_indices(k, count, self.shadows) for k in range(count)]
+        shadows = [shadow_indices(k, count, self.shadows) for k in range(count)]
         return _score_targets(
-            view, name, chosen, self.queries, gamma=self.gamma, a=self.a, online=False
+            view, name, shadows, self.queries, gamma=self.gamma, a=self.a, online=False
         )
 
     def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
-        return finding.with_measures(
-            diagnostics={"shadow_models": min(self.shadows, len(worlds.masks) - 1)}
-        )
+        shadow_models = min(self.shadows, len(worlds.masks) - 1)
+        return finding.with_measures(diagnostics={"shadow_models": shadow_models})
 
 
 def shadow_indices(target: int, worlds: int, count: int) -> Tensor:
-    """The ``count`` worlds after ``target``, around the end; never the target itself. Fewer where
-    there are fewer."""
+    """The ``count`` replays after ``target``, around the end, or all others if they are fewer."""
     return (target + 1 + torch.arange(min(count, worlds - 1))) % worlds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -22,9 +23,8 @@ from attacks.types import View
 from attacks.validation import check_counts
 
 ClassifierKind = Literal["mlp", "logistic"]
-MIN_LOG_PROBABILITY = -53 * math.log(
-    2
-)  # of log p: a network that is surer says p = 1, whose log-odds are infinite
+# a network that is surer says p = 1 in float64, whose log-odds are infinite
+MIN_LOG_PROBABILITY = -53 * math.log(2)
 MAX_ROWS = 4000  # of features that the attack model is trained on
 
 
@@ -33,9 +33,9 @@ def top_k_features(logits: Tensor, labels: Tensor, k: int = 3) -> Tensor:
     """Attack features (..., n, k + 2): the k largest log-probabilities, the true label's, and
     whether it leads."""
     logp = logits.double().log_softmax(-1)
-    own = logp.gather(-1, labels.long().expand(logp.shape[:-1]).unsqueeze(-1))
+    true = logp.gather(-1, labels.long().expand(logp.shape[:-1]).unsqueeze(-1))
     leading = logp.topk(min(k, logp.shape[-1]), dim=-1).values
-    return torch.cat([leading, own, (own >= leading[..., :1]).double()], -1)
+    return torch.cat([leading, true, (true >= leading[..., :1]).double()], -1)
 
 
 @accepts_numpy
@@ -48,23 +48,35 @@ def shadow_classifier(
     kind: ClassifierKind = "mlp",
     seed: int = 0,
 ) -> Tensor:
-    """Log-odds of membership for target records (t, n, d) -> (t, n), learned on shadow models.
+    """Log-odds of membership from a classifier that is trained on shadow models (Shokri et al.
+    2017).
 
-    features (K, n, d) and masks (K, n) bool of the shadows, labels (n,). One attack model sees the
-    class as one-hot inputs,
-    where Shokri et al. train one a class: it needs fewer shadows. At most MAX_ROWS shadow rows are
-        used, drawn by ``seed``."""
+    One attack model has the class among its inputs; Shokri et al. train one for each class, which
+    needs more shadow models.
+
+    Args:
+        features: (K, n, d) of the shadow models.
+        masks: (K, n) inclusion bits of the shadow models.
+        target: features (t, n, d) of the models under attack.
+        labels: of the records (n,).
+        kind: ``mlp`` or ``logistic``.
+        seed: of the classifier, and of the draw of at most MAX_ROWS rows that it is trained on.
+
+    Returns:
+        (t, n) float64, larger = member.
+
+    Raises:
+        ValueError: for shadow models with members only or non-members only.
+    """
     if masks.all() or not masks.any():
         raise ValueError("the shadow models have members only or non-members only")
     rows = _feature_rows(features, labels)
-    inside = masks.flatten().numpy()
+    is_member = masks.flatten().numpy()
     chosen = np.random.default_rng(seed).permutation(len(rows))[:MAX_ROWS]
     model = make_pipeline(StandardScaler(), _build_classifier(kind, seed, len(chosen)))
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # a small, fixed number of passes is intended
-        model.fit(rows[chosen], inside[chosen])
+        warnings.simplefilter("ignore", ConvergenceWarning)  # so few passes are intended
+        model.fit(rows[chosen], is_member[chosen])
     with np.errstate(divide="ignore"):
         logp = model.predict_log_proba(_feature_rows(target, labels)).clip(min=MIN_LOG_PROBABILITY)
     return torch.from_numpy(logp[:, 1] - logp[:, 0]).reshape(target.shape[:-1])
@@ -109,29 +121,28 @@ class ShadowClassifier(MembershipAttack):
 
     def read_signals(self, view: View) -> list[Tensor]:
         logits = require_worlds(view).logits
-        return super().read_signals(view) if logits is None else [logits]
+        if logits is None:
+            return super().read_signals(view)
+        return [logits]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)
         features = worlds.signals[name].double().unsqueeze(-1)
         if worlds.logits is not None:
             features = top_k_features(worlds.logits, worlds.labels, self.k)
-        return _cross_fit(
-            lambda f, m, t: shadow_classifier(f, m, t, worlds.labels, kind=self.kind, seed=seed),
-            features,
-            worlds.masks,
-            self.folds,
-        )
+        fit = partial(shadow_classifier, labels=worlds.labels, kind=self.kind, seed=seed)
+        return _cross_fit(fit, features, worlds.masks, self.folds)
 
 
 def _cross_fit(fit: Any, features: Tensor, masks: Tensor, folds: int) -> Tensor:
-    """Scores (K, n): each fold of worlds is scored by a model that was fitted on the other
+    """Scores (K, n): each fold of replays is scored by a model that was fitted on the other
     folds."""
     count = len(features)
     if count < 2 or not folds >= 2:
         raise ValueError(f"worlds={count}, folds={folds}: at least 2 of each are needed")
-    fold = torch.arange(count) % min(folds, count)
+    fold_of = torch.arange(count) % min(folds, count)
     scores = torch.empty(masks.shape, dtype=torch.float64)
-    for f in range(min(folds, count)):
-        scores[fold == f] = fit(features[fold != f], masks[fold != f], features[fold == f])
+    for fold in range(min(folds, count)):
+        held_out = fold_of == fold
+        scores[held_out] = fit(features[~held_out], masks[~held_out], features[held_out])
     return scores

@@ -1,9 +1,9 @@
-"""Noise that a batch shares gives its members away: two of them imply the same noise, to the last
+"""Noise that a batch shares identifies its members: two of them imply the same noise, to the last
 bit.
 
-Where one noise tensor serves a batch of released rows, row_j - f(x_i) is that noise if row j stems
+If one noise tensor serves a batch of released rows, row_j - f(x_i) is that noise if row j stems
 from record i. So the noises that two candidates imply coincide if both are in. One member alone
-implies noise of the stated size, an outsider a larger one. ``KnownNeighbour`` is the same
+implies noise of the stated size, a non-member a larger one. ``KnownNeighbour`` is the same
 observation by an insider."""
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from attacks.tensors import accepts_numpy
 from attacks.types import Surface, View
 
 COINCIDENCE_SIGNAL = "shared_noise"
-MIN_SQUARED_GAP = (
-    1e-12  # of a squared gap: below what float32 features of unit scale can tell apart
-)
+MIN_SQUARED_GAP = 1e-12  # below what float32 features of unit scale can distinguish
 # of the noise's standard deviation: a gap below it is no accident in more than a few coordinates
 COINCIDENCE_LIMIT = 1e-3
 
@@ -30,47 +28,60 @@ COINCIDENCE_LIMIT = 1e-3
 def noise_coincidence(
     rows: Tensor, labels: Tensor, clean: Tensor, y: Tensor, batch: int, std: float
 ) -> Tensor:
-    """(n,) how clearly each candidate's implied noise is that of a batch; larger = more like a
-    member.
+    """How clearly each candidate's implied noise is that of a batch.
 
-    rows (m, d) and labels (m,): released, ``batch`` neighbouring rows with one noise vector each,
-    of ``std`` > 0 per coordinate; clean (n, d) and y (n,): each candidate's row without noise, and
-    its label. A gap is the root mean square difference of the noises that two candidates imply by
-    two rows of one batch, each row of its candidate's label. Where the smallest gap is below
-    COINCIDENCE_LIMIT * std, the score is log(std / gap) > 0. Every other candidate is ranked below,
-    by minus the smallest mean square of a noise that it implies over std^2. A candidate without a
-    row of its label gets the lowest score of all, 0 where no row fits any. Raises ValueError for
-    batch < 1, std <= 0, unequal widths."""
+    A gap is the root mean square difference of the noises that two candidates imply by two rows of
+    one batch, each row of its candidate's label. If a candidate's smallest gap is below
+    COINCIDENCE_LIMIT * std, its score is log(std / gap) > 0. All other candidates rank below, by
+    minus the smallest mean square of a noise that they imply, over std^2. A candidate without a row
+    of its label has the lowest score of all, or 0 if no row fits any candidate.
+
+    Args:
+        rows: released rows (m, d); ``batch`` neighbouring rows share one noise vector.
+        labels: of the rows (m,).
+        clean: each candidate's row without noise (n, d).
+        y: the candidates' labels (n,).
+        batch: at least 1.
+        std: of the noise, per coordinate, above 0.
+
+    Returns:
+        (n,), larger = member.
+
+    Raises:
+        ValueError: for unequal widths, and a batch or std out of its range.
+    """
     if batch < 1 or not std > 0 or rows.shape[1:] != clean.shape[1:]:
         raise ValueError(
             f"rows {tuple(rows.shape)}, clean {tuple(clean.shape)}, batch={batch}, std={std}: "
             "equal widths, batch >= 1 and std > 0 are needed"
         )
-    gap, energy = (
-        torch.full((len(clean),), torch.inf, dtype=torch.float64, device=clean.device)
-        for _ in range(2)
-    )
-    for part, mine in zip(rows.double().split(batch), labels.split(batch)):
-        record, row = (mine[None, :] == y[:, None]).nonzero(as_tuple=True)
-        noise = part[row] - clean.double()[record]
+    gap = torch.full((len(clean),), torch.inf, dtype=torch.float64, device=clean.device)
+    energy = gap.clone()
+    for batch_rows, batch_labels in zip(rows.double().split(batch), labels.split(batch)):
+        record, row = (batch_labels[None, :] == y[:, None]).nonzero(as_tuple=True)
+        noise = batch_rows[row] - clean.double()[record]
         gap.scatter_reduce_(0, record, _closest_noise(noise, record, row) / rows.shape[1], "amin")
         energy.scatter_reduce_(0, record, noise.square().mean(1), "amin")
     gap = gap.clamp_min(MIN_SQUARED_GAP).sqrt() / std
     energy = energy / std**2
     scores = torch.where(gap < COINCIDENCE_LIMIT, -gap.log(), -energy)
-    found = energy.isfinite()
-    return scores.masked_fill(~found, float(scores[found].min()) if found.any() else 0.0)
+    has_row = energy.isfinite()
+    if not has_row.any():
+        return torch.zeros_like(scores)
+    return scores.masked_fill(~has_row, float(scores[has_row].min()))
 
 
 def _closest_noise(noise: Tensor, record: Tensor, row: Tensor) -> Tensor:
     """(p,) squared distance of each implied noise (p, d) to the nearest one of another record and
     another row."""
-    out = torch.full((len(noise),), torch.inf, dtype=noise.dtype, device=noise.device)
-    for some in torch.arange(len(noise)).split(512):
-        gaps = torch.cdist(noise[some], noise, compute_mode="donot_use_mm_for_euclid_dist").square()
-        same = (record[some, None] == record[None]) | (row[some, None] == row[None])
-        out[some] = gaps.masked_fill(same, torch.inf).amin(1) if len(noise) else out[some]
-    return out
+    nearest = torch.full((len(noise),), torch.inf, dtype=noise.dtype, device=noise.device)
+    if not len(noise):
+        return nearest
+    for block in torch.arange(len(noise)).split(512):
+        distance = torch.cdist(noise[block], noise, compute_mode="donot_use_mm_for_euclid_dist")
+        shares_origin = (record[block, None] == record[None]) | (row[block, None] == row[None])
+        nearest[block] = distance.square().masked_fill(shares_origin, torch.inf).amin(1)
+    return nearest
 
 
 @dataclass(frozen=True)

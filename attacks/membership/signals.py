@@ -13,26 +13,59 @@ from torch import Tensor
 
 from attacks.tensors import accepts_numpy
 
+MAX_DISTANCES = 2**23  # distances in memory at a time
+# of the contrast of a record's richest patch: flatter ones, as of a background, lie in any image
+PATCH_CONTRAST = 0.5
+FARTHEST_PATCH = 1e3  # distance to no patch at all, in units of the contrast
+# of the linear readout that stands for a model trained on the shared synthetic set
+READOUT_RIDGE = 1e-2
+MAX_KERNEL_ROWS = 2000  # of a readout: the time of its kernel grows with their cube
+# of the mean squared length of a candidate's vector; SMALL is enough for many numbers a record, as
+# a model has
+RIDGE_SHARE = 0.1
+SMALL_RIDGE_SHARE = 0.01
+
 
 @accepts_numpy
 def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
-    """z_y - logsumexp of the other logits: logits (..., n, C), labels (n,) -> (..., n).
+    """The logit-scaled confidence, log p_y / (1 - p_y) (Carlini et al. 2022, section V.A).
 
-    Equals log p_y / (1 - p_y) (Carlini et al. 2022, section V.A) without its saturation. Raises
-    ValueError for fewer than two classes.
+    It is computed as z_y minus the logsumexp of the other logits, which does not saturate.
+
+    Args:
+        logits: (..., n, C).
+        labels: (n,).
+
+    Returns:
+        (..., n), larger = member.
+
+    Raises:
+        ValueError: for fewer than two classes, and shapes that do not fit.
+
+    Example:
+        >>> logit_scaled(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+        tensor([2.])
     """
     if logits.shape[-1] < 2 or labels.shape != logits.shape[-2:-1]:
         raise ValueError(
             f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}: (..., n, C >= 2) and (n,)"
         )
     index = labels.long().expand(logits.shape[:-1]).unsqueeze(-1)
-    own = logits.gather(-1, index).squeeze(-1)
-    return own - logits.scatter(-1, index, -torch.inf).logsumexp(-1)
+    true_logit = logits.gather(-1, index).squeeze(-1)
+    return true_logit - logits.scatter(-1, index, -torch.inf).logsumexp(-1)
 
 
 @accepts_numpy
 def negative_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Log-probability of the true label: logits (..., n, C), labels (n,) -> (..., n), at most 0."""
+    """Log-probability of the true label, minus the cross-entropy loss (Yeom et al. 2018).
+
+    Args:
+        logits: (..., n, C).
+        labels: (n,).
+
+    Returns:
+        (..., n), at most 0, larger = member.
+    """
     index = labels.long().expand(logits.shape[:-1]).unsqueeze(-1)
     return logits.log_softmax(-1).gather(-1, index).squeeze(-1)
 
@@ -44,9 +77,7 @@ def output_gradient(logits: Tensor, labels: Tensor) -> Tensor:
 
     The gradient of a last layer's weights is this times the record's features, so it shrinks with
     their fit."""
-    return logits.softmax(-1) - torch.nn.functional.one_hot(labels.long(), logits.shape[-1]).to(
-        logits
-    )
+    return logits.softmax(-1) - F.one_hot(labels.long(), logits.shape[-1]).to(logits)
 
 
 @accepts_numpy
@@ -54,7 +85,7 @@ def gradient_alignment(update: Tensor, gradients: Tensor, *, cosine: bool = True
     """How far ``update`` (..., p) points along each record's own descent step.
 
     gradients (n, p): each record's loss gradient at the broadcast model; update: local minus
-        broadcast parameters."""
+    broadcast parameters."""
     return direction_alignment(update, -gradients, cosine=cosine)
 
 
@@ -64,16 +95,20 @@ def embedding_alignment(
 ) -> Tensor:
     """Alignment of class means (..., C, d) with each record's embedding (n, d) of class labels (n,)
     -> (..., n)."""
-    own = means[..., labels.long(), :]
-    product = (own * embeddings).sum(-1)
-    return product / _norm_products(own, embeddings) if cosine else product
+    class_mean = means[..., labels.long(), :]
+    product = (class_mean * embeddings).sum(-1)
+    if not cosine:
+        return product
+    return product / _norm_products(class_mean, embeddings)
 
 
 @accepts_numpy
 def direction_alignment(value: Tensor, directions: Tensor, *, cosine: bool = True) -> Tensor:
     """Inner product or cosine of ``value`` (..., p) with ``directions`` (n, p) -> (..., n)."""
     product = value @ directions.T
-    return product / _norm_products(value.unsqueeze(-2), directions) if cosine else product
+    if not cosine:
+        return product
+    return product / _norm_products(value.unsqueeze(-2), directions)
 
 
 @accepts_numpy
@@ -81,13 +116,19 @@ def matched_filter(
     features: Tensor, clean: Tensor, noise_std: float, *, shared_noise: bool = False
 ) -> Tensor:
     """Log-likelihood ratio that some released row is ``clean[i]`` plus Gaussian noise, against pure
-    noise.
+    noise: the Neyman-Pearson statistic if one row stems from the record.
 
-    features (..., m, d): released rows in unknown order; clean (n, d): what each record's row would
-    be without noise; noise_std: per coordinate, > 0. Returns (..., n): the largest over the m rows
-    of (<f, c> - |c|^2 / 2) / noise_std^2, the Neyman-Pearson statistic when one row stems from the
-    record. shared_noise: one noise image was added to all m rows of a release, so both sides are
-        centred by their own mean."""
+    Args:
+        features: released rows (..., m, d) in unknown order.
+        clean: each record's row without noise (n, d).
+        noise_std: per coordinate, above 0.
+        shared_noise: one noise image was added to all m rows of a release, so that both sides are
+            centred by their own mean.
+
+    Returns:
+        (..., n), larger = member.
+    """
+    # max over rows f of (<f, c_i> - |c_i|^2 / 2) / noise_std^2
     if not noise_std > 0:
         raise ValueError(f"noise_std={noise_std}: a positive number is needed")
     if shared_noise:
@@ -104,16 +145,13 @@ def average_noisy_copies(released: Tensor, stds: Sequence[float]) -> tuple[Tenso
 
     Weights are inverse variances: the log-likelihood ratio of the mean is the sum of theirs.
     """
+    # mean = sum_k x_k / s_k^2 / sum_k 1 / s_k^2,   std = (sum_k 1 / s_k^2)^(-1/2)
     if len(stds) == 1:
         return released, stds[0]
     precision = torch.tensor([std**-2 for std in stds], dtype=torch.float64)
     weights = (precision / precision.sum()).to(released)
-    return torch.einsum("k,knd->nd", weights, released.unflatten(0, (len(stds), -1))), float(
-        precision.sum() ** -0.5
-    )
-
-
-MAX_DISTANCES = 2**23  # distances that are held at once
+    copies = released.unflatten(0, (len(stds), -1))
+    return torch.einsum("k,knd->nd", weights, copies), float(precision.sum() ** -0.5)
 
 
 @accepts_numpy
@@ -127,17 +165,11 @@ def nearest_distance(records: Tensor, synthetic: Tensor) -> Tensor:
     if pool.shape[-1] != flat.shape[-1] or not pool.shape[-2]:
         raise ValueError(f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}")
     step = max(1, MAX_DISTANCES // pool[..., 0].numel())
-    parts = [
-        torch.cdist(part, pool, compute_mode="donot_use_mm_for_euclid_dist")
-        for part in flat.split(step)
-    ]
-    return -torch.cat([part.amin(-1) for part in parts], -1)
-
-
-PATCH_CONTRAST = (
-    0.5  # of a record's richest patch: flatter ones, as of a background, lie in any image
-)
-FARTHEST_PATCH = 1e3  # distance to no patch at all, in units of the contrast
+    nearest = []
+    for block in flat.split(step):
+        distances = torch.cdist(block, pool, compute_mode="donot_use_mm_for_euclid_dist")
+        nearest.append(distances.amin(-1))
+    return -torch.cat(nearest, -1)
 
 
 @accepts_numpy
@@ -146,9 +178,10 @@ def patch_distance(records: Tensor, synthetic: Tensor) -> Tensor:
     set.
 
     records (n, c, h, w), synthetic (m, c, h, w). Patches have half the height and width, nine of
-    them in each image, at steps of half a patch. d(p, q) = |p - q| / |p - mean(p)|, the least over
-    q in the set and over the record's own p with at least PATCH_CONTRAST of the largest |p -
-    mean(p)| among them. -FARTHEST_PATCH for a flat record or an empty set."""
+    them in each image, at steps of half a patch. -FARTHEST_PATCH for a flat record or an empty
+    set."""
+    # min over q of the set, and over p of the record with |p - mean p| >= PATCH_CONTRAST times the
+    # largest one, of   d(p, q) = |p - q| / |p - mean p|
     if records.ndim != 4 or synthetic.shape[1:] != records.shape[1:]:
         raise ValueError(
             f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}: (n, c, "
@@ -159,17 +192,16 @@ def patch_distance(records: Tensor, synthetic: Tensor) -> Tensor:
         return farthest
     pool = _half_patches(synthetic).flatten(0, 1)
     step = max(1, MAX_DISTANCES // (9 * len(pool)))
-    found = []
-    for part in records.split(step):
-        own = _half_patches(part)
-        contrast = (own - own.mean(-1, keepdim=True)).norm(dim=-1)
-        rich = contrast >= PATCH_CONTRAST * contrast.amax(-1, keepdim=True).clamp_min(1e-6)
-        gaps = (
-            torch.cdist(own.flatten(0, 1).double(), pool.double()).amin(-1).reshape(contrast.shape)
-        )
-        relative = torch.where(rich, gaps / contrast.clamp_min(1e-12), FARTHEST_PATCH)
-        found.append(-relative.amin(-1).to(records).clamp(max=FARTHEST_PATCH))
-    return torch.cat(found)
+    nearest = []
+    for block in records.split(step):
+        patches = _half_patches(block)
+        contrast = (patches - patches.mean(-1, keepdim=True)).norm(dim=-1)
+        is_rich = contrast >= PATCH_CONTRAST * contrast.amax(-1, keepdim=True).clamp_min(1e-6)
+        distances = torch.cdist(patches.flatten(0, 1).double(), pool.double())
+        gaps = distances.amin(-1).reshape(contrast.shape)
+        relative = torch.where(is_rich, gaps / contrast.clamp_min(1e-12), FARTHEST_PATCH)
+        nearest.append(-relative.amin(-1).to(records).clamp(max=FARTHEST_PATCH))
+    return torch.cat(nearest)
 
 
 def _half_patches(images: Tensor) -> Tensor:
@@ -182,9 +214,11 @@ def _half_patches(images: Tensor) -> Tensor:
 
 @accepts_numpy
 def single_record_means(mean: Tensor, count: Tensor | None = None) -> Tensor:
-    """(m, ...): the class means (or sums) that are of one record, of mean (C, ...) and count (C,);
-    all without counts."""
-    return mean if count is None else mean[count.flatten().round() == 1]
+    """(m, ...): the class means (or sums) over a single record, of mean (C, ...) and count (C,);
+    without counts, all."""
+    if count is None:
+        return mean
+    return mean[count.flatten().round() == 1]
 
 
 @accepts_numpy
@@ -195,19 +229,14 @@ def class_log_density(mean: Tensor, std: Tensor, values: Tensor, labels: Tensor)
     mean, std (..., C, c); values (n, c); labels (n,) -> (..., n). A floor of 1e-3 on std keeps
     empty or single-record classes finite.
     """
-    at = labels.long()
-    scale = std[..., at, :].clamp_min(1e-3)
-    return -(((values - mean[..., at, :]) / scale).square() / 2 + scale.log()).sum(-1)
+    # -sum over channels of ((v - m_y) / s_y)^2 / 2 + ln s_y
+    classes = labels.long()
+    scale = std[..., classes, :].clamp_min(1e-3)
+    return -(((values - mean[..., classes, :]) / scale).square() / 2 + scale.log()).sum(-1)
 
 
 def _norm_products(a: Tensor, b: Tensor) -> Tensor:
     return (a.norm(dim=-1) * b.norm(dim=-1)).clamp_min(torch.finfo(a.dtype).tiny)
-
-
-READOUT_RIDGE = (
-    1e-2  # of the linear readout that stands for "a model trained on the shared synthetic set"
-)
-MAX_KERNEL_ROWS = 2000  # of a readout, whose kernel takes time that grows with their cube
 
 
 @accepts_numpy
@@ -218,98 +247,92 @@ def class_mean_embeddings(embeddings: Tensor, labels: Tensor, classes: int) -> T
 
 
 @accepts_numpy
-def ridge_readout(inside: Tensor, labels: Tensor, own: Tensor, classes: int) -> Tensor:
-    """Ridge regression of one-hot ``labels`` (m,) on ``inside`` (m, d), in closed form: (n, C)
-    logits for ``own``; zeros where m = 0.
-
-    X^T (X X^T + a I)^-1 T = (X^T X + a I)^-1 X^T T,  whose right side takes (d, d) numbers and the
-    left side (m, m)"""
-    if not len(inside):
-        return own.new_zeros(len(own), classes)
-    scale = inside.square().sum(1).mean().clamp_min(1e-12)
-    ridge = READOUT_RIDGE * len(inside) ** 0.5
-    targets = F.one_hot(labels.long(), classes).to(inside.dtype) - 1 / classes
-    if len(inside) > max(MAX_KERNEL_ROWS, inside.shape[1]):
-        features = inside.double()
-        gram = features.T @ features / scale + ridge * torch.eye(
-            inside.shape[1], device=inside.device
-        )
-        weights = torch.linalg.solve(gram, features.T @ targets.double() / scale)
-        return 10 * own @ weights.to(own.dtype)
-    kernel = inside @ inside.T / scale + ridge * torch.eye(len(inside), device=inside.device)
-    return 10 * (own @ inside.T / scale) @ torch.linalg.solve(kernel, targets)
+def ridge_readout(train: Tensor, labels: Tensor, query: Tensor, classes: int) -> Tensor:
+    """Logits (n, C) for ``query`` (n, d) of a ridge regression of one-hot ``labels`` (m,) on
+    ``train`` (m, d), in closed form; zeros for m = 0."""
+    # X^T (X X^T + a I)^-1 T = (X^T X + a I)^-1 X^T T: m equations on the left, d on the right
+    if not len(train):
+        return query.new_zeros(len(query), classes)
+    scale = train.square().sum(1).mean().clamp_min(1e-12)
+    ridge = READOUT_RIDGE * len(train) ** 0.5
+    targets = F.one_hot(labels.long(), classes).to(train.dtype) - 1 / classes
+    if len(train) > max(MAX_KERNEL_ROWS, train.shape[1]):
+        x = train.double()
+        gram = x.T @ x / scale + ridge * torch.eye(train.shape[1], device=train.device)
+        weights = torch.linalg.solve(gram, x.T @ targets.double() / scale)
+        return 10 * query @ weights.to(query.dtype)
+    kernel = train @ train.T / scale + ridge * torch.eye(len(train), device=train.device)
+    return 10 * (query @ train.T / scale) @ torch.linalg.solve(kernel, targets)
 
 
 @accepts_numpy
 def distance_to_synthetic(records: Tensor, synthetic: Tensor, farthest: float) -> Tensor:
-    """(n,) minus the distance of each record to the nearest of ``synthetic``; minus ``farthest``
-    where it is empty."""
-    return (
-        nearest_distance(records, synthetic)
-        if len(synthetic)
-        else records.new_full((len(records),), -farthest)
-    )
+    """(n,) minus the distance of each record to the nearest of ``synthetic``; minus ``farthest`` if
+    there is none."""
+    if not len(synthetic):
+        return records.new_full((len(records),), -farthest)
+    return nearest_distance(records, synthetic)
 
 
 # Joint membership on sums over records: an update, a gradient, a class mean are nearly sums of one
 # vector a record. The inner product with a record's own vector also picks up the records that
 # resemble it; ridge regression on all takes those out.
 
-# of the mean squared length of a candidate's vector; of many numbers a record (a model's), SMALL is
-# enough
-RIDGE_SHARE = 0.1
-SMALL_RIDGE_SHARE = 0.01
-
 
 @accepts_numpy
 def ridge_solver(directions: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
-    """W (n, p) float64, for directions D (n, p): W v = argmin_c |v - c D|^2 + ridge * mean_i
-    |D_i|^2 * |c|^2.
+    """W (n, p) float64 such that W v are the ridge coefficients of a release v on directions D (n,
+    p).
 
-    By the (n, n) dual form. Zero directions, or none, give zero. Raises ValueError for a ridge that
-    is not positive."""
+    Zero directions, or none, give zero. Raises ValueError for a ridge that is not positive."""
+    # W v = argmin_c |v - c D|^2 + ridge mean_i |D_i|^2 |c|^2, by the (n, n) dual form
     d = directions.double()
     return solve_ridge(d @ d.T, d, ridge)
 
 
 @accepts_numpy
 def solve_ridge(gram: Tensor, right: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
-    """``ridge_solver`` for directions of which only the inner products G = D D^T (n, n) float64 are
-    held.
+    """``ridge_solver`` from the inner products G = D D^T (n, n) float64 of the directions alone.
 
-    (G + ridge * mean G_ii * I)^-1 ``right``, which is D (n, p), or D v (n,) for the coefficients of
-    a release v."""
+    right: D (n, p), or D v (n,) for the coefficients of a release v."""
+    # (G + ridge mean_i G_ii I)^-1 right
     if not ridge > 0:
         raise ValueError(f"ridge={ridge}: a positive number is needed")
-    scale = gram.diagonal().mean() if len(gram) else gram.new_zeros(())
+    if not len(gram):
+        return torch.zeros_like(right)
+    scale = gram.diagonal().mean()
     if not scale > 0:
         return torch.zeros_like(right)
-    return torch.linalg.solve(
-        gram + ridge * scale * torch.eye(len(gram), dtype=gram.dtype, device=gram.device), right
-    )
+    identity = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    return torch.linalg.solve(gram + ridge * scale * identity, right)
 
 
 @accepts_numpy
 def ridge_coefficients(released: Tensor, directions: Tensor, ridge: float = RIDGE_SHARE) -> Tensor:
-    """Each candidate's part in ``released`` (..., p), for directions (n, p) -> (..., n) float64."""
+    """Each candidate's coefficient in ``released`` (..., p), for directions (n, p) -> (..., n)
+    float64."""
     return released.double() @ ridge_solver(directions, ridge).T
 
 
 @accepts_numpy
 def class_ridge_coefficients(
-    means: Tensor, own: Tensor, labels: Tensor, ridge: float = RIDGE_SHARE
+    means: Tensor, directions: Tensor, labels: Tensor, ridge: float = RIDGE_SHARE
 ) -> Tensor:
-    """The same within each class, relative to its candidates' mean, which every record of the class
-    shares.
+    """``ridge_coefficients`` within each class, relative to its candidates' mean, which all its
+    records share: (n,) float64.
 
-    means (C, d) of what was released, NaN where a class is absent, own (n, d) of the candidates,
-    labels (n,) -> (n,) float64. A class with one candidate is solved as it stands; in an absent one
-    nobody has a part."""
-    found = own.new_zeros(len(own), dtype=torch.float64)
-    for c in labels.unique():
-        mine = labels == c
-        if means[int(c)].isnan().any():
+    means (C, d) as released, NaN for an absent class; directions (n, d) and labels (n,) of the
+    candidates. A class with one candidate is not centred; in an absent one all coefficients are
+    0."""
+    coefficients = directions.new_zeros(len(directions), dtype=torch.float64)
+    for label in labels.unique():
+        mean = means[int(label)]
+        if mean.isnan().any():
             continue
-        centre = own[mine].mean(0) if int(mine.sum()) > 1 else torch.zeros_like(own[0])
-        found[mine] = ridge_coefficients(means[int(c)] - centre, own[mine] - centre, ridge)
-    return found
+        in_class = labels == label
+        vectors = directions[in_class]
+        centre = torch.zeros_like(directions[0])
+        if len(vectors) > 1:
+            centre = vectors.mean(0)
+        coefficients[in_class] = ridge_coefficients(mean - centre, vectors - centre, ridge)
+    return coefficients

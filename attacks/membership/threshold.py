@@ -8,15 +8,25 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import MembershipAttack, measure_rates_per_record, require_worlds
+from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.membership.measures import measure_rates_per_record
 from attacks.tensors import accepts_numpy
 from attacks.types import Evidence, Finding, View, Worlds
 
 
 @accepts_numpy
 def loss_threshold(signal: Tensor) -> Tensor:
-    """The signal itself as the score, (n,) float64, larger = member; for a loss pass minus the
-    loss."""
+    """The signal itself as the score (Yeom et al. 2018).
+
+    Args:
+        signal: (n,), larger = member; for a loss, pass minus the loss.
+
+    Returns:
+        (n,) float64.
+
+    Raises:
+        ValueError: for another shape, NaN or infinity.
+    """
     score = torch.as_tensor(signal).double()
     if score.ndim != 1 or not torch.isfinite(score).all():
         raise ValueError(f"signal {tuple(score.shape)}: one finite number per record is needed")
@@ -39,7 +49,8 @@ class LossThreshold(MembershipAttack):
         replay each."""
         if evidence.scores is None:
             return finding
-        rates = measure_rates_per_record(
-            evidence.scores, worlds.masks[: len(evidence.scores)], self.confidence
-        )
-        return finding if rates is None else finding.with_measures(tpr_at_fpr_per_record=rates)
+        masks = worlds.masks[: len(evidence.scores)]
+        rates = measure_rates_per_record(evidence.scores, masks, self.confidence)
+        if rates is None:
+            return finding
+        return finding.with_measures(tpr_at_fpr_per_record=rates)

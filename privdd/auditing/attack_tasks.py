@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.evaluation import empty_release_finding
-from attacks.membership.attack import one_run_bound, unreadable_finding
+from attacks.membership.attack import unreadable_finding
+from attacks.membership.measures import one_run_bound
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd import __version__
 from privdd.auditing.coverage import is_applicable_to

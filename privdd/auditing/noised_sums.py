@@ -27,7 +27,7 @@ from torch import Tensor
 
 from attacks.canaries import CanaryScores, draw_block_images, select_independent
 from attacks.epsilon import largest_refuted_parameter, one_run_bounds, right_guesses
-from attacks.membership.attack import guess_counts
+from attacks.membership.measures import guess_counts
 from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Attack, Family, Finding, Surface, Truth, View, Worlds

@@ -17,7 +17,8 @@ import numpy as np
 from scipy import stats
 
 from attacks.epsilon import best_threshold, from_scores
-from attacks.statistics import lowest_set_bits, shared_confidence
+from attacks.low_bits import lowest_set_bits
+from attacks.statistics import shared_confidence
 from privdd.blackbox.dependence import DependenceStage
 from privdd.blackbox.distinguishers import bound_by_distinguishing
 from privdd.blackbox.inputs import (

@@ -24,7 +24,8 @@ from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
 from attacks.inversion.labels import LabelCounts
-from attacks.membership.attack import MembershipAttack, blind_record_scores
+from attacks.membership.attack import MembershipAttack
+from attacks.membership.blind_baseline import blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.threshold import LossThreshold

@@ -22,14 +22,10 @@ from scipy.stats import norm
 from torch import Tensor
 
 from attacks.inversion.copy_detection import nearest_records
-from attacks.membership.attack import (
-    blind_record_scores,
-    is_separable,
-    one_run_bound,
-    require_worlds,
-    unreadable_finding,
-)
+from attacks.membership.attack import require_worlds, unreadable_finding
+from attacks.membership.blind_baseline import blind_record_scores, is_separable
 from attacks.membership.label_only import first_replay
+from attacks.membership.measures import one_run_bound
 from attacks.membership.signals import logit_scaled, ridge_readout
 from attacks.types import (
     Adversary,

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.copy_detection import compare_copies, count_copies, nearest_records
-from attacks.membership.attack import MembershipAttack, blind_record_scores
+from attacks.membership.attack import MembershipAttack
+from attacks.membership.blind_baseline import blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.signals import logit_scaled, ridge_readout

@@ -17,7 +17,7 @@ import dp_accounting as dpa
 import torch
 from torch import Tensor
 
-from attacks.statistics import examine_low_bits
+from attacks.low_bits import examine_low_bits
 from privdd.core.types import State, Tensors
 from privdd.privacy.clipping import count_records
 from privdd.privacy.mechanism import Mechanism, Output

@@ -26,7 +26,7 @@ ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 
 # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
 PICTURE_MARGIN = 0.5
 EXPOSED_FPR = (
-    0.001  # at which the most exposed records are looked for (``attacks.membership.attack``)
+    0.001  # at which the most exposed records are looked for (``attacks.membership.measures``)
 )
 ROUNDING = (
     1e-9  # a number is above a chance level only by more than this: both went through a transform

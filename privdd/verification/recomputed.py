@@ -15,12 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import (
-    is_separable,
-    measure_rates_per_record,
-    membership_measures,
-    one_run_bound,
-)
+from attacks.membership.blind_baseline import is_separable
+from attacks.membership.measures import measure_rates_per_record, membership_measures, one_run_bound
 from attacks.membership.nearest_row import copy_test
 from attacks.statistics import binomial_p_value, shared_confidence
 from attacks.types import Family, Finding, Worlds

@@ -55,8 +55,8 @@ INSIDE = {
     "membership.attack:why_all_uninformative": "says what an audit's value holds",
     "membership.attack:check_shadow_signals": "checks of a request",
     "membership.attack:score_leave_one_out": "scores an audit's Worlds",
-    "membership.attack:membership_measures": "scores an audit's Worlds",
-    "membership.attack:one_run_bound": "scores an audit's Worlds",
+    "membership.measures:membership_measures": "scores an audit's Worlds",
+    "membership.measures:one_run_bound": "scores an audit's Worlds",
     "inversion.labels:sent_class_counts": "reads an audit's Capture",
     "membership.nearest_row:map_to_rows": "reads an audit's View",
     "membership.quantile:standardise_scores": "rows of its own regression",
@@ -161,9 +161,9 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.copy_detection:nearest_records": lambda: (random(6, 4), random(5, 4, seed=1), 2),
     "inversion.copy_detection:copies_in_pool": lambda: (random(6, 4), random(5, 4, seed=1)),
     "inversion.copy_detection:compare_copies": lambda: (IMAGES, IMAGES, OTHERS, generator()),
-    "statistics:examine_low_bits": lambda: (random(200), 1.0),
-    "statistics:is_off_lattice": lambda: (random(20), 0.25),
-    "statistics:lowest_set_bits": lambda: (random(20),),
+    "low_bits:examine_low_bits": lambda: (random(200), 1.0),
+    "low_bits:is_off_lattice": lambda: (random(20), 0.25),
+    "low_bits:lowest_set_bits": lambda: (random(20),),
     "membership.base:base": lambda: (-PROBS, MASKS, -PROBS[0]),
     "membership.density:density_ratio": lambda: (
         random(6, 4),
@@ -187,13 +187,13 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:class_mean_embeddings": lambda: (random(6, 4), Y, 3),
     "membership.signals:distance_to_synthetic": lambda: (random(6, 4), random(5, 4, seed=1), 2.0),
     "membership.signals:ridge_readout": lambda: (random(6, 4), Y, random(3, 4, seed=1), 3),
-    "membership.attack:blind_record_scores": lambda: (
+    "membership.blind_baseline:blind_record_scores": lambda: (
         random(30, 4),
         torch.arange(30) % 3,
         coins(30),
         generator(),
     ),
-    "membership.attack:is_separable": lambda: (random(30), coins(30)),
+    "membership.blind_baseline:is_separable": lambda: (random(30), coins(30)),
     "membership.signals:class_ridge_coefficients": lambda: (random(3, 4), random(6, 4, seed=1), Y),
     "membership.signals:ridge_coefficients": lambda: (random(4), random(6, 4, seed=1)),
     "membership.signals:solve_ridge": lambda: (
@@ -237,12 +237,12 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.signals:negative_loss": lambda: (random(6, 3), Y),
     "membership.signals:output_gradient": lambda: (random(6, 3), Y),
     "membership.threshold:loss_threshold": lambda: (random(6),),
-    "membership.attack:measure_by_kind": lambda: (
+    "membership.measures:measure_by_kind": lambda: (
         random(40, 60),
         coins(40, 60),
         {"kinds": {"mislabelled": torch.arange(5)}},
     ),
-    "membership.attack:measure_rates_per_record": lambda: (
+    "membership.measures:measure_rates_per_record": lambda: (
         random(40, 30),
         torch.cat([coins(20, 30), ~coins(20, 30)]),
     ),
@@ -250,7 +250,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
         random(40, 30),
         torch.cat([coins(20, 30), ~coins(20, 30)]),
     ),
-    "membership.attack:measure_worst_records": lambda: (
+    "membership.measures:measure_worst_records": lambda: (
         random(40, 30),
         torch.cat([coins(20, 30), ~coins(20, 30)]),
     ),

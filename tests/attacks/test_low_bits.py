@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from attacks.statistics import NO_BIT, examine_low_bits, is_off_lattice, lowest_set_bits
+from attacks.low_bits import NO_BIT, examine_low_bits, is_off_lattice, lowest_set_bits
 
 STD = 3.0
 STEP = 2.0**-15  # about STD * 2**-16

@@ -18,8 +18,8 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from attacks.membership.attack import one_run_bound
 from attacks.membership.lira import Lira
+from attacks.membership.measures import one_run_bound
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
 from privdd.auditing import findings
 from privdd.auditing import pipeline as auditing

@@ -15,7 +15,7 @@ from scipy import stats
 from torch import Tensor
 
 from attacks.epsilon import clopper_pearson
-from attacks.statistics import examine_low_bits, is_off_lattice
+from attacks.low_bits import examine_low_bits, is_off_lattice
 from privdd.core.rng import Keys
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.clipping import (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attacks.inversion.labels import LabelCounts
-from attacks.membership.attack import membership_measures
+from attacks.membership.measures import membership_measures
 from attacks.types import Adversary, Evidence, Knowledge, Surface, Truth, View, Worlds
 from privdd.reporting.finding_selection import (
     exceeds_chance,

@@ -28,7 +28,7 @@ DEPENDED_ON = [
     "privdd.auditing.replay:draw_membership_game",  # audit.records, audit.worlds: fair coins
     "attacks.membership.signals:matched_filter",
     "attacks.membership.signals:average_noisy_copies",
-    "attacks.membership.attack:one_run_bound",  # epsilon_shown
+    "attacks.membership.measures:one_run_bound",  # epsilon_shown
     "attacks.roc:auc_interval",
     "attacks.roc:tpr_at_fpr",
     "privdd.federated.channel:ClientContext.sample",  # privacy.sampling_probability

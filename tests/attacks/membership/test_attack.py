@@ -14,11 +14,6 @@ from attacks.membership.attack import (
     SAME_FOR_ALL_RECORDS,
     SAME_IN_ALL_REPLAYS,
     MembershipAttack,
-    guess_counts,
-    measure_by_kind,
-    measure_worst_records,
-    membership_measures,
-    one_run_bound,
     primary_signal,
     why_all_uninformative,
     why_uninformative,
@@ -26,6 +21,13 @@ from attacks.membership.attack import (
 from attacks.membership.base import Base
 from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
+from attacks.membership.measures import (
+    guess_counts,
+    measure_by_kind,
+    measure_worst_records,
+    membership_measures,
+    one_run_bound,
+)
 from attacks.membership.rmia import OfflineRmia, Rmia
 from attacks.membership.shadow_classifier import ShadowClassifier, shadow_classifier
 from attacks.membership.threshold import LossThreshold

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attacks.membership.attack import UNFAIR_P_VALUE, blind_record_scores, is_separable
+from attacks.membership.blind_baseline import UNFAIR_P_VALUE, blind_record_scores, is_separable
 from attacks.roc import roc
 
 

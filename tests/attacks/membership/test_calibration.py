@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from scipy import stats
 
-from attacks.membership.attack import measure_rates_per_record, score_leave_one_out
+from attacks.membership.attack import score_leave_one_out
 from attacks.membership.calibration import calibrate_by_record
 from attacks.membership.lira import lira
+from attacks.membership.measures import measure_rates_per_record
 from attacks.roc import roc, tpr_at_fpr
 
 
