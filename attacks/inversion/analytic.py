@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -37,14 +38,13 @@ from attacks.validation import check_counts
 
 @accepts_numpy
 def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
-    """Candidates for the layer's input, (rows, d), the most reliable first.
+    """Candidates for the layer's input, (rows, d), the most reliable first, from weight_grad (m, d)
+    and bias_grad (m,).
 
-    dL/dW[i] = dL/db[i] * x, so x = dW[i] / db[i] for every row with db[i] != 0, in descending
-    |db[i]|. One record: every row
-    is that record exactly. Several: a row is one record only where that record alone activates it,
-        else a mixture.
-    weight_grad: (m, d); bias_grad: (m,). Raises ValueError where no row has a bias gradient.
+    Of one record, every row is that record exactly. Of several, a row is one record only if that
+    record alone activates it, else a mixture. Raises ValueError if no row has a bias gradient.
     """
+    # dL/dW_i = (dL/db_i) x,  so  x = dW_i / db_i  for every row with db_i != 0, by falling |db_i|
     if weight_grad.ndim != 2 or bias_grad.shape != weight_grad.shape[:1]:
         shapes = tuple(weight_grad.shape), tuple(bias_grad.shape)
         raise ValueError(f"weight_grad, bias_grad have shapes {shapes}: (m, d) and (m,) are needed")
@@ -54,21 +54,21 @@ def linear_inputs(weight_grad: Tensor, bias_grad: Tensor) -> Tensor:
         raise ValueError(
             "bias_grad is zero everywhere: the layer carries no information about its input"
         )
-    return (weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)).to(
-        weight_grad.dtype
-    )
+    inputs = weight_grad[order].double() / bias_grad[order].double().unsqueeze(1)
+    return inputs.to(weight_grad.dtype)
 
 
 @accepts_numpy
 def distinct_rows(rows: Tensor, count: int, similarity: float = 0.999) -> Tensor:
     """At most ``count`` rows, each with a cosine below ``similarity`` to every earlier pick."""
-    picked: list[Tensor] = []
+    picks: list[Tensor] = []
     for row in rows:
-        if all(float(torch.cosine_similarity(row, other, dim=0)) < similarity for other in picked):
-            picked.append(row)
-        if len(picked) == count:
+        cosines = (float(torch.cosine_similarity(row, pick, dim=0)) for pick in picks)
+        if all(cosine < similarity for cosine in cosines):
+            picks.append(row)
+        if len(picks) == count:
             break
-    return torch.stack(picked)
+    return torch.stack(picks)
 
 
 def biased_linear_layers(model: nn.Module) -> list[nn.Linear]:
@@ -94,19 +94,19 @@ def reconstruct_from_layer(
     std: Channelwise = 1.0,
     invert: Callable[[Tensor], Tensor] | None = None,
 ) -> Reconstruction:
-    """Images (b, c, h, w) from the first biased linear layer: exact where it reads the pixels.
+    """Images (b, c, h, w) from the first biased linear layer: exact if it reads the pixels.
 
     invert: (b, d) layer inputs -> (b, c, h, w) images, for a layer that reads features; without it
-        the layer must have c*h*w inputs, else ValueError. Slots beyond the distinct inputs found
-        repeat the first one.
+    the layer must have c*h*w inputs, else ValueError. Places beyond the distinct inputs repeat the
+    first one.
     """
     check_gradient_request(gradients, list(model.parameters()), shape)
     layers = biased_linear_layers(model)
     if not layers:
         raise ValueError("the model has no linear layer with a bias")
     rows = distinct_rows(layer_inputs(model, gradients, layers[0]), shape[0])
-    found = len(rows)
-    rows = torch.cat([rows, rows[:1].expand(shape[0] - found, -1)])
+    distinct = len(rows)
+    rows = torch.cat([rows, rows[:1].expand(shape[0] - distinct, -1)])
     if invert is not None:
         images = invert(rows)
     elif rows.shape[1] == shape[1] * shape[2] * shape[3]:
@@ -116,7 +116,7 @@ def reconstruct_from_layer(
             f"the first linear layer reads {rows.shape[1]} features, not pixels: pass invert="
         )
     unknown = torch.full((shape[0],), -1, dtype=torch.int64, device=images.device)
-    return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(found)})
+    return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(distinct)})
 
 
 @dataclass(frozen=True)
@@ -136,36 +136,35 @@ class AnalyticInversion(Attack):
         check_counts(self, "captures")
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (captures * records, c, h, w); where no layer has a bias, the public mean and a
-        note."""
+        """images (captures * records, c, h, w); the public mean if no layer has a bias."""
         records = int(view.knowledge.settings.get("batch_records", 1))
-        found = [
-            self._reconstruct(view, capture, records) for capture in view.captures[: self.captures]
-        ]
-        return Evidence(images=torch.cat(found), notes={"records": records})
+        captures = view.captures[: self.captures]
+        images = [self._reconstruct(view, capture, records) for capture in captures]
+        return Evidence(images=torch.cat(images), notes={"records": records})
 
     def _reconstruct(self, view: View, capture: Capture, records: int) -> Tensor:
         shape = (records, *view.knowledge.shape)
         model = victim_model(view, capture)
         gradients = observed_gradients(view, capture, model)
         layers = biased_linear_layers(model)
-        nothing = view.knowledge.public_x.mean(0).expand(shape)
-        chained = bool(layers) and layers[0].in_features != nothing[0].numel()
-        if not layers or (chained and not hasattr(model, "features")):
-            return nothing
-        mean, std = getattr(model, "scale", None) or (
-            0.0,
-            1.0,
-        )  # of a network that standardises what it is given
-        invert = (lambda z: self._invert_features(model, z, view)) if chained else None
+        public_mean = view.knowledge.public_x.mean(0).expand(shape)
+        if not layers:
+            return public_mean
+        invert = None
+        if layers[0].in_features != public_mean[0].numel():  # it reads features
+            if not hasattr(model, "features"):
+                return public_mean
+            invert = partial(self._invert_features, model, view)
+        # of a network that standardises its inputs
+        mean, std = getattr(model, "scale", None) or (0.0, 1.0)
         try:
             return reconstruct_from_layer(
                 model, gradients, shape, mean=mean, std=std, invert=invert
             ).images
         except ValueError:  # no bias gradient at all: the layer says nothing about its input
-            return nothing
+            return public_mean
 
-    def _invert_features(self, model: nn.Module, features: Tensor, view: View) -> Tensor:
+    def _invert_features(self, model: nn.Module, view: View, features: Tensor) -> Tensor:
         start = view.knowledge.public_x.mean(0).expand(len(features), *view.knowledge.shape)
         frozen = copy.deepcopy(model).requires_grad_(False)
         return self.whitebox.optimise_images([frozen.features], [features], start)[0]  # type: ignore[list-item]

@@ -32,55 +32,52 @@ from attacks.types import (
 )
 from attacks.validation import check_counts
 
-DISTANCE_BLOCK = 256  # records at once: a block of numbers for 100,000 others takes 200 MB
+DISTANCE_BLOCK = 256  # records at a time: a block of distances to 100,000 others takes 200 MB
 NO_COPY = -1
 
 
 @accepts_numpy
 def nearest_records(records: Tensor, pool: Tensor, count: int = 1) -> tuple[Tensor, Tensor]:
     """Distances (n, count), ascending, of records (n, d) to the nearest of ``pool`` (m, d), and
-    places. Raises ValueError if m < count."""
+    their positions in it. Raises ValueError if m < count."""
     if len(pool) < count:
         raise ValueError(f"{len(pool)} records in the pool, {count} nearest are asked for")
     if count > 1:
-        at = _search_nearest(records, pool, count)
+        positions = _search_nearest(records, pool, count)
     else:
-        at = copies_in_pool(records, pool)[:, None].to(records.device)
-        searched = at[:, 0] == NO_COPY
-        at[searched] = _search_nearest(records[searched], pool, 1)
+        positions = copies_in_pool(records, pool)[:, None].to(records.device)
+        has_no_copy = positions[:, 0] == NO_COPY
+        positions[has_no_copy] = _search_nearest(records[has_no_copy], pool, 1)
     # products round, differences do not
-    exact = torch.stack([(records - pool[column]).norm(dim=1) for column in at.T], 1)
-    return exact, at
+    distances = [(records - pool[column]).norm(dim=1) for column in positions.T]
+    return torch.stack(distances, 1), positions
 
 
 def _search_nearest(records: Tensor, pool: Tensor, count: int) -> Tensor:
-    """Places (n, count) of the nearest, by blocks of products.
-
-    |r - p|^2 / 2 = |p|^2 / 2 - <r, p> + |r|^2 / 2,  whose last term is the same for all of the pool
-    """
+    """Positions (n, count) of the nearest, by blocks of products."""
+    # |r - p|^2 / 2 = |p|^2 / 2 - <r, p> + |r|^2 / 2, whose last term is the same for all p
     centre = pool.mean(0)  # products round less near zero
-    inside = pool - centre
-    half_squares = inside.square().sum(1) / 2
-    parts = [torch.zeros(0, count, dtype=torch.long, device=records.device)]
-    for part in (records - centre).split(DISTANCE_BLOCK):
-        gaps = torch.addmm(half_squares, part, inside.T, alpha=-1)
-        # one minimum takes a fraction of the time of a partial sort
-        parts.append(
-            gaps.argmin(1, keepdim=True) if count == 1 else gaps.topk(count, largest=False).indices
-        )
-    return torch.cat(parts)
+    centred = pool - centre
+    half_squares = centred.square().sum(1) / 2
+    blocks = [torch.zeros(0, count, dtype=torch.long, device=records.device)]
+    for block in (records - centre).split(DISTANCE_BLOCK):
+        gaps = torch.addmm(half_squares, block, centred.T, alpha=-1)
+        if count == 1:  # one minimum takes a fraction of the time of a partial sort
+            blocks.append(gaps.argmin(1, keepdim=True))
+        else:
+            blocks.append(gaps.topk(count, largest=False).indices)
+    return torch.cat(blocks)
 
 
 @accepts_numpy
 def copies_in_pool(records: Tensor, pool: Tensor) -> Tensor:
-    """(n,): the first place in ``pool`` (m, d) of a record that equals each of ``records`` (n, d)
-    number by number, or NO_COPY."""
-    places: dict[bytes, int] = {}
-    for place, row in enumerate(_rows_as_bytes(pool)):
-        places.setdefault(row, place)
-    return torch.tensor(
-        [places.get(row, NO_COPY) for row in _rows_as_bytes(records)], dtype=torch.long
-    )
+    """(n,): the first position in ``pool`` (m, d) of a record that equals each of ``records`` (n,
+    d) number by number, or NO_COPY."""
+    positions: dict[bytes, int] = {}
+    for position, row in enumerate(_rows_as_bytes(pool)):
+        positions.setdefault(row, position)
+    matches = [positions.get(row, NO_COPY) for row in _rows_as_bytes(records)]
+    return torch.tensor(matches, dtype=torch.long)
 
 
 def _rows_as_bytes(records: Tensor) -> Iterator[bytes]:
@@ -91,24 +88,21 @@ def _rows_as_bytes(records: Tensor) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class CopyCounts:
-    """exact, near: of all released records, those that equal a training record, and those that lie
-    nearer to one than any held-out record does.
+    """How many released records are copies, or nearly.
 
-    exact_heldout, near_heldout: both sides exchanged, which nothing but chance explains: a released
-        record that depends on neither is as likely near each of the ``training`` and ``heldout``
-        records. distance (m,) and place (m,): of the nearest
-    training record.
+    The counts for held-out records, with both sides exchanged, are those of chance: a released
+    record that depends on neither side is as likely near a training record as near a held-out one.
     """
 
     released: int
     training: int
     heldout: int
-    exact: int
+    exact: int  # released records that equal a training record
     exact_heldout: int
-    near: int
+    near: int  # released records nearer to a training record than any held-out record is
     near_heldout: int
-    distance: Tensor
-    place: Tensor
+    distance: Tensor  # (m,): to the nearest training record
+    place: Tensor  # (m,): position of the nearest training record
 
     def to_measures(self) -> dict[str, int]:
         """As they stand among a finding's diagnostics."""
@@ -130,26 +124,27 @@ def count_copies(released: Tensor, training: Tensor, heldout: Tensor) -> CopyCou
 
     Raises ValueError for an empty set.
     """
-    sets = [one.flatten(1).double() for one in (released, training, heldout)]
-    if not all(map(len, sets)):
-        counts = (
-            f"{len(released)} released, {len(training)} training, {len(heldout)} held-out records"
+    rows = released.flatten(1).double()
+    train = training.flatten(1).double()
+    test = heldout.flatten(1).double()
+    if not len(rows) or not len(train) or not len(test):
+        raise ValueError(
+            f"{len(rows)} released, {len(train)} training, {len(test)} held-out records: none may "
+            "be empty"
         )
-        raise ValueError(f"{counts}: none may be empty")
-    made, inside, outside = sets
-    distance, place = (value[:, 0] for value in nearest_records(made, inside))
-    usual = float(
-        nearest_records(outside, inside)[0].min()
-    )  # the least of all pairs: the same from either side
-    is_copy, is_heldout_copy = (copies_in_pool(made, side) != NO_COPY for side in (inside, outside))
+    distance, place = (column[:, 0] for column in nearest_records(rows, train))
+    # the least distance of a training and a held-out record: the same from either side
+    usual = float(nearest_records(test, train)[0].min())
+    is_copy = copies_in_pool(rows, train) != NO_COPY
+    is_heldout_copy = copies_in_pool(rows, test) != NO_COPY
     # a copy of a training record is no nearer to a held-out one than that record, which is at least
     # ``usual`` away
-    searched = made[~is_copy.to(made.device)]
-    to_heldout = nearest_records(searched, outside)[0][:, 0]
+    not_copied = rows[~is_copy.to(rows.device)]
+    to_heldout = nearest_records(not_copied, test)[0][:, 0]
     return CopyCounts(
-        released=len(made),
-        training=len(inside),
-        heldout=len(outside),
+        released=len(rows),
+        training=len(train),
+        heldout=len(test),
         exact=int(is_copy.sum()),
         exact_heldout=int(is_heldout_copy.sum()),
         near=int((distance < usual).sum()),
@@ -161,21 +156,18 @@ def count_copies(released: Tensor, training: Tensor, heldout: Tensor) -> CopyCou
 
 @dataclass(frozen=True)
 class CopyReport:
-    """member, heldout (m,): squared distance per pixel to the nearest of each side, of equal sizes.
+    """Synthetic images between as many members as held-out records.
 
-    nearest (m,): position of the nearest member. closer: share of synthetic images nearer to a
-        member (a tie counts half);
-    interval: Clopper-Pearson, of the images without a tie. Under "no copying" the share is 1/2.
-        Images that stem from one optimisation are not independent, so the interval is a lower limit
-        on the width.
+    Without copying, ``closer`` is 1/2. Images that stem from one optimisation are not independent,
+    so the interval is too narrow rather than too wide.
     """
 
-    member: Tensor
-    heldout: Tensor
-    nearest: Tensor
-    closer: float
-    interval: tuple[float, float]
-    compared: int
+    member: Tensor  # (m,): squared distance per pixel to the nearest member
+    heldout: Tensor  # (m,): to the nearest held-out record
+    nearest: Tensor  # (m,): position of the nearest member
+    closer: float  # share of images nearer to a member; a tie counts half
+    interval: tuple[float, float]  # Clopper-Pearson, of the images without a tie
+    compared: int  # images without a tie
 
 
 @accepts_numpy
@@ -185,34 +177,40 @@ def compare_copies(
     """Compare each of ``synthetic`` (m, ...) with as many members as held-out records, drawn at
     random.
 
-    members (n, ...) and heldout (k, ...) must stem from one distribution. Raises ValueError where
-    one side is empty."""
+    members (n, ...) and heldout (k, ...) must stem from one distribution. Raises ValueError if one
+    side is empty."""
     size = min(len(members), len(heldout))
     if size == 0 or len(synthetic) == 0:
         raise ValueError(
             f"{len(synthetic)} images, {len(members)} members, {len(heldout)} held out: "
             "none may be empty"
         )
-    inside, outside = (
-        torch.randperm(len(x), generator=generator)[:size].to(x.device) for x in (members, heldout)
+    chosen = torch.randperm(len(members), generator=generator)[:size].to(members.device)
+    heldout_chosen = torch.randperm(len(heldout), generator=generator)[:size].to(heldout.device)
+    images = synthetic.flatten(1).double()
+    distances, positions = nearest_records(images, members[chosen].flatten(1).double())
+    heldout_distances = nearest_records(images, heldout[heldout_chosen].flatten(1).double())[0]
+    to_member = distances[:, 0].square() / images.shape[1]
+    to_heldout = heldout_distances[:, 0].square() / images.shape[1]
+    wins = int((to_member < to_heldout).sum())
+    ties = int((to_member == to_heldout).sum())
+    compared = len(synthetic) - ties
+    return CopyReport(
+        member=to_member,
+        heldout=to_heldout,
+        nearest=chosen[positions[:, 0]],
+        closer=(wins + ties / 2) / len(synthetic),
+        interval=binomial_interval(wins, compared),
+        compared=compared,
     )
-    made = synthetic.flatten(1).double()
-    near, at = (value[:, 0] for value in nearest_records(made, members[inside].flatten(1).double()))
-    far = nearest_records(made, heldout[outside].flatten(1).double())[0][:, 0]
-    near, far = (distance.square() / made.shape[1] for distance in (near, far))
-    wins = int((near < far).sum())
-    ties = int((near == far).sum())
-    closer = (wins + ties / 2) / len(synthetic)
-    interval = binomial_interval(wins, len(synthetic) - ties)
-    return CopyReport(near, far, inside[at], closer, interval, len(synthetic) - ties)
 
 
 @dataclass(frozen=True)
 class CopyDetection(Attack):
-    """Which of all released records are records of the client; whether they lie nearer to these
-    than to held-out ones.
+    """How many of all released records are records of the client, or nearer to these than to
+    held-out ones.
 
-    Representations are compared in the space of the projection, where the view grants it. limit: of
+    Representations are compared in the space of the projection, if the view grants it. limit: of
     images that are shown and compared at equal sizes.
     """
 
@@ -250,32 +248,34 @@ class CopyDetection(Attack):
         if view.surface in IMAGE_SURFACES:
             return self._judge_images(evidence, view, truth)
         rows = view.captures[0].value["x"].detach()
-        inside, outside = (map_to_rows(view, x, rows) for x in (truth.x, truth.heldout_x))
-        if inside is None or outside is None:
+        members = map_to_rows(view, truth.x, rows)
+        heldout = map_to_rows(view, truth.heldout_x, rows)
+        if members is None or heldout is None:
             raise ValueError("representations: a map from records to what was sent is needed")
-        report = compare_copies(rows, inside, outside, torch.Generator().manual_seed(0))
+        report = compare_copies(rows, members, heldout, torch.Generator().manual_seed(0))
         measures = _measure_comparison(report) | {"n": len(rows)}
-        measures["diagnostics"] |= count_copies(rows, inside, outside).to_measures()
+        measures["diagnostics"] |= count_copies(rows, members, heldout).to_measures()
         return Finding(view.surface, self.name, self.family, view.adversary, measures)
 
     def _judge_images(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """psnr, ssim, lpips: to the nearest member; baselines: to the nearest of as many held-out
         records."""
-        images = evidence.images if evidence.images is not None else truth.x[:0]
+        images = evidence.images
+        if images is None:
+            images = truth.x[:0]
         report = compare_copies(images, truth.x, truth.heldout_x, torch.Generator().manual_seed(0))
         nearest = truth.x[report.nearest]
-        measures: dict[str, Any] = {
-            k: float(v.mean()) for k, v in image_qualities(images, nearest).items()
-        }
+        qualities = image_qualities(images, nearest)
+        measures: dict[str, Any] = {name: float(value.mean()) for name, value in qualities.items()}
         measures |= _measure_comparison(report) | {"n": len(images)}
-        member, heldout = (
-            -10 * d.clamp_min(1e-20).log10() for d in (report.member, report.heldout)
-        )
+        member = -10 * report.member.clamp_min(1e-20).log10()
+        heldout = -10 * report.heldout.clamp_min(1e-20).log10()
         measures["baselines"] = {"psnr_nearest_heldout": float(heldout.mean())}
-        # without copying, an image lies as often so much nearer to a held-out record: at most so
-        # often, at 99.9 %
-        turned = binomial_interval(int((heldout - member >= CLEAR).sum()), len(member), 0.998)[1]
-        measures["pictures"] = pictures(member, [heldout], heldout) | {"chance": turned}
+        # without copying, an image is as often so much nearer to a held-out record: the upper limit
+        # of that rate, at 99.9 %
+        reversed_gains = int((heldout - member >= CLEAR).sum())
+        chance = binomial_interval(reversed_gains, len(member), 0.998)[1]
+        measures["pictures"] = pictures(member, [heldout], heldout) | {"chance": chance}
         released = _as_images(view.captures[0].value["x"].detach(), view)
         measures["diagnostics"] |= count_copies(released, truth.x, truth.heldout_x).to_measures()
         figures = {"real": nearest, "reconstructed": images}
@@ -290,20 +290,18 @@ def _as_images(x: Tensor, view: View) -> Tensor:
 
 
 def _measure_comparison(report: CopyReport) -> dict[str, Any]:
-    """What the comparison at equal sizes says, as measures of a finding."""
-    said = (
-        "of the released ones that are compared, nearer to a member than to any of as many "
-        "held-out records"
-    )
-    measures: dict[str, Any] = {
+    """The comparison at equal sizes, as measures of a finding."""
+    return {
         "identified": report.closer,
         "identified_chance": 0.5,
-        "note": f"identified: share, {said}",
+        "note": (
+            "identified: share, of the released ones that are compared, nearer to a member than to "
+            "any of as many held-out records"
+        ),
+        "diagnostics": {
+            "closer_interval": list(report.interval),
+            "compared": report.compared,
+            "distance_member": float(report.member.mean()),
+            "distance_heldout": float(report.heldout.mean()),
+        },
     }
-    measures["diagnostics"] = {
-        "closer_interval": list(report.interval),
-        "compared": report.compared,
-        "distance_member": float(report.member.mean()),
-        "distance_heldout": float(report.heldout.mean()),
-    }
-    return measures

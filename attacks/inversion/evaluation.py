@@ -25,12 +25,25 @@ from attacks.images import (
 from attacks.tensors import accepts_numpy
 from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
+EVALUATION_SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records
+CLEAR = 3.0  # dB: half the squared error of the closest guess for the same record; a choice
+SEARCHED = (
+    500  # public records, and held-out ones for the level of chance, a record is compared with
+)
+BASELINE_ORDER = ("class_mean", "mean", "black", "random_same_class")
+ROW_ARRAYS = ("x", "mean")  # where captures hold images, features, representations, prototypes
+
 
 @accepts_numpy
 def class_mean_images(x: Tensor, y: Tensor, classes: int) -> Tensor:
     """(classes, c, h, w) mean image of each class; a class without records gets the mean of all."""
-    rows = [x[y == c].mean(0) if bool((y == c).any()) else x.mean(0) for c in range(classes)]
-    return torch.stack(rows)
+    means = []
+    for label in range(classes):
+        records = x[y == label]
+        if not len(records):
+            records = x
+        means.append(records.mean(0))
+    return torch.stack(means)
 
 
 @accepts_numpy
@@ -42,33 +55,35 @@ def naive_reconstructions(
     classes = int(torch.cat([truth_y, public_y]).max()) + 1
     means = class_mean_images(public_x, public_y, classes)
     n = len(truth_y)
+    same_class = [_random_image_of_class(int(y), public_x, public_y, generator) for y in truth_y]
     return {
         "black": torch.zeros((n, *public_x.shape[1:])).to(public_x),
         "mean": public_x.mean(0).expand(n, *public_x.shape[1:]),
         "class_mean": means[truth_y],
-        "random_same_class": torch.stack(
-            [_random_image_of_class(int(y), public_x, public_y, generator) for y in truth_y]
-        ),
+        "random_same_class": torch.stack(same_class),
     }
 
 
 def _random_image_of_class(
     label: int, public_x: Tensor, public_y: Tensor, generator: torch.Generator
 ) -> Tensor:
+    """A public image of the class, or of any class if it has none."""
     pool = torch.nonzero(public_y == label).flatten()
-    pool = pool if len(pool) else torch.arange(len(public_y))
+    if not len(pool):
+        pool = torch.arange(len(public_y))
     return public_x[pool[int(torch.randint(len(pool), (1,), generator=generator))]]
 
 
 @dataclass(frozen=True)
 class GalleryRanks:
-    """Ranks (n,) from 1 in a gallery of ``size``; chance: expected top-1 rate of a blind guess."""
+    """Ranks (n,) from 1 in a gallery of ``size`` images."""
 
     ranks: Tensor
     size: int
 
     @property
     def chance_rate(self) -> float:
+        """The expected top-1 rate of a blind guess."""
         return 1 / self.size
 
     def top_k_rate(self, k: int) -> float:
@@ -81,41 +96,34 @@ class GalleryRanks:
 
 
 @accepts_numpy
-def rank_in_gallery(reconstructions: Tensor, truth: Tensor, others: Tensor) -> GalleryRanks:
-    """Rank of each record among itself and ``others`` by pixel distance to its reconstruction.
+def rank_in_gallery(reconstructions: Tensor, truth: Tensor, decoys: Tensor) -> GalleryRanks:
+    """Rank of each record among itself and the decoys by pixel distance to its reconstruction.
 
-    reconstructions, truth: (n, c, h, w) in step; others: (m, c, h, w), records that are none of the
-        truth. A tie counts against the attacker.
+    reconstructions, truth: (n, c, h, w) in the same order; decoys: (m, c, h, w), other records. A
+    tie counts against the attacker.
     """
-    own = negative_mse(reconstructions, truth).diagonal()
-    rivals = negative_mse(reconstructions, others)
-    return GalleryRanks(1 + (rivals >= own.unsqueeze(1)).sum(1), len(others) + 1)
-
-
-EVALUATION_SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records
-CLEAR = 3.0  # dB: half the squared error of the closest guess for the same record; a choice
-# public records that are compared with each record, and held-out ones that show what chance does
-SEARCHED = 500
-BASELINE_ORDER = ("class_mean", "mean", "black", "random_same_class")
+    similarity = negative_mse(reconstructions, truth).diagonal()
+    decoy_similarity = negative_mse(reconstructions, decoys)
+    is_nearer = decoy_similarity >= similarity.unsqueeze(1)
+    return GalleryRanks(1 + is_nearer.sum(1), len(decoys) + 1)
 
 
 @dataclass(frozen=True)
 class ComparedImages:
-    """measures and figures for a finding; rows (m,): the record that each reconstruction belongs
-    to."""
+    """Reconstructions beside their records, as measures and figures of a finding."""
 
     measures: Mapping[str, Any]
     figures: Mapping[str, Tensor]
-    rows: Tensor
+    rows: Tensor  # (m,): the record that each reconstruction belongs to
 
 
 def has_record_shape(images: Tensor, shape: tuple[int, int, int]) -> bool:
-    """Whether images are pictures of records' shape."""
+    """Whether the images have the shape of records."""
     return images.ndim == 4 and tuple(images.shape[1:]) == tuple(shape)
 
 
 def image_qualities(images: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """psnr, ssim and, where pretrained weights are at hand, lpips: (m,) each."""
+    """psnr, ssim and, if pretrained weights are at hand, lpips: (m,) each."""
     scores = {"psnr": psnr(images, truth), "ssim": ssim(images, truth)}
     if load_pretrained_trunk() is not None:
         scores["lpips"] = lpips(images, truth)
@@ -125,41 +133,40 @@ def image_qualities(images: Tensor, truth: Tensor) -> dict[str, Tensor]:
 def compare_with_records(
     images: Tensor, view: View, truth: Truth, rows: Tensor | None = None
 ) -> ComparedImages:
-    """Each reconstruction gets its own record (Hungarian); the baselines get the same privilege.
+    """Quality of reconstructions against their records, beside naive ones that need no attack.
 
-    rows: (m,) the record that each reconstruction stems from, where it is known; then nothing is
-        assigned.
-    identified: share whose record is nearer than every held-out record; chance: of one who picks
-    among records and held-out records blindly (an assignment may choose among all n records).
+    Each reconstruction is assigned a record (Hungarian method), and so is each baseline, unless
+    ``rows`` (m,) says which record each one stems from. identified: the share whose record is
+    nearer than every held-out record; identified_chance: that of a blind pick among records and
+    held-out records, which may choose among all n records if they are assigned.
     """
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     images = images[: len(truth.x)].to(truth.x)
     paired = rows is not None
-    rows, choices = (rows, 1) if rows is not None else (match(truth.x, images), len(truth.x))
+    choices = 1
+    if rows is None:
+        rows = match(truth.x, images)
+        choices = len(truth.x)
     real = truth.x[rows]
     labels = truth.y[rows]
     scores = image_qualities(images, real)
-    free = naive_reconstructions(
-        labels, view.knowledge.public_x, view.knowledge.public_y, generator
-    )
-    blind = _baseline_qualities(free, rows, truth, paired)
     public = view.knowledge.public_x[:SEARCHED]
     public_labels = view.knowledge.public_y[:SEARCHED]
-    alike = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
-    guesses = torch.cat([public, *(free[name] for name in BASELINE_ORDER)]).to(real)
-    shown = pictures(
-        scores["psnr"],
-        [value for name, value in blind.items() if name.startswith("psnr_")],
-        _decibels(negative_mse(real, guesses)).amax(1),
-        chance_of_gain(public, truth.heldout_x[:SEARCHED], alike, choices),
+    naive = naive_reconstructions(
+        labels, view.knowledge.public_x, view.knowledge.public_y, generator
     )
-    measures: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()} | {
-        "n": len(images)
-    }
-    measures |= {
-        "baselines": {name: float(value.mean()) for name, value in blind.items()},
-        "pictures": shown,
-    }
+    baselines = _baseline_qualities(naive, rows, truth, paired)
+    same_class = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
+    guesses = torch.cat([public, *(naive[name] for name in BASELINE_ORDER)]).to(real)
+    measures: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()}
+    measures["n"] = len(images)
+    measures["baselines"] = {name: float(value.mean()) for name, value in baselines.items()}
+    measures["pictures"] = pictures(
+        scores["psnr"],
+        [value for name, value in baselines.items() if name.startswith("psnr_")],
+        _decibels(negative_mse(real, guesses)).amax(1),
+        chance_of_gain(public, truth.heldout_x[:SEARCHED], same_class, choices),
+    )
     measures["lpips_trunk"] = getattr(load_pretrained_trunk(), "name", "not available")
     interval = bootstrap_interval(scores["psnr"], generator)
     diagnostics: dict[str, Any] = {"psnr_interval": list(interval), "rows": rows.tolist()}
@@ -172,53 +179,51 @@ def compare_with_records(
             "gallery": gallery.size,
             "top5": gallery.top_k_rate(5),
         }
-    return ComparedImages(
-        {**measures, "diagnostics": diagnostics}, {"real": real, "reconstructed": images}, rows
-    )
+    measures["diagnostics"] = diagnostics
+    return ComparedImages(measures, {"real": real, "reconstructed": images}, rows)
 
 
 def _baseline_qualities(
-    free: Mapping[str, Tensor], rows: Tensor, truth: Truth, paired: bool = False
+    naive: Mapping[str, Tensor], rows: Tensor, truth: Truth, paired: bool = False
 ) -> dict[str, Tensor]:
-    """metric_baseline -> (m,); the strongest comes first. Guesses know the labels, then choose
-    records as well."""
-    out: dict[str, Tensor] = {}
+    """metric_baseline -> (m,), the strongest first. Unless they are ``paired``, these guesses are
+    assigned records as well."""
+    qualities: dict[str, Tensor] = {}
     for name in BASELINE_ORDER:
-        chosen = truth.x[rows if paired else match(truth.x, free[name].to(truth.x))]
-        out |= {
-            f"{metric}_{name}": value
-            for metric, value in image_qualities(free[name], chosen).items()
-        }
-    return out
+        images = naive[name]
+        if not paired:
+            rows = match(truth.x, images.to(truth.x))
+        for metric, value in image_qualities(images, truth.x[rows]).items():
+            qualities[f"{metric}_{name}"] = value
+    return qualities
 
 
 @dataclass(frozen=True)
 class ChanceOfGain:
-    """How often a picture that knows nothing of a record but its class lies so many dB closer to it
-    than all guesses.
+    """How often an image that depends on a record's class alone lies so many dB closer to it than
+    all guesses."""
 
-    Among ``searched`` guesses of that class it is the closest with the chance 1 / (searched + 1).
-    How much closer the closest of many points is than the next one follows a power law whose
-    exponent is the dimension of the data (Facco, d'Errico, Rodriguez, Laio 2017): ``dimension`` is
-        its lower end at 97.5 %. choices: records that a picture may choose among; each is one more
-        try.
-    """
-
+    # Among s guesses of that class it is the closest with the chance 1 / (s + 1). The ratio of the
+    # distances to the closest of many points and to the next one follows a power law whose exponent
+    # is the dimension d of the data (Facco, d'Errico, Rodriguez and Laio 2017): with a gain of g
+    # dB,   P = 10^(-d g / 20) / (s + 1).
     searched: int
-    dimension: float
-    choices: int = 1
+    dimension: float  # its lower limit at 97.5 %
+    choices: int = 1  # records that an image may be assigned; each is one more try
 
     def at(self, gain: float, tries: int = 1) -> float:
-        """That one of ``tries`` pictures gains at least ``gain`` dB."""
-        one = math.exp(-self.dimension * max(gain, 0.0) * math.log(10) / 20) / (self.searched + 1)
-        return min(1.0, tries * self.choices * one)
+        """The probability that the best of ``tries`` images gains ``gain`` dB."""
+        decay = math.exp(-self.dimension * max(gain, 0.0) * math.log(10) / 20)
+        return min(1.0, tries * self.choices * (decay / (self.searched + 1)))
 
 
 def chance_of_gain(
     public: Tensor, heldout: Tensor, searched: int, choices: int = 1
 ) -> ChanceOfGain:
-    """From records (n, c, h, w) that were never in what is attacked; without any, being the closest
-    is all that counts."""
+    """The law of gains, from records (n, c, h, w) that the attacked data never included; without
+    any, of dimension 0."""
+    # d = chi2_0.025(2 n) / (2 sum_i ln(r2_i / r1_i)), the lower limit of a Pareto exponent from the
+    # distances r1, r2 of each held-out record to its two nearest public records
     if len(public) < 2 or not len(heldout):
         return ChanceOfGain(searched, 0.0, choices)
     near = _decibels(negative_mse(heldout, public.to(heldout))).topk(2, dim=1).values
@@ -235,43 +240,45 @@ def _decibels(negative: Tensor) -> Tensor:
 def pictures(
     quality: Tensor, blind: Sequence[Tensor], closest: Tensor, chance: ChanceOfGain | None = None
 ) -> dict[str, Any]:
-    """What a finding says of its pictures one by one: PSNR in dB, not averages, which hide the few
-    that show a record.
+    """What a finding reports of single images: averages hide the few that show a record.
 
-    quality, closest: (m,) of each picture, and of the closest guess for the same record; blind:
-        (m,) of each kind of guess.
-    median, guess: of the pictures, and of the best kind of guess; clear: how many lie CLEAR dB
-        above the closest guess for their record; best, best_guess: of the one furthest above.
-        chance: how often a blind picture is clear; chance_best: how
-    often the best of so many blind ones gains as much.
+    Args:
+        quality: PSNR of each image (m,), in dB.
+        blind: PSNR of each kind of guess (m,).
+        closest: PSNR of the closest guess for the same record (m,).
+        chance: the law of gains by chance.
+
+    Returns:
+        median, guess: of the images, and of the best kind of guess. clear: how many images gain
+        CLEAR dB on the closest guess for their record. best, best_guess: of the image with the
+        largest gain. chance: how often a blind image is clear. chance_best: how often the best of
+        so many blind ones gains as much.
     """
     gain = quality.double() - closest.double()
-    at = int(gain.argmax())
-    found: dict[str, Any] = {
+    best = int(gain.argmax())
+    measures: dict[str, Any] = {
         "n": len(quality),
         "median": float(quality.double().quantile(0.5)),
-        "guess": max(float(one.double().quantile(0.5)) for one in blind),
+        "guess": max(float(guesses.double().quantile(0.5)) for guesses in blind),
         "clear": int((gain >= CLEAR).sum()),
-        "best": float(quality[at]),
-        "best_guess": float(closest[at]),
+        "best": float(quality[best]),
+        "best_guess": float(closest[best]),
     }
-    if chance is None:
-        return found
-    return found | {
-        "chance": chance.at(CLEAR),
-        "chance_best": chance.at(float(gain[at]), len(quality)),
-    }
+    if chance is not None:
+        measures["chance"] = chance.at(CLEAR)
+        measures["chance_best"] = chance.at(float(gain[best]), len(quality))
+    return measures
 
 
 def describe_no_gain(measures: Mapping[str, Any]) -> str:
-    """A sentence where the pictures are no nearer to the records than a guess that needs no
-    artifact, else ""."""
-    guess = max(
-        (v for k, v in measures["baselines"].items() if k.startswith("psnr_")), default=-torch.inf
-    )
+    """A sentence if the images are no nearer to the records than a guess that needs no artifact,
+    else ""."""
+    baselines = measures["baselines"]
+    guesses = [psnr for name, psnr in baselines.items() if name.startswith("psnr_")]
     low = measures["diagnostics"].get("psnr_interval", [measures["psnr"]])[0]
-    nothing = low <= guess and not measures["pictures"]["clear"]
-    return "on average no closer than a guess from public records" if nothing else ""
+    if low <= max(guesses, default=-torch.inf) and not measures["pictures"]["clear"]:
+        return "on average no closer than a guess from public records"
+    return ""
 
 
 def _require_images(evidence: Evidence) -> Tensor:
@@ -281,27 +288,22 @@ def _require_images(evidence: Evidence) -> Tensor:
 
 
 def own_records(evidence: Evidence, truth: Truth) -> Tensor | None:
-    """The record behind each image where each capture is of one record alone, in the order of the
+    """The record behind each image if each capture is of a single record, in the order of the
     truth; else None."""
     count = len(_require_images(evidence))
-    alone = int(evidence.notes.get("records", 0)) == 1 and count <= len(truth.x)
-    return torch.arange(count, device=truth.x.device) if alone else None
-
-
-ROW_ARRAYS = ("x", "mean")  # where captures keep images, features, representations, prototypes
+    if int(evidence.notes.get("records", 0)) != 1 or count > len(truth.x):
+        return None
+    return torch.arange(count, device=truth.x.device)
 
 
 def empty_release_finding(attack: Attack, view: View) -> Finding | None:
-    """The finding of an attack on rows where no capture holds any, else None.
+    """The finding of an attack on rows if no capture holds any, else None.
 
-    Membership attacks are never excused: that nothing was sent may itself tell members from others.
+    Membership attacks are never excused: that nothing was sent may itself identify members.
     """
-    rows = [
-        len(capture.value[name])
-        for capture in view.captures
-        for name in ROW_ARRAYS
-        if name in capture.value
-    ]
+    rows = []
+    for capture in view.captures:
+        rows += [len(capture.value[name]) for name in ROW_ARRAYS if name in capture.value]
     if attack.family == Family.MEMBERSHIP or not rows or any(rows):
         return None
     measures = {

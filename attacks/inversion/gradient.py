@@ -136,11 +136,20 @@ class PriorObjective:
 
 @dataclass(frozen=True)
 class SeeThrough(DescentInverter):
-    """GradInversion: layer-wise norms, TV, L2, batch-norm statistics, agreement of several seeds.
+    """GradInversion (Yin et al. 2021): layer-wise norms, total variation, L2, batch-norm statistics
+    and agreement of several seeds.
 
-    seeds: problems solved together, pulled to their mean by ``group``; langevin: noise in units of
-        the learning rate. The published weights are for 224-pixel ImageNet; these are scaled for
-        small images.
+    The published weights are for 224-pixel ImageNet; the defaults are scaled for small images.
+
+    Attributes:
+        iterations: steps of the descent.
+        tv: weight of total variation.
+        l2: weight of the images' squares.
+        batchnorm: weight of batch-norm statistics.
+        group: weight of the distance of each seed's images to their mean.
+        seeds: problems that are solved together.
+        lr: step in units of the model's inputs.
+        langevin: noise, in units of the learning rate.
     """
 
     iterations: int = 1000
@@ -198,12 +207,17 @@ class BestIterate:
 
 @dataclass(frozen=True)
 class DLG(GradientInverter):
-    """Squared gradient distance over images and label logits together (Zhu, Liu, Han 2019, alg. 1).
+    """Deep leakage from gradients: squared gradient distance over images and label logits together
+    (Zhu, Liu and Han 2019, algorithm 1).
 
-    iterations: outer L-BFGS steps of 20 inner ones; attempts: fresh draws after an objective that
-        is non-finite or stalls above ``accept`` times |observed|^2; the lowest is kept; tolerance:
-        stop below this objective.
     Made for smooth networks with wide weights; it seldom converges on ReLU networks.
+
+    Attributes:
+        iterations: outer L-BFGS steps, of 20 inner ones.
+        attempts: fresh draws after an objective that is non-finite or stalls above ``accept`` times
+            |observed|^2; the lowest one counts.
+        accept: a share of |observed|^2.
+        tolerance: objective below which the search stops.
     """
 
     iterations: int = 300
@@ -360,17 +374,29 @@ class SharpeningObjective:
 
 @dataclass(frozen=True)
 class InvertingGradients(DescentInverter):
-    """Gradient matching with total variation and signed Adam in a box; by default as Geiping et al.
-    (2020) publish it.
+    """Gradient matching with total variation and signed Adam in a box; the defaults are those of
+    Geiping et al. (2020).
 
-    iterations: steps; tv: weight of total variation; restarts: starts from fresh noise, chosen by
-    the objective without total variation; lr: step in units of the model's inputs; signed: Adam on
-    the gradient's sign; schedule: see SignedAdam ("steps" is the published one);
-    soften: ReLUs begin as softplus of this sharpness (0: never), see ``soften_relus``;
-    batchnorm: weight of batch-norm statistics where they are known (Yin et al. 2021, eq. 8);
-    objective: the distance of two gradients, "cosine" (published) or "absolute" (see
-        ``OBJECTIVES``). On ReLU networks absolute values with lr 0.03 and a cosine schedule
-        reconstruct records far better (benchmarks/inversion.py).
+    On ReLU networks, absolute values with lr 0.03 and a cosine schedule reconstruct records far
+    better (benchmarks/inversion.py).
+
+    Attributes:
+        iterations: steps of the descent.
+        tv: weight of total variation.
+        restarts: starts from fresh noise, of which the objective without total variation chooses.
+        lr: step in units of the model's inputs.
+        signed: Adam on the gradient's sign.
+        objective: the distance of two gradients, "cosine" (published) or "absolute" (see
+            ``OBJECTIVES``).
+        schedule: of the learning rate, "steps" (published) or "cosine"; see ``SignedAdam``.
+        batchnorm: weight of batch-norm statistics, if they are known (Yin et al. 2021, eq. 8).
+        soften: ReLUs begin as softplus of this sharpness, 0: never; see ``soften_relus``.
+
+    Example:
+        >>> from attacks import InvertingGradients, LocalSteps
+        >>> attack = InvertingGradients(iterations=100, objective="absolute", lr=0.03)
+        >>> attack.schedule
+        'steps'
     """
 
     iterations: int = 1000

@@ -82,8 +82,7 @@ class GradientInversion(Attack):
 
     @property
     def on_gpu(self) -> bool:
-        """Not with L-BFGS: its line of steps reads the value of each, so that a GPU would wait at
-        every one."""
+        """False for L-BFGS: its line search synchronises with the GPU at every step."""
         return not isinstance(self.method, DLG)
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
@@ -94,30 +93,34 @@ class GradientInversion(Attack):
         self, views: Sequence[View], generators: Sequence[torch.Generator]
     ) -> list[Evidence]:
         """``run`` on several views: those whose clients trained alike are solved as one batch."""
-        asked = [self._pose_problem(view) for view in views]
+        problems = [self._pose_problem(view) for view in views]
+        solutions = self._solve_in_batches(problems, generators)
+        for i, problem in enumerate(problems):
+            if i not in solutions:
+                solutions[i] = self._solve_one_by_one(problem, generators[i])
+        return [self._build_evidence(problem, solutions[i]) for i, problem in enumerate(problems)]
+
+    def _solve_in_batches(
+        self, problems: Sequence[_GradientProblem], generators: Sequence[torch.Generator]
+    ) -> dict[int, list[Reconstruction]]:
+        """The reconstructions of all problems that can share a batch, by position."""
         method = self.method
-        found: dict[int, list[Reconstruction]] = {}
-        if isinstance(method, InvertingGradients):
-            groups: dict[tuple[tuple[int, int, int, int], LocalSteps], list[int]] = {}
-            for i, one in enumerate(asked):
-                if one.together:
-                    groups.setdefault((one.shape, one.local), []).append(i)
-            for (shape, local), rows in groups.items():
-                models = [asked[i].model for i in rows]
-                streams = [generators[i] for i in rows]
-                stacked = [[torch.stack(part) for part in zip(*asked[i].gradients)] for i in rows]
-                found |= zip(
-                    rows,
-                    method.reconstruct_models(
-                        models, stacked, shape, generators=streams, local=local
-                    ),
-                )
-        found |= {
-            i: self._solve_one_by_one(asked[i], generators[i])
-            for i in range(len(asked))
-            if i not in found
-        }
-        return [self._build_evidence(one, found[i]) for i, one in enumerate(asked)]
+        solutions: dict[int, list[Reconstruction]] = {}
+        if not isinstance(method, InvertingGradients):
+            return solutions
+        groups: dict[tuple[tuple[int, int, int, int], LocalSteps], list[int]] = {}
+        for i, problem in enumerate(problems):
+            if problem.together:
+                groups.setdefault((problem.shape, problem.local), []).append(i)
+        for (shape, local), rows in groups.items():
+            models = [problems[i].model for i in rows]
+            streams = [generators[i] for i in rows]
+            gradients = [_stack_gradients(problems[i].gradients) for i in rows]
+            results = method.reconstruct_models(
+                models, gradients, shape, generators=streams, local=local
+            )
+            solutions.update(zip(rows, results))
+        return solutions
 
     def _pose_problem(self, view: View) -> _GradientProblem:
         captures = view.captures[: self.captures]
@@ -130,31 +133,31 @@ class GradientInversion(Attack):
         )
 
     def _solve_one_by_one(
-        self, asked: _GradientProblem, generator: torch.Generator
+        self, problem: _GradientProblem, generator: torch.Generator
     ) -> list[Reconstruction]:
         return [
             self.method.reconstruct(
-                victim_model(asked.view, capture),
+                victim_model(problem.view, capture),
                 gradient,
-                asked.shape,
+                problem.shape,
                 generator=generator,
-                local=asked.local,
-                statistics=self._batch_norm_statistics(capture, asked.model, asked.local),
+                local=problem.local,
+                statistics=self._batch_norm_statistics(capture, problem.model, problem.local),
             )
-            for capture, gradient in zip(asked.captures, asked.gradients)
+            for capture, gradient in zip(problem.captures, problem.gradients)
         ]
 
     def _build_evidence(
-        self, asked: _GradientProblem, results: Sequence[Reconstruction]
+        self, problem: _GradientProblem, results: Sequence[Reconstruction]
     ) -> Evidence:
         return Evidence(
             images=torch.cat([r.images for r in results]),
             labels=torch.cat([r.labels for r in results]),
             extra={
                 "objective": torch.tensor([r.objective for r in results]),
-                "norm": torch.tensor([gradient_norm(g) for g in asked.gradients]),
+                "norm": torch.tensor([gradient_norm(g) for g in problem.gradients]),
             },
-            notes={"method": type(self.method).__name__, "records": asked.shape[0]},
+            notes={"method": type(self.method).__name__, "records": problem.shape[0]},
         )
 
     def _batch_norm_statistics(
@@ -189,17 +192,17 @@ class GradientInversion(Attack):
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
     def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
-        """The objective at the result and at the truth: did the search fail, or is the victim's
-        computation another?"""
-        found = evidence.extra["objective"]
+        """The objective at the result and at the truth, which show whether the search failed or the
+        victim computes something else."""
+        objectives = evidence.extra["objective"]
         records = int(evidence.notes["records"])
-        out: dict[str, Any] = {
-            "objective": found.tolist(),
+        diagnostics: dict[str, Any] = {
+            "objective": objectives.tolist(),
             "gradient_norm": evidence.extra["norm"].tolist(),
         }
-        captures = view.captures[: len(found)]
+        captures = view.captures[: len(objectives)]
         if len(truth.x) < records * len(captures):
-            return out
+            return diagnostics
         at_truth = []
         for i, capture in enumerate(captures):
             model = victim_model(view, capture)
@@ -211,30 +214,39 @@ class GradientInversion(Attack):
                     model, gradients, truth.x[rows], truth.y[rows], local=local
                 )
             )
-        out["objective_at_truth"] = at_truth
-        out["reading"] = describe_objectives(
-            float(found.mean()), float(torch.tensor(at_truth).mean())
+        diagnostics["objective_at_truth"] = at_truth
+        diagnostics["reading"] = describe_objectives(
+            float(objectives.mean()), float(torch.tensor(at_truth).mean())
         )
-        return out
+        return diagnostics
 
 
-def describe_objectives(found: float, at_truth: float, tolerance: float = 1e-3) -> str:
+def describe_objectives(at_result: float, at_truth: float, tolerance: float = 1e-3) -> str:
     """What the two objectives say about a poor reconstruction (both on the method's own scale)."""
-    if at_truth > max(tolerance, found):
+    if at_truth > max(tolerance, at_result):
         return (
             "the update is not what the stated computation gives on the records: noise, or "
             "another protocol"
         )
-    if found > at_truth + tolerance:
+    if at_result > at_truth + tolerance:
         return "the search stopped above the truth's objective: a better attack may see more"
     return "the objective is met: what is missing in the images is not in the update"
 
 
+def _stack_gradients(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Gradients of several captures as one tensor (captures, ...) a parameter."""
+    return [torch.stack(parameter) for parameter in zip(*gradients)]
+
+
 def _is_one_model(captures: Sequence[Capture]) -> bool:
+    """Whether all captures had the same broadcast."""
     first = captures[0].broadcast
-    return all(c.broadcast.keys() == first.keys() for c in captures) and all(
-        torch.equal(value, c.broadcast[name]) for c in captures[1:] for name, value in first.items()
-    )
+    for capture in captures[1:]:
+        if capture.broadcast.keys() != first.keys():
+            return False
+        if not all(torch.equal(value, capture.broadcast[name]) for name, value in first.items()):
+            return False
+    return True
 
 
 def _norm_layers(model: nn.Module) -> str:

@@ -39,32 +39,32 @@ class KnownNeighbour(Attack):
         return "no released row belongs to one record, so knowing a record reveals no row"
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows known
-        beforehand."""
+        """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows of the
+        known records."""
         settings = view.knowledge.settings
         known = view.knowledge.known
         f = view.knowledge.maps["feature"]
         released = view.captures[0].value["x"]
         copies = int(settings.get("copies", 1))
         batch = settings.get("broadcast_batch")
-        parts = list(released.chunk(copies))
+        sets = list(released.chunk(copies))
         if batch:
             with torch.no_grad():
                 clean = f(known["x"])
-            parts = [
-                self._remove_known_noise(part, known["row"], clean, int(batch)) for part in parts
-            ]
-        return Evidence(
-            images=average_copies(torch.cat(parts), copies), extra={"known": known["row"]}
-        )
+            sets = [self._remove_known_noise(x, known["row"], clean, int(batch)) for x in sets]
+        images = average_copies(torch.cat(sets), copies)
+        return Evidence(images=images, extra={"known": known["row"]})
 
     @staticmethod
-    def _remove_known_noise(rows: Tensor, at: Tensor, clean: Tensor, batch: int) -> Tensor:
-        out = rows.clone()
-        for row, feature in zip(at.tolist(), clean):
+    def _remove_known_noise(rows: Tensor, known: Tensor, clean: Tensor, batch: int) -> Tensor:
+        """Rows without the noise of each batch that has a known row, whose clean feature shows
+        it."""
+        denoised = rows.clone()
+        for row, feature in zip(known.tolist(), clean):
             start = row // batch * batch
-            out[start : start + batch] = rows[start : start + batch] - (rows[row] - feature)
-        return out
+            shared = slice(start, start + batch)
+            denoised[shared] = rows[shared] - (rows[row] - feature)
+        return denoised
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """psnr of unknown records' features (range 2, from -1 to 1), beside that of the rows as
@@ -76,22 +76,24 @@ class KnownNeighbour(Attack):
         with torch.no_grad():
             real = view.knowledge.maps["feature"](truth.x[unknown])
         copies = int(view.knowledge.settings.get("copies", 1))
-        seen = average_copies(view.captures[0].value["x"], copies)[rows]
-        found = evidence.images[rows]
-        measures: dict[str, Any] = {"psnr": _feature_psnr(found, real), "n": len(rows)}
+        as_released = average_copies(view.captures[0].value["x"], copies)[rows]
+        estimates = evidence.images[rows]
+        measures: dict[str, Any] = {"psnr": _feature_psnr(estimates, real), "n": len(rows)}
         measures["baselines"] = {
-            "psnr_as_released": _feature_psnr(seen, real),
+            "psnr_as_released": _feature_psnr(as_released, real),
             "psnr_mean": _feature_psnr(real.mean(0).expand_as(real), real),
         }
-        shared = view.knowledge.settings.get("broadcast_batch")
+        batch = view.knowledge.settings.get("broadcast_batch")
+        noise = "independent noise"
+        if batch:
+            noise = f"one noise image for each {batch} rows"
+        known_records = len(evidence.extra["known"])
         measures["note"] = (
-            f"PSNR of the features x_s, not of images; {len(evidence.extra['known'])} "
-            "known records, "
-            + (f"one noise image for each {shared} rows" if shared else "independent noise")
+            f"PSNR of the features x_s, not of images; {known_records} known records, {noise}"
         )
         figures = {
             "real": (real[: self.limit] + 1) / 2,
-            "reconstructed": ((found[: self.limit] + 1) / 2).clamp(0, 1),
+            "reconstructed": ((estimates[: self.limit] + 1) / 2).clamp(0, 1),
         }
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 

@@ -32,54 +32,56 @@ from attacks.types import (
 )
 
 MIN_NUMBER = 1e-12
+CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers of each class
 
 
 @accepts_numpy
 def last_layer_gradients(
     model: nn.Module, gradients: Sequence[Tensor]
 ) -> tuple[Tensor, Tensor | None]:
-    """Of the model's last nn.Linear: weight (C, d), bias (C,) or None; raises ValueError where
-    there is none."""
+    """Gradients of the model's last nn.Linear: weight (C, d), bias (C,) or None. Raises ValueError
+    for a model without one."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
         raise ValueError("the model has no nn.Linear: pass labels=")
     by_id = {id(p): g for p, g in zip(model.parameters(), gradients)}
-    return by_id[id(layers[-1].weight)], None if layers[-1].bias is None else by_id[
-        id(layers[-1].bias)
-    ]
+    head = layers[-1]
+    weight = by_id[id(head.weight)]
+    if head.bias is None:
+        return weight, None
+    return weight, by_id[id(head.bias)]
 
 
 @accepts_numpy
 def idlg(weight: Tensor) -> int:
     """The label of a single record: argmin_c sum_j dL/dW[c, j] (Zhao et al. 2020, eq. 5).
 
-    Exact where the layer's inputs are non-negative. weight: (C, d).
+    Exact if the layer's inputs are non-negative. weight: (C, d).
     """
     return int(weight.sum(1).argmin())
 
 
 @accepts_numpy
 def label_counts_from_bias(bias: Tensor, batch: int, probabilities: Tensor) -> Tensor:
-    """Label counts (C,) int64 of a batch, summing to ``batch``.
-
-    The bias gradient is g_c = p_c - n_c / B with p the mean predicted probability, so n_c = B (p_c
-    - g_c); a negative g_c proves that class c is present. bias, probabilities: (C,). Counted on the
-      CPU, one by one."""
-    where = bias.device
+    """Label counts (C,) int64 of a batch, summing to ``batch``, from the bias gradient and the mean
+    predicted probabilities (C,)."""
+    # g_c = p_c - n_c / B,  so  n_c = B (p_c - g_c);  a negative g_c proves that class c is present.
+    # The counts are rounded one by one, on the CPU.
+    device = bias.device
     bias = bias.cpu()
     probabilities = probabilities.cpu()
     least = (bias < -MIN_NUMBER).long()
     while int(least.sum()) > batch:
         least[bias.masked_fill(least == 0, -torch.inf).argmax()] = 0
-    wanted = (batch * (probabilities - bias)).clamp_min(0)
-    found = torch.maximum(wanted.floor().long(), least)
-    while int(found.sum()) != batch:
-        gap = wanted - found
-        if int(found.sum()) < batch:
-            found[gap.argmax()] += 1
+    exact = (batch * (probabilities - bias)).clamp_min(0)
+    counts = torch.maximum(exact.floor().long(), least)
+    while int(counts.sum()) != batch:
+        gap = exact - counts
+        if int(counts.sum()) < batch:
+            counts[gap.argmax()] += 1
         else:
-            found[gap.masked_fill(found <= least, torch.inf).argmin()] -= 1
-    return found.to(where)
+            counts[gap.masked_fill(counts <= least, torch.inf).argmin()] -= 1
+    return counts.to(device)
 
 
 @accepts_numpy
@@ -93,48 +95,62 @@ def mean_probabilities(model: nn.Module, images: Tensor) -> Tensor:
 @torch.no_grad()
 def head_inputs(model: nn.Module, images: Tensor) -> Tensor:
     """(d,) mean input of the last linear layer over ``images``."""
-    seen: list[Tensor] = []
+    means: list[Tensor] = []
     layer = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].mean(0)))
+    hook = layer.register_forward_pre_hook(lambda _, inputs: means.append(inputs[0].mean(0)))
     try:
         mean_probabilities(model, images)
     finally:
         hook.remove()
-    return seen[-1]
+    return means[-1]
 
 
 @accepts_numpy
 def recover_labels(
     model: nn.Module, gradients: Sequence[Tensor], batch: int, images: Tensor
 ) -> Tensor:
-    """Labels (batch,) in ascending order: iDLG's rule for one record, counts for more.
+    """The labels of a batch from its gradient: iDLG's rule for one record (Zhao et al. 2020),
+    counts from the last layer's bias for more.
 
-    images: public images or noise in the model's input range, from which p is estimated. A head
-    without bias is read through its mean input: g_c = <dW_c, f> / |f|^2.
+    Args:
+        model: the victim's; it needs a last nn.Linear.
+        gradients: in the order of ``model.parameters()``.
+        batch: number of records.
+        images: public images or noise in the model's input range, from which its mean probabilities
+            are estimated.
+
+    Returns:
+        (batch,) int64, in ascending order.
+
+    Raises:
+        ValueError: for a model without a linear layer.
     """
     weight, bias = last_layer_gradients(model, gradients)
     if batch == 1:
-        return torch.tensor([idlg(weight) if bias is None else int(bias.argmin())]).to(
-            weight.device
-        )
-    if bias is None:
+        if bias is None:
+            label = idlg(weight)
+        else:
+            label = int(bias.argmin())
+        return torch.tensor([label]).to(weight.device)
+    if bias is None:  # a head without bias is read through its mean input: g_c = <dW_c, f> / |f|^2
         inputs = head_inputs(model, images)
         bias = weight @ inputs / inputs.square().sum().clamp_min(MIN_NUMBER)
-    found = label_counts_from_bias(bias, batch, mean_probabilities(model, images).to(bias))
-    return torch.repeat_interleave(torch.arange(len(found)), found.cpu()).to(found.device)
+    counts = label_counts_from_bias(bias, batch, mean_probabilities(model, images).to(bias))
+    return torch.repeat_interleave(torch.arange(len(counts)), counts.cpu()).to(counts.device)
 
 
 @accepts_numpy
 def count_labels(labels: Tensor, classes: int) -> Tensor:
-    """(n,) -> (classes,) counts: what a release that carries labels gives away by itself."""
+    """(n,) -> (classes,) counts."""
     return torch.bincount(labels.long().flatten(), minlength=classes)
 
 
 @accepts_numpy
-def label_overlap(found: Tensor, true: Tensor) -> float:
-    """Share of the true multiset of labels that was found; both (C,) counts, scaled to one
+def label_overlap(recovered: Tensor, true: Tensor) -> float:
+    """Share of the true multiset of labels that was recovered; both (C,) counts, scaled to one
     total."""
-    share = found.double() / found.sum().clamp_min(1)
+    # sum_c min(r_c / sum r, n_c / sum n)
+    share = recovered.double() / recovered.sum().clamp_min(1)
     return float(torch.minimum(share, true.double() / true.sum().clamp_min(1)).sum())
 
 
@@ -142,6 +158,7 @@ def label_overlap(found: Tensor, true: Tensor) -> float:
 def chance_overlap(true: Tensor) -> float:
     """The expected ``label_overlap`` of uniformly guessed labels with ``true`` (C,) counts:
     exact."""
+    # sum_c E min(K, n_c) / n,   K ~ Binomial(n, 1 / C)
     total = int(true.sum())
     classes = len(true)
     if not total >= 1:
@@ -154,11 +171,12 @@ def chance_overlap(true: Tensor) -> float:
 def sgd_displacement(steps: int, momentum: float) -> float:
     """How far heavy-ball SGD moves along a constant unit gradient in ``steps`` steps of rate
     one."""
-    speed = moved = 0.0
+    velocity = 0.0
+    distance = 0.0
     for _ in range(steps):
-        speed = momentum * speed + 1
-        moved += speed
-    return moved
+        velocity = momentum * velocity + 1
+        distance += velocity
+    return distance
 
 
 def label_counts_of_update(view: View, capture: Capture, generator: torch.Generator) -> Tensor:
@@ -172,15 +190,9 @@ def label_counts_of_update(view: View, capture: Capture, generator: torch.Genera
     records = int(settings.get("batch_records", local.steps * (local.batch_size or 1)))
     bias = last_layer_gradients(model, gradients)[1]
     if records == 1 or bias is None:
-        found = guess_labels(
-            model,
-            gradients,
-            (records, *view.knowledge.shape),
-            PixelScale(),
-            LocalSteps(),
-            generator,
-        )
-        return count_labels(found, view.knowledge.classes)
+        shape = (records, *view.knowledge.shape)
+        labels = guess_labels(model, gradients, shape, PixelScale(), LocalSteps(), generator)
+        return count_labels(labels, view.knowledge.classes)
     return label_counts_from_bias(bias, records, _midway_probabilities(model, capture, public))
 
 
@@ -195,39 +207,33 @@ def _midway_probabilities(model: nn.Module, capture: Capture, public: Tensor) ->
     return (before + mean_probabilities(after, public)) / 2
 
 
-CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers of each class
-
-
 def sent_class_counts(value: Mapping[str, Tensor], classes: int) -> Tensor | None:
-    """(classes,) int64: how many records of each class, where a message holds one whole number a
-    class.
+    """(classes,) int64: how many records of each class, if a message holds one whole number a
+    class, else None.
 
     A tensor of ``classes`` finite, non-negative, whole numbers that are not all 0; of several the
-    one whose name says "count", else the first. None where there is none.
+    one whose name says "count", else the first.
     """
-    found = [name for name, tensor in value.items() if _is_histogram(tensor, classes)]
-    if not found:
+    histograms = [name for name, tensor in value.items() if _is_histogram(tensor, classes)]
+    if not histograms:
         return None
-    name = next((one for one in found if "count" in one.lower()), found[0])
-    return value[name].flatten().round().long()
+    chosen = next((name for name in histograms if "count" in name.lower()), histograms[0])
+    return value[chosen].flatten().round().long()
 
 
 def _is_histogram(tensor: Tensor, classes: int) -> bool:
     if tensor.numel() != classes or not tensor.ndim or len(tensor) != classes:
         return False
     numbers = tensor.detach().flatten().double()
-    whole = (
-        torch.isfinite(numbers).all()
-        and (numbers >= 0).all()
-        and (numbers == numbers.round()).all()
-    )
-    return bool(whole) and float(numbers.sum()) > 0
+    if not torch.isfinite(numbers).all() or not (numbers >= 0).all():
+        return False
+    return bool((numbers == numbers.round()).all()) and float(numbers.sum()) > 0
 
 
 @dataclass(frozen=True)
 class LabelCounts(Attack):
-    """How many records of each class the client holds: from an update's last layer, or simply read
-    off.
+    """How many records of each class the client holds: from an update's last layer, or read from a
+    message that holds counts.
 
     In class means or sums a class of one record is open: its mean is the record's own contribution.
     """
@@ -245,50 +251,48 @@ class LabelCounts(Attack):
         if view.surface not in CLASS_SURFACES:
             return ""
         counts = sent_class_counts(view.captures[0].value, view.knowledge.classes)
-        return "no tensor has one whole number a class" if counts is None else ""
+        if counts is None:
+            return "no tensor has one whole number a class"
+        return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """extra: counts (C,), summing to the number of records behind the artifact as far as it is
         known."""
         capture = view.captures[0]
         if view.surface == Surface.LABELS:
-            return Evidence(
-                extra={"counts": count_labels(capture.value["y"], view.knowledge.classes)}
-            )
-        if view.surface in CLASS_SURFACES:
-            counts = sent_class_counts(capture.value, view.knowledge.classes)
-            if counts is None:
-                raise ValueError(f"{view.surface}: no tensor has one whole number a class")
+            counts = count_labels(capture.value["y"], view.knowledge.classes)
             return Evidence(extra={"counts": counts})
+        if view.surface in CLASS_SURFACES:
+            class_counts = sent_class_counts(capture.value, view.knowledge.classes)
+            if class_counts is None:
+                raise ValueError(f"{view.surface}: no tensor has one whole number a class")
+            return Evidence(extra={"counts": class_counts})
         if view.surface == Surface.COUNTS:
-            return Evidence(
-                extra={"sizes": torch.cat([v.flatten().double() for v in capture.value.values()])}
-            )
+            sizes = torch.cat([tensor.flatten().double() for tensor in capture.value.values()])
+            return Evidence(extra={"sizes": sizes})
         return Evidence(extra={"counts": label_counts_of_update(view, capture, generator)})
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         measures: dict[str, Any] = {"n": int(truth.counts.sum())}
         if "counts" in evidence.extra:
-            found = evidence.extra["counts"].cpu()
+            recovered = evidence.extra["counts"].cpu()
             true = truth.counts.cpu()
             if len(view.captures) > 1 and view.surface not in CLASS_SURFACES:
                 # each capture has its own records; the first one was read
                 true = count_labels(truth.y[:1], len(true))
-            measures["label_accuracy"] = label_overlap(found, true)
-            balanced = label_overlap(
-                torch.ones_like(true), true
-            )  # of whoever guesses all classes alike
+            measures["label_accuracy"] = label_overlap(recovered, true)
             measures["baselines"] = {
                 "label_accuracy_chance": chance_overlap(true),
-                "label_accuracy_balanced": balanced,
+                "label_accuracy_balanced": label_overlap(torch.ones_like(true), true),
             }
-            measures["diagnostics"] = {"counts": found.tolist(), "true_counts": true.tolist()}
-            alone = (found == 1).nonzero()[:, 0].tolist() if view.surface in CLASS_SURFACES else []
-            if alone:
-                measures["diagnostics"]["open_classes"] = alone
-                measures["note"] = (
-                    f"{describe_open_classes(alone)}: what was sent of it is that record's own"
-                )
+            measures["diagnostics"] = {"counts": recovered.tolist(), "true_counts": true.tolist()}
+            open_classes = []
+            if view.surface in CLASS_SURFACES:
+                open_classes = (recovered == 1).nonzero()[:, 0].tolist()
+            if open_classes:
+                sentence = describe_open_classes(open_classes)
+                measures["diagnostics"]["open_classes"] = open_classes
+                measures["note"] = f"{sentence}: what was sent of it is that record's own"
         else:
             sizes = evidence.extra["sizes"].tolist()
             measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}

@@ -24,9 +24,14 @@ Channelwise = float | Sequence[float]
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """images (b, c, h, w) in [0, 1]; labels (b,); objective: the data term alone, at these images.
+    """What a gradient inversion reconstructs.
 
-    history: lowest objective at regular steps; diagnostics: plain numbers about the run.
+    Attributes:
+        images: (b, c, h, w) in [0, 1].
+        labels: (b,), -1 for an unknown one.
+        objective: the data term alone, at these images.
+        history: the lowest objective at regular steps.
+        diagnostics: numbers about the search.
     """
 
     images: Tensor
@@ -91,10 +96,19 @@ def check_gradient_request(
 class LocalSteps:
     """The client's local work: plain SGD, in the order of the images.
 
-    momentum: heavy ball from zero; weight_decay: added to each gradient, times the parameters;
-        proximal: FedProx's mu;
-    batch_size: images a step (None: all). Step t uses images t*B ... t*B + B - 1, around again when
-        they run out."""
+    Step t uses images t*B ... t*B + B - 1, from the first again after the last.
+
+    Attributes:
+        steps: of SGD, at least 1.
+        lr: learning rate, above 0.
+        momentum: heavy ball from zero, in [0, 1).
+        weight_decay: times the parameters, added to each gradient.
+        proximal: FedProx's mu.
+        batch_size: images a step; None: all.
+
+    Raises:
+        ValueError: for a number out of its range.
+    """
 
     steps: int = 1
     lr: float = 1.0
@@ -115,7 +129,9 @@ class LocalSteps:
         """Of ``values`` (b, ...), those of the images that step ``step`` reads: cut out, for an
         index would travel."""
         records = len(values)
-        size = records if self.batch_size is None else min(self.batch_size, records)
+        size = records
+        if self.batch_size is not None:
+            size = min(self.batch_size, records)
         first = step * size % records
         if first + size <= records:
             return values[first : first + size]
@@ -216,9 +232,18 @@ class Victim:
 def update_to_gradients(
     before: Mapping[str, Tensor], after: Mapping[str, Tensor], lr: float
 ) -> list[Tensor]:
-    """(theta_0 - theta_T) / lr in the order of ``before``: what ``reconstruct`` takes.
+    """The gradients that a model update stands for, as ``reconstruct`` takes them.
 
-    Raises ValueError when a name of ``before`` is missing from ``after``.
+    Args:
+        before: name -> parameter, as broadcast to the client (theta_0).
+        after: name -> parameter, as the client sent it (theta_T).
+        lr: the client's learning rate, above 0.
+
+    Returns:
+        (theta_0 - theta_T) / lr, in the order of ``before``; after one step, the gradient itself.
+
+    Raises:
+        ValueError: if a name of ``before`` is missing from ``after``.
     """
     missing = [name for name in before if name not in after]
     if missing:
@@ -228,14 +253,16 @@ def update_to_gradients(
 
 def local_steps(settings: Mapping[str, Any]) -> LocalSteps:
     """The client's local work as the protocol states it."""
-    batch = settings.get("batch_size")
+    batch_size = settings.get("batch_size")
+    if batch_size is not None:
+        batch_size = int(batch_size)
     return LocalSteps(
         steps=max(1, int(settings.get("local_steps", 1))),
         lr=float(settings.get("lr", 1.0)),
         momentum=float(settings.get("momentum", 0.0)),
         weight_decay=float(settings.get("weight_decay", 0.0)),
         proximal=float(settings.get("mu", 0.0)),
-        batch_size=None if batch is None else int(batch),
+        batch_size=batch_size,
     )
 
 

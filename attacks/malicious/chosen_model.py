@@ -28,17 +28,21 @@ ALARM_THRESHOLD = 0.5
 DETECTOR_BATCHES = 20
 DETECTOR_SEED = 20
 RecordContributions = Callable[[nn.Module, Tensor, Tensor], Tensor]
+MIN_SPREAD = 0.05  # of the widest direction's: along narrower ones public records say too little
+RECOVERED_ERROR = 0.02  # root mean square error below which a record counts as recovered
 
 
 def isolation_share(parts: Tensor) -> float:
     """In [0, 1]: the largest record's share of each unit, averaged over the units that any record
-    reaches.
+    reaches; 0 if none does.
 
-    parts (n, u): how much each record adds to each unit, at least 0. 0 where no unit is reached.
+    parts (n, u): how much each record adds to each unit, at least 0.
     """
     total = parts.sum(0)
-    live = total > 0
-    return float((parts.amax(0)[live] / total[live]).mean()) if live.any() else 0.0
+    is_reached = total > 0
+    if not is_reached.any():
+        return 0.0
+    return float((parts.amax(0)[is_reached] / total[is_reached]).mean())
 
 
 def random_network(model: nn.Module, generator: torch.Generator) -> nn.Module:
@@ -46,7 +50,9 @@ def random_network(model: nn.Module, generator: torch.Generator) -> nn.Module:
     fresh = copy.deepcopy(model).requires_grad_(True)
     with torch.no_grad():
         for value in fresh.parameters():
-            scale = (2 / value[0].numel()) ** 0.5 if value.ndim > 1 else 0.0
+            scale = 0.0
+            if value.ndim > 1:
+                scale = (2 / value[0].numel()) ** 0.5
             value.copy_(scale * torch.randn(value.shape, generator=generator))
     return fresh
 
@@ -63,10 +69,6 @@ def detection_rate(
         for name, net in (("detected", model), ("false_alarms", random_network(model, generator))):
             alarms[name] += isolation_share(parts(net, x[chosen], y[chosen])) > ALARM_THRESHOLD
     return {name: count / DETECTOR_BATCHES for name, count in alarms.items()}
-
-
-MIN_SPREAD = 0.05  # of the widest direction's: along narrower ones public records say too little
-RECOVERED_ERROR = 0.02  # root mean square error below which a record counts as recovered
 
 
 class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contributions")):
@@ -101,29 +103,27 @@ class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contr
         """As for any inversion, with the share of all records that were recovered, and a detector's
         rate."""
         images = _require_images(evidence)
-        found = compare_with_records(images, view, truth)
-        measures: dict[str, Any] = dict(found.measures)
-        near = (
-            torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x))
-            / truth.x[0].numel() ** 0.5
-        )
-        more = {
-            "recovered": float((near.min(1).values < RECOVERED_ERROR).double().mean()),
+        compared = compare_with_records(images, view, truth)
+        measures: dict[str, Any] = dict(compared.measures)
+        distances = torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x))
+        errors = (distances / truth.x[0].numel() ** 0.5).min(1).values
+        diagnostics = {
+            "recovered": float((errors < RECOVERED_ERROR).double().mean()),
             "records": len(truth.x),
         }
         if view.knowledge.model is not None:
             batch = int(view.knowledge.settings.get("batch_size", 16))
-            more |= detection_rate(
+            diagnostics |= detection_rate(
                 self.record_contributions, view.knowledge.model, truth.x, truth.y, batch
             )
-        measures["diagnostics"] = {**measures.pop("diagnostics", {}), **more}
+        measures["diagnostics"] = {**measures.pop("diagnostics", {}), **diagnostics}
         return Finding(
-            view.surface, self.name, self.family, view.adversary, measures, found.figures
+            view.surface, self.name, self.family, view.adversary, measures, compared.figures
         )
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:
-    """The three linear layers of the chosen model. Raises ValueError where there are other ones."""
+    """The three linear layers of the chosen model. Raises ValueError for any other number."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if len(layers) != 3 or any(layer.bias is None for layer in layers):
         raise ValueError(
@@ -144,30 +144,30 @@ def draw_gates(
     flat = public_x.flatten(1)
     _, spread, axes = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
     spread = spread / len(flat) ** 0.5
-    kept = spread > MIN_SPREAD * spread[0]
-    mix = torch.randn(count, int(kept.sum()), generator=generator)
-    weights = (mix / mix.norm(dim=1, keepdim=True)) @ (axes[kept] / spread[kept].unsqueeze(1))
+    is_wide = spread > MIN_SPREAD * spread[0]
+    mix = torch.randn(count, int(is_wide.sum()), generator=generator)
+    whitening = axes[is_wide] / spread[is_wide].unsqueeze(1)
+    weights = (mix / mix.norm(dim=1, keepdim=True)) @ whitening
     return weights, (flat @ weights.T).quantile(1 - share, dim=0)
 
 
 def cluster_rows(rows: Tensor, count: int) -> Tensor:
-    """At most ``count`` of rows (m, d), those first that most others agree with, no two of them
-    alike.
+    """At most ``count`` of rows (m, d), no two of them alike, those first with most rows like them.
 
-    A row that one record alone has made is made again by every other gate that it alone has opened.
-    Of rows with equally many the one farthest from the middle is taken: a mixture of records lies
-    between them."""
+    Every gate that one record alone has opened yields that record's row, so a row of a single
+    record recurs. Of rows with equally many the one farthest from the mean is taken: a mixture of
+    records lies between them."""
     if not len(rows):
         return rows
-    alike = torch.cdist(rows, rows) / rows.shape[1] ** 0.5 < RECOVERED_ERROR
+    is_alike = torch.cdist(rows, rows) / rows.shape[1] ** 0.5 < RECOVERED_ERROR
     far = (rows - rows.mean(0)).norm(dim=1)
     far = far / (far.max() + 1)  # below 1: it decides between equal numbers of votes
-    left = torch.ones(len(rows), dtype=torch.bool)
+    remains = torch.ones(len(rows), dtype=torch.bool)
     chosen: list[torch.Tensor] = []
-    while left.any() and len(chosen) < count:
-        votes = ((alike & left).sum(1) + far).masked_fill(~left, -1)
+    while remains.any() and len(chosen) < count:
+        votes = ((is_alike & remains).sum(1) + far).masked_fill(~remains, -1)
         best = int(votes.argmax())
         chosen.append(rows[best])
-        left &= ~alike[best]
-        left[best] = False
+        remains &= ~is_alike[best]
+        remains[best] = False
     return torch.stack(chosen)

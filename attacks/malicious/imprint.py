@@ -34,15 +34,16 @@ def records_from_layer(
     """At most ``count`` records (m, d) in [0, 1] from a first layer's weights (u, d) and bias (u,),
     before and after.
 
-    Weight decay shrinks all units alike, by a factor that the units tell which did nothing else.
+    Weight decay shrinks all units alike, by a factor that is read from the idle units.
     """
+    # dW_i = (dL/db_i) x for a unit that one record alone activates, so x = dW_i / db_i
     weight, bias = (value.double() for value in before)
     new_weight, new_bias = (value.double() for value in after)
-    kept = _weight_decay_factor(weight, new_weight)
-    change = new_weight - kept * weight
-    moved = new_bias - kept * bias
-    live = moved.abs() > MIN_BIAS_CHANGE * moved.abs().max().clamp_min(1e-300)
-    rows = change[live] / moved[live].unsqueeze(1)
+    decay = _weight_decay_factor(weight, new_weight)
+    weight_change = new_weight - decay * weight
+    bias_change = new_bias - decay * bias
+    is_active = bias_change.abs() > MIN_BIAS_CHANGE * bias_change.abs().max().clamp_min(1e-300)
+    rows = weight_change[is_active] / bias_change[is_active].unsqueeze(1)
     fits = (rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)
     return cluster_rows(rows[fits].clamp(0, 1).float(), count)
 
@@ -86,46 +87,43 @@ class Imprint(ChosenModel):
                 layer.weight.zero_()
                 layer.bias.zero_()
             second.weight[0] = SECOND_SCALE
-            second.bias[0] = (
-                1.0  # the unit stays open for every record, whichever way training moves it
-            )
+            # the unit stays open for every record, whichever way training moves it
+            second.bias[0] = 1.0
             # no class at the others' mean
             head.weight[:, 0] = HEAD_SCALE * torch.linspace(0, 1, head.out_features).square()
 
     def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """The size of each record's gradient in each unit of the first layer."""
         first = linear_layers(model)[0]
-        kept: list[Tensor] = []
-        handle = first.register_forward_hook(lambda module, inputs, out: kept.append(out))
+        outputs: list[Tensor] = []
+        handle = first.register_forward_hook(lambda module, inputs, out: outputs.append(out))
         try:
             loss = nn.functional.cross_entropy(model(x), y, reduction="sum")
-            pull = torch.autograd.grad(loss, kept[0])[0]
+            pull = torch.autograd.grad(loss, outputs[0])[0]
         finally:
             handle.remove()
         return pull.abs() * x.flatten(1).norm(dim=1, keepdim=True)
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (m, c, h, w): all that the update gave away, at most as many as the client holds
-        records."""
+        """images (m, c, h, w): all records that the update reveals, at most as many as the client
+        holds."""
         capture = view.captures[0]
         count = int(view.knowledge.settings["batch_records"])
-        names = first_layer_names(view.knowledge.model)
-        before, after = (
-            (state[names[0]], state[names[1]]) for state in (capture.broadcast, capture.value)
-        )
-        found = records_from_layer(before, after, count)
-        if not len(found):
-            found = view.knowledge.public_x.mean(0).flatten()[None]
-        return Evidence(images=found.reshape(-1, *view.knowledge.shape))
+        weight, bias = first_layer_names(view.knowledge.model)
+        before = (capture.broadcast[weight], capture.broadcast[bias])
+        after = (capture.value[weight], capture.value[bias])
+        records = records_from_layer(before, after, count)
+        if not len(records):
+            records = view.knowledge.public_x.mean(0).flatten()[None]
+        return Evidence(images=records.reshape(-1, *view.knowledge.shape))
 
 
 def first_layer_names(model: nn.Module | None) -> tuple[str, str]:
     """The names of the first linear layer's weight and bias."""
-    layers = (
-        []
-        if model is None
-        else [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    )
+    layers = []
+    if model is not None:
+        modules = model.named_modules()
+        layers = [name for name, module in modules if isinstance(module, nn.Linear)]
     if not layers:
         raise ValueError("imprint: the view holds no model with a linear layer")
     return f"{layers[0]}.weight", f"{layers[0]}.bias"

@@ -67,14 +67,14 @@ class PlantedEmbedding(ChosenModel):
             first.weight[pixels + 1 : pixels + 1 + blocks] = FIRST_SCALE * weights
             first.bias[pixels + 1 : pixels + 1 + blocks] = -FIRST_SCALE * thresholds
             for block in range(blocks):
-                at = slice(block * size, (block + 1) * size)
+                start = block * size
+                units = slice(start, start + size)
                 # a shut block is below zero, whatever the pixels are
-                second.weight[at, pixels] = -GATE_OFFSET * SECOND_SCALE
-                second.weight[at, pixels + 1 + block] = SECOND_SCALE * GATE_LIFT
-                second.weight[at.start + 1, pixels] = (1 - GATE_OFFSET) * SECOND_SCALE
-                second.weight[at.start + GATE_COORDINATES : at.stop, :pixels] = (
-                    SECOND_SCALE * torch.eye(pixels)
-                )
+                second.weight[units, pixels] = -GATE_OFFSET * SECOND_SCALE
+                second.weight[units, pixels + 1 + block] = SECOND_SCALE * GATE_LIFT
+                second.weight[start + 1, pixels] = (1 - GATE_OFFSET) * SECOND_SCALE
+                pixel_units = slice(start + GATE_COORDINATES, start + size)
+                second.weight[pixel_units, :pixels] = SECOND_SCALE * torch.eye(pixels)
 
     def record_contributions(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Each record's embedding: what it adds to the sum of its class."""
@@ -82,25 +82,24 @@ class PlantedEmbedding(ChosenModel):
             return model.features(x).abs()  # type: ignore[operator]
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
-        """images (m, c, h, w): every class and block that one record made."""
+        """images (m, c, h, w): of every class and block that one record alone opened."""
         sent = view.captures[0].value
         shape = view.knowledge.shape
         pixels = view.knowledge.public_x[0].numel()
         total = sent["mean"].double() * sent["count"].double().unsqueeze(1)
         rows = records_from_sums(total, pixels).float()
-        found = cluster_rows(rows, int(view.knowledge.settings["batch_records"]))
-        if not len(found):
-            found = view.knowledge.public_x.mean(0).flatten()[None]
-        return Evidence(images=found.reshape(-1, *shape))
+        records = cluster_rows(rows, int(view.knowledge.settings["batch_records"]))
+        if not len(records):
+            records = view.knowledge.public_x.mean(0).flatten()[None]
+        return Evidence(images=records.reshape(-1, *shape))
 
 
 def records_from_sums(total: Tensor, pixels: int) -> Tensor:
-    """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding.
-
-    A block that one record opened holds s (g + pixel - GATE_OFFSET), where g is how far the gate is
-    open and s the scale; its first two coordinates, s (g - GATE_OFFSET) and s (g + 1 -
-    GATE_OFFSET), say both. One that nobody opened is zero. One that several opened is a picture
-    whose brightest pixel is rarely 1 and whose scale is a multiple of everybody's."""
+    """Records (m, pixels) in [0, 1] from the classes' sums (C, width) of the planted embedding."""
+    # A block that one record opened holds s (g + pixel - GATE_OFFSET), g the opening of the gate
+    # and s the scale; its first two coordinates, s (g - GATE_OFFSET) and s (g + 1 - GATE_OFFSET),
+    # give both. A block that no record opened is zero. One that several opened is an image whose
+    # brightest pixel is rarely 1 and whose scale is a multiple of s.
     size = pixels + GATE_COORDINATES
     by_block = total[:, : total.shape[1] // size * size].reshape(-1, size)
     low = by_block[:, :1]
@@ -108,6 +107,5 @@ def records_from_sums(total: Tensor, pixels: int) -> Tensor:
     scale = high - low
     alone = (low > 0) & (scale < 1.5 * SECOND_SCALE * FIRST_SCALE)
     rows = ((by_block[:, GATE_COORDINATES:] - low) / scale.clamp_min(1e-300))[alone[:, 0]]
-    return rows[(rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)].clamp(
-        0, 1
-    )
+    fits = (rows.amin(1) > -PIXEL_TOLERANCE) & (rows.amax(1) < 1 + PIXEL_TOLERANCE)
+    return rows[fits].clamp(0, 1)
