@@ -111,20 +111,25 @@ def write_page(page: Path, runs: Sequence[dict[str, str]]) -> None:
     spent = max(float(one["spent"]) / float(one["epsilon"]) for one in runs)
     text = f"""# Private distillation at equal ε
 
-Accuracy in per cent, mean ± standard deviation over seeds, and how many. Fashion-MNIST at 16 by 16 pixels, 3,000 records, three
-clients (Dirichlet 0.5), a ConvNet of width 16, two rounds. ε is the total of both rounds by PLD at δ = 1e-5, one record more or less;
-no run spent more than {spent:.3f} of what was asked for. Small sizes: compare methods, not numbers.
+Accuracy in per cent, mean ± standard deviation over seeds, and how many. Fashion-MNIST at 16 by
+16 pixels, 3,000 records, three clients (Dirichlet 0.5), a ConvNet of width 16, two rounds. ε is
+the total of both rounds by PLD at δ = 1e-5, one record more or less; no run spent more than
+{spent:.3f} of what was asked for. Small sizes: compare methods, not numbers.
 
 {chr(10).join(lines)}
 
-`clipped_gradient` is the literal reading of "DP-SGD on the gradients of synthetic data": each record's gradient with respect to the images
-of its class is clipped and noised at every one of 20 steps, of a tenth of the records. `noisy_embedding` reads the records four times a
-round and matches as long as one likes, which is post-processing. Of FedRD, `fedrd_dp` makes what is sent with a public projection;
-`fedrd_personal_dp` trains each client's own by DP-SGD, of the same budget. FedRD predicts with each client's own projection, so its rows are
-not those of FedDM's test set; that of `fedrd_dp` is trained without protection, for it serves the client's own predictions alone.
+`clipped_gradient` is the literal reading of "DP-SGD on the gradients of synthetic data": each
+record's gradient with respect to the images of its class is clipped and noised at every one of 20
+steps, of a tenth of the records. `noisy_embedding` reads the records four times a round and
+matches as long as one likes, which is post-processing. Of FedRD, `fedrd_dp` makes what is sent
+with a public projection; `fedrd_personal_dp` trains each client's own by DP-SGD, of the same
+budget. FedRD predicts with each client's own projection, so its rows are not those of FedDM's
+test set; that of `fedrd_dp` is trained without protection, for it serves the client's own
+predictions alone.
 
-No arm was tuned: each has one setting of rates, steps and reads, so a gap between two arms is one between these settings. `python -m benchmarks.equal_epsilon` writes this page; each run is a line of
-[the table of runs](data/{page.stem}-runs.csv).
+No arm was tuned: each has one setting of rates, steps and reads, so a gap between two arms is one
+between these settings. `python -m benchmarks.equal_epsilon` writes this page; each run is a line
+of [the table of runs](data/{page.stem}-runs.csv).
 """
     write_bytes(page, text.encode())
 

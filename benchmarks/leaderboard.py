@@ -154,37 +154,48 @@ SEEDS = (0, 1, 2)
 OTHER = ModelSpec("mlp", width=256)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
-`feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images with soft labels, and what it
-lacks of `dp_head` is what distilling costs. Images are what it lacks: on the seed that settings were chosen on (7, at
-ε 3), under a head that has 80.5 %, the network has 80.7 % on the records themselves, and 68 to 75 % on drawn images, depending on
-how they are drawn. Under a head that sees images at 32
-pixels instead of 64, and has 78 %, it has 73 to 76 %. Images from an exact normal distribution of each class give 73 to 75 %,
-around twenty exact means of each class 76.7 %; five to fifteen noised means gave 59 to 61 %, where one gave 66 % (no textures).
+`feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images
+with soft labels, and what it lacks of `dp_head` is what distilling costs. Images are what it
+lacks: on the seed that settings were chosen on (7, at ε 3), under a head that has 80.5 %, the
+network has 80.7 % on the records themselves, and 68 to 75 % on drawn images, depending on how
+they are drawn. Under a head that sees images at 32 pixels instead of 64, and has 78 %, it has 73
+to 76 %. Images from an exact normal distribution of each class give 73 to 75 %, around twenty
+exact means of each class 76.7 %; five to fifteen noised means gave 59 to 61 %, where one gave 66
+% (no textures).
 
-On the reported seeds, 3 clients, α = 0.5, at ε 1, 3 and 10: a multilayer perceptron trained on the same images has 68.5 ± 1.8, 73.8 ± 2.0 and 75.8 ± 1.7 %, the head that labelled them 74.1 ± 1.3,
-80.0 ± 1.0 and 82.7 ± 1.0 % (`python -m benchmarks.dp_utility --only guided --epsilons 1 3 10 --seeds 0 1 2`). At ε 1 it is the
-head that is weak: it has 70 % of a budget of which `dp_head` has all, and sees smaller images.
+On the reported seeds, 3 clients, α = 0.5, at ε 1, 3 and 10: a multilayer perceptron trained on
+the same images has 68.5 ± 1.8, 73.8 ± 2.0 and 75.8 ± 1.7 %, the head that labelled them 74.1 ±
+1.3, 80.0 ± 1.0 and 82.7 ± 1.0 % (`python -m benchmarks.dp_utility --only guided --epsilons 1 3 10
+--seeds 0 1 2`). At ε 1 it is the head that is weak: it has 70 % of a budget of which `dp_head`
+has all, and sees smaller images.
 
-Neither another trainer nor more images closes that gap. At ε 3, seed 7, on 4,000 training records of no client, where the head has
-81.7 %, the network has 76.9 and 76.5 % (two starts). Other rates, averaged weights, clipped gradients, weight decay, temperatures,
-squared error or mirrored images give 75.2 to 76.8 %, 40,000 images in twice as many steps or a third of them as sharp silhouettes
-77.1 %, smooth masks 76.5 %, textures of photographs 76.7 %.
+Neither another trainer nor more images closes that gap. At ε 3, seed 7, on 4,000 training records
+of no client, where the head has 81.7 %, the network has 76.9 and 76.5 % (two starts). Other
+rates, averaged weights, clipped gradients, weight decay, temperatures, squared error or mirrored
+images give 75.2 to 76.8 %, 40,000 images in twice as many steps or a third of them as sharp
+silhouettes 77.1 %, smooth masks 76.5 %, textures of photographs 76.7 %.
 
-Nor does it close where head and network see only the 12 x 12 lowest frequencies, so that drawn images lack nothing that is looked
-at. With exact statistics and a head without noise, which has 83.8 %, the network has 80.9 % on images from a normal distribution
-of each class, 79.5 % where classes share a covariance. With what is released at ε 3 (seeds 7 and 17), where the head has 80.4 and
-79.7 %, it has 73.9 and 74.9 %, on pushed images 76.3 and 75.4 %; with exact means 75.1 and 75.2 %, with an exact covariance too 76.8 and
-73.6 %. So images drawn from normal distributions cost three to four points even without noise.
+Nor does it close where head and network see only the 12 x 12 lowest frequencies, so that drawn
+images lack nothing that they see. With exact statistics and a head without noise, which has
+83.8 %, the network has 80.9 % on images from a normal distribution of each class, 79.5 % where
+classes share a covariance. With what is released at ε 3 (seeds 7 and 17), where the head has 80.4
+and 79.7 %, it has 73.9 and 74.9 %, on pushed images 76.3 and 75.4 %; with exact means 75.1 and
+75.2 %, with an exact covariance too 76.8 and 73.6 %. So images drawn from normal distributions
+cost three to four points even without noise.
 
-`feddm_guided_scattering` needs no public data. With 60,000 records in one place its head has 87.5 to 89 %, and the network 87.2 % on
-real records under it, so that it is again the images that cost. What helped, one after the other, in a sketch outside the command (seed 7, ε 10,
-one GPU): 76.6 % with 16,000 images of 400 drawings, 78.2 % where second moments are of each class, 79.7 % with 4,000 drawings, 81.1 % where drawings
-stay smooth until the head has pushed them, 83.4 % with 60,000 images and a network twice as wide, 84.4 % with 200,000, 85.6 % where classes are
-modelled in 20 x 20 instead of 12 x 12 frequencies. A network of width 64 has 0.8 points more than one of 32, labels at half the
-temperature 0.2. What did not help: several noised means of each class (8 or 32, within 0.4 points), images
-moved to where network and head disagree (4 points less), longer or shorter pushes, textures on more images, records reduced to
-14 x 14 frequencies (84.2 instead of 83.0 % at ε 1 where test images are reduced as well, 83.3 % where they are not). On three other seeds the
-sketch has 83.7 ± 0.4 % at ε 1 (a multilayer perceptron 79.8 %) and on two 85.3 % at ε 10. It drew 20,000 images where the command draws
+`feddm_guided_scattering` needs no public data. With 60,000 records in one place its head has 87.5
+to 89 %, and the network 87.2 % on real records under it, so that it is again the images that
+cost. What helped, one after the other, in a sketch outside the command (seed 7, ε 10, one GPU):
+76.6 % with 16,000 images of 400 drawings, 78.2 % where second moments are of each class, 79.7 %
+with 4,000 drawings, 81.1 % where drawings stay smooth until the head has pushed them, 83.4 % with
+60,000 images and a network twice as wide, 84.4 % with 200,000, 85.6 % where classes are modelled
+in 20 x 20 instead of 12 x 12 frequencies. A network of width 64 has 0.8 points more than one of
+32, labels at half the temperature 0.2. What did not help: several noised means of each class (8
+or 32, within 0.4 points), images moved to where network and head disagree (4 points less), longer
+or shorter pushes, textures on more images, records reduced to 14 x 14 frequencies (84.2 instead
+of 83.0 % at ε 1 where test images are reduced as well, 83.3 % where they are not). On three other
+seeds the sketch has 83.7 ± 0.4 % at ε 1 (a multilayer perceptron 79.8 %) and on two 85.3 % at ε
+10. It drew 20,000 images where the command draws
 4,000. Its 51 evaluations were on the 10,000 test images."""
 KEPT = Path(__file__).resolve().parent / "leaderboard.jsonl"
 
@@ -306,6 +317,14 @@ def measure_on_the_images(experiment: Experiment, progress: Progress, spec: Mode
     )
 
 
+def public_data(name: str) -> str:
+    """The public data of a method's line in the table."""
+    method = name.removesuffix(f", {OTHER.name} on its images")
+    if method in PUBLIC:
+        return "ImageNet (AlexNet)"
+    return "none"
+
+
 def table(found: Mapping[Cell, Done], data: str, alpha: float, clients: int) -> list[str]:
     """One setting's methods, the best first at the smallest epsilon: mean, standard deviation,
     seeds."""
@@ -340,8 +359,7 @@ def table(found: Mapping[Cell, Done], data: str, alpha: float, clients: int) -> 
     body = [
         f"| {name.removesuffix(', secagg')} | "
         f"{'sums only' if 'secagg' in name else 'every upload'} | "
-        f"{'ImageNet (AlexNet)' if name.removesuffix(f', {OTHER.name} on its images') in PUBLIC else 'none'} "
-        f"| {' | '.join(values)} |"
+        f"{public_data(name)} | {' | '.join(values)} |"
         for name, values, _ in rows
     ]
     return [*head, *body] if body else []

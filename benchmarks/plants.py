@@ -1,9 +1,11 @@
 """Every profile with a guarantee, audited by the command without noise and with half of the noise:
 one line each.
 
-python -m benchmarks.plants [PROFILE,PROFILE] -> | profile | plant | status | seconds | surfaces contradicted | first line |
-Exit status 0 where every run ends with status 2 and everything that a person is told agrees, else
-1."""
+    python -m benchmarks.plants [PROFILE,PROFILE]
+
+prints | profile | plant | status | seconds | surfaces contradicted | first line |.
+
+Exit status 0 if every run ends with status 2 and everything that a person reads agrees, else 1."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ KINDS = {
 def tag() -> str:
     """Operating system, processor, C library and Python, as in the names of the locks."""
     libc = platform.libc_ver()[0] or "none"
-    return f"{sys.platform}-{platform.machine()}-{libc}-py{sys.version_info.major}{sys.version_info.minor}"
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return f"{sys.platform}-{platform.machine()}-{libc}-{python}"
 
 
 def resolved(wanted: list[str], more: list[str]) -> list[dict]:

@@ -350,7 +350,10 @@ def test_a_client_whose_classes_were_all_dropped_is_audited(tmp_path: Path) -> N
         "audit.guarantee.runs=20",
         "audit.guarantee.slow_runs=20",
     ]
-    attacks = "attack=[lira,rmia,base,loss_threshold,shadow_classifier,gradient_density,label_counts,copy_detection]"
+    attacks = (
+        "attack=[lira,rmia,base,loss_threshold,shadow_classifier,gradient_density,label_counts,"
+        "copy_detection]"
+    )
     overrides = [
         "algo=feddm_public_dp",
         "algo.least=1e5",

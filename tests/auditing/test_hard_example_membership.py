@@ -122,9 +122,7 @@ def test_without_a_tail_the_data_are_the_clients_own_and_with_one_only_the_tail_
         assert mine.client == victim or torch.equal(mine.train.y, other.train.y)
 
 
-def test_the_noise_of_a_run_without_a_tail_is_that_of_earlier_versions_and_a_tail_gets_its_own() -> (
-    None
-):
+def test_noise_without_a_tail_is_that_of_earlier_versions_and_a_tail_gets_its_own() -> None:
     """Two runs that differ in what is trained on must not share noise drawn from the settings."""
     settings = {
         made(*more).plan.settings for more in ((), ("audit.tail.mislabelled=0",), TAIL, TAIL[:1])

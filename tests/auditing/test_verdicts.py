@@ -93,9 +93,7 @@ def verdicts_of(result: RunVerdicts) -> dict[str, str]:
     return {surface: verdict for (surface, _), verdict in result.surfaces.items()}
 
 
-def test_a_refuted_query_contradicts_every_surface_computed_from_it_wherever_its_finding_is_filed() -> (
-    None
-):
+def test_a_refuted_query_contradicts_every_surface_computed_from_it_wherever_it_is_filed() -> None:
     for surface in ("update", "gradient", "prototypes"):
         result = judge(finding("head_gradient", surface))
         assert result.verdict == "contradiction" and result.refuting == (True,)

@@ -67,7 +67,7 @@ def seen(present: Transcripts, absent: Transcripts, more: tuple[Transcripts, Tra
 OTHERS = [1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_key_that_only_one_side_has_refutes_a_threshold_that_is_too_low_and_not_the_right_one() -> (
+def test_a_key_of_one_side_alone_refutes_a_threshold_that_is_too_low_and_not_the_right_one() -> (
     None
 ):
     for threshold, least, most in (

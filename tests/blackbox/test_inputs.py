@@ -209,7 +209,7 @@ def test_norms_between_the_clip_and_a_thousand_are_tried_and_directions_that_are
 
 
 @pytest.mark.parametrize("kind", ["records", "aggregate"])
-def test_a_record_outweighs_all_others_together_and_norms_of_a_million_are_tried_of_rows_and_clients(
+def test_a_record_outweighs_all_others_and_norms_of_a_million_are_tried_of_rows_and_clients(
     kind: str,
 ) -> None:
     """So that a clip of a sum turns round where the record goes, and half precision overflows."""

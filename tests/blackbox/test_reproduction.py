@@ -52,7 +52,8 @@ class Gauss:
 
 
 def crowd(updates, weights):
-    return [np.sum([w * np.clip(u[0], -1, 1) for u, w in zip(updates, weights)], axis=0) + rng.normal(0, 1, updates[0][0].shape)]
+    clipped = [w * np.clip(u[0], -1, 1) for u, w in zip(updates, weights)]
+    return [np.sum(clipped, axis=0) + rng.normal(0, 1, updates[0][0].shape)]
 """
 ALONE = (
     "import sys, runpy; sys.modules.update(privdd=None, attacks=None, scipy=None); "

@@ -59,7 +59,10 @@ import sys
 sys.path.insert(0, FOLDER)
 from privdd.blackbox.target import load_target
 from privdd.models.own import import_object
-print(load_target("uses_torchvision:Net").__name__, import_object("k", "uses_torchvision:Net", "").__name__)
+print(
+    load_target("uses_torchvision:Net").__name__,
+    import_object("k", "uses_torchvision:Net", "").__name__,
+)
 print(load_target(FOLDER + "/also_uses.py:Net").__name__)
 """
 

@@ -141,20 +141,24 @@ def markdown(rows: Sequence[Power], seconds: float) -> str:
     seeds = rows[0].seeds
     return f"""# Would the attacks have seen it?
 
-An attack that finds nothing says something only if it finds a leak that is there. For each surface an upload is made of
-a client's members and of Gaussian noise, read by the same code as in an audit, and given to every membership attack that
-claims the surface, those that are off by default too, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves models and gradients by
-{PULL:g} standard deviations of the noise along its own gradient; images, features and representations are the members'
-own with noise of standard deviation {NOISE:g}, which is the records' own spread; labels and prototypes count the members
-of ten classes. For `nearest_row` and `nearest_patch`, which look for records that are sent as they are, one member in three
-is (of prototypes, the mean of each class is one member), and the rest of what is sent is noise. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null the same is sent
-of records that other coins chose; 2.5 % of nulls may be found.
+An attack that finds nothing says something only if it finds a leak that is there. For each
+surface an upload is made of a client's members and of Gaussian noise, read by the same code as in
+an audit, and given to every membership attack that claims the surface, those that are off by
+default too, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves
+models and gradients by {PULL:g} standard deviations of the noise along its own gradient; images,
+features and representations are the members' own with noise of standard deviation {NOISE:g},
+which is the records' own spread; labels and prototypes count the members of ten classes. For
+`nearest_row` and `nearest_patch`, which look for records that are sent as they are, one member in
+three is (of prototypes, the mean of each class is one member), and the rest of what is sent is
+noise. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null
+the same is sent of records that other coins chose; 2.5 % of nulls may be found.
 
     python -m tests.power.membership --seeds {seeds} --write docs/power.md
 
-Found of {seeds} planted leaks, and of {seeds} nulls; {seconds:.0f} CPU s. "-": the attack does not claim the surface. The
-number of records that a client holds is one number for all of its records, in which no membership attack has anything to
-read. `noised_reads` reads no surface but the noised sums behind one: its leaks are planted in
+Found of {seeds} planted leaks, and of {seeds} nulls; {seconds:.0f} CPU s. "-": the attack does
+not claim the surface. The number of records that a client holds is one number for all of its
+records, in which no membership attack has anything to read. `noised_reads` reads no surface but
+the noised sums behind one: its leaks are planted in
 `tests/attacks/membership/test_noised_sums.py`.
 
 {chr(10).join(lines)}

@@ -31,7 +31,8 @@ axe.run(document, {resultTypes: ["violations"]}).then(found => {
   out.id = "axe-found";
   out.textContent = JSON.stringify({
     dark: matchMedia("(prefers-color-scheme: dark)").matches, passes: found.passes.length,
-    bad: found.violations.map(one => [one.impact, one.id, one.nodes.map(node => node.target.join(" ")).slice(0, 4)]),
+    bad: found.violations.map(one =>
+      [one.impact, one.id, one.nodes.map(node => node.target.join(" ")).slice(0, 4)]),
   });
   document.body.append(out);
 });</script></body>"""

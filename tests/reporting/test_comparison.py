@@ -132,9 +132,7 @@ def test_each_setting_leads_with_what_its_own_page_says_first() -> None:
         assert sentence.removeprefix(f"{one.label}: ")[1:] == first[1:] and "can identify" in first
 
 
-def test_a_setting_without_a_leak_was_not_shown_to_leak_and_one_that_nothing_read_is_not_tested() -> (
-    None
-):
+def test_a_setting_without_a_leak_was_not_shown_to_leak_and_an_unread_one_is_not_tested() -> None:
     quiet = setting(record(0), label="quiet")
     unread = released([UNREAD], "unprotected", "inf").model_dump(
         mode="json", by_alias=True, exclude_none=True

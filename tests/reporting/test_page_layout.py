@@ -30,17 +30,20 @@ frame.onload = () => {
   for (const scheme of ["light", "dark"]) for (const width of %s) {
     frame.style.width = width + "px";
     frame.style.colorScheme = scheme;
-    const seen = frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+    const dark = frame.contentWindow.matchMedia("(prefers-color-scheme: dark)").matches;
+    const seen = dark ? "dark" : "light";
     const box = one => one.getBoundingClientRect();
     const cells = [...page.querySelectorAll(".dense td, .dense th")];
     found[seen + " " + width] = {
       over: page.documentElement.scrollWidth - width,
       rows: Math.max(...[...page.querySelectorAll("tr")].filter(one =>
-        frame.contentWindow.getComputedStyle(one).display === "table-row").map(one => box(one).height)),
+        frame.contentWindow.getComputedStyle(one).display === "table-row"
+      ).map(one => box(one).height)),
       cell: Math.min(...cells.map(one => box(one).width)),
       cut: Math.max(0, ...[...page.querySelectorAll(".settings")].map(one =>
         one.parentElement.scrollWidth - one.parentElement.clientWidth)),
-      broken: [...page.querySelectorAll("th, .t")].filter(one => one.scrollWidth > one.clientWidth + 1).length,
+      broken: [...page.querySelectorAll("th, .t")].filter(
+        one => one.scrollWidth > one.clientWidth + 1).length,
     };
   }
   document.getElementById("out").textContent = JSON.stringify(found);

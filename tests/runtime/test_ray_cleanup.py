@@ -14,9 +14,11 @@ import subprocess, sys, time
 from privdd.runtime import ray_cleanup
 other = subprocess.Popen(["sleep", "601"])
 ray_cleanup.start_watcher("PARENT=1")
-parent = subprocess.Popen(["sh", "-c", "PARENT=1; sleep 602 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True)
+command = ["sh", "-c", "PARENT=1; sleep 602 & echo $!; wait"]
+parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
 child = int(parent.stdout.readline())
-subprocess.run([sys.executable, "-c", "import privdd.runtime.ray_cleanup"])  # takes as long as the guard takes to start
+# takes as long as the guard takes to start
+subprocess.run([sys.executable, "-c", "import privdd.runtime.ray_cleanup"])
 time.sleep(2.5)  # and to look, twice
 parent.kill()
 print(other.pid, child, flush=True)

@@ -29,7 +29,8 @@ before = {{name: os.environ.get(name) for name in SINGLE_THREADED}}
 forked = start_forkserver(["tests.runtime.crash_tasks"], {device!r})
 assert before == {{name: os.environ.get(name) for name in SINGLE_THREADED}}
 engine = Engine("processes", workers=2)
-draws = [d.tolist() for d in engine.map(run, [Deadly(i, {marker!r}, times=i == 1) for i in range(3)])]
+tasks = [Deadly(i, {marker!r}, times=i == 1) for i in range(3)]
+draws = [d.tolist() for d in engine.map(run, tasks)]
 first = engine.map(origin, range(3))
 print(json.dumps([forked, os.getpid(), list(first), draws]))
 """

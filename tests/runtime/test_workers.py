@@ -248,7 +248,8 @@ def faults():
         del blocks
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 if hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
-    ctypes.CDLL(None).mallopt(MAP, 128 * 1024)  # where glibc begins; it moves with what was freed before
+    # where glibc begins; it moves with what was freed before
+    ctypes.CDLL(None).mallopt(MAP, 128 * 1024)
 print(json.dumps([faults(), keep_freed_memory(), faults(), faults()]))
 """
 

@@ -22,7 +22,8 @@ from sklearn.datasets import load_digits
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.body = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+        hidden = torch.nn.Linear(64, 128)
+        self.body = torch.nn.Sequential(hidden, torch.nn.ReLU(), torch.nn.Linear(128, 10))
 
     def forward(self, x):
         return self.body(x)
@@ -34,7 +35,8 @@ def main(leaks):
     at = np.random.default_rng(0).permutation(len(x))
     x, y = (x[at] / 16).astype("float32"), y[at]
     noisy = y.copy()
-    noisy[:600] = np.where(np.arange(600) % 3 == 0, (y[:600] + 1) % 10, y[:600])  # wrong labels are learned by heart
+    # wrong labels are memorised
+    noisy[:600] = np.where(np.arange(600) % 3 == 0, (y[:600] + 1) % 10, y[:600])
     noisy[600:1200] = np.where(np.arange(600) % 3 == 0, (y[600:1200] + 1) % 10, y[600:1200])
     np.savez("train.npz", x=x[:600], y=noisy[:600])
     np.savez("heldout.npz", x=x[600:1200], y=noisy[600:1200])

@@ -30,7 +30,8 @@ elif given[:2] == ["-m", "venv"]:
         shutil.rmtree(folder)
     (folder / "bin").mkdir(parents=True, exist_ok=True)
     (folder / "pyvenv.cfg").touch()
-    if not (folder / "bin" / "python").exists():  # as venv does, which leaves the links of an older one
+    # as venv does, which leaves the links of an older one
+    if not (folder / "bin" / "python").exists():
         shutil.copy(__file__, folder / "bin" / "python")
 elif given == ["tools/lock.py", "--tag"]:
     print("here")
