@@ -63,7 +63,9 @@ MISTYPED = {
     "output=x": "output: unknown key; did you mean hydra.run.dir?",
     "attacks=[lira]": "attacks: unknown key; did you mean attack?",
     "seeds=0,1": "seeds: unknown key; did you mean seed?",
-    "privcy.noise_multiplier=2": "privcy.noise_multiplier: unknown key; did you mean privacy.noise_multiplier?",
+    "privcy.noise_multiplier=2": (
+        "privcy.noise_multiplier: unknown key; did you mean privacy.noise_multiplier?"
+    ),
     # several values without a sweep
     "privacy.noise_multiplier=0,5": "privacy.noise_multiplier=0,5: a decimal number has a point, "
     "privacy.noise_multiplier=0.5; several values are a sweep",
@@ -99,12 +101,16 @@ CUT = {  # typed -> said
     "algo = fedfed": "algo =: a space ends an argument; write algo=fedfed without spaces",
     "algo =fedfed": "algo =fedfed: a space ends an argument; write algo=fedfed without spaces",
     "algo= fedfed": "algo= fedfed: a space ends an argument; write algo=fedfed without spaces",
-    "attack=[lira, rmia] seed=1": "attack=[lira, rmia]: a space ends an argument; write attack=[lira,rmia] without "
-    "spaces",
-    "attack=[lira, rmia, base]": "attack=[lira, rmia,: a space ends an argument; write attack=[lira,rmia,base] "
-    "without spaces",
-    "attack=lira rmia": "attack=lira rmia: several attacks are a list; write attack=[lira,rmia] without "
-    "spaces",
+    "attack=[lira, rmia] seed=1": (
+        "attack=[lira, rmia]: a space ends an argument; write attack=[lira,rmia] without spaces"
+    ),
+    "attack=[lira, rmia, base]": (
+        "attack=[lira, rmia,: a space ends an argument; write attack=[lira,rmia,base] without "
+        "spaces"
+    ),
+    "attack=lira rmia": (
+        "attack=lira rmia: several attacks are a list; write attack=[lira,rmia] without spaces"
+    ),
 }
 
 
@@ -199,7 +205,9 @@ def test_the_api_is_imported_without_torch() -> None:
 
 
 WRONG_KIND = {
-    "privacy=dpsgd privacy.sampling_probability=abc": "privacy.sampling_probability='abc': a number",
+    "privacy=dpsgd privacy.sampling_probability=abc": (
+        "privacy.sampling_probability='abc': a number"
+    ),
     "partition.clients=abc": "partition.clients='abc': a number",
     "algo.lr=nan": "algo.lr=nan: a finite number",
     "algo.lr=true": "algo.lr=True: a number is needed",
@@ -208,7 +216,9 @@ WRONG_KIND = {
     "audit.records=many": "audit.records='many': a number is needed",
 }
 OUT_OF_RANGE = {
-    "privacy=dpsgd privacy.noise_multiplier=-1": "privacy.noise_multiplier=-1: a finite number above 0",
+    "privacy=dpsgd privacy.noise_multiplier=-1": (
+        "privacy.noise_multiplier=-1: a finite number above 0"
+    ),
     "privacy=client privacy.clip_norm=0": "privacy.clip_norm=0: a finite number above 0",
     "partition.clients=0": "partition.clients=0: from 1 to",
     "partition.alpha=-1": "partition.alpha=-1: a finite number > 0",

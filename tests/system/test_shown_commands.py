@@ -35,33 +35,58 @@ __all__ = ["mine"]  # a fixture
 NOT_RUN = {
     "privdd.selftest": "takes minutes; its faults are run one by one in "
     "tests/auditing/dp_tests/test_noise_and_sampling_audits.py",
-    "privdd.audit algo=fedavg privacy=client policy=": "wants a policy: tests/system/test_gated_repository.py",
+    "privdd.audit algo=fedavg privacy=client policy=": (
+        "wants a policy: tests/system/test_gated_repository.py"
+    ),
     "privdd.verify audit strict=true policy=": "the same: tests/verification/test_run_folder.py",
     "privdd.audit --help": "prints and stops: tests/cli/test_main.py",
-    "privdd.audit algo=fedavg engine=processes": "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_audits.py does, with "
-    "this engine",
-    "privdd.audit algo=fedavg engine=ray": "wants a cluster: tests/system/test_ray_cluster.py starts one",
-    "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": "starts workers: tests/cli/test_sweeps.py",
-    "privdd.audit -m algo=fedfed_dp": "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: "
-    "tests/cli/test_sweeps.py",
+    "privdd.audit algo=fedavg engine=processes": (
+        "starts workers: tests/auditing/dp_tests/test_noise_and_sampling_audits.py does, with "
+        "this engine"
+    ),
+    "privdd.audit algo=fedavg engine=ray": (
+        "wants a cluster: tests/system/test_ray_cluster.py starts one"
+    ),
+    "privdd.audit -m algo=fedavg,feddm,fedfed,fedlgd hydra/launcher=joblib": (
+        "starts workers: tests/cli/test_sweeps.py"
+    ),
+    "privdd.audit -m algo=fedfed_dp": (
+        "its slow part, the method, is audited in tests/auditing/test_findings.py; sweeps: "
+        "tests/cli/test_sweeps.py"
+    ),
     "privdd.audit target.model=": "trains models of its own: tests/external/test_runner.py",
     "privdd.audit target.synthetic=": "the same: tests/external/test_synthetic_data.py",
     "privdd.audit target.updates=": "the same: tests/external/test_client_updates.py",
-    "privdd.audit recording=DIR target.model=": "wants a recording: tests/external/test_recorded_federation.py makes one",
-    "privdd.audit recording=../run target.model=": "wants a recording of real servers: tests/system/test_flower_loopback.py makes one",
+    "privdd.audit recording=DIR target.model=": (
+        "wants a recording: tests/external/test_recorded_federation.py makes one"
+    ),
+    "privdd.audit recording=../run target.model=": (
+        "wants a recording of real servers: tests/system/test_flower_loopback.py makes one"
+    ),
     "privdd.audit algo=fedavg model=own": "wants the user's own network: tests/models/test_own.py",
-    "privdd.audit algo=own_training algo.training=": "wants the user's own function: tests/methods/test_own_training.py",
-    "privdd.check mechanism=fedx.py:send_prototypes": "wants the page's example: tests/blackbox/test_tutorial.py",
-    "privdd.check mechanism=noise.py:release": "wants the page's example: tests/blackbox/test_tutorial.py",
+    "privdd.audit algo=own_training algo.training=": (
+        "wants the user's own function: tests/methods/test_own_training.py"
+    ),
+    "privdd.check mechanism=fedx.py:send_prototypes": (
+        "wants the page's example: tests/blackbox/test_tutorial.py"
+    ),
+    "privdd.check mechanism=noise.py:release": (
+        "wants the page's example: tests/blackbox/test_tutorial.py"
+    ),
     "privdd.report DIR pdf=true": "needs a browser: tests/reporting/test_page_pdf.py",
-    "privdd.canary": "three parties and their files: tests/canary/test_opened.py goes through issue, open "
-    "and verify",
+    "privdd.canary": (
+        "three parties and their files: tests/canary/test_opened.py goes through issue, open "
+        "and verify"
+    ),
     "privdd.reproduce": "trains for minutes: tests/reproduce/test_train.py does, at a smaller size",
     "privdd.gate": "wants several runs and a policy: tests/system/test_gated_repository.py",
-    "make audit": "installs into an environment of its own, then runs privdd.audit algo=fedfed, which "
-    "is run here",
-    "python3 -m venv": "installs into an environment of its own; tests/system/test_wheel.py installs what "
-    "is built",
+    "make audit": (
+        "installs into an environment of its own, then runs privdd.audit algo=fedfed, which is "
+        "run here"
+    ),
+    "python3 -m venv": (
+        "installs into an environment of its own; tests/system/test_wheel.py installs what is built"
+    ),
     "make test": "is how tests are run",
     "python make_data.py": "its block is run by tests/system/test_flower_loopback.py",
     "flwr run": "starts Flower's simulation: tests/system/test_flower_loopback.py (nightly)",
@@ -75,9 +100,15 @@ PYTHON = {
     "# make_data.py": "tests/system/test_flower_loopback.py",
     "from nvflare import FilterType": "tests/integrations/test_nvflare_recorder.py",
     "from sklearn.datasets import load_digits": "tests/external/test_tutorial.py",
-    "import numpy as np\nimport torch\nfrom sklearn": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
-    "from attacks import": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
-    "import matplotlib.pyplot": "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members",
+    "import numpy as np\nimport torch\nfrom sklearn": (
+        "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members"
+    ),
+    "from attacks import": (
+        "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members"
+    ),
+    "import matplotlib.pyplot": (
+        "tests/attacks/test_library.py:test_the_tutorial_runs_and_finds_the_members"
+    ),
     "# fedx.py": "tests/blackbox/test_tutorial.py",
     "# net.py": "tests/methods/test_own_training.py",
     "# noise.py": "tests/blackbox/test_tutorial.py",
