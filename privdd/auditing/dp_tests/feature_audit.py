@@ -47,38 +47,43 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     if not is_read or mechanism.broadcast_batch is not None:
         return
     guests = craft_guests(subject)
-    sent = partial(_send_features, subject, name, guests)
-    by_round = {t: (sent(t, True), sent(t, False)) for t in looks.chosen}
-    outputs = by_round[looks.chosen[-1]]
-    if any(inside.clip_norm is None for inside, _ in by_round.values()):
+    send = partial(_send_features, subject, name, guests)
+    outputs = {t: (send(t, True), send(t, False)) for t in looks.chosen}
+    if any(present.clip_norm is None for present, _ in outputs.values()):
         return
-    bounded = subject.has_finite_epsilon(name)
-    source = (
-        "accounted" if bounded else "accounted for the noise alone, with the generator held fixed"
-    )
-    # of the noise alone: what the generator learnt from the records is not in it
-    statement = subject.statement(name, subject.proven_epsilon(outputs[0].event), source)
-    for t, (inside, outside) in by_round.items():
-        if len(_rows_before_noise(inside)) != len(_rows_before_noise(outside)):
+    last_output, _ = outputs[looks.chosen[-1]]
+    is_bounded = subject.has_finite_epsilon(name)
+    source = "accounted"
+    if not is_bounded:  # what the generator learnt from the records is not in it
+        source = "accounted for the noise alone, with the generator held fixed"
+    statement = subject.statement(name, subject.proven_epsilon(last_output.event), source)
+    for t, (present, absent) in outputs.items():
+        if len(_rows_before_noise(present)) != len(_rows_before_noise(absent)):
             note = f"round {t}: the size of {name!r} tells how many records there are"
             yield statement.sensitivity_finding(UNBOUNDED, len(guests), note, looks.chosen, 1.0)
             return
     relation = subject.plan.relation
-    tallies = {t: _compare_rows(mechanism, *both, len(guests)) for t, both in by_round.items()}
-    kappa, at = max((tally.worst_guest(relation)[0], t) for t, tally in tallies.items())
-    worst = tallies[at].worst_guest(relation)[1]
+    tallies = {}
+    for t, (present, absent) in outputs.items():
+        tallies[t] = _compare_rows(mechanism, present, absent, len(guests))
+    kappa, worst_round = max((tally.worst_guest(relation)[0], t) for t, tally in tallies.items())
+    worst_tally = tallies[worst_round]
+    worst = worst_tally.worst_guest(relation)[1]
     where = (
         f"{looks.describe_rounds(looks.chosen)}, {mechanism.copies} copy or copies of each record"
     )
-    found_in = f"; worst, in round {at}, is {guests.names[worst]!r}{tallies[at].describe_faults()}"
-    searched = f"{where}, {len(guests)} crafted records{found_in}"
+    searched = (
+        f"{where}, {len(guests)} crafted records; worst, in round {worst_round}, is "
+        f"{guests.names[worst]!r}{worst_tally.describe_faults()}"
+    )
     yield statement.sensitivity_finding(kappa, len(guests), searched, looks.chosen)
     worst = tallies[looks.chosen[-1]].worst_guest(relation)[1]
-    row = _rows_before_noise(outputs[0])[len(_rows_before_noise(outputs[0])) - len(guests) + worst]
+    rows = _rows_before_noise(last_output)
+    row = rows[len(rows) - len(guests) + worst]
     noise = SeededNoise(subject.keys.fold("runs", name).torch())
     runs = runs_of_features(mechanism, row, subject.budget.runs, noise)
     note = f"{where}: {guests.names[worst]!r}, or nothing"
-    event = outputs[0].event if bounded else None
+    event = last_output.event if is_bounded else None
     yield from statement.likelihood_ratio_findings(runs, note, final=runs, event=event)
 
 
@@ -91,43 +96,45 @@ def _send_features(
 ) -> Output:
     """What the channel noises: guests as they are, or zeroed out under the same ids and labels;
     gone under add_remove."""
-    plan = subject.plan
     snapshot = subject.snapshots[round]
     base = draw_own_records(subject.shard, subject.keys, spare_label(subject.shard))
-    whole = with_guests(base, guests)
+    with_all = with_guests(base, guests)
     nulls = None
-    if not present and subject.plan.relation == "add_remove":
-        whole = base
-    elif not present:
-        gone = whole.take(torch.arange(len(base), len(whole)))
-        whole = base
-        nulls = Records(torch.zeros_like(gone.x), gone.y, gone.ids)
-    shard = replace(subject.shard, train=whole, nulls=nulls)
-    keys = replace(plan, keys=subject.keys.fold("t1", name))
+    if not present and subject.plan.relation != "add_remove":
+        absent = with_all.take(torch.arange(len(base), len(with_all)))
+        nulls = Records(torch.zeros_like(absent.x), absent.y, absent.ids)
+    shard = replace(subject.shard, train=with_all if present else base, nulls=nulls)
+    plan = replace(subject.plan, keys=subject.keys.fold("t1", name))
     log = OutputLog()
-    ctx = keys.client_context(snapshot.round, plan.victim, observer=log)
+    ctx = plan.client_context(snapshot.round, plan.victim, observer=log)
     upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
     plan.channel.send({name: upload[name]}, ctx)
     return next(output for key, output in log.outputs if key == name)
 
 
 def _compare_rows(
-    mechanism: FeatureNoise, inside: Output, outside: Output, guests: int
+    mechanism: FeatureNoise, present: Output, absent: Output, guests: int
 ) -> SensitivityTally:
     """Row by row: how far each guest's row moves when it is zeroed out, and whether any other row
-    moves."""
-    order = 2 if mechanism.distribution == "gaussian" else 1
-    norm = float(inside.clip_norm or 1.0)
-    rows, zeroed = (_rows_before_noise(output).flatten(1) for output in (inside, outside))
+    moves.
+
+    |r - r'|_p over the clip norm, p = 2 for Gaussian and 1 for Laplace noise. A residual of Laplace
+    noise is in units of its standard deviation, b sqrt(2).
+    """
+    is_gaussian = mechanism.distribution == "gaussian"
+    order = 2 if is_gaussian else 1
+    norm = float(present.clip_norm or 1.0)
+    rows = _rows_before_noise(present).flatten(1)
+    zeroed = _rows_before_noise(absent).flatten(1)
     changes = (rows - zeroed).norm(p=order, dim=1) / norm
     tally = SensitivityTally()
-    tally.changes = {j: float(value) for j, value in enumerate(changes[len(rows) - guests :])}
+    first_guest = len(rows) - guests
+    tally.changes = {guest: float(change) for guest, change in enumerate(changes[first_guest:])}
     tally.moved = change_of_others([rows[:-guests] / norm], [zeroed[:-guests] / norm])
-    last = rows[len(rows) - guests :]
-    tally.pairs = float(torch.cdist(last, last, p=order).max()) / norm
-    copied = inside.value["x"].reshape(mechanism.copies, *rows.shape)
-    for copy, std in zip(copied, mechanism.copy_stds(inside.clip_norm)):
-        tally.add_noise(
-            (copy - rows) / (std if mechanism.distribution == "gaussian" else std * 2**0.5)
-        )
+    guest_rows = rows[first_guest:]
+    tally.pairs = float(torch.cdist(guest_rows, guest_rows, p=order).max()) / norm
+    copies = present.value["x"].reshape(mechanism.copies, *rows.shape)
+    for copy, scale in zip(copies, mechanism.copy_stds(present.clip_norm)):
+        std = scale if is_gaussian else scale * 2**0.5
+        tally.add_noise((copy - rows) / std)
     return tally

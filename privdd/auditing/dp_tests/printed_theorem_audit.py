@@ -41,48 +41,49 @@ def printed_theorem_findings(subject: GuaranteeSubject, name: str) -> Iterator[F
     subject = replace(subject, delta=DELTA)
     snapshot = subject.snapshots[max(subject.snapshots)]
     plan = subject.plan
+    hooks = plan.method.audit_hooks
     label = common_label(subject.shard)
     mechanism = plan.mechanisms[name]
     ctx = plan.client_context(snapshot.round, plan.victim)
-    steps = plan.method.audit_hooks.matching_steps(
-        snapshot.broadcast, subject.shard.client_data, ctx
-    )
+    steps = hooks.matching_steps(snapshot.broadcast, subject.shard.client_data, ctx)
     if steps.untestable:
         printed = subject.statement(name, math.inf, "the paper's theorem")
-        yield printed.untested_sensitivity(
-            f"the printed theorem was not tested: {steps.untestable}"
-        )
+        why = f"the printed theorem was not tested: {steps.untestable}"
+        yield printed.untested_sensitivity(why)
         return
-    own = subject.shard.train
-    base = own.x[own.y == label][0]
+    records = subject.shard.train
+    base = records.x[records.y == label][0]
     law = MatchingStepLaw(mechanism, steps.settings.batch, 1.0)  # type: ignore[arg-type]
     generator = subject.keys.fold("search").torch()
-    ipc = plan.method.audit_hooks.images_per_class()
-    odd = unusual_records(subject.shard, label, subject.keys)
-    guests, found = search_guests(steps, law, base, odd, ipc, generator)
-    taken = steps.settings.iterations
+    ipc = hooks.images_per_class()
+    unusual = unusual_records(subject.shard, label, subject.keys)
+    guests, kappas = search_guests(steps, law, base, unusual, ipc, generator)
+    guest = guests.x[0]
+    iterations = steps.settings.iterations
     count, claim = copies_within_theorem(
-        plan, subject.shard, base, label, law, taken, subject.delta
+        plan, subject.shard, base, label, law, iterations, subject.delta
     )
     statement = subject.statement(name, claim.epsilon or 0.0, claim.source)
-    kappa = change_along_method(plan, snapshot, subject, base, guests.x[0], label, law.batch)
+    kappa = change_along_method(plan, snapshot, subject, base, guest, label, law.batch)
     where = f"round {snapshot.round}, clip {law.mechanism.clip_norm:g}, batches of {law.batch}"
-    note = (
+    searched = (
         f"{where}, copies of one record, {len(guests)} crafted records; worst is "
-        f"{guests.names[0]!r}"
+        f"{guests.names[0]!r} (searched: {float(kappas[0]):.3g})"
     )
-    searched = f"{note} (searched: {float(found[0]):.3g})"
     yield statement.sensitivity_finding(
         kappa, len(guests), searched, [snapshot.round], EXCHANGE_UNITS
     )
-    inside = MatchingStepLaw(law.mechanism, law.batch, min(1.0, law.batch / (count + 1)))
-    few = min(ipc, subject.budget.images)
+    probability = min(1.0, law.batch / (count + 1))
+    sampled_law = MatchingStepLaw(law.mechanism, law.batch, probability)
+    images = min(ipc, subject.budget.images)
     keys = subject.keys.fold("runs").torch()
-    budget = subject.budget
-    runs = run_transcripts(steps, inside, base, guests.x[0], budget.runs, few, keys)
-    times = taken * inside.probability**2
-    given = f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = {times:.2g}"
-    yield from statement.likelihood_ratio_findings(runs, given, final=runs)
+    runs = run_transcripts(steps, sampled_law, base, guest, subject.budget.runs, images, keys)
+    steps_times_q_squared = iterations * probability**2
+    note = (
+        f"{where}, {count} copies and {guests.names[0]!r} or not, T q^2 = "
+        f"{steps_times_q_squared:.2g}"
+    )
+    yield from statement.likelihood_ratio_findings(runs, note, final=runs)
 
 
 def copies_within_theorem(
@@ -94,23 +95,28 @@ def copies_within_theorem(
     steps: int,
     delta: float,
 ) -> tuple[int, Claim]:
-    """How many copies meet the theorem's condition T q**2 <= epsilon / 2, and the claim for them.
-    epsilon / 2 is ln(1/delta) / sigma**2, or the same with log10 as in a paper's table; the smaller
-    claim is tested."""
+    """How many copies meet the theorem's condition, and the claim for them.
+
+    The condition is T q^2 <= epsilon / 2 with q = |B| / n and epsilon / 2 = ln(1 / delta) /
+    sigma^2, so that n >= |B| sigma sqrt(T / ln(1 / delta)); or the same with log10, as in a paper's
+    table. The smaller claim is tested.
+    """
 
     def claim_at_logarithm(logarithm: float) -> tuple[int, Claim]:
         rate = math.sqrt(logarithm / steps) / law.mechanism.noise_multiplier
         count = max(law.batch, math.ceil(law.batch / rate * (1 + 1e-9)))
-        held = [with_records(shard, copies_of_record(base, label, count))]
-        claim = smallest_claim(plan.method.audit_hooks.claims(plan, held))
+        shards = [with_records(shard, copies_of_record(base, label, count))]
+        claim = smallest_claim(plan.method.audit_hooks.claims(plan, shards))
         if claim is None:
-            who = type(plan.method).__name__
-            raise ValueError(f"method={who}: it runs aggregate_clip and claims no epsilon for it")
+            method = type(plan.method).__name__
+            raise ValueError(
+                f"method={method}: it runs aggregate_clip and claims no epsilon for it"
+            )
         return count, claim
 
     natural = claim_at_logarithm(math.log(1 / delta))
     decimal = claim_at_logarithm(math.log10(1 / delta))
-    return min(natural, decimal, key=lambda found: found[1].epsilon or 0.0)
+    return min(natural, decimal, key=lambda counted: counted[1].epsilon or 0.0)
 
 
 def change_along_method(
@@ -124,28 +130,28 @@ def change_along_method(
 ) -> float:
     """Largest change of the mean before noise, in units of C / |B|, through the method's own local
     work."""
-    copied = copies_of_record(base, label, batch)
-    other = copied.x.clone()
-    other[-1] = guest
+    copies = copies_of_record(base, label, batch)
+    exchanged = copies.x.clone()
+    exchanged[-1] = guest
     runs: list[list[Tensor]] = []
     forced = None
     units: list[float] = []
-    for x in (copied.x, other):
-        seen: list[Tensor] = []
+    for images in (copies.x, exchanged):
+        values: list[Tensor] = []
 
         def keep_value(
-            mechanism: Mechanism, heeded: RecordedRelease, into: list[Tensor] = seen
+            mechanism: Mechanism, release: RecordedRelease, into: list[Tensor] = values
         ) -> None:
-            into.append(flatten_tensors(heeded.released.exact or {}))
+            into.append(flatten_tensors(release.released.exact or {}))
             if mechanism.sensitivity_kind == "batch_mean":
-                units.append(heeded.released.noise_std / mechanism.noise_multiplier)  # type: ignore[attr-defined]
+                multiplier = mechanism.noise_multiplier  # type: ignore[attr-defined]
+                units.append(release.released.noise_std / multiplier)
 
-        ctx = recording_context(
-            plan, snapshot.round, subject.keys.fold("t1"), keep_value, [label], forced=forced
-        )
-        held = with_records(subject.shard, replace(copied, x=x))
+        keys = subject.keys.fold("t1")
+        ctx = recording_context(plan, snapshot.round, keys, keep_value, [label], forced=forced)
+        client = with_records(subject.shard, replace(copies, x=images))
         with suppress(TranscriptEnded):
-            plan.method.local(snapshot.broadcast, {}, held, ctx)
+            plan.method.local(snapshot.broadcast, {}, client, ctx)
         forced = forced or ctx.outputs
-        runs.append(seen)
-    return max(float((a - b).norm()) / u for a, b, u in zip(*runs, units))
+        runs.append(values)
+    return max(float((a - b).norm()) / unit for a, b, unit in zip(*runs, units))

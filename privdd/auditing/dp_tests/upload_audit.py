@@ -38,12 +38,12 @@ class _NeighbouringSets:
     """Two data sets that differ in one record, in words."""
 
     says: str
-    out: Shard
-    inside: Shard
+    absent: Shard
+    present: Shard
 
 
 def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
-    """One row for the upload ``name``, of some rounds that send it; nothing where the ledger does
+    """T1: one row for the upload ``name``, of some rounds that send it; nothing if the ledger does
     not count it."""
     looks = subject.client_rounds(name)
     rows = subject.own_releases(name)
@@ -51,17 +51,18 @@ def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
         return
     history = subject.memory_history(subject.shard.train.take([0]))
     mechanism = subject.plan.mechanisms[name]
-    event = rows[0].event
-    statement = subject.statement(
-        name, subject.proven_epsilon(event), f"accounted for one {name!r}"
-    )
+    stated = subject.proven_epsilon(rows[0].event)
+    statement = subject.statement(name, stated, f"accounted for one {name!r}")
     pairs = list(_neighbouring_sets(subject))
-    found = [
-        (_measure_change(history, subject.keys, t, name, one), t, one.says)
-        for t in looks.chosen
-        for one in pairs
-    ]
-    if any(kappa is None for kappa, *_ in found):
+    changes: list[tuple[float, int, str]] = []
+    is_visible = True
+    for t in looks.chosen:
+        for pair in pairs:
+            kappa = _measure_change(history, subject.keys, t, name, pair)
+            if kappa is None:
+                is_visible = False
+            changes.append((kappa or 0.0, t, pair.says))
+    if not is_visible:
         why = (
             f"{type(mechanism).__name__} was not tested: that needs the value before its "
             "noise (exact), and one noise multiplier"
@@ -69,105 +70,103 @@ def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
         yield statement.untested_sensitivity(why)
         return
     last = looks.chosen[-1]
-    across = _clip_ball_diameter(subject, subject.snapshots[last], name)
-    found += [(across, last, "an upload and its opposite, for it is clipped as a whole")]
-    kappa, at, says = max((kappa or 0.0, t, says) for kappa, t, says in found)
-    searched = f"{looks.describe_rounds(looks.chosen)}, {len(pairs) + 1} pairs of data sets"
-    note = f"{searched}; worst, in round {at}, is {says}"
-    yield statement.sensitivity_finding(kappa, len(found), note, looks.chosen)
+    diameter = _clip_ball_diameter(subject, subject.snapshots[last], name)
+    changes.append((diameter, last, "an upload and its opposite, for it is clipped as a whole"))
+    kappa, worst_round, says = max(changes)
+    note = (
+        f"{looks.describe_rounds(looks.chosen)}, {len(pairs) + 1} pairs of data sets; worst, in "
+        f"round {worst_round}, is {says}"
+    )
+    yield statement.sensitivity_finding(kappa, len(changes), note, looks.chosen)
 
 
 def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]:
     plan = subject.plan
     shard = subject.shard
+    own = shard.train
     guests = craft_guests(subject)
-    one = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
+    name = guests.names[0]
+    guest = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
     if plan.relation == "replace":
-        crafted = _exchange_first(shard, one)
-        yield _NeighbouringSets(
-            f"{guests.names[0]!r} in place of a record", with_records(shard, shard.train), crafted
-        )
-        negative = _exchange_first(shard, replace(one, x=1 - one.x))
-        yield _NeighbouringSets(f"{guests.names[0]!r} in place of its negative", negative, crafted)
+        crafted = _exchange_first(shard, guest)
+        unchanged = with_records(shard, own)
+        yield _NeighbouringSets(f"{name!r} in place of a record", unchanged, crafted)
+        negative = _exchange_first(shard, replace(guest, x=1 - guest.x))
+        yield _NeighbouringSets(f"{name!r} in place of its negative", negative, crafted)
         return
-    yield _NeighbouringSets(
-        f"{guests.names[0]!r} added", *pair_with_guest(plan, shard, shard.train, one)
-    )
-    if len(shard.train) > 1:
-        # the last: one that is zeroed out comes after the others, where it is released row by row
-        yield _NeighbouringSets(
-            "the last record left out", *pair_without_record(plan, shard, len(shard.train) - 1)
-        )
-    first = replace(
-        shard.train.take([0]), x=DIM_BRIGHTNESS * one.x.to(shard.train.x), y=one.y.to(shard.train.y)
-    )
+    yield _NeighbouringSets(f"{name!r} added", *pair_with_guest(plan, shard, own, guest))
+    if len(own) > 1:
+        # A record that is zeroed out comes after the others, if it is released row by row.
+        pair = pair_without_record(plan, shard, len(own) - 1)
+        yield _NeighbouringSets("the last record left out", *pair)
+    dim = replace(own.take([0]), x=DIM_BRIGHTNESS * guest.x.to(own.x), y=guest.y.to(own.y))
     for label in range(1, min(shard.classes, 3)):
-        against = replace(one, y=(one.y + label) % shard.classes)
+        outweighing = replace(guest, y=(guest.y + label) % shard.classes)
+        pair = pair_with_guest(plan, with_records(shard, dim), dim, outweighing)
         says = "a record that outweighs the only other one, of another class"
-        yield _NeighbouringSets(
-            says, *pair_with_guest(plan, with_records(shard, first), first, against)
-        )
+        yield _NeighbouringSets(says, *pair)
 
 
-def _exchange_first(shard: Shard, one: Records) -> Shard:
+def _exchange_first(shard: Shard, record: Records) -> Shard:
     """The client with another record in place of its first."""
     own = shard.train
-    other = replace(own.take([0]), x=one.x.to(own.x), y=one.y.to(own.y))
-    return with_records(shard, Records.concat([other, own.take(range(1, len(own)))]))
+    exchanged = replace(own.take([0]), x=record.x.to(own.x), y=record.y.to(own.y))
+    return with_records(shard, Records.concat([exchanged, own.take(range(1, len(own)))]))
 
 
 def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> float:
-    """The widest that the ball is to which uploads are clipped, in units; 0 for rows of records,
-    and where nothing is clipped."""
+    """|M(c u) - M(-c u)| before noise, for an upload u and a huge c, in units: the diameter of the
+    ball to which uploads are clipped; 0 for rows of records, and if nothing is clipped."""
     plan = subject.plan
-    mechanism = subject.plan.mechanisms[name]
-    examined = ExaminedRound(plan, snapshot, subject.shard, subject.keys.fold("t1", name))
-    run = examined.run_forced(subject.shard, SeenContributions({}), None)
+    shard = subject.shard
+    mechanism = plan.mechanisms[name]
+    examined = ExaminedRound(plan, snapshot, shard, subject.keys.fold("t1", name))
+    run = examined.run_forced(shard, SeenContributions({}), None)
     value = run.upload[name].value if run.upload and name in run.upload else {}
-    held = {len(subject.shard.train) + more for more in (0, len(subject.shard.nulls or ()))}
-    if not value or all(t.ndim and len(t) in held for t in value.values()):
+    row_counts = {len(shard.train), len(shard.train) + len(shard.nulls or ())}
+    is_rows = all(tensor.ndim and len(tensor) in row_counts for tensor in value.values())
+    if not value or is_rows:
         return 0.0
-    ends = [
-        mechanism({n: UNBOUNDED * sign * t for n, t in value.items()}, ZERO_NOISE)
-        for sign in (1.0, -1.0)
-    ]
-    one, other = (flatten_tensors(end.exact or {}).double() for end in ends)
-    if not float(one.norm()) < UNBOUNDED / 2 * float(flatten_tensors(value).norm()):
+    huge = {key: UNBOUNDED * tensor for key, tensor in value.items()}
+    opposite = {key: UNBOUNDED * -1.0 * tensor for key, tensor in value.items()}
+    output = mechanism(huge, ZERO_NOISE)
+    numbers = flatten_tensors(output.exact or {}).double()
+    opposite_output = mechanism(opposite, ZERO_NOISE)
+    opposite_numbers = flatten_tensors(opposite_output.exact or {}).double()
+    if not float(numbers.norm()) < UNBOUNDED / 2 * float(flatten_tensors(value).norm()):
         return 0.0
-    return float((one - other).norm()) / sensitivity_unit(ends[0])
+    return float((numbers - opposite_numbers).norm()) / sensitivity_unit(output)
 
 
 def _measure_change(
-    history: MemoryHistory, keys: Keys, round: int, name: str, of: _NeighbouringSets
+    history: MemoryHistory, keys: Keys, round: int, name: str, pair: _NeighbouringSets
 ) -> float | None:
-    """How far the value before noise moves, in units; beyond all bounds where its size does; None =
-    not to be seen."""
+    """How far the value before noise moves, in units and in the norm of the law of its noise;
+    beyond all bounds if its size does; None: not to be seen."""
     plan = history.plan
-    examined = ExaminedRound(plan, history.snapshots[round], of.out, keys.fold("t1", name), history)
-    play = examined.run_forced
-    starts = [examined.snapshot_of(shard) for shard in (of.out, of.inside)]
-    out = play(of.out, SeenContributions({}), None, starts[0])
-    inside = play(of.inside, SeenContributions({}), out.outputs, starts[1])
-    if (
-        inside.problem
-        or out.upload is None
-        or inside.upload is None
-        or (name in out.upload) != (name in inside.upload)
-    ):
-        return UNBOUNDED
-    if name not in out.upload:
-        return 0.0
-    before, after = (
-        plan.mechanisms[name](run.upload[name].value, ZERO_NOISE)
-        for run in (out, inside)
-        if run.upload
+    snapshot = history.snapshots[round]
+    examined = ExaminedRound(plan, snapshot, pair.absent, keys.fold("t1", name), history)
+    absent_start = examined.snapshot_of(pair.absent)
+    present_start = examined.snapshot_of(pair.present)
+    absent = examined.run_forced(pair.absent, SeenContributions({}), None, absent_start)
+    present = examined.run_forced(
+        pair.present, SeenContributions({}), absent.outputs, present_start
     )
+    if present.problem or absent.upload is None or present.upload is None:
+        return UNBOUNDED
+    if (name in absent.upload) != (name in present.upload):
+        return UNBOUNDED
+    if name not in absent.upload:
+        return 0.0
+    mechanism = plan.mechanisms[name]
+    before = mechanism(absent.upload[name].value, ZERO_NOISE)
+    after = mechanism(present.upload[name].value, ZERO_NOISE)
     law = noise_law(before.event)
     if not before.exact or not after.exact or law is None:
         return None
-    one = flatten_tensors(before.exact)
-    other = flatten_tensors(after.exact)
-    if one.shape != other.shape:
+    numbers = flatten_tensors(before.exact)
+    numbers_after = flatten_tensors(after.exact)
+    if numbers.shape != numbers_after.shape:
         return UNBOUNDED
-    change = (other.double() - one.double()).norm(p=law.norm_order)
+    change = (numbers_after.double() - numbers.double()).norm(p=law.norm_order)
     return float(change) / sensitivity_unit(before)
