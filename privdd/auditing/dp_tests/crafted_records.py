@@ -11,13 +11,14 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
 
 BASE_RECORDS = 12  # of the client's own records that stand beside the guests
+MISLABELLED_RECORDS = 3  # own records that become guests with another label
 
 
 def draw_own_records(shard: Shard, keys: Keys, spare: int) -> Records:
     """A few of the client's records, none with the label ``spare``."""
-    at = (shard.train.y != spare).nonzero()[:, 0]
-    order = torch.randperm(len(at), generator=keys.fold("base").torch())
-    return shard.train.take(at[order[:BASE_RECORDS]])
+    candidates = (shard.train.y != spare).nonzero()[:, 0]
+    order = torch.randperm(len(candidates), generator=keys.fold("base").torch())
+    return shard.train.take(candidates[order[:BASE_RECORDS]])
 
 
 def common_label(shard: Shard) -> int:
@@ -35,8 +36,9 @@ def unusual_records(shard: Shard, label: int, keys: Keys) -> Canaries:
     own records."""
     generator = keys.fold("oddities").torch()
     odd = out_of_distribution_canaries(shard.shape, label, generator)
-    few = shard.train.take(torch.randperm(len(shard.train), generator=generator)[:3])
-    wrong = mislabel_records(few.x, few.y, shard.classes, generator)
+    order = torch.randperm(len(shard.train), generator=generator)
+    records = shard.train.take(order[:MISLABELLED_RECORDS])
+    wrong = mislabel_records(records.x, records.y, shard.classes, generator)
     return join_canaries(odd, wrong)
 
 

@@ -25,9 +25,8 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.types import Records, Shard
 
 INTERFERENCE_TEST = "t1_told"
-MAX_SEARCHED_IMAGES = (
-    32  # own images of which the easiest and the hardest are looked for, beside their negatives
-)
+# Own images among which the easiest and the hardest are looked for, beside their negatives.
+MAX_SEARCHED_IMAGES = 32
 
 
 def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
@@ -75,44 +74,48 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 
 def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
     """Other data that the client might hold, in words: as far from its own as the neighbouring
-    relation can lead. The
-    relation fixes what is public: under replace how many records there are; under zero_out that,
-        and their labels, so records that are not there are zeroed out. Of whole clients nothing is
-        public."""
+    relation can lead.
+
+    The relation fixes what is public: under replace how many records there are; under zero_out
+    that, and their labels, so records that are not there are zeroed out. Of whole clients nothing
+    is public.
+    """
     shard = subject.shard
-    own = subject.shard.train
-    if len(own) < 2:
+    records = shard.train
+    if len(records) < 2:
         return {}
     relation = "add_remove" if subject.ledger.unit == "client" else subject.plan.relation
     easy, hard = extreme_records(subject, relation)
     if relation == "replace":
-        turned = replace(own, x=1 - own.x, y=(own.y + 1) % shard.classes)
-        of_easy = _copies(easy, own)
-        of_hard = _copies(hard, own)
-        made = {
-            "copies of an easy record": of_easy,
-            "copies of a hard one": of_hard,
-            "others": turned,
+        turned = replace(records, x=1 - records.x, y=(records.y + 1) % shard.classes)
+        return {
+            "copies of an easy record": shard.with_train(_copies(easy, records)),
+            "copies of a hard one": shard.with_train(_copies(hard, records)),
+            "others": shard.with_train(turned),
         }
-        return {says: shard.with_train(records) for says, records in made.items()}
-    left = len(own) - len(own) // 3
-    few = own.take(
-        range(left - (left % 2 == 0), len(own))
-    )  # an odd number where the client has an even one
-    made = {"a third of its records": few, "one easy record": easy}
+    start = len(records) - len(records) // 3
+    if start % 2 == 0:  # an odd number of records if the client has an even one
+        start -= 1
+    third = records.take(range(start, len(records)))
     if relation == "zero_out":
         return {
-            says: zero_out_others(shard, records)
-            for says, records in {**made, "one hard record": hard}.items()
+            "a third of its records": zero_out_others(shard, third),
+            "one easy record": zero_out_others(shard, easy),
+            "one hard record": zero_out_others(shard, hard),
         }
-    twice = Records.concat([own, replace(own, ids=own.ids + int(own.ids.max()) + 1)])
-    made["twice as many copies of a hard record"] = _copies(hard, twice)
-    return {says: replace(shard, train=records, nulls=None) for says, records in made.items()}
+    renamed = replace(records, ids=records.ids + int(records.ids.max()) + 1)
+    twice = Records.concat([records, renamed])
+    sets = {
+        "a third of its records": third,
+        "one easy record": easy,
+        "twice as many copies of a hard record": _copies(hard, twice),
+    }
+    return {says: replace(shard, train=held, nulls=None) for says, held in sets.items()}
 
 
-def _copies(one: Records, of: Records) -> Records:
+def _copies(record: Records, of: Records) -> Records:
     """A record in place of each of ``of``."""
-    return replace(of, x=one.x.expand_as(of.x), y=one.y.expand_as(of.y))
+    return replace(of, x=record.x.expand_as(of.x), y=record.y.expand_as(of.y))
 
 
 def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, Records]:

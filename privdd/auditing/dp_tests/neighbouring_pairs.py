@@ -18,19 +18,21 @@ CROWD_SIZE = 12  # near copies of one record, of which an outlier is three stand
 
 
 def _pair_of_shards(
-    plan: Plan, shard: Shard, out: Records, inside: Records, one: Records
+    plan: Plan, shard: Shard, without: Records, records: Records, record: Records
 ) -> tuple[Shard, Shard]:
-    """(record ``one`` absent, present); under zero_out an absent one is zeroed out and keeps its
+    """(``record`` absent, present); under zero_out an absent one is zeroed out and keeps its
     label."""
-    nulls = replace(one, x=torch.zeros_like(one.x)) if plan.relation == "zero_out" else None
-    return replace(shard, train=out, nulls=nulls), with_records(shard, inside)
+    nulls = None
+    if plan.relation == "zero_out":
+        nulls = replace(record, x=torch.zeros_like(record.x))
+    return replace(shard, train=without, nulls=nulls), with_records(shard, records)
 
 
-def pair_without_record(plan: Plan, shard: Shard, at: int) -> tuple[Shard, Shard]:
+def pair_without_record(plan: Plan, shard: Shard, place: int) -> tuple[Shard, Shard]:
     """(one of the client's own records absent, present)."""
-    whole = shard.train
-    rest = whole.take([i for i in range(len(whole)) if i != at])
-    return _pair_of_shards(plan, shard, rest, whole, whole.take([at]))
+    records = shard.train
+    rest = records.take([row for row in range(len(records)) if row != place])
+    return _pair_of_shards(plan, shard, rest, records, records.take([place]))
 
 
 def near_copy(shard: Shard) -> Records:
@@ -58,8 +60,8 @@ def with_twin_second(shard: Shard, twin: Records) -> Shard:
 
 def crowd_around(shard: Shard, outlier: Records) -> Records:
     """Near copies of a record of the client's, of the class of one that looks otherwise."""
-    same = (shard.train.y == outlier.y).nonzero()[:, 0]
-    first = shard.train.take(same[:1] if len(same) else [0])
+    same_class = (shard.train.y == outlier.y).nonzero()[:, 0]
+    first = shard.train.take(same_class[:1] if len(same_class) else [0])
     share = NEAR_COPY_SHARE * torch.arange(1, CROWD_SIZE + 1).to(first.x).reshape(
         -1, *[1] * (first.x.ndim - 1)
     )

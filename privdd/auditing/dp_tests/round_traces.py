@@ -92,11 +92,12 @@ def trace_round(
 def protected_rows(rows: Sequence[LedgerRow]) -> list[LedgerRow]:
     """Rows that promise something; digests of what mechanisms have not noised, which are the same
     twice."""
-    kept = [row for row in rows if row.nonprivate_reason is None]
-    return [
-        row if isinstance(row.event, UNPROTECTED_EVENTS) else replace(row, digest="")
-        for row in kept
-    ]
+    promises = []
+    for row in rows:
+        if row.nonprivate_reason is None:
+            is_exact = isinstance(row.event, UNPROTECTED_EVENTS)
+            promises.append(row if is_exact else replace(row, digest=""))
+    return promises
 
 
 @dataclass(frozen=True)
@@ -108,48 +109,56 @@ class MessageLeak:
     message: str = ""
 
 
-def compare_traces(one: RoundTrace, other: RoundTrace) -> Iterator[MessageLeak]:
-    """What tells the records of two turns with the same mechanism outputs apart."""
-    asked = [[(name, cell) for name, cell, _ in turn.releases] for turn in (one, other)]
-    before = protected_rows(one.rows)
-    after = protected_rows(other.rows)
-    if asked[0] != asked[1]:
+def compare_traces(first: RoundTrace, second: RoundTrace) -> Iterator[MessageLeak]:
+    """What tells the records of two rounds with the same mechanism outputs apart."""
+    queries = [(name, cell) for name, cell, _ in first.releases]
+    if queries != [(name, cell) for name, cell, _ in second.releases]:
         yield MessageLeak(
             "how often mechanisms are applied, or in which order, depends on the records"
         )
         return
-    names = [[row.name for row in rows] for rows in (before, after)]
-    if names[0] != names[1]:
-        lone = sorted(set(names[0]) ^ set(names[1]))
-        says = (
-            f"whether {lone[0]!r} is sent, or is private, depends on the records"
-            if lone
-            else ORDER_DEPENDS
-        )
-        yield MessageLeak(says, lone[0] if lone else "")
+    rows = protected_rows(first.rows)
+    second_rows = protected_rows(second.rows)
+    names = [row.name for row in rows]
+    second_names = [row.name for row in second_rows]
+    if names != second_names:
+        lone = sorted(set(names) ^ set(second_names))
+        if lone:
+            says = f"whether {lone[0]!r} is sent, or is private, depends on the records"
+            yield MessageLeak(says, lone[0])
+        else:
+            yield MessageLeak(ORDER_DEPENDS, "")
         return
-    for row, again in zip(before, after):
-        differing = [
-            f.name for f in fields(LedgerRow) if getattr(row, f.name) != getattr(again, f.name)
-        ]
-        if isinstance(row.event, UNPROTECTED_EVENTS) and differing:
-            claim = "private" if row.why == POST_PROCESSING else "public"
-            yield MessageLeak(
-                f"{row.name!r} claims to be {claim} and depends on the records", row.name
-            )
-        elif differing:
-            says = (
-                f"the ledger row of {row.name!r} tells about the records, in {', '.join(differing)}"
-            )
-            yield MessageLeak(says, row.name)
-    told = [name for (name, _, a), (_, _, b) in zip(one.releases, other.releases) if a != b]
-    told += [
-        name for (name, a), (_, b) in zip(one.protected_message, other.protected_message) if a != b
-    ]
-    for name in dict.fromkeys(told):
+    for row, second_row in zip(rows, second_rows):
+        yield from _compare_rows(row, second_row)
+    differing = []
+    for (name, _, form), (_, _, second_form) in zip(first.releases, second.releases):
+        if form != second_form:
+            differing.append(name)
+    for (name, form), (_, second_form) in zip(first.protected_message, second.protected_message):
+        if form != second_form:
+            differing.append(name)
+    for name in dict.fromkeys(differing):
         yield MessageLeak(
             f"the order, types or shapes of the tensors of {name!r} depend on the records", name
         )
+
+
+def _compare_rows(row: LedgerRow, second: LedgerRow) -> Iterator[MessageLeak]:
+    """What two ledger rows of one message say of the records."""
+    differing = []
+    for column in fields(LedgerRow):
+        if getattr(row, column.name) != getattr(second, column.name):
+            differing.append(column.name)
+    if not differing:
+        return
+    if isinstance(row.event, UNPROTECTED_EVENTS):
+        claim = "private" if row.why == POST_PROCESSING else "public"
+        says = f"{row.name!r} claims to be {claim} and depends on the records"
+    else:
+        columns = ", ".join(differing)
+        says = f"the ledger row of {row.name!r} tells about the records, in {columns}"
+    yield MessageLeak(says, row.name)
 
 
 @dataclass(frozen=True)
