@@ -134,10 +134,8 @@ def _compose_events(total: Tally, scale: float) -> dpa.DpEvent:
     if total.squared_mu:
         parts.append(dpa.GaussianDpEvent(scale / math.sqrt(total.squared_mu)))
     for (name, z), count in total.other_laws:
-        rdp_event = NOISE_LAWS[name].rdp_event
-        if rdp_event is None:
-            raise UnsupportedEvent(f"{name}: no Renyi divergence is known: use accountant=pld")
-        parts.append(dpa.SelfComposedDpEvent(rdp_event(scale * z), count))
+        release = NOISE_LAWS[name].event_with_divergence(scale * z)
+        parts.append(dpa.SelfComposedDpEvent(release, count))
     for (q, z), count in total.poisson:
         sampled = dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(scale * z))
         parts.append(dpa.SelfComposedDpEvent(sampled, count))
@@ -241,9 +239,7 @@ def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.Priv
                 release = _gaussian_loss(z, q, relation, interval)
                 loss = loss.compose(release.self_compose(count))
             for (name, z), count in total.other_laws:
-                privacy_loss = NOISE_LAWS[name].privacy_loss
-                assert privacy_loss is not None, name  # only Gaussian noise has none
-                release = privacy_loss(z, sensitivity, interval)
+                release = NOISE_LAWS[name].loss_on_grid(z, sensitivity, interval)
                 loss = loss.compose(release.self_compose(count))
             return loss
     except OverflowError:

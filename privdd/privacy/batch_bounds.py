@@ -66,14 +66,7 @@ def bound_batch_epsilon(
         ValueError: for numbers out of range.
     """
     check_delta(delta)
-    if not 0 < noise_multiplier < math.inf:
-        raise ValueError(
-            f"noise_multiplier={noise_multiplier!r}: a finite number above 0 is needed"
-        )
-    if sampling not in get_args(Batches):
-        raise ValueError(f"sampling={sampling!r}: allowed are {', '.join(get_args(Batches))}")
-    if not (1 <= batches <= MAX_BATCHES and 1 <= epochs <= MAX_EPOCHS):
-        raise ValueError(f"batches={batches}, epochs={epochs}: 1 to 1e7 and 1 to 1e5 are allowed")
+    _check_batches(noise_multiplier, batches, epochs, sampling)
     if sampling == "poisson":
         event = dpa.PoissonSampledDpEvent(1 / batches, dpa.GaussianDpEvent(noise_multiplier))
         proven = epsilon(dpa.SelfComposedDpEvent(event, batches * epochs), delta)
@@ -94,6 +87,18 @@ def bound_batch_epsilon(
         for order in (shifts, shifts[::-1])
     )
     return min(lower, upper), upper
+
+
+def _check_batches(noise_multiplier: float, batches: int, epochs: int, sampling: str) -> None:
+    """Raises ValueError for numbers out of range."""
+    if not 0 < noise_multiplier < math.inf:
+        raise ValueError(
+            f"noise_multiplier={noise_multiplier!r}: a finite number above 0 is needed"
+        )
+    if sampling not in get_args(Batches):
+        raise ValueError(f"sampling={sampling!r}: allowed are {', '.join(get_args(Batches))}")
+    if not (1 <= batches <= MAX_BATCHES and 1 <= epochs <= MAX_EPOCHS):
+        raise ValueError(f"batches={batches}, epochs={epochs}: 1 to 1e7 and 1 to 1e5 are allowed")
 
 
 def _largest_coordinate_epsilon(

@@ -18,6 +18,7 @@ from typing import Any
 import dp_accounting as dpa
 
 from privdd.privacy.noise_laws import NOISE_LAWS, noise_law
+from privdd.privacy.noise_laws.law import UnsupportedEvent
 
 MOST_TIMES = 2**53  # of one event, all repetitions multiplied: more cannot be counted in floats
 DEEPEST = 50  # events inside each other
@@ -35,10 +36,6 @@ EVENT_FIELDS: dict[str, set[str]] = {
 }
 NON_PRIVATE = ("non_private",)
 Leaves = Counter[tuple[Any, ...]]  # (kind, its numbers ...) -> how often
-
-
-class UnsupportedEvent(ValueError):
-    """An event, or an event under a relation, for which no sound accounting is known here."""
 
 
 @dataclass(frozen=True)

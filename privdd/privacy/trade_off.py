@@ -37,9 +37,6 @@ class _CurveGrid:
     points: float = 2e4
 
 
-CURVE_GRID = _CurveGrid()
-
-
 def trade_off(
     event: dpa.DpEvent, *, relation: Relation = "add_remove", scale: float = 1.0
 ) -> TradeOff:
@@ -82,7 +79,7 @@ def trade_off(
 
 def _curve_from_losses(total: Tally, relation: Relation) -> TradeOff:
     """The supremum of the lines of ``trade_off``, of epsilons evenly spaced from 0."""
-    grid = CURVE_GRID
+    grid = _CurveGrid()
     rough = composed_loss(total, relation, grid.rough_interval)
     largest = float(rough.get_epsilon_for_delta(grid.least_delta))
     if not math.isfinite(largest):

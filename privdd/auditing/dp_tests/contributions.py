@@ -38,7 +38,7 @@ class SeenContributions:
 
     Attributes:
         limit: query -> releases after which it is enough.
-        rows: of each release, that are looked at one by one.
+        rows: of each release, that are examined one by one.
         totals: query -> the value before noise of each release, in units.
         single: query -> release -> what its first rows, by fingerprint, contribute one by one.
         largest: query -> (size before it is clipped, place) of the row that contributes most.

@@ -2,7 +2,7 @@
 
 Symbols: X is a matrix of residuals, R releases (rows) of n numbers, whose entries should be
 independent standard normal. Noise that lies in fewer directions, or takes itself off in a later
-release, is of the stated law number by number; here directions are looked at. All tests but that of
+release, is of the stated law number by number; here directions are examined. All tests but that of
 alignment are one-sided: more noise than stated is no fault.
 """
 
@@ -19,8 +19,8 @@ from attacks.statistics import chance_of_at_least
 from privdd.auditing.dp_tests.outcomes import CheckOutcome
 from privdd.auditing.dp_tests.residual_statistics import MIN_OVERLAP
 
-MAX_JOINT_RELEASES = 256  # releases whose joint law is looked at
-MIN_BLOCK_DEGREES = 8  # of chi-square, of a block that is looked at by itself
+MAX_JOINT_RELEASES = 256  # releases whose joint law is examined
+MIN_BLOCK_DEGREES = 8  # of chi-square, of a block that is examined by itself
 WEAK_LEVELS = (0.1, 0.01, 1e-3, 1e-4)  # p-values of a place below which it counts as weak
 EMPTY_POWER = 1e-6  # of a frequency, whose stated mean is 2
 
@@ -97,7 +97,7 @@ def block_variance_p_value(power: Tensor, degrees: int, what: str) -> CheckOutco
     A block of w neighbours of d degrees each is chi-square(w d), of all R releases chi-square(R w
     d). Widths are halved from n to 1, so a gap of any width is covered to its quarter at least; the
     smallest p-value is corrected for all blocks by the union bound. Short blocks, of fewer than
-    ``MIN_BLOCK_DEGREES``, are looked at in all releases together alone.
+    ``MIN_BLOCK_DEGREES``, are examined in all releases together alone.
 
     Args:
         power: (R, n) squares of residuals, or powers of their frequencies.

@@ -18,12 +18,12 @@ LoggedRelease = tuple[RoundLog, ReleaseLog]
 
 @dataclass(frozen=True)
 class RunLook:
-    """What a test of T0 looked at.
+    """What a test of T0 examined.
 
     Attributes:
         test: its name.
         name: of the releases.
-        count: of releases, or draws, looked at.
+        count: of releases, or draws, examined.
     """
 
     test: str
@@ -85,11 +85,11 @@ def examined_finding(
 
     Args:
         subject: the run.
-        look: what was looked at.
+        look: what was examined.
         outcome: of all tests together; refutes if its p is below ``p_value_limit``.
-        text: what was looked at, in words.
+        text: what was examined, in words.
         sound: what the row says if it refutes nothing.
-        rounds: those looked at.
+        rounds: those examined.
     """
     limit = p_value_limit(subject.confidence)
     diagnostics: dict[str, Any] = {"p_value": outcome.p, "p_allowed": limit}

@@ -69,7 +69,7 @@ NumberSums = dict[str, tuple[int, float]]  # what -> (numbers, their sum of squa
 
 
 def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Finding:
-    """One row for the noise of a mechanism: what was looked at, and whether it refutes what is
+    """One row for the noise of a mechanism: what was examined, and whether it refutes what is
     stated.
 
     Args:

@@ -184,14 +184,15 @@ class _WhitenedRelease:
         white = torch.where(self.scale > 0, shifts / self.scale, 0.0)
         joins = chance[0] + white @ self.numbers - white.square().sum(1) / 2
         never = torch.full_like(joins, -torch.inf)
-        present = torch.where(self._fits(shifts), joins, never)
-        absent = torch.where(self._fits(torch.zeros_like(shifts)), chance[1], never)
+        noiseless = self.visible & (self.scale == 0)
+        fits_present = self._fits(shifts, noiseless)
+        fits_absent = self._fits(torch.zeros_like(shifts), noiseless)
+        present = torch.where(fits_present, joins, never)
+        absent = torch.where(fits_absent, chance[1], never)
         return torch.logaddexp(present, absent)
 
-    def _fits(self, shifts: Tensor) -> Tensor:
+    def _fits(self, shifts: Tensor, noiseless: Tensor) -> Tensor:
         """(H,) whether the numbers without noise are those of these shifts."""
-        assert self.visible is not None
-        noiseless = self.visible & (self.scale == 0)
         differs = (self.moved - shifts).abs() > NOISELESS_TOLERANCE * shifts.abs()
         return ~(noiseless & differs).any(1)
 
@@ -220,6 +221,20 @@ def _check_all_apart(shifts: Tensor, others: Tensor, empty: EmptyRelease) -> Non
             _check_no_overlap(noiseless, _noiseless_directions(rows, empty.scale))
 
 
+def _draws_along(
+    shifts: Tensor, scale: Tensor, noise: np.ndarray, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """(draws z (numbers,) whose component along each record's direction is ``noise``, mus (H,)).
+
+    z = g + sum_h (noise_h - <u_h, g>) u_h with g ~ N(0, I) and u_h = w_h / mu_h: normal in all
+    other directions. The u_h must be orthogonal.
+    """
+    units, mus = _noise_directions(shifts, scale)
+    draws = torch.randn(len(scale), generator=generator, dtype=torch.float64)
+    draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
+    return draws, mus
+
+
 def release_prescribed(
     mechanism: Mechanism,
     empty: EmptyRelease,
@@ -232,16 +247,13 @@ def release_prescribed(
 ) -> PrescribedRelease:
     """Makes one release whose noise along record h's direction is ``noise[h]`` standard deviations.
 
-    z = g + sum_h (noise_h - <u_h, g>) u_h with g ~ N(0, I) and u_h = w_h / mu_h: normal in all
-    other directions, and the u_h must be orthogonal.
-
     Args:
         mechanism: whose release it is.
         empty: what it makes of ``nobody``.
         alone: its input with each of H records only.
         present: its input with those records whose coins say so; None for nobody.
         noise: (H,).
-        generator: of g.
+        generator: of noise in all other directions.
         nobody: its input without any of the records.
         against: its input with each of the records only that they are exchanged for, if that is not
             nobody.
@@ -259,9 +271,7 @@ def release_prescribed(
     else:
         clean = value_at_draw(mechanism, present)
     _check_all_apart(shifts, others, empty)
-    units, mus = _noise_directions(shifts, scale)
-    draws = torch.randn(len(scale), generator=generator, dtype=torch.float64)
-    draws += (torch.from_numpy(np.asarray(noise, float)) * (mus > 0) - units @ draws) @ units
+    draws, mus = _draws_along(shifts, scale, noise, generator)
     source = PrescribedNoise(draws, generator=generator)
     output = mechanism(nobody if present is None else present, source)
     gap = concatenate_values(output.value) - clean

@@ -39,7 +39,7 @@ from privdd.privacy.noise import ZERO_NOISE
 ROUNDING_TOLERANCE = 1e-4
 ROUNDING_UNITS = 1e-2  # units: a release changed by less has only been rounded in another way
 REDRAWN_COINS = (0, 1, -1)  # coins of a draw that are tossed again, one at a time
-CROWD_AMONG_FEW = 2  # near copies that are among the few records looked at apart
+CROWD_AMONG_FEW = 2  # near copies that are among the few records examined apart
 
 
 @dataclass
@@ -103,14 +103,14 @@ def measure_presence(
     as the size of what each record does may depend on their number; then own records leave. A
     record of another class that looks like the client's first is among those that join, and stays
     when that one leaves: what is left out as a near copy depends on which others there are. Last, a
-    few records are looked at apart from the others.
+    few records are examined apart from the others.
 
     Args:
         examined: the round.
         base: a few of the client's records.
         guests: crafted records that join.
         calls: query -> releases of one round that are enough to be seen.
-        brief: whether only one pair of each kind is looked at.
+        brief: whether only one pair of each kind is examined.
     """
     trial = _PresenceTrial(examined)
     plan = examined.plan
@@ -263,7 +263,7 @@ class _PresenceTrial:
         half and draws all.
 
         Otherwise, or if other numbers of records are drawn from than the client has, they may stand
-        in another order: then what each draw brings in is looked at (``_follows_draws``).
+        in another order: then what each draw brings in is examined (``_follows_draws``).
         """
         shard = self.examined.shard
         records = shard.train

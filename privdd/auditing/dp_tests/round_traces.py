@@ -164,7 +164,7 @@ def _compare_rows(row: LedgerRow, second: LedgerRow) -> Iterator[MessageLeak]:
 @dataclass(frozen=True)
 class RecordDependence:
     """What a round told about the records. with_other: the name of the data set that showed it;
-    broken: the method did not run on that data, which is not looked at any further; message: as of
+    broken: the method did not run on that data, which is not examined any further; message: as of
         ``MessageLeak``."""
 
     round: int

@@ -15,12 +15,6 @@ import torch
 from torch import Tensor
 
 from attacks.types import Finding
-from privdd.auditing.dp_tests.coin_statistics import (
-    batch_size_p_value,
-    record_count_p_value,
-    same_coins_p_value,
-    sampling_rate_p_value,
-)
 from privdd.auditing.dp_tests.logged_releases import (
     RunLook,
     examined_finding,
@@ -33,6 +27,12 @@ from privdd.auditing.dp_tests.outcomes import (
     CheckOutcome,
     combine_outcomes,
     p_value_limit,
+)
+from privdd.auditing.dp_tests.sampling_statistics import (
+    batch_size_p_value,
+    record_count_p_value,
+    same_coins_p_value,
+    sampling_rate_p_value,
 )
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.federated.noise_log import NoiseLog, RoundLog, SamplingLog
@@ -48,7 +48,7 @@ def is_sampled(subject: GuaranteeSubject, name: str) -> bool:
 
 
 def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Finding:
-    """One row for the sampling of a mechanism: what was looked at, and whether it refutes what is
+    """One row for the sampling of a mechanism: what was examined, and whether it refutes what is
     stated.
 
     Args:
@@ -164,7 +164,7 @@ def next_draw_outcome(draws: list[LoggedDraw], probability: float) -> CheckOutco
 
     Among M records that a draw took, those that the next one takes are Binomial(M, q), if no coin
     knows of those before. M is up to the coins too, so only the first
-    m = floor(E - 4 sqrt(E)), E = the expected M, are looked at, in order of time: a number that
+    m = floor(E - 4 sqrt(E)), E = the expected M, are examined, in order of time: a number that
     does not depend on them, and that M nearly always reaches.
 
     Args:
@@ -175,16 +175,16 @@ def next_draw_outcome(draws: list[LoggedDraw], probability: float) -> CheckOutco
     for round_log, draw in draws:
         masks[round_log.client, len(draw.mask)].append(draw.mask)
     expected_terms = []
-    repeated_coins = [torch.zeros(0, dtype=torch.bool)]
+    repeated_bits = [torch.zeros(0, dtype=torch.bool)]
     for client_masks in masks.values():
         for earlier, later in pairwise(client_masks):
             expected_terms.append(len(earlier))
-            repeated_coins.append(later[earlier])
+            repeated_bits.append(later[earlier])
     expected = probability * sum(expected_terms)
-    coins = torch.cat(repeated_coins)
-    coins = coins[: max(0, math.floor(expected - 4 * expected**0.5))]
+    bits = torch.cat(repeated_bits)
+    bits = bits[: max(0, math.floor(expected - 4 * expected**0.5))]
     what = "of those that the draw before took"
-    return sampling_rate_p_value(int(coins.sum()), [len(coins)], probability, what)
+    return sampling_rate_p_value(int(bits.sum()), [len(bits)], probability, what)
 
 
 def draw_outcomes(masks: list[Tensor], probability: float, what: str) -> Iterator[CheckOutcome]:

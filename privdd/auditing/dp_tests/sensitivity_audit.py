@@ -59,8 +59,8 @@ from privdd.privacy.mechanism import Mechanism
 UNBOUNDED = MAX_CHANGE
 BEYOND_CLIP = 1e6  # times a guest's contribution: longer than any clip norm
 NOISE_ERROR = 1e-6  # probability that noise of the stated size is reported as too small
-MAX_OTHER_CLIENTS = 16  # clients beside the audited one that are looked at
-RELEASES_OF_OTHERS = 2  # of each cell, that are looked at
+MAX_OTHER_CLIENTS = 16  # clients beside the audited one that are examined
+RELEASES_OF_OTHERS = 2  # of each cell, that are examined
 SEARCH_INTERVAL = 8  # of a partition's later releases, one in so many is searched
 LEAST_NOISE_RATIO = 1e-12  # of noise that was not drawn at all
 
@@ -233,7 +233,7 @@ class SensitivityExaminer:
     def _add_unknown_rows(
         self, release: RecordedRelease, tally: SensitivityTally, *, is_unknown: bool
     ) -> None:
-        """A release whose rows cannot be told from each other: no guest's change is known of it."""
+        """A release whose rows cannot be distinguished: no guest's change is known of it."""
         fingerprints = contribution_fingerprints(release.rows)
         self.fingerprints.setdefault(release.name, []).append(fingerprints)
         tally.others.append(torch.zeros(0, 1))
@@ -344,7 +344,7 @@ def measure_sensitivity(
         base: records of the client's beside the guests.
         guests: crafted records.
         labels: the classes to release, those of base and guests.
-        brief: whether the client's own records are looked at for fewer pairs.
+        brief: whether the client's own records are examined for fewer pairs.
 
     Returns:
         Query -> what was measured.
@@ -423,7 +423,7 @@ def measure_other_clients(
         tallies: query -> what was measured of the audited client.
 
     Returns:
-        The clients that were looked at.
+        The clients that were examined.
     """
     plan = examined.plan
     snapshot = examined.snapshot

@@ -51,7 +51,7 @@ class ExaminedRounds:
         return max(self.kept, default=-1)
 
     def describe_rounds(self, looked_at: Sequence[int]) -> str:
-        """Which rounds were looked at, and which were not."""
+        """Which rounds were examined, and which were not."""
         rest = sorted({*self.kept, *self.lost} - set(looked_at))
         seen = f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}"
         return f"{seen}; not looked at: {format_ranges(rest)}" if rest else seen
@@ -145,7 +145,7 @@ class GuaranteeSubject:
         self, attack: str, name: str, count: int, note: str, diagnostics: Mapping[str, Any]
     ) -> Finding:
         """A row about the run itself (T0, messages): of the releases ``name`` (several are joined
-        by ", "), ``count`` of which were looked at."""
+        by ", "), ``count`` of which were examined."""
         told = {"unit": self.ledger.unit, **diagnostics}
         measures = {"signal": name, "n": count, "note": note, "diagnostics": told}
         surface = self.surface_of(name.split(", ")[-1])
@@ -221,7 +221,7 @@ class Statement:
         rounds: Sequence[int],
         allowed: float | None = None,
     ) -> Finding:
-        """T1's row; rounds: that were looked at; allowed: units, by the relation unless given."""
+        """T1's row; rounds: that were examined; allowed: units, by the relation unless given."""
         allowed = self.subject.allowed_units if allowed is None else allowed
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
         text = (

@@ -30,7 +30,7 @@ def sum_residuals(
     normal if all shares are what they state.
 
     Returns:
-        (which sum -> its residuals, why they cannot be looked at). Sums whose residuals are no
+        (which sum -> its residuals, why they cannot be examined). Sums whose residuals are no
         longer kept (``noise_log.RUN_RESIDUALS``) are left out, unless there is no other.
     """
     shares_by_sum = _group_shares(releases)

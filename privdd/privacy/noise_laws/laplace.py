@@ -10,6 +10,18 @@ from torch import Tensor
 from privdd.privacy.noise_laws.law import NoiseLaw
 
 
+def law() -> NoiseLaw:
+    """Laplace noise, as the accounting and the noise log know it."""
+    return NoiseLaw(
+        "laplace",
+        dpa.LaplaceDpEvent,
+        1,
+        _normal_scores,
+        privacy_loss=_privacy_loss,
+        rdp_event=dpa.LaplaceDpEvent,
+    )
+
+
 def _normal_scores(residuals: Tensor) -> Tensor:
     """Phi^-1(F(x)) with Laplace's F; by symmetry -sign(x) Phi^-1(exp(-|x|) / 2), which keeps its
     digits in the tails, where 1 - F would cancel."""
@@ -21,13 +33,3 @@ def _privacy_loss(scale: float, sensitivity: float, interval: float) -> pld.Priv
     return pld.from_laplace_mechanism(
         scale, sensitivity=sensitivity, value_discretization_interval=interval
     )
-
-
-LAW = NoiseLaw(
-    "laplace",
-    dpa.LaplaceDpEvent,
-    1,
-    _normal_scores,
-    privacy_loss=_privacy_loss,
-    rdp_event=dpa.LaplaceDpEvent,
-)

@@ -11,12 +11,6 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from privdd.auditing.dp_tests.coin_statistics import (
-    batch_size_p_value,
-    record_count_p_value,
-    same_coins_p_value,
-    sampling_rate_p_value,
-)
 from privdd.auditing.dp_tests.joint_noise_statistics import (
     block_variance_p_value,
     conditional_variance_p_value,
@@ -39,6 +33,12 @@ from privdd.auditing.dp_tests.residual_statistics import (
     shifted_reuse_p_value,
     single_number_p_value,
     variance_p_value,
+)
+from privdd.auditing.dp_tests.sampling_statistics import (
+    batch_size_p_value,
+    record_count_p_value,
+    same_coins_p_value,
+    sampling_rate_p_value,
 )
 from privdd.auditing.dp_tests.tie_statistics import near_tie_p_value, tie_p_value
 from privdd.federated.noise_log import autocorrelation_peak, chosen_sizes, count_magnitudes

@@ -1,4 +1,4 @@
-"""Sampling coins, which should be independent and show 1 with the stated probability.
+"""Sampling bits, which should be independent and be 1 with the stated probability.
 
 Symbols: q is the stated sampling probability, n the number of records asked in a draw, m the number
 taken. Under the stated law m is Binomial(n, q). Each function returns a p-value for one look;
@@ -24,7 +24,7 @@ MIN_BATCH_VARIANCE = 1.0  # of a batch's size, below which the gamma law is poor
 def sampling_rate_p_value(
     taken: int, expected: Sequence[int], probability: float, what: str
 ) -> CheckOutcome:
-    """Were as many records taken as coins of this probability take?
+    """Were as many records taken as this probability takes?
 
     Exact two-sided binomial test: M = sum of all m, N = sum of all n, and M ~ Binomial(N, q).
     Exact, since with small q a normal approximation is wrong in just the tails that refute.
@@ -49,7 +49,7 @@ def batch_size_p_value(
     what: str,
     of: str = "batch sizes",
 ) -> CheckOutcome:
-    """Do the sizes of batches vary as independent coins make them vary?
+    """Do the sizes of batches vary as independent draws make them vary?
 
     Index of dispersion (Fisher 1950) with the variances known: S = sum_i (m_i - n_i q)^2 / v_i,
     v_i = n_i q (1 - q). Each summand has mean 1 and variance 2 + (1 - 6 q (1 - q)) / v_i (the
@@ -83,7 +83,7 @@ def batch_size_p_value(
 
 
 def record_count_p_value(counts: Tensor, draws: int, probability: float, what: str) -> CheckOutcome:
-    """Is any record taken more or less often than its coins say?
+    """Is any record taken more or less often than its probability says?
 
     c_j ~ Binomial(T, q) for each of n records in T draws. The largest and the smallest count are
     tested by the union bound over records, p = n P(c >= max) and n P(c <= min): counts of one draw
@@ -110,9 +110,9 @@ def record_count_p_value(counts: Tensor, draws: int, probability: float, what: s
 
 
 def same_coins_p_value(draws: Mapping[str, Tensor], probability: float) -> CheckOutcome:
-    """Do any two draws take the same records more often than independent coins do?
+    """Do any two draws take the same records more often than independent draws do?
 
-    Coins of two independent draws agree on a record with chance q^2 + (1 - q)^2, so the number of
+    Bits of two independent draws agree on a record with chance q^2 + (1 - q)^2, so the number of
     agreements on the n records that both ask is Binomial(n, q^2 + (1 - q)^2). One-sided, over all
     pairs by the union bound. Agreements rather than common members: for q near 1 both draws take
     nearly all records, and only those left out tell them apart.
