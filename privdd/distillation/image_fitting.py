@@ -92,8 +92,14 @@ def minimise_by_adam(
     images: Tensor, slope: Callable[[Tensor], Tensor], steps: int, lr: float
 ) -> Tensor:
     """Images in [0, 1] after ``steps`` of Adam against ``slope``; the rate falls from lr to 0 along
-    half a cosine."""
-    mean, square, (slow, slower) = torch.zeros_like(images), torch.zeros_like(images), BETAS
+    half a cosine.
+
+    m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,
+    x <- x - lr_t (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+    """
+    slow, slower = BETAS
+    mean = torch.zeros_like(images)
+    square = torch.zeros_like(images)
     for t in timed_steps(range(1, steps + 1)):
         gradient = slope(images)
         mean = slow * mean + (1 - slow) * gradient

@@ -247,7 +247,8 @@ class SimpleCNN(Classifier):
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         scale = (spec.width or 6) / 6
-        one, two, three, four = (max(1, round(n * scale)) for n in (6, 16, 120, 84))
+        widths = [max(1, round(width * scale)) for width in (6, 16, 120, 84)]
+        first, second, third, fourth = widths
         height, breadth = (((side - 4) // 2 - 4) // 2 for side in shape[1:])
         if height < 1 or breadth < 1:
             raise ValueError(
@@ -255,18 +256,18 @@ class SimpleCNN(Classifier):
                 "(16x16 at least)"
             )
         self.body = nn.Sequential(
-            nn.Conv2d(shape[0], one, 5),
+            nn.Conv2d(shape[0], first, 5),
             nn.MaxPool2d(2),
             nn.ReLU(),
-            nn.Conv2d(one, two, 5),
+            nn.Conv2d(first, second, 5),
             nn.MaxPool2d(2),
             nn.ReLU(),
         )
-        wide = two * height * breadth
+        features = second * height * breadth
         self.neck = nn.Sequential(
-            nn.Linear(wide, three), nn.ReLU(), nn.Linear(three, four), nn.ReLU()
+            nn.Linear(features, third), nn.ReLU(), nn.Linear(third, fourth), nn.ReLU()
         )
-        self.head = nn.Linear(four, classes)
+        self.head = nn.Linear(fourth, classes)
 
     def extract_features(self, x: Tensor) -> Tensor:
         return self.neck(self.body(x).flatten(1))
@@ -350,7 +351,8 @@ class ResNet18(Classifier):
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.stem_norm = norm_layer(spec, width)
         blocks: list[nn.Module] = []
-        inputs, height, breadth = width, *shape[1:]
+        inputs = width
+        height, breadth = shape[1:]
         for stage in range(4):
             filters = width << stage
             stride = (

@@ -87,42 +87,60 @@ def dp_local_sgd(
     draws: Draws | None = None,
     extra: SharedBatches | None = None,
 ) -> State:
-    """``steps`` steps of DP-SGD from ``params`` -> the new parameters, which depend on the records
-    only through ``ctx.mechanism("dpsgd")``.
+    """Steps of DP-SGD (Abadi et al. 2016, algorithm 1), L the Poisson sample of a step.
 
-    loss: of one record, (parameters, x, y, *draws), default cross-entropy; draws: further
-        per-record inputs that read no data (a generator's latent noise), where each record's row
-        must depend on the step
-    and its own id alone, else one record moves the sum by more than the clip norm. correct: changes
-    the noised gradient and must read no records (a proximal term, control variates from noised
-    gradients). extra: records that everyone knows already: the exact gradient of a batch of them is
-    added to what ``correct`` returns. Weight decay and heavy-ball momentum (PyTorch's rule) act on
-    the result. steps must be a public constant (``count_private_steps``), however many records
-    there are. Raises ValueError for models whose layers mix records."""
+        g_t = (sum_{i in L} g_i / max(1, ||g_i|| / C) + N(0, sigma^2 C^2 I)) / |L|_expected
+        w_{t+1} = w_t - lr g_t
+
+    The sum, the noise and the divisor are the mechanism's, for "dpsgd". Weight decay and heavy-ball
+    momentum (PyTorch's rule) act on the result.
+
+    Args:
+        model: whose layers must not mix records.
+        params: to start from.
+        records: of the client.
+        lr, momentum, weight_decay: of the steps.
+        steps: how many; a public constant (``count_private_steps``), however many records there
+            are.
+        ctx: samples and releases.
+        correct: changes the noised gradient and must read no records (a proximal term, control
+            variates from noised gradients).
+        loss: of one record, (parameters, x, y, *draws); None: cross-entropy.
+        draws: further per-record inputs that read no data (a generator's latent noise). Each
+            record's row must depend on the step and its own id alone, else one record moves the sum
+            by more than the clip norm.
+        extra: records that everyone knows already: the exact gradient of a batch of them is added
+            to what ``correct`` returns.
+
+    Returns:
+        The new parameters, which depend on the records only through ``ctx.mechanism("dpsgd")``.
+
+    Raises:
+        ValueError: for models whose layers mix records.
+    """
     check_model(model)
     loss = loss or cross_entropy_of(model)
-    correct = correct if extra is None else _add_shared_gradient(model, extra, correct)
+    if extra is not None:
+        correct = _add_shared_gradient(model, extra, correct)
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
-    velocity = (
-        {name: torch.zeros_like(value) for name, value in state.items()} if momentum else None
-    )
-    for at in timed_steps(range(steps)):
-        taken = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        x = records.x[taken]
-        y = records.y[taken]
-        drawn = (
-            tuple(tensor.to(x.device) for tensor in draws(at, records.ids[taken])) if draws else ()
-        )
-        released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, drawn))
+    velocity = {name: torch.zeros_like(value) for name, value in state.items()}
+    for step in timed_steps(range(steps)):
+        sample = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
+        x = records.x[sample]
+        y = records.y[sample]
+        inputs: tuple[Tensor, ...] = ()
+        if draws:
+            inputs = tuple(tensor.to(x.device) for tensor in draws(step, records.ids[sample]))
+        released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, inputs))
         gradients = correct(state, released) if correct else released
         with torch.no_grad():
             for name, value in state.items():
-                step = gradients[name].to(value)
+                direction = gradients[name].to(value)
                 if weight_decay:
-                    step = step + weight_decay * value
-                value.sub_(
-                    step if velocity is None else velocity[name].mul_(momentum).add_(step), alpha=lr
-                )
+                    direction = direction + weight_decay * value
+                if momentum:
+                    direction = velocity[name].mul_(momentum).add_(direction)
+                value.sub_(direction, alpha=lr)
     return state
 
 
@@ -142,11 +160,13 @@ def _add_shared_gradient(
         return extra.weight * F.cross_entropy(functional_call(model, params, (x,)), y)
 
     def correct_gradients(params: Tensors, grads: Tensors) -> Tensors:
-        at = next(indices)
-        grads = correct(params, grads) if correct is not None else grads
+        batch = next(indices)
+        x = extra.records.x[batch]
+        y = extra.records.y[batch]
+        corrected = grads if correct is None else correct(params, grads)
         with torch.enable_grad():
-            more = grad(shared_loss)(dict(params), extra.records.x[at], extra.records.y[at])
-        return {name: value + more[name] for name, value in grads.items()}
+            shared = grad(shared_loss)(dict(params), x, y)
+        return {name: value + shared[name] for name, value in corrected.items()}
 
     return correct_gradients
 
@@ -163,12 +183,14 @@ def record_gradients(
     loss: RecordLoss, params: Tensors, x: Tensor, y: Tensor, draws: tuple[Tensor, ...] = ()
 ) -> FactoredRows:
     """Gradient of ``loss`` for each record alone: name -> (n, *parameter shape); n = 0 allowed."""
-    made = compute_rows(LayerGradients(loss), dict(params), x, y, *draws, at_most=RECORDS_AT_ONCE)
-    whole = {
-        name: made[name] if name in made else OuterProducts(made[name + LEFT], made[name + RIGHT])
-        for name in params
-    }
-    return FactoredRows(whole)
+    parts = compute_rows(LayerGradients(loss), dict(params), x, y, *draws, at_most=RECORDS_AT_ONCE)
+    gradients: dict[str, Tensor | OuterProducts] = {}
+    for name in params:
+        if name in parts:
+            gradients[name] = parts[name]
+        else:
+            gradients[name] = OuterProducts(parts[name + LEFT], parts[name + RIGHT])
+    return FactoredRows(gradients)
 
 
 @dataclass(frozen=True)
