@@ -34,38 +34,48 @@ def draw_batches(
 ) -> Iterator[Tensor]:
     """Index batches: a fresh permutation each pass, the last batch of a pass may be smaller.
 
-    steps: how many are wanted, if known (None: endless): the permutations of many passes then
-        travel to a GPU together. They are the same ones, and so is the generator after that many
-        steps.
+    Args:
+        n: number of records.
+        batch_size: of all batches but the last one of a pass.
+        generator: of the permutations.
+        device: of the batches.
+        steps: how many batches are needed, if known: the permutations of many passes then travel to
+            a GPU together. They are the same ones, and so is the generator after that many steps.
+            None: endless.
     """
     while steps is None or device.type == "cpu":
         yield from torch.randperm(n, generator=generator).to(device).split(batch_size)
-    passes = -(-steps // -(-n // batch_size))
-    for drawn in stream_to_device(
-        lambda _: {"order": torch.randperm(n, generator=generator)}, passes, device
-    ):
-        yield from drawn["order"].split(batch_size)
+    passes = math.ceil(steps / math.ceil(n / batch_size))
+
+    def draw_order(_: int) -> dict[str, Tensor]:
+        return {"order": torch.randperm(n, generator=generator)}
+
+    for draw in stream_to_device(draw_order, passes, device):
+        yield from draw["order"].split(batch_size)
 
 
 def draw_balanced(y: Tensor, size: int, generator: torch.Generator) -> Tensor:
     """``size`` indices into labels y (n,), in random order: equally many of every class that
     occurs.
 
-    size // C of each of the C classes, without replacement where a class has that many, and the
-    rest uniformly from all (the released code of FedFed).
+    size // C of each of the C classes, without replacement if a class has that many, and the rest
+    uniformly from all (the released code of FedFed).
     """
     labels = y.cpu()
-    rows = [(labels == c).nonzero()[:, 0] for c in labels.unique()]
-    each = size // len(rows)
-    parts = [
-        own[torch.randperm(len(own), generator=generator)[:each]]
-        if len(own) >= each
-        else own[torch.randint(len(own), (each,), generator=generator)]
-        for own in rows
-    ]
-    parts.append(torch.randint(len(labels), (size - each * len(rows),), generator=generator))
-    drawn = torch.cat(parts)
-    return drawn[torch.randperm(size, generator=generator)].to(y.device)
+    classes = labels.unique()
+    quota = size // len(classes)
+    parts = []
+    for label in classes:
+        members = (labels == label).nonzero()[:, 0]
+        if len(members) >= quota:
+            places = torch.randperm(len(members), generator=generator)[:quota]
+        else:
+            places = torch.randint(len(members), (quota,), generator=generator)
+        parts.append(members[places])
+    rest = size - quota * len(classes)
+    parts.append(torch.randint(len(labels), (rest,), generator=generator))
+    indices = torch.cat(parts)
+    return indices[torch.randperm(size, generator=generator)].to(y.device)
 
 
 @dataclass(frozen=True)
@@ -74,11 +84,16 @@ class SharedBatches:
     features.
 
     The step's loss becomes ``loss(private) + weight * cross-entropy(batch of records)``, both from
-    one
-    forward pass: batch norm sees the two batches as one. The second set has draws of its own, so
-        the private batches stay what they were without it: permutations of all of it, or, with
-        ``balanced``,
-    passes of so many records with equally many of every class.
+    one forward pass: batch norm sees the two batches as one. The second set has draws of its own,
+    so that the private batches are those without it.
+
+    Attributes:
+        records: the second set.
+        generator: of its draws.
+        batch_size: of its batches.
+        weight: of its loss.
+        balanced: passes of so many records with equally many of every class; None: permutations of
+            all of it.
     """
 
     records: Records
@@ -93,11 +108,8 @@ class SharedBatches:
             yield from draw_batches(len(self.records), self.batch_size, self.generator, device)
         y = self.records.y
         while True:
-            yield from (
-                draw_balanced(y, self.balanced or len(y), self.generator)
-                .to(device)
-                .split(self.batch_size)
-            )
+            indices = draw_balanced(y, self.balanced or len(y), self.generator)
+            yield from indices.to(device).split(self.batch_size)
 
 
 class JointForward:
@@ -122,16 +134,18 @@ class JointForward:
     def features(self, x: Tensor) -> Tensor:
         if self.waiting is None:
             return self.net.features(x)
-        extra = self.waiting
+        shared = self.waiting
         self.waiting = None
-        own, self.shared = self.net.features(torch.cat([x, extra])).split([len(x), len(extra)])
-        return own
+        features = self.net.features(torch.cat([x, shared]))
+        private_features, self.shared = features.split([len(x), len(shared)])
+        return private_features
 
     def shared_logits(self) -> Tensor:
         """Logits of the shared batch (b, C), from an extra forward pass if the loss computed
         none."""
         if self.shared is None and self.waiting is not None:
-            self.waiting, self.shared = None, self.net.features(self.waiting)
+            self.shared = self.net.features(self.waiting)
+            self.waiting = None
         return self.head(self.shared)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -175,10 +189,8 @@ class FlatParameters:
         self.flat = torch.cat([value.reshape(-1) for value in values.values()])
         self.grad = torch.zeros_like(self.flat)
         shapes = {name: value.shape for name, value in values.items()}
-        self.params, self.grads = (
-            {name: part.view(shapes[name]) for name, part in zip(shapes, whole.split(sizes))}
-            for whole in (self.flat, self.grad)
-        )
+        self.params = _view_parts(self.flat, sizes, shapes)
+        self.grads = _view_parts(self.grad, sizes, shapes)
 
     def correct_gradients(self, correction: Correction) -> None:
         """Replace the gradients by ``correction(parameters, gradients)``."""
@@ -192,9 +204,18 @@ class FlatParameters:
         """One step of SGD with heavy-ball momentum and weight decay (PyTorch's rule)."""
         if weight_decay:
             self.grad.add_(self.flat, alpha=weight_decay)
-        self.flat.sub_(
-            self.grad if velocity is None else velocity.mul_(momentum).add_(self.grad), alpha=lr
-        )
+        direction = self.grad
+        if velocity is not None:
+            direction = velocity.mul_(momentum).add_(self.grad)
+        self.flat.sub_(direction, alpha=lr)
+
+
+def _view_parts(
+    flat: Tensor, sizes: Sequence[int], shapes: Mapping[str, torch.Size]
+) -> dict[str, Tensor]:
+    """The parts of a flat vector by name, in their shapes."""
+    parts = zip(shapes, flat.split(list(sizes)))
+    return {name: part.view(shapes[name]) for name, part in parts}
 
 
 class Replica(FlatParameters):
@@ -207,8 +228,9 @@ class Replica(FlatParameters):
         self.module: Any = share_tensors(model)
         shapes = {name: p.shape for name, p in self.module.named_parameters()}
         buffers = dict(self.module.named_buffers())
-        wanted = {*shapes, *(name for name, b in buffers.items() if b.is_floating_point())}
-        if absent := sorted(wanted - set(state)):
+        float_buffers = {name for name, b in buffers.items() if b.is_floating_point()}
+        absent = sorted((shapes.keys() | float_buffers) - state.keys())
+        if absent:
             raise ValueError(f"state lacks {absent}: every parameter and float buffer is needed")
         super().__init__({name: state[name].detach() for name in shapes})
         for name, value in self.params.items():
@@ -216,11 +238,10 @@ class Replica(FlatParameters):
             parameter.grad = self.grads[name]
             self._set_tensor(name, parameter)
         for name, buffer in buffers.items():
-            value = (
-                state[name].detach().clone()
-                if name in state
-                else torch.zeros(buffer.shape, dtype=buffer.dtype)
-            )
+            if name in state:
+                value = state[name].detach().clone()
+            else:
+                value = torch.zeros(buffer.shape, dtype=buffer.dtype)
             self._set_tensor(name, value.to(self.flat.device))
 
     def _set_tensor(self, name: str, tensor: Tensor) -> None:
@@ -238,9 +259,9 @@ def split_state(model: nn.Module, state: Tensors) -> tuple[State, State]:
     """A state as (parameters, buffers): the two travel under different names."""
     names = {name for name, _ in model.named_parameters()}
     params = {name: t for name, t in state.items() if name in names}
-    return params, {
-        name: t for name, t in state.items() if name not in names and t.is_floating_point()
-    }
+    rest = {name: t for name, t in state.items() if name not in names}
+    buffers = {name: t for name, t in rest.items() if t.is_floating_point()}
+    return params, buffers
 
 
 def memory_format_of(model: nn.Module) -> torch.memory_format:
@@ -289,36 +310,48 @@ def local_sgd(
 ) -> tuple[State, int]:
     """SGD with heavy-ball momentum on one client -> (state after training, steps taken).
 
-    params: parameters and, for models with batch norm, float buffers by name; both come back (see
-    ``split_state``). Give either epochs (fractions allowed) or steps. The correction sees the raw
-    gradients; weight decay and momentum (PyTorch's rule, fresh each call) act on what it returns.
-    All randomness is the generator's. Raises ValueError for no records or for both or neither of
-    epochs and steps."""
+    v <- momentum v + (g + weight_decay w),  w <- w - lr v
+
+    Args:
+        model: the network.
+        params: parameters and, for models with batch norm, float buffers by name; both come back
+            (see ``split_state``).
+        records: of the client.
+        lr, momentum, weight_decay: PyTorch's rule, with a fresh velocity each call.
+        batch_size: of the steps.
+        epochs: passes, fractions allowed; or
+        steps: how many.
+        generator: of all randomness.
+        loss: of one batch; None: cross-entropy.
+        correct: of the raw gradients; weight decay and momentum act on what it returns.
+        extra: a second set, a batch of which joins every step.
+
+    Raises:
+        ValueError: for no records, and for both or neither of epochs and steps.
+    """
     total = _total_steps(records, batch_size, epochs, steps)
     replica = Replica(model, params)
     loss = loss or batch_cross_entropy
     net = replica.module.train()
     flat = replica.flat
     order = memory_format_of(model)
-    own = _take_batches(
-        records, draw_batches(len(records), batch_size, generator, flat.device, total), flat, order
-    )
-    shared = (
-        _take_batches(extra.records, extra.draw_indices(flat.device), flat, order)
-        if extra
-        else None
-    )
-    joined = JointForward(net) if extra else None
+    indices = draw_batches(len(records), batch_size, generator, flat.device, total)
+    batches = _take_batches(records, indices, flat, order)
+    shared = None
+    joined = None
+    if extra:
+        shared = _take_batches(extra.records, extra.draw_indices(flat.device), flat, order)
+        joined = JointForward(net)
     velocity = torch.zeros_like(flat) if momentum else None
     for _ in timed_steps(range(total)):
         replica.grad.zero_()
         if extra and shared and joined:
             x, y = next(shared)
             joined.add_shared_batch(x)
-            value = loss(joined, *next(own))
+            value = loss(joined, *next(batches))
             (value + extra.weight * F.cross_entropy(joined.shared_logits(), y)).backward()
         else:
-            loss(net, *next(own)).backward()
+            loss(net, *next(batches)).backward()
         with torch.no_grad():
             if correct is not None:
                 replica.correct_gradients(correct)
