@@ -25,6 +25,8 @@ CORRUPTIONS: dict[
     str, tuple[Callable[..., Tensor], tuple[Any, ...]]
 ] = {}  # name -> function, its parameters by severity
 COLOUR_ONLY = ("saturate",)
+WATER = (175 / 255, 238 / 255, 238 / 255)
+MUD = (63 / 255, 42 / 255, 20 / 255)
 
 
 def corrupt_images(name: str, x: Tensor, severity: int, generator: Generator) -> Tensor:
@@ -334,10 +336,6 @@ def _add_snow(
     )
     pale = torch.maximum(x, x.mean(1, keepdim=True) * 1.5 + 0.5)
     return kept * x + (1 - kept) * pale + flakes + flakes.flip(2, 3)
-
-
-WATER = (175 / 255, 238 / 255, 238 / 255)
-MUD = (63 / 255, 42 / 255, 20 / 255)
 
 
 @corruption(

@@ -29,6 +29,12 @@ PUBLISHED_SCALES: dict[str, Scale] = {
     "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
 }
 NOT_PUBLISHED = "; these are not the published files"  # part of a note
+# Of images in [0, 1], labels and ids as they are read, training and test: whole sets, before limits
+# and sizes.
+PUBLISHED_DIGESTS = {
+    "digits": "92cb3c9c648d0f88cb92d8f826af96a3",
+    "fashion_mnist": "119e03a51536ac185d84f44467953641",
+}
 
 
 def published_scale(name: str) -> Scale:
@@ -115,14 +121,6 @@ def digest_split(dataset: Dataset, shards: Sequence[Shard]) -> str:
     for shard in shards:
         parts += [shard.train, shard.test, shard.heldout]
     return digest_records(parts)
-
-
-# Of images in [0, 1], labels and ids as they are read, training and test: whole sets, before limits
-# and sizes.
-PUBLISHED_DIGESTS = {
-    "digits": "92cb3c9c648d0f88cb92d8f826af96a3",
-    "fashion_mnist": "119e03a51536ac185d84f44467953641",
-}
 
 
 def mark_unpublished(dataset: Dataset) -> Dataset:

@@ -35,6 +35,38 @@ DIGITS_NOTE = (
     "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, "
     "every fifth for test"
 )
+DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
+DOWNLOAD_TIMEOUT = 20.0  # seconds that a silent server may hold a download up
+SYSTEM_FOLDER = Path("/usr/share/datasets")
+IDX_FOLDERS = {"mnist": ("MNIST", "mnist"), "fashion_mnist": ("FashionMNIST", "fashion-mnist")}
+IDX_NOTES = {
+    "mnist": "MNIST: {} training and {} test images of handwritten digits, 28x28 grey",
+    "fashion_mnist": "Fashion-MNIST: {} training and {} test images of clothing, 28x28 grey",
+}
+IDX_SPLITS = ("train", "t10k")
+IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
+UNSIGNED_BYTES = 0x08
+LARGEST_IDX = 2**32  # bytes of one file, unpacked
+GZIP_MAGIC = b"\x1f\x8b"
+# class in torchvision.datasets, classes, note with two counts
+TORCHVISION_DATASETS: dict[str, tuple[str, int, str]] = {
+    "cifar10": ("CIFAR10", 10, "CIFAR-10: {} + {} photos, 32x32 colour"),
+    "cifar100": ("CIFAR100", 100, "CIFAR-100: {} + {} photos, 32x32 colour"),
+    "svhn": ("SVHN", 10, "SVHN: {} + {} house numbers, 32x32 colour"),
+    "usps": ("USPS", 10, "USPS: {} + {} handwritten digits, 16x16 grey"),
+    "emnist": ("EMNIST", 47, "EMNIST balanced: {} + {} letters and digits, 28x28 grey"),
+}
+TEST_FRACTION = 0.2  # where the source has no test split of its own
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # no others: EPS would start Ghostscript
+DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
+GREY = ("1", "L", "LA", *DEEP, "F")
+COLOURED = ("RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr")
+LARGEST_PICTURE = 2**26  # pixels
+LARGEST_FOLDER = 2**32  # bytes of all pictures, as of the arrays of an npz file
+FEW_BITS = 1 / 16  # of the range of 16 bits: 12 bits or fewer
+ARRAYS = ("x", "y", "x_test", "y_test", "domain", "domain_test")
+KERAS_NAMES = {"x_train": "x", "y_train": "y"}  # read where there is neither x nor y
 
 
 def load_digits_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
@@ -57,9 +89,6 @@ def _read_digits() -> tuple[Tensor, Tensor]:
     ).long()
 
 
-DATA_VARIABLE = "PRIVDD_DATA"  # downloads, where data.root is not set
-
-
 def data_folder() -> Path:
     """The folder of downloads when data.root is not set: PRIVDD_DATA, else privdd in
     $XDG_CACHE_HOME or ~/.cache.
@@ -76,9 +105,6 @@ def data_folder() -> Path:
         return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
     except RuntimeError:
         raise DataNotFound(f"no folder for downloads: set {DATA_VARIABLE} or data.root") from None
-
-
-DOWNLOAD_TIMEOUT = 20.0  # seconds that a silent server may hold a download up
 
 
 def fetch_torchvision(cls: str, root: Path, download: bool = True, **arguments: Any) -> Any:
@@ -102,16 +128,6 @@ def _socket_timeout(seconds: float) -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
-
-
-SYSTEM_FOLDER = Path("/usr/share/datasets")
-IDX_FOLDERS = {"mnist": ("MNIST", "mnist"), "fashion_mnist": ("FashionMNIST", "fashion-mnist")}
-IDX_NOTES = {
-    "mnist": "MNIST: {} training and {} test images of handwritten digits, 28x28 grey",
-    "fashion_mnist": "Fashion-MNIST: {} training and {} test images of clothing, 28x28 grey",
-}
-IDX_SPLITS = ("train", "t10k")
-IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
 
 def candidate_folders(name: str, root: Path | None) -> list[Path]:
@@ -196,13 +212,6 @@ def _download_idx(name: str, into: Path, searched: list[Path]) -> None:
         ) from error
 
 
-UNSIGNED_BYTES = 0x08
-
-
-LARGEST_IDX = 2**32  # bytes of one file, unpacked
-GZIP_MAGIC = b"\x1f\x8b"
-
-
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The uint8 array of a plain or gzipped idx file. Raises ValueError where the file is damaged,
     or larger than 4 GiB.
@@ -235,17 +244,6 @@ def _read_idx_stream(stream: IO[bytes], path: Path) -> NDArray[np.uint8]:
         count = "more" if len(data) > size else str(len(data))
         raise ValueError(f"{path}: damaged, {count} bytes of data for shape {shape}")
     return np.frombuffer(data, dtype=np.uint8).reshape(shape)
-
-
-TORCHVISION_DATASETS: dict[
-    str, tuple[str, int, str]
-] = {  # class in torchvision.datasets, classes, note with two counts
-    "cifar10": ("CIFAR10", 10, "CIFAR-10: {} + {} photos, 32x32 colour"),
-    "cifar100": ("CIFAR100", 100, "CIFAR-100: {} + {} photos, 32x32 colour"),
-    "svhn": ("SVHN", 10, "SVHN: {} + {} house numbers, 32x32 colour"),
-    "usps": ("USPS", 10, "USPS: {} + {} handwritten digits, 16x16 grey"),
-    "emnist": ("EMNIST", 47, "EMNIST balanced: {} + {} letters and digits, 28x28 grey"),
-}
 
 
 def _split_arguments(name: str, train: bool) -> dict[str, Any]:
@@ -290,17 +288,6 @@ def _to_tensors(name: str, source: Any) -> tuple[Tensor, Tensor]:
 if TYPE_CHECKING:
     from PIL import Image
 
-TEST_FRACTION = 0.2  # where the source has no test split of its own
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
-FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP")  # no others: EPS would start Ghostscript
-DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
-GREY = ("1", "L", "LA", *DEEP, "F")
-COLOURED = ("RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr")
-LARGEST_PICTURE = 2**26  # pixels
-LARGEST_FOLDER = 2**32  # bytes of all pictures, as of the arrays of an npz file
-FEW_BITS = 1 / 16  # of the range of 16 bits: 12 bits or fewer
-ARRAYS = ("x", "y", "x_test", "y_test", "domain", "domain_test")
-KERAS_NAMES = {"x_train": "x", "y_train": "y"}  # read where there is neither x nor y
 Pair = tuple[Tensor, Tensor]
 
 

@@ -26,6 +26,14 @@ from privdd.core.rng import Keys
 from privdd.core.types import Artifact, ClientData, Records, State, Upload
 from privdd.training.sgd import pool_records
 
+GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
+LOG = logging.getLogger("privdd")
+PUBLIC_STARTS = ("noise", "smooth")  # starts that read no record
+# of smooth noise: pixels between knots, mean and deviation at a knot
+BLOB = 4
+MIDDLE = 0.35
+SPREAD = 0.25
+
 
 @dataclass(frozen=True)
 class ClassSubsets:
@@ -138,9 +146,6 @@ def build_uploads(cells: ClassCells, images: Tensor, name: str = "images") -> li
     return [{name: Artifact({"x": x}), "labels": Artifact({"y": y})} for x, y in sets]
 
 
-GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
-
-
 def _mix_bits(z: np.ndarray) -> np.ndarray:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014), modulo 2**64."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -228,13 +233,7 @@ def _draw_step_records(cells: ClassCells, ids: Tensor, size: int, keys: Keys) ->
     return {"at": at, **{f"group {i}": rows[:, u] for i, (rows, u) in enumerate(zip(chosen, used))}}
 
 
-LOG = logging.getLogger("privdd")
 Init = Literal["real", "noise", "smooth", "statistics"]
-PUBLIC_STARTS = ("noise", "smooth")  # starts that read no record
-# of smooth noise: pixels between knots, mean and deviation at a knot
-BLOB = 4
-MIDDLE = 0.35
-SPREAD = 0.25
 
 
 def check_init(init: str) -> None:

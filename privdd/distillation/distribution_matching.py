@@ -43,6 +43,7 @@ FLIP = 0.5  # probability
 
 COLOUR_STRATEGY = "color_crop_cutout_flip_scale_rotate"
 DIGIT_STRATEGY = "color_crop_cutout_scale_rotate"  # digits must not be mirrored
+CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
 
 
 def _shift_image(x: Tensor, rows: int, columns: int) -> Tensor:
@@ -211,7 +212,6 @@ def sample_grid(x: Tensor, grid: Tensor) -> Tensor:
 
 Embed = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> (b, p)
 Networks = Callable[[int], Embed]  # iteration -> the network of that iteration
-CHUNK = 64  # images per forward pass: larger batches no longer fit in the cache
 
 
 @torch.no_grad()

@@ -45,6 +45,8 @@ from privdd.training import dp_sgd
 from privdd.training.sgd import local_sgd
 
 EPSILON = 1e-6  # in the denominator, as the published code has it
+SET_GRADIENT_QUERY = "set_gradient"
+NETWORKS_AT_ONCE = 64  # networks whose gradients are kept until the images have followed them
 
 
 def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
@@ -197,8 +199,6 @@ def class_matching_gradient(
     return torch.stack(parts)
 
 
-SET_GRADIENT_QUERY = "set_gradient"
-NETWORKS_AT_ONCE = 64  # networks whose gradients are kept until the images have followed them
 GradientQuery = Callable[
     [Tensors], Tensors
 ]  # a network's state -> the records' gradient there, by name

@@ -38,6 +38,17 @@ from privdd.distillation.distribution_matching import CHUNK, Embed, embed_images
 
 BETAS = (0.9, 0.99)
 TINY = 1e-8
+MIN_CLASS_WEIGHT = 1.0  # a class weighs at least as much as one record
+GRADIENT_SCALE = 1e6  # slopes are small numbers, and Adam adds a constant to their size
+MIN_CLASS_COUNT = 20  # a mean is never taken over fewer records than this
+GREY = 0.35  # from where pixels are counted
+PUSH_MOMENTUM = 0.7  # of the last step's direction
+MIN_PUSH = 0.2  # of a step, for an image that already is of its class
+SMOOTHNESS = 1e-3  # weight of the total variation
+SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
+BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
+FAINT = 0.3  # the strongest texture on an image before it is pushed
+STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
 
 
 @dataclass(frozen=True)
@@ -110,10 +121,6 @@ def minimise_by_adam(
     return images
 
 
-MIN_CLASS_WEIGHT = 1.0  # a class weighs at least as much as one record
-GRADIENT_SCALE = 1e6  # slopes are small numbers, and Adam adds a constant to their size
-
-
 @dataclass(frozen=True)
 class GradientPath:
     """Mean gradients over all records, released in T rounds.
@@ -165,9 +172,6 @@ def fit_to_gradients(
         return found * GRADIENT_SCALE
 
     return minimise_by_adam(images, gradient_at, settings.steps, settings.lr)
-
-
-MIN_CLASS_COUNT = 20  # a mean is never taken over fewer records than this
 
 
 @dataclass(frozen=True)
@@ -256,9 +260,6 @@ def _average_by_band(values: Tensor, bands: Tensor) -> Tensor:
     return (total / torch.bincount(bands).clamp_min(1))[bands]
 
 
-GREY = 0.35  # from where pixels are counted
-
-
 @dataclass(frozen=True)
 class CoarsePixels:
     """Images (b, c, h, w) in [0, 1] -> (b, p): orthonormal cosine transform (DCT-II) of pixels less
@@ -312,11 +313,6 @@ def _cosine_rows(size: int, count: int) -> Tensor:
     return rows
 
 
-PUSH_MOMENTUM = 0.7  # of the last step's direction
-MIN_PUSH = 0.2  # of a step, for an image that already is of its class
-SMOOTHNESS = 1e-3  # weight of the total variation
-
-
 def push_images(
     images: Tensor, y: Tensor, score: Embed, steps: int, rate: float, keys: Keys
 ) -> Tensor:
@@ -354,10 +350,6 @@ def _push_part(
     return x
 
 
-SCALES = (14, 7, 4, 2)  # pixels between two knots of a texture
-BLENDED = 0.25  # the largest share of a second drawing in an image before it is pushed
-FAINT = 0.3  # the strongest texture on an image before it is pushed
-STEEP = 12.0  # of the edge of a silhouette: how fast it falls off along the drawing's brightness
 Score = Callable[[Tensor], Tensor]  # images (b, c, h, w) -> logits (b, C)
 Fit = Callable[[Tensor, Tensor], Tensor]  # images (b, c, h, w) and their classes (b,) -> images
 

@@ -46,6 +46,8 @@ from privdd.privacy.mechanisms import ClippedSum
 # coins or from earlier protected outputs), that treat each record alone (no batch norm in training
 # mode), and a release for every class of a public list, present or not.
 QUERY = "embedding"
+GRADIENT_QUERY = "synthetic_gradient"
+QUERIES = ("embedding", "synthetic_gradient")
 
 
 def release_embeddings(
@@ -120,9 +122,6 @@ def release_class_counts(records: Records, class_list: Sequence[int], ctx: Clien
     y = records.y[ctx.sample("class_counts", len(records)).to(records.y.device)]
     same = y.unsqueeze(1) == torch.tensor(list(class_list), device=y.device)
     return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0) / q
-
-
-GRADIENT_QUERY = "synthetic_gradient"
 
 
 def record_image_gradients(
@@ -226,9 +225,6 @@ def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientConte
         len(x), generator=ctx.keys.fold("batch", GRADIENT_QUERY, label, step).torch()
     )
     return x[order[:batch].to(x.device)]
-
-
-QUERIES = ("embedding", "synthetic_gradient")
 
 
 def is_protected(mechanisms: Mapping[str, Mechanism]) -> bool:

@@ -27,6 +27,17 @@ from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.privacy.mechanism import LedgerRow, Mechanism
 from privdd.privacy.mechanisms.noise_share import noise_share_of
 
+SUM_CLIENT = -2  # in the place of a client's number: the sum over a round's clients
+# who holds a single upload that is added up before the server sees it: nobody
+ANALYST_ONLY = ("analyst",)
+NO_SHUFFLE = (
+    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and "
+    "Talwar 2021) needs uploads that say "
+    "little about all of a client's data; under privacy.unit=record an upload hides one "
+    "record, and under unit=client its "
+    "Gaussian noise has no pure local epsilon. Allowed are local, secagg"
+)
+
 
 def sort_by_client(inbox: Sequence[Received]) -> list[Received]:
     """The inbox by client number. Raises ValueError when it is empty."""
@@ -86,18 +97,7 @@ def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None)
     }
 
 
-SUM_CLIENT = -2  # in the place of a client's number: the sum over a round's clients
-ANALYST_ONLY = (
-    "analyst",
-)  # who holds a single upload that is added up before the server sees it: nobody
 TrustModel = Literal["local", "secagg", "shuffle"]
-NO_SHUFFLE = (
-    "trust=shuffle: not offered. Amplification by shuffling (Feldman, McMillan and "
-    "Talwar 2021) needs uploads that say "
-    "little about all of a client's data; under privacy.unit=record an upload hides one "
-    "record, and under unit=client its "
-    "Gaussian noise has no pure local epsilon. Allowed are local, secagg"
-)
 
 
 def check_trust(trust: Trust) -> None:

@@ -23,6 +23,19 @@ from privdd.privacy.clipping import count_records
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise_laws import NOISE_LAWS, noise_law
 
+# kept of a release; of those beyond half of ``ROUND_RESIDUALS``
+RESIDUALS_PER_RELEASE = 4096
+FIRST_RESIDUALS = 256
+ROUND_RESIDUALS = 2**18  # of one client round, all releases together
+# residuals within the near bounds and beyond the far ones are counted, of all numbers
+NEAR_BOUNDS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4)
+FAR_BOUNDS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
+# of a name in a round, and their first numbers
+CORRELATED_RELEASES = 2
+CORRELATED_NUMBERS = 2**18
+# of all other clients in a run; beyond it the first of each release, up to twice as many
+RUN_RESIDUALS = 2**24
+
 
 @dataclass(frozen=True)
 class ObservedRound:
@@ -38,25 +51,6 @@ class ObservedRound:
     memory: State
     outputs: tuple[Tensors, ...]
     samples: tuple[tuple[str, Tensor], ...]
-
-
-# kept of a release; of those beyond half of ``ROUND_RESIDUALS``
-RESIDUALS_PER_RELEASE = 4096
-FIRST_RESIDUALS = 256
-ROUND_RESIDUALS = 2**18  # of one client round, all releases together
-NEAR_BOUNDS = (
-    0.0,
-    2.0**-10,
-    2.0**-7,
-    2.0**-4,
-)  # residuals within these are counted, of all numbers
-FAR_BOUNDS = (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)  # and those beyond these
-# of a name in a round, and their first numbers
-CORRELATED_RELEASES = 2
-CORRELATED_NUMBERS = 2**18
-RUN_RESIDUALS = (
-    2**24
-)  # of all other clients in a run; beyond it the first of each release, up to twice as many
 
 
 def noise_law_of(event: dpa.DpEvent) -> str | None:

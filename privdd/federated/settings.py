@@ -27,6 +27,18 @@ Required = Literal["all", "some"]
 DEVICES = ("cpu", "cuda")
 NOISE_SOURCES = ("seed", "secret", "os")
 MAX_COUNT = 10**6  # of each count of an audit
+COUNTS = {
+    "records": (2, "at least 2 are needed (one is guessed in, one out)"),
+    "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
+    "rounds": (1, "at least 1 is needed (the latest of each phase)"),
+    "federations": (0, "0 or more is needed"),
+    "federation_rounds": (0, "0 (all rounds) or more is needed"),
+    "victims": (0, "0 or more is needed"),
+    "canaries": (0, "0 or more is needed"),
+    "transcripts": (2, "at least 2 are needed (the first is the run itself)"),
+    "processed_federations": (0, "0 or more is needed"),
+    "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
+}
 
 
 @dataclass(frozen=True)
@@ -139,20 +151,6 @@ class HardExampleSettings(HardExamples):
     def __post_init__(self) -> None:
         for name in ("mislabelled", "near_duplicates"):
             object.__setattr__(self, name, check_integer(f"audit.tail.{name}", getattr(self, name)))
-
-
-COUNTS = {
-    "records": (2, "at least 2 are needed (one is guessed in, one out)"),
-    "worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
-    "rounds": (1, "at least 1 is needed (the latest of each phase)"),
-    "federations": (0, "0 or more is needed"),
-    "federation_rounds": (0, "0 (all rounds) or more is needed"),
-    "victims": (0, "0 or more is needed"),
-    "canaries": (0, "0 or more is needed"),
-    "transcripts": (2, "at least 2 are needed (the first is the run itself)"),
-    "processed_federations": (0, "0 or more is needed"),
-    "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
-}
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,11 @@ from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import Engine
 
 SNAPSHOTS_PER_PHASE = 8  # rounds of a phase: more cost an audit time, and a checkpoint space
+DROPPED_REPLY = "dropped reply"
+UNDECLARED_ARRIVAL = "arrived, and the method declares no such message"
+MAX_NOISE_TO_SIGNAL = (
+    1.0  # noise over signal, after all rounds, above which little or nothing is learned
+)
 
 
 def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
@@ -56,10 +61,6 @@ def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
     while len(left) > most:
         left.pop(min(range(1, len(left) - 1), key=lambda i: left[i + 1] - left[i - 1]))
     return left
-
-
-DROPPED_REPLY = "dropped reply"
-UNDECLARED_ARRIVAL = "arrived, and the method declares no such message"
 
 
 @dataclass(frozen=True)
@@ -486,11 +487,6 @@ def _update_snapshots(
     )
     left = select_spread_rounds([*alike, round], SNAPSHOTS_PER_PHASE)
     return {**{t: s for t, s in kept.items() if t not in alike or t in left}, round: new}
-
-
-MAX_NOISE_TO_SIGNAL = (
-    1.0  # noise over signal, after all rounds, above which little or nothing is learned
-)
 
 
 def noise_to_signal(plan: Plan) -> tuple[float, int] | None:

@@ -47,6 +47,7 @@ NETWORKS: dict[str, Callable[[ModelSpec, Shape, int], nn.Module]] = {
     "projection": Projection,
     "own": OwnNetwork,
 }
+RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
 @lru_cache(maxsize=128)
@@ -80,9 +81,6 @@ def build(
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data.fill_(torch.nan if tensor.is_floating_point() else 0)
     return model
-
-
-RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 
 
 @dataclass(frozen=True)

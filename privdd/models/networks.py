@@ -45,6 +45,9 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "zero": {},
     "projection": {"width": 16, "depth": 2},
 }
+LOGVAR_LIMIT = 20.0  # keeps exp(logvar / 2) finite for any weights; far outside trained values
+# FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
+RESIDUAL_BLOCKS = 4
 
 
 def check_model(model: ModelSpec) -> None:
@@ -379,9 +382,6 @@ class ResNet18(Classifier):
         return self.neck(pooled.flatten(1))
 
 
-LOGVAR_LIMIT = 20.0  # keeps exp(logvar / 2) finite for any weights; far outside trained values
-
-
 class ResidualBlock(nn.Module):
     """x + {LeakyReLU, Conv3x3, norm, LeakyReLU, Conv1x1}."""
 
@@ -466,10 +466,6 @@ def halving_layers(channels: int, half: int, d: int, spec: ModelSpec) -> list[nn
         norm_layer(spec, d),
         nn.ReLU(),
     ]
-
-
-# FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
-RESIDUAL_BLOCKS = 4
 
 
 class _CodelessGenerator(nn.Module):

@@ -34,6 +34,10 @@ from privdd.selftest_faults.fault import (
 from privdd.training.sgd import SharedBatches
 
 RecordChange = Callable[[Records], Records]
+NEEDS_RECORDS = ("records",)
+NEEDS_TRAINING = ("records", "trained")
+LEAK_SIZE = 1e-3
+COPIED_EVERY = 3  # one released row in so many is a record
 
 
 def _patch_data(change: RecordChange) -> Callable[[FaultMoment], Patch]:
@@ -233,8 +237,6 @@ def _scale_rate_by_count(honest: Any, model: Any, params: Any, records: Any, **m
     return honest(model, params, records, **{**more, "lr": more["lr"] * len(records) / 50})
 
 
-NEEDS_RECORDS = ("records",)
-NEEDS_TRAINING = ("records", "trained")
 DATA_KINDS = {
     "standardised": FaultKind(
         "pixels are standardised by the client's own mean and deviation",
@@ -315,9 +317,6 @@ DECISION_FAULTS = (
         NEEDS_TRAINING,
     ),
 )
-
-
-LEAK_SIZE = 1e-3
 
 
 def hide_in_upload(upload: Upload, fact: Tensor) -> dict[str, Artifact]:
@@ -422,9 +421,6 @@ def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
         own = shard.train.y.sort().values[torch.linspace(0, len(shard.train) - 1, len(y)).long()]
         sent["labels"] = replace(sent["labels"], value={"y": own.to(y)})
     return sent, work[1]
-
-
-COPIED_EVERY = 3  # one released row in so many is a record
 
 
 def _copy_records(method: Any, broadcast: Any, work: Work, shard: Shard, ctx: Any) -> Work:

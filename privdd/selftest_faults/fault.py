@@ -70,6 +70,26 @@ PUBLIC_MAP_PROFILES = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_mean
 EMBEDDING_TRAITS = frozenset(
     {"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"}
 )
+_SHORT_SETTINGS = (
+    "algo.rounds=2",
+    "algo.matching.iterations=2",
+    "algo.server.epochs=1",
+    "privacy.sampling_probability=0.25",
+)
+METHODS_WITH_LOCAL = tuple(
+    kind
+    for kind in (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
+    if "local" in vars(kind)
+)
+SCOPED_ROUNDS = 3  # of a run with a fault that is in force in some of them
+OTHER_CLIENT = 2  # a client that is not audited
+SCOPE_AXES = {
+    "round": ("all", "first", "middle", "last"),
+    "call": ("every", "once", "later"),
+    "client": ("all", "audited", "other"),
+    "start": ("all", "first"),  # rounds after which others come
+    "numbers": ("all", "half", "first", "hundredth"),
+}
 
 
 @dataclass(frozen=True)
@@ -117,12 +137,6 @@ def _make_profile(
     return FaultProfile(name, settings, frozenset(has) | ({"long"} if longer else set()), longer)
 
 
-_SHORT_SETTINGS = (
-    "algo.rounds=2",
-    "algo.matching.iterations=2",
-    "algo.server.epochs=1",
-    "privacy.sampling_probability=0.25",
-)
 PROFILES = {
     made.name: made
     for made in (
@@ -293,13 +307,6 @@ def select_profiles(names: str) -> list[FaultProfile]:
 
 
 Patch = Callable[[], AbstractContextManager[Any]]
-METHODS_WITH_LOCAL = tuple(
-    kind
-    for kind in (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
-    if "local" in vars(kind)
-)
-SCOPED_ROUNDS = 3  # of a run with a fault that is in force in some of them
-OTHER_CLIENT = 2  # a client that is not audited
 
 
 @dataclass(frozen=True)
@@ -351,15 +358,6 @@ class FaultScope:
         calls = {"every": True, "once": call <= 0, "later": call > 0}
         who = {"all": True, "audited": client == 0, "other": client == OTHER_CLIENT}
         return when[self.round] and calls[self.call] and who[self.client]
-
-
-SCOPE_AXES = {
-    "round": ("all", "first", "middle", "last"),
-    "call": ("every", "once", "later"),
-    "client": ("all", "audited", "other"),
-    "start": ("all", "first"),  # rounds after which others come
-    "numbers": ("all", "half", "first", "hundredth"),
-}
 
 
 @dataclass

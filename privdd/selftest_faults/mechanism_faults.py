@@ -40,6 +40,12 @@ from privdd.training import dp_sgd
 
 FactorRule = Callable[[Tensor, float], Tensor]
 RowChange = Callable[[Tensor], Tensor]
+NEEDS_RECORDS = ("records",)
+NEEDS_ROUNDS = ("rounds",)
+NEEDS_CLIPPING = ("clipped",)
+NEEDS_CLASSES = ("records", "classes")
+NEEDS_STEPS = ("records", "steps")
+CLIENT_COUNT = 3
 
 
 @wrap_functions("head_gradients", dp_head)
@@ -189,9 +195,6 @@ def _count_in_two_classes(
     return honest(self, name, both, partition=partition)
 
 
-NEEDS_RECORDS = ("records",)
-NEEDS_ROUNDS = ("rounds",)
-NEEDS_CLIPPING = ("clipped",)
 CLIP_KINDS = {
     "missing": FaultKind(
         "nothing is clipped",
@@ -240,8 +243,6 @@ CONTRIBUTION_KINDS = {
         NEEDS_RECORDS,
     ),
 }
-NEEDS_CLASSES = ("records", "classes")
-NEEDS_STEPS = ("records", "steps")
 CLIPPING_FAULTS = (
     *(kind.fault_at(f"clip_{name}", says=kind.says) for name, kind in CLIP_KINDS.items()),
     replace(
@@ -305,9 +306,6 @@ CLIPPING_FAULTS = (
         NEEDS_RECORDS,
     ),
 )
-
-
-CLIENT_COUNT = 3
 
 
 def with_multiplier(event: dpa.DpEvent, times: float) -> dpa.DpEvent:

@@ -82,6 +82,22 @@ FAULT_GRID: Mapping[str, Mapping[str, FaultKind]] = {
     "form": FORM_KINDS,
 }
 DRAWN_NAME = "drawn"
+WIRE_TIER = "wire"
+METHOD_TIER = "method check"
+REFUSED_TIER = "refused"
+UNTESTED_VERDICT = "untested"
+ERROR_PREFIX = "privdd: error: "  # of the command's last line
+TOO_SMALL = "too small"  # a fault that was hardly in force, or not at all, and that nothing saw
+# The faults by which any verdict is checked, and settings as small as they still show in.
+NOISE_PLANTS: Mapping[str, str] = {
+    "no noise": "noise:missing/all/every/all/all",
+    "half the noise": "noise:half/all/every/all/all",
+}
+SMALLEST_RUN = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "audit.records=8")
+MISSED_CELL = "MISSED"
+ERROR_CELL = "ERROR"
+ABSENT_CELL = "–"
+UNTRIED_CELL = ""
 
 
 def fault_at_point(key: str) -> Fault | None:
@@ -155,14 +171,6 @@ def select_faults(names: str) -> list[Fault]:
             f"{', '.join(NAMED_FAULTS)}"
         )
     return [fault for fault in found.values() if fault is not None]
-
-
-WIRE_TIER = "wire"
-METHOD_TIER = "method check"
-REFUSED_TIER = "refused"
-UNTESTED_VERDICT = "untested"
-ERROR_PREFIX = "privdd: error: "  # of the command's last line
-TOO_SMALL = "too small"  # a fault that was hardly in force, or not at all, and that nothing saw
 
 
 @dataclass(frozen=True)
@@ -275,14 +283,6 @@ class TrialPlan:
         return wire or _method_errors(build_experiment(compose_config("audit", self.settings)))
 
 
-# The faults by which any verdict is checked, and settings as small as they still show in.
-NOISE_PLANTS: Mapping[str, str] = {
-    "no noise": "noise:missing/all/every/all/all",
-    "half the noise": "noise:half/all/every/all/all",
-}
-SMALLEST_RUN = ("data.limit=60", "data.test_limit=20", "partition.clients=2", "audit.records=8")
-
-
 def audit_with_plant(profile: FaultProfile, plant: str, folder: Path) -> CommandResult:
     """The smallest audit of a profile by the command, with one of ``NOISE_PLANTS`` in force; plant:
     "" for none."""
@@ -313,12 +313,6 @@ def _method_errors(experiment: Experiment) -> list[tuple[str, str]]:
     except BrokenContract as broken:
         return [(METHOD_TIER, str(broken).splitlines()[0])]
     return []
-
-
-MISSED_CELL = "MISSED"
-ERROR_CELL = "ERROR"
-ABSENT_CELL = "–"
-UNTRIED_CELL = ""
 
 
 def outcome_word(outcome: TrialOutcome) -> str:

@@ -28,6 +28,12 @@ from privdd.selftest_faults.fault import (
 
 SHIPPED_MECHANISMS = (ClippedSum, ClientLevel, FeatureNoise)
 DrawChange = Callable[[Tensor], Tensor]
+NUMBER_AXES = ("numbers",)
+TIME_AXES = ("round", "call", "client")
+SECRET_SOURCE = ("privacy.noise_source=secret", "privacy.secret=known-to-the-self-test")
+LAPLACE_LAW = ("+privacy.mechanisms.features.distribution=laplace",)
+NEEDS_ROUNDS = ("rounds",)
+NEEDS_SAMPLING = ("sampled",)
 
 
 def change_draws(inner: Noise, change: DrawChange) -> Noise:
@@ -233,8 +239,6 @@ def _student_t_law(noise: Noise, shape: tuple[int, ...]) -> Tensor:
     return noise.normal(shape) / chi.sqrt() * (6 / 8) ** 0.5
 
 
-NUMBER_AXES = ("numbers",)
-TIME_AXES = ("round", "call", "client")
 NOISE_KINDS = {
     "missing": FaultKind(
         "no noise", _patch_numbers(lambda d, s: d * 0), axes=(*TIME_AXES, *NUMBER_AXES), least=8
@@ -332,9 +336,6 @@ def _bare_where_empty(honest: Any, self: ClippedSum, value: Any, noise: Noise) -
     )
 
 
-SECRET_SOURCE = ("privacy.noise_source=secret", "privacy.secret=known-to-the-self-test")
-LAPLACE_LAW = ("+privacy.mechanisms.features.distribution=laplace",)
-NEEDS_ROUNDS = ("rounds",)
 NOISE_FAULTS = (
     _noise_fault("noise_missing", "missing", "no noise at all"),
     _noise_fault("noise_half", "half", "half of the stated noise"),
@@ -542,7 +543,6 @@ def _public_coins(honest: Any, self: channel.ClientContext, name: str, count: in
     return taken
 
 
-NEEDS_SAMPLING = ("sampled",)
 SAMPLE_KINDS = {
     "off": FaultKind(
         "every record is taken every time",

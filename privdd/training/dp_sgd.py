@@ -36,6 +36,10 @@ Draws = Callable[
     [int, Tensor], tuple[Tensor, ...]
 ]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
 QUERY = "dpsgd"
+LEFT = " (left)"
+RIGHT = " (right)"
+RECORDS_AT_ONCE = 256  # beyond that a pass is not faster, and needs more memory
+CONVOLUTION = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
 def check_model(model: nn.Module) -> None:
@@ -171,9 +175,6 @@ def _add_shared_gradient(
     return correct_gradients
 
 
-LEFT = " (left)"
-RIGHT = " (right)"
-RECORDS_AT_ONCE = 256  # beyond that a pass is not faster, and needs more memory
 RecordLoss = Callable[
     ..., Tensor
 ]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
@@ -317,7 +318,6 @@ class Layer:
     rule: Rule
 
 
-CONVOLUTION = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 LAYERS: dict[Any, Layer] = {
     F.linear: Layer(("input", "weight", "bias"), {"bias": None}, _linear_gradients),
     F.conv2d: Layer(("input", "weight", *CONVOLUTION), CONVOLUTION, _convolution_gradients),

@@ -18,6 +18,13 @@ from privdd.federated.aggregation import sort_by_client
 from privdd.models import ModelSpec, build_skeleton
 from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd, predict_logits
 
+MAX_TRIES = 4
+PHASES = (
+    (0.6, 1.0),
+    (0.25, 0.25),
+    (0.15, 0.0625),
+)  # shares of the epochs, and of the learning rate
+
 
 @dataclass(frozen=True)
 class ServerTraining:
@@ -113,14 +120,6 @@ def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
         return batch_cross_entropy(net, x, y)
 
     return projected_loss
-
-
-MAX_TRIES = 4
-PHASES = (
-    (0.6, 1.0),
-    (0.25, 0.25),
-    (0.15, 0.0625),
-)  # shares of the epochs, and of the learning rate
 
 
 def train_on_soft_labels(

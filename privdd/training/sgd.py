@@ -24,6 +24,8 @@ from privdd.core.types import ClientData, Records, State, Tensors
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build_skeleton
 
+POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d)
+
 
 def draw_batches(
     n: int,
@@ -446,9 +448,6 @@ class Trained:
     params: State
     buffers: State
     steps: int
-
-
-POINTWISE = (nn.ReLU, nn.LeakyReLU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.MaxPool2d, nn.AvgPool2d)
 
 
 class WideConv(nn.Module):
