@@ -241,7 +241,7 @@ def audit(
     from privdd.reporting.run_record import read_run_record
 
     folder = _run_into("audit", overrides, out, config_dir, settings)
-    return with_views(read_run_record(folder).findings)
+    return with_views(read_run_record(folder).findings, folder)
 
 
 def train(

@@ -63,7 +63,7 @@ def _run_command(values: Mapping[str, Any]) -> int:
     page = _write_page(runs, values.get("out"), as_pdf)
     print(page, flush=True)
     if as_pdf:
-        from privdd.reporting.page import print_pdf
+        from privdd.reporting.browser import print_pdf
 
         print(print_pdf(page), flush=True)
     return 0

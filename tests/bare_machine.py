@@ -70,7 +70,7 @@ def has_extras() -> bool:
 
 
 def _lacks_browser() -> str:
-    from privdd.reporting.page import NoBrowser, find_browser
+    from privdd.reporting.browser import NoBrowser, find_browser
 
     try:
         find_browser()

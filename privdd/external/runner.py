@@ -123,7 +123,7 @@ def _audit_arrays(
     sets = [_records_of_pair(key, pair) for key, pair in (("train", train), ("heldout", heldout))]
     about = {"name": name, "data": "arrays"}
     found = audit(target, *sets, function, parse_stated_limit(stated or {}), settings, about)
-    return with_views(write_audit_folder(found, path, PYTHON_COMMAND))
+    return with_views(write_audit_folder(found, path, PYTHON_COMMAND), path)
 
 
 def choose_output_folder(out: Path | str | None) -> Path:

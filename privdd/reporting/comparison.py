@@ -12,192 +12,238 @@ from typing import IO
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from privdd.reporting import export, figures, finding_selection, page, wording
+from privdd.reporting import albums, export, figures, finding_selection, page, plots, wording
+from privdd.reporting.albums import PictureAlbum
 from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
 from privdd.reporting.figures import FrontierPoint, RocLine, SeriesStyle, save_figure
-from privdd.reporting.finding_selection import beats_guessing, has_no_signal
-from privdd.reporting.frontier import PUBLISHED, Setting, frontier_places, group_runs
-from privdd.reporting.page import PictureAlbum, Plot
+from privdd.reporting.finding_selection import has_no_signal
+from privdd.reporting.frontier import PUBLISHED, PublishedFigure, frontier_places
+from privdd.reporting.plots import Plot
 from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
 from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, Utility
+from privdd.reporting.settings import Setting, group_runs
 from privdd.reporting.summary import is_weak_limit
 from privdd.reporting.terminal import console_for
 from privdd.reporting.wording import format_number, format_share, join_names, page_limits
 from privdd.runtime.files import DamagedRun, read_json, write_bytes
 
 CURVES = 8  # one per colour
+TERMS = {"delta": "δ", "unit": "the unit of privacy", "relation": "the neighbouring relation"}
 
 
-def comparison_headline(made: Sequence[Setting]) -> str:
+def comparison_headline(settings: Sequence[Setting]) -> str:
     """The verdicts counted in words."""
-    counts = Counter(setting.verdict for setting in made)
+    counts = Counter(setting.verdict for setting in settings)
     parts = [f"{counts[kind]} {wording.VERDICT[kind].lower()}" for kind in GRAVITY if counts[kind]]
-    return f"{len(made)} setting{'s' if len(made) > 1 else ''} compared: {', '.join(parts)}."
+    noun = "setting" if len(settings) == 1 else "settings"
+    return f"{len(settings)} {noun} compared: {', '.join(parts)}."
 
 
-def comparison_sentences(made: Sequence[Setting]) -> list[str]:
-    """The strongest leak of each setting, the gravest first, by the rule of every page; then what
-    keeps runs apart."""
-    leaks = [(setting, setting.leak()) for setting in made]
-    leaking = sorted(
-        ((leak.order, setting.label, leak) for setting, leak in leaks if leak),
-        key=lambda one: one[:2],
-    )
-    said = [f"{label}: {_lower_first(leak.first_sentence)}" for _, label, leak in leaking[:CURVES]]
+def comparison_sentences(settings: Sequence[Setting]) -> list[str]:
+    """Say what leaks in each setting.
+
+    Args:
+        settings: The settings of the page.
+
+    Returns:
+        The strongest leak of each setting, the gravest first, by the rule of every page; then what
+        was not shown, and what keeps runs apart.
+    """
+    leaks = [(setting.label, setting.leak()) for setting in settings]
+    leaking = [(label, leak) for label, leak in leaks if leak is not None]
+    leaking.sort(key=lambda entry: (entry[1].order, entry[0]))
+    sentences = [
+        f"{label}: {_lower_first(leak.first_sentence)}" for label, leak in leaking[:CURVES]
+    ]
     if len(leaking) > CURVES:
-        said.append(f"{len(leaking) - CURVES} more settings leak; their own pages say what.")
-    said += _unshown_sentences([setting for setting, leak in leaks if leak is None])
-    said += wording.comparison_warnings(run.findings.privacy for s in made for run in s.runs)
-    if terms := differing_terms(made):
-        said.append(f"These runs do not share {join_names(terms)}: their ε are not comparable.")
-    return said
+        sentences.append(f"{len(leaking) - CURVES} more settings leak; their own pages say what.")
+    quiet = [setting for setting, (_, leak) in zip(settings, leaks) if leak is None]
+    sentences += _unshown_sentences(quiet)
+    runs = _all_runs(settings)
+    sentences += wording.comparison_warnings(run.findings.privacy for run in runs)
+    terms = differing_terms(settings)
+    if terms:
+        sentences.append(
+            f"These runs do not share {join_names(terms)}: their ε are not comparable."
+        )
+    return sentences
+
+
+def _all_runs(settings: Sequence[Setting]) -> list[RunRecord]:
+    return [run for setting in settings for run in setting.runs]
 
 
 def _lower_first(sentence: str) -> str:
     return sentence[:1].lower() + sentence[1:]
 
 
-def _unshown_sentences(made: Sequence[Setting]) -> list[str]:
+def _unshown_sentences(settings: Sequence[Setting]) -> list[str]:
     """The settings in which nothing was shown to beat chance; those that nothing could read are not
     among them."""
-    untested = [
-        s.label for s in made if all(has_no_signal(run.findings.findings) for run in s.runs)
-    ]
-    tested = [s.label for s in made if s.label not in untested]
-    said = [f"No attack was shown to beat chance in {join_names(tested)}."] if tested else []
-    return said + (
-        [f"Not tested: no membership attack had anything to read in {join_names(untested)}."]
-        if untested
-        else []
-    )
+    tested = []
+    untested = []
+    for setting in settings:
+        if all(has_no_signal(run.findings.findings) for run in setting.runs):
+            untested.append(setting.label)
+        else:
+            tested.append(setting.label)
+    sentences = []
+    if tested:
+        sentences.append(f"No attack was shown to beat chance in {join_names(tested)}.")
+    if untested:
+        sentences.append(
+            f"Not tested: no membership attack had anything to read in {join_names(untested)}."
+        )
+    return sentences
 
 
-TERMS = {"delta": "δ", "unit": "the unit of privacy", "relation": "the neighbouring relation"}
-
-
-def differing_terms(made: Sequence[Setting]) -> list[str]:
+def differing_terms(settings: Sequence[Setting]) -> list[str]:
     """Of delta, unit and neighbouring relation, those in which the runs' epsilons differ."""
-    privacies = [run.findings.privacy for setting in made for run in setting.runs]
-    return [
-        name for term, name in TERMS.items() if len({getattr(one, term) for one in privacies}) > 1
-    ]
+    names = []
+    for term, name in TERMS.items():
+        values = {getattr(run.findings.privacy, term) for run in _all_runs(settings)}
+        if len(values) > 1:
+            names.append(name)
+    return names
 
 
-def page_styles(made: Sequence[Setting]) -> dict[str, SeriesStyle]:
+def page_styles(settings: Sequence[Setting]) -> dict[str, SeriesStyle]:
     """The look of each setting by its label, on every figure of the page."""
-    return {setting.label: figures.style_of(at) for at, setting in enumerate(made)}
+    return {setting.label: figures.style_of(index) for index, setting in enumerate(settings)}
 
 
-def overlay_rocs(made: Sequence[Setting]) -> Plot | None:
+def overlay_rocs(settings: Sequence[Setting]) -> Plot | None:
     """The strongest attack on each setting, at most eight of them, on common axes."""
     lines: list[RocLine] = []
-    styles = page_styles(made)
-    for setting in made:
-        if (found := setting.attack()) is not None:
-            run, row = found
-            name = (
-                f"{setting.label}: {wording.surface_title(row).lower()}, "
-                f"{wording.attack_title(row.attack)}"
-            )
-            line = page.roc_line_of(name, run.evidence(row))
-            lines += [replace(line, style=styles[setting.label])] if line is not None else []
+    styles = page_styles(settings)
+    for setting in settings:
+        strongest = setting.attack()
+        if strongest is None:
+            continue
+        run, row = strongest
+        surface = wording.surface_title(row, run.findings.scope).lower()
+        name = f"{setting.label}: {surface}, {wording.attack_title(row.attack)}"
+        line = plots.roc_line_of(name, run.evidence(row))
+        if line is not None:
+            lines.append(replace(line, style=styles[setting.label]))
     if not lines:
         return None
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
-    said = "; ".join(f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines)
-    bands = (
-        "bands are pointwise 95 % intervals"
-        if len(lines) <= figures.BANDS
-        else "leaks.csv has the intervals"
-    )
+    aucs = [f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines]
+    bands = "leaks.csv has the intervals"
+    if len(lines) <= figures.BANDS:
+        bands = "bands are pointwise 95 % intervals"
     caption = f"Each setting's strongest attack, at the median seed; {bands}."
     title = "Membership, method by method"
-    return Plot("roc", title, caption, f"ROC curves. {said}.", figures.draw_roc(lines, 5.0))
+    alt = f"ROC curves. {'; '.join(aucs)}."
+    return Plot("roc", title, caption, alt, figures.draw_roc(lines, 5.0))
 
 
-def plot_frontier(made: Sequence[Setting]) -> Plot | None:
-    """Epsilon against accuracy, of the settings that trained a model, beside what others published
-    on the same data."""
-    styles = page_styles(made)
-    places = {id(p.setting): p for p in frontier_places(made)}
-    made = [s for s in made if s.accuracies]
-    if not made:
+def plot_frontier(settings: Sequence[Setting]) -> Plot | None:
+    """Draw epsilon against accuracy, beside what others published on the same data.
+
+    Args:
+        settings: The settings of the page; those that trained no model are left out.
+
+    Returns:
+        The figure, or None if no setting trained a model.
+    """
+    styles = page_styles(settings)
+    places = {id(place.setting): place for place in frontier_places(settings)}
+    trained = [setting for setting in settings if setting.accuracies]
+    if not trained:
         return None
     points = []
-    said = []
-    for s in made:
-        place = places[id(s)]
-        terms = (s.shown, s.claim, bool(place.public), place.trust != "local")
+    numbers = []
+    for setting in trained:
+        place = places[id(setting)]
         points.append(
-            FrontierPoint(s.method, s.epsilon, s.accuracies, *terms, s.label, styles[s.label])
+            FrontierPoint(
+                method=setting.method,
+                epsilon=setting.epsilon,
+                accuracies=setting.accuracies,
+                shown=setting.shown,
+                claim=setting.claim,
+                public=bool(place.public),
+                trusted=place.trust != "local",
+                label=setting.label,
+                style=styles[setting.label],
+            )
         )
-        said.append(
-            f"{s.label}: epsilon {format_number(s.epsilon)}, accuracy "
-            f"{format_share(s.accuracy)}{place.terms}"
+        numbers.append(
+            f"{setting.label}: epsilon {format_number(setting.epsilon)}, accuracy "
+            f"{format_share(setting.accuracy)}{place.terms}"
         )
-    kinds = {
-        run.findings.utility.accuracy_kind for s in made for run in s.runs if run.findings.utility
-    }
-    kind = kinds.pop() if len(kinds) == 1 else "global or personal"
     caption = (
         "Mean and range over seeds. Choosing the best point on private data costs privacy "
         "beyond its ε."
     )
-    if terms := differing_terms(made):
+    terms = differing_terms(trained)
+    if terms:
         caption = f"Read each point alone: these ε differ in {join_names(terms)}. {caption}"
-    published = [
-        one for one in PUBLISHED if {one.data} == {s.runs[0].findings.run.data for s in made}
-    ]
+    published = _published_on_same_data(trained)
     if published:
-        sources = "; ".join(dict.fromkeys(f"{one.kind}: {one.source}" for one in published))
+        sources = dict.fromkeys(f"{figure.kind}: {figure.source}" for figure in published)
         caption += (
             " Stars: others' figures for 60,000 records of one holder at δ = 1e-5, not run "
-            f"here ({sources})."
+            f"here ({'; '.join(sources)})."
         )
-        said += [
-            f"published, {p.source}: epsilon {p.epsilon:g}, accuracy {format_share(p.accuracy)}"
-            for p in published
-        ]
-    figure = figures.draw_frontier(
-        points, kind=kind, published=[(p.epsilon, p.accuracy) for p in published]
-    )
-    return Plot("frontier", "Epsilon against accuracy", caption, f"{'; '.join(said)}.", figure)
+    for figure in published:
+        numbers.append(
+            f"published, {figure.source}: epsilon {figure.epsilon:g}, accuracy "
+            f"{format_share(figure.accuracy)}"
+        )
+    stars = [(figure.epsilon, figure.accuracy) for figure in published]
+    drawing = figures.draw_frontier(points, kind=_accuracy_kind(trained), published=stars)
+    title = "Epsilon against accuracy"
+    return Plot("frontier", title, caption, f"{'; '.join(numbers)}.", drawing)
 
 
-def plot_uploads(made: Sequence[Setting]) -> Plot | None:
-    sizes = {s.label: float(s.uploaded) for s in made if s.uploaded is not None}
+def _accuracy_kind(settings: Sequence[Setting]) -> str:
+    utilities = [run.findings.utility for run in _all_runs(settings)]
+    kinds = {utility.accuracy_kind for utility in utilities if utility is not None}
+    return kinds.pop() if len(kinds) == 1 else "global or personal"
+
+
+def _published_on_same_data(settings: Sequence[Setting]) -> list[PublishedFigure]:
+    """Figures of others; none if the settings are of several data sets."""
+    data = {setting.runs[0].findings.run.data for setting in settings}
+    return [figure for figure in PUBLISHED if data == {figure.data}]
+
+
+def plot_uploads(settings: Sequence[Setting]) -> Plot | None:
+    sizes = {
+        setting.label: float(setting.uploaded)
+        for setting in settings
+        if setting.uploaded is not None
+    }
     if not sizes:
         return None
-    said = "; ".join(f"{k}: {wording.format_bytes(v)}" for k, v in sizes.items())
-    return Plot(
-        "bytes",
-        "Uploaded by each client",
-        "Over the whole run.",
-        said,
-        figures.draw_bytes(sizes, styles=page_styles(made)),
-    )
+    numbers = [f"{label}: {wording.format_bytes(size)}" for label, size in sizes.items()]
+    figure = figures.draw_bytes(sizes, styles=page_styles(settings))
+    title = "Uploaded by each client"
+    return Plot("bytes", title, "Over the whole run.", "; ".join(numbers), figure)
 
 
-def draw_comparison(made: Sequence[Setting]) -> list[Plot]:
+def draw_comparison(settings: Sequence[Setting]) -> list[Plot]:
     """Every figure that these runs allow."""
-    accuracy = page.plot_accuracy(((s.label, s.runs[0]) for s in made[:CURVES]), page_styles(made))
-    drawn = [
-        p
-        for p in (overlay_rocs(made), plot_frontier(made), plot_uploads(made), accuracy)
-        if p is not None
-    ]
-    return page.add_terms(drawn, [run.findings for setting in made for run in setting.runs])
+    first_runs = [(setting.label, setting.runs[0]) for setting in settings[:CURVES]]
+    accuracy = plots.plot_accuracy(first_runs, page_styles(settings))
+    drawings = [overlay_rocs(settings), plot_frontier(settings), plot_uploads(settings), accuracy]
+    drawn = [plot for plot in drawings if plot is not None]
+    return plots.add_terms(drawn, [run.findings for run in _all_runs(settings)])
 
 
-def best_albums(made: Sequence[Setting]) -> list[PictureAlbum]:
+def best_albums(settings: Sequence[Setting]) -> list[PictureAlbum]:
     """For each setting, the images of its strongest reconstruction."""
-    found = []
-    for setting in made:
+    pages = []
+    for setting in settings:
         run = setting.runs[0]
-        best = finding_selection.strongest_reconstruction(run.findings.findings)
-        album = page.picture_album(setting.label, run, best) if best else None
-        found += [album] if album else []
-    return found[:CURVES]
+        best = finding_selection.strongest_reconstruction(run.findings.findings, run.findings.scope)
+        album = None if best is None else albums.picture_album(setting.label, run, best)
+        if album is not None:
+            pages.append(album)
+    return pages[:CURVES]
 
 
 def write_comparison(
@@ -222,50 +268,62 @@ def write_comparison(
     Raises:
         DamagedRun: No folder is given, or one is no finished, undamaged run (one line).
     """
-    unique = {Path(path).resolve(): Path(path) for path in dirs}
-    if not unique:
+    folders = {Path(path).resolve(): Path(path) for path in dirs}
+    if not folders:
         raise DamagedRun("nothing to compare: no run folder was given")
     out = Path(out)
-    paths = [*unique.values()]
-    made = group_runs([read_run_record(path) for path in paths] if read is None else read(paths))
-    title = comparison_headline(made)
-    sentences = comparison_sentences(made)
-    for line in (title, *sentences):
+    paths = [*folders.values()]
+    records = [read_run_record(path) for path in paths] if read is None else read(paths)
+    settings = group_runs(records)
+    for line in (comparison_headline(settings), *comparison_sentences(settings)):
         say(line)
-    drawn = draw_comparison(made)
-    pictures = best_albums(made)
-    named = {plot.name: plot for plot in drawn}
-    template = page.template_environment().get_template("comparison.html.jinja")
-    text = template.render(
-        made=made,
-        places=frontier_places(made),
-        title=title,
-        sentences=sentences,
-        albums=pictures,
-        **{name: named.get(name) for name in ("roc", "frontier", "bytes", "accuracy")},
-        verdict="contradiction" if any(s.verdict == "contradiction" for s in made) else "plain",
-        weak=is_weak_limit,
-        beats_guessing=beats_guessing,
-        limits=list(
-            dict.fromkeys(
-                said for s in made for run in s.runs for said in page_limits(run.findings.privacy)
-            )
-        ),
-    )
+    drawings = draw_comparison(settings)
+    images = best_albums(settings)
+    text = _render_comparison(settings, drawings, images)
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
+    _write_tables(settings, out)
+    for plot in drawings:
+        save_figure(plot.figure, plot.drawing, out / "figures", plot.name, pdf)
+    for index, album in enumerate(images):
+        name = f"pictures-{index + 1}-{plots.make_slug(album.owner)}"
+        album.save(out / "figures", name, pdf)
+    return out / "comparison.html"
+
+
+def _render_comparison(
+    settings: Sequence[Setting], drawings: Sequence[Plot], images: Sequence[PictureAlbum]
+) -> str:
+    by_name = {plot.name: plot for plot in drawings}
+    limits: dict[str, None] = {}
+    for run in _all_runs(settings):
+        limits |= dict.fromkeys(page_limits(run.findings.privacy))
+    is_contradicted = any(setting.verdict == "contradiction" for setting in settings)
+    template = page.template_environment().get_template("comparison.html.jinja")
+    return template.render(
+        made=settings,
+        places=frontier_places(settings),
+        title=comparison_headline(settings),
+        sentences=comparison_sentences(settings),
+        albums=images,
+        roc=by_name.get("roc"),
+        frontier=by_name.get("frontier"),
+        bytes=by_name.get("bytes"),
+        accuracy=by_name.get("accuracy"),
+        verdict="contradiction" if is_contradicted else "plain",
+        weak=is_weak_limit,
+        limits=list(limits),
+    )
+
+
+def _write_tables(settings: Sequence[Setting], out: Path) -> None:
     tables = {
         "findings": export.findings_table,
         "frontier": frontier_table,
         "leaks": export.leak_table,
     }
     for name, table in tables.items():
-        write_bytes(out / f"{name}.csv", table_to_csv(table(made)).encode())
-    write_bytes(out / "leaks.tex", export.leaks_to_latex(made).encode())
-    for plot in drawn:
-        save_figure(plot.figure, plot.drawing, out / "figures", plot.name, pdf)
-    for index, album in enumerate(pictures):
-        album.save(out / "figures", f"pictures-{index + 1}-{page.make_slug(album.owner)}", pdf)
-    return out / "comparison.html"
+        write_bytes(out / f"{name}.csv", table_to_csv(table(settings)).encode())
+    write_bytes(out / "leaks.tex", export.leaks_to_latex(settings).encode())
 
 
 def read_training_record(path: Path) -> RunRecord:
@@ -320,19 +378,29 @@ def print_training_table(paths: Sequence[Path], file: IO[str]) -> None:
     table.add_column("setting", overflow="fold")
     for name in ("seeds", "accuracy", "epsilon (PLD)", "epsilon (RDP)", "delta"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in group_runs([read_training_record(path) for path in paths]):
-        pld = max(run.findings.privacy.epsilon.pld for run in one.runs)
-        numbers = (pld, one.epsilon_rdp, one.runs[0].findings.privacy.delta)
-        cells = (one.label, len(one.runs), _accuracy_cell(one), *map(format_number, numbers))
-        table.add_row(*(Text(str(cell)) for cell in cells))
+    for setting in group_runs([read_training_record(path) for path in paths]):
+        privacies = [run.findings.privacy for run in setting.runs]
+        cells = (
+            setting.label,
+            str(len(setting.runs)),
+            _accuracy_cell(setting),
+            format_number(max(privacy.epsilon.pld for privacy in privacies)),
+            format_number(setting.epsilon_rdp),
+            format_number(privacies[0].delta),
+        )
+        table.add_row(*(Text(cell) for cell in cells))
     console_for(file).print(table)
 
 
 def _accuracy_cell(setting: Setting) -> str:
-    gone = f"{setting.diverged} of {len(setting.runs)} diverged" if setting.diverged else ""
+    diverged = ""
+    if setting.diverged:
+        diverged = f"{setting.diverged} of {len(setting.runs)} diverged"
     if not setting.accuracies:
-        return gone
+        return diverged
     low = min(setting.accuracies)
     high = max(setting.accuracies)
-    spread = "" if math.isclose(low, high) else f" ({format_share(low)} to {format_share(high)})"
-    return ", ".join(filter(None, (f"{format_share(setting.accuracy)}{spread}", gone)))
+    text = format_share(setting.accuracy)
+    if not math.isclose(low, high):
+        text += f" ({format_share(low)} to {format_share(high)})"
+    return f"{text}, {diverged}" if diverged else text

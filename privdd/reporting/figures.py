@@ -49,6 +49,8 @@ SHOWN = SERIES[1]
 VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
     c: f"s{i}" for i, c in enumerate(SERIES)
 }
+FLOOR = 1e-4  # of both axes of a ROC
+BANDS = 2  # curves: of more, bands cover each other
 _RC: dict[Any, Any] = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
@@ -74,6 +76,51 @@ _RC: dict[Any, Any] = {
     "figure.dpi": 100,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
+}
+# Beside a method's own marks; in the legend if they are drawn.
+FRONTIER_MARKS: Mapping[str, Mapping[str, Any]] = {
+    "shown": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
+    "claim": {
+        "marker": "D",
+        "ls": (0, (3, 2)),
+        "ms": 9,
+        "mfc": "none",
+        "label": "the paper's claim",
+    },
+    "public": {
+        "marker": "o",
+        "ls": "",
+        "ms": 8,
+        "fillstyle": "left",
+        "markerfacecoloralt": PAPER,
+        "label": "public data",
+    },
+    "trusted": {
+        "marker": "s",
+        "ls": "",
+        "ms": 13,
+        "mfc": "none",
+        "label": "the server sees less than uploads",
+    },
+    "published": {"marker": "*", "ls": "", "ms": 10, "label": "published by others"},
+}
+STRIP_MARKS: Mapping[str, Mapping[str, Any]] = {
+    "claim": {
+        "marker": "D",
+        "ms": 7,
+        "mfc": PAPER,
+        "mec": CLAIM,
+        "mew": 1.8,
+        "label": "claimed or stated",
+    },
+    "proven": {
+        "marker": "|",
+        "ms": 11,
+        "mew": 2.6,
+        "color": PROVEN,
+        "label": "proven (at most)",
+    },
+    "shown": {"marker": ">", "ms": 8, "color": SHOWN, "label": "shown (at least)"},
 }
 
 
@@ -244,22 +291,19 @@ def step_curve(
     wanted = np.unique(np.round(np.geomspace(1, outsiders, points)).astype(int)) / outsiders
     # tpr_at_fpr takes no rate of zero: half of one non-member stands for "no false positives".
     rates = np.append(0.5 / outsiders, wanted)
-    found = [
-        tpr_at_fpr(scores, members, float(rate), clusters=clusters, curve=curve) for rate in rates
-    ]
-    tpr = np.array([f[0] for f in found])
-    bounds = np.array([f[1] for f in found])
+    tpr = np.empty(len(rates))
+    bounds = np.empty((len(rates), 2))
+    for index, rate in enumerate(rates):
+        tpr[index], bounds[index], _ = tpr_at_fpr(
+            scores, members, float(rate), clusters=clusters, curve=curve
+        )
     fpr = np.append(0.0, wanted)
     return StepCurve(fpr, tpr, bounds[:, 0], bounds[:, 1], int(members.sum()), outsiders, curve.auc)
 
 
-def psnr_of_arrays(real: np.ndarray, other: np.ndarray) -> np.ndarray:
+def psnr_of_arrays(real: np.ndarray, reconstructed: np.ndarray) -> np.ndarray:
     """``attacks.images.psnr`` of arrays."""
-    return images.psnr(torch.as_tensor(real), torch.as_tensor(other)).numpy()
-
-
-FLOOR = 1e-4
-BANDS = 2  # curves: of more, bands cover each other
+    return images.psnr(torch.as_tensor(real), torch.as_tensor(reconstructed)).numpy()
 
 
 @dataclass(frozen=True)
@@ -345,24 +389,27 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: boo
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
     worst = worst_blind_line(lines)
-    many = sum(line.blind is not None for line in lines)
-    if worst is not None:
-        label = "control: never saw the artifact" + (f" (furthest of {many})" if many > 1 else "")
-        x, (low, tpr, high) = (
-            _clip_to_floor(worst, floor),
-            (np.maximum(y, floor / 10) for y in (worst.lo, worst.tpr, worst.hi)),
-        )
-        axes.fill_between(x, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
-        axes.step(x, tpr, where="post", color=MUTED, lw=1, label=label)
+    if worst is None:
+        return
+    label = "control: never saw the artifact"
+    controls = len([line for line in lines if line.blind is not None])
+    if controls > 1:
+        label += f" (furthest of {controls})"
+    fpr = _clip_to_floor(worst, floor)
+    low = np.maximum(worst.lo, floor / 10)
+    high = np.maximum(worst.hi, floor / 10)
+    tpr = np.maximum(worst.tpr, floor / 10)
+    axes.fill_between(fpr, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
+    axes.step(fpr, tpr, where="post", color=MUTED, lw=1, label=label)
 
 
 def _mark_one_outsider(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
-    one = max(1 / line.curve.outsiders for line in lines)
-    if one > floor:
-        axes.axvline(one, color=MUTED, lw=0.9, ls=":")
-        axes.text(
-            one, 1.08, f"one in {round(1 / one)}", color=MUTED, fontsize=8, ha="center", va="bottom"
-        )
+    rate = max(1 / line.curve.outsiders for line in lines)
+    if rate <= floor:
+        return
+    axes.axvline(rate, color=MUTED, lw=0.9, ls=":")
+    text = f"one in {round(1 / rate)}"
+    axes.text(rate, 1.08, text, color=MUTED, fontsize=8, ha="center", va="bottom")
 
 
 def draw_accuracy(
@@ -576,58 +623,11 @@ def _draw_strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -
 
 def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     """Only what is drawn."""
-    looks: dict[str, dict[str, Any]] = {
-        "claim": {
-            "marker": "D",
-            "ms": 7,
-            "mfc": PAPER,
-            "mec": CLAIM,
-            "mew": 1.8,
-            "label": "claimed or stated",
-        },
-        "proven": {
-            "marker": "|",
-            "ms": 11,
-            "mew": 2.6,
-            "color": PROVEN,
-            "label": "proven (at most)",
-        },
-        "shown": {"marker": ">", "ms": 8, "color": SHOWN, "label": "shown (at least)"},
-    }
-    drawn = (
-        look for name, look in looks.items() if any(getattr(row, name) is not None for row in rows)
-    )
-    return [Line2D([], [], ls="", **look) for look in drawn]
-
-
-FRONTIER_MARKS: Mapping[
-    str, Mapping[str, Any]
-] = {  # beside a method's own; in the legend where they are drawn
-    "shown": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
-    "claim": {
-        "marker": "D",
-        "ls": (0, (3, 2)),
-        "ms": 9,
-        "mfc": "none",
-        "label": "the paper's claim",
-    },
-    "public": {
-        "marker": "o",
-        "ls": "",
-        "ms": 8,
-        "fillstyle": "left",
-        "markerfacecoloralt": PAPER,
-        "label": "public data",
-    },
-    "trusted": {
-        "marker": "s",
-        "ls": "",
-        "ms": 13,
-        "mfc": "none",
-        "label": "the server sees less than uploads",
-    },
-    "published": {"marker": "*", "ls": "", "ms": 10, "label": "published by others"},
-}
+    handles = []
+    for name, look in STRIP_MARKS.items():
+        if any(getattr(row, name) is not None for row in rows):
+            handles.append(Line2D([], [], ls="", **look))
+    return handles
 
 
 def draw_frontier(
@@ -643,32 +643,43 @@ def draw_frontier(
     same setting, large open diamonds on dashed lines at the paper's claim; half-filled marks stand
     for public data, squares round a mark for a server that sees less than every upload, stars for
     ``published`` figures of others, (epsilon, accuracy)."""
-    axis = EpsilonAxis(
-        [v for p in points for v in (p.epsilon, p.shown, p.claim)] + [e for e, _ in published]
-    )
-    methods = list(dict.fromkeys(p.method for p in points))
+    epsilons = [epsilon for epsilon, _ in published]
+    for point in points:
+        epsilons += _point_epsilons(point)
+    axis = EpsilonAxis(epsilons)
+    methods = list(dict.fromkeys(point.method for point in points))
     with figure_canvas(width, 3.6 + 0.2 * len(methods)) as (figure, axes):
         for index, method in enumerate(methods):
-            mine = sorted((p for p in points if p.method == method), key=lambda p: p.epsilon)
-            _draw_frontier_curve(axes, axis, mine, index)
+            settings = [point for point in points if point.method == method]
+            settings.sort(key=lambda point: point.epsilon)
+            _draw_frontier_curve(axes, axis, settings, index)
         handles, _ = axes.get_legend_handles_labels()
         for epsilon, accuracy in published:
             _draw_frontier_mark(axes, "published", axis.position_of(epsilon), accuracy, color=MUTED)
         axis.set_ticks(axes, "ε (filled: proven at most)")
         axes.set_ylabel(f"accuracy ({kind})")
         axes.yaxis.set_major_formatter(PERCENT)
-        values = {n: [getattr(p, n, None) for p in points] for n in FRONTIER_MARKS}
-        drawn = {
-            n for n, found in values.items() if any(v is not None and v is not False for v in found)
-        }
-        drawn |= {"published"} if published else set()
-        grey = [
-            Line2D([], [], color=MUTED, **look)
-            for name, look in FRONTIER_MARKS.items()
-            if name in drawn
-        ]
-        figure.legend(handles=handles + grey, loc="outside lower center", ncols=2)
+        for name in _frontier_marks_drawn(points, published):
+            handles.append(Line2D([], [], color=MUTED, **FRONTIER_MARKS[name]))
+        figure.legend(handles=handles, loc="outside lower center", ncols=2)
     return figure
+
+
+def _point_epsilons(point: FrontierPoint) -> list[float]:
+    epsilons = (point.epsilon, point.shown, point.claim)
+    return [epsilon for epsilon in epsilons if epsilon is not None]
+
+
+def _frontier_marks_drawn(points: Sequence[FrontierPoint], published: Sequence[Any]) -> list[str]:
+    """Names of ``FRONTIER_MARKS`` that the legend explains."""
+    is_drawn = {
+        "shown": any(point.shown is not None for point in points),
+        "claim": any(point.claim is not None for point in points),
+        "public": any(point.public for point in points),
+        "trusted": any(point.trusted for point in points),
+        "published": bool(published),
+    }
+    return [name for name in FRONTIER_MARKS if is_drawn[name]]
 
 
 def _draw_frontier_curve(

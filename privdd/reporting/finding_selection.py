@@ -12,7 +12,15 @@ from scipy.special import ndtri
 from scipy.stats import hypergeom
 
 from attacks.statistics import lower_limit
-from privdd.reporting.schema import ClaimRow, FindingRow, Findings, SurfaceRow, TprAt, WorstRecord
+from privdd.reporting.schema import (
+    ClaimRow,
+    FindingRow,
+    Findings,
+    Scope,
+    SurfaceRow,
+    TprAt,
+    WorstRecord,
+)
 from privdd.reporting.wording import format_number
 
 # The rule: the lower end of an interval lies above the chance level, and all intervals of a run
@@ -25,43 +33,54 @@ PICTURE_FAMILIES = frozenset({"gradient_inversion", "model_inversion", "reconstr
 ALPHA = 0.05  # the chance that any interval of a run that guesses lies off: 95 % confidence
 # dB; a choice: less is not told apart from a guess by eye, nor from chance by a few pictures
 PICTURE_MARGIN = 0.5
-EXPOSED_FPR = (
-    0.001  # at which the most exposed records are looked for (``attacks.membership.measures``)
-)
-ROUNDING = (
-    1e-9  # a number is above a chance level only by more than this: both went through a transform
-)
+EXPOSED_FPR = 0.001  # at which the most exposed records are looked for (``membership.measures``)
+ROUNDING = 1e-9  # a number above chance is so by more than this: both went through a transform
 AUC_CHANCE = 0.5
-FEATURE_ATTACKS = frozenset(
-    {"known_neighbour"}
-)  # their PSNR is of shared features, not of pictures
+FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of features, not of images
+# What works on a pool of released features works on the values that it holds: who holds these knows
+# more. surface -> the one whose values it holds
+POOLS: Mapping[str, str] = {"shared_features": "features"}
+READERS_OF_BROADCASTS = ("peer", "public")  # adversaries that hold what the server sends
+SENTENCE = (
+    "No membership attack of this audit found anything that it can read in what was "
+    "sent, so none has a rate. That says "
+    "nothing about what other attacks would find."
+)
+UNSCORED = "not tested: no membership attack of this audit had anything to read in it"
 
 
 @dataclass(frozen=True)
 class MembershipResult:
     """The result of one membership attack at one false-positive rate.
 
-    kind: "rate", of all records; "exposed", of single records; "bound", by its lower bound on
-        epsilon, and "ranking", by the
-    AUC: both say that members can be distinguished, at no rate (fpr 1); at: the rate of all records
-        at ``fpr``; None where the sample cannot show it.
+    Attributes:
+        row: The finding.
+        fpr: The false-positive rate, in (0, 1].
+        at: The rate of all records at ``fpr``; None if the sample cannot show it.
+        scope: What the finding is judged by.
+        kind: "rate", of all records; "exposed", of single records; "bound", by its lower bound on
+            epsilon, and "ranking", by the AUC: both say that members can be distinguished, at no
+            rate (fpr 1).
     """
 
     row: FindingRow
     fpr: float
     at: TprAt | None
+    scope: Scope
     kind: Literal["rate", "exposed", "bound", "ranking"] = "rate"
 
     @property
     def exposed(self) -> list[WorstRecord]:
         """The records that are identified more often than by chance at this rate; [] at any
         other."""
-        return exposed_records(self.row) if self.fpr == EXPOSED_FPR else []
+        return exposed_records(self.row, self.scope) if self.fpr == EXPOSED_FPR else []
 
     @property
     def counts(self) -> bool:
         """Whether of all records more are identified than by chance."""
-        return self.kind == "rate" and self.at is not None and beats_guessing(self.at, self.fpr)
+        if self.kind != "rate" or self.at is None:
+            return False
+        return beats_guessing(self.at, self.fpr, self.scope)
 
     @property
     def beats_guessing(self) -> bool:
@@ -70,18 +89,20 @@ class MembershipResult:
             return bool(self.exposed)
         if self.kind == "bound":
             return bounds_members(self.row)
-        return ranks_members(self.row) if self.kind == "ranking" else self.counts
+        return ranks_members(self.row, self.scope) if self.kind == "ranking" else self.counts
 
     @property
     def strength_key(self) -> tuple[bool, float, bool, float, bool, float, float]:
         """Compared in this order: whether chance is beaten, the smaller rate, a rate of all records
         before single ones, the share identified at it, whether a bound shows it, this bound, the
         AUC."""
-        worst = self.row.worst_records if self.kind == "exposed" else None
-        share = self.at.tpr if self.at and self.kind == "rate" else 0.0
-        share = worst.tpr if worst else share
+        worst = self.row.worst_records
+        share = 0.0
+        if self.kind == "exposed" and worst is not None:
+            share = worst.tpr
+        elif self.kind == "rate" and self.at is not None:
+            share = self.at.tpr
         bound = epsilon_bound(self.row) if self.kind == "bound" else 0.0
-        auc = self.row.auc or 0.0
         return (
             self.beats_guessing,
             -self.fpr,
@@ -89,59 +110,64 @@ class MembershipResult:
             share,
             self.kind == "bound",
             bound,
-            auc,
+            self.row.auc or 0.0,
         )
 
 
-def exposes_records(row: FindingRow) -> bool:
+def exposes_records(row: FindingRow, scope: Scope) -> bool:
     """The one rule, for the records that an attack chose in one half of the replays and judged in
     the other: together they are identified more often than by chance, and more often than they are
-        named while they are out (Fisher's exact test)."""
+    named while they are out.
+
+    Fisher's exact test: of all trials + out replays, hits + wrong name the record; if being in does
+    not matter, hits follows
+
+        Hypergeometric(trials + out, hits + wrong, trials).
+    """
     worst = row.worst_records
-    looks = row._context.looks
-    if (
-        worst is None
-        or not worst.records
-        or not exceeds_chance(worst.tpr, worst.ci[0], EXPOSED_FPR, looks)
-    ):
+    if worst is None or not worst.records:
         return False
-    hits, trials, wrong, out = (
-        sum(getattr(one, name) or 0 for one in worst.records) for name in COUNTED
-    )
+    if not exceeds_chance(worst.tpr, worst.ci[0], EXPOSED_FPR, scope.looks):
+        return False
+    hits = sum(record.hits for record in worst.records)
+    trials = sum(record.trials for record in worst.records)
+    wrong = sum(record.wrong or 0 for record in worst.records)
+    out = sum(record.out or 0 for record in worst.records)
     if not out:
         return True
-    return float(hypergeom.sf(hits - 1, trials + out, hits + wrong, trials)) < ALPHA / 2 / looks
+    p_value = float(hypergeom.sf(hits - 1, trials + out, hits + wrong, trials))
+    return p_value < ALPHA / 2 / scope.looks
 
 
-COUNTED = ("hits", "trials", "wrong", "out")  # of a record in all its replays
+def exposed_records(row: FindingRow, scope: Scope) -> list[WorstRecord]:
+    """The single records that an attack identifies again and again, the most exposed first; [] if
+    the rule does not hold.
 
-
-def exposed_records(row: FindingRow) -> list[WorstRecord]:
-    """The single records that an attack identifies again and again, the most exposed first; []
-    where the rule does not hold.
-
-    A record's interval lies above the chance level; where none does by itself, the most exposed one
+    A record's interval lies above the chance level; if none does by itself, the most exposed one
     carries the rule."""
-    if row.worst_records is None or not exposes_records(row):
+    worst = row.worst_records
+    if worst is None or not exposes_records(row, scope):
         return []
-    ranked = sorted(row.worst_records.records, key=lambda one: (one.ci[0], one.hits), reverse=True)
+    ranked = sorted(worst.records, key=lambda record: (record.ci[0], record.hits), reverse=True)
     clear = [
-        one for one in ranked if exceeds_chance(one.tpr, one.ci[0], EXPOSED_FPR, row._context.looks)
+        record
+        for record in ranked
+        if exceeds_chance(record.tpr, record.ci[0], EXPOSED_FPR, scope.looks)
     ]
     return clear or ranked[:1]
 
 
-def identifies_members(row: FindingRow) -> bool:
+def identifies_members(row: FindingRow, scope: Scope) -> bool:
     """The one rule, for members nearer to what was sent than non-members: the chance of so many, at
     its share of the error."""
-    return row.copy_test is not None and row.copy_test.p_value < ALPHA / 2 / row._context.looks
+    return row.copy_test is not None and row.copy_test.p_value < ALPHA / 2 / scope.looks
 
 
-def ranks_members(row: FindingRow) -> bool:
+def ranks_members(row: FindingRow, scope: Scope) -> bool:
     """The one rule, for the AUC: guessing reaches one half."""
     if row.auc is None or row.auc_ci is None:
         return False
-    return exceeds_chance(row.auc, row.auc_ci[0], AUC_CHANCE, row._context.looks)
+    return exceeds_chance(row.auc, row.auc_ci[0], AUC_CHANCE, scope.looks)
 
 
 def bounds_members(row: FindingRow) -> bool:
@@ -149,9 +175,9 @@ def bounds_members(row: FindingRow) -> bool:
     return has_sound_bound(row) and epsilon_bound(row) > ROUNDING
 
 
-def beats_guessing(at: TprAt, fpr: float) -> bool:
+def beats_guessing(at: TprAt, fpr: float, scope: Scope) -> bool:
     """The one rule, for a true-positive rate: guessing reaches the false-positive rate itself."""
-    return exceeds_chance(at.tpr, at.ci[0], fpr, at._context.looks)
+    return exceeds_chance(at.tpr, at.ci[0], fpr, scope.looks)
 
 
 def exceeds_chance(rate: float, low: float, chance: float, looks: int) -> bool:
@@ -214,84 +240,90 @@ def shown_epsilon(rows: Iterable[FindingRow]) -> float | None:
     return epsilon_bound(best) if best else None
 
 
-def ranked_memberships(rows: Iterable[FindingRow]) -> list[MembershipResult]:
+def ranked_memberships(rows: Iterable[FindingRow], scope: Scope) -> list[MembershipResult]:
     """All that membership attacks show at rates which their samples can show, strongest first: the
     one order of all pages."""
-    return sorted(
-        (m for row in rows if row.family == "membership" for m in _membership_results(row)),
-        key=lambda m: m.strength_key,
-        reverse=True,
-    )
+    results: list[MembershipResult] = []
+    for row in rows:
+        if row.family == "membership":
+            results += _membership_results(row, scope)
+    return sorted(results, key=lambda result: result.strength_key, reverse=True)
 
 
-def _membership_results(row: FindingRow) -> Iterator[MembershipResult]:
-    seen = {float(key): at for key, at in (row.tpr_at_fpr or {}).items() if at.resolvable}
-    yield from (MembershipResult(row, fpr, at) for fpr, at in seen.items())
-    if exposes_records(row):
-        yield MembershipResult(row, EXPOSED_FPR, seen.get(EXPOSED_FPR), "exposed")
+def _membership_results(row: FindingRow, scope: Scope) -> Iterator[MembershipResult]:
+    rates = {float(fpr): rate for fpr, rate in (row.tpr_at_fpr or {}).items() if rate.resolvable}
+    for fpr, rate in rates.items():
+        yield MembershipResult(row, fpr, rate, scope)
+    if exposes_records(row, scope):
+        yield MembershipResult(row, EXPOSED_FPR, rates.get(EXPOSED_FPR), scope, "exposed")
     if bounds_members(row):
-        yield MembershipResult(row, 1.0, None, "bound")
-    if ranks_members(row):
-        yield MembershipResult(row, 1.0, None, "ranking")
+        yield MembershipResult(row, 1.0, None, scope, "bound")
+    if ranks_members(row, scope):
+        yield MembershipResult(row, 1.0, None, scope, "ranking")
 
 
-def strongest_membership(rows: Iterable[FindingRow]) -> MembershipResult | None:
+def strongest_membership(rows: Iterable[FindingRow], scope: Scope) -> MembershipResult | None:
     """The strongest of ``ranked_memberships``; rates that the sample is too small for are passed
     over."""
-    return next(iter(ranked_memberships(rows)), None)
+    return next(iter(ranked_memberships(rows, scope)), None)
 
 
 def blind_guess_psnr(row: FindingRow) -> float | None:
     """The PSNR in dB of the best guess that never saw the artifact, if the finding has one."""
-    return max(
-        (value for name, value in (row.baselines or {}).items() if name.startswith("psnr")),
-        default=None,
-    )
+    return _largest_baseline(row, "psnr")
 
 
 def blind_label_rate(row: FindingRow) -> float | None:
     """The share of labels that the best guess which never saw the artifact reads, if the finding
     has one."""
-    return max(
-        (v for name, v in (row.baselines or {}).items() if name.startswith("label_accuracy")),
-        default=None,
-    )
+    return _largest_baseline(row, "label_accuracy")
+
+
+def _largest_baseline(row: FindingRow, prefix: str) -> float | None:
+    baselines = row.baselines or {}
+    values = [value for name, value in baselines.items() if name.startswith(prefix)]
+    return max(values, default=None)
 
 
 def psnr_gain(row: FindingRow) -> float:
-    """How many dB the typical picture is above the best kind of blind guess; 0 where there is none
-    to compare with.
+    """How many dB the typical image is above the best kind of blind guess; 0 if there is none to
+    compare with.
 
-    Of medians; of features, which have none, of means.
+    Of medians; of means for an attack that brings no guess for each image.
     """
     if row.pictures is not None:
         return row.pictures.median - row.pictures.guess
     base = blind_guess_psnr(row)
-    return (row.psnr or 0.0) - base if base is not None else 0.0
+    if base is None:
+        return 0.0
+    return (row.psnr or 0.0) - base
 
 
-def has_clear_pictures(row: FindingRow) -> bool:
+def has_clear_pictures(row: FindingRow, scope: Scope) -> bool:
     """The one rule, for single pictures: more lie clearly above every guess for their own record
     than blind ones would, or the best of them gains what the best of so many blind ones does not;
     each at its share of the run's 5 %."""
-    seen = row.pictures
-    each = ALPHA / 2 / row._context.looks
-    if seen is None or seen.chance is None:
+    images = row.pictures
+    if images is None or images.chance is None:
         return False
-    many = is_above_chance(seen.clear / seen.n, seen.chance, seen.n, row._context.looks)
-    return many or (seen.chance_best is not None and seen.clear > 0 and seen.chance_best < each)
+    if is_above_chance(images.clear / images.n, images.chance, images.n, scope.looks):
+        return True
+    if images.chance_best is None or images.clear == 0:
+        return False
+    return images.chance_best < ALPHA / 2 / scope.looks
 
 
-def rebuilds_records(row: FindingRow) -> bool:
+def rebuilds_records(row: FindingRow, scope: Scope) -> bool:
     """The one rule, for pictures: single ones stand out, or the typical one is ``PICTURE_MARGIN``
     dB above the best guess."""
-    return has_clear_pictures(row) or psnr_gain(row) >= PICTURE_MARGIN
+    return has_clear_pictures(row, scope) or psnr_gain(row) >= PICTURE_MARGIN
 
 
-def strongest_reconstruction(rows: Iterable[FindingRow]) -> FindingRow | None:
+def strongest_reconstruction(rows: Iterable[FindingRow], scope: Scope) -> FindingRow | None:
     """The reconstruction whose pictures stand out, else the one furthest above a blind guess: an
     average picture alone can reach a high PSNR."""
-    return max(filter(rebuilds_pictures, rows), key=picture_strength, default=None)
+    attempts = filter(rebuilds_pictures, rows)
+    return max(attempts, key=lambda row: picture_strength(row, scope), default=None)
 
 
 def rebuilds_pictures(row: FindingRow) -> bool:
@@ -303,23 +335,28 @@ def rebuilds_pictures(row: FindingRow) -> bool:
     )
 
 
-def picture_strength(row: FindingRow) -> tuple[bool, bool, float, float, float]:
+def picture_strength(row: FindingRow, scope: Scope) -> tuple[bool, bool, float, float, float]:
     clear = row.pictures.clear / row.pictures.n if row.pictures else 0.0
-    return has_clear_pictures(row), rebuilds_records(row), clear, psnr_gain(row), row.psnr or 0.0
+    return (
+        has_clear_pictures(row, scope),
+        rebuilds_records(row, scope),
+        clear,
+        psnr_gain(row),
+        row.psnr or 0.0,
+    )
 
 
-def strongest_on_each_surface(rows: Iterable[FindingRow]) -> list[FindingRow]:
+def strongest_on_each_surface(rows: Iterable[FindingRow], scope: Scope) -> list[FindingRow]:
     """The finding of the strongest membership attack on each surface, the strongest of all
     first."""
-    rows = list(rows)
-    best = dict[str, FindingRow]()
-    for found in ranked_memberships(rows):
-        best.setdefault(found.row.surface, found.row)
-    for row in sorted(
-        rows, key=lambda one: one.auc or 0.0, reverse=True
-    ):  # whose sample shows no rate
-        best.setdefault(row.surface, row)
-    return list(best.values())
+    findings = list(rows)
+    strongest = dict[str, FindingRow]()
+    for result in ranked_memberships(findings, scope):
+        strongest.setdefault(result.row.surface, result.row)
+    # those whose sample shows no rate come last
+    for row in sorted(findings, key=lambda row: row.auc or 0.0, reverse=True):
+        strongest.setdefault(row.surface, row)
+    return list(strongest.values())
 
 
 def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -> bool:
@@ -335,19 +372,17 @@ def is_above_chance(rate: float, chance: float, n: int | None, looks: int = 1) -
 
 
 def boldest_claim(claims: Iterable[ClaimRow]) -> ClaimRow | None:
-    """The claim of the smallest epsilon; None where no claim gives a number."""
-    return min(
-        (c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None
-    )
+    """The claim of the smallest epsilon; None if no claim gives a number."""
+    numbered = [claim for claim in claims if claim.number is not None]
+    return min(numbered, key=lambda claim: claim.number or 0.0, default=None)
 
 
 def limit_word(claim: ClaimRow | None, rows: Iterable[FindingRow]) -> str:
-    """The word for the number of a claim: "stated" where the run is held to it, else "claimed"."""
-    return (
-        "stated"
-        if claim is not None and any(r.epsilon_stated == claim.number is not None for r in rows)
-        else "claimed"
-    )
+    """The word for the number of a claim: "stated" if the run is held to it, else "claimed"."""
+    if claim is None or claim.number is None:
+        return "claimed"
+    is_stated = any(row.epsilon_stated == claim.number for row in rows)
+    return "stated" if is_stated else "claimed"
 
 
 def exceeds_claim(claim: ClaimRow | None, shown: float | None, delta: float) -> bool:
@@ -359,29 +394,24 @@ def exceeds_claim(claim: ClaimRow | None, shown: float | None, delta: float) -> 
 
 
 def findings_measuring_claim(claim: ClaimRow, rows: Iterable[FindingRow]) -> list[FindingRow]:
-    """The findings of the attacks that measure a claim, where they measured something."""
-    mine = [r for r in rows if r.attack in claim.tested_by]
-    return [r for r in mine if r.auc is not None or r.identified is not None or r.psnr is not None]
-
-
-# What works on a pool of released features works on the values that it holds: who holds these knows
-# more.
-POOLS: Mapping[str, str] = {
-    "shared_features": "features"
-}  # surface -> the one whose values it holds
-READERS_OF_BROADCASTS = ("peer", "public")  # adversaries that hold what the server sends
-
-
-def filed_findings(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings filed under a surface; where client and server both send on it, those of who
-    holds this one's messages."""
-    senders = {other.sender for other in findings.surfaces if other.surface == row.surface}
-    here = [found for found in findings.findings if found.surface == row.surface]
+    """The findings of the attacks that measure a claim, if they measured something."""
     return [
-        f
-        for f in here
-        if len(senders) == 1 or (f.adversary in READERS_OF_BROADCASTS) == (row.sender == "server")
+        row
+        for row in rows
+        if row.attack in claim.tested_by
+        and (row.auc is not None or row.identified is not None or row.psnr is not None)
     ]
+
+
+def filed_findings(surface: SurfaceRow, findings: Findings) -> list[FindingRow]:
+    """The findings filed under a surface; if client and server both send on it, those of whoever
+    holds this sender's messages."""
+    rows = [row for row in findings.findings if row.surface == surface.surface]
+    senders = {row.sender for row in findings.surfaces if row.surface == surface.surface}
+    if len(senders) == 1:
+        return rows
+    is_broadcast = surface.sender == "server"
+    return [row for row in rows if (row.adversary in READERS_OF_BROADCASTS) == is_broadcast]
 
 
 def refuting_findings(findings: Findings) -> list[FindingRow]:
@@ -396,52 +426,53 @@ def misfiled_findings(findings: Findings) -> list[FindingRow]:
     return [row for row in findings.findings if row.surface not in sent]
 
 
-def refuted_source(row: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+def refuted_source(surface: SurfaceRow, findings: Findings) -> SurfaceRow | None:
     """Of a contradicted surface that no refuting finding is filed under: the surface which such a
     finding is filed under, and from whose refuted messages this one was computed."""
-    if row.verdict != "contradiction" or any(
-        found.refutes for found in filed_findings(row, findings)
-    ):
+    if surface.verdict != "contradiction" or _has_refutation(surface, findings):
         return None
-    others = [
-        other
-        for other in findings.surfaces
-        if other is not row and {*row.refuted} & {*other.refuted}
-    ]
-    accused = [
-        other for other in others if any(found.refutes for found in filed_findings(other, findings))
-    ]
-    return next(iter(accused), None)
+    for source in findings.surfaces:
+        if source is surface or not {*surface.refuted} & {*source.refuted}:
+            continue
+        if _has_refutation(source, findings):
+            return source
+    return None
 
 
-def findings_on_surface(row: SurfaceRow, findings: Findings) -> list[FindingRow]:
-    """The findings filed under a surface; of what a client sends, and of a pool of such values, the
-    tests of the mechanisms that it was computed from; of values in a pool, the attacks on the pool;
-    of a pool whose values are refuted, all of theirs."""
-    mine = filed_findings(row, findings)
-    source = next(
-        (other for other in findings.surfaces if other.surface == POOLS.get(row.surface)), None
-    )
-    for test in (
-        found for found in findings.findings if found.family == "guarantee" and found not in mine
-    ):
-        is_behind = row.sender == "client" and bool(
-            {*(test.message or "").split(", ")} & {*row.behind}
-        )
-        if is_behind or (source is not None and test.surface == source.surface):
-            mine.append(test)
-    if source is not None and row.verdict == source.verdict == "contradiction":
-        mine += [found for found in filed_findings(source, findings) if found not in mine]
-    pooled = (found for found in findings.findings if POOLS.get(found.surface) == row.surface)
-    return mine + [found for found in pooled if found.family != "guarantee"]
+def _has_refutation(surface: SurfaceRow, findings: Findings) -> bool:
+    return any(row.refutes for row in filed_findings(surface, findings))
 
 
-SENTENCE = (
-    "No membership attack of this audit found anything that it can read in what was "
-    "sent, so none has a rate. That says "
-    "nothing about what other attacks would find."
-)
-UNSCORED = "not tested: no membership attack of this audit had anything to read in it"
+def findings_on_surface(surface: SurfaceRow, findings: Findings) -> list[FindingRow]:
+    """The findings that speak of a surface.
+
+    Those filed under it; of what a client sends, and of a pool of such values, the tests of the
+    mechanisms that it was computed from; of values in a pool, the attacks on the pool; of a pool
+    whose values are refuted, all of theirs.
+    """
+    rows = filed_findings(surface, findings)
+    source = _pooled_surface(surface, findings)
+    for test in findings.findings:
+        if test.family != "guarantee" or test in rows:
+            continue
+        if _is_behind(test, surface) or (source is not None and test.surface == source.surface):
+            rows.append(test)
+    if source is not None and surface.verdict == source.verdict == "contradiction":
+        rows += [row for row in filed_findings(source, findings) if row not in rows]
+    pooled = [row for row in findings.findings if POOLS.get(row.surface) == surface.surface]
+    return rows + [row for row in pooled if row.family != "guarantee"]
+
+
+def _pooled_surface(pool: SurfaceRow, findings: Findings) -> SurfaceRow | None:
+    """The surface whose values a pool holds; None for what is no pool."""
+    values = POOLS.get(pool.surface)
+    return next((row for row in findings.surfaces if row.surface == values), None)
+
+
+def _is_behind(test: FindingRow, surface: SurfaceRow) -> bool:
+    """Whether what a client sends was computed from a message that a test is about."""
+    messages = (test.message or "").split(", ")
+    return surface.sender == "client" and bool({*messages} & {*surface.behind})
 
 
 def failed_findings(findings: Findings) -> list[FindingRow]:
@@ -470,10 +501,9 @@ def findings_without_signal(findings: Findings) -> list[FindingRow]:
 
 def has_no_signal(rows: Iterable[FindingRow]) -> bool:
     """Whether membership attacks were tried, and none of them had anything to read."""
-    tried = [
-        row.status for row in rows if row.family == "membership" and row.status != "not_attacked"
-    ]
-    return bool(tried) and set(tried) == {"nothing_to_read"}
+    memberships = [row for row in rows if row.family == "membership"]
+    statuses = {row.status for row in memberships if row.status != "not_attacked"}
+    return statuses == {"nothing_to_read"}
 
 
 def diverged_run_text(findings: Findings) -> tuple[str, tuple[str, ...]] | None:

@@ -19,7 +19,7 @@ from privdd.reporting.finding_selection import (
     epsilon_bound,
     is_above_chance,
 )
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, Scope
 from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
 
 # The kinds of leak, the gravest first. "refutation": a stated guarantee is false; "noise": a test
@@ -48,31 +48,54 @@ COPY_ATTACKS = frozenset({"copy_detection"})  # they compare a release with the 
 MIN_FEATURE_GAIN = (
     1.0  # dB by which shared features have to become closer before noise counts as removed
 )
+# attack -> the predicate; {hits} of {n}, {chance} by chance
+IDENTIFIES: Mapping[str, str] = {
+    "singling_out": (
+        "singles out a training record with {hits} of {n} predicates (on held-out records {chance})"
+    ),
+    "linkability": (
+        "links the two halves of {hits} of {n} training records (of held-out ones {chance})"
+    ),
+    "inference": (
+        "infers the hidden column of {hits} of {n} training records (of held-out ones {chance})"
+    ),
+    "copy_detection": (
+        "finds {hits} of {n} released {items} nearer to a training {item} than to any held-out one "
+        "(chance {chance})"
+    ),
+}
+MATCHES = "can match {hits} of {n} reconstructions to the right record (chance {chance})"
 
 
 @dataclass(frozen=True)
 class LeakResult:
-    """One result above chance. phrase, brief: a predicate, with and without intervals: "can
-    identify ..."; for ``SENTENCES`` a whole sentence; certain: shown with an interval, at 95 % for
-    all rates of the run."""
+    """One result above chance.
+
+    Attributes:
+        row: The finding that shows it.
+        scope: What the finding was judged by.
+        kind: The kind of leak.
+        phrase: A predicate with intervals, "can identify ..."; for ``SENTENCES`` a whole sentence.
+        brief: The same without intervals.
+        certain: Whether it is shown with an interval, at 95 % for all rates of the run.
+        strength: Within its kind, larger is graver.
+    """
 
     row: FindingRow
+    scope: Scope
     kind: Kind
     phrase: str
     brief: str
     certain: bool = True
-    strength: float = 0.0  # within its kind: larger is graver
+    strength: float = 0.0
 
     @property
     def _subject(self) -> str:
         """The party that is played; of a comparison with the training data, which no party can
         make, the comparison."""
-        by_attack = self.kind == "likeness" or self.row.attack in IDENTIFIES
-        return (
-            wording.attack_title(self.row.attack)
-            if by_attack
-            else wording.ADVERSARY[self.row.adversary][0]
-        )
+        if self.kind == "likeness" or self.row.attack in IDENTIFIES:
+            return wording.attack_title(self.row.attack)
+        return wording.ADVERSARY[self.row.adversary][0]
 
     @property
     def sentence(self) -> str:
@@ -90,13 +113,16 @@ class LeakResult:
     @property
     def first_sentence(self) -> str:
         """For the first screen, with the artifact: "From the model update, the server can ..."."""
-        place = wording.surface_title(self.row).lower()
+        place = wording.surface_title(self.row, self.scope).lower()
         if self.kind in ("refutation", "noise"):
             return f"On the {place}, {self.phrase}."
-        place = f"noised sums behind the {place}" if self.row.adversary == "analyst" else place
+        if self.row.adversary == "analyst":
+            place = f"noised sums behind the {place}"
         if self.kind == "copy":
             return f"{self.phrase} ({place})."
-        note = f" ({self.row.note})" if self.row.note and self.kind == "reconstruction" else ""
+        note = ""
+        if self.row.note and self.kind == "reconstruction":
+            note = f" ({self.row.note})"
         return f"From the {place}, {self._subject} {self.brief}{note}."
 
     @property
@@ -105,22 +131,26 @@ class LeakResult:
         return RANKS.index(self.kind), -self.strength
 
 
-def rank_leaks(rows: Iterable[FindingRow]) -> list[LeakResult]:
-    """The strongest leak of each kind, the gravest kind first; [] where nothing was shown to beat
-    chance."""
-    given = list(rows)
-    found = [leak for read in READERS for leak in read(given)]
-    best: dict[tuple[Kind, str], LeakResult] = {}
-    for leak in sorted(found, key=lambda one: one.order):
+def rank_leaks(rows: Iterable[FindingRow], scope: Scope) -> list[LeakResult]:
+    """Find the strongest leak of each kind.
+
+    Args:
+        rows: Findings of one run, all or those on one surface.
+        scope: What they are judged by.
+
+    Returns:
+        The gravest kind first; empty if nothing was shown to beat chance. Of identification, one
+        leak for each attack.
+    """
+    findings = list(rows)
+    leaks: list[LeakResult] = []
+    for read_leaks in READERS:
+        leaks += read_leaks(findings, scope)
+    strongest: dict[tuple[Kind, str], LeakResult] = {}
+    for leak in sorted(leaks, key=lambda leak: leak.order):
         topic = leak.row.attack if leak.kind == "identification" else ""
-        best.setdefault((leak.kind, topic), leak)
-    return list(best.values())
-
-
-def attacker_name(row: FindingRow) -> str:
-    """The party that an attack plays, as a sentence begins: "The server"."""
-    name = wording.ADVERSARY[row.adversary][0]
-    return name[0].upper() + name[1:]
+        strongest.setdefault((leak.kind, topic), leak)
+    return list(strongest.values())
 
 
 def item_name(row: FindingRow, count: int = 2) -> str:
@@ -132,7 +162,7 @@ def item_name(row: FindingRow, count: int = 2) -> str:
 # Guarantees.
 
 
-def noise_leak(rows: Iterable[FindingRow]) -> LeakResult | None:
+def noise_leak(rows: Iterable[FindingRow], scope: Scope) -> LeakResult | None:
     """The largest epsilon that a test of a guarantee shows for a crafted record, if it is large.
 
     rows: the findings on an artifact that has noise and no guarantee.
@@ -141,11 +171,11 @@ def noise_leak(rows: Iterable[FindingRow]) -> LeakResult | None:
     if best is None or epsilon_bound(best) <= LARGE_EPSILON:
         return None
     text = (
-        f"the noise does not hide every {best._context.unit}: for a crafted one, "
+        f"the noise does not hide every {scope.unit}: for a crafted one, "
         f"{wording.attack_title(best.attack)} shows that the true ε is at least "
         f"{format_number(epsilon_bound(best))}"
     )
-    return LeakResult(best, "noise", text, text, strength=epsilon_bound(best))
+    return LeakResult(best, scope, "noise", text, text, strength=epsilon_bound(best))
 
 
 # Copies.
@@ -153,10 +183,16 @@ def noise_leak(rows: Iterable[FindingRow]) -> LeakResult | None:
 
 @dataclass(frozen=True)
 class CopyCount:
-    """exact, near: of ``released`` records, how many equal a training record, and how many are
-    nearer to one than any held-out record is; control: the same two together, with training and
-    held-out records exchanged; chance: of a record near one of either, that it is a training
-    record: their share of both."""
+    """The copies that an attack counted among the records of a release.
+
+    Attributes:
+        released: How many records were released.
+        exact: How many of them equal a training record.
+        near: How many are nearer to a training record than any held-out record is.
+        control: exact and near together, with training and held-out records exchanged.
+        chance: Of a record near one of either, the chance that it is a training record: their
+            share of both.
+    """
 
     released: int
     exact: int
@@ -164,44 +200,51 @@ class CopyCount:
     control: int
     chance: float = 0.5
 
+    @property
+    def copies(self) -> int:
+        return max(self.exact, self.near)
+
 
 def copy_count(row: FindingRow) -> CopyCount | None:
-    """The copies that a finding counted; None where it counted none."""
-    known = row.diagnostics or {}
-    if row.attack not in COPY_ATTACKS or "exact_copies" not in known:
+    """The copies that a finding counted; None if it counted none."""
+    counts = row.diagnostics or {}
+    if row.attack not in COPY_ATTACKS or "exact_copies" not in counts:
         return None
-    exact = int(known["exact_copies"])
-    control = int(known.get("near_copies_of_heldout", 0))
-    training = int(known.get("training", 1))
-    heldout = int(known.get("heldout", 1))
-    chance = training / max(1, training + heldout)
+    exact = int(counts["exact_copies"])
+    training = int(counts.get("training", 1))
+    heldout = int(counts.get("heldout", 1))
     return CopyCount(
-        int(known.get("released", row.n or 0)),
-        exact,
-        int(known.get("near_copies", exact)),
-        control,
-        chance,
+        released=int(counts.get("released", row.n or 0)),
+        exact=exact,
+        near=int(counts.get("near_copies", exact)),
+        control=int(counts.get("near_copies_of_heldout", 0)),
+        chance=training / max(1, training + heldout),
     )
 
 
-def _copy_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    found = []
+def _copy_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
+    leaks = []
     for row in rows:
         count = copy_count(row)
-        if count is None or not _is_copying(row, count):
+        if count is None or not _is_copying(row, count, scope):
             continue
-        copies = max(count.exact, count.near)
-        item = item_name(row, count.released)
-        verb = "is a training" if copies == 1 else "are training"
-        how = "exactly" if count.exact == copies else f"{count.exact} exactly, the others nearly"
-        said = (
-            f"{copies} of {count.released} released {item} {verb} {item_name(row, copies)} ({how})"
-        )
-        found.append(LeakResult(row, "copy", said, said, strength=copies / max(count.released, 1)))
-    return found
+        text = _copy_sentence(row, count)
+        strength = count.copies / max(count.released, 1)
+        leaks.append(LeakResult(row, scope, "copy", text, text, strength=strength))
+    return leaks
 
 
-def _is_copying(row: FindingRow, count: CopyCount) -> bool:
+def _copy_sentence(row: FindingRow, count: CopyCount) -> str:
+    copies = count.copies
+    verb = "is a training" if copies == 1 else "are training"
+    how = f"{count.exact} exactly, the others nearly"
+    if count.exact == copies:
+        how = "exactly"
+    released = f"{count.released} released {item_name(row, count.released)}"
+    return f"{copies} of {released} {verb} {item_name(row, copies)} ({how})"
+
+
+def _is_copying(row: FindingRow, count: CopyCount, scope: Scope) -> bool:
     """An image that equals a training image is a copy by itself; else more copies of training
     records than of held-out ones.
 
@@ -210,9 +253,8 @@ def _is_copying(row: FindingRow, count: CopyCount) -> bool:
     """
     if row.surface in IMAGE_SURFACES and count.exact > count.control:
         return True
-    copies = max(count.exact, count.near)
-    total = copies + count.control
-    return total > 0 and is_above_chance(copies / total, count.chance, total, row._context.looks)
+    total = count.copies + count.control
+    return total > 0 and is_above_chance(count.copies / total, count.chance, total, scope.looks)
 
 
 # Membership.
@@ -224,33 +266,29 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
 
     brief: without intervals and single records.
     """
-    row = best.row
+    rate = one_in(best.fpr)
     if not best.beats_guessing:
-        return (
-            f"was not shown to identify more members than chance at {one_in(best.fpr)} false alarms"
-        )
+        return f"was not shown to identify more members than chance at {rate} false alarms"
     if best.kind == "bound":
-        bound = format_number(epsilon_bound(row))
+        bound = format_number(epsilon_bound(best.row))
         return f"can distinguish training records from non-members (ε of at least {bound})"
     if best.kind == "ranking":
         return (
             "can distinguish training records from non-members more often than "
-            f"chance{_auc_note(row, ' (')})"
+            f"chance{_auc_note(best.row)}"
         )
-    single = _exposed_phrase(best, brief)
+    exposed = _exposed_phrase(best, brief)
     if best.kind == "exposed" or best.at is None:
         tail = "" if brief else _average_note(best)
-        return f"can identify {single} at {one_in(best.fpr)} false alarms{tail}"
+        return f"can identify {exposed} at {rate} false alarms{tail}"
     interval = "" if brief else _interval_note(best.at.ci)
-    also = f"; again and again {single.rstrip(',')}" if single else ""
-    return (
-        f"can identify {format_share(best.at.tpr)} of the training records at "
-        f"{one_in(best.fpr)} false alarms{interval}{also}"
-    )
+    also = f"; again and again {exposed.rstrip(',')}" if exposed else ""
+    share = format_share(best.at.tpr)
+    return f"can identify {share} of the training records at {rate} false alarms{interval}{also}"
 
 
-def _auc_note(row: FindingRow, before: str) -> str:
-    return "" if row.auc is None else f"{before}AUC {format_share(row.auc)}"
+def _auc_note(row: FindingRow) -> str:
+    return "" if row.auc is None else f" (AUC {format_share(row.auc)})"
 
 
 def _exposed_phrase(best: MembershipResult, brief: bool) -> str:
@@ -259,21 +297,18 @@ def _exposed_phrase(best: MembershipResult, brief: bool) -> str:
     records = best.exposed
     if not records:
         return ""
-    said = f"{len(records)} of {best.row.n} records"
+    count = f"{len(records)} of {best.row.n} records"
+    if brief:
+        return count
     top = records[0]
-    which = "" if len(records) == 1 else "one of them "
-    return (
-        said if brief else f"{said}, {which}in {top.hits} of the {top.trials} replays that hold it,"
-    )
+    subject = "" if len(records) == 1 else "one of them "
+    return f"{count}, {subject}in {top.hits} of the {top.trials} replays that hold it,"
 
 
 def _average_note(best: MembershipResult) -> str:
-    ranks = finding_selection.ranks_members(best.row)
-    also = (
-        f", yet it can distinguish them from non-members{_auc_note(best.row, ' (')})"
-        if ranks
-        else ""
-    )
+    also = ""
+    if finding_selection.ranks_members(best.row, best.scope):
+        also = f", yet it can distinguish them from non-members{_auc_note(best.row)}"
     return f"; of all records it was not shown to identify more than chance{also}"
 
 
@@ -281,135 +316,142 @@ def _interval_note(interval: tuple[float, float]) -> str:
     return f" (95 %: {format_share(interval[0])} to {format_share(interval[1])})"
 
 
-def _membership_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    best = finding_selection.strongest_membership(rows)
+def _membership_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
+    best = finding_selection.strongest_membership(rows, scope)
     if best is None or not best.beats_guessing:
         return []
     kind: Kind = "membership" if best.kind in ("rate", "exposed") else "separation"
-    return [
-        LeakResult(best.row, kind, membership_phrase(best), membership_phrase(best, brief=True))
-    ]
+    phrase = membership_phrase(best)
+    return [LeakResult(best.row, scope, kind, phrase, membership_phrase(best, brief=True))]
 
 
-def nearest_phrase(row: FindingRow) -> str:
+def nearest_phrase(row: FindingRow, scope: Scope) -> str:
     """All members that were identified by the nearest row that was sent, as a predicate with both
     denominators."""
     test = row.copy_test
-    if test is None or not finding_selection.identifies_members(row):
+    if test is None or not finding_selection.identifies_members(row, scope):
         return "was not shown to identify more members than chance by the nearest row that was sent"
-    said = (
+    return (
         f"can identify {test.identified} of {test.members} training records, and wrongly "
-        f"{test.false_alarms} of"
+        f"{test.false_alarms} of {test.nonmembers} non-members, by what was sent nearly as it is"
     )
-    return f"{said} {test.nonmembers} non-members, by what was sent nearly as it is"
 
 
-def _nearest_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
+def _nearest_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
     """Stronger than any rate over the audited records: of all records of the run, by a test that is
     exact."""
-    found = []
+    leaks = []
     for row in rows:
-        if row.copy_test is not None and finding_selection.identifies_members(row):
+        if row.copy_test is not None and finding_selection.identifies_members(row, scope):
             share = row.copy_test.identified / max(1, row.copy_test.members)
-            said = nearest_phrase(row)
-            found.append(LeakResult(row, "membership", said, said, strength=1 + share))
-    return found
+            phrase = nearest_phrase(row, scope)
+            leaks.append(LeakResult(row, scope, "membership", phrase, phrase, strength=1 + share))
+    return leaks
 
 
 # Reconstruction, and likeness to the training data.
 
 
-def picture_phrase(row: FindingRow, brief: bool = False) -> str:
+@dataclass(frozen=True)
+class _ImageWords:
+    """How an attack on images is told.
+
+    Attributes:
+        can: What it can do.
+        cannot: What it was not shown to do.
+        guess: The name of the guess that it is held against.
+        clear: Which single images count.
+    """
+
+    can: str
+    cannot: str
+    guess: str
+    clear: str
+
+
+RECONSTRUCTION_WORDS = _ImageWords(
+    "can reconstruct",
+    "was not shown to reconstruct images clearly closer than a guess",
+    "best guess without it",
+    "images clearly closer than every guess",
+)
+# Copies are compared with held-out records.
+COPY_WORDS = _ImageWords(
+    "finds",
+    "was not shown to find released images clearly closer to training images than held-out ones "
+    "are",
+    "nearest held-out",
+    "released images clearly closer to a training image than every held-out one is",
+)
+
+
+def picture_phrase(row: FindingRow, scope: Scope, brief: bool = False) -> str:
     """A reconstruction's result as a predicate: the one wording of decision, table, sentence and
-    card. brief: for the table."""
-    seen = row.pictures
-    closer = finding_selection.rebuilds_records(row)
-    can, cannot, guess, closer_than = _picture_words(row)
-    if (
-        seen is None
-    ):  # means alone: of shared features, or of an attack that brings no guess for each image
-        base = finding_selection.blind_guess_psnr(row)
-        known = f" ({guess} {format_number(base)} dB)" if base is not None else ""
-        of = f"{format_number(row.psnr)} dB on average{f' of {row.n}' if row.n else ''}{known}"
-        return f"{can} images at {of}" if closer or base is None else f"{cannot}: {of}"
-    typical = (
-        f"{format_decibel(seen.median)}, the median of {seen.n} ({guess} "
-        f"{format_decibel(seen.guess)})"
-    )
-    typical = (
-        f"a median of {format_decibel(seen.median)} ({guess} {format_decibel(seen.guess)})"
-        if brief
-        else typical
-    )
+    card.
+
+    brief: for the table.
+    """
+    words = COPY_WORDS if row.attack in COPY_ATTACKS else RECONSTRUCTION_WORDS
+    images = row.pictures
+    if images is None:
+        return _mean_phrase(row, scope, words)
+    guess = f"({words.guess} {format_decibel(images.guess)})"
+    typical = f"{format_decibel(images.median)}, the median of {images.n} {guess}"
+    if brief:
+        typical = f"a median of {format_decibel(images.median)} {guess}"
     extreme = (
-        f"the one furthest above its guess at {format_decibel(seen.best)} (guess "
-        f"{format_decibel(seen.best_guess)})"
+        f"the one furthest above its guess at {format_decibel(images.best)} (guess "
+        f"{format_decibel(images.best_guess)})"
     )
-    single = f"{can} {seen.clear} of {seen.n} {closer_than}, {extreme}"
+    count = f"{images.clear} of {images.n}"
     every = "" if brief else f"; all: {typical}"
-    if finding_selection.has_clear_pictures(row):
-        return f"{single}{every}"
-    if closer:
-        clear = f"; {seen.clear} of {seen.n} {closer_than}" if seen.clear and not brief else ""
-        images = "released images near training images" if row.attack in COPY_ATTACKS else "images"
-        return f"{can} {images}: {typical}{clear}"
-    if not seen.clear:
-        return f"{cannot}: {typical}"
-    return (
-        f"{cannot}: {seen.clear} of {seen.n} are, too few to distinguish from chance, "
-        f"{extreme}{every}"
-    )
+    if finding_selection.has_clear_pictures(row, scope):
+        return f"{words.can} {count} {words.clear}, {extreme}{every}"
+    if finding_selection.rebuilds_records(row, scope):
+        clear = ""
+        if images.clear and not brief:
+            clear = f"; {count} {words.clear}"
+        name = "images"
+        if row.attack in COPY_ATTACKS:
+            name = "released images near training images"
+        return f"{words.can} {name}: {typical}{clear}"
+    if not images.clear:
+        return f"{words.cannot}: {typical}"
+    return f"{words.cannot}: {count} are, too few to distinguish from chance, {extreme}{every}"
 
 
-def _picture_words(row: FindingRow) -> tuple[str, str, str, str]:
-    """(what the attack can do, what it was not shown to do, the name of the guess, which single
-    images count): copies are compared with held-out records."""
-    if row.attack in COPY_ATTACKS:
-        near = (
-            "was not shown to find released images clearly closer to training images than "
-            "held-out ones are"
-        )
-        which = "released images clearly closer to a training image than every held-out one is"
-        return "finds", near, "nearest held-out", which
-    cannot = "was not shown to reconstruct images clearly closer than a guess"
-    return (
-        "can reconstruct",
-        cannot,
-        "best guess without it",
-        "images clearly closer than every guess",
-    )
+def _mean_phrase(row: FindingRow, scope: Scope, words: _ImageWords) -> str:
+    """Means alone: of shared features, or of an attack that brings no guess for each image."""
+    base = finding_selection.blind_guess_psnr(row)
+    count = f" of {row.n}" if row.n else ""
+    guess = "" if base is None else f" ({words.guess} {format_number(base)} dB)"
+    mean = f"{format_number(row.psnr)} dB on average{count}{guess}"
+    if base is None or finding_selection.rebuilds_records(row, scope):
+        return f"{words.can} images at {mean}"
+    return f"{words.cannot}: {mean}"
 
 
-def _picture_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    found: list[LeakResult] = []
-    groups: tuple[tuple[Kind, bool], ...] = (("reconstruction", False), ("likeness", True))
-    for kind, copies in groups:
-        mine = [row for row in rows if (row.attack in COPY_ATTACKS) is copies]
-        best = finding_selection.strongest_reconstruction(mine)
-        if best is not None and finding_selection.rebuilds_records(best):
-            certain = any(map(finding_selection.has_clear_pictures, mine))
-            found.append(
-                LeakResult(
-                    best, kind, picture_phrase(best), picture_phrase(best, brief=True), certain
-                )
-            )
-    return found
+def _picture_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
+    copies = [row for row in rows if row.attack in COPY_ATTACKS]
+    reconstructions = [row for row in rows if row.attack not in COPY_ATTACKS]
+    return [
+        *_image_leak(reconstructions, scope, "reconstruction"),
+        *_image_leak(copies, scope, "likeness"),
+    ]
+
+
+def _image_leak(rows: Sequence[FindingRow], scope: Scope, kind: Kind) -> list[LeakResult]:
+    """The strongest of these attacks on images; [] if none is closer than a guess."""
+    best = finding_selection.strongest_reconstruction(rows, scope)
+    if best is None or not finding_selection.rebuilds_records(best, scope):
+        return []
+    certain = any(finding_selection.has_clear_pictures(row, scope) for row in rows)
+    phrase = picture_phrase(best, scope)
+    return [LeakResult(best, scope, kind, phrase, picture_phrase(best, scope, True), certain)]
 
 
 # Identification: singling out, linkability, inference, and matching what is held to the right
 # record.
-
-# attack -> the predicate; {hits} of {n}, {rate} by chance
-IDENTIFIES: Mapping[str, str] = {
-    "singling_out": "singles out a training record with {hits} of {n} predicates (on held-out records "
-    "{chance})",
-    "linkability": "links the two halves of {hits} of {n} training records (of held-out ones {chance})",
-    "inference": "infers the hidden column of {hits} of {n} training records (of held-out ones "
-    "{chance})",
-    "copy_detection": "finds {hits} of {n} released {items} nearer to a training {item} than to any "
-    "held-out one (chance {chance})",
-}
-MATCHES = "can match {hits} of {n} reconstructions to the right record (chance {chance})"
 
 
 def identification_phrase(row: FindingRow) -> str:
@@ -421,34 +463,33 @@ def identification_phrase(row: FindingRow) -> str:
     return text.format(hits=hits, n=row.n, chance=format_share(row.identified_chance), **items)
 
 
-def _identification_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    found = []
+def _identification_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
+    leaks = []
     for row in rows:
-        hit = row.identified
+        rate = row.identified
         chance = row.identified_chance
-        if (
-            hit is None
-            or chance is None
-            or not is_above_chance(hit, chance, row.n, row._context.looks)
-        ):
+        if rate is None or chance is None:
             continue
-        said = identification_phrase(row)
-        found.append(LeakResult(row, "identification", said, said, strength=hit - chance))
-    return found
+        if is_above_chance(rate, chance, row.n, scope.looks):
+            phrase = identification_phrase(row)
+            strength = rate - chance
+            leaks.append(
+                LeakResult(row, scope, "identification", phrase, phrase, strength=strength)
+            )
+    return leaks
 
 
 # Shared features, and labels.
 
 
-def _feature_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    found = []
+def _feature_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
+    leaks = []
     for row in rows:
         if removes_noise(row):
-            said = feature_phrase(row)
-            found.append(
-                LeakResult(row, "features", said, said, certain=False, strength=row.psnr or 0.0)
-            )
-    return found
+            phrase = feature_phrase(row)
+            strength = row.psnr or 0.0
+            leaks.append(LeakResult(row, scope, "features", phrase, phrase, False, strength))
+    return leaks
 
 
 def feature_phrase(row: FindingRow) -> str:
@@ -472,13 +513,14 @@ def removes_noise(row: FindingRow) -> bool:
 
 
 def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, float]]:
-    """(finding, share of labels read, share that guessing reads or 0 where that is not known), of
+    """(finding, share of labels read, share that guessing reads or 0 if that is not known), of
     attacks on labels."""
-    return [
-        (r, r.label_accuracy, finding_selection.blind_label_rate(r) or 0.0)
-        for r in rows
-        if r.family == "label" and r.label_accuracy is not None
-    ]
+    rates = []
+    for row in rows:
+        if row.family == "label" and row.label_accuracy is not None:
+            chance = finding_selection.blind_label_rate(row) or 0.0
+            rates.append((row, row.label_accuracy, chance))
+    return rates
 
 
 def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
@@ -492,16 +534,16 @@ def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
     )
 
 
-def _label_leaks(rows: Sequence[FindingRow]) -> list[LeakResult]:
-    found = []
+def _label_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
+    leaks = []
     for row, rate, chance in label_rates(rows):
-        if is_above_chance(rate, chance, row.n, row._context.looks):
-            said = label_phrase(row, rate, chance)
-            found.append(LeakResult(row, "labels", said, said, strength=rate))
-    return found
+        if is_above_chance(rate, chance, row.n, scope.looks):
+            phrase = label_phrase(row, rate, chance)
+            leaks.append(LeakResult(row, scope, "labels", phrase, phrase, strength=rate))
+    return leaks
 
 
-Reader = Callable[[Sequence[FindingRow]], list[LeakResult]]
+Reader = Callable[[Sequence[FindingRow], Scope], list[LeakResult]]
 READERS: tuple[Reader, ...] = (
     _copy_leaks,
     _picture_leaks,

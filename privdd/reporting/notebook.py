@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from pydantic import PrivateAttr
 
 from privdd.reporting import figures, wording
 from privdd.reporting.finding_selection import (
@@ -15,8 +16,8 @@ from privdd.reporting.finding_selection import (
     shown_epsilon,
     strongest_on_each_surface,
 )
-from privdd.reporting.findings_tables import knowledge_ladders
-from privdd.reporting.page import plot_epsilons, roc_line_of
+from privdd.reporting.knowledge_ladders import knowledge_ladders
+from privdd.reporting.plots import plot_epsilons, roc_line_of
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, Findings
 
@@ -32,23 +33,36 @@ SHOWN = ("surface", "attack", "adversary", "auc", "epsilon_shown", "psnr", "n")
 def finding_rows(findings: Findings) -> list[dict[str, Any]]:
     """One mapping per finding, its columns of plain values; what does not apply to any finding has
     no column."""
-    made = [_finding_row(row) for row in findings.findings]
-    kept = list(dict.fromkeys(key for row in made for key in row))
-    return [{name: row.get(name) for name in kept} for row in made]
+    rows = [_finding_row(row) for row in findings.findings]
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns |= dict.fromkeys(row)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _finding_row(row: FindingRow) -> dict[str, Any]:
-    plain = {k: v for k, v in row.model_dump(exclude=set(LISTED)).items() if v is not None}
-    plain |= {name: str(plain[name]) for name in ("surface", "family", "adversary")}
+    fields = row.model_dump(exclude=set(LISTED))
+    values = {name: value for name, value in fields.items() if value is not None}
+    values |= {name: str(values[name]) for name in ("surface", "family", "adversary")}
     if row.auc_ci is not None:
-        plain |= {"auc_low": row.auc_ci[0], "auc_high": row.auc_ci[1]}
-    for fpr, at in (row.tpr_at_fpr or {}).items():
-        plain |= {f"tpr_at_{fpr}": at.tpr, f"tpr_at_{fpr}_resolvable": at.resolvable}
-    return plain
+        values |= {"auc_low": row.auc_ci[0], "auc_high": row.auc_ci[1]}
+    for fpr, rate in (row.tpr_at_fpr or {}).items():
+        values |= {f"tpr_at_{fpr}": rate.tpr, f"tpr_at_{fpr}_resolvable": rate.resolvable}
+    return values
 
 
 def to_frame(findings: Findings) -> pandas.DataFrame:
-    """A table with one row per finding. Raises ImportError where pandas is missing."""
+    """Make a table of a run's findings.
+
+    Args:
+        findings: The run's findings.json.
+
+    Returns:
+        One row per finding; a column that applies to none is left out.
+
+    Raises:
+        ImportError: pandas is missing.
+    """
     try:
         import pandas
     except ImportError:
@@ -60,10 +74,12 @@ def to_html(findings: Findings) -> str:
     """A short view for notebooks: verdict, epsilon, what its noise allows, a line for every
     finding. All text is escaped."""
     privacy = findings.privacy
-    made = finding_rows(findings)
-    columns = [name for name in SHOWN if any(row.get(name) is not None for row in made)]
-    head = _join_elements("th", (name.replace("_", " ") for name in columns))
-    lines = (_join_elements("td", (_cell_text(row.get(name)) for name in columns)) for row in made)
+    rows = finding_rows(findings)
+    columns = [name for name in SHOWN if any(row.get(name) is not None for row in rows)]
+    head = _join_elements("th", [name.replace("_", " ") for name in columns])
+    lines = []
+    for row in rows:
+        lines.append(_join_elements("td", [_cell_text(row.get(name)) for name in columns]))
     text = Markup(
         "<p><b>{}</b> on {}: {}; epsilon at most {} at delta {} ({}, "
         "{})</p>{}<table><tr>{}</tr>{}</table>"
@@ -85,6 +101,8 @@ def to_html(findings: Findings) -> str:
 class AuditFindings(Findings):
     """Findings that can be shown in a script or a notebook."""
 
+    _folder: Path | None = PrivateAttr(default=None)  # where scores lie
+
     def to_frame(self) -> pandas.DataFrame:
         """A table with one row per finding. Raises ImportError where pandas is missing."""
         return to_frame(self)
@@ -98,17 +116,19 @@ class AuditFindings(Findings):
         Raises:
             ValueError: There is nothing to draw.
         """
-        return draw_figure(self, kind)
+        if self._folder is None:
+            return draw_figure(self, kind)
+        return draw_figure(RunRecord(self._folder, self), kind)
 
     def _repr_html_(self) -> str:
         return to_html(self)
 
 
-def with_views(findings: Findings) -> AuditFindings:
-    """The same findings, able to show themselves."""
+def with_views(findings: Findings, folder: Path | None = None) -> AuditFindings:
+    """The same findings, able to show themselves and the scores in their folder."""
     values = {name: getattr(findings, name) for name in Findings.model_fields if name != "schema_"}
     viewed = AuditFindings.model_construct(schema=findings.schema_, **values)
-    viewed._context = findings._context
+    viewed._folder = folder
     return viewed
 
 
@@ -122,14 +142,23 @@ def _cell_text(value: Any) -> str:
     return wording.format_number(value) if isinstance(value, float) else str(value)
 
 
-def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
+def draw_figure(run: Findings | RunRecord, kind: Kind = "roc") -> Figure:
     """One drawing of a run.
 
-    kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and shown;
-        frontier = the run's accuracy at its epsilon (``privdd.api.frontier`` draws several runs);
-        ladder = what attackers rebuild who know
-    less and less. Raises ValueError where there is nothing to draw.
+    Args:
+        run: What ``privdd.api.audit`` returns; for "roc" what ``privdd.api.load_run`` returns, as
+            scores lie in the run's folder.
+        kind: roc = each surface's strongest membership attack; epsilon = claimed, proven and
+            shown; frontier = the run's accuracy at its epsilon (``privdd.api.frontier`` draws
+            several runs); ladder = what attackers reconstruct who know less and less.
+
+    Returns:
+        A figure that a notebook shows as an image.
+
+    Raises:
+        ValueError: The kind is unknown, or the run has nothing to draw of it.
     """
+    findings = run.findings if isinstance(run, RunRecord) else run
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r}: allowed are {', '.join(get_args(Kind))}")
     if kind == "epsilon":
@@ -138,25 +167,23 @@ def draw_figure(findings: Findings, kind: Kind = "roc") -> Figure:
         return _draw_frontier(findings)
     if kind == "ladder":
         return _draw_ladder(findings)
-    folder = findings._context.folder
-    if folder is None:
-        where = "open it with privdd.api.load_run(folder).findings"
-        raise ValueError(f"kind='roc': scores lie in the run's folder; {where}")
-    return _draw_roc(RunRecord(folder, findings))
+    if not isinstance(run, RunRecord):
+        raise ValueError(
+            "kind='roc': scores lie in the run's folder; plot what privdd.api.load_run(folder) "
+            "returns"
+        )
+    return _draw_roc(run)
 
 
 def _draw_roc(record: RunRecord) -> Figure:
-    best = strongest_on_each_surface(
-        r for r in record.findings.findings if r.family == "membership"
-    )
-    named = (
-        (f"{wording.surface_title(row)}, {wording.attack_title(row.attack)}", row) for row in best
-    )
-    lines = [
-        line
-        for label, row in named
-        if (line := roc_line_of(label, record.evidence(row))) is not None
-    ]
+    scope = record.findings.scope
+    memberships = [row for row in record.findings.findings if row.family == "membership"]
+    lines = []
+    for row in strongest_on_each_surface(memberships, scope):
+        label = f"{wording.surface_title(row, scope)}, {wording.attack_title(row.attack)}"
+        line = roc_line_of(label, record.evidence(row))
+        if line is not None:
+            lines.append(line)
     if not lines:
         raise ValueError("kind='roc': no membership attack of this run left scores")
     return figures.draw_roc(lines)
@@ -176,18 +203,19 @@ def _draw_frontier(findings: Findings) -> Figure:
 
 
 def _draw_ladder(findings: Findings) -> Figure:
-    found = [
+    ladders = [
         ladder
         for ladder in knowledge_ladders(findings)
         if any(step.psnr is not None for step in ladder.steps)
     ]
-    if not found:
+    if not ladders:
         raise ValueError("kind='ladder': no inversion of this run has one")
-    made = figures.Drawing(
-        figsize=(6.4, 0.45 * sum(len(one.steps) + 1 for one in found) + 0.6), layout="constrained"
-    )
-    for axes, one in zip(made.subplots(len(found), squeeze=False)[:, 0], found):
-        axes.barh([step.who for step in one.steps], [step.psnr or 0.0 for step in one.steps])
+    lines = sum(len(ladder.steps) + 1 for ladder in ladders)
+    figure = figures.Drawing(figsize=(6.4, 0.45 * lines + 0.6), layout="constrained")
+    panels = figure.subplots(len(ladders), squeeze=False)[:, 0]
+    for axes, ladder in zip(panels, ladders):
+        names = [step.who for step in ladder.steps]
+        axes.barh(names, [step.psnr or 0.0 for step in ladder.steps])
         axes.invert_yaxis()
-        axes.set(title=one.title, xlabel="PSNR in dB (more leaks more)")
-    return made
+        axes.set(title=ladder.title, xlabel="PSNR in dB (more leaks more)")
+    return figure

@@ -27,6 +27,7 @@ from privdd.reporting.schema import (
     Findings,
     Part,
     Positive,
+    Scope,
     Unit,
     Verdict,
     first_error_line,
@@ -37,32 +38,55 @@ from privdd.runtime.files import DamagedRun, write_bytes
 from privdd.runtime.own_yaml import compose_own_yaml
 from privdd.runtime.yaml_files import parse_yaml, read_yaml
 
+Outcome = Literal["holds", "broken", "not decided", "does not apply"]
+ORDER: tuple[Outcome, ...] = ("broken", "not decided", "holds", "does not apply")
 EXIT_BROKEN = 3
+# What ``Verification.deciding`` names -> the limits that it enters.
+TRUSTED = {
+    "epsilon shown": ("epsilon_shown", "verdicts"),
+    "kappa": ("verdicts",),
+    "pictures": ("psnr_gain",),
+}
+
+COLOURS: Mapping[Outcome, str] = {
+    "broken": "#b3261e",
+    "not decided": "#8a6100",
+    "holds": "#1a7f37",
+    "does not apply": "#555555",
+}
+BADGE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img"\
+ aria-label="privacy: {word}">
+<rect width="58" height="20" fill="#444"/><rect x="58" width="{rest}" height="20" fill="{colour}"/>
+<g fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle">
+<text x="29" y="14">privacy</text><text x="{middle}" y="14">{word}</text></g></svg>
+"""
 
 
 class PolicyError(ValueError):
     """A policy that cannot be used; the message is one line."""
 
 
-Outcome = Literal["holds", "broken", "not decided", "does not apply"]
-ORDER: tuple[Outcome, ...] = ("broken", "not decided", "holds", "does not apply")
-
-
 def _check_rates(limits: dict[float, float]) -> dict[float, float]:
-    if bad := [rate for rate in limits if not 0 < rate < 1]:
-        raise ValueError(f"{bad[0]:g}: a false-positive rate between 0 and 1 is needed")
+    for rate in limits:
+        if not 0 < rate < 1:
+            raise ValueError(f"{rate:g}: a false-positive rate between 0 and 1 is needed")
     return limits
 
 
 class Policy(Part):
     """The limits of ``policy.yaml``; a limit that is left out is not looked at.
 
-    epsilon_proven, epsilon_shown: largest upper bound by accounting, and largest lower bound by
-        attacks and tests; tpr_at_fpr: false-positive rate -> largest true-positive rate; auc: of
-        membership attacks; identified_records: how many single records may be
-    exposed; psnr_gain: dB above the best blind guess, of the typical rebuilt picture, or of the
-    best where single ones stand out; verdicts: those that a surface may have;
-    attacked: surfaces that must have been attacked.
+    Attributes:
+        epsilon_proven: Largest upper bound by accounting.
+        epsilon_shown: Largest lower bound by attacks and tests.
+        tpr_at_fpr: False-positive rate -> largest true-positive rate.
+        auc: Of membership attacks.
+        identified_records: How many single records may be exposed.
+        psnr_gain: dB above the best blind guess, of the typical reconstruction, or of the best if
+            single ones stand out.
+        verdicts: Those that a surface may have.
+        attacked: Surfaces that must have been attacked.
+        not_decided: Whether a limit that could not be decided fails a build.
     """
 
     epsilon_proven: Positive | None = None
@@ -88,50 +112,58 @@ class LimitResult:
 
 
 def load_policy(file: Path | None, limits: Mapping[str, Any] | None = None) -> Policy:
-    """The policy in a file; ``limits`` (of the command line; None is no limit) stand in place of
-    its own.
+    """Read a policy.
 
-    Raises PolicyError with one line for a file that cannot be read, an unknown limit, a wrong
-    value, or no limit at all."""
-    found: Any = {}
+    Args:
+        file: A yaml file of limits, or None.
+        limits: Limits of the command line, which stand in place of the file's own; None is no
+            limit.
+
+    Returns:
+        The policy.
+
+    Raises:
+        PolicyError: The file cannot be read, a limit is unknown, a value is wrong, or there is no
+            limit at all (one line).
+    """
+    settings: Any = {}
     lines: dict[str, int] = {}
     if file is not None:
         try:
             lines = _key_lines(file)
-            found = read_yaml(file.resolve()) or {}  # a link of the user's own may be followed
+            settings = read_yaml(file.resolve()) or {}  # a link of the user's own may be followed
         except (ValueError, OSError, DamagedRun) as error:
             raise PolicyError(" ".join(str(error).split())) from None
-    found |= {name: limit for name, limit in (limits or {}).items() if limit is not None}
-    if not found.keys() - {"not_decided"}:
+    settings |= {name: limit for name, limit in (limits or {}).items() if limit is not None}
+    if not settings.keys() - {"not_decided"}:
         hint = "privdd gate init=true writes one"
         raise PolicyError(f"policy: no limit is set, so nothing could be broken; {hint}")
     try:
-        return Policy.model_validate(found)
+        return Policy.model_validate(settings)
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
-        typed = name in (limits or {})
-        where = "fail_on." if typed or file is None else f"{file}:{lines.get(name, 1)}: "
-        raise PolicyError(f"{where}{_explain_limit(error, name)}") from None
+        place = f"{file}:{lines.get(name, 1)}: "
+        if file is None or name in (limits or {}):
+            place = "fail_on."
+        raise PolicyError(f"{place}{_explain_limit(error, name)}") from None
 
 
 def _key_lines(file: Path) -> dict[str, int]:
     """Key -> line of a policy's file. Raises BadConfig, FILE:LINE and one sentence, for what is no
     YAML of keys and values."""
     node = compose_own_yaml(file)
-    return (
-        {} if node is None else {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
-    )
+    if node is None:
+        return {}
+    return {str(key.value): key.start_mark.line + 1 for key, _ in node.value}
 
 
 def _explain_limit(error: ValidationError, name: str) -> str:
     allowed = [*Policy.model_fields]
     if name in allowed:
         return first_error_line(error)
-    close = difflib.get_close_matches(name, allowed, 1)
-    return (
-        f"{name}: unknown limit; {f'did you mean {close[0]}? ' if close else ''}limits are "
-        f"{', '.join(allowed)}"
-    )
+    matches = difflib.get_close_matches(name, allowed, 1)
+    hint = f"did you mean {matches[0]}? " if matches else ""
+    return f"{name}: unknown limit; {hint}limits are {', '.join(allowed)}"
 
 
 def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
@@ -139,23 +171,24 @@ def policy_of_settings(settings: Mapping[str, Any]) -> Policy | None:
     they set no limit."""
     file = settings.get("policy")
     limits = settings.get("fail_on") or {}
-    is_set = file is not None or any(limit is not None for limit in limits.values())
-    return load_policy(Path(file) if file else None, limits) if is_set else None
+    if file is None and all(limit is None for limit in limits.values()):
+        return None
+    return load_policy(Path(file) if file else None, limits)
 
 
-def policy_of_arguments(given: Mapping[str, str]) -> Policy | None:
+def policy_of_arguments(arguments: Mapping[str, str]) -> Policy | None:
     """The same of arguments by key: policy=FILE, fail_on.LIMIT=VALUE."""
     items = [
         f"{key.removeprefix('fail_on.')}={text}"
-        for key, text in given.items()
+        for key, text in arguments.items()
         if key.startswith("fail_on.")
     ]
-    return policy_of_settings({"policy": given.get("policy"), "fail_on": parse_limits(items)})
+    return policy_of_settings({"policy": arguments.get("policy"), "fail_on": parse_limits(items)})
 
 
 def parse_limits(items: Iterable[str]) -> dict[str, Any]:
     """LIMIT=VALUE, or tpr_at_fpr.RATE=VALUE -> limits by name. Raises PolicyError, one line."""
-    found: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
     for item in items:
         name, is_set, value = item.partition("=")
         head, _, rate = name.partition(".")
@@ -163,22 +196,30 @@ def parse_limits(items: Iterable[str]) -> dict[str, Any]:
             number = parse_yaml(value)
         except ValueError:
             is_set = ""
-        if not is_set or (rate and not isinstance(found.get(head, {}), dict)):
+        if not is_set or (rate and not isinstance(limits.get(head, {}), dict)):
             raise PolicyError(
                 f"fail_on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05"
             )
-        found[head] = {**found.get(head, {}), rate: number} if rate else number
-    return found
+        limits[head] = {**limits.get(head, {}), rate: number} if rate else number
+    return limits
 
 
 def judge_findings(policy: Policy, findings: Findings) -> list[LimitResult]:
-    """The outcome of every limit that the policy sets. What cannot be read as a leak
-    (``believable_findings``) decides none."""
+    """Hold every limit of a policy against a run.
+
+    Args:
+        policy: The limits.
+        findings: The run's findings.json; what cannot be read as a leak
+            (``believable_findings``) decides none.
+
+    Returns:
+        The outcome of each limit that the policy sets.
+    """
     rows = believable_findings(findings.findings, findings)
     return [
         *_judge_epsilon(policy, findings),
-        *_judge_membership(policy, rows),
-        *_judge_reconstruction(policy, rows),
+        *_judge_membership(policy, rows, findings.scope),
+        *_judge_reconstruction(policy, rows, findings.scope),
         *_judge_surfaces(policy, findings),
     ]
 
@@ -203,115 +244,139 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
         yield _judge_value("epsilon_shown", limit, shown, text)
 
 
-def _judge_value(name: str, limit: float, found: float | None, text: str) -> LimitResult:
-    """A limit on a number, None where there is none."""
-    outcome: Outcome = "not decided" if found is None else "broken" if found > limit else "holds"
+def _judge_value(name: str, limit: float, value: float | None, text: str) -> LimitResult:
+    """A limit on a number, None if there is none."""
+    outcome: Outcome = "holds"
+    if value is None:
+        outcome = "not decided"
+    elif value > limit:
+        outcome = "broken"
     return LimitResult(name, outcome, f"{text}; limit {limit:g}")
 
 
-def _judge_membership(policy: Policy, believable: Sequence[FindingRow]) -> Iterator[LimitResult]:
+def _judge_membership(
+    policy: Policy, believable: Sequence[FindingRow], scope: Scope
+) -> Iterator[LimitResult]:
     rows = [row for row in believable if row.family == "membership"]
     for fpr, limit in policy.tpr_at_fpr.items():
-        seen = [
-            (m.at.tpr, m.at.ci, m.row)
-            for m in finding_selection.ranked_memberships(rows)
-            if m.at and m.fpr == fpr
+        rates = [
+            _Rate(result.at.tpr, result.at.ci, result.row)
+            for result in finding_selection.ranked_memberships(rows, scope)
+            if result.at and result.fpr == fpr
         ]
         what = f"true-positive rate at a false-positive rate of {fpr:g}"
-        yield _judge_rates(f"tpr_at_fpr.{fpr:g}", limit, what, seen)
+        yield _judge_rates(f"tpr_at_fpr.{fpr:g}", limit, what, rates, scope)
     if policy.auc is not None:
-        seen = [
-            (row.auc, row.auc_ci, row)
+        rates = [
+            _Rate(row.auc, row.auc_ci, row)
             for row in rows
             if row.auc is not None and row.auc_ci is not None
         ]
-        yield _judge_rates("auc", policy.auc, "AUC of membership", seen)
-    if (most := policy.identified_records) is not None:
-        measured = [row for row in rows if row.worst_records is not None]
-        counts = [len(finding_selection.exposed_records(row)) for row in measured]
-        count = max(counts, default=0)
-        text = (
-            f"{count} records are identified more often than by chance"
-            if measured
-            else "no attack looked at single records"
+        yield _judge_rates("auc", policy.auc, "AUC of membership", rates, scope)
+    if policy.identified_records is not None:
+        count: int | None = None
+        text = "no attack looked at single records"
+        judged = [row for row in rows if row.worst_records is not None]
+        if judged:
+            count = max(len(finding_selection.exposed_records(row, scope)) for row in judged)
+            text = f"{count} records are identified more often than by chance"
+        yield _judge_value("identified_records", policy.identified_records, count, text)
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """A rate in [0, 1] with its 95 % interval, and the finding that it is of."""
+
+    rate: float
+    interval: tuple[float, float]
+    row: FindingRow
+
+    def lower_end(self, scope: Scope) -> float:
+        return finding_selection.simultaneous_lower_end(self.rate, self.interval[0], scope.looks)
+
+    def upper_end(self, scope: Scope) -> float:
+        # the lower end of the share of misses
+        return 1 - finding_selection.simultaneous_lower_end(
+            1 - self.rate, 1 - self.interval[1], scope.looks
         )
-        yield _judge_value("identified_records", most, count if measured else None, text)
 
 
 def _judge_rates(
-    name: str,
-    limit: float,
-    what: str,
-    rates: Sequence[tuple[float, tuple[float, float], FindingRow]],
+    name: str, limit: float, what: str, rates: Sequence[_Rate], scope: Scope
 ) -> LimitResult:
-    """Broken where the lower end of an interval is above the limit, held where all upper ends are
-    below it; else the sample is too small to tell. The intervals hold at 95 % for all rates of the
-    run together."""
+    """Broken if the lower end of an interval is above the limit, held if all upper ends are below
+    it; else the sample is too small to tell. The intervals hold at 95 % for all rates of the run
+    together."""
     if not rates:
-        return _judge_value(
-            name, limit, None, f"{what}: not measured, or the sample is too small for it"
-        )
-    floors = [
-        (finding_selection.simultaneous_lower_end(rate, ci[0], row._context.looks), rate, row)
-        for rate, ci, row in rates
-    ]
-    low, _, row = max(floors, key=lambda one: one[:2])
-    high = max(
-        1 - finding_selection.simultaneous_lower_end(1 - rate, 1 - ci[1], one._context.looks)
-        for rate, ci, one in rates
-    )
-    outcome: Outcome = "broken" if low > limit else "holds" if high <= limit else "not decided"
-    line = (
-        f"{what}: between {low:.3g} and {high:.3g} ({row.attack} on {row.surface}); limit {limit:g}"
-    )
+        text = f"{what}: not measured, or the sample is too small for it"
+        return _judge_value(name, limit, None, text)
+    highest = max(rates, key=lambda rate: (rate.lower_end(scope), rate.rate))
+    low = highest.lower_end(scope)
+    high = max(rate.upper_end(scope) for rate in rates)
+    outcome: Outcome = "not decided"
+    if low > limit:
+        outcome = "broken"
+    elif high <= limit:
+        outcome = "holds"
+    source = f"{highest.row.attack} on {highest.row.surface}"
+    line = f"{what}: between {low:.3g} and {high:.3g} ({source}); limit {limit:g}"
     return LimitResult(name, outcome, line)
 
 
 def _judge_reconstruction(
-    policy: Policy, believable: Sequence[FindingRow]
+    policy: Policy, believable: Sequence[FindingRow], scope: Scope
 ) -> Iterator[LimitResult]:
-    if (limit := policy.psnr_gain) is None:
+    limit = policy.psnr_gain
+    if limit is None:
         return
     rows = [row for row in believable if finding_selection.rebuilds_pictures(row) and row.baselines]
     gains = [(finding_selection.psnr_gain(row), row) for row in rows]
-    gains += [
-        (r.pictures.best - r.pictures.best_guess, r)
-        for r in rows
-        if r.pictures and finding_selection.has_clear_pictures(r)
-    ]
+    for row in rows:
+        images = row.pictures
+        if images is not None and finding_selection.has_clear_pictures(row, scope):
+            gains.append((images.best - images.best_guess, row))
     if not gains:
         yield _judge_value("psnr_gain", limit, None, "no attack rebuilt pictures")
         return
-    gain, row = max(gains, key=lambda one: one[0])
+    gain, row = max(gains, key=lambda pair: pair[0])
     text = f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface})"
     yield _judge_value("psnr_gain", limit, gain, text)
 
 
 def _judge_surfaces(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
-    outcome: Outcome
-    sent = {row.surface for row in findings.surfaces}
     if policy.verdicts:
-        bad = [
-            f"{row.surface} is {row.verdict}"
-            for row in findings.surfaces
-            if row.verdict not in policy.verdicts
-        ]
-        if (
-            not bad and findings.verdict not in policy.verdicts
-        ):  # a contradiction that is of no surface
-            bad = [f"the run is {findings.verdict}"]
-        undecided = all(line.endswith("untested") for line in bad) if bad else not findings.surfaces
-        outcome = "not decided" if undecided else "broken" if bad else "holds"
-        text = "; ".join(bad) or ("all" if findings.surfaces else "nothing was sent")
-        yield LimitResult("verdicts", outcome, f"{text}; allowed: {', '.join(policy.verdicts)}")
+        yield _judge_verdicts(policy.verdicts, findings)
     for surface in policy.attacked:
-        row = next((row for row in findings.surfaces if row.surface == surface), None)
+        yield _judge_attacked(surface, findings)
+
+
+def _judge_verdicts(allowed: Sequence[Verdict], findings: Findings) -> LimitResult:
+    refused = [row for row in findings.surfaces if row.verdict not in allowed]
+    verdicts = [f"{row.surface} is {row.verdict}" for row in refused]
+    if not verdicts and findings.verdict not in allowed:  # a contradiction that is of no surface
+        verdicts = [f"the run is {findings.verdict}"]
+    outcome: Outcome = "holds"
+    text = "all"
+    if verdicts:
+        is_untested = all(line.endswith("untested") for line in verdicts)
+        outcome = "not decided" if is_untested else "broken"
+        text = "; ".join(verdicts)
+    elif not findings.surfaces:
         outcome = "not decided"
-        line = f"{surface} is not among what was sent: {', '.join(sorted(sent))}"
-        if row is not None:
-            outcome = "holds" if row.audited is True else "broken"
-            line = f"{surface}: {'attacked' if row.audited is True else row.audited}"
-        yield LimitResult(f"attacked.{surface}", outcome, line)
+        text = "nothing was sent"
+    return LimitResult("verdicts", outcome, f"{text}; allowed: {', '.join(allowed)}")
+
+
+def _judge_attacked(surface: str, findings: Findings) -> LimitResult:
+    name = f"attacked.{surface}"
+    for row in findings.surfaces:
+        if row.surface == surface and row.audited is True:
+            return LimitResult(name, "holds", f"{surface}: attacked")
+        if row.surface == surface:
+            return LimitResult(name, "broken", f"{surface}: {row.audited}")
+    sent = sorted({row.surface for row in findings.surfaces})
+    line = f"{surface} is not among what was sent: {', '.join(sent)}"
+    return LimitResult(name, "not decided", line)
 
 
 def fails_build(policy: Policy, results: Iterable[LimitResult]) -> bool:
@@ -338,50 +403,43 @@ def report_limits(policy: Policy, results: Sequence[LimitResult], out: TextIO) -
 
 def summarise_results(policy: Policy, results: Sequence[LimitResult]) -> str:
     """Does the build pass? In one line."""
-    counts = Counter(one.outcome for one in results)
-    found = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ORDER if counts[outcome])
-    return f"policy: {'FAILS' if fails_build(policy, results) else 'passes'}: {found}"
-
-
-# What ``Verification.deciding`` names -> the limits that it enters.
-TRUSTED = {
-    "epsilon shown": ("epsilon_shown", "verdicts"),
-    "kappa": ("verdicts",),
-    "pictures": ("psnr_gain",),
-}
+    counts = Counter(result.outcome for result in results)
+    outcomes = [f"{counts[outcome]} {outcome}" for outcome in ORDER if counts[outcome]]
+    answer = "FAILS" if fails_build(policy, results) else "passes"
+    return f"policy: {answer}: {', '.join(outcomes)}"
 
 
 def doubt_trusted_numbers(
     results: Iterable[LimitResult], deciding: Iterable[str]
 ) -> list[LimitResult]:
-    """The same, where a limit that holds is not decided if it rests on numbers that nobody can
-    compute again.
+    """Leave undecided what rests on numbers that nobody can compute again.
 
-    deciding: those numbers in words, as "epsilon shown by t2_likelihood_ratio".
+    Args:
+        results: Outcomes of limits.
+        deciding: Those numbers in words, as "epsilon shown by t2_likelihood_ratio".
+
+    Returns:
+        The same outcomes, but that a limit which holds on such a number is not decided.
     """
-    started = (
-        (words, names)
-        for words in deciding
-        for start, names in TRUSTED.items()
-        if words.startswith(start)
-    )
-    doubted = {name: words for words, names in started for name in names}
-    made = []
-    for one in results:
-        if one.outcome == "holds" and one.name in doubted:
-            one = replace(
-                one,
-                outcome="not decided",
-                line=f"{one.line}; {doubted[one.name]} is taken on trust",
-            )
-        made.append(one)
-    return made
+    doubts: dict[str, str] = {}  # limit -> the number
+    for words in deciding:
+        for start, limits in TRUSTED.items():
+            if words.startswith(start):
+                doubts |= dict.fromkeys(limits, words)
+    return [_doubt_result(result, doubts) for result in results]
+
+
+def _doubt_result(result: LimitResult, doubts: Mapping[str, str]) -> LimitResult:
+    if result.outcome != "holds" or result.name not in doubts:
+        return result
+    line = f"{result.line}; {doubts[result.name]} is taken on trust"
+    return replace(result, outcome="not decided", line=line)
 
 
 def format_results(results: Sequence[LimitResult]) -> str:
     """One line a limit, the broken ones first."""
-    ranked = sorted(results, key=lambda one: ORDER.index(one.outcome))
-    return "\n".join(f"policy: {one.outcome}: {one.name}: {one.line}" for one in ranked)
+    ranked = sorted(results, key=lambda result: ORDER.index(result.outcome))
+    return "\n".join(f"policy: {result.outcome}: {result.name}: {result.line}" for result in ranked)
 
 
 def write_junit(file: Path, runs: Mapping[str, Sequence[LimitResult]], policy: Policy) -> None:
@@ -390,15 +448,15 @@ def write_junit(file: Path, runs: Mapping[str, Sequence[LimitResult]], policy: P
     failing = _failing_outcomes(policy)
     root = ElementTree.Element("testsuites", name="privdd policy")
     for run, results in runs.items():
-        failed = sum(one.outcome in failing for one in results)
-        skipped = sum(one.outcome != "holds" for one in results) - failed
+        failed = len([result for result in results if result.outcome in failing])
+        skipped = len([result for result in results if result.outcome != "holds"]) - failed
         sizes = {"tests": str(len(results)), "failures": str(failed), "skipped": str(skipped)}
         suite = ElementTree.SubElement(root, "testsuite", {"name": run, **sizes})
-        for one in results:
-            case = ElementTree.SubElement(suite, "testcase", classname=run, name=one.name)
-            if one.outcome != "holds":
-                kind = "failure" if one.outcome in failing else "skipped"
-                ElementTree.SubElement(case, kind, message=f"{one.outcome}: {one.line}")
+        for result in results:
+            case = ElementTree.SubElement(suite, "testcase", classname=run, name=result.name)
+            if result.outcome != "holds":
+                kind = "failure" if result.outcome in failing else "skipped"
+                ElementTree.SubElement(case, kind, message=f"{result.outcome}: {result.line}")
     write_bytes(file, ElementTree.tostring(root, encoding="utf-8", xml_declaration=True))
 
 
@@ -406,9 +464,9 @@ def format_markdown(runs: Mapping[str, Sequence[LimitResult]]) -> str:
     """A table for the summary of a build."""
     lines = ["| run | limit | outcome | measured |", "|---|---|---|---|"]
     for run, results in runs.items():
-        lines += [
-            f"| {_cell(run)} | {one.name} | {one.outcome} | {_cell(one.line)} |" for one in results
-        ]
+        for result in results:
+            cells = (_cell(run), result.name, result.outcome, _cell(result.line))
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -416,20 +474,11 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-BADGE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="privacy: {word}">
-<rect width="58" height="20" fill="#444"/><rect x="58" width="{rest}" height="20" fill="{colour}"/>
-<g fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle">
-<text x="29" y="14">privacy</text><text x="{middle}" y="14">{word}</text></g></svg>
-"""
-
-
 def draw_badge(results: Iterable[LimitResult]) -> str:
     """An SVG badge that says the gravest outcome of all limits."""
-    found = {one.outcome for one in results}
-    word, colour = next(
-        (outcome, colour)
-        for outcome, colour in zip(ORDER, ("#b3261e", "#8a6100", "#1a7f37", "#555555"))
-        if outcome in found
-    )
+    outcomes = {result.outcome for result in results}
+    word = next(outcome for outcome in ORDER if outcome in outcomes)
     rest = 8 * len(word) + 12
-    return BADGE.format(width=58 + rest, rest=rest, middle=58 + rest // 2, word=word, colour=colour)
+    return BADGE.format(
+        width=58 + rest, rest=rest, middle=58 + rest // 2, word=word, colour=COLOURS[word]
+    )

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from privdd.reporting import decision, wording
+from privdd.reporting import assessment, card, wording
 from privdd.reporting.run_record import RunRecord, reproduction_recipe
 from privdd.reporting.wording import format_number
 from privdd.runtime.files import DamagedRun, write_bytes
@@ -51,21 +51,24 @@ def _card_head(record: RunRecord) -> dict[str, Any]:
 
 
 def _card_lines(record: RunRecord) -> Iterator[str]:
-    card = decision.decision_card(record)
+    summary_card = card.decision_card(record)
     findings = record.findings
-    yield from (f"# Model Card for {_plain(findings.run.algo)}", "", _plain(card["headline"]), "")
+    yield from (
+        f"# Model Card for {_plain(findings.run.algo)}",
+        "",
+        _plain(summary_card["headline"]),
+        "",
+    )
     yield from (
         "## Model Details",
         "",
-        *(f"- **{name}:** {_plain(value)}" for name, value in card["run"].items()),
+        *(f"- **{name}:** {_plain(value)}" for name, value in summary_card["run"].items()),
         "",
     )
     yield from ("## Uses", "", FILL_IN, "", "### Out-of-Scope Use", "")
-    yield from (
-        f"- {artifact['surface']}: {_plain(line)}"
-        for artifact in card["artifacts"]
-        for line in _limits_of_use(artifact)
-    )
+    for artifact in summary_card["artifacts"]:
+        for line in _limits_of_use(artifact):
+            yield f"- {artifact['surface']}: {_plain(line)}"
     yield from (
         "",
         "## Bias, Risks, and Limitations",
@@ -73,22 +76,21 @@ def _card_lines(record: RunRecord) -> Iterator[str]:
         "What attackers could do in this audit:",
         "",
     )
-    can = [
-        f"- {artifact['surface']}: {_plain(said)}"
-        for artifact in card["artifacts"]
-        for said in artifact["attackers_can"]
-    ]
-    yield from (
-        *(can or ["- nothing that beat guessing, which is no evidence that nothing leaks"]),
-        "",
-    )
-    yield from (_plain(card["why_too_small"]), "") if card["why_too_small"] else ()
+    results = []
+    for artifact in summary_card["artifacts"]:
+        for sentence in artifact["attackers_can"]:
+            results.append(f"- {artifact['surface']}: {_plain(sentence)}")
+    if not results:
+        results = ["- nothing that beat guessing, which is no evidence that nothing leaks"]
+    yield from (*results, "")
+    if summary_card["why_too_small"]:
+        yield from (_plain(summary_card["why_too_small"]), "")
     yield from ("## Privacy", "", "| | |", "|---|---|")
     yield from (
         f"| {name} | {_plain(value)} |"
-        for name, value in decision.guarantee_facts(findings, record.ledger)
+        for name, value in assessment.guarantee_facts(findings, record.ledger)
     )
-    shown = format_number(card["epsilon"]["shown"])
+    shown = format_number(summary_card["epsilon"]["shown"])
     yield from (
         f"| shown at least, by attacks and tests | ε = {shown} |",
         f"| verdict | {findings.verdict} |",
@@ -96,14 +98,14 @@ def _card_lines(record: RunRecord) -> Iterator[str]:
     )
     yield from ("### Controls of OWASP AISVS 1.0", "", "| control | this run |", "|---|---|")
     yield from (
-        f"| {control} | {_plain(found)} |"
-        for control, found in decision.security_controls(findings)
+        f"| {control} | {_plain(result)} |"
+        for control, result in assessment.security_controls(findings)
     )
     yield from (
         "",
         "## Evaluation",
         "",
-        f"Audited with privdd {findings.run.version} against {decision.attacking_parties(record)}:",
+        f"Audited with privdd {findings.run.version} against {card.attacking_parties(record)}:",
         "",
     )
     yield f"    {' '.join(reproduction_recipe(record).command.split())}"
@@ -139,21 +141,23 @@ def registry_entry(record: RunRecord) -> str:
     contradicted: there is nothing to register."""
     findings = record.findings
     privacy = findings.privacy
-    facts = dict(decision.guarantee_facts(findings, record.ledger))
+    facts = dict(assessment.guarantee_facts(findings, record.ledger))
     _require_standing_limit(record)
-    sent = [
-        f"{wording.surface_title(row).lower()} ({wording.mechanism_title(row.mechanism)})"
-        for row in findings.surfaces
-    ]
+    sent = []
+    for row in findings.surfaces:
+        surface = wording.surface_title(row, findings.scope).lower()
+        sent.append(f"{surface} ({wording.mechanism_title(row.mechanism)})")
     synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
-    shown = format_number(decision.decision_card(record)["epsilon"]["shown"])
-    date = decision.manifest_text(record, "date")[:10]
+    shown = format_number(card.decision_card(record)["epsilon"]["shown"])
+    date = card.manifest_text(record, "date")[:10]
     audited = f"Audited by `{reproduction_recipe(record).command}`."
-    simulated = (
-        "A simulation, not for release: its noise can be drawn again. "
-        if wording.is_simulation_noise(privacy)
-        else ""
-    )
+    notes = audited
+    if wording.is_simulation_noise(privacy):
+        notes = f"A simulation, not for release: its noise can be drawn again. {audited}"
+    viewers = facts["who sees what is sent (the trust model)"]
+    noise = facts["where the noise comes from"]
+    tests = facts["whether the code does what the proof says"].rstrip(".")
+    verdict = wording.VERDICT[findings.verdict].lower()
     deployment = {
         "basic": {
             "name": findings.run.algo,
@@ -161,28 +165,33 @@ def registry_entry(record: RunRecord) -> str:
             "intended_use": FILL_IN,
             "data_product_type": "Synthetic data" if synthetic else "Machine learning model",
             "data_product_region": FILL_IN,
-            "description": f"{findings.run.algo}, trained by {findings.run.clients} clients on "
-            f"{findings.run.data} in "
-            f"{findings.run.rounds} rounds. Sent: {'; '.join(sent)}.",
+            "description": (
+                f"{findings.run.algo}, trained by {findings.run.clients} clients on "
+                f"{findings.run.data} in {findings.run.rounds} rounds. Sent: {'; '.join(sent)}."
+            ),
             "publication_date": date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else UNKNOWN_DATE,
         },
         "dp_variant": {
             "variant_name": "Approximate DP" if privacy.delta else "Pure DP",
             "data_domain": f"{findings.run.data}: {FILL_IN}",
-            "unprotected_quantities": "None of what was sent; how settings were chosen, and what the audit "
-            "published of its findings.",
+            "unprotected_quantities": (
+                "None of what was sent; how settings were chosen, and what the audit published of "
+                "its findings."
+            ),
         },
         "privacy_loss": {
             "privacy_unit": f"one {privacy.unit}",
             "privacy_unit_details": wording.relation_text(privacy),
             "privacy_parameters": {"epsilon": privacy.epsilon.proven, "delta": privacy.delta},
-            "privacy_parameters_details": "Epsilon is an upper bound by accounting; attacks and tests showed at least "
-            f"{shown}.",
+            "privacy_parameters_details": (
+                "Epsilon is an upper bound by accounting; attacks and tests showed at least "
+                f"{shown}."
+            ),
         },
         "deployment_model": {
             "model_name": "Federated",
-            "model_name_details": f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}.",
-            "actors": f"Audited against {decision.attacking_parties(record)}.",
+            "model_name_details": f"Who sees what is sent: {viewers}.",
+            "actors": f"Audited against {card.attacking_parties(record)}.",
             "release_type": "One release",
             "data_source_type": "Static",
             "access_type": "Non-interactive",
@@ -193,14 +202,15 @@ def registry_entry(record: RunRecord) -> str:
             "(dp-accounting).",
         },
         "implementation": {
-            "preprocessing_and_hyperparameter_tuning": "How settings were chosen is not accounted for.",
-            "mechanisms": f"{'; '.join(sent)}. Noise: {facts['where the noise comes from']}. privdd "
-            f"{findings.run.version}.",
-            "justification": "Whether the code does what the proof says: "
-            f"{facts['whether the code does what the proof says'].rstrip('.')}; "
-            f"verdict: {wording.VERDICT[findings.verdict].lower()}.",
+            "preprocessing_and_hyperparameter_tuning": (
+                "How settings were chosen is not accounted for."
+            ),
+            "mechanisms": f"{'; '.join(sent)}. Noise: {noise}. privdd {findings.run.version}.",
+            "justification": (
+                f"Whether the code does what the proof says: {tests}; verdict: {verdict}."
+            ),
         },
-        "administrative": {"notes": f"{simulated}{audited}", "registry_authors": [FILL_IN]},
+        "administrative": {"notes": notes, "registry_authors": [FILL_IN]},
     }
     entry = {
         "url_slug": "privdd_" + re.sub(r"[^a-z0-9]+", "_", findings.run.algo.lower()),

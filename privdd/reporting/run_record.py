@@ -169,27 +169,29 @@ ATTACKED = "attacked"  # key of the manifest
 
 def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
     """All commands that attacked the run, in order; of a folder that lists none, the only one."""
-    manifest = record.manifest
-    stored = record.manifest.get(ATTACKED)
-    if isinstance(stored, list):
-        return tuple(_command(one, one.get("attacks")) for one in stored if isinstance(one, dict))
+    entries = record.manifest.get(ATTACKED)
+    if isinstance(entries, list):
+        commands = [entry for entry in entries if isinstance(entry, dict)]
+        return tuple(_command(entry, entry.get("attacks")) for entry in commands)
     attacks = record.config.get("attack")
-    return (_command(manifest, list(attacks)),) if isinstance(attacks, dict) and attacks else ()
+    if isinstance(attacks, dict) and attacks:
+        return (_command(record.manifest, list(attacks)),)
+    return ()
 
 
-def _command(told: Mapping[str, Any], attacks: object) -> AttackCommand:
-    commit = told.get("commit")
-    text = _command_text(told.get("command"))
+def _command(entry: Mapping[str, Any], attacks: object) -> AttackCommand:
+    commit = entry.get("commit")
+    text = _command_text(entry.get("command"))
     names = tuple(map(str, attacks)) if isinstance(attacks, list) else ()
     return AttackCommand(
-        str(told.get("date") or ""), text, str(told.get("version")), commit and str(commit), names
+        str(entry.get("date") or ""), text, str(entry.get("version")), commit and str(commit), names
     )
 
 
 def _command_text(command: object) -> str:
-    return (
-        shlex.join(map(str, command)) if isinstance(command, list) else str(command or "").strip()
-    )
+    if isinstance(command, list):
+        return shlex.join(map(str, command))
+    return str(command or "").strip()
 
 
 def reproduction_recipe(record: RunRecord) -> ReproductionRecipe:
@@ -197,21 +199,23 @@ def reproduction_recipe(record: RunRecord) -> ReproductionRecipe:
     run = record.findings.run
     manifest = record.manifest
     recorded = _command_text(manifest.get("command"))
-    several = attack_commands(record)
+    commands = attack_commands(record)
     parts = (f"algo={run.algo}", f"data={run.data}", f"preset={run.preset}", f"seed={run.seed}")
     text = recorded or shlex.join(["python", "-m", "privdd.audit", *parts])
     machine = manifest.get("machine") or ""
-    digests = manifest.get("digests")
     if isinstance(machine, dict):
-        machine = ", ".join(
-            f"{key} {one}" for key, one in machine.items() if not isinstance(one, dict | list)
-        )
-    listed = (
-        tuple((str(key), str(one)) for key, one in digests.items())
-        if isinstance(digests, dict)
-        else ()
-    )
-    several = several if len(several) > 1 else ()
+        facts = [f"{k} {v}" for k, v in machine.items() if not isinstance(v, dict | list)]
+        machine = ", ".join(facts)
+    digests = manifest.get("digests")
+    listed: list[tuple[str, str]] = []
+    if isinstance(digests, dict):
+        listed = [(str(name), str(digest)) for name, digest in digests.items()]
     return ReproductionRecipe(
-        text, bool(recorded), run.seed, run.version, str(machine), listed, several
+        text,
+        bool(recorded),
+        run.seed,
+        run.version,
+        str(machine),
+        tuple(listed),
+        commands if len(commands) > 1 else (),
     )

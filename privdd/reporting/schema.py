@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -18,7 +18,6 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    PrivateAttr,
     ValidationError,
     WithJsonSchema,
     model_validator,
@@ -26,9 +25,6 @@ from pydantic import (
 
 from attacks.types import Adversary, Family, Surface
 from privdd.runtime.files import SCHEMA, DamagedRun, check_schema, read_json, write_bytes
-
-if TYPE_CHECKING:
-    pass
 
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked", "failed"]
@@ -73,16 +69,17 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
-@dataclass
-class FileContext:
-    """The context of a row in its file: the folder that it was read from, the kind of target (""
-    for a simulation), at how many rates the page looks for a successful attack, and the unit of
-    privacy. No part of what the row says, so any two are equal."""
+@dataclass(frozen=True)
+class Scope:
+    """What judging one row needs of the file that it stands in.
 
-    folder: Path | None = field(default=None, compare=False)
-    target: TargetKind | Literal[""] = field(default="", compare=False)
-    looks: int = field(default=1, compare=False)
-    unit: str = field(default="record", compare=False)
+    looks: at how many rates of the file a reader looks for a successful attack; unit: the unit of
+    privacy; target: the kind of what was brought from outside, "" for a simulation.
+    """
+
+    looks: int
+    unit: str = "record"
+    target: TargetKind | Literal[""] = ""
 
 
 class Kappa(Part):
@@ -294,7 +291,6 @@ class SurfaceRow(Part):
     behind: list[Text] = Field(default_factory=list)
     refuted: list[Text] = Field(default_factory=list)
     verdict: Verdict
-    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
     @model_validator(mode="after")
     def _consistent_lists_untested(self) -> SurfaceRow:
@@ -309,7 +305,6 @@ class TprAt(Part):
     tpr: Unit
     ci: tuple[Unit, Unit]
     resolvable: bool
-    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
 
 FprKey = Annotated[str, Field(pattern=r"^(0\.\d*[1-9]\d*|1e-\d+)$")]
@@ -442,7 +437,6 @@ class FindingRow(Part):
     status: Status | None = None
     note: Text | None = None
     figure: FileName | None = None
-    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
     @property
     def rate_count(self) -> int:
@@ -476,25 +470,13 @@ class Findings(Part):
     surfaces: list[SurfaceRow]
     findings: list[FindingRow]
     verdict: Verdict
-    _context: FileContext = PrivateAttr(default_factory=FileContext)
 
-    @model_validator(mode="after")
-    def _share_context(self) -> Findings:
+    @property
+    def scope(self) -> Scope:
+        """What a row of this file is judged by."""
+        target = self.target.kind if self.target else ""
         looks = max(1, sum(row.rate_count for row in self.findings))
-        self._context = FileContext(
-            None, self.target.kind if self.target else "", looks, self.privacy.unit
-        )
-        tables = [
-            table
-            for row in self.findings
-            for table in (row.tpr_at_fpr, row.tpr_at_fpr_per_record)
-            if table
-        ]
-        rates = [at for table in tables for at in table.values()]
-        parts: list[Any] = [*self.surfaces, *self.findings, *rates]
-        for part in parts:
-            part._context = self._context
-        return self
+        return Scope(looks, self.privacy.unit, target)
 
     @model_validator(mode="after")
     def _verdict_covers_surfaces(self) -> Findings:
@@ -556,9 +538,7 @@ def load_findings(path: Path | str) -> Findings:
     """Read findings.json, or the one inside a run folder. Raises DamagedRun with one line."""
     path = Path(path)
     path = path / "findings.json" if path.is_dir() else path
-    found = validate_findings(read_json(path), str(path))
-    found._context.folder = path.parent
-    return found
+    return validate_findings(read_json(path), str(path))
 
 
 def dump_findings(findings: Findings) -> str:

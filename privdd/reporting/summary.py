@@ -4,7 +4,7 @@ leaks in sentences."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,16 @@ from privdd.reporting.leaks import (
     rank_leaks,
     removes_noise,
 )
-from privdd.reporting.schema import GRAVITY, FindingRow, Findings, SurfaceRow, Verdict
+from privdd.reporting.schema import GRAVITY, FindingRow, Findings, Scope, SurfaceRow, Verdict
 from privdd.reporting.wording import format_number, format_share, one_in
 
+KAPPA_TOLERANCE = 1.0001  # above what is allowed by less than this is rounding
 
-def leak_sentences(rows: Sequence[FindingRow]) -> list[str]:
+
+def leak_sentences(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
     """Broken limits, then every kind of leak, the gravest first; empty where nothing was shown to
     beat chance."""
-    return [*_limit_sentences(rows), *(leak.sentence for leak in rank_leaks(rows))]
+    return [*_limit_sentences(rows, scope), *(leak.sentence for leak in rank_leaks(rows, scope))]
 
 
 def target_doubts(findings: Findings) -> list[str]:
@@ -58,54 +60,61 @@ def believable_findings(rows: Sequence[FindingRow], findings: Findings) -> Seque
     return [row for row in rows if row.family != "membership" and row.identified is None]
 
 
-def is_certain(rows: Sequence[FindingRow]) -> bool:
+def is_certain(rows: Sequence[FindingRow], scope: Scope) -> bool:
     """Whether any of it has an interval above chance, at 95 % for all rates of the run; the typical
     image and features have none."""
-    return bool(_limit_sentences(rows)) or any(leak.certain for leak in rank_leaks(rows))
+    return bool(_limit_sentences(rows, scope)) or any(
+        leak.certain for leak in rank_leaks(rows, scope)
+    )
 
 
 def _broken_limit(rows: Iterable[FindingRow]) -> FindingRow | None:
-    """The largest bound above its stated ε; a bound on a curve only where there is no other."""
-    sound = (
-        r for r in rows if r.epsilon_stated is not None and r.epsilon_validity != "gaussian_only"
+    """The largest bound above its stated ε; a bound on a curve only if there is no other."""
+    broken = []
+    for row in rows:
+        if row.epsilon_stated is None or row.epsilon_validity == "gaussian_only":
+            continue
+        if epsilon_bound(row) > row.epsilon_stated:
+            broken.append(row)
+    return max(
+        broken, key=lambda row: (row.epsilon_validity != "curve", epsilon_bound(row)), default=None
     )
-    over = (r for r in sound if epsilon_bound(r) > (r.epsilon_stated or 0.0))
-    return max(over, key=lambda r: (r.epsilon_validity != "curve", epsilon_bound(r)), default=None)
 
 
 def _largest_move(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding whose kappa is furthest above what is allowed."""
-    over = (
-        r for r in rows if r.kappa is not None and r.kappa > (r.kappa_allowed or math.inf) * 1.0001
-    )
-    return max(over, key=lambda r: r.kappa or 0.0, default=None)
+    over = []
+    for row in rows:
+        allowed = row.kappa_allowed or math.inf
+        if row.kappa is not None and row.kappa > allowed * KAPPA_TOLERANCE:
+            over.append(row)
+    return max(over, key=lambda row: row.kappa or 0.0, default=None)
 
 
 def _refutations(rows: Iterable[FindingRow]) -> list[str]:
     return [row.note or "" for row in rows if (row.diagnostics or {}).get("refuted")]
 
 
-def _limit_sentences(rows: Sequence[FindingRow]) -> list[str]:
-    said = []
-    if (worst := _broken_limit(rows)) is not None:
-        by = wording.attack_title(worst.attack)
-        curve = worst.epsilon_validity == "curve"
-        proves = (
-            "refutes the stated curve: the true ε is above"
-            if curve
-            else "proves that the true ε is at least"
+def _limit_sentences(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
+    sentences = []
+    broken = _broken_limit(rows)
+    if broken is not None:
+        attack = wording.attack_title(broken.attack)
+        proves = "proves that the true ε is at least"
+        if broken.epsilon_validity == "curve":
+            proves = "refutes the stated curve: the true ε is above"
+        sentences.append(
+            f"{attack[0].upper()}{attack[1:]} {proves} {format_number(epsilon_bound(broken))} "
+            f"({format_share(broken.confidence or 0.95)} confidence); "
+            f"{format_number(broken.epsilon_stated)} is stated"
         )
-        said.append(
-            f"{by[0].upper()}{by[1:]} {proves} {format_number(epsilon_bound(worst))} "
-            f"({format_share(worst.confidence or 0.95)} confidence); "
-            f"{format_number(worst.epsilon_stated)} is stated"
+    moved = _largest_move(rows)
+    if moved is not None:
+        sentences.append(
+            f"One {scope.unit} moves it {format_number(moved.kappa)} times as "
+            f"far as the proof allows for ({format_number(moved.kappa_allowed)})"
         )
-    if (worst := _largest_move(rows)) is not None:
-        said.append(
-            f"One {worst._context.unit} moves it {format_number(worst.kappa)} times as "
-            f"far as the proof allows for ({format_number(worst.kappa_allowed)})"
-        )
-    return said + [note for note in _refutations(rows) if note]
+    return sentences + [note for note in _refutations(rows) if note]
 
 
 def has_bare_noise(row: SurfaceRow) -> bool:
@@ -118,7 +127,17 @@ def has_bare_noise(row: SurfaceRow) -> bool:
 class SurfaceLine:
     """One row of the table that a privacy officer reads; epsilons >= 0, infinite, or None for none.
 
-    holds: the title of the refuted surface that this one was computed from, or "".
+    Attributes:
+        row: The surface in findings.json.
+        title: Its name in words.
+        meaning: What it is.
+        seen_by: Who holds it.
+        stated: The ε that the run is held to.
+        proven: The ε that the accounting proves.
+        shown: The largest ε that a test or an attack showed.
+        worst: The worst results, each a clause.
+        verdict: The verdict on it.
+        holds: The title of the refuted surface that this one was computed from, or "".
     """
 
     row: SurfaceRow
@@ -145,30 +164,28 @@ class Headline:
 
 
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
-    """One line per released surface: gravest verdict first, then the largest shown epsilon."""
+    """One line for each released surface: the gravest verdict first, then the largest ε shown."""
     lines = [_surface_line(row, findings) for row in findings.surfaces]
     return sorted(lines, key=lambda line: (GRAVITY.index(line.verdict), -(line.shown or 0.0)))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
-    mine = findings_on_surface(row, findings)
+    scope = findings.scope
+    rows = findings_on_surface(row, findings)
     source = refuted_source(row, findings)
-    title, meaning = wording.surface_title_and_meaning(row)
-    seen = "the server" if row.sender == "client" else "every client"
-    stated = _stated_epsilon(mine)
-    shown = finding_selection.shown_epsilon(mine)
-    holds = wording.surface_title(source) if source else ""
+    title, meaning = wording.surface_title_and_meaning(row, scope)
+    worst = _worst_phrases(believable_findings(rows, findings), scope)
     return SurfaceLine(
-        row,
-        title,
-        meaning,
-        seen,
-        stated,
-        row.epsilon.proven,
-        shown,
-        (*_worst_phrases(believable_findings(mine, findings)), *_crafted_record_note(mine)),
-        row.verdict,
-        holds,
+        row=row,
+        title=title,
+        meaning=meaning,
+        seen_by="the server" if row.sender == "client" else "every client",
+        stated=_stated_epsilon(rows),
+        proven=row.epsilon.proven,
+        shown=finding_selection.shown_epsilon(rows),
+        worst=(*worst, *_crafted_record_note(rows, scope)),
+        verdict=row.verdict,
+        holds="" if source is None else wording.surface_title(source, scope),
     )
 
 
@@ -177,94 +194,94 @@ def _stated_epsilon(rows: list[FindingRow]) -> float | None:
 
     Guarantee tests hold each mechanism behind a surface to its own part of the epsilon.
     """
-    broken = [
-        r for r in rows if r.epsilon_stated is not None and epsilon_bound(r) > r.epsilon_stated
-    ]
-    whole = [r for r in rows if r.family != "guarantee"]
-    chosen = broken or whole or rows
-    return min((r.epsilon_stated for r in chosen if r.epsilon_stated is not None), default=None)
+    stated = [row for row in rows if row.epsilon_stated is not None]
+    broken = [row for row in stated if epsilon_bound(row) > (row.epsilon_stated or 0.0)]
+    attacks = [row for row in rows if row.family != "guarantee"]
+    chosen = broken or attacks or rows
+    return min(
+        (row.epsilon_stated for row in chosen if row.epsilon_stated is not None), default=None
+    )
 
 
-def _worst_phrases(rows: Sequence[FindingRow]) -> list[str]:
+def _worst_phrases(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
     phrases = _refutations(rows)
-    if (worst := _largest_move(rows)) is not None:
+    moved = _largest_move(rows)
+    if moved is not None:
         phrases.append(
-            f"one {worst._context.unit} moves it {format_number(worst.kappa)} times as "
-            f"far as assumed (limit {format_number(worst.kappa_allowed)})"
+            f"one {scope.unit} moves it {format_number(moved.kappa)} times as "
+            f"far as assumed (limit {format_number(moved.kappa_allowed)})"
         )
-    leaks = rank_leaks(rows)
+    leaks = rank_leaks(rows, scope)
     phrases += [leak.table_phrase for leak in leaks]
-    phrases += _failed_phrases(rows, {leak.row.family for leak in leaks})
-    phrases += [UNSCORED] if has_no_signal(rows) else []
+    phrases += _unshown_phrases(rows, {leak.row.family for leak in leaks}, scope)
+    if has_no_signal(rows):
+        phrases.append(UNSCORED)
     return phrases
 
 
-def _failed_phrases(rows: Sequence[FindingRow], leaking: Collection[str]) -> list[str]:
+def _unshown_phrases(
+    rows: Sequence[FindingRow], leaking: Collection[str], scope: Scope
+) -> list[str]:
     """Of the families in which nothing was shown to beat chance, what the strongest attack
     reached."""
-    said = []
-    member = finding_selection.strongest_membership(rows)
-    best = finding_selection.strongest_reconstruction(rows)
-    if member and "membership" not in leaking:
-        said.append(
-            f"{wording.attack_title(member.row.attack)} {membership_phrase(member, brief=True)}"
-        )
-    if best and not finding_selection.rebuilds_records(best):
-        said.append(f"{wording.attack_title(best.attack)} {picture_phrase(best, brief=True)}")
+    phrases = []
+    member = finding_selection.strongest_membership(rows, scope)
+    if member is not None and "membership" not in leaking:
+        attack = wording.attack_title(member.row.attack)
+        phrases.append(f"{attack} {membership_phrase(member, brief=True)}")
+    image = finding_selection.strongest_reconstruction(rows, scope)
+    if image is not None and not finding_selection.rebuilds_records(image, scope):
+        attack = wording.attack_title(image.attack)
+        phrases.append(f"{attack} {picture_phrase(image, scope, brief=True)}")
     for row in rows:
         if row.attack in FEATURE_ATTACKS and row.psnr is not None and not removes_noise(row):
-            said.append(f"{wording.attack_title(row.attack)} {feature_phrase(row)}")
-    if "label" not in leaking:
-        read = max(label_rates(rows), key=lambda one: one[1], default=None)
-        said += (
-            [
-                f"{wording.attack_title(read[0].attack)} was not shown to read labels "
-                "better than chance"
-            ]
-            if read
-            else []
-        )
-    return said
+            phrases.append(f"{wording.attack_title(row.attack)} {feature_phrase(row)}")
+    labels = max(label_rates(rows), key=lambda result: result[1], default=None)
+    if labels is not None and "label" not in leaking:
+        attack = wording.attack_title(labels[0].attack)
+        phrases.append(f"{attack} was not shown to read labels better than chance")
+    return phrases
 
 
-def _crafted_record_note(rows: list[FindingRow]) -> list[str]:
+def _crafted_record_note(rows: list[FindingRow], scope: Scope) -> list[str]:
     """The note that the shown ε holds for a record crafted for the test, and not for the audited
     records."""
     best = finding_selection.largest_bound_finding(rows)
     if best is None or best.family != "guarantee" or not epsilon_bound(best):
         return []
-    low = format_number(epsilon_bound(best))
-    return [
-        f"ε ≥ {low} is of a {best._context.unit} crafted for {wording.attack_title(best.attack)}"
-    ]
+    bound = format_number(epsilon_bound(best))
+    attack = wording.attack_title(best.attack)
+    return [f"ε ≥ {bound} is of a {scope.unit} crafted for {attack}"]
 
 
 def verdict_headline(findings: Findings) -> Headline:
-    """The verdict as a title and two or three sentences that stand on the numbers alone."""
-    if (said := diverged_run_text(findings)) is not None:
-        return Headline(findings.verdict, "Diverged", *said)
-    tell = {
-        "unprotected": _unprotected_headline,
-        "untested": _untested_headline,
-        "consistent": _consistent_headline,
-    }
-    title, first = tell.get(findings.verdict, _contradiction_headline)(findings)
-    leaks = [
-        leak.first_sentence for leak in leaks_of_run(findings) if leak.kind != "refutation"
-    ]  # the verdict's own sentence names what is refuted
+    """The first words of a report, which stand on the numbers alone.
+
+    Args:
+        findings: The run's findings.json.
+
+    Returns:
+        The verdict as a title, and sentences in this order: what is refuted, the gravest leak, what
+        the verdict rests on, further leaks, what was not shown.
+    """
+    diverged = diverged_run_text(findings)
+    if diverged is not None:
+        title, sentences = diverged
+        return Headline(findings.verdict, "Diverged", title, sentences)
     kind = findings.verdict
-    refuted = [_claim_sentence(findings)]
-    basis = [first]
+    title, basis = VERDICT_TEXT[kind](findings)
+    # the verdict's own sentence names what is refuted
+    leaks = [leak.first_sentence for leak in leaks_of_run(findings) if leak.kind != "refutation"]
     if kind == "contradiction":
-        refuted = [first]
-        basis = []
-    basis.append(_misfiled_sentence(findings))
-    sentences = (*refuted, *leaks[:1], *basis, *leaks[1:], *unshown_sentences(findings))
+        first = [basis, *leaks[:1]]
+    else:
+        first = [_claim_sentence(findings), *leaks[:1], basis]
+    rest = [_misfiled_sentence(findings), *leaks[1:], *unshown_sentences(findings)]
     return Headline(
         kind,
         wording.VERDICT[kind],
         title,
-        tuple(s for s in sentences if s),
+        tuple(sentence for sentence in [*first, *rest] if sentence),
         is_weak_limit(kind, findings),
     )
 
@@ -272,11 +289,11 @@ def verdict_headline(findings: Findings) -> Headline:
 def is_weak_limit(kind: Verdict, findings: Findings, epsilon: float | None = None) -> bool:
     """Whether "not contradicted" is no reason for green: the limit is large, or anyone can draw the
     noise again."""
+    if kind != "consistent":
+        return False
     privacy = findings.privacy
     limit = privacy.epsilon.proven if epsilon is None else epsilon
-    return kind == "consistent" and (
-        limit > LARGE_EPSILON or (limit > 0 and wording.is_simulation_noise(privacy))
-    )
+    return limit > LARGE_EPSILON or (limit > 0 and wording.is_simulation_noise(privacy))
 
 
 def utility_note(config: Mapping[str, Any]) -> str:
@@ -294,10 +311,13 @@ def target_marks(findings: Findings) -> list[str]:
 
 
 def _surface_titles(findings: Findings, kind: Verdict) -> list[str]:
-    titles = (
-        wording.surface_title(row).lower() for row in findings.surfaces if row.verdict == kind
-    )
-    return list(dict.fromkeys(titles))  # clients and server may send what has one name
+    return _unique_titles([row for row in findings.surfaces if row.verdict == kind], findings)
+
+
+def _unique_titles(rows: Iterable[SurfaceRow], findings: Findings) -> list[str]:
+    """Clients and server may send what has one name."""
+    titles = [wording.surface_title(row, findings.scope).lower() for row in rows]
+    return list(dict.fromkeys(titles))
 
 
 def _unprotected_headline(findings: Findings) -> tuple[str, str]:
@@ -312,48 +332,53 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
 
 
 def _untested_headline(findings: Findings) -> tuple[str, str]:
-    parts = "; ".join(
-        dict.fromkeys(
-            p for row in findings.surfaces if row.verdict == "untested" for p in row.untested
-        )
-    )
+    gaps: dict[str, None] = {}
+    for row in findings.surfaces:
+        if row.verdict == "untested":
+            gaps |= dict.fromkeys(row.untested)
     epsilon = format_number(findings.privacy.epsilon.proven)
-    stated = f"ε = {epsilon} is stated, but part of what it rests on was not tested"
-    return "The stated limit was not tested in every part.", f"{stated}. Not looked at: {parts}."
+    return (
+        "The stated limit was not tested in every part.",
+        f"ε = {epsilon} is stated, but part of what it rests on was not tested. "
+        f"Not looked at: {'; '.join(gaps)}.",
+    )
 
 
 def _consistent_headline(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
-    low = finding_selection.shown_epsilon(findings.findings)
+    bound = finding_selection.shown_epsilon(findings.findings)
     epsilon = format_number(privacy.epsilon.proven)
     title = "No attack tried here contradicted the stated limit."
-    title += " This is a simulation." if wording.is_simulation_noise(privacy) else ""
+    if wording.is_simulation_noise(privacy):
+        title += " This is a simulation."
     if privacy.epsilon.proven > LARGE_EPSILON:
         title = (
             f"The stated limit was not contradicted, but ε = {epsilon} is too large to "
             "protect anyone."
         )
-    shown = f"the strongest attack showed ε of at least {format_number(low)}"
+    result = "no attack measured an ε"
+    if bound is not None:
+        result = f"the strongest attack showed ε of at least {format_number(bound)}"
     return title, (
         f"Everything sent is covered by ε = {epsilon} at δ = {format_number(privacy.delta)}; "
-        f"{'no attack measured an ε' if low is None else shown}. "
-        f"Surviving attacks is not proof; the ε = {epsilon} limit comes from the accounting."
+        f"{result}. Surviving attacks is not proof; the ε = {epsilon} limit comes from the "
+        "accounting."
     )
 
 
 def _contradiction_headline(findings: Findings) -> tuple[str, str]:
     rows = _accused_rows(findings)
-    accused = [row for row in findings.surfaces if row.surface in {r.surface for r in rows}]
-    titles = list(dict.fromkeys(wording.surface_title(row).lower() for row in accused))
-    broken = wording.join_names(titles or _surface_titles(findings, "contradiction") or ["release"])
-    title = "The privacy limit stated for this method does not hold in this run."
+    accused = {row.surface for row in rows}
+    titles = _unique_titles([row for row in findings.surfaces if row.surface in accused], findings)
+    places = titles or _surface_titles(findings, "contradiction") or ["release"]
+    sentence = f"On the {wording.join_names(places)}, {_refutation_phrase(rows, findings.scope)}."
     if findings.target is not None:
-        title = "The privacy limit stated for it does not hold."
-    worst = _broken_limit(rows)
+        return "The privacy limit stated for it does not hold.", sentence
+    broken = _broken_limit(rows)
     claims = [claim.number for claim in findings.privacy.claims]
-    if worst is not None and worst.epsilon_stated in claims and findings.target is None:
-        title = "The paper's claim is contradicted."
-    return title, f"On the {broken}, {_refutation_phrase(rows)}."
+    if broken is not None and broken.epsilon_stated in claims:
+        return "The paper's claim is contradicted.", sentence
+    return "The privacy limit stated for this method does not hold in this run.", sentence
 
 
 def _accused_rows(findings: Findings) -> list[FindingRow]:
@@ -362,12 +387,12 @@ def _accused_rows(findings: Findings) -> list[FindingRow]:
     return refuting_findings(findings) or [r for r in findings.findings if r.surface in surfaces]
 
 
-def _refutation_phrase(rows: Sequence[FindingRow]) -> str:
+def _refutation_phrase(rows: Sequence[FindingRow], scope: Scope) -> str:
     """How the stated guarantee is refuted, as a sentence without its place."""
     worst = _broken_limit(rows)
     if worst is None:
         tests = [r for r in rows if r.kappa is not None or r.attack.startswith("t0_")]
-        return next(iter(_worst_phrases(tests)), "an attack broke the stated limit")
+        return next(iter(_worst_phrases(tests, scope)), "an attack broke the stated limit")
     proves = "proves that the true ε is at least"
     if worst.epsilon_validity == "curve":
         proves = "refutes the curve behind it: it has to be that of an ε above"
@@ -385,28 +410,33 @@ def _refutation_leak(findings: Findings) -> LeakResult | None:
     if findings.verdict != "contradiction" or not rows:
         return None
     row = _broken_limit(rows) or _largest_move(rows) or rows[0]
-    phrase = _refutation_phrase(rows)
-    return LeakResult(row, "refutation", phrase, phrase, strength=epsilon_bound(row))
+    phrase = _refutation_phrase(rows, findings.scope)
+    return LeakResult(
+        row, findings.scope, "refutation", phrase, phrase, strength=epsilon_bound(row)
+    )
+
+
+VERDICT_TEXT: Mapping[Verdict, Callable[[Findings], tuple[str, str]]] = {
+    "unprotected": _unprotected_headline,
+    "untested": _untested_headline,
+    "consistent": _consistent_headline,
+    "contradiction": _contradiction_headline,
+}  # verdict -> its title, and what it rests on
 
 
 def _misfiled_sentence(findings: Findings) -> str:
     """Says that a test's result names a surface which the run does not send."""
-    wrong = misfiled_findings(findings)
-    if not wrong:
+    rows = misfiled_findings(findings)
+    if not rows:
         return ""
-    names = wording.join_names(
-        list(dict.fromkeys(wording.attack_title(row.attack) for row in wrong))
-    )
-    surfaces = wording.join_names(list(dict.fromkeys(str(row.surface) for row in wrong)))
-    counted = (
-        "It counts for the verdict all the same"
-        if len(wrong) == 1
-        else "They count for the verdict all the same"
-    )
+    attacks = dict.fromkeys(wording.attack_title(row.attack) for row in rows)
+    surfaces = dict.fromkeys(str(row.surface) for row in rows)
+    counts = "It counts" if len(rows) == 1 else "They count"
     return (
-        f"This is an error of privdd itself, please report it: the result of {names} is "
-        f"filed under {surfaces}, which "
-        f"this run does not send. {counted}."
+        "This is an error of privdd itself, please report it: the result of "
+        f"{wording.join_names(list(attacks))} is filed under "
+        f"{wording.join_names(list(surfaces))}, which this run does not send. "
+        f"{counts} for the verdict all the same."
     )
 
 
@@ -423,77 +453,85 @@ def _claim_sentence(findings: Findings) -> str:
         f"{format_number(claim.delta or delta)} "
         f"({claim.source}) is less than the ε of at least {format_number(epsilon_bound(best))} "
         f"at δ = {format_number(delta)} that {wording.attack_title(best.attack)} showed "
-        f"on the {wording.surface_title(best).lower()}."
+        f"on the {wording.surface_title(best, findings.scope).lower()}."
     )
 
 
 def leaks_of_run(findings: Findings) -> list[LeakResult]:
-    """Every kind of leak of a run, what tests of guarantees show included, the gravest first."""
-    leaks = rank_leaks(believable_findings(findings.findings, findings))
+    """Rank what attacks and tests of guarantees show of a run.
+
+    Args:
+        findings: The run's findings.json.
+
+    Returns:
+        The strongest leak of each kind, the gravest kind first.
+    """
+    scope = findings.scope
+    leaks = rank_leaks(believable_findings(findings.findings, findings), scope)
     refutation = _refutation_leak(findings)
     if refutation is not None:
         leaks.append(refutation)
-    bare = [
-        noise_leak(findings_on_surface(row, findings))
-        for row in findings.surfaces
-        if has_bare_noise(row)
-    ]
-    noises = [leak for leak in bare if leak is not None]
+    noises = []
+    for row in findings.surfaces:
+        leak = noise_leak(findings_on_surface(row, findings), scope)
+        if leak is not None and has_bare_noise(row):
+            noises.append(leak)
     leaks += sorted(noises, key=lambda leak: leak.order)[:1]
     return sorted(leaks, key=lambda leak: leak.order)
 
 
 def unshown_sentences(findings: Findings) -> list[str]:
     """What membership and reconstruction were not shown to do, and what had nothing to read."""
-    said = [*untested_sentences(findings), _membership_gap(findings)]
-    best = finding_selection.strongest_reconstruction(findings.findings)
-    if best is not None and not finding_selection.rebuilds_records(best):
-        where = wording.surface_title(best).lower()
-        said.append(
-            f"From the {where}, {wording.attack_title(best.attack)} {picture_phrase(best)}."
-        )
-    return [sentence for sentence in said if sentence]
+    scope = findings.scope
+    sentences = [*untested_sentences(findings), _membership_gap(findings)]
+    best = finding_selection.strongest_reconstruction(findings.findings, scope)
+    if best is not None and not finding_selection.rebuilds_records(best, scope):
+        place = wording.surface_title(best, scope).lower()
+        attack = wording.attack_title(best.attack)
+        sentences.append(f"From the {place}, {attack} {picture_phrase(best, scope)}.")
+    return [sentence for sentence in sentences if sentence]
 
 
 def _membership_gap(findings: Findings) -> str:
-    """The sentence on membership where no attack was shown to beat chance; "" where one was."""
-    worst = finding_selection.strongest_membership(findings.findings)
+    """The sentence on membership if no attack was shown to beat chance; "" if one was."""
     if target_doubts(findings):
         return "These files do not show whether members can be distinguished from non-members."
-    if worst is None:
-        small = "No membership attack had a sample large enough to resolve a low false-alarm rate."
-        return SENTENCE if has_no_signal(findings.findings) else small
-    if worst.beats_guessing:
+    best = finding_selection.strongest_membership(findings.findings, findings.scope)
+    if best is None and has_no_signal(findings.findings):
+        return SENTENCE
+    if best is None:
+        return "No membership attack had a sample large enough to resolve a low false-alarm rate."
+    if best.beats_guessing:
         return ""
     unread, tried = unread_attacks(findings.findings)
     readers = len(tried) - len(unread)
-    which = "No membership attack was"
+    subject = "No membership attack was"
     if unread and readers == 1:
-        which = "The membership attack that had something to read was not"
+        subject = "The membership attack that had something to read was not"
     elif unread:
-        which = f"Of the {readers} membership attacks that had something to read none was"
+        subject = f"Of the {readers} membership attacks that had something to read none was"
     return (
-        f"{which} shown to do better than chance, not at {one_in(worst.fpr)} false alarms either."
+        f"{subject} shown to do better than chance, not at {one_in(best.fpr)} false alarms either."
     )
 
 
 def untested_sentences(findings: Findings) -> list[str]:
     """What had nothing to read, with the hooks that would let attacks read it, and which attacks
     failed."""
-    said = []
-    for row in findings.surfaces:
-        mine = findings_on_surface(row, findings)
-        if lacks_map(row, mine):
-            unread, tried = unread_attacks(mine)
-            said.append(
-                f"Not tested: {len(unread)} of {len(tried)} membership attacks had "
-                "nothing to read in the "
-                f"{wording.surface_title(row).lower()}, as the method names no map from "
-                "records to them; define "
-                f"{row.missing_hooks} (ReadsUploads)."
+    scope = findings.scope
+    sentences = []
+    for surface in findings.surfaces:
+        rows = findings_on_surface(surface, findings)
+        if lacks_map(surface, rows):
+            unread, tried = unread_attacks(rows)
+            place = wording.surface_title(surface, scope).lower()
+            sentences.append(
+                f"Not tested: {len(unread)} of {len(tried)} membership attacks had nothing to "
+                f"read in the {place}, as the method names no map from records to them; define "
+                f"{surface.missing_hooks} (ReadsUploads)."
             )
     for row in failed_findings(findings):
-        name = wording.attack_title(row.attack)
-        place = wording.surface_title(row).lower()
-        said.append(f"Not tested: {name} on the {place} ({row.note or 'failed'}).")
-    return said
+        attack = wording.attack_title(row.attack)
+        place = wording.surface_title(row, scope).lower()
+        sentences.append(f"Not tested: {attack} on the {place} ({row.note or 'failed'}).")
+    return sentences

@@ -57,11 +57,10 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     console = console_for(file, width)
     console.print(Text(_answer_line(findings)), soft_wrap=not file.isatty())
     console.print(Text(_limits_line(findings)))
-    said = summary.verdict_headline(findings)
-    console.print(
-        Text(f"{said.label}: {said.title}", style="yellow" if said.weak else STYLE[said.kind])
-    )
-    for sentence in said.sentences:
+    headline = summary.verdict_headline(findings)
+    style = "yellow" if headline.weak else STYLE[headline.kind]
+    console.print(Text(f"{headline.label}: {headline.title}", style=style))
+    for sentence in headline.sentences:
         console.print(Text(sentence))
     for mark in summary.target_marks(findings):
         console.print(Text(mark, style="yellow"))
@@ -70,12 +69,17 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
 
 def console_for(file: IO[str], width: int | None = None) -> Console:
     """Writes to ``file`` as ``print_summary`` says."""
-    file, tty = _writable_stream(file), file.isatty()
-    width = width or (None if tty else PIPE_WIDTH)
-    plain = (
-        None if tty else False
-    )  # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
-    return Console(file=file, width=width, force_terminal=plain, no_color=not tty, highlight=False)
+    is_terminal = file.isatty()
+    width = width or (None if is_terminal else PIPE_WIDTH)
+    # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
+    force = None if is_terminal else False
+    return Console(
+        file=_writable_stream(file),
+        width=width,
+        force_terminal=force,
+        no_color=not is_terminal,
+        highlight=False,
+    )
 
 
 class _Plain:
@@ -130,36 +134,47 @@ def _epsilon_answer(
     """Of the number that the run is held to, or that a paper claims; of the accounting's where no
     proof brings the paper's to this run, or the test that failed is of another limit."""
     privacy = findings.privacy
-    broken = findings.verdict == "contradiction"
+    is_broken = findings.verdict == "contradiction"
     proven = privacy.epsilon.proven
-    tested = "not contradicted" if findings.verdict == "consistent" else "not tested in every part"
     exceeds = finding_selection.exceeds_claim(claim, shown, privacy.delta)
-    if claim is None or claim.number is None or (broken and word == "claimed" and not exceeds):
-        if math.isinf(proven):
-            return (
-                "an epsilon that is stated does not hold"
-                if broken
-                else "no epsilon is stated, and none is proven"
-            )
-        return (
-            f"epsilon {format_number(proven)} "
-            f"{'does not hold' if broken else f'is proven, and {tested}'}"
-        )
-    at = "" if claim.delta in (None, privacy.delta) else f" at delta {format_number(claim.delta)}"
-    head = wording.typed_limit_text(claim) or f"epsilon {format_number(claim.number)}{at} ({word})"
-    if broken:
+    if claim is None or claim.number is None or (is_broken and word == "claimed" and not exceeds):
+        return _accounting_answer(findings)
+    delta = ""
+    if claim.delta not in (None, privacy.delta):
+        delta = f" at delta {format_number(claim.delta)}"
+    typed = wording.typed_limit_text(claim)
+    head = typed or f"epsilon {format_number(claim.number)}{delta} ({word})"
+    if is_broken:
         return f"{head} does not hold"
     if exceeds:
         return f"{head} does not cover what this run reveals"
     if proven > claim.number:
-        return (
-            f"{head} is {'not tested' if shown is None else 'not contradicted'}, and not "
-            "proven either"
-        )
+        tests = "not tested" if shown is None else "not contradicted"
+        return f"{head} is {tests}, and not proven either"
     if claim.sound or word == "stated":
-        return f"{head} is proven, and {tested}"
-    unproven = f"the {format_number(claim.number)} claimed{at} does not cover this run"
-    return f"epsilon {format_number(proven)} is proven, and {tested} ({unproven})"
+        return f"{head} is proven, and {_tested_text(findings)}"
+    unproven = f"the {format_number(claim.number)} claimed{delta} does not cover this run"
+    return f"epsilon {format_number(proven)} is proven, and {_tested_text(findings)} ({unproven})"
+
+
+def _accounting_answer(findings: Findings) -> str:
+    """Of the epsilon that the accounting proves."""
+    is_broken = findings.verdict == "contradiction"
+    proven = findings.privacy.epsilon.proven
+    if math.isinf(proven) and is_broken:
+        return "an epsilon that is stated does not hold"
+    if math.isinf(proven):
+        return "no epsilon is stated, and none is proven"
+    head = f"epsilon {format_number(proven)}"
+    if is_broken:
+        return f"{head} does not hold"
+    return f"{head} is proven, and {_tested_text(findings)}"
+
+
+def _tested_text(findings: Findings) -> str:
+    if findings.verdict == "consistent":
+        return "not contradicted"
+    return "not tested in every part"
 
 
 def _accuracy_text(findings: Findings) -> str:
@@ -169,15 +184,16 @@ def _accuracy_text(findings: Findings) -> str:
         return ""
     if target is None:
         return f"; accuracy {wording.format_accuracy(utility)} ({utility.accuracy_kind})"
-    own = f", {wording.format_share(target.accuracy_training)} on training records"
-    own = "" if target.accuracy_training is None else own
-    return f"; accuracy {wording.format_accuracy(utility)} on held-out records{own}"
+    text = f"; accuracy {wording.format_accuracy(utility)} on held-out records"
+    if target.accuracy_training is not None:
+        text += f", {wording.format_share(target.accuracy_training)} on training records"
+    return text
 
 
 def _surface_cell(row: SurfaceRow, findings: Findings) -> str:
     """The surface, and where several messages travel on it the names of this row's."""
-    alike = [other for other in findings.surfaces if other.surface == row.surface]
-    if len(alike) == 1 and len(row.names) == 1:
+    rows = [message for message in findings.surfaces if message.surface == row.surface]
+    if len(rows) == 1 and len(row.names) == 1:
         return str(row.surface)
     return f"{row.surface}: {', '.join(row.names)} ({row.sender})"
 
@@ -194,21 +210,20 @@ def _summary_table(findings: Findings) -> Table:
     table.add_column("worst attack", overflow="fold", ratio=1)
     table.add_column("verdict", no_wrap=True)
     for line in summary.surface_lines(findings):
-        worst = "; ".join(line.worst) or (
-            line.row.audited if isinstance(line.row.audited, str) else wording.NONE
-        )
-        stated = wording.stated_cell(line.stated, findings.privacy.claims)
-        bounds = (format_number(v) for v in (line.proven, line.shown))
+        worst = "; ".join(line.worst)
+        if not worst:
+            worst = line.row.audited if isinstance(line.row.audited, str) else wording.NONE
         cells = (
             _surface_cell(line.row, findings),
             wording.mechanism_title(line.row.mechanism),
-            stated,
-            *bounds,
+            wording.stated_cell(line.stated, findings.privacy.claims),
+            format_number(line.proven),
+            format_number(line.shown),
             worst,
         )
-        pale = summary.is_weak_limit(line.verdict, findings, line.proven)
-        verdict = Text(
-            wording.VERDICT[line.verdict].lower(), style="yellow" if pale else STYLE[line.verdict]
-        )
-        table.add_row(*(Text(str(cell)) for cell in cells), verdict)
+        style = STYLE[line.verdict]
+        if summary.is_weak_limit(line.verdict, findings, line.proven):
+            style = "yellow"
+        verdict = Text(wording.VERDICT[line.verdict].lower(), style=style)
+        table.add_row(*(Text(cell) for cell in cells), verdict)
     return table

@@ -12,12 +12,14 @@ from privdd.reporting.schema import (
     FindingRow,
     NoiseRow,
     Privacy,
+    Scope,
     SurfaceRow,
     Utility,
     Verdict,
 )
 
 NONE = "–"
+POST_PROCESSING = "post-processing of "  # before the names of mechanisms
 NBSP = "\u00a0"
 ACRONYMS = {
     "t0_ledger": "the test of the run's own ledger (T0)",
@@ -65,11 +67,13 @@ def typed_limit_text(claim: ClaimRow) -> str:
 
 
 def stated_cell(stated: float | None, claims: Sequence[ClaimRow]) -> str:
-    """The number that the run is held to; before it the one that was typed, where it was
+    """The number that the run is held to; before it the one that was typed, if it was
     converted."""
-    typed = [claim.typed for claim in claims if claim.typed is not None and claim.number == stated]
     held_to = format_number(stated)
-    return f"{format_number(typed[0].epsilon)} ({held_to})" if typed else held_to
+    for claim in claims:
+        if claim.typed is not None and claim.number == stated:
+            return f"{format_number(claim.typed.epsilon)} ({held_to})"
+    return held_to
 
 
 def format_share(value: float | None) -> str:
@@ -77,11 +81,12 @@ def format_share(value: float | None) -> str:
     if value is None:
         return NONE
     points = 100 * value
-    return f"{points:.2g}{NBSP}%" if points < 10 else f"{points:.3g}{NBSP}%"
+    digits = 2 if points < 10 else 3
+    return f"{points:.{digits}g}{NBSP}%"
 
 
 def format_decibel(value: float) -> str:
-    """A PSNR with one decimal: 15.43 as "15.4 dB", identical pictures as "exact"."""
+    """A PSNR with one decimal: 15.43 as "15.4 dB", identical images as "exact"."""
     return "exact" if value >= MAX_PSNR else f"{value:.1f}{NBSP}dB"
 
 
@@ -96,16 +101,16 @@ def format_bytes(value: float) -> str:
 
 def format_accuracy(utility: Utility) -> str:
     """A model's accuracy as percent, or that there was none in the end."""
-    return (
-        format_share(utility.accuracy)
-        if utility.diverged is None
-        else f"none (diverged in round {utility.diverged})"
-    )
+    if utility.diverged is not None:
+        return f"none (diverged in round {utility.diverged})"
+    return format_share(utility.accuracy)
 
 
 def join_names(names: Sequence[str]) -> str:
     """At least one name: "a", "a and b", "a, b and c"."""
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+    if len(names) == 1:
+        return names[0]
+    return ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def attack_title(name: str) -> str:
@@ -126,12 +131,9 @@ MECHANISMS: Mapping[str, str] = {
 
 def mechanism_title(text: str) -> str:
     """Mechanisms in words, each once; names of a user's own stay as they are."""
-    head, _, names = text.rpartition("post-processing of ")
-    prefix = "post-processing of " if head or text.startswith("post-processing of ") else ""
-    said = dict.fromkeys(
-        MECHANISMS.get(name, name) for name in (names if prefix else text).split(", ")
-    )
-    return prefix + ", ".join(said)
+    _, prefix, names = text.rpartition(POST_PROCESSING)
+    titles = dict.fromkeys(MECHANISMS.get(name, name) for name in names.split(", "))
+    return prefix + ", ".join(titles)
 
 
 def odds_factor(epsilon: float) -> str:
@@ -161,8 +163,10 @@ _VERDICT_MEANS: Mapping[Verdict, str] = {
     "unprotected": "nothing proves a limit on what this reveals about one {unit}",
     "untested": "a limit is stated, and no test looked at some part of what it rests on",
     "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
-    "contradiction": "the stated limit is false: more leaks than it allows, or the run's noise is not "
-    "what it states",
+    "contradiction": (
+        "the stated limit is false: more leaks than it allows, or the run's noise is not what it "
+        "states"
+    ),
 }
 SURFACE: Mapping[str, tuple[str, str]] = {
     "update": ("Model update", "the weights a client sends back after training on its records"),
@@ -206,14 +210,14 @@ BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }
 
 
-def surface_title_and_meaning(row: SurfaceRow | FindingRow) -> tuple[str, str]:
+def surface_title_and_meaning(row: SurfaceRow | FindingRow, scope: Scope) -> tuple[str, str]:
     """The title of what attackers hold, and what it is."""
-    return BROUGHT.get(row._context.target, {}).get(row.surface, SURFACE[row.surface])
+    return BROUGHT.get(scope.target, {}).get(row.surface, SURFACE[row.surface])
 
 
-def surface_title(row: SurfaceRow | FindingRow) -> str:
+def surface_title(row: SurfaceRow | FindingRow, scope: Scope) -> str:
     """The title alone."""
-    return surface_title_and_meaning(row)[0]
+    return surface_title_and_meaning(row, scope)[0]
 
 
 ADVERSARY: Mapping[str, tuple[str, str]] = {
@@ -417,15 +421,16 @@ SEVERAL = (
 
 
 def noise_warnings(privacy: Privacy) -> list[str]:
-    """Sentences that stand at the top of a run's page; none where the noise may be released."""
+    """Sentences that stand at the top of a run's page; none if the noise may be released."""
     noise = privacy.noise
     if noise is None or noise.for_release:
         return []
-    return [
-        text
-        for text, applies in ((SEED, noise.source == "seed"), (PAIRED, noise.paired))
-        if applies
-    ]
+    warnings = []
+    if noise.source == "seed":
+        warnings.append(SEED)
+    if noise.paired:
+        warnings.append(PAIRED)
+    return warnings
 
 
 def is_simulation_noise(privacy: Privacy) -> bool:
@@ -436,9 +441,11 @@ def is_simulation_noise(privacy: Privacy) -> bool:
 
 def noise_source_text(noise: NoiseRow) -> str:
     """The source of the noise, in words."""
-    return SOURCE[noise.source] + (", the same in every run with this seed" if noise.paired else "")
+    suffix = ", the same in every run with this seed" if noise.paired else ""
+    return SOURCE[noise.source] + suffix
 
 
 def comparison_warnings(runs: Iterable[Privacy]) -> list[str]:
     """Warnings about runs that are shown side by side."""
-    return [SEVERAL] if sum(one.noise is not None and one.noise.paired for one in runs) > 1 else []
+    paired = [run for run in runs if run.noise is not None and run.noise.paired]
+    return [SEVERAL] if len(paired) > 1 else []

@@ -38,7 +38,7 @@ from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import run_round, start_training
 from privdd.models import build, initial
 from privdd.reporting.figures import PERCENT, figure_canvas, series_colour, series_dash
-from privdd.reporting.page import Plot, make_slug
+from privdd.reporting.plots import Plot, make_slug
 from privdd.reporting.wording import format_bytes, format_share
 from privdd.reproduce.catalogue import starts_with_words
 from privdd.reproduce.results import ExtraTable, RowResult, TableColumn

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,12 +111,18 @@ class OverviewLine:
     stale: str = ""
 
 
-def count_verdicts(found: Sequence[OverviewLine]) -> str:
+def count_verdicts(lines: Sequence[OverviewLine]) -> str:
     """ "holds: 16, does not hold: 9, ...; 3 of them of other settings than today's"."""
-    counts = Counter(line.verdict for line in found)
-    old = sum(bool(line.stale) for line in found)
-    counted = ", ".join(f"{kind}: {counts[kind]}" for kind in VERDICTS if counts[kind])
-    return f"{counted}; {old} of them of other settings than today's" if old else counted
+    text = _verdict_counts(line.verdict for line in lines)
+    stale = [line for line in lines if line.stale]
+    if not stale:
+        return text
+    return f"{text}; {len(stale)} of them of other settings than today's"
+
+
+def _verdict_counts(verdicts: Iterable[str]) -> str:
+    counts = Counter(verdicts)
+    return ", ".join(f"{kind}: {counts[kind]}" for kind in VERDICTS if counts[kind])
 
 
 def collect_lines(folder: Path) -> list[OverviewLine]:
@@ -124,21 +130,21 @@ def collect_lines(folder: Path) -> list[OverviewLine]:
 
     Shows its progress: composing the settings of all rows anew takes a minute.
     """
-    found: list[OverviewLine] = []
+    lines: list[OverviewLine] = []
     with show_progress("overview", len(load_catalogue())) as bar:
         for entry in load_catalogue().values():
-            found += _lines_of_entry(entry, folder)
+            lines += _lines_of_entry(entry, folder)
             bar.advance(entry.name)
-    return found
+    return lines
 
 
 def write_overview(folder: Path) -> Path:
     """``index.html`` about all entries of a folder -> its path."""
-    found = collect_lines(folder)
+    lines = collect_lines(folder)
     template = template_environment().get_template("reproductions.html.jinja")
     text = template.render(
-        lines=found,
-        counted=count_verdicts(found),
+        lines=lines,
+        counted=count_verdicts(lines),
         meant=OVERVIEW_NOTE,
         tones=TONES,
         scale=folder.name,
@@ -167,13 +173,15 @@ def current_digests(entry: PaperEntry, scale: str, device: str) -> dict[str, tup
     """Column -> the digests that its results may have today: of all its rows, and of those that a
     statement compares, as a row that none compares may be newer than they are."""
     cells = paper_cells(entry, scale, device)
-    said = {row for one in entry.ahead for row in (one.better, one.worse)}
-    found = {}
+    stated: set[str] = set()
+    for statement in entry.ahead:
+        stated |= {statement.better, statement.worse}
+    digests = {}
     for name in dict.fromkeys(cell.column for cell in cells):
         column = [cell for cell in cells if cell.column == name]
-        compared = [cell for cell in column if cell.printed is not None or cell.row in said]
-        found[name] = settings_digest(column), settings_digest(compared)
-    return found
+        compared = [cell for cell in column if cell.printed is not None or cell.row in stated]
+        digests[name] = settings_digest(column), settings_digest(compared)
+    return digests
 
 
 def _column_line(
@@ -184,23 +192,22 @@ def _column_line(
     today: Mapping[str, Sequence[str]],
 ) -> OverviewLine:
     statement, verdict, detail = _judge_column(column)
-    other = any(one["key"] in ("data.name", "data.source") for one in result["fidelity"])
-    other = other or bool(paper_block(entry.experiment)["stand_in"])
-    commits = (
-        ", ".join(commit[:7] or "unknown" for commit in column.get("commits", [])) or "unknown"
+    stands_in = bool(paper_block(entry.experiment)["stand_in"]) or any(
+        difference["key"] in ("data.name", "data.source") for difference in result["fidelity"]
     )
-    made = [column.get("steps", ""), f"scale={scale}", f"commit {commits}"]
+    commits = [commit[:7] or "unknown" for commit in column.get("commits", [])] or ["unknown"]
+    origin = [column.get("steps", ""), f"scale={scale}", f"commit {', '.join(commits)}"]
     settings = column.get("settings", "")
     return OverviewLine(
         entry=entry.name,
         shows=entry.shows,
-        column=f"{column['column']}{STAND_IN if other else ''}",
+        column=f"{column['column']}{STAND_IN if stands_in else ''}",
         statement=statement,
         verdict=verdict,
         detail="; ".join(filter(None, [detail, _format_failures(column)])),
         command=result["command"],
         page=f"{entry.name}/{ENTRY_PAGE}",
-        made="; ".join(filter(None, made)),
+        made="; ".join(filter(None, origin)),
         settings=settings,
         stale="" if settings in today.get(column["column"], ()) else STALE,
     )
@@ -210,23 +217,29 @@ def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
     """(the statement, its verdict, by how much) of a column: its leader's, else what the paper's
     text says."""
     leader = column["leader"]
-    said = column["text"]
-    pairs = leader["pairs"] if leader else said
+    pairs = leader["pairs"] if leader else column["text"]
     if not pairs:
         return "the paper prints no numbers to compare with", NOTHING_TO_COMPARE, ""
-    known = [{name: pair[name] for name in PAIR_FIELDS if name in pair} for pair in pairs]
-    judged = OrderStatement(tuple(RowPair(**one) for one in known))
+    judged = OrderStatement(tuple(_row_pair(pair) for pair in pairs))
     least = f"{100 * min(pair.gain for pair in judged.pairs):+.1f} points"
     if leader:
         statement = f"{row_label(judged.pairs[0].better)} ahead of all others"
-        agreed = column["kendall"]
-        least += " to the best of the others" + ("" if judged.p is None else f", p {judged.p:.2g}")
-        least += f"; {agreed['agree']} of {agreed['pairs']} pairs as in the paper" if agreed else ""
+        least += " to the best of the others"
+        if judged.p is not None:
+            least += f", p {judged.p:.2g}"
+        order = column["kendall"]
+        if order:
+            least += f"; {order['agree']} of {order['pairs']} pairs as in the paper"
     else:
-        statement = "; ".join(dict.fromkeys(pair["says"] for pair in said))
-        least += f", the least of {len(said)}" if len(said) > 1 else ""
+        statement = "; ".join(dict.fromkeys(pair["says"] for pair in pairs))
+        if len(pairs) > 1:
+            least += f", the least of {len(pairs)}"
     limits = dict.fromkeys(pair.limit for pair in judged.pairs if pair.limit)
     return statement, COLUMN_VERDICTS[judged.verdict], "; ".join([least, *limits])
+
+
+def _row_pair(pair: Mapping[str, Any]) -> RowPair:
+    return RowPair(**{name: pair[name] for name in PAIR_FIELDS if name in pair})
 
 
 def _format_failures(column: Mapping[str, Any]) -> str:
@@ -236,23 +249,34 @@ def _format_failures(column: Mapping[str, Any]) -> str:
     return ", ".join(f"{count} {what}" for count, what in parts if count)
 
 
-def reproduce_entry(entry: PaperEntry, asked: ReproduceArguments) -> tuple[EntryResult, Path, int]:
-    """(what came out, its page, how many trainings failed). What was trained before is not trained
-    again.
+def reproduce_entry(
+    entry: PaperEntry, arguments: ReproduceArguments
+) -> tuple[EntryResult, Path, int]:
+    """Train what an entry needs, and compare it with the paper.
 
-    Raises BadConfig for an entry that trains nothing, with the reason.
+    Args:
+        entry: An entry of the catalogue.
+        arguments: Scale, seeds, folder and jobs; what was trained before is not trained again.
+
+    Returns:
+        What came out, its page, and how many trainings failed.
+
+    Raises:
+        BadConfig: The entry trains nothing; the message says why.
     """
     if not entry.is_trainable:
         raise BadConfig(f"{entry.name}: {entry.kind}: {entry.why}")
-    asked = replace(asked, seeds=asked.seeds or tuple(range(entry.seeds)))
-    made = paper_cells(entry, asked.scale, asked.device)
-    rows = asked.out / asked.scale / "rows" / entry.experiment
-    failed = train_cells(made, asked.seeds, rows, asked.jobs, entry.name)
+    arguments = replace(arguments, seeds=arguments.seeds or tuple(range(entry.seeds)))
+    seeds = arguments.seeds
+    folder = arguments.out / arguments.scale
+    rows = folder / "rows" / entry.experiment
+    cells = paper_cells(entry, arguments.scale, arguments.device)
+    failed = train_cells(cells, seeds, rows, arguments.jobs, entry.name)
     best = bool(paper_block(entry.experiment)["best"])
-    found = limit_rows(collect_results(made, asked.seeds, rows, best, failed))
-    tables, drawn = run_analyses(entry.also, made, asked.seeds, rows)
-    compared = compare_entry(entry, asked, made, found, tables, drawn)
-    return compared, write_entry_page(compared, asked.out / asked.scale / entry.name), len(failed)
+    results = limit_rows(collect_results(cells, seeds, rows, best, failed))
+    tables, plots = run_analyses(entry.also, cells, seeds, rows)
+    compared = compare_entry(entry, arguments, cells, results, tables, plots)
+    return compared, write_entry_page(compared, folder / entry.name), len(failed)
 
 
 def column_headline(column: TableColumn) -> str:
@@ -260,47 +284,45 @@ def column_headline(column: TableColumn) -> str:
     if column.leader is None:
         if not column.said:
             return "the paper prints no numbers to compare with"
-        kinds = Counter(
-            COLUMN_VERDICTS[pair.verdict_among(len(column.said))] for _, pair in column.said
-        )
-        counted = ", ".join(f"{kind}: {kinds[kind]}" for kind in VERDICTS if kinds[kind])
-        return f"{len(column.said)} comparisons that the text makes; {counted}"
+        count = len(column.said)
+        kinds = [COLUMN_VERDICTS[pair.verdict_among(count)] for _, pair in column.said]
+        return f"{count} comparisons that the text makes; {_verdict_counts(kinds)}"
     best = row_label(column.leader.pairs[0].better)
     p = "" if column.leader.p is None else f" (p {column.leader.p:.2g})"
     return f"{best} ahead of all others: {VERDICT_TEXT[column.leader.verdict]}{p}"
 
 
-def write_entry_page(found: EntryResult, folder: Path) -> Path:
+def write_entry_page(result: EntryResult, folder: Path) -> Path:
     """results.json, the page and the figures of an entry -> the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "results.json", found.as_json())
-    drawn = {column.name: plot_curves(column) for column in found.columns}
+    write_json(folder / "results.json", result.as_json())
+    curves = {column.name: plot_curves(column) for column in result.columns}
     template = template_environment().get_template("reproduction.html.jinja")
     words = {
         "label": row_label,
         "headline": column_headline,
         "says": VERDICT_TEXT,
-        "tone": _page_tone(found),
+        "tone": _page_tone(result),
     }
-    text = template.render(r=found, drawn=drawn, **words)
+    text = template.render(r=result, drawn=curves, **words)
     write_bytes(folder / ENTRY_PAGE, text.encode(errors="replace"))
-    for several in (*drawn.values(), found.plots):
-        for plot in several:
+    for plots in (*curves.values(), result.plots):
+        for plot in plots:
             # figures of a paper are asked for to stand in a paper
             save_figure(plot.figure, plot.drawing, folder / "figures", plot.name, pdf=True)
     return folder / ENTRY_PAGE
 
 
-def _page_tone(found: EntryResult) -> str:
-    kinds = {column.leader.verdict for column in found.columns if column.leader}
+def _page_tone(result: EntryResult) -> str:
+    kinds = {column.leader.verdict for column in result.columns if column.leader}
     if REVERSED in kinds:
         return "contradiction"
     return "consistent" if kinds == {HOLDS} else "plain"
 
 
-def print_result(found: EntryResult, page: Path, failed: int) -> None:
-    for column in found.columns:
-        print(f"{found.entry.name}, {column.name}: {column_headline(column)}")
+def print_result(result: EntryResult, page: Path, failed: int) -> None:
+    for column in result.columns:
+        print(f"{result.entry.name}, {column.name}: {column_headline(column)}")
     if failed:
         print(
             f"privdd: error: {failed} trainings failed; the page says which and why",
@@ -309,27 +331,28 @@ def print_result(found: EntryResult, page: Path, failed: int) -> None:
     print(f"page: {page}", flush=True)
 
 
-def run_entry(asked: ReproduceArguments) -> int:
+def run_entry(arguments: ReproduceArguments) -> int:
     """Status 1 where a training failed."""
-    found, page, failed = reproduce_entry(find_entry(asked.name), asked)
-    print_result(found, page, failed)
+    result, page, failed = reproduce_entry(find_entry(arguments.name), arguments)
+    print_result(result, page, failed)
     return int(failed > 0)
 
 
-def run_all(asked: ReproduceArguments) -> int:
+def run_all(arguments: ReproduceArguments) -> int:
     """Every entry that runs here, one after the other; the page about all of them grows with
     each."""
     status = 0
-    for name in (name for name, entry in load_catalogue().items() if entry.is_trainable):
-        status |= run_entry(replace(asked, name=name))
-        write_overview(asked.out / asked.scale)
-    print_overview(asked)
+    names = [name for name, entry in load_catalogue().items() if entry.is_trainable]
+    for name in names:
+        status |= run_entry(replace(arguments, name=name))
+        write_overview(arguments.out / arguments.scale)
+    print_overview(arguments)
     return status
 
 
-def print_overview(asked: ReproduceArguments) -> int:
+def print_overview(arguments: ReproduceArguments) -> int:
     """The page about all entries, from what is finished."""
-    print(f"overview: {write_overview(asked.out / asked.scale)}")
+    print(f"overview: {write_overview(arguments.out / arguments.scale)}")
     return 0
 
 
@@ -346,17 +369,16 @@ def describe_availability(entry: PaperEntry) -> str:
     )
 
 
-def print_catalogue(asked: ReproduceArguments) -> int:
+def print_catalogue(arguments: ReproduceArguments) -> int:
     table = Table(title="Tables and figures of the papers", title_justify="left")
     for name in ("entry", "what it shows", "here"):
         table.add_column(name, overflow="fold", no_wrap=name == "entry")
     entries = load_catalogue().values()
     for entry in entries:
-        table.add_row(
-            *(Text(part) for part in (entry.name, entry.shows, describe_availability(entry)))
-        )
+        cells = (entry.name, entry.shows, describe_availability(entry))
+        table.add_row(*(Text(cell) for cell in cells))
     console_for(sys.stdout).print(table)
-    runs = sum(entry.is_trainable for entry in entries)
+    runs = len([entry for entry in entries if entry.is_trainable])
     print(
         f"{len(entries)} entries, {runs} of which run here; python -m privdd.reproduce "
         "NAME scale=small"

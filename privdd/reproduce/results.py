@@ -38,7 +38,7 @@ from privdd.distillation.private_matching import GRADIENT_QUERY
 from privdd.federated.experiment import Experiment
 from privdd.models import projected_shape
 from privdd.reporting.comparison import read_training_record
-from privdd.reporting.page import Plot
+from privdd.reporting.plots import Plot
 from privdd.reproduce.catalogue import (
     PaperEntry,
     ReproduceArguments,

@@ -32,13 +32,15 @@ from matplotlib.figure import Figure
 import privdd
 from attacks.types import Family
 from privdd.privacy.ledger import Ledger
+from privdd.reporting.albums import picture_albums
+from privdd.reporting.card import encode_card
 from privdd.reporting.comparison import plot_frontier, write_comparison
-from privdd.reporting.decision import encode_card
-from privdd.reporting.frontier import group_runs
 from privdd.reporting.notebook import with_views
-from privdd.reporting.page import draw_report, picture_albums, render_report, write_report
+from privdd.reporting.page import render_report, write_report
+from privdd.reporting.plots import draw_report
 from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import Part
+from privdd.reporting.settings import group_runs
 from privdd.runtime import seal
 from privdd.runtime.engine import Engine, torch_threads
 from privdd.runtime.files import (
@@ -201,7 +203,7 @@ def load_run(folder: Path | str) -> RunRecord:
     if wrong:
         more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
         raise file_checks.Unverified(f"{folder}: {wrong[0]}{more}")
-    return replace(record, findings=with_views(record.findings))
+    return replace(record, findings=with_views(record.findings, record.path))
 
 
 def _check_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[file_checks.Disagreement]:

@@ -23,7 +23,7 @@ from privdd.data.dataset import NOT_PUBLISHED, digest_records, digest_split
 from privdd.data.readers import SYSTEM_FOLDER, DataNotFound, candidate_folders, read_idx
 from privdd.data.sources import load_dataset
 from privdd.federated.checkpoint import check_same_data
-from privdd.reporting import decision
+from privdd.reporting import card
 from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
 
@@ -115,7 +115,7 @@ def test_published_sets_are_known_and_others_are_named_as_such(tmp_path: Path) -
         write_idx(tmp_path / f"{split}-images-idx3-ubyte.gz", np.zeros((20, 28, 28)))
         write_idx(tmp_path / f"{split}-labels-idx1-ubyte.gz", np.arange(20) % 10)
     assert load_dataset("fashion_mnist", root=tmp_path, keys=Keys(0)).note.endswith(NOT_PUBLISHED)
-    assert NOT_PUBLISHED.endswith(decision.NOT_PUBLISHED)
+    assert NOT_PUBLISHED.endswith(card.NOT_PUBLISHED)
 
 
 @pytest.mark.extra("fashion_mnist")

@@ -19,7 +19,8 @@ from sklearn.datasets import load_digits
 from attacks.epsilon import clopper_pearson
 from attacks.roc import auc_interval, roc, tpr_at_fpr
 from privdd.core.rng import Keys
-from privdd.reporting.page import plot_epsilons, render_report
+from privdd.reporting.page import render_report
+from privdd.reporting.plots import plot_epsilons
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import write_findings
 

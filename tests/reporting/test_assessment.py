@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from privdd.reporting import decision
-from privdd.reporting.decision import audit_signature, decide_surfaces, decision_card, encode_card
+from privdd.reporting import assessment
+from privdd.reporting.card import audit_signature, decision_card, encode_card
+from privdd.reporting.decision import decide_surfaces
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import RunRecord, read_run_record
 from privdd.verification.run_folder import check_page
@@ -24,7 +25,7 @@ def answers(folder: Path) -> dict[str, str]:
     findings = read_run_record(folder).findings
     return {
         one.term: " ".join(f"{where} {said}" for where, said in one.found)
-        for one in decision.answer_risks(findings)
+        for one in assessment.answer_risks(findings)
     }
 
 
@@ -40,18 +41,20 @@ def test_each_risk_is_answered_by_its_own_findings(runs: dict[str, Path]) -> Non
 def test_what_was_not_tried_is_said_and_is_no_all_clear(runs: dict[str, Path]) -> None:
     findings = read_run_record(runs["unprotected"]).findings
     bare = findings.model_copy(update={"findings": []})
-    assert {one.found for one in decision.answer_risks(bare)} == {(("", decision.UNTRIED),)}
-    assert {tried for _, tried in decision.attack_kinds_tried(bare)} == {decision.UNTRIED}
+    assert {one.found for one in assessment.answer_risks(bare)} == {(("", assessment.UNTRIED),)}
+    assert {tried for _, tried in assessment.attack_kinds_tried(bare)} == {assessment.UNTRIED}
     silent = dict.fromkeys(("auc_ci", "tpr_at_fpr", "copy_test", "epsilon_shown", "diagnostics"))
     membership = [row for row in findings.findings if row.family == "membership"]
     quiet = [row.model_copy(update=silent) for row in membership]
-    weak = decision.answer_risks(findings.model_copy(update={"findings": quiet}))[0]
-    assert weak.found == (("", decision.NOTHING),) and "no evidence" in decision.NOTHING
+    weak = assessment.answer_risks(findings.model_copy(update={"findings": quiet}))[0]
+    assert weak.found == (("", assessment.NOTHING),) and "no evidence" in assessment.NOTHING
 
 
 def test_an_attack_that_had_nothing_to_read_is_no_answer() -> None:
-    singling_out = decision.answer_risks(run([UNREAD], "unprotected", "inf"))[0]
-    assert singling_out.by == decision.UNTRIED and singling_out.found == (("", decision.UNTRIED),)
+    singling_out = assessment.answer_risks(run([UNREAD], "unprotected", "inf"))[0]
+    assert singling_out.by == assessment.UNTRIED and singling_out.found == (
+        ("", assessment.UNTRIED),
+    )
 
 
 def test_naming_is_bounded_by_the_accounting_alone(runs: dict[str, Path]) -> None:
@@ -61,7 +64,7 @@ def test_naming_is_bounded_by_the_accounting_alone(runs: dict[str, Path]) -> Non
     privacy = type(findings.privacy).model_validate(
         findings.privacy.model_dump() | {"reconstruction": rows}
     )
-    first = decision.answer_risks(findings.model_copy(update={"privacy": privacy}))[0].found[0][1]
+    first = assessment.answer_risks(findings.model_copy(update={"privacy": privacy}))[0].found[0][1]
     assert "among 100" in first and "42.5\u00a0%" in first and "1\u00a0%" in first
 
 
@@ -75,25 +78,25 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
             4,
         ]
     }
-    facts = dict(decision.guarantee_facts(record.findings, ledger))
+    facts = dict(assessment.guarantee_facts(record.findings, ledger))
     assert facts["who sees what is sent (the trust model)"] == "the server and the other clients"
     assert (
         facts["the unit of privacy"].startswith("one record")
         and "ε at most 4.85" in facts["the limit"]
     )
     assert facts["the unit of privacy"] == "one record; neighbours: one record more or less"
-    assert facts["whether the code does what the proof says"] == decision.UNTRIED
-    tested = dict(decision.guarantee_facts(run([BROKEN], "contradiction", 0.9), {}))
+    assert facts["whether the code does what the proof says"] == assessment.UNTRIED
+    tested = dict(assessment.guarantee_facts(run([BROKEN], "contradiction", 0.9), {}))
     assert (
         tested["whether the code does what the proof says"]
         == "looked at by the likelihood-ratio test (T2)"
     )
     assert (
-        dict(decision.guarantee_facts(run([], "unprotected", "inf"), {}))["the limit"]
+        dict(assessment.guarantee_facts(run([], "unprotected", "inf"), {}))["the limit"]
         == "none is proven: ε = ∞"
     )
     assert (
-        dict(decision.guarantee_facts(record.findings, {}))[
+        dict(assessment.guarantee_facts(record.findings, {}))[
             "who sees what is sent (the trust model)"
         ]
         == "not recorded"

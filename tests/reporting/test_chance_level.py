@@ -19,11 +19,12 @@ from privdd.reporting.finding_selection import (
     simultaneous_lower_end,
 )
 from privdd.reporting.leaks import rank_leaks
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, Scope
 from privdd.reporting.summary import verdict_headline
 from privdd.runtime.files import to_plain_json
-from tests.reporting.test_decision import NOTHING, STRONG, row, run
+from tests.reporting.test_decision import NOTHING, STRONG, judged, row, run
 
+ALONE = Scope(looks=1)
 RECORDS = 400
 
 
@@ -68,8 +69,8 @@ def measured(scores: torch.Tensor, masks: torch.Tensor) -> dict[str, Any]:
 def test_nothing_beats_chance_in_a_null(kind: str, shape: tuple[int, int]) -> None:
     masks = draw_masks(*shape)
     findings = run([measured(null_scores(kind, masks), masks)], "unprotected", "inf")
-    assert not any(one.beats_guessing for one in ranked_memberships(findings.findings))
-    assert rank_leaks(findings.findings) == []
+    assert not any(one.beats_guessing for one in ranked_memberships(*judged(findings)))
+    assert rank_leaks(*judged(findings)) == []
     assert not any(" can " in sentence for sentence in verdict_headline(findings).sentences)
 
 
@@ -105,9 +106,9 @@ def test_a_bound_above_zero_beats_chance_and_its_attack_is_the_one_that_is_named
         "non-members (ε of at least 0.538)."
     )
     assert not any("not shown" in sentence for sentence in said)
-    assert ranked_memberships(findings.findings)[0].row.attack == "label_only"
+    assert ranked_memberships(*judged(findings))[0].row.attack == "label_only"
     assumed = row(NOTHING, epsilon_shown=0.5, epsilon_validity="gaussian_only")
-    assert rank_leaks(run([assumed], "unprotected", "inf").findings) == []
+    assert rank_leaks(*judged(run([assumed], "unprotected", "inf"))) == []
 
 
 # One row of every family, each above chance; of nearly all, another that is not.
@@ -201,7 +202,7 @@ def test_every_family_has_a_sentence_on_the_first_screen(family: str) -> None:
 def test_what_was_not_shown_is_no_leak_of_any_family(family: str) -> None:
     assert (
         rank_leaks(
-            run([UNSHOWN[family]], "unprotected", "inf", surface="synthetic_images").findings
+            *judged(run([UNSHOWN[family]], "unprotected", "inf", surface="synthetic_images"))
         )
         == []
     )
@@ -214,7 +215,7 @@ def test_a_copy_outranks_an_image_and_an_image_a_rate() -> None:
     ]
     kinds = [
         leak.kind
-        for leak in rank_leaks(run(rows, "unprotected", "inf", surface="synthetic_images").findings)
+        for leak in rank_leaks(*judged(run(rows, "unprotected", "inf", surface="synthetic_images")))
     ]
     assert kinds == [
         "copy",
@@ -242,7 +243,7 @@ def test_a_class_list_that_is_the_same_for_all_clients_reads_no_labels(
     finding = LabelCounts().judge(Evidence(extra={"counts": torch.tensor(sent)}), view, truth)
     head = {"surface": "labels", "attack": "label_counts", "family": "label", "adversary": "server"}
     measured = FindingRow.model_validate(head | to_plain_json(dict(finding.measures)))
-    assert bool(rank_leaks([measured])) is leaks
+    assert bool(rank_leaks([measured], ALONE)) is leaks
 
 
 @pytest.mark.parametrize(
@@ -264,7 +265,7 @@ def test_copies_count_against_those_of_held_out_records(
     finding = FindingRow.model_validate(
         other("copy_detection", surface=surface, n=60, diagnostics=counts)
     )
-    assert bool(rank_leaks([finding])) is copies
+    assert bool(rank_leaks([finding], ALONE)) is copies
 
 
 @pytest.mark.parametrize(("control", "copies"), [(4, False), (0, True)])
@@ -282,10 +283,10 @@ def test_copies_of_many_training_records_are_held_against_few_held_out_ones(
     }
     counts |= {"near_copies": 40 if control else 400}
     finding = FindingRow.model_validate(other("copy_detection", n=600, diagnostics=counts))
-    assert bool(rank_leaks([finding])) is copies
+    assert bool(rank_leaks([finding], ALONE)) is copies
 
 
 def test_members_that_are_named_by_what_was_sent_outrank_a_rate() -> None:
     rows = [FAMILIES["membership"], FAMILIES["nearest"]]
-    leaks = rank_leaks(run(rows, "unprotected", "inf", surface="synthetic_images").findings)
+    leaks = rank_leaks(*judged(run(rows, "unprotected", "inf", surface="synthetic_images")))
     assert [leak.row.attack for leak in leaks] == ["nearest_row"]

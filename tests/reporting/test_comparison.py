@@ -30,9 +30,9 @@ from privdd.reporting.figures import (
     draw_epsilon_strip,
     draw_frontier,
 )
-from privdd.reporting.frontier import Setting, group_runs
 from privdd.reporting.run_record import RunRecord, read_run_record
 from privdd.reporting.schema import load_findings, validate_findings
+from privdd.reporting.settings import Setting, group_runs
 from privdd.reporting.summary import verdict_headline
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.files import DamagedRun

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from privdd.reporting.decision import encode_card
-from privdd.reporting.page import draw_report, picture_albums, render_report
+from privdd.reporting.albums import picture_albums
+from privdd.reporting.card import encode_card
+from privdd.reporting.page import render_report
+from privdd.reporting.plots import draw_report
 from privdd.reporting.run_record import read_run_record
 from tests.conftest import SmallAudit
 from tests.reporting.contradictions import page_contradictions

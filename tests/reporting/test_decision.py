@@ -10,7 +10,7 @@ import pytest
 
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import Findings, load_findings, validate_findings
+from privdd.reporting.schema import FindingRow, Findings, Scope, load_findings, validate_findings
 from privdd.reporting.summary import is_weak_limit, leak_sentences, surface_lines, verdict_headline
 from tests.reporting.fixture import membership, write_run
 
@@ -93,6 +93,11 @@ def run(
             "verdict": judged,
         }
     )
+
+
+def judged(findings: Findings) -> tuple[list[FindingRow], Scope]:
+    """All rows of a file with what they are judged by."""
+    return findings.findings, findings.scope
 
 
 def decided(*given: Any, **more: Any) -> Decision:
@@ -312,8 +317,8 @@ def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
             [picture | {"psnr": psnr, "baselines": {"psnr_mean": 12.0, "psnr_black": 3.0}}],
             "unprotected",
             "inf",
-        ).findings
-        assert bool(leak_sentences(rows)) is told
+        )
+        assert bool(leak_sentences(*judged(rows))) is told
     for n, told in (
         (100, True),
         (10, False),
@@ -322,8 +327,8 @@ def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
             [picture | {"identified": 0.65 if told else 0.6, "identified_chance": 0.5, "n": n}],
             "unprotected",
             "inf",
-        ).findings
-        assert bool(leak_sentences(rows)) is told
+        )
+        assert bool(leak_sentences(*judged(rows))) is told
 
 
 def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
@@ -470,7 +475,7 @@ def test_a_pool_is_as_weak_as_the_values_that_it_holds() -> None:
     }
     found = validate_findings(alone | {"surfaces": [*alone["surfaces"], pool]})
     assert [one.kind for one in decide_surfaces(found)] == ["do_not_share"] * 2
-    assert {line.row.surface: line.measured for line in surface_lines(found)} == {
+    assert {line.row.surface: line.shown for line in surface_lines(found)} == {
         "features": 32.3,
         "shared_features": 32.3,
     }

@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from privdd.reporting.decision import decision_card
-from privdd.reporting.findings_tables import hard_records_note, most_exposed_records, rates_by_kind
+from privdd.reporting.card import decision_card
+from privdd.reporting.exposed_records import most_exposed_records
+from privdd.reporting.hard_records import hard_records_note, rates_by_kind
 from privdd.reporting.page import template_environment
 from privdd.reporting.run_record import read_run_record
 from privdd.runtime.files import DamagedRun
@@ -62,7 +63,11 @@ def text(folder: Path) -> str:
     part = (
         template_environment()
         .get_template("exposed.html.jinja")
-        .render(exposed=most_exposed_records(record), kinds=rates_by_kind(record))
+        .render(
+            exposed=most_exposed_records(record),
+            kinds=rates_by_kind(record),
+            scope=record.findings.scope,
+        )
     )
     return part.replace("\xa0", " ")
 

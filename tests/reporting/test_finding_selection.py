@@ -33,13 +33,15 @@ from privdd.reporting.finding_selection import (
 from privdd.reporting.leaks import membership_phrase, picture_phrase
 from privdd.reporting.page import write_report
 from privdd.reporting.run_record import read_run_record
-from privdd.reporting.schema import ClaimRow, FileContext, FindingRow, TprAt
+from privdd.reporting.schema import ClaimRow, FindingRow, Scope, TprAt
 from privdd.reporting.summary import is_certain, leak_sentences
 from privdd.reporting.terminal import print_summary
 from tests.reporting.fixture import text_of, write_run
 from tests.reporting.test_decision import run
 
 # Which claim the page puts first, when a measure exceeds it, and which attacks measure it.
+
+ALONE = Scope(looks=1)
 
 
 def claim(epsilon: Any, **more: Any) -> ClaimRow:
@@ -122,7 +124,7 @@ def test_guessing_reaches_the_false_positive_rate() -> None:
     at = TprAt(
         tpr=0.016, ci=(0.0019, 0.057), resolvable=True
     )  # 1.6 % at 1 %: what an early page called "found"
-    assert not beats_guessing(at, 0.01) and beats_guessing(at, 0.001)
+    assert not beats_guessing(at, 0.01, ALONE) and beats_guessing(at, 0.001, ALONE)
 
 
 @pytest.mark.parametrize("looks", [1, 20, 120])
@@ -153,15 +155,16 @@ def test_a_strong_attack_is_found_in_a_report_of_many_rates() -> None:
     among 80."""
     weak = row(0.147, (0.105, 0.196))
     assert (
-        strongest_membership([weak]).beats_guessing
-        and not strongest_membership(several([weak])).beats_guessing
+        strongest_membership([weak], ALONE).beats_guessing
+        and not strongest_membership(*several([weak])).beats_guessing
     )
-    assert strongest_membership(several([row(0.6, (0.52, 0.68))])).beats_guessing
+    assert strongest_membership(*several([row(0.6, (0.52, 0.68))])).beats_guessing
 
 
 def test_the_largest_auc_of_many_is_no_attack_by_itself() -> None:
     lucky = row(0.1, (0.05, 0.2), auc=0.55, auc_ci=(0.505, 0.595))
-    assert ranks_members(lucky) and not ranks_members(several([lucky])[0])
+    _, scope = several([lucky])
+    assert ranks_members(lucky, ALONE) and not ranks_members(lucky, scope)
 
 
 def exposed(hits: int, trials: int, wrong: int | None, out: int | None) -> dict[str, object]:
@@ -199,7 +202,7 @@ def test_one_record_that_is_nearly_always_found_is_the_strongest_where_the_avera
     )
     ranked = row(0.1, (0.05, 0.2), auc=0.9, auc_ci=(0.88, 0.92), attack="rmia")
     often = row(0.4, (0.35, 0.45), attack="lira")
-    best = strongest_membership(several([ranked, known, often]))
+    best = strongest_membership(*several([ranked, known, often]))
     assert best.row.attack == "base" and best.kind == "exposed" and best.exposed and not best.counts
     said = membership_phrase(best).replace("\u00a0", " ")
     assert said == (
@@ -207,9 +210,11 @@ def test_one_record_that_is_nearly_always_found_is_the_strongest_where_the_avera
         "000 false alarms; "
         "of all records it was not shown to identify more than chance"
     )
-    assert [one.attack for one in strongest_on_each_surface([ranked, known, often])] == ["base"]
-    (can,) = leak_sentences(several([ranked, known, often]))
-    assert can.replace("\u00a0", " ") == f"The server {said}" and is_certain([known])
+    assert [one.attack for one in strongest_on_each_surface([ranked, known, often], ALONE)] == [
+        "base"
+    ]
+    (can,) = leak_sentences(*several([ranked, known, often]))
+    assert can.replace("\u00a0", " ") == f"The server {said}" and is_certain([known], ALONE)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +225,8 @@ def test_a_record_that_is_named_in_and_out_is_not_exposed(
 ) -> None:
     """28 of 35 in: against how often it is named while it is out."""
     assert (
-        exposes_records(row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, wrong, out))) is counts
+        exposes_records(row(0.1, (0.05, 0.2), worst_records=exposed(28, 35, wrong, out)), ALONE)
+        is counts
     )
 
 
@@ -235,9 +241,7 @@ def test_of_runs_in_which_no_record_is_exposed_at_most_one_in_twenty_has_one() -
             row(0.1, (0.05, 0.2), worst_records=exposed(hits, 35, wrong, 30))
             for hits, wrong in named
         ]
-        for one in rows:
-            one._context = FileContext(looks=40)
-        runs += any(map(exposes_records, rows))
+        runs += any(exposes_records(one, Scope(looks=40)) for one in rows)
     assert runs <= 5
 
 
@@ -299,9 +303,9 @@ def pictured(
 def test_single_pictures_decide_where_chance_does_not_explain_them(
     row: FindingRow, rebuilt: bool, said: str
 ) -> None:
-    words = picture_phrase(row).replace("\u00a0", " ")
-    assert rebuilds_records(row) is rebuilt and said in words and "average" not in words
-    assert bool(leak_sentences([row])) is rebuilt
+    words = picture_phrase(row, ALONE).replace("\u00a0", " ")
+    assert rebuilds_records(row, ALONE) is rebuilt and said in words and "average" not in words
+    assert bool(leak_sentences([row], ALONE)) is rebuilt
 
 
 def row(tpr: float, ci: tuple[float, float], **more: object) -> FindingRow:
@@ -316,12 +320,11 @@ def row(tpr: float, ci: tuple[float, float], **more: object) -> FindingRow:
     return FindingRow.model_validate(known | more)
 
 
-def several(rows: list[FindingRow]) -> list[FindingRow]:
+def several(rows: list[FindingRow]) -> tuple[list[FindingRow], Scope]:
     """The rows as findings of a run that looks at 80 rates and more."""
     all_rows = [*rows, *[row(0.1, (0.06, 0.15))] * (80 - len(rows))]
-    return run(
-        [one.model_dump(exclude_none=True) for one in all_rows], "unprotected", "inf"
-    ).findings[: len(rows)]
+    findings = run([one.model_dump(exclude_none=True) for one in all_rows], "unprotected", "inf")
+    return findings.findings[: len(rows)], findings.scope
 
 
 # Attacks that had nothing to read are named as such: never a rate, never "no better than guessing".

@@ -15,7 +15,13 @@ from privdd.reporting.finding_selection import (
     strongest_membership,
     strongest_reconstruction,
 )
-from privdd.reporting.schema import Findings, load_findings, validate_findings, write_findings
+from privdd.reporting.schema import (
+    Findings,
+    Scope,
+    load_findings,
+    validate_findings,
+    write_findings,
+)
 from privdd.reporting.summary import verdict_headline
 from privdd.runtime.files import DamagedRun
 
@@ -175,7 +181,7 @@ def test_the_best_picture_is_the_one_furthest_above_a_blind_guess(data: dict[str
     rows = changed(data).findings
     easy = rows[0].model_copy(update={"psnr": 30.0, "baselines": {"psnr_mean": 29.0}})
     real = rows[1].model_copy(update={"psnr": 20.0, "baselines": {"psnr_mean": 10.0}})
-    assert strongest_reconstruction([easy, real]) is real
+    assert strongest_reconstruction([easy, real], Scope(looks=1)) is real
 
 
 def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_headline(
@@ -188,5 +194,5 @@ def test_bounds_that_assume_a_distribution_and_rates_too_small_to_see_make_no_he
     hidden = {
         key: at.model_copy(update={"resolvable": key != "0.001"}) for key, at in rates.items()
     }
-    found = strongest_membership([row.model_copy(update={"tpr_at_fpr": hidden})])
+    found = strongest_membership([row.model_copy(update={"tpr_at_fpr": hidden})], Scope(looks=1))
     assert found is not None and found.fpr == 0.01

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from privdd.reporting.findings_tables import (
-    TableCell,
-    describe_event,
-    findings_by_question,
-    group_releases,
-    knowledge_ladders,
-)
+from privdd.reporting.findings_tables import TableCell, findings_by_question
+from privdd.reporting.knowledge_ladders import knowledge_ladders
+from privdd.reporting.ledger_table import describe_event, group_releases
 from privdd.reporting.schema import FindingRow
 from tests.reporting.test_decision import BROKEN, COARSE, row, run
 
@@ -112,7 +108,7 @@ def test_no_ladder_without_rungs_or_with_something_else_in_their_place() -> None
 
 
 def test_what_is_computed_from_unprotected_values_is_not_called_protected() -> None:
-    from privdd.reporting.findings_tables import EXPOSED, PUBLIC, group_releases
+    from privdd.reporting.ledger_table import EXPOSED, PUBLIC, group_releases
 
     def release(id: int, kind: str, post_of: list[int]) -> dict[str, object]:
         return {"id": id, "name": f"r{id}", "event": {"type": kind}, "post_of": post_of}

@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import save_file
 
 from privdd.report import main
+from privdd.reporting.browser import find_browser
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.findings_tables import TableCell, findings_by_question
-from privdd.reporting.page import find_browser, write_report
+from privdd.reporting.page import write_report
 from privdd.reporting.schema import load_findings
 from privdd.runtime.files import DamagedRun
 from tests.conftest import SmallAudit

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from privdd.reporting.browser import print_pdf
 from privdd.reporting.comparison import write_comparison
-from privdd.reporting.page import print_pdf, write_report
+from privdd.reporting.page import write_report
 from tests.reporting.fixture import write_run
 from tests.reporting.test_page import browse
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from privdd.report import main
+from privdd.reporting.browser import NoBrowser, find_browser, print_pdf
 from privdd.reporting.figures import draw_bytes, save_figure, to_svg
-from privdd.reporting.page import NoBrowser, find_browser, print_pdf
 from tests.conftest import SmallAudit
 
 pytestmark = pytest.mark.nightly

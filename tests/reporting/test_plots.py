@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privdd.reporting.page import epsilon_rows, plot_accuracy
+from privdd.reporting.plots import epsilon_rows, plot_accuracy
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import Findings, validate_findings
 from tests.reporting.test_decision import NOTHING, row, run

@@ -105,10 +105,8 @@ def test_every_figure_that_could_lie_above_guessing_is_a_look() -> None:
     }
     made = run(
         [row(rates), row(None, identified=0.5), row(None, label_accuracy=0.5)], "unprotected", "inf"
-    ).findings
-    assert [one.rate_count for one in made] == [2, 1, 1] and {
-        one._context.looks for one in made
-    } == {4}
+    )
+    assert [one.rate_count for one in made.findings] == [2, 1, 1] and made.scope.looks == 4
 
 
 @pytest.mark.parametrize("kind", [NoiseRow, Multiplicity])

@@ -14,7 +14,7 @@ from privdd.reporting.summary import (
     surface_lines,
     verdict_headline,
 )
-from tests.reporting.test_decision import BROKEN, NOTHING, SEED, noise_test, row, run
+from tests.reporting.test_decision import BROKEN, NOTHING, SEED, judged, noise_test, row, run
 
 # The first words of a report, and the rows of its table: what is stated, what is proven, and by
 # which test.
@@ -170,15 +170,15 @@ def test_a_rate_that_counts_alone_does_not_among_eighty(figures: dict[str, Any],
     """65 of 100 against one half: the interval at 95 % begins at 0.548, that at 1 - 0.05 / 80 below
     one half."""
     one = {"surface": "features", "adversary": "server", "n": 100, **figures}
-    alone = leak_sentences(run([one], "unprotected", "inf").findings)
+    alone = leak_sentences(*judged(run([one], "unprotected", "inf")))
     assert len(alone) == 1 and word in alone[0]
-    assert leak_sentences(run([one, *[row(NOTHING)] * 20], "unprotected", "inf").findings) == []
+    assert leak_sentences(*judged(run([one, *[row(NOTHING)] * 20], "unprotected", "inf"))) == []
 
 
 def test_a_bound_that_assumes_a_distribution_is_no_proof() -> None:
     assumed = BROKEN | {"epsilon_shown": 50.0, "epsilon_validity": "gaussian_only"}
-    assert leak_sentences(run([assumed], "consistent", 0.9).findings) == []
-    (said,) = leak_sentences(run([BROKEN, assumed], "contradiction", 0.9).findings)
+    assert leak_sentences(*judged(run([assumed], "consistent", 0.9))) == []
+    (said,) = leak_sentences(*judged(run([BROKEN, assumed], "contradiction", 0.9)))
     assert "at least 6 " in said and said.endswith("0.9 is stated")
 
 
@@ -192,5 +192,5 @@ def test_pictures_alone_are_no_certain_leak() -> None:
         "psnr": 30.0,
         "baselines": {"psnr_mean": 12.0},
     }
-    rows = run([picture], "unprotected", "inf").findings
-    assert len(leak_sentences(rows)) == 1 and not is_certain(rows)
+    rows = judged(run([picture], "unprotected", "inf"))
+    assert len(leak_sentences(*rows)) == 1 and not is_certain(*rows)

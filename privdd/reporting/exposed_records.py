@@ -1,0 +1,74 @@
+"""The most exposed records of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from privdd.reporting import finding_selection
+from privdd.reporting.figures import png_uri
+from privdd.reporting.findings_tables import chosen_text, interval_text, trials_text
+from privdd.reporting.run_record import RunRecord
+from privdd.reporting.schema import (
+    FindingRow,
+    WorstRecords,
+)
+
+
+@dataclass(frozen=True)
+class ExposedRecord:
+    """One record: its picture as a data URI or "", its label or "", and how often it is found, in
+    words."""
+
+    picture: str
+    name: str
+    found: str
+    between: str
+
+
+@dataclass(frozen=True)
+class ExposedSurface:
+    """The most exposed records of one surface under its strongest attack, most exposed first."""
+
+    row: FindingRow
+    records: tuple[ExposedRecord, ...]
+    pictures: bool
+    together: str
+
+
+def most_exposed_records(record: RunRecord) -> list[ExposedSurface]:
+    """One for each surface whose strongest membership attack names its most exposed records, by its
+    lower end."""
+    rows = [
+        row for row in record.findings.findings if row.worst_records and row.worst_records.records
+    ]
+    surfaces = []
+    for row in finding_selection.strongest_on_each_surface(rows, record.findings.scope):
+        if row.worst_records is not None:
+            surfaces.append(_exposed_on_surface(record, row, row.worst_records))
+    return [surface for surface in surfaces if surface.records]
+
+
+def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords) -> ExposedSurface:
+    evidence = record.evidence(row)
+    count = len(worst.records)
+    has_images = evidence.exposed is not None and len(evidence.exposed) == count
+    images = [""] * count
+    labels = [""] * count
+    if has_images and evidence.exposed is not None:
+        images = [png_uri(image) for image in evidence.exposed]
+    if has_images and evidence.exposed_label is not None:
+        labels = [f", class {int(label)}" for label in evidence.exposed_label]
+    ranked = sorted(
+        zip(worst.records, images, labels), key=lambda entry: (-entry[0].ci[0], entry[0].record)
+    )
+    records = []
+    for exposed, image, label in ranked:
+        if exposed.hits:
+            name = f"record {exposed.record}{label}"
+            rate = f"{exposed.hits} of {exposed.trials}"
+            records.append(ExposedRecord(image, name, rate, interval_text(exposed.ci)))
+    together = (
+        f"{chosen_text(row, worst)} were chosen; they are identified in {trials_text(worst)} "
+        f"replays that hold them (95 %: {interval_text(worst.ci)})"
+    )
+    return ExposedSurface(row, tuple(records), has_images, together)

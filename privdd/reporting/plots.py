@@ -1,0 +1,174 @@
+"""The figures of a run with their captions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from markupsafe import Markup
+from matplotlib.figure import Figure
+
+from privdd.reporting import (
+    figures,
+    finding_selection,
+    summary,
+    wording,
+)
+from privdd.reporting.export import privacy_terms
+from privdd.reporting.run_record import (
+    RunRecord,
+    StoredEvidence,
+)
+from privdd.reporting.schema import Findings
+from privdd.reporting.wording import format_number, format_share
+
+DIVERGED = " (diverged)"  # behind a run's label
+LISTED_TERMS = 3  # above a figure
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure on its way to the page and to ``figures/``; alt says what it shows without seeing
+    it."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    figure: Figure
+
+    @cached_property
+    def drawing(self) -> str:
+        return figures.to_svg(self.figure)
+
+    @property
+    def svg(self) -> Markup:
+        """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label."""
+        return Markup(figures.themed_svg(self.drawing, self.name, self.alt))
+
+
+def add_terms(plots: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
+    """The same figures with the data and the terms of every epsilon above them, for whoever sees a
+    figure alone."""
+    terms: dict[str, None] = {}
+    for findings in runs:
+        delta, unit, relation = privacy_terms(findings.privacy)
+        terms[f"{findings.run.data}; δ = {format_number(delta)}, one {unit}, {relation}"] = None
+    text = "\n".join([*terms][:LISTED_TERMS])
+    if len(terms) > LISTED_TERMS:
+        text += f"\nand {len(terms) - LISTED_TERMS} more"
+    for plot in plots:
+        plot.figure.suptitle(text, fontsize=7.5, color=figures.MUTED, x=0.01, ha="left")
+    return list(plots)
+
+
+def make_slug(text: str) -> str:
+    """Letters, digits and hyphens only: fit for an id and a file name."""
+    letters = [letter if letter.isascii() and letter.isalnum() else "-" for letter in text]
+    return "".join(letters).strip("-")[:60] or "x"
+
+
+def roc_line_of(label: str, evidence: StoredEvidence) -> figures.RocLine | None:
+    """The attack's curve with its blind control, or None if the evidence has no two-sided
+    scores."""
+    if not evidence.has_curve or evidence.scores is None or evidence.members is None:
+        return None
+    clusters = evidence.cluster_labels
+    blind = None
+    if evidence.blind is not None:
+        blind = figures.step_curve(evidence.blind, evidence.members, clusters=clusters)
+    curve = figures.step_curve(evidence.scores, evidence.members, clusters=clusters)
+    return figures.RocLine(label, curve, blind)
+
+
+def plot_rocs(record: RunRecord) -> list[Plot]:
+    """One panel for each surface with a membership attack: its strongest attack, band and
+    control."""
+    scope = record.findings.scope
+    rows = [row for row in record.findings.findings if row.family == "membership"]
+    plots = []
+    for row in finding_selection.strongest_on_each_surface(rows, scope):
+        line = roc_line_of(wording.attack_title(row.attack), record.evidence(row))
+        if line is None:
+            continue
+        curve = line.curve
+        title = wording.surface_title(row, scope)
+        counts = f"{curve.members} members, {curve.outsiders} outsiders"
+        caption = f"{line.label}: AUC {format_share(curve.auc)}, {counts}."
+        alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
+        figure = figures.draw_roc([line], 4.2)
+        plots.append(Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figure))
+    return plots
+
+
+def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
+    """The whole run first, then each surface."""
+    findings = record.findings
+    claim = finding_selection.boldest_claim(findings.privacy.claims)
+    claimed = claim.number if claim else None
+    shown = finding_selection.shown_epsilon(findings.findings)
+    rows = [figures.StripRow("whole run", claimed, findings.privacy.epsilon.proven, shown)]
+    for line in summary.surface_lines(findings):
+        # what a run states for itself is what the accountant computed: drawn once
+        stated = None if line.stated == line.proven else line.stated
+        rows.append(figures.StripRow(line.title.lower(), stated, line.proven, line.shown))
+    return rows
+
+
+def plot_epsilons(record: RunRecord) -> Plot:
+    rows = epsilon_rows(record)
+    numbers = [
+        f"{row.label}: claimed or stated {format_number(row.claim)}, at most "
+        f"{format_number(row.proven)}, at least {format_number(row.shown)}"
+        for row in rows
+    ]
+    caption = (
+        "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown "
+        "for the whole run, may speak of only a part of what was sent."
+    )
+    figure = figures.draw_epsilon_strip(rows)
+    alt = f"Epsilon: {'; '.join(numbers)}."
+    return Plot("epsilon", "Claimed, proven, shown", caption, alt, figure)
+
+
+def plot_accuracy(
+    runs: Iterable[tuple[str, RunRecord]], styles: Mapping[str, figures.SeriesStyle] | None = None
+) -> Plot | None:
+    """Draw accuracy by round, while there was a model.
+
+    Args:
+        runs: (label, run); one line for each that recorded it.
+        styles: The look of each label; by its place if None.
+
+    Returns:
+        The figure, or None if no run recorded accuracies.
+    """
+    series: dict[str, list[float]] = {}
+    looks: dict[str, figures.SeriesStyle] = {}
+    for label, run in runs:
+        utility = run.findings.utility
+        if utility is None:
+            continue
+        accuracies = utility.accuracy_by_round[: utility.diverged]
+        if not accuracies:
+            continue
+        name = label if utility.diverged is None else f"{label}{DIVERGED}"
+        series[name] = accuracies
+        if styles and label in styles:
+            looks[name] = styles[label]
+    if not series:
+        return None
+    ends = [f"{name}: ends at {format_share(values[-1])}" for name, values in series.items()]
+    alt = f"Accuracy by round. {'; '.join(ends)}"
+    figure = figures.draw_accuracy(series, styles=looks)
+    return Plot("accuracy", "Accuracy by round", "On test records, after each round.", alt, figure)
+
+
+def draw_report(record: RunRecord) -> list[Plot]:
+    """Every figure that the run's evidence allows."""
+    plots = [plot_epsilons(record), *plot_rocs(record)]
+    accuracy = plot_accuracy([(record.findings.run.algo, record)])
+    if accuracy is not None:
+        plots.append(accuracy)
+    return add_terms(plots, [record.findings])
