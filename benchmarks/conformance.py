@@ -21,8 +21,11 @@ import torch
 
 from attacks.certificates import bound_from_runs
 from privdd.api import check
-from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, CallBudget, InputRefused, draw_transcripts
+from privdd.blackbox.budgets import CallBudget
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.mechanism import BlackBox, InputRefused
+from privdd.blackbox.neighbours import neighbouring_pairs
+from privdd.blackbox.transcripts import draw_transcripts
 from privdd.core.validation import BadConfig
 from tests.conformance.cases import CASES, Case
 

@@ -16,16 +16,18 @@ HUNDREDTHS = 100
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The verdict on stdout, progress on stderr; errors are one line on stderr and status 1."""
-    from privdd.blackbox.runner import CHECK
+    from privdd.blackbox.check_command import CHECK
     from privdd.cli.errors import run_command
 
     return run_command(CHECK, argv, _run_command)
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.blackbox.runner import CHECK, check_request, named_target, run_check
+    from privdd.blackbox.check_command import CHECK, check_request, named_target
+    from privdd.blackbox.check_limits import judge_check
+    from privdd.blackbox.check_page import write_check_page
+    from privdd.blackbox.runner import run_check
     from privdd.blackbox.target import add_search_folder
-    from privdd.blackbox.verdict import judge_check, write_check_page
     from privdd.core.command import values_below
     from privdd.core.validation import BadConfig
     from privdd.integrations.components import adapt_component
@@ -77,7 +79,7 @@ def check_output_folder(folder: Path) -> None:
         BadConfig: It holds the findings of a run.
         DamagedRun: It holds a findings.json that cannot be read.
     """
-    from privdd.blackbox.verdict import read_check
+    from privdd.blackbox.check_limits import read_check
     from privdd.core.validation import BadConfig
     from privdd.runtime.run_files import FINDINGS
 
@@ -87,7 +89,8 @@ def check_output_folder(folder: Path) -> None:
 
 def _check_components(given: Mapping[str, Any]) -> int:
     """The table of known components, one after the other, written after each."""
-    from privdd.blackbox.runner import CHECK, check_request, run_check
+    from privdd.blackbox.check_command import CHECK, check_request
+    from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
     from privdd.integrations import components as table
     from privdd.integrations.components import adapt_component
@@ -115,7 +118,7 @@ def _check_components(given: Mapping[str, Any]) -> int:
 
 def _check_plugin(what: str, name: str, args: Mapping[str, Any]) -> int:
     from privdd.auditing.method_contract import BrokenContract, check_method
-    from privdd.blackbox.mechanism import run_in_child
+    from privdd.blackbox.child_process import run_in_child
     from privdd.blackbox.target import load_target, make_plugin
 
     def check_in_child(say: Any) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _judge_runs(values: Mapping[str, Any]) -> int:
 def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:
     """The outcome of every limit on what a finished audit, or a check of a mechanism (``out=DIR``),
     found. Raises DamagedRun."""
-    from privdd.blackbox.verdict import judge_check, read_check
+    from privdd.blackbox.check_limits import judge_check, read_check
     from privdd.reporting.policy import judge_findings
     from privdd.reporting.schema import load_findings
 

@@ -407,11 +407,11 @@ EXCEPTIONS = {
         "torch.manual_seed",
     ): "the user's own function may draw from it; it is put back afterwards",
     (
-        "privdd.blackbox.replays",
+        "privdd.blackbox.frozen_sources",
         "random",
     ): "generators that a stranger's code draws from are set, and put back",
     (
-        "privdd.blackbox.mechanism",
+        "privdd.blackbox.child_process",
         "np.random.seed",
     ): "a forked process inherits the generator that a stranger's code may draw from",
 }

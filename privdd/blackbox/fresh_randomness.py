@@ -28,28 +28,28 @@ def is_randomness(name: str) -> bool:
     """Whether an argument of this name holds a source of randomness: ``seed``, ``noise_seed``,
     ``prng_key``."""
     word = name.lower().strip("_")
-    return any(word == one or word.endswith(f"_{one}") for one in NAMES)
+    return any(word == source or word.endswith(f"_{source}") for source in NAMES)
 
 
 def with_fresh_randomness(f: Callable[..., Any]) -> Callable[..., Any]:
     """``f`` itself, or with every such argument that has no default filled."""
-    asked = [p for p in needed_parameters(f) if is_randomness(p.name)]
-    return _Filled(f, asked) if asked else f
+    sources = [p for p in needed_parameters(f) if is_randomness(p.name)]
+    return _Filled(f, sources) if sources else f
 
 
 class _Filled:
     """The first form of randomness that a call accepts is kept: an integer, or a generator of
     numpy, jax or torch."""
 
-    def __init__(self, f: Callable[..., Any], asked: list[inspect.Parameter]) -> None:
+    def __init__(self, f: Callable[..., Any], sources: list[inspect.Parameter]) -> None:
         functools.update_wrapper(self, f, updated=())
         self.f = f
-        self.names = [p.name for p in asked if p.kind is not p.POSITIONAL_ONLY]
+        self.names = [p.name for p in sources if p.kind is not p.POSITIONAL_ONLY]
         self.draw: Callable[[], Any] | None = None
         entropy = int.from_bytes(os.urandom(16), "little")
         self.source = np.random.default_rng(entropy)  # replays hold it still
-        others = [p for p in inspect.signature(f).parameters.values() if p.name not in self.names]
-        self.__signature__ = inspect.Signature(others)
+        parameters = inspect.signature(f).parameters.values()
+        self.__signature__ = inspect.Signature([p for p in parameters if p.name not in self.names])
 
     def __call__(self, *data: Any) -> Any:
         if self.draw is not None:
@@ -58,9 +58,7 @@ class _Filled:
         for draw in self._forms():
             try:
                 released = self._call_with(draw, data)
-            except (
-                Exception
-            ) as error:  # a form that this mechanism does not take, or data that it does not
+            except Exception as error:  # this mechanism refuses the form, or the data
                 refused = refused or error
                 continue
             self.draw = draw

@@ -12,23 +12,53 @@ import numpy as np
 from scipy.special import betaincinv
 
 from attacks.epsilon import best_cosine_threshold, bound_from_cosines, bound_from_identifications
-from privdd.blackbox.distinguishers import NoiseMetric
+from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, scaled_data, split_vector, total_size
-from privdd.blackbox.mechanism import (
-    BlackBox,
-    BoundLevel,
-    CallBudget,
-    Data,
-    InputRefused,
-    Outcomes,
-    draw_transcripts,
-)
+from privdd.blackbox.mechanism import BlackBox, Data, InputRefused, Outcomes
+from privdd.blackbox.noise_metric import NoiseMetric
+from privdd.blackbox.transcripts import draw_transcripts
 
 # ln of the chance of a hit is below -(the epsilon asked for + ROOM): one hit among thousands is
 # enough
 ROOM = 16.0
 PIECES = 32  # at most so many are compared with one another
 LEAST = -600.0  # ln of the smallest chance that floats resolve
+# of a game of directions: instances, calls of each, and fewer than which tell nothing new
+RUNS = 30
+SERIES_CALLS = 300
+FEWEST_SERIES_CALLS = 30
+# of a game of one call among many: its calls, and transcripts (each call is the record's in eight)
+HIDDEN_CALLS = 24
+HIDDEN_GAMES = 200
+
+
+@dataclass(frozen=True)
+class LookupRules:
+    """Of the game of candidates in a table.
+
+    Attributes:
+        smallest: norm of a candidate; largest: the same.
+        games: secrets to identify.
+        repeats: calls on each of ``examples`` candidates that show what repeats.
+    """
+
+    smallest: float = 1e-2
+    largest: float = 1e2
+    games: int = 40
+    repeats: int = 3
+    examples: int = 3
+
+
+LOOKUP = LookupRules()
+# of the game of sizes: secret factors, equally far apart on a log scale in each range; its rounds
+CANDIDATES = 2**22
+GAMES = 16
+RANGES = ((1e-3, 1e-2), (0.1, 1.0), (2.0, 20.0), (1e2, 1e4))
+FACTORS = 6  # that are looked at in a range
+FACTOR_CALLS = 3  # on each
+MOST_PLACES = 4  # numbers of a release that are tried in a range
+
+Part = tuple[str, bytes]  # words and numbers of a release
 
 
 @dataclass(frozen=True)
@@ -55,35 +85,61 @@ class GameSetting:
 def bound_from_pieces(
     records: np.ndarray, outputs: np.ndarray, log_chance: float, level: BoundLevel
 ) -> float | None:
-    """Lower bound on epsilon from unit records (n, m) and releases (n, M); None where M is no
-    multiple of m, or m < 3. Where the noise is missing, a piece as long as the record is the
-    record, scaled; where the same noise is used twice, the difference or sum of two pieces is. The
-    chance of a hit is fixed before, so small that one refutes ``asked``."""
+    """Lower bound on epsilon from pieces of the release that point along the record.
+
+    epsilon >= ln((p_low - delta) / e^log_chance) with Clopper and Pearson's lower limit of the
+    share of hits, whose chance without the record is known and not estimated. Without noise, a
+    piece as long as the record is the record, scaled; if the same noise is used twice, the
+    difference or sum of two pieces is. The chance of a hit is fixed before, so small that one
+    refutes ``asked``.
+
+    Args:
+        records: (n, m) unit vectors.
+        outputs: (n, M) releases.
+        log_chance: ln of the chance of a hit.
+        level: delta and confidence.
+
+    Returns:
+        None if M is no multiple of m, or m < 3.
+    """
     n, m = records.shape
     if m < 3 or not outputs.shape[1] or outputs.shape[1] % m:
         return None
-    won = int(pieces_along_record(records, outputs, log_chance).sum())
+    hits = int(pieces_along_record(records, outputs, log_chance).sum())
     return bound_from_identifications(
-        won, n, -log_chance, delta=level.delta, confidence=level.confidence
+        hits, n, -log_chance, delta=level.delta, confidence=level.confidence
     )
 
 
 def pieces_along_record(records: np.ndarray, outputs: np.ndarray, log_chance: float) -> np.ndarray:
-    """(n,) bool: whether any piece, sum or difference is along the record; by chance at most
-    e^log_chance are: the square of the sine between a fixed line and a random direction has the law
-    Beta((m-1)/2, 1/2)."""
+    """Whether any piece, sum or difference of two is along the record.
+
+    By chance at most e^log_chance are: sin^2 of the angle between a fixed line and a random
+    direction in m dimensions has the law Beta((m - 1) / 2, 1 / 2), so the threshold is its quantile
+    at e^log_chance over the number of pieces, sums and differences (Bonferroni).
+
+    Args:
+        records: (n, m) unit vectors.
+        outputs: (n, k m) releases of k pieces.
+        log_chance: ln of the chance of a hit.
+
+    Returns:
+        (n,) bool.
+    """
     n, m = records.shape
     pieces = outputs.reshape(n, -1, m)
     k = pieces.shape[1]
-    looks = k * k if k <= PIECES else k  # Bonferroni over them
-    at = betaincinv((m - 1) / 2, 0.5, math.exp(log_chance - math.log(looks)))
-    found = (_piece_sines(pieces, records) ** 2 <= at).any(1)
-    for lag in range(1, k if k <= PIECES else 1):
+    combined = k <= PIECES
+    looks = k * k if combined else k
+    threshold = betaincinv((m - 1) / 2, 0.5, math.exp(log_chance - math.log(looks)))
+    is_hit = (_piece_sines(pieces, records) ** 2 <= threshold).any(1)
+    if not combined:
+        return is_hit
+    for lag in range(1, k):
         for sign in (-1.0, 1.0):
-            found |= (
-                _piece_sines(pieces[:, lag:] + sign * pieces[:, :-lag], records) ** 2 <= at
-            ).any(1)
-    return found
+            pairs = pieces[:, lag:] + sign * pieces[:, :-lag]
+            is_hit |= (_piece_sines(pairs, records) ** 2 <= threshold).any(1)
+    return is_hit
 
 
 def _piece_sines(pieces: np.ndarray, records: np.ndarray) -> np.ndarray:
@@ -97,8 +153,14 @@ def _piece_sines(pieces: np.ndarray, records: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class DirectionGame:
-    """with_record: unit vector (m,) -> data that holds a record in this direction; says: which
-    data; tried: inputs of these sizes."""
+    """Data with a record in a secret direction.
+
+    Attributes:
+        dimensions: m, of the record.
+        with_record: unit vector (m,) -> data that holds a record in this direction.
+        says: which data.
+        tried: inputs of these sizes.
+    """
 
     dimensions: int
     with_record: Callable[[np.ndarray], Data]
@@ -106,15 +168,22 @@ class DirectionGame:
     tried: InputShapes = InputShapes()
 
     def without_record(self) -> Data:
-        """The same data where the record holds nothing."""
+        """The same data if the record holds nothing."""
         return self.with_record(np.full(self.dimensions, self.tried.nothing / LARGE))
 
 
 @dataclass(frozen=True)
 class DirectionGameResult:
-    """epsilon: lower bound; cosine: the median that was reached; pieces: another bound, from pieces
-    of the release as they are, None where it has none; worst: the direction (m,) in which records
-    show most, None where no decoder was learned."""
+    """What a game of directions told.
+
+    Attributes:
+        epsilon: lower bound.
+        cosine: the median that was reached.
+        says: which data.
+        transcripts: games.
+        pieces: another bound, from pieces of the release as they are; None if it has none.
+        worst: (m,) the direction in which records show most; None if no decoder was learned.
+    """
 
     epsilon: float
     cosine: float
@@ -126,26 +195,38 @@ class DirectionGameResult:
 
 def direction_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
     """Games in which the other records are none, zeros, or records that cancel the one in
-    question."""
-    if kind == "records":
-        for n, d in tried.tables[1:3] or tried.tables:
-            if d > 1 and n > 1:
-                make = partial(_table_data, n=n, nothing=tried.nothing)
-                one = replace(tried, tables=((n, d),))
-                yield DirectionGame(d, make, f"a record among {n} rows of zeros", one)
-        return
+    question.
+
+    Args:
+        kind: of mechanism: update, aggregate or records.
+        tried: sizes of inputs.
+    """
+    return _table_games(tried) if kind == "records" else _update_games(kind, tried)
+
+
+def _table_games(tried: InputShapes) -> Iterator[DirectionGame]:
+    for n, d in tried.tables[1:3] or tried.tables:
+        if d > 1 and n > 1:
+            with_record = partial(_table_data, n=n, nothing=tried.nothing)
+            sizes = replace(tried, tables=((n, d),))
+            yield DirectionGame(d, with_record, f"a record among {n} rows of zeros", sizes)
+
+
+def _update_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
     for shapes in tried.structures[:3]:
         m = total_size(shapes)
-        one = replace(tried, structures=(shapes,), crowds=tried.crowds[-1:])
+        if m <= 1:
+            continue
+        with_record: Callable[[np.ndarray], Data]
         if kind == "update":
-            make = partial(_update_data, shapes=shapes)
+            with_record = partial(_update_data, shapes=shapes)
             says = f"an update of {len(shapes)} array(s)"
         else:
-            k = tried.crowds[-1]
-            make = partial(_crowd_data, k=k, shapes=shapes, nothing=tried.nothing)
-            says = f"one of {k} clients, weights {HEAVY} : {k - 1} x 100"
-        if m > 1:
-            yield DirectionGame(m, make, says, one)
+            clients = tried.crowds[-1]
+            with_record = partial(_crowd_data, k=clients, shapes=shapes, nothing=tried.nothing)
+            says = f"one of {clients} clients, weights {HEAVY} : {clients - 1} x 100"
+        sizes = replace(tried, structures=(shapes,), crowds=tried.crowds[-1:])
+        yield DirectionGame(m, with_record, says, sizes)
 
 
 def _update_data(s: np.ndarray, shapes: tuple[tuple[int, ...], ...]) -> Data:
@@ -164,147 +245,191 @@ def _crowd_data(s: np.ndarray, k: int, shapes: tuple[tuple[int, ...], ...], noth
 
 
 def play_direction_game(
-    setting: GameSetting, game: DirectionGame, around: Callable[[Data], list[Data]], count: int
+    setting: GameSetting,
+    game: DirectionGame,
+    calls_of: Callable[[Data], list[Data]],
+    count: int,
 ) -> DirectionGameResult:
     """The record is drawn on a sphere, and its direction read back from the release by a linear
-    decoder in the noise's metric. Half of ``count`` games teach the decoder, a tenth chooses the
-    threshold, the rest decide. The chance of a guess is known exactly, so the bound holds for any
-    mechanism. around: data -> the calls of a transcript; the same data several times is summed,
-        other data before and after is looked at jointly."""
-    s = setting.draw_directions(count, game.dimensions)
+    decoder in the noise's metric.
+
+    Half of ``count`` games teach the decoder, a tenth chooses the threshold c, the rest decide:
+    epsilon >= ln((p_low - delta) / P(cos >= c)), where the chance of a guess, P(cos >= c) of a
+    uniform direction, is known exactly. So the bound holds for any mechanism and has no ceiling at
+    the logarithm of the number of games.
+
+    Args:
+        setting: the mechanism, and what may be spent.
+        game: which data hold the record.
+        calls_of: data -> the calls of a transcript; the same data several times is summed, other
+            data before and after is looked at jointly.
+        count: games.
+
+    Raises:
+        InputRefused: the mechanism raised an error.
+        OutOfTime: the budget is spent.
+    """
+    directions = setting.draw_directions(count, game.dimensions)
     level = setting.level
-    found = []
-    same = True
-    for one in s:
-        inputs = around(game.with_record(one))
-        same = all(other is inputs[0] for other in inputs)
-        found.append(
-            draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=not same).rows
-        )
-    shapes = {rows.shape for rows in found}
-    if len(shapes) != 1 or not found[0].size:
+    releases = []
+    is_summed = True
+    for direction in directions:
+        inputs = calls_of(game.with_record(direction))
+        is_summed = all(data is inputs[0] for data in inputs)
+        block = draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=not is_summed)
+        releases.append(block.rows)
+    shapes = {rows.shape for rows in releases}
+    if len(shapes) != 1 or not releases[0].size:
         return DirectionGameResult(0.0, 0.0, game.says, count)
-    rows = np.concatenate(found)
-    pieces = bound_from_pieces(s, rows.reshape(count, -1), setting.log_chance, level)
+    rows = np.concatenate(releases)
+    pieces = bound_from_pieces(directions, rows.reshape(count, -1), setting.log_chance, level)
     outputs = rows.sum(1)
     learn = count // 2
     choose = count * 6 // 10
-    decode, worst = _fit_decoder(s[:learn], outputs[:learn])
+    decode, worst = _fit_decoder(directions[:learn], outputs[:learn])
     guesses = decode(outputs[learn:])
-    cosines = np.einsum("ij,ij->i", guesses, s[learn:])
-    at = best_cosine_threshold(cosines[: choose - learn], game.dimensions, level.delta)
+    cosines = np.einsum("ij,ij->i", guesses, directions[learn:])
+    threshold = best_cosine_threshold(cosines[: choose - learn], game.dimensions, level.delta)
     judged = cosines[choose - learn :]
     bound = bound_from_cosines(
-        judged, at, game.dimensions, delta=level.delta, confidence=level.confidence
+        judged, threshold, game.dimensions, delta=level.delta, confidence=level.confidence
     )
     return DirectionGameResult(bound, float(np.median(judged)), game.says, count, pieces, worst)
 
 
 def _fit_decoder(
-    s: np.ndarray, outputs: np.ndarray
+    directions: np.ndarray, outputs: np.ndarray
 ) -> tuple[Callable[[np.ndarray], np.ndarray], np.ndarray]:
-    """Decoder of outputs (n, M) into unit vectors (n, m), by least squares with s of mean 0 and
-    covariance 1/m; and the direction (m,) that moves the output furthest, in units of the noise."""
+    """A linear decoder, by the posterior mean of a linear model.
+    For o = centre + B^T s + noise of covariance Sigma and s of mean 0 and covariance I / m, the
+    best linear guess is (B Sigma^-1 B^T + m I)^-1 B Sigma^-1 (o - centre), with B by least squares.
+    The direction that shows most is the first eigenvector of B Sigma^-1 B^T.
+
+    Args:
+        directions: (n, m) unit vectors.
+        outputs: (n, M) releases.
+
+    Returns:
+        (decoder of outputs (n, M) into unit vectors (n, m), the direction (m,) that moves the
+        output furthest, in units of the noise).
+    """
     centre = outputs.mean(0)
-    mixing, *_ = np.linalg.lstsq(s, outputs - centre, rcond=None)  # (m, M)
-    residuals = outputs - centre - s @ mixing
+    m = directions.shape[1]
+    mixing, *_ = np.linalg.lstsq(directions, outputs - centre, rcond=None)  # (m, M)
+    residuals = outputs - centre - directions @ mixing
     metric = NoiseMetric.from_sides(residuals)
-    weights = metric.whiten_vector(mixing)  # (m, M)
-    inner = weights @ mixing.T
-    worst = np.linalg.eigh((inner + inner.T) / 2)[1][:, -1]
-    scale = 1 / np.sqrt(
-        np.maximum(np.diag(inner), s.shape[1])
-    )  # numbers without noise weigh 1e20 and more
-    known = scale[:, None] * (inner + s.shape[1] * np.eye(s.shape[1])) * scale
-    weights = scale[:, None] * np.linalg.lstsq(known, scale[:, None] * weights, rcond=1e-12)[0]
+    whitened = metric.whiten_vector(mixing)  # (m, M)
+    inner = whitened @ mixing.T
+    _, eigenvectors = np.linalg.eigh((inner + inner.T) / 2)
+    # numbers without noise weigh 1e20 and more
+    scale = 1 / np.sqrt(np.maximum(np.diag(inner), m))
+    posterior = scale[:, None] * (inner + m * np.eye(m)) * scale
+    solution, *_ = np.linalg.lstsq(posterior, scale[:, None] * whitened, rcond=1e-12)
+    weights = scale[:, None] * solution
 
     def decode_outputs(new: np.ndarray) -> np.ndarray:
         guess = (new - centre) @ weights.T
         norms = np.linalg.norm(guess, axis=1, keepdims=True)
-        good = np.isfinite(guess).all(1, keepdims=True) & (norms > 0)
-        return np.where(good, guess / np.where(good, norms, 1.0), 1 / np.sqrt(guess.shape[1]))
+        is_good = np.isfinite(guess).all(1, keepdims=True) & (norms > 0)
+        unit = guess / np.where(is_good, norms, 1.0)
+        return np.where(is_good, unit, 1 / np.sqrt(guess.shape[1]))
 
-    return decode_outputs, worst
-
-
-# instances; calls of each, and fewer than which tell nothing new
-RUNS = 30
-SERIES_CALLS = 300
-FEWEST_SERIES_CALLS = 30
+    return decode_outputs, eigenvectors[:, -1]
 
 
 def bound_series(
     setting: GameSetting, game: DirectionGame, calls: int, *, late: bool
 ) -> float | None:
     """A lower bound on epsilon of one call, for any mechanism, from ``RUNS`` instances, each called
-    many times; None where releases have no pieces (``bound_from_pieces``). The calls of one
-    instance need not be independent; the instances are.
+    many times. The calls of one instance need not be independent; the instances are.
 
-    Each call is on a record of its own: the chance that any of T releases points along its record
-        is at most T times what the statement allows one (the union bound). late: only the last call
-        is on a record, those before it on public data; where
-    its noise repeats that of any of them, their difference points along the record.
+    epsilon >= ln((p_low - T delta) / (T e^log_chance)): each of T calls is on a record of its own,
+    and the chance that any of T releases points along its record is at most T times what the
+    statement allows one (the union bound).
+
+    Args:
+        setting: the mechanism, and what may be spent. game: which data hold the record. calls: T,
+        of each instance. late: whether only the last call is on a record, those before it on public
+        data; if its noise
+            repeats that of any of them, their difference points along the record. T is 1 then.
+
+    Returns:
+        None if releases have no pieces (``bound_from_pieces``).
+
+    Raises:
+        InputRefused: the mechanism raised an error.
+        OutOfTime: the budget is spent.
     """
-    won = 0
+    hits = 0
     level = setting.level
     log_chance = setting.log_chance
+    records = 1 if late else calls
     for _ in range(RUNS):
-        s = setting.draw_directions(1 if late else calls, game.dimensions)
-        inputs = [*[game.without_record()] * (calls - len(s)), *map(game.with_record, s)]
+        directions = setting.draw_directions(records, game.dimensions)
+        public = [game.without_record()] * (calls - records)
+        inputs = [*public, *map(game.with_record, directions)]
         rows = draw_transcripts(setting.mechanism, inputs, 1, setting.clock).rows[0]
-        if (
-            len(rows) != calls
-            or not rows.shape[1]
-            or rows.shape[1] % game.dimensions
-            or game.dimensions < 3
-        ):
+        if len(rows) != calls or not _has_pieces(rows, game.dimensions):
             return None
         if late:
-            rows = np.stack([rows[-1] - rows[:-1], rows[-1] + rows[:-1]]).reshape(1, -1)
-        won += bool(pieces_along_record(s, rows, log_chance).any())
-    at_once = 1 if late else calls
-    chance = -log_chance - math.log(at_once)
-    delta = at_once * level.delta
-    return bound_from_identifications(won, RUNS, chance, delta=delta, confidence=level.confidence)
+            gaps = [rows[-1] - rows[:-1], rows[-1] + rows[:-1]]
+            rows = np.stack(gaps).reshape(1, -1)
+        if pieces_along_record(directions, rows, log_chance).any():
+            hits += 1
+    cost = -log_chance - math.log(records)
+    return bound_from_identifications(
+        hits, RUNS, cost, delta=records * level.delta, confidence=level.confidence
+    )
 
 
-HIDDEN_CALLS = 24
-HIDDEN_GAMES = 200  # each call is the record's in eight of them
+def _has_pieces(rows: np.ndarray, dimensions: int) -> bool:
+    """Whether releases (n, M) can be cut into pieces as long as the record."""
+    width = rows.shape[1]
+    return width > 0 and width % dimensions == 0 and dimensions >= 3
 
 
 def bound_hidden_call(
     setting: GameSetting, game: DirectionGame, count: int, calls: int = HIDDEN_CALLS
 ) -> float | None:
-    """The same from ``count`` transcripts of ``calls`` calls, one of them on the record, at each
-    place in turn: meets noise that is left out now and then, comes from a pool, or is repeated."""
-    s = setting.draw_directions(count, game.dimensions)
-    rows = []
-    for at, record in enumerate(s):
+    """``bound_from_pieces`` of transcripts with one call on the record, at each place in turn:
+    meets noise that is left out now and then, comes from a pool, or is repeated.
+
+    Args:
+        setting: the mechanism, and what may be spent.
+        game: which data hold the record.
+        count: transcripts.
+        calls: of each.
+
+    Returns:
+        None if releases have no pieces.
+
+    Raises:
+        InputRefused: the mechanism raised an error.
+        OutOfTime: the budget is spent.
+    """
+    directions = setting.draw_directions(count, game.dimensions)
+    releases = []
+    for at, direction in enumerate(directions):
         inputs = [game.without_record()] * calls
-        inputs[at % calls] = game.with_record(record)
-        rows.append(
-            draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=True).rows.reshape(
-                -1
-            )
-        )
-    if len({len(row) for row in rows}) != 1 or len(rows[0]) % calls:
+        inputs[at % calls] = game.with_record(direction)
+        block = draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=True)
+        releases.append(block.rows.reshape(-1))
+    if len({len(release) for release in releases}) != 1 or len(releases[0]) % calls:
         return None
-    return bound_from_pieces(s, np.stack(rows), setting.log_chance, setting.level)
-
-
-# norms of the candidates
-SMALLEST = 1e-2
-LARGEST = 1e2
-LOOKUP_GAMES = 40
-REPEATS = 3
-SHOWN = 3
-Part = tuple[str, bytes]
+    outputs = np.stack(releases)
+    return bound_from_pieces(directions, outputs, setting.log_chance, setting.level)
 
 
 @dataclass(frozen=True)
 class Identification:
-    """epsilon: lower bound at the asked confidence; won: of how many names; place: which number of
-    the release, from 0, told them; candidates: names that there were."""
+    """How many secrets were identified.
+
+    Attributes:
+        epsilon: lower bound at the confidence that was asked for.
+        won: of how many games the secret was named.
+        place: which number of the release, from 0, told it.
+        candidates: that there were.
+    """
 
     epsilon: float
     won: int
@@ -316,29 +441,44 @@ def play_lookup_game(
     setting: GameSetting, game: DirectionGame, candidates: Callable[[], int]
 ) -> Identification | None:
     """What is the same in every call on the same data (seeds made of the data, texts, shapes) is
-    looked up in a table of one call for each candidate. None where nothing repeats, or the same for
-    all. candidates: -> how many, asked once it is worth it."""
+    looked up in a table of one call for each candidate.
+
+    Args:
+        setting: the mechanism, and what may be spent.
+        game: which data hold the record.
+        candidates: -> how many, asked once it is worth it.
+
+    Returns:
+        None if nothing repeats, or the same for all.
+
+    Raises:
+        InputRefused: the mechanism raised an error.
+        OutOfTime: the budget is spent.
+    """
     mechanism = setting.mechanism
     rng = setting.rng
     seed = int(rng.integers(2**62))
-    part = _repeating_part(mechanism, game, seed)
-    if part is None:
+    part_of = _repeating_part(mechanism, game, seed)
+    if part_of is None:
         return None
     count = candidates()
     table = dict[Part, int]()
     for at in range(count):
-        table.setdefault(part(mechanism.transcript([_candidate_data(game, seed, at)])), at)
+        release = mechanism.transcript([_candidate_data(game, seed, at)])
+        table.setdefault(part_of(release), at)
     if not table:
         return None
     won = 0
-    for secret in rng.integers(count, size=LOOKUP_GAMES):
-        seen = part(mechanism.transcript([_candidate_data(game, seed, int(secret))]))
-        won += table.get(seen, -1) == int(secret)
-    bound = _bound_names(won, LOOKUP_GAMES, count, setting.level)
+    for secret in rng.integers(count, size=LOOKUP.games):
+        release = mechanism.transcript([_candidate_data(game, seed, int(secret))])
+        if table.get(part_of(release), -1) == int(secret):
+            won += 1
+    bound = _bound_names(won, LOOKUP.games, count, setting.level)
     return Identification(bound, won, candidates=count)
 
 
 def _bound_names(won: int, games: int, candidates: int, level: BoundLevel) -> float:
+    """ln((p_low - delta) N) for N candidates: a guess is right with chance 1 / N."""
     return bound_from_identifications(
         won, games, math.log(candidates), delta=level.delta, confidence=level.confidence
     )
@@ -348,8 +488,8 @@ def _candidate_data(game: DirectionGame, seed: int, at: int) -> Data:
     """The record number ``at``: its direction and norm drawn by the seed."""
     rng = np.random.default_rng([seed, at])
     s = rng.standard_normal(game.dimensions)
-    size = SMALLEST * (LARGEST / SMALLEST) ** rng.random()
-    return game.with_record(s / np.linalg.norm(s) * size / LARGE)
+    norm = LOOKUP.smallest * (LOOKUP.largest / LOOKUP.smallest) ** rng.random()
+    return game.with_record(s / np.linalg.norm(s) * norm / LARGE)
 
 
 def _repeating_part(
@@ -357,27 +497,30 @@ def _repeating_part(
 ) -> Callable[[Outcomes], Part] | None:
     """What to keep of a release: the numbers and words that repeat; None if they are alike for a
     few candidates."""
-    seen = [
-        [mechanism.transcript([_candidate_data(game, seed, at)]) for _ in range(REPEATS)]
-        for at in range(SHOWN)
-    ]
-    if len({one.numbers.shape for same in seen for one in same}) == 1:
-        values = np.array([[one.numbers for one in same] for same in seen])
-        places = (values == values[:, :1]).all((0, 1))
-    else:
-        places = np.zeros(0, bool)
-    words = all(len({one.signature for one in same}) == 1 for same in seen)
+    examples = []
+    for at in range(LOOKUP.examples):
+        data = [_candidate_data(game, seed, at) for _ in range(LOOKUP.repeats)]
+        examples.append([mechanism.transcript([item]) for item in data])
+    places = _repeating_places(examples)
+    words_repeat = all(len({release.signature for release in same}) == 1 for same in examples)
 
-    def keep_repeating(one: Outcomes) -> Part:
-        kept = one.numbers[places] if len(one.numbers) == len(places) else one.numbers[:0]
-        return one.signature if words else "", kept.tobytes()
+    def keep_repeating(release: Outcomes) -> Part:
+        fits = len(release.numbers) == len(places)
+        numbers = release.numbers[places] if fits else release.numbers[:0]
+        return release.signature if words_repeat else "", numbers.tobytes()
 
-    return keep_repeating if len({keep_repeating(same[0]) for same in seen}) > 1 else None
+    parts = {keep_repeating(same[0]) for same in examples}
+    return keep_repeating if len(parts) > 1 else None
 
 
-CANDIDATES = 2**22  # secret factors, equally far apart on a log scale
-GAMES = 16
-RANGES = ((1e-3, 1e-2), (0.1, 1.0), (2.0, 20.0), (1e2, 1e4))
+def _repeating_places(examples: list[list[Outcomes]]) -> np.ndarray:
+    """(M,) bool: numbers that are the same in all calls on the same data; none if releases differ
+    in size."""
+    releases = [release for same in examples for release in same]
+    if len({release.numbers.shape for release in releases}) != 1:
+        return np.zeros(0, bool)
+    values = np.array([[release.numbers for release in same] for same in examples])
+    return np.asarray((values == values[:, :1]).all((0, 1)))
 
 
 def find_noiseless_number(
@@ -388,20 +531,35 @@ def find_noiseless_number(
     next_level: Callable[[], BoundLevel],
 ) -> Identification | None:
     """The first number without noise that tells the record's size, scaled by a secret factor that
-    is found by calling the mechanism on guesses; None where there is none. next_level: each place
-    that is tried is a test."""
-    make = partial(scaled_data, mechanism.kind, tried)
+    is found by calling the mechanism on guesses.
+
+    Args:
+        mechanism: what is called.
+        tried: sizes of inputs.
+        clock: the budget.
+        rng: draws the secrets.
+        next_level: each place that is tried is a test.
+
+    Returns:
+        None if there is no such number.
+
+    Raises:
+        InputRefused: the mechanism raised an error.
+        OutOfTime: the budget is spent.
+    """
+    data_of = partial(scaled_data, mechanism.kind, tried)
 
     def released_number(factor: float, place: int) -> float:
-        return float(draw_transcripts(mechanism, [make(factor)], 1, clock).rows[0, 0, place])
+        return float(draw_transcripts(mechanism, [data_of(factor)], 1, clock).rows[0, 0, place])
 
     for low, high in RANGES:
-        for place, rising in _revealing_places(mechanism, make, low, high, clock):
+        for place, rising in _revealing_places(mechanism, data_of, low, high, clock):
             number = partial(released_number, place=place)
-            won = sum(
-                _wins_size_game(number, rising, (low, high), int(rng.integers(CANDIDATES)))
-                for _ in range(GAMES)
-            )
+            won = 0
+            for _ in range(GAMES):
+                secret = int(rng.integers(CANDIDATES))
+                if _wins_size_game(number, rising, (low, high), secret):
+                    won += 1
             bound = _bound_names(won, GAMES, CANDIDATES, next_level())
             if bound > 0:
                 return Identification(bound, won, place)
@@ -409,24 +567,30 @@ def find_noiseless_number(
 
 
 def _revealing_places(
-    mechanism: BlackBox, make: Callable[[float], Data], low: float, high: float, clock: CallBudget
+    mechanism: BlackBox,
+    data_of: Callable[[float], Data],
+    low: float,
+    high: float,
+    clock: CallBudget,
 ) -> Iterator[tuple[int, bool]]:
     """Places whose numbers repeat exactly and move one way with the factor; whether upwards. At
     most 4."""
-    seen = []
-    for factor in np.geomspace(low, high, 6):
+    blocks = []
+    for factor in np.geomspace(low, high, FACTORS):
         try:
-            block = draw_transcripts(mechanism, [make(factor)], 3, clock)
+            block = draw_transcripts(mechanism, [data_of(factor)], FACTOR_CALLS, clock)
         except InputRefused:
             return
-        seen.append(block.rows[:, 0])
-    if len({rows.shape for rows in seen}) != 1:
+        blocks.append(block.rows[:, 0])
+    if len({rows.shape for rows in blocks}) != 1:
         return
-    values = np.stack(seen)  # (factors, 3, m)
+    values = np.stack(blocks)  # (factors, 3, m)
     repeats = (values == values[:, :1]).all((0, 1))
     steps = np.diff(values[:, 0], axis=0)
-    places = np.flatnonzero(repeats & ((steps > 0).all(0) | (steps < 0).all(0)))
-    yield from ((int(j), bool(steps[0, j] > 0)) for j in places[:4])
+    rises = (steps > 0).all(0)
+    falls = (steps < 0).all(0)
+    for place in np.flatnonzero(repeats & (rises | falls))[:MOST_PLACES]:
+        yield int(place), bool(steps[0, place] > 0)
 
 
 def _wins_size_game(
@@ -434,11 +598,17 @@ def _wins_size_game(
 ) -> bool:
     """One game: look at the number of the secret factor, and find the factor by bisection."""
     width = math.log(ends[1] / ends[0])
-    number_of = lambda index: number(ends[0] * math.exp(width * index / CANDIDATES))  # noqa: E731
-    seen = number_of(secret)
+
+    def number_of(index: float) -> float:
+        return number(ends[0] * math.exp(width * index / CANDIDATES))
+
+    released = number_of(secret)
     low = -0.5
     high = CANDIDATES - 0.5
     while high - low > 1:
         middle = (low + high) / 2
-        low, high = (middle, high) if (number_of(middle) < seen) == rising else (low, middle)
+        if (number_of(middle) < released) == rising:
+            low = middle
+        else:
+            high = middle
     return round((low + high) / 2) == secret

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privdd.blackbox import replays
+from privdd.blackbox import frozen_sources
 
 
 def _held_by(module: Any) -> list[Any]:
@@ -43,7 +43,7 @@ def search_own_generators(request: pytest.FixtureRequest, monkeypatch: pytest.Mo
     held = _held_by(request.module)
     listed = lambda: [*gc.get_objects(), *held]  # noqa: E731
     monkeypatch.setattr(
-        replays,
+        frozen_sources,
         "gc",
         SimpleNamespace(
             get_freeze_count=lambda: 0, get_objects=listed, get_referents=gc.get_referents

@@ -11,24 +11,19 @@ import numpy as np
 import pytest
 
 from privdd.auditing.method_contract import BrokenContract
-from privdd.blackbox.examination import (
-    check_declared_batches,
-    check_declared_noise,
-    check_low_bits,
-    check_nonfinite_inputs,
-)
+from privdd.blackbox.budgets import BoundLevel, CallBudget
+from privdd.blackbox.check_command import CHECK, check_request
+from privdd.blackbox.check_report import CheckReport, SingleTestResult
+from privdd.blackbox.claims import CheckedClaim
+from privdd.blackbox.declarations import check_declared_batches, check_declared_noise
 from privdd.blackbox.identification_games import find_noiseless_number
-from privdd.blackbox.inputs import InputShapes, screen_pairs
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget, CheckedClaim
-from privdd.blackbox.runner import CHECK, check_request
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.low_bits import check_low_bits
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.pair_screening import screen_pairs
+from privdd.blackbox.stages.conditions import check_nonfinite_inputs
 from privdd.blackbox.target import guess_kind, load_target, make_plugin, make_target
-from privdd.blackbox.verdict import (
-    KEEPS,
-    Checked,
-    ExaminationResult,
-    SingleTestResult,
-    conclude_check,
-)
+from privdd.blackbox.verdict import KEEPS, Checked, conclude_check
 from privdd.check import main
 from privdd.core.validation import BadConfig
 from privdd.integrations.components import (
@@ -264,7 +259,7 @@ def test_constant_numbers_are_named_and_noised_ones_are_not() -> None:
 
 
 def test_the_search_prefers_the_pair_that_shifts() -> None:
-    from privdd.blackbox.inputs import neighbouring_pairs
+    from privdd.blackbox.neighbours import neighbouring_pairs
 
     found, refusals = screen_pairs(
         gaussian(1.0),
@@ -298,7 +293,7 @@ def test_a_method_that_breaks_its_contract_ends_in_status_2(
         raise BrokenContract("one fault\nanother")
 
     monkeypatch.setattr(
-        "privdd.blackbox.mechanism.run_in_child", lambda work, seconds: work(print)
+        "privdd.blackbox.child_process.run_in_child", lambda work, seconds: work(print)
     )  # here, where it can be replaced
     attack = "attacks.membership.threshold:LossThreshold"
     assert (
@@ -368,7 +363,7 @@ def test_looks_that_were_not_made_leave_a_row_undecided_and_those_made_less_clos
         return conclude_check(
             "m",
             CheckedClaim(1.0, 1e-5),
-            ExaminationResult(**seen),
+            CheckReport(**seen),
             confidence=0.99,
             calls=1,
             seconds=1.0,

@@ -8,25 +8,17 @@ import numpy as np
 import pytest
 
 from attacks.epsilon import gaussian_epsilon
-from privdd.blackbox.distinguishers import (
-    MIN_VALUES,
-    NoiseMetric,
-    ReleaseMarks,
-    _most_revealing_marks,
-    bound_by_distinguishing,
-    learn_statistics,
-)
+from privdd.blackbox.budgets import BoundLevel, CallBudget
+from privdd.blackbox.distinguishers import bound_by_distinguishing, learn_statistics
 from privdd.blackbox.identification_games import GameSetting, direction_games, play_direction_game
-from privdd.blackbox.inputs import InputShapes, outcome_odds
-from privdd.blackbox.mechanism import (
-    BlackBox,
-    BoundLevel,
-    CallBudget,
-    PairSample,
-    Transcripts,
-    draw_transcripts,
-)
-from privdd.blackbox.noise_laws import bound_shift, noise_law
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.noise_laws import noise_law
+from privdd.blackbox.noise_metric import NoiseMetric
+from privdd.blackbox.pair_screening import outcome_odds
+from privdd.blackbox.release_marks import MIN_VALUES, ReleaseMarks, most_revealing_marks
+from privdd.blackbox.shift_bounds import bound_shift
+from privdd.blackbox.transcripts import PairSample, Transcripts, draw_transcripts
 
 # Rare names, shapes and flags beside continuous noise: ranked by their own odds, and no sound
 # choice of keys is accused.
@@ -90,8 +82,8 @@ def test_marks_are_ranked_by_log_odds_less_their_standard_error() -> None:
         "once": (1, 0),
         "all": (400, 800),
     }
-    assert _most_revealing_marks(counts, sides, 5) == ["never", "tenfold", "double", "even"]
-    assert _most_revealing_marks(counts, sides, 2) == ["never", "tenfold"]
+    assert most_revealing_marks(counts, sides, 5) == ["never", "tenfold", "double", "even"]
+    assert most_revealing_marks(counts, sides, 2) == ["never", "tenfold"]
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.03, 1.5), (0.0, 0.0)])

@@ -10,9 +10,11 @@ import pytest
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.api import check
+from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BoundLevel, PairSample, Transcripts
-from privdd.blackbox.noise_laws import composed_epsilon, exact_shift_bound, has_law, lattice_step
+from privdd.blackbox.noise_laws import has_law, lattice_step
+from privdd.blackbox.shift_bounds import composed_epsilon, exact_shift_bound
+from privdd.blackbox.transcripts import PairSample, Transcripts
 
 RNG = np.random.default_rng(31)
 LEVEL = 0.9999

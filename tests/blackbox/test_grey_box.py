@@ -13,9 +13,10 @@ from scipy.stats import norm
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.api import check
-from privdd.blackbox import dependence
-from privdd.blackbox.dependence import lines_of, rescaled_epsilon
+from privdd.blackbox.code_lines import lines_of
 from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.stages import dependence
+from privdd.blackbox.stages.dependence import rescaled_epsilon
 from privdd.check import EXIT_REFUTED, EXIT_UNDECIDED, main
 
 RNG = np.random.default_rng(41)

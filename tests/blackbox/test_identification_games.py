@@ -8,6 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
+from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.identification_games import (
     HIDDEN_CALLS,
     ROOM,
@@ -22,7 +23,7 @@ from privdd.blackbox.identification_games import (
     play_lookup_game,
 )
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import BlackBox, BoundLevel, CallBudget
+from privdd.blackbox.mechanism import BlackBox
 
 # Records that are named by what repeats in a release.
 

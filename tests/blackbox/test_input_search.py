@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from privdd.blackbox.inputs import SIZE_SHARE, InputShapes, pairs_at_revealing_sizes
-from privdd.blackbox.mechanism import BlackBox, CallBudget
+from privdd.blackbox.budgets import CallBudget
+from privdd.blackbox.input_sizes import SIZE_SHARE, pairs_at_revealing_sizes
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.mechanism import BlackBox
 
 RNG = np.random.default_rng()
 

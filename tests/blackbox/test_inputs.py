@@ -8,17 +8,14 @@ import numpy as np
 import pytest
 
 from privdd.blackbox.inputs import (
-    OUTWEIGHED,
     InputShapes,
     NeighbouringInputs,
-    RankedPair,
     enlarge_neighbours,
-    neighbouring_pairs,
-    outcome_odds,
-    rank_by_odds,
     with_nonfinite_number,
 )
-from privdd.blackbox.mechanism import Transcripts
+from privdd.blackbox.neighbours import OUTWEIGHED, neighbouring_pairs
+from privdd.blackbox.pair_screening import RankedPair, outcome_odds, rank_by_odds
+from privdd.blackbox.transcripts import Transcripts
 
 # Neighbours among more of the same others, and the order by odds.
 

@@ -8,23 +8,17 @@ from pathlib import Path
 import pytest
 
 from privdd import gate
-from privdd.blackbox.mechanism import CheckedClaim
-from privdd.blackbox.verdict import (
-    SPENT,
-    Checked,
-    ExaminationResult,
-    SingleTestResult,
-    conclude_check,
-    judge_check,
-    read_check,
-)
+from privdd.blackbox.check_limits import judge_check, read_check
+from privdd.blackbox.check_report import SPENT, CheckReport, SingleTestResult
+from privdd.blackbox.claims import CheckedClaim
+from privdd.blackbox.verdict import Checked, conclude_check
 from privdd.reporting.policy import Policy, fails_build
 from privdd.runtime.files import DamagedRun
 
 
 def checked(epsilon: float, outcome: str = "not refuted", *undecided: str) -> Checked:
     """The check of a mechanism that states 3, on which one test showed this epsilon."""
-    found = ExaminationResult(
+    found = CheckReport(
         [SingleTestResult("neighbours", outcome, "told apart", epsilon, "finite_sample")],
         undecided=list(undecided),
     )

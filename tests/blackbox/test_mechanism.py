@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.blackbox.mechanism import (
-    BlackBox,
-    CallBudget,
-    InputRefused,
-    OutOfTime,
-    draw_transcripts,
-)
+from privdd.blackbox.budgets import CallBudget, OutOfTime
+from privdd.blackbox.mechanism import BlackBox, InputRefused
+from privdd.blackbox.transcripts import draw_transcripts
 
 
 @dataclass

@@ -11,30 +11,30 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import norm
 
-from privdd.blackbox.inputs import InputShapes, is_quiet, neighbouring_pairs
-from privdd.blackbox.mechanism import (
-    BlackBox,
-    BoundLevel,
-    CallBudget,
-    CheckedClaim,
-    PairSample,
-    Transcripts,
-)
-from privdd.blackbox.noise_laws import (
-    NoiseFrame,
-    _event_chance,
-    bound_shift,
+from privdd.blackbox.budgets import BoundLevel, CallBudget
+from privdd.blackbox.check_run import CheckRun
+from privdd.blackbox.claims import CheckedClaim
+from privdd.blackbox.inputs import InputShapes, is_quiet
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.neighbours import neighbouring_pairs
+from privdd.blackbox.noise_laws import law_of_calls
+from privdd.blackbox.rare_shift_bounds import (
     epsilon_from_moments,
-    fit_noise_frame,
-    is_spherical,
-    law_of_calls,
     sampled_epsilon,
-    symmetric_epsilon,
     tail_epsilon,
     two_point_epsilon,
     two_point_law,
 )
-from privdd.blackbox.stages import NAME, UnevenNoiseStage
+from privdd.blackbox.shift_bounds import bound_shift
+from privdd.blackbox.spherical_noise import (
+    NoiseFrame,
+    event_chance,
+    fit_noise_frame,
+    is_spherical,
+    symmetric_epsilon,
+)
+from privdd.blackbox.stages.uneven_noise import NAME, examine_uneven_noise
+from privdd.blackbox.transcripts import PairSample, Transcripts
 from tests.conformance.parts import DELTA, poisson_epsilon, sigma
 
 # A sum of calls is nearly normal in its middle, whatever noise the calls have; its tails are those
@@ -335,7 +335,7 @@ def test_the_chance_of_the_event_is_the_share_of_rotations_that_meet_it() -> Non
     x = rng.standard_normal((n, 8))
     x *= 3.0 / np.linalg.norm(x, axis=1, keepdims=True)
     met = x[:, 0] > 0.75 + 2.0 * np.square(x[:, 1:]).sum(1) / (7 * 1.5)
-    said = float(_event_chance(np.array([3.0]), 2.0, seen, 0.75, 1.0)[0])
+    said = float(event_chance(np.array([3.0]), 2.0, seen, 0.75, 1.0)[0])
     assert met.mean() == pytest.approx(said, abs=5 * np.sqrt(said / n)) and said > 1e-3
 
 
@@ -349,7 +349,7 @@ def test_directions_that_tell_the_length_are_seen() -> None:
     assert not is_spherical(view(Transcripts(longer[:, None], ["f"] * len(x))))
 
 
-def _examined(shares: int, draws: int = 150_000) -> UnevenNoiseStage:
+def _run_of(shares: int, draws: int = 150_000) -> CheckRun:
     rng = np.random.default_rng(6)
 
     def mechanism(update: list[np.ndarray]) -> np.ndarray:
@@ -359,24 +359,22 @@ def _examined(shares: int, draws: int = 150_000) -> UnevenNoiseStage:
         return flat + sigma_of_four * math.sqrt(share) * rng.standard_normal(len(flat))
 
     sigma_of_four = sigma(4.0)
-    said = CheckedClaim(4.0, DELTA, kind="update", relation="zero_out")
+    claim = CheckedClaim(4.0, DELTA, kind="update", relation="zero_out")
     box = BlackBox(lambda: mechanism, "update", fresh=False)
-    return UnevenNoiseStage(
-        box, said, InputShapes(), CallBudget(600, draws), 0.99, lambda name: None
-    )
+    return CheckRun(box, claim, InputShapes(), CallBudget(600, draws))
 
 
 def test_the_stage_is_cheap_where_noise_is_of_one_size_and_finds_what_is_not() -> None:
     """With few calls the check stays undecided, as the test was not made."""
-    sound = _examined(1)
-    sound.examine_uneven_noise()
-    assert not sound.result.looks and sound.mechanism.calls < 1500
-    short = _examined(6, 6000)
-    short.examine_uneven_noise()
-    assert not short.result.looks and NAME in short.result.undecided[-1]
-    faulty = _examined(6)
-    faulty.examine_uneven_noise()
-    assert faulty.result.looks[0].outcome == "refuted" and faulty.shares.taken == 1
+    sound = _run_of(1)
+    examine_uneven_noise(sound)
+    assert not sound.report.looks and sound.mechanism.calls < 1500
+    short = _run_of(6, 6000)
+    examine_uneven_noise(short)
+    assert not short.report.looks and NAME in short.report.undecided[-1]
+    faulty = _run_of(6)
+    examine_uneven_noise(faulty)
+    assert faulty.report.looks[0].outcome == "refuted" and faulty.errors.taken == 1
 
 
 # The tail of the noise's law against mixtures of two normal distributions, whose epsilon is known.

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from privdd.api import check
-from privdd.blackbox import replays
-from privdd.blackbox.inputs import InputShapes, NeighbouringInputs, counted_neighbours
+from privdd.blackbox import frozen_sources
+from privdd.blackbox.frozen_sources import FrozenSources, find_generators
+from privdd.blackbox.inputs import InputShapes, NeighbouringInputs
 from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.replays import FrozenSources, replay_pair
+from privdd.blackbox.neighbours import counted_neighbours
+from privdd.blackbox.paired_replays import replay_pair
 
 RNG = np.random.default_rng(5)
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
@@ -171,9 +173,9 @@ def test_a_choice_that_seldom_varies_is_not_called_noiseless() -> None:
 def test_generators_that_were_frozen_are_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """As tests/conftest.py freezes those of this module. The search is the shipped one, not that of
     this folder's conftest."""
-    monkeypatch.setattr(replays, "gc", gc)
+    monkeypatch.setattr(frozen_sources, "gc", gc)
     assert gc.get_freeze_count() > 0
     assert (
-        any(one is RNG.bit_generator for one in replays._find_generators()[0])
+        any(bits is RNG.bit_generator for bits in find_generators().bits)
         and gc.get_freeze_count() > 0
     )

@@ -14,15 +14,12 @@ from scipy import stats
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.blackbox import counterexample
-from privdd.blackbox.mechanism import CheckedClaim
+from privdd.blackbox.check_report import CheckReport
+from privdd.blackbox.claims import CheckedClaim
+from privdd.blackbox.reproduction import describe_case, write_reproduction
 from privdd.blackbox.runner import check
 from privdd.blackbox.target import load_target, target_place
-from privdd.blackbox.verdict import (
-    ExaminationResult,
-    conclude_check,
-    describe_case,
-    write_reproduction,
-)
+from privdd.blackbox.verdict import conclude_check
 
 MECHANISMS = """
 import numpy as np
@@ -105,7 +102,7 @@ def test_a_sound_mechanism_is_not_accused(tmp_path: Path) -> None:
     found = conclude_check(
         "m",
         CheckedClaim(1.0, kind="records"),
-        ExaminationResult(),
+        CheckReport(),
         confidence=0.99,
         calls=1,
         seconds=1.0,

@@ -13,17 +13,13 @@ import numpy as np
 import pytest
 
 from privdd.api import assert_private, check
+from privdd.blackbox.check_page import TONES, write_check_page
+from privdd.blackbox.check_report import CheckReport, SingleTestResult
+from privdd.blackbox.child_process import ChildStopped, run_in_child
+from privdd.blackbox.claims import CheckedClaim, gaussian_mu
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.mechanism import CheckedClaim, ChildStopped, gaussian_mu, run_in_child
 from privdd.blackbox.runner import WALL
-from privdd.blackbox.verdict import (
-    TONES,
-    Checked,
-    ExaminationResult,
-    SingleTestResult,
-    conclude_check,
-    write_check_page,
-)
+from privdd.blackbox.verdict import Checked, conclude_check
 from privdd.core.validation import BadConfig
 
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
@@ -63,7 +59,7 @@ def test_a_mechanism_that_keeps_its_epsilon_is_not_refuted(tmp_path: Path) -> No
 
 def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> None:
     says = ("numbers must be finite", "arrays must have at least one dimension")
-    found = ExaminationResult([SingleTestResult(name, "condition", name) for name in says])
+    found = CheckReport([SingleTestResult(name, "condition", name) for name in says])
     result = conclude_check(
         "own:f", CheckedClaim(2.0, 1e-5), found, confidence=0.99, calls=30, seconds=1.0
     )

@@ -14,10 +14,13 @@ from scipy.stats import norm
 
 from attacks.epsilon import gaussian_epsilon
 from privdd.api import assert_private, check
-from privdd.blackbox.examination import Examination
+from privdd.blackbox.budgets import CallBudget
+from privdd.blackbox.check_run import CheckRun
+from privdd.blackbox.claims import CheckedClaim, zcdp_epsilon
 from privdd.blackbox.fresh_randomness import with_fresh_randomness
-from privdd.blackbox.inputs import InputShapes, neighbouring_pairs
-from privdd.blackbox.mechanism import BlackBox, CallBudget, CheckedClaim, zcdp_epsilon
+from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.mechanism import BlackBox
+from privdd.blackbox.neighbours import neighbouring_pairs
 from privdd.blackbox.runner import (
     CheckRequest,
     ProgressNotes,
@@ -25,6 +28,8 @@ from privdd.blackbox.runner import (
     run_check,
     stated_epsilon,
 )
+from privdd.blackbox.stages.directions import examine_directions
+from privdd.blackbox.stages.neighbour_search import search_neighbours
 from privdd.blackbox.target import guess_kind
 from privdd.check import EXIT_UNDECIDED, main
 from privdd.core.validation import BadConfig
@@ -157,11 +162,11 @@ def test_calls_plan_the_looks_whatever_the_clock_says(monkeypatch: pytest.Monkey
         mechanism = BlackBox(
             lambda: lambda rows: _clipped(rows).sum(0) + rng.normal(0, 2, 3), "records", fresh=False
         )
-        said = CheckedClaim(2.1, 1e-5, kind="records", relation="add_remove")
-        made = Examination(mechanism, said, SMALL, CallBudget(1e9, 6000), 0.99, lambda name: None)
-        made._search_neighbours()
-        made.examine_directions()
-        return [(look.name, look.numbers.get("transcripts")) for look in made.result.looks]
+        claim = CheckedClaim(2.1, 1e-5, kind="records", relation="add_remove")
+        run = CheckRun(mechanism, claim, SMALL, CallBudget(1e9, 6000), has_chosen_numbers=True)
+        search_neighbours(run)
+        examine_directions(run)
+        return [(look.name, look.numbers.get("transcripts")) for look in run.report.looks]
 
     idle = transcripts_of_looks()
     times = iter(range(10**9))
@@ -194,7 +199,7 @@ def test_progress_names_every_stage_and_goes_on_inside_of_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[tuple[str, float]] = []
-    monkeypatch.setattr("privdd.blackbox.runner.TOLD_EVERY", 0.0)
+    monkeypatch.setattr("privdd.blackbox.runner.NOTE_SECONDS", 0.0)
     monkeypatch.setattr("privdd.blackbox.runner.HEARTBEAT", 0.0)
     request = CheckRequest(
         lambda: lambda rows: rows[0],

@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privdd.blackbox.mechanism import BoundLevel, Transcripts, gaussian_mu
-from privdd.blackbox.stages import TailResiduals, ends_early, noise_end_epsilon, tail_residuals
+from privdd.blackbox.budgets import BoundLevel
+from privdd.blackbox.claims import gaussian_mu
+from privdd.blackbox.stages.noise_tails import (
+    TailResiduals,
+    ends_early,
+    noise_end_epsilon,
+    tail_residuals,
+)
+from privdd.blackbox.transcripts import Transcripts
 
 DELTA = 1e-5
 NUMBERS = 20

@@ -1,0 +1,51 @@
+"""The page of a check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privdd.blackbox.check_report import WORDS
+from privdd.blackbox.claims import plain_number
+from privdd.blackbox.reproduction import write_reproduction
+from privdd.blackbox.verdict import BREAKS, KEEPS, UNDECIDED, Checked
+from privdd.runtime.files import write_bytes, write_json
+
+TONES = {BREAKS: "contradiction", KEEPS: "consistent", UNDECIDED: "untested"}
+OTHER_TONE = "unprotected"
+
+
+def write_check_page(result: Checked, folder: Path) -> Path:
+    """``findings.json``, ``check.html`` and, of a refuted statement, ``reproduce.py``.
+
+    Args:
+        result: of a check.
+        folder: that the files are written to.
+
+    Returns:
+        The page.
+    """
+    from privdd.reporting.page import template_environment
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "findings.json", result.as_json())
+    template = template_environment().get_template("check.html.jinja")
+    page = template.render(
+        c=result,
+        tone=TONES.get(result.verdict, OTHER_TONE),
+        strengths=WORDS,
+        title=_page_title(result),
+    )
+    path = folder / "check.html"
+    write_bytes(path, page.encode())
+    write_reproduction(result, folder)
+    return path
+
+
+def _page_title(result: Checked) -> str:
+    delta = plain_number(result.stated.delta)
+    statement = f"the stated epsilon {result.stated.epsilon:.4g} at delta {delta}"
+    if result.refuted:
+        return f"T{statement[1:]} is refuted"
+    if result.is_undecided:
+        return f"Not decided: {statement}"
+    return f"Nothing found refutes {statement}"

@@ -1,0 +1,1 @@
+"""Stages of a check: each is one function of a ``CheckRun``."""
