@@ -397,7 +397,7 @@ def test_a_pool_of_refuted_features_is_refuted_and_another_is_not(tmp_path: Path
         if broken:
             assert (
                 lines["shared_features"].stated == 0.9
-                and lines["shared_features"].measured == lines["features"].measured
+                and lines["shared_features"].shown == lines["features"].shown
             )
             made = {one.line.row.surface: one for one in decide_surfaces(load_findings(folder))}
             assert (
