@@ -9,8 +9,9 @@ The commands as functions:
 For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials/own-method.md):
 
 - a method inherits from ``Method``, or from ``FedAvg`` where it averages models (its hooks take a
-  ``ClientRound`` and return what was ``Trained`` in it); ``ReadsUploads``, ``StatesClaims`` and
-  ``FastReplay`` give an audit further knowledge of it, ``check_method`` tests its contract;
+  ``ClientRound`` and return what was ``Trained`` in it); ``ReadsUploads``, ``StatesClaims``,
+  ``FastReplay`` and ``Distils`` give an audit further knowledge of it, ``check_method`` tests its
+  contract;
 - a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only
   randomness, and ``Lattice`` adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
     from privdd.data.dataset import Dataset
     from privdd.external.runner import audit_model, audit_synthetic
     from privdd.federated.aggregation import average
-    from privdd.federated.audit_hooks import FastReplay, ReadsUploads, StatesClaims
+    from privdd.federated.audit_hooks import Distils, FastReplay, ReadsUploads, StatesClaims
     from privdd.federated.channel import ClientContext
     from privdd.federated.method import Method
     from privdd.methods.fedavg import FedAvg
@@ -108,7 +109,7 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.data.dataset": "Dataset",
     "privdd.federated.aggregation": "average",
     "privdd.federated.channel": "ClientContext",
-    "privdd.federated.audit_hooks": "FastReplay ReadsUploads StatesClaims",
+    "privdd.federated.audit_hooks": "Distils FastReplay ReadsUploads StatesClaims",
     "privdd.federated.method": "Method",
     "privdd.methods.fedavg": "FedAvg",
     "privdd.models": "ModelSpec build initial",
@@ -142,6 +143,7 @@ __all__ = [
     "ClientContext",
     "ClientRound",
     "Dataset",
+    "Distils",
     "Evidence",
     "Family",
     "FastReplay",

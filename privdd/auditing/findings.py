@@ -33,6 +33,7 @@ from privdd.auditing.verdicts import (
     judge_run,
 )
 from privdd.data.partition import hard_example_counts
+from privdd.distillation.diagnostics import DistillationDiagnostics
 from privdd.federated.checkpoint import DATA_KEY, write_ledger
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, round_half_up
@@ -315,12 +316,21 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
             "schema": SCHEMA,
             "run": _run_json(experiment, progress, audited.seconds),
             "utility": _utility_json(experiment, progress),
+            **distillation_entry(audited.distillation),
             "privacy": _privacy_json(experiment, ledger, audited),
             "surfaces": surfaces,
             "findings": rows,
             "verdict": verdicts.verdict,
         }
     )
+
+
+def distillation_entry(found: DistillationDiagnostics | None) -> dict[str, Any]:
+    """The section ``distillation``: one row for the audited client; {} if nothing was distilled."""
+    if found is None:
+        return {}
+    row = {name: value for name, value in asdict(found).items() if value is not None}
+    return {"distillation": [row]}
 
 
 def surface_limits(

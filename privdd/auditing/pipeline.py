@@ -44,6 +44,7 @@ from privdd.auditing.replay import (
 from privdd.auditing.shadow_models import ShadowSignals, describe_view, train_shadow_models
 from privdd.auditing.views import FinishedRun, collect_views, malicious_server_views
 from privdd.core.types import Shard
+from privdd.distillation.diagnostics import DistillationDiagnostics, diagnose_distillation
 from privdd.federated.experiment import Experiment
 from privdd.federated.noise_log import NoiseLog, ObservedRound
 from privdd.federated.trainer import Trainer
@@ -72,6 +73,7 @@ class AuditState:
     # of all bounds that can decide the verdict; membership tests count once there are jobs
     budget: ErrorBudget
     transcript: tuple[ObservedRound, ...] = ()
+    distillation: DistillationDiagnostics | None = None  # None if nothing was distilled
     # from replay_client
     noised_sums: NoisedSumScores | None = (
         None  # what the noised sums say, where all that is sent comes of them
@@ -155,16 +157,27 @@ def train_federation(
         budget=experiment.privacy.budget,
     )
     progress = trainer.run()
+    distillation = None
     if progress.diverged is None:
         empty = experiment.new_ledger()
         observed = released if is_read else None
         recover_noise_log(plan, shards, engine, empty, progress.ledger, log, observed)
         with torch_threads(engine.threads):  # same thread count as in training, so the same bits
             progress = restore_memories(plan, progress, shards[plan.victim])
+            distillation = diagnose_distillation(plan, progress, shards[plan.victim])
     finished = FinishedRun(experiment, progress, game, shards[plan.victim], log)
     budget = audit_error_budget(experiment, 0)
     return AuditState(
-        experiment, attacks, folder, earlier, whole, canaries, finished, budget, tuple(released)
+        experiment,
+        attacks,
+        folder,
+        earlier,
+        whole,
+        canaries,
+        finished,
+        budget,
+        tuple(released),
+        distillation,
     )
 
 

@@ -30,7 +30,9 @@ from privdd.cli.plain_config import to_plain_settings
 from privdd.cli.secret import check_same_secret, remove_secret
 from privdd.cli.user_code import user_code_of_config, write_code_digests
 from privdd.core.device import deterministic_kernels
+from privdd.core.types import is_remote_memory
 from privdd.core.validation import BadConfig
+from privdd.distillation.diagnostics import diagnose_distillation
 from privdd.federated.checkpoint import check_same_data
 from privdd.federated.experiment import Experiment
 from privdd.federated.trainer import Trainer, divergence_message
@@ -282,6 +284,12 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         )
         with print_resume_command("train", path, config):
             progress = trainer.run()
+        victim = experiment.shards[experiment.plan.victim]
+        distillation = None
+        if progress.diverged is None and not is_remote_memory(
+            progress.memories.get(experiment.plan.victim, {})
+        ):  # what a remote client remembers stays with it
+            distillation = diagnose_distillation(experiment.plan, progress, victim)
         seconds = {"train": time.monotonic() - began}
         if (
             not folder.findings_file.exists()
@@ -309,6 +317,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             ),
             "accuracy_by_round": list(progress.accuracy),
             "diverged": progress.diverged,
+            **audit_findings.distillation_entry(distillation),
         }
         write_json(path / "training.json", summary)
         track_run(

@@ -15,7 +15,7 @@ all)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -142,6 +142,9 @@ class GradientImages(Distiller):
         check_counts(self, "networks", least=0, under="virtual.")
         check_positive(self, "lr", "network_lr", under="virtual.")
         check_below_one(self, "momentum", under="virtual.")
+
+    def without_matching(self) -> GradientImages:
+        return replace(self, networks=0)
 
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         cells = single_client_cells(shard.train, shard.classes)

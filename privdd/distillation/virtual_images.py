@@ -70,6 +70,10 @@ class Distiller(ABC):
         own = as_records(x.flatten(0, 1), label.to(x.device).repeat_interleave(x.shape[1]))
         return replace(shard, train=own, nulls=None)
 
+    def without_matching(self) -> Distiller | None:
+        """The same with no matching step; None if it matches nothing."""
+        return None
+
     @property
     def mixes_records(self) -> bool:
         """Whether one image may hold several records, and one record be in several images."""
@@ -140,6 +144,10 @@ class VirtualImages(Distiller):
         return record_transform_of(self.warmup.augment, shape) or record_transform_of(
             self.refine.augment, shape
         )
+
+    def without_matching(self) -> VirtualImages:
+        still = {name: replace(getattr(self, name), iterations=0) for name in ("warmup", "refine")}
+        return replace(self, **still)
 
     def distil(self, model: ModelSpec, shard: ClientData, ctx: ClientContext) -> State:
         """The images of the first distillation, in new networks."""

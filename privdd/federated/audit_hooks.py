@@ -1,4 +1,4 @@
-"""What an audit may ask a method beyond the federated protocol: three protocols with defaults.
+"""What an audit may ask a method beyond the federated protocol: four protocols with defaults.
 
 A method inherits from those of which it answers a question (``class Mine(Method, ReadsUploads)``);
 for the others an audit uses the defaults.
@@ -7,6 +7,7 @@ for the others an audit uses the defaults.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, cast
 
 from torch import Generator, Tensor, nn
@@ -186,11 +187,47 @@ class FastReplay(_MethodPart):
         return None
 
 
-class AuditHooks(ReadsUploads, StatesClaims, FastReplay):
-    """The three protocols together, as an audit asks them (``method.audit_hooks``)."""
+LabelledRows = tuple[Tensor, Tensor]  # rows (m, c, h, w) and their classes (m,)
 
 
-PROTOCOLS = (ReadsUploads, StatesClaims, FastReplay)
+@dataclass(frozen=True)
+class ImageMatching:
+    """How a method matches images or representations to records.
+
+    Attributes:
+        still: the same method with no matching step.
+        model: the ``ModelSpec`` of the networks to match in.
+        rows: (what a client sent, what it remembers afterwards) -> the rows that were matched,
+            None if neither holds any.
+    """
+
+    still: HasLocalWork
+    model: Any
+    rows: Callable[[Values, State], LabelledRows | None]
+
+
+class Distils(_MethodPart):
+    """What the diagnostics of a distillation ask."""
+
+    def distillation(self) -> ImageMatching | None:
+        """How it matches images or representations to records, None if it matches none."""
+        return None
+
+    def share_at_bound(
+        self, broadcast: Values, memory: State, x: Tensor, problem: Problem
+    ) -> float | None:
+        """Share of the features of records x (n, c, h, w) whose norm is at its bound.
+
+        None if none are released under this broadcast, or without a bound.
+        """
+        return None
+
+
+class AuditHooks(ReadsUploads, StatesClaims, FastReplay, Distils):
+    """The four protocols together, as an audit asks them (``method.audit_hooks``)."""
+
+
+PROTOCOLS = (ReadsUploads, StatesClaims, FastReplay, Distils)
 HOOK_NAMES = frozenset().union(*(declared_hooks(protocol) for protocol in PROTOCOLS))
 
 
@@ -208,6 +245,6 @@ class AnsweredHooks(AuditHooks):
 
 
 def overrides_hook(method: HasLocalWork, name: str) -> bool:
-    """Whether a method answers a question of the three protocols other than by the default."""
+    """Whether a method answers a question of the four protocols other than by the default."""
     hook = getattr(method.audit_hooks, name)
     return getattr(hook, "__func__", hook) is not getattr(AuditHooks, name)

@@ -43,6 +43,7 @@ from privdd.distillation.class_cells import (
     start_streams,
     warn_short_classes,
 )
+from privdd.distillation.diagnostics import rows_in_message
 from privdd.distillation.distribution_matching import (
     MatchingSettings,
     MatchingStreams,
@@ -67,7 +68,7 @@ from privdd.distillation.private_matching import (
     step_maps,
 )
 from privdd.distillation.public_rows import PublicExtractor
-from privdd.federated.audit_hooks import RecordTransform
+from privdd.federated.audit_hooks import Distils, ImageMatching, RecordTransform
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork
 from privdd.models import build_skeleton
@@ -84,7 +85,7 @@ from privdd.training.server import ServerTraining, ball_projected_loss, train_on
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedDM(ServerNetwork):
+class FedDM(ServerNetwork, Distils):
     """Images per class are matched in networks around the server's model, then pooled by the
     server.
 
@@ -192,6 +193,12 @@ class FedDM(ServerNetwork):
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         return record_transform_of(self.matching.augment, problem.shape)
+
+    def distillation(self) -> ImageMatching:
+        still = replace(
+            self, matching=replace(self.matching, iterations=0), fitting=None, least=0.0
+        )
+        return ImageMatching(still, self.model, lambda sent, _: rows_in_message(sent, "images"))
 
     def images_per_class(self) -> int:
         return self.ipc

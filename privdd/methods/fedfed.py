@@ -37,6 +37,7 @@ from privdd.core.types import (
     pack,
     unpack,
 )
+from privdd.distillation.diagnostics import share_at_bound
 from privdd.distillation.feature_split import (
     CLASSIFIER,
     GENERATOR,
@@ -50,7 +51,7 @@ from privdd.distillation.feature_split import (
     train_split_privately,
 )
 from privdd.federated.aggregation import average, sort_by_client
-from privdd.federated.audit_hooks import FastReplay, ReadsUploads, StatesClaims
+from privdd.federated.audit_hooks import Distils, FastReplay, ReadsUploads, StatesClaims
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
@@ -67,7 +68,7 @@ UNSEEN = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
+class FedFed(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
     """Clients split images into features that matter and the rest, and share the former noised.
 
     The noise on the released features, their bound rho and the number of copies belong to the
@@ -357,6 +358,19 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay):
             "copies": len(self.loss.stds),
             "noise_stds": self.loss.stds,
         }
+
+    def share_at_bound(
+        self, broadcast: Values, memory: State, x: Tensor, problem: Problem
+    ) -> float | None:
+        """Of records whose x - q(x) is as long as rho allows, or longer: x_s is that, scaled down
+        to rho ||x||."""
+        if "generator" not in broadcast or self.loss.rho is None:
+            return None
+        unbounded = replace(self, loss=replace(self.loss, rho=None))
+        with torch.no_grad():
+            features = unbounded.maps(broadcast, memory, problem)["feature"](x)
+        limits = self.loss.rho * x.flatten(1).norm(dim=1)
+        return share_at_bound(features.flatten(1).norm(dim=1), limits)
 
     def maps(
         self, broadcast: Values, memory: State, problem: Problem

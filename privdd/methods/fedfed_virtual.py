@@ -16,9 +16,10 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.types import ClientData, Problem, Shard, State, Values, Work
+from privdd.distillation.diagnostics import rows_in_memory
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, images_in_memory, replace_by_images
-from privdd.federated.audit_hooks import RecordTransform
+from privdd.federated.audit_hooks import ImageMatching, RecordTransform
 from privdd.federated.channel import ClientContext
 from privdd.methods.fedfed import FedFed
 from privdd.privacy.claims import Claim, ClaimedRun
@@ -75,6 +76,15 @@ class FedFedVirtual(FedFed):
             }
         return upload, {**after, **images}
 
+    def share_at_bound(
+        self, broadcast: Values, memory: State, x: Tensor, problem: Problem
+    ) -> float | None:
+        """Of images, if they are what is released."""
+        images = images_in_memory(memory).get("images/x")
+        if self._uses_images(self.distill_rounds) and images is not None:
+            x = images.detach().reshape(-1, *problem.shape)
+        return super().share_at_bound(broadcast, memory, x, problem)
+
     def rows_are_records(self) -> bool:
         return self.where == "training" or not self.virtual.mixes_records
 
@@ -87,6 +97,13 @@ class FedFedVirtual(FedFed):
         """That of the images which the network is trained on; in "release" it is trained on the
         records themselves."""
         return self.virtual.record_transform(problem.shape) if self.where != "release" else None
+
+    def distillation(self) -> ImageMatching | None:
+        virtual = self.virtual.without_matching()
+        if virtual is None:
+            return None
+        still = replace(self, virtual=virtual)
+        return ImageMatching(still, self.base.model, lambda _, memory: rows_in_memory(memory))
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = images_in_memory(memory).get("images/x") if self.where != "release" else None

@@ -8,7 +8,7 @@ Distillation" (TMLR 2024), algorithm 1 and equations 1 to 6.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -47,10 +47,11 @@ from privdd.distillation.class_cells import (
     scale_noise,
     single_client_cells,
 )
+from privdd.distillation.diagnostics import rows_in_memory
 from privdd.distillation.gradient_matching import match_gradient
 from privdd.distillation.virtual_images import MatchingStage, VirtualImages, as_records, tied_loss
 from privdd.federated.aggregation import average, sort_by_client
-from privdd.federated.audit_hooks import RecordTransform
+from privdd.federated.audit_hooks import Distils, ImageMatching, RecordTransform
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork
 from privdd.models import build, build_skeleton
@@ -60,7 +61,7 @@ from privdd.training.sgd import local_sgd
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
+class FedLGD(ServerNetwork, Distils, hooks=("is_selected_round", "refines_in_round")):
     """Clients train on virtual images; the server distils its own from their averaged updates.
 
     In the selected rounds (every ``tau_step``, ``tau`` of them) clients refine and train with
@@ -323,6 +324,13 @@ class FedLGD(ServerNetwork, hooks=("is_selected_round", "refines_in_round")):
             fedlgd_no_extra_leakage(statistics=self.server_start == "statistics"),
             fedlgd_attacks(),
         ]
+
+    def distillation(self) -> ImageMatching | None:
+        virtual = self.virtual.without_matching()
+        if virtual is None:
+            return None
+        still = replace(self, virtual=virtual)
+        return ImageMatching(still, self.model, lambda _, memory: rows_in_memory(memory))
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = memory.get("images/x")

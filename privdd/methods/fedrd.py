@@ -43,6 +43,7 @@ from privdd.distillation.class_cells import (
     single_client_cells,
     warn_short_classes,
 )
+from privdd.distillation.diagnostics import rows_in_message
 from privdd.distillation.distribution_matching import (
     Embed,
     MatchingSettings,
@@ -65,7 +66,14 @@ from privdd.distillation.private_matching import (
     match_noised_gradients,
     restrict_as_printed,
 )
-from privdd.federated.audit_hooks import FastReplay, ReadsUploads, RecordTransform, StatesClaims
+from privdd.federated.audit_hooks import (
+    Distils,
+    FastReplay,
+    ImageMatching,
+    ReadsUploads,
+    RecordTransform,
+    StatesClaims,
+)
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.models import ModelSpec, build, build_skeleton, initial, projected_shape
@@ -92,7 +100,7 @@ PRINTED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
+class FedRD(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
     """A client trains its own projection through the frozen task model, then distils what it
     projects.
 
@@ -264,6 +272,10 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay):
             "the adversary is granted the audited client's own projection (kept by the "
             "client, never sent)"
         )
+
+    def distillation(self) -> ImageMatching:
+        still = replace(self, matching=replace(self.matching, iterations=0))
+        return ImageMatching(still, self.model, lambda sent, _: rows_in_message(sent, UPLOAD_NAME))
 
     def images_per_class(self) -> int:
         return self.dpc

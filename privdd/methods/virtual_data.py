@@ -15,9 +15,16 @@ from torch import Tensor
 
 from attacks.types import Surface
 from privdd.core.types import ClientData, Problem, State, Values, Work, pack, unpack
+from privdd.distillation.diagnostics import rows_in_memory
 from privdd.distillation.private_matching import check_no_batch_norm
 from privdd.distillation.virtual_images import Distiller, replace_by_images
-from privdd.federated.audit_hooks import FastReplay, ReadsUploads, RecordTransform
+from privdd.federated.audit_hooks import (
+    Distils,
+    FastReplay,
+    ImageMatching,
+    ReadsUploads,
+    RecordTransform,
+)
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
@@ -34,7 +41,7 @@ def _ask_inner(hook: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class VirtualData(Method, ReadsUploads, FastReplay):
+class VirtualData(Method, ReadsUploads, FastReplay, Distils):
     """inner: the method that trains; virtual: how a client's images are distilled, in networks like
     ``model``.
 
@@ -102,6 +109,13 @@ class VirtualData(Method, ReadsUploads, FastReplay):
 
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         return self.virtual.record_transform(problem.shape)
+
+    def distillation(self) -> ImageMatching | None:
+        virtual = self.virtual.without_matching()
+        if virtual is None:
+            return None
+        still = replace(self, virtual=virtual)
+        return ImageMatching(still, self.model, lambda _, memory: rows_in_memory(memory))
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = memory.get("images/x")

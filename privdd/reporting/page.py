@@ -25,6 +25,7 @@ from privdd.reporting import (
 from privdd.reporting.albums import PictureAlbum, picture_albums
 from privdd.reporting.card import audit_signature, encode_card
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
+from privdd.reporting.distillation_lines import distillation_lines, undistilled_marks
 from privdd.reporting.finding_selection import findings_without_signal
 from privdd.reporting.plots import Plot, draw_report, make_slug
 from privdd.reporting.run_record import (
@@ -96,10 +97,12 @@ def _first_screen(record: RunRecord) -> dict[str, Any]:
         "seen": {_surface_key(decision): decision.seen_by for decision in decisions},
         "small": sample_banner(findings),
         "signature": audit_signature(record),
+        "distillation": distillation_lines(findings),
         "marks": [
             *wording.noise_warnings(findings.privacy),
             *hard_records.hard_records_note(findings.run),
             *summary.target_marks(findings),
+            *undistilled_marks(findings),
         ],
         "claim": claim,
         "limit_word": finding_selection.limit_word(claim, findings.findings),

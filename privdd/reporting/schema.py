@@ -244,6 +244,26 @@ class Utility(Part):
     downloaded_bytes_per_client: Count | None = None
 
 
+class DistillationRow(Part):
+    """What the distillation of one client did in a round; a key that does not apply is left out.
+
+    moved: distance between images (representations) at the start and at the end, over the norm at
+        the start;
+    loss_before, loss_after: matching loss, mean over fresh networks; at_bound: share of released
+        features whose norm is at its bound; starts_real: whether all start as real records;
+        projected: whether they are records' representations.
+    """
+
+    client: Count
+    round: Count
+    moved: Positive | None = None
+    loss_before: Positive | None = None
+    loss_after: Positive | None = None
+    at_bound: Unit | None = None
+    starts_real: bool | None = None
+    projected: bool | None = None
+
+
 class Target(Part):
     """An external target and the records that it is audited with.
 
@@ -466,6 +486,8 @@ class Findings(Part):
     run: Run
     target: Target | None = None
     utility: Utility | None = None
+    # of the audited client; absent if nothing is distilled, and in files of earlier versions
+    distillation: list[DistillationRow] | None = None
     privacy: Privacy
     surfaces: list[SurfaceRow]
     findings: list[FindingRow]

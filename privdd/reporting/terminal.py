@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from privdd.reporting import finding_selection, summary, wording
+from privdd.reporting.distillation_lines import distillation_lines, undistilled_marks
 from privdd.reporting.policy import EXIT_BROKEN, Policy, breaks_policy
 from privdd.reporting.schema import ClaimRow, Findings, SurfaceRow
 from privdd.reporting.wording import format_number
@@ -55,6 +56,8 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
         nothing but plain text is written.
     """
     console = console_for(file, width)
+    for mark in undistilled_marks(findings):
+        console.print(Text(mark, style="yellow"))
     console.print(Text(_answer_line(findings)), soft_wrap=not file.isatty())
     console.print(Text(_limits_line(findings)))
     headline = summary.verdict_headline(findings)
@@ -64,6 +67,8 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
         console.print(Text(sentence))
     for mark in summary.target_marks(findings):
         console.print(Text(mark, style="yellow"))
+    for line in distillation_lines(findings):
+        console.print(Text(line))
     console.print(_summary_table(findings))
 
 
