@@ -83,7 +83,7 @@ class CheckedRound:
     def run(self) -> Work:
         ctx = self.plan.client_context(self.round, self.shard.client)
         return self.plan.method.local(
-            self.plan.method.broadcast(self.server), self.memory, self.shard, ctx
+            self.plan.method.broadcast(self.server), self.memory, self.shard.client_data, ctx
         )
 
 
@@ -328,7 +328,7 @@ def _local_faults(trial: CheckedRound) -> Iterator[str]:
     if not _is_equal(
         kept,
         method.audit_hooks.memory_after(
-            method.broadcast(trial.server), trial.memory, trial.shard, ctx
+            method.broadcast(trial.server), trial.memory, trial.shard.client_data, ctx
         ),
     ):
         yield f"memory_after, round {round}: keeps something else than local"
@@ -345,7 +345,7 @@ def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[
     method = trial.plan.method
     broadcast = method.broadcast(trial.server)
     found = method.audit_hooks.local_batched(
-        broadcast, [trial.memory] * 2, [trial.shard] * 2, contexts
+        broadcast, [trial.memory] * 2, [trial.shard.client_data] * 2, contexts
     )
     for upload, memory in found or ():
         close = upload.keys() == sent.keys()

@@ -143,7 +143,7 @@ def score_canaries(
 
     for observed in transcript:
         ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, add_observed))
-        plan.method.local(observed.broadcast, dict(observed.memory), whole, ctx)
+        plan.method.local(observed.broadcast, dict(observed.memory), whole.client_data, ctx)
     return found
 
 
@@ -285,7 +285,9 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
 
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
     ctx = instrumented_context(plan, 0, TranscriptReader(None, note_contributions))
-    plan.method.local(plan.method.broadcast(server), {}, shard.with_train(candidates), ctx)
+    plan.method.local(
+        plan.method.broadcast(server), {}, shard.with_train(candidates).client_data, ctx
+    )
     labels = candidates.y.unique().tolist()
     picked = []
     for number, label in enumerate(labels):
@@ -584,7 +586,9 @@ def collect_noised_sums(
             )
             ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, note))
             try:
-                plan.method.local(observed.broadcast, dict(observed.memory), everyone, ctx)
+                plan.method.local(
+                    observed.broadcast, dict(observed.memory), everyone.client_data, ctx
+                )
             except _AllReleasesSeen:
                 continue
             except (

@@ -134,7 +134,7 @@ def other_uploads(
             continue
         ctx = plan.client_context(round, client)
         ctx.noise = scale_noise(ctx.noise, 0.0)
-        upload, memory = plan.method.local(broadcast, {}, shards[client], ctx)
+        upload, memory = plan.method.local(broadcast, {}, shards[client].client_data, ctx)
         if memory:
             who = type(plan.method).__name__
             raise ValueError(
@@ -175,7 +175,7 @@ def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Sha
     """The audited client's memory after a round that it began with ``memory``; by ``memory_after``
     without its upload."""
     ctx = plan.client_context(snapshot.round, plan.victim)
-    return plan.method.audit_hooks.memory_after(snapshot.broadcast, memory, shard, ctx)
+    return plan.method.audit_hooks.memory_after(snapshot.broadcast, memory, shard.client_data, ctx)
 
 
 ResultsByRound = dict[
@@ -248,7 +248,7 @@ class ClientReplay:
                 memory = memory_after_round(plan, snapshot, memory, shard)
                 continue
             ctx = replay_context(plan, snapshot.round)
-            upload, memory = plan.method.local(snapshot.broadcast, memory, shard, ctx)
+            upload, memory = plan.method.local(snapshot.broadcast, memory, shard.client_data, ctx)
             done[snapshot.round] = (upload, ctx, memory)
         return done
 
@@ -260,7 +260,7 @@ class ClientReplay:
         for snapshot in self.chain:
             contexts = [replay_context(plan, snapshot.round) for plan in plans]
             found = self.plan.method.audit_hooks.local_batched(
-                snapshot.broadcast, memories, shards, contexts
+                snapshot.broadcast, memories, [shard.client_data for shard in shards], contexts
             )
             if found is None:
                 return None

@@ -432,7 +432,7 @@ def single_record_view(
     for at in records:
         alone = replace(run.shard, train=run.shard.train.take([at]))
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", at)), round)
-        upload, memory = plan.method.local(snapshot.broadcast, {}, alone, ctx)
+        upload, memory = plan.method.local(snapshot.broadcast, {}, alone.client_data, ctx)
         virtual.append(plan.method.audit_hooks.surrogate_images(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[
             0
@@ -543,7 +543,7 @@ def _answer_to_attack(
     )
     broadcast, memory = _broadcast_of_state(plan, asked, dict(model.state_dict()))
     ctx = replay_context(plan, 0)
-    upload, _ = asked.local(broadcast, memory, shard, ctx)
+    upload, _ = asked.local(broadcast, memory, shard.client_data, ctx)
     others = other_uploads(plan, 0, broadcast, run.experiment.shards)
     sent = uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, others)
     message = next(key for key in sent if method.uploads[key] == surface)

@@ -255,7 +255,9 @@ def observed_step(
     """``client_step``, and the queries that the audited client released; watch: notes noise and
     sampling."""
     ctx = task.plan.client_context(task.round, task.client, observer=watch)
-    upload, memory = task.plan.method.local(task.broadcast, task.memory, task.shard, ctx)
+    upload, memory = task.plan.method.local(
+        task.broadcast, task.memory, task.shard.client_data, ctx
+    )
     received, rows = task.plan.channel.send(upload, ctx)
     observed = None
     if task.client == task.plan.victim:

@@ -213,7 +213,7 @@ def image_movement(experiment: Experiment) -> float:
     for one in (still, method):
         broadcast = one.broadcast(one.init(plan.problem, plan.keys))
         ctx = plan.client_context(0, shard.client)
-        upload = one.local(broadcast, {}, shard, ctx)[0]
+        upload = one.local(broadcast, {}, shard.client_data, ctx)[0]
         sent.append(
             next(upload[name] for name in ("images", "representations") if name in upload).value[
                 "x"

@@ -107,7 +107,7 @@ def _send_features(
     plan = replace(subject.plan, keys=subject.keys.fold("t1", name))
     log = OutputLog()
     ctx = plan.client_context(snapshot.round, plan.victim, observer=log)
-    upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+    upload, _ = plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard.client_data, ctx)
     plan.channel.send({name: upload[name]}, ctx)
     return next(output for key, output in log.outputs if key == name)
 

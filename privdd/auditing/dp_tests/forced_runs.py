@@ -85,7 +85,9 @@ class ExaminedRound:
         ctx.outputs = run.outputs
         memory = dict(start.memory)
         try:
-            run.upload, run.memory = self.plan.method.local(start.broadcast, memory, shard, ctx)
+            run.upload, run.memory = self.plan.method.local(
+                start.broadcast, memory, shard.client_data, ctx
+            )
         except EnoughReleases:
             return run
         except TranscriptEnded:

@@ -145,7 +145,7 @@ def runs_by_class(
     shard = with_records(stage.shard, records)
     try:
         upload = stage.plan.method.audit_hooks.protected_upload(
-            stage.snapshot.broadcast, shard, ctx
+            stage.snapshot.broadcast, shard.client_data, ctx
         )
     except AllReleased:
         return RatioTranscripts(recorder.ratios, torch.zeros(total, 0))

@@ -69,7 +69,7 @@ def _first_inputs(subject: GuaranteeSubject, names: list[str]) -> dict[str, Tens
         ctx = recording_context(subject.plan, round, subject.keys.fold(NOISE_USE_TEST), seen)
         try:
             upload, _ = subject.plan.method.local(
-                snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx
+                snapshot.broadcast, dict(snapshot.memory), subject.shard.client_data, ctx
             )
         except EnoughReleases:
             upload = {}

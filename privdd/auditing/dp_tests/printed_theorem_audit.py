@@ -151,7 +151,7 @@ def change_along_method(
         ctx = recording_context(plan, snapshot.round, keys, keep_value, [label], forced=forced)
         client = with_records(subject.shard, replace(copies, x=images))
         with suppress(TranscriptEnded):
-            plan.method.local(snapshot.broadcast, {}, client, ctx)
+            plan.method.local(snapshot.broadcast, {}, client.client_data, ctx)
         forced = forced or ctx.outputs
         runs.append(values)
     return max(float((a - b).norm()) / unit for a, b, unit in zip(*runs, units))

@@ -241,5 +241,7 @@ def _measure_largest_change(subject: GuaranteeSubject, round: int) -> _LargestCh
     change = _LargestChange()
     keys = subject.keys.fold("t1", "client", round)
     ctx = recording_context(subject.plan, round, keys, change)
-    subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx)
+    subject.plan.method.local(
+        snapshot.broadcast, dict(snapshot.memory), subject.shard.client_data, ctx
+    )
     return change

@@ -82,7 +82,7 @@ def trace_round(
     it asks for more."""
     log = ReleaseFormLog()
     ctx = plan.client_context(round, shard.client, transcript=transcript, observer=log)
-    upload, memory = plan.method.local(broadcast, dict(memory), shard, ctx)
+    upload, memory = plan.method.local(broadcast, dict(memory), shard.client_data, ctx)
     received, rows = plan.channel.send(upload, ctx)
     return RoundTrace(
         received, rows, {n: t.detach() for n, t in memory.items()}, list(ctx.outputs), log.forms

@@ -166,8 +166,8 @@ class WholeRunReplay:
         memory = dict(self.snapshot_before(round).memory)
         shard = with_records(self.subject.shard, self.host_records)
         if overrides_hook(method, "protected_upload") and not uploads:
-            return method.audit_hooks.protected_upload(broadcast, shard, ctx)
-        return method.local(broadcast, memory, shard, ctx)[0]
+            return method.audit_hooks.protected_upload(broadcast, shard.client_data, ctx)
+        return method.local(broadcast, memory, shard.client_data, ctx)[0]
 
     @cached_property
     def host_records(self) -> Records:
@@ -219,7 +219,7 @@ class ClientRunReplay:
         snapshot = subject.snapshots[max(subject.snapshots)]
         ctx = subject.plan.client_context(snapshot.round, subject.plan.victim)
         sent, _ = subject.plan.method.local(
-            snapshot.broadcast, dict(snapshot.memory), subject.shard, ctx
+            snapshot.broadcast, dict(snapshot.memory), subject.shard.client_data, ctx
         )
         update = sent[self.name].value
         return {name: HUGE_UPDATE * tensor.detach() for name, tensor in update.items()}

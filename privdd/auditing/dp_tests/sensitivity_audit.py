@@ -396,7 +396,7 @@ def _run_with_guests(
     client = with_records(examined.shard, with_guests(base, guests))
     memory = dict(examined.snapshot_of(client).memory)
     try:
-        examined.plan.method.local(snapshot.broadcast, memory, client, ctx)
+        examined.plan.method.local(snapshot.broadcast, memory, client.client_data, ctx)
     except TranscriptEnded:
         return ctx.outputs, COUNT_DEPENDS
     return ctx.outputs, ""
@@ -446,7 +446,9 @@ def measure_other_clients(
             guests=_guest_counts(guests),
         )
         with suppress(EnoughReleases):
-            plan.method.local(snapshot.broadcast, dict(memory), replace(data, client=client), ctx)
+            plan.method.local(
+                snapshot.broadcast, dict(memory), replace(data, client=client).client_data, ctx
+            )
         for name, client_tally in examiner.tallies.items():
             _compare_clients(tallies[name], client_tally, client)
     return clients

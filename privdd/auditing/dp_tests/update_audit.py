@@ -141,7 +141,9 @@ def _train_update(
     """The update that the method's own local work hands to the channel."""
     shard = with_records(subject.shard, records)
     ctx = subject.plan.client_context(snapshot.round, subject.plan.victim)
-    upload, _ = subject.plan.method.local(snapshot.broadcast, dict(snapshot.memory), shard, ctx)
+    upload, _ = subject.plan.method.local(
+        snapshot.broadcast, dict(snapshot.memory), shard.client_data, ctx
+    )
     return {n: t.detach() for n, t in upload[name].value.items()}
 
 
