@@ -558,8 +558,8 @@ def from_scores(
     if not len(thresholds) >= 1:
         raise ValueError("thresholds: at least one is needed")
     each = shared_confidence(confidence, len(thresholds))
-    thresholds = np.asarray(thresholds, dtype=np.float64)
-    columns = confusion_counts_at(values, is_member, thresholds)
+    levels = np.asarray(thresholds, dtype=np.float64)
+    columns = confusion_counts_at(values, is_member, levels)
     rows = zip(*(column.tolist() for column in columns))
     value = max(bounds[method](*counts, delta=delta, confidence=each) for counts in rows)
     return Bound(value, method, VALIDITY[method], delta, confidence)

@@ -172,7 +172,8 @@ class NearestRow(MembershipAttack):
             return None
         if not len(rows) or not len(members) or not len(nonmembers):
             return None
-        return self._distance(members, rows).double(), self._distance(nonmembers, rows).double()
+        distance = type(self)._distance
+        return distance(members, rows).double(), distance(nonmembers, rows).double()
 
     def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
         """AUC and rates of the last round alone, if there are several."""

@@ -257,7 +257,7 @@ def client_views(
             if read
             else None
         )
-        captures = (_capture_message(run, snapshot, name),)
+        captures: tuple[Capture, ...] = (_capture_message(run, snapshot, name),)
         if surface in MAPPED_SURFACES:
             same_map = _rounds_with_same_map(run, round)
             captures += tuple(

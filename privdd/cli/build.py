@@ -219,8 +219,10 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
     method = _require_role(
-        instantiate_node(standardise_classifiers(config), "algo"), Method, "algo"
-    )  # type: ignore[type-abstract]
+        instantiate_node(standardise_classifiers(config), "algo"),
+        Method,  # type: ignore[type-abstract]
+        "algo",
+    )
     if method.rounds > MAX_ROUNDS:
         raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
     mechanisms = _build_mechanisms(config, method)
@@ -373,8 +375,10 @@ def _build_mechanisms(
     for name, part in (node.mechanisms or {}).items():
         place = f"privacy.mechanisms.{name}"
         mechanisms[str(name)] = _require_role(
-            instantiate_node(part, place, typed_as), Mechanism, place
-        )  # type: ignore[type-abstract]
+            instantiate_node(part, place, typed_as),
+            Mechanism,  # type: ignore[type-abstract]
+            place,
+        )
     for name in mechanisms:
         if name not in method.uploads and name not in method.queries:
             names = sorted({*method.uploads, *method.queries})
@@ -505,7 +509,12 @@ def build_shipped_attacks() -> dict[str, Attack]:
 def build_attacks(config: DictConfig) -> dict[str, Attack]:
     """name -> attack, in a fixed order."""
     nodes = sorted((config.get("attack") or {}).items())
-    return {
-        str(name): _require_role(instantiate_node(node, f"attack.{name}"), Attack, f"attack.{name}")
-        for name, node in nodes
-    }  # type: ignore[type-abstract]
+    attacks = {}
+    for name, node in nodes:
+        place = f"attack.{name}"
+        attacks[str(name)] = _require_role(
+            instantiate_node(node, place),
+            Attack,  # type: ignore[type-abstract]
+            place,
+        )
+    return attacks

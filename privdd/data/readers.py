@@ -222,7 +222,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         with path.open("rb") as file:
             is_packed = file.read(2) == GZIP_MAGIC
         with gzip.open(path) if is_packed else path.open("rb") as stream:
-            return _read_idx_stream(stream, path)
+            return _read_idx_stream(stream, path)  # type: ignore[arg-type]
     except (EOFError, OSError, zlib.error) as error:
         raise ValueError(f"{path}: not readable ({error})") from error
 

@@ -490,8 +490,10 @@ def match_distributions(
         timed_steps(range(steps)), iterate_networks(networks, steps), batches
     ):
         transform = draw_transform(
-            settings.augment, tuple(images.shape[2:]), streams.augment.fold(t).torch()
-        )  # type: ignore[arg-type]
+            settings.augment,
+            tuple(images.shape[2:]),  # type: ignore[arg-type]
+            streams.augment.fold(t).torch(),
+        )
         targets = mean_real_embeddings(batch, cells, embed, transform, settings, real_map)
         synthetic = compose_maps(transform, embed) if settings.augment_synthetic else embed
         gradient = matching_gradient(images, targets, synthetic, chunk=settings.chunk)

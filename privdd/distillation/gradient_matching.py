@@ -46,6 +46,7 @@ from privdd.training.sgd import local_sgd
 
 EPSILON = 1e-6  # in the denominator, as the published code has it
 SET_GRADIENT_QUERY = "set_gradient"
+MOST_IMAGES_A_BATCH = 256  # on which a network of a later turn is trained
 NETWORKS_AT_ONCE = 64  # networks whose gradients are kept until the images have followed them
 
 
@@ -169,10 +170,15 @@ class GradientImages(Distiller):
                 if t:
                     whole = as_records(images.flatten(0, 1), labels)
                     stream = gradient.fold(k, "training", t).torch()
-                    length = {"steps": self.network_steps, "batch_size": self.network_batch}
                     state = local_sgd(
-                        network, state, whole, lr=self.network_lr, generator=stream, **length
-                    )[0]  # type: ignore[arg-type]
+                        network,
+                        state,
+                        whole,
+                        lr=self.network_lr,
+                        generator=stream,
+                        steps=self.network_steps,
+                        batch_size=self.network_batch,
+                    )[0]
                 velocity = self.momentum * velocity + class_matching_gradient(
                     network, state, cells, images, batch
                 )
@@ -254,12 +260,15 @@ def generate_set(
         state = draw(number)
         for turn in timed_steps(range(settings.turns)):
             if turn:
-                length = {"epochs": settings.net_epochs, "batch_size": min(256, len(labels))}
-                stream = keys.fold("net", number, turn).torch()
-                own = as_records(images, labels)
                 state = local_sgd(
-                    model, state, own, lr=settings.net_lr, generator=stream, **length
-                )[0]  # type: ignore[arg-type]
+                    model,
+                    state,
+                    as_records(images, labels),
+                    lr=settings.net_lr,
+                    generator=keys.fold("net", number, turn).torch(),
+                    epochs=settings.net_epochs,
+                    batch_size=min(MOST_IMAGES_A_BATCH, len(labels)),
+                )[0]
             for _ in timed_steps(range(settings.reads)):
                 images = follow(state, read(state), images, labels)
     return images

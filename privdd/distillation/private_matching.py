@@ -88,9 +88,13 @@ def release_embeddings(
             sums.append(ctx.mechanism(QUERY, own, partition=name_class_cell(label))["embedding"])
         moves = torch.stack(sums).to(centre)
         if counts is not None:
+            mechanism = ctx.mechanisms[QUERY]
             moves *= estimation_weights(
-                counts, ctx.mechanisms[QUERY], centre.shape[1], len(maps)
-            ).to(centre)  # type: ignore[arg-type]
+                counts,
+                mechanism,  # type: ignore[arg-type]
+                centre.shape[1],
+                len(maps),
+            ).to(centre)
         targets.append(centre + moves)
     return targets
 

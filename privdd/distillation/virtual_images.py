@@ -235,9 +235,8 @@ def tied_loss(shared: Records, weight: float, temperature: float, regulariser: s
     ``shared``; or, with regulariser "mmd" (figure 3a), + weight * MMD between the two."""
 
     def batch_loss(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        # type: ignore[operator]
-        features = net.features(x)
-        anchors = net.features(shared.x)
+        features = net.features(x)  # type: ignore[operator]
+        anchors = net.features(shared.x)  # type: ignore[operator]
         if regulariser == "contrastive":
             tie = supervised_contrastive(
                 torch.cat([features, anchors]), torch.cat([y, shared.y]), temperature

@@ -192,9 +192,11 @@ def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_F
     for name in METHODS:
         method = getattr(model, name, None)
         if callable(method):
-            return Predictor(
-                lambda x, f=method: f(given.original_rows(x)), key, name, _class_order(model, key)
-            )  # type: ignore[misc]
+
+            def predict(x: Any, method: Any = method) -> Any:
+                return method(given.original_rows(x))
+
+            return Predictor(predict, key, name, _class_order(model, key))
     if callable(model):
         owner = getattr(model, "__self__", None)
         name = str(getattr(model, "__name__", ""))

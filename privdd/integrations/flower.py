@@ -104,8 +104,7 @@ def client_app(
         plan, ledger, shard = own(context)
         words = message.content.config_records["words"]
         sent_here = tensors_from_message(message.content)
-        # type: ignore[arg-type]
-        round = int(words["round"])
+        round = int(words["round"])  # type: ignore[arg-type]
         asked = digest_tensors(sent_here)
         sent = _stored_reply(context, shard.client, round, asked)
         if sent is None:
@@ -464,7 +463,7 @@ def run_on_grid(
         plan,
         shards,
         test,
-        engine,
+        engine,  # type: ignore[arg-type]
         folder,
         ledger,
         capture,

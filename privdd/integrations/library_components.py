@@ -403,7 +403,7 @@ def adapt_aggregation(target: Any, args: Mapping[str, Any], stated: Mapping[str,
     lower_bound and upper_bound."""
     epsilon = number_argument(args, "epsilon")
 
-    def release(x):
+    def release(x: Any) -> Any:
         return target(dtype="float", **args).quick_result([float(value) for value in x[:, 0]])
 
     return _adapt_release(release, "add_remove", epsilon)

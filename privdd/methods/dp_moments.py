@@ -55,9 +55,8 @@ class DPMoments(PublicMap):
         if private:
             mechanism = ctx.mechanisms[QUERY]
             taken = ctx.sample(QUERY, len(rows)).to(rows.device)
-            # type: ignore[attr-defined]
-            clip = float(mechanism.clip_norm)
-            variance = float(mechanism.noise_std) ** 2
+            clip = float(mechanism.clip_norm)  # type: ignore[attr-defined]
+            variance = float(mechanism.noise_std) ** 2  # type: ignore[attr-defined]
             own = record_moments(rows[taken], shard.train.y[taken], ctx.problem.classes, self.share)
             sums = ctx.mechanism(QUERY, {name: clip * value for name, value in own.items()})
             sums = {name: value / clip for name, value in sums.items()}

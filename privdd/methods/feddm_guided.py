@@ -300,8 +300,7 @@ def _release_sum(
     if not ctx.protected(name):
         return (rows.sum(0) if isinstance(rows, Tensor) else rows.left.T @ rows.right), 0.0
     mechanism = ctx.mechanisms[name]
-    # type: ignore[attr-defined]
-    clip = float(mechanism.clip_norm)
-    std = float(mechanism.noise_std)
+    clip = float(mechanism.clip_norm)  # type: ignore[attr-defined]
+    std = float(mechanism.noise_std)  # type: ignore[attr-defined]
     scaled = scale_records(FactoredRows({"sum": rows}), torch.full(rows.shape[:1], clip))
     return ctx.mechanism(name, scaled, partition=cell)["sum"] / clip, (std / clip) ** 2

@@ -109,9 +109,9 @@ class FedFedVirtual(FedFed):
         images = images_in_memory(memory).get("images/x") if self.where != "release" else None
         return None if images is None else images.detach().reshape(-1, *problem.shape)
 
-    def releases_per_round(
+    def releases_per_round(  # type: ignore[override]
         self, round: int, mechanisms: Mapping[str, Mechanism]
-    ) -> dict[str, int] | None:  # type: ignore[override]
+    ) -> dict[str, int] | None:
         """As FedFed; None (unknown) where rows are not records, since noise on such rows cannot be
         chosen for a target epsilon."""
         return super().releases_per_round(round, mechanisms) if self.rows_are_records() else None

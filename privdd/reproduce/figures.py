@@ -147,9 +147,8 @@ def measure_losses(row: StoredRow) -> tuple[Points, Points]:
     centre: State = dict(last.broadcast["model"])
     shard = row.experiment.shards[row.experiment.plan.victim]
     images = Records(last.sent["images"]["x"], last.sent["labels"]["y"], last.sent["labels"]["y"])
-    # type: ignore[attr-defined]
     model = row.model
-    rho = float(row.experiment.plan.method.rho)
+    rho = float(row.experiment.plan.method.rho)  # type: ignore[attr-defined]
     names = [name for name, _ in model.named_parameters()]
     far = np.linspace(0, 2 * rho, DISTANCES)
     found = np.zeros((2, DIRECTIONS, DISTANCES))

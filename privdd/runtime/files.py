@@ -23,12 +23,12 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from privdd import __version__
 from privdd.core.validation import BadConfig
 
-SCHEMA = 1  # of every file that privdd stores
+SCHEMA: Final = 1  # of every file that privdd stores
 LARGEST_JSON = 512 * 2**20  # bytes of one file: a ledger of about a million rows
 # a name that nobody else gives, as ``write_bytes`` calls what it has not finished
 HALF_WRITTEN_PREFIX = ".privdd-partial."

@@ -124,7 +124,7 @@ class _TaskPickler(get_loky_pickler()):  # type: ignore[misc]
             return _restore_shared, (number,)
         if self.locks_secrets and type(value) is Keys and value.secret:
             return _restore_keys, (value.seed, value.path, lock_secret(value.secret))
-        reduced = _reduce_without_caches(value, cached_property_names(type(value)))
+        reduced = _reduce_without_caches(value, cached_property_names(type(value)))  # type: ignore[arg-type]
         return super().reducer_override(value) if reduced is NotImplemented else reduced
 
 

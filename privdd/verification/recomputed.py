@@ -536,8 +536,9 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
     verdicts = judge_run(ledger, limits, every)
     yield from _compare_verdicts(findings, [verdicts.surfaces[key] for key in keys])
     yield from compare_findings("verdict", findings.verdict, verdicts.verdict)
-    for at, (row, refutes) in enumerate(zip(findings.findings, verdicts.refuting, strict=True)):
-        yield from compare_findings(f"findings.{at}.refutes", bool(row.refutes), refutes)
+    judged = zip(findings.findings, verdicts.refuting, strict=True)
+    for at, (finding, refutes) in enumerate(judged):
+        yield from compare_findings(f"findings.{at}.refutes", bool(finding.refutes), refutes)
     yield from _check_shown(record, ledger, every)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from attacks.types import Surface
 from privdd.auditing import cost_estimate as pricing
@@ -169,9 +168,9 @@ def test_the_commands_ask_before_anything_is_written(
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_force_is_a_truth_value_and_missing_in_old_configs() -> None:
+def test_force_is_a_truth_value() -> None:
     config = tiny_config("fedavg")
-    assert is_forced(config) is False and is_forced(OmegaConf.create({"seed": 0})) is False
+    assert is_forced(config) is False
     assert is_forced(tiny_config("fedavg", "resources.force=true")) is True
     with pytest.raises(BadConfig, match=r"^resources.force='often': true or false is needed"):
         is_forced(tiny_config("fedavg", "resources.force=often"))

@@ -223,7 +223,7 @@ HOSTILE: dict[str, tuple[Alter, str]] = {
         "states 3 ledger rows",
     ),
     "rows that are no JSON": (other_rows("{"), "cannot be read .JSONDecodeError"),
-    "rows that are a list": (other_rows("[]"), "cannot be read .ValueError: ledger.schema"),
+    "rows that are a list": (other_rows("[]"), "cannot be read .ValueError: ledger: an object"),
     "rows nested 100000 deep": (other_rows("[" * 100_000), "cannot be read .RecursionError"),
     "relabelled as another client's": (
         lambda r: rows(r, lambda h: [x | {"client": 2} for x in h]),
