@@ -8,7 +8,7 @@ from privdd.blackbox.check_report import WORDS
 from privdd.blackbox.claims import plain_number
 from privdd.blackbox.reproduction import write_reproduction
 from privdd.blackbox.verdict import BREAKS, KEEPS, UNDECIDED, Checked
-from privdd.runtime.files import write_bytes, write_json
+from privdd.runtime.files import is_half_written, write_bytes, write_json
 
 TONES = {BREAKS: "contradiction", KEEPS: "consistent", UNDECIDED: "untested"}
 OTHER_TONE = "unprotected"
@@ -38,7 +38,15 @@ def write_check_page(result: Checked, folder: Path) -> Path:
     path = folder / "check.html"
     write_bytes(path, page.encode())
     write_reproduction(result, folder)
+    _remove_half_written(folder)
     return path
+
+
+def _remove_half_written(folder: Path) -> None:
+    """Remove the files that an earlier check was writing when it was killed."""
+    for path in folder.iterdir():
+        if is_half_written(path.name) and not path.is_dir():
+            path.unlink(missing_ok=True)
 
 
 def _page_title(result: Checked) -> str:

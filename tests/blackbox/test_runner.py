@@ -67,6 +67,18 @@ def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> Non
     assert [first.count(one) for one in says] == [1, 1] and all(one in table for one in says)
 
 
+def test_a_check_removes_what_a_killed_one_left_half_written(tmp_path: Path) -> None:
+    left = tmp_path / ".privdd-partial.123.0123456789abcdef"
+    similar = tmp_path / ".privdd-partial.notes"
+    for path in (left, similar):
+        path.write_text("{")
+    result = conclude_check(
+        "own:f", CheckedClaim(2.0, 1e-5), CheckReport([]), confidence=0.99, calls=30, seconds=1.0
+    )
+    write_check_page(result, tmp_path)
+    assert not left.exists() and similar.exists()
+
+
 @pytest.mark.nightly(but=["3.0"])
 @pytest.mark.parametrize("value", [0.0, 3.0, math.nan])
 def test_a_release_that_never_changes_is_checked_to_the_end(value: float) -> None:
