@@ -30,6 +30,7 @@ from privdd.cli.overrides import (
     check_spaces,
 )
 from privdd.cli.own_files import check_own_files
+from privdd.cli.paper_preset import describe_paper_differences
 from privdd.cli.secret import take_secret, unused_secret_error
 from privdd.cli.settings import command_settings, is_forced
 from privdd.cli.sweeps import (
@@ -71,6 +72,8 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
             f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= "
             "and resume= away"
         )
+    if line := describe_paper_differences(config):
+        print(f"privdd: {line}", file=sys.stderr)
     experiment = build_experiment(config)
     cost_estimate.check_resources(experiment, path, force=is_forced(config))
     part = "whole rounds of two clients, as your own training cannot be cut short"

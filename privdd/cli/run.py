@@ -26,6 +26,7 @@ from privdd.auditing.method_contract import check_foreign_uploads
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
 from privdd.cli.inputs import check_tracking
+from privdd.cli.paper_preset import describe_paper_differences
 from privdd.cli.plain_config import to_plain_settings
 from privdd.cli.secret import check_same_secret, remove_secret
 from privdd.cli.user_code import user_code_of_config, write_code_digests
@@ -143,6 +144,8 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
     attacks = build.build_attacks(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
+    if line := describe_paper_differences(config):
+        print(f"privdd: {line}", file=sys.stderr)
     experiment = build.build_experiment(config)
     check_coverage(
         experiment.plan.method, attacks, experiment.audit_settings, build.build_shipped_attacks
@@ -262,6 +265,8 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         BadConfig: One line, where another process writes the folder, or for what cannot run.
     """
     check_tracking(config.tracking)
+    if line := describe_paper_differences(config):
+        print(f"privdd: {line}", file=sys.stderr)
     experiment = build.build_experiment(config)
     check_resources(experiment, path, force=settings.is_forced(config))
     with ExitStack() as held:
