@@ -397,7 +397,8 @@ def _load_noted(folder: Path, note: Path | None) -> RunRecord | None:
         return None
     with suppress(DamagedRun, OSError, ValueError):
         config = json.loads(note.read_bytes())
-        return read_run_record(folder, config if isinstance(config, Mapping) else None)
+        record = read_run_record(folder, config if isinstance(config, Mapping) else None)
+        return replace(record, findings=with_views(record.findings, record.path))
     return None
 
 

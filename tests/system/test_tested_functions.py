@@ -48,7 +48,7 @@ DEPENDED_ON = [
     "privdd.privacy.claims:fedrd_table_2",
     "privdd.privacy.reconstruction:reconstruction",
     "privdd.privacy.accounting:epsilon",
-    "privdd.privacy.accounting:calibrate",  # privacy.epsilon
+    "privdd.privacy.calibration:calibrate",  # privacy.epsilon
     "privdd.cli.build:planned_event",
 ]
 
