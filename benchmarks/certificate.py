@@ -49,7 +49,7 @@ def membership_tests(experiment: Experiment, config: Any) -> int:
     ]
     method = experiment.plan.method
     views = expected_views(method, experiment.audit_settings)
-    return len({method.phase(t) for t in range(method.rounds)}) * sum(
+    return len({method.audit_hooks.phase(t) for t in range(method.rounds)}) * sum(
         is_applicable_to(attack, *view) for view in views for attack in attacks
     )
 

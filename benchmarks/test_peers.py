@@ -70,7 +70,7 @@ def test_a_lost_row_and_one_that_could_not_be_run_stand_on_the_page_as_such() ->
     assert "Of 2 lines privdd's result is ahead in 1," in summary
     assert "lost in 1 and" in summary
     assert "takes more time in 1." in summary
-    assert text.count("\n## ") == 1 and "1 peer could not be run" in text
+    assert text.count("\n## ") == 1 and "1 peer could not be run" in summary
 
 
 def test_a_tool_above_the_truth_too_often_loses_whatever_its_mean() -> None:

@@ -85,7 +85,7 @@ def subject(
         received, rows, kept = client_step(ClientTask(plan, t, 0, broadcast, memory, shard))
         ledger.append(rows)
         snapshots[t], memory = (
-            Snapshot(t, broadcast, memory, received.values, method.phase(t)),
+            Snapshot(t, broadcast, memory, received.values, method.audit_hooks.phase(t)),
             kept,
         )
     return GuaranteeSubject(

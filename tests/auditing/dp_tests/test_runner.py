@@ -180,7 +180,9 @@ def test_log_ratios_of_runs_by_class_follow_the_closed_form():
 def test_stacked_steps_are_those_of_the_mechanism():
     one = subject(feddm(), {"synthetic_gradient": AggregateClip(5.0, 0.3)}, scale=2.0)
     ctx = one.plan.client_context(0, 0)
-    steps = one.plan.method.steps(one.snapshots[0].broadcast, one.shard, ctx)
+    steps = one.plan.method.audit_hooks.matching_steps(
+        one.snapshots[0].broadcast, one.shard.client_data, ctx
+    )
     law = MatchingStepLaw(one.plan.mechanisms["synthetic_gradient"], 16, 0.5)
     base = one.shard.train.x[0]
     guest = torch.ones(SHAPE)
@@ -201,8 +203,8 @@ def test_stacked_steps_are_those_of_the_mechanism():
 
 def test_without_a_guest_the_stacked_runs_say_nothing():
     one = subject(feddm(), {"synthetic_gradient": AggregateClip(5.0, 0.3)})
-    steps = one.plan.method.steps(
-        one.snapshots[0].broadcast, one.shard, one.plan.client_context(0, 0)
+    steps = one.plan.method.audit_hooks.matching_steps(
+        one.snapshots[0].broadcast, one.shard.client_data, one.plan.client_context(0, 0)
     )
     base = one.shard.train.x[0]
     law = MatchingStepLaw(one.plan.mechanisms["synthetic_gradient"], 16, 0.5)
