@@ -23,7 +23,7 @@ SEARCHES = re.compile(
 MAY_SEARCH = {
     "attacks/images.py",
     "privdd/data/readers.py",
-    "privdd/reporting/page.py",
+    "privdd/reporting/browser.py",
 }
 # and those that keep privdd's own state or expand a path that the user typed
 MAY_HAVE_OWN_STATE = {
@@ -56,7 +56,7 @@ def test_data_of_the_machine():
     readers.load_idx_dataset("mnist", None, Keys(0))
 
 def test_a_browser():
-    from privdd.reporting.page import find_browser
+    from privdd.reporting.browser import find_browser
     assert find_browser()
 
 def test_a_file_in_the_home_folder():
@@ -74,7 +74,7 @@ def test_loopback_is_there():
 
 @pytest.mark.extra("browser")
 def test_that_asks_for_a_browser():
-    from privdd.reporting.page import find_browser
+    from privdd.reporting.browser import find_browser
     assert find_browser().endswith("chromium")
     assert (Path.home() / "mine.txt").read_text() == "mine"
 """

@@ -335,7 +335,8 @@ def test_sites_are_opened_from_a_recording_and_recomputed_by_others(tmp_path: Pa
         "client.a=7",
         "client.b=9",
     ]
-    assert main(["open", *given]) == 2
+    key = f"secret={tmp_path / 's' / 'secret.json'}"
+    assert main(["open", *given, key]) == 2
     assert "60 canaries, coins read: 6 of 6, 30 of 30, " in capsys.readouterr().out
     assert main(["verify", *given]) == 0 and ": agrees\n" in capsys.readouterr().out
     assert main(["verify", *given[:3], "client.a=9", "client.b=7"]) == 2  # other artifacts
@@ -357,29 +358,33 @@ def test_sites_are_opened_from_a_recording_and_recomputed_by_others(tmp_path: Pa
         y=np.concatenate([public["y"], held["y"]]),
     )
     assert (
-        main(["open", *given, f"known.a={tmp_path / 'all.npz'}"]) == 1
+        main(["open", *given, key, f"known.a={tmp_path / 'all.npz'}"]) == 1
     )  # the site's file with its canaries in it
     assert f"holds {len(held['y'])} of the canaries, and so their coins" in capsys.readouterr().err
-    assert main(["open", *given[:4]]) == 1
+    assert main(["open", *given[:4], key]) == 1
     assert "client.b=NODE is needed, one of 7, 9" in capsys.readouterr().err
 
 
 def test_the_signal_was_fixed_when_the_canaries_were_issued(tmp_path: Path, capsys) -> None:
     issued(tmp_path / "s", "signal=loss", sites="a")
     here = f"sealed={tmp_path / 's'}"
+    key = f"secret={tmp_path / 's' / 'secret.json'}"
     held = np.load(tmp_path / "s" / "site-a.npz")
     save_file(Net().state_dict(), tmp_path / "before.safetensors")
     save_file(step(Net(), held["x"], held["y"], 0.1, 0.0, 0), tmp_path / "after.safetensors")
     assert (
-        main(["open", here, f"scores={tmp_path}/x.npz"]) == 1
+        main(["open", here, key, f"scores={tmp_path}/x.npz"]) == 1
         and "issued with signal=loss" in capsys.readouterr().err
     )
-    assert main(["open", here, NET]) == 1 and "after=FILE, is needed" in capsys.readouterr().err
+    assert (
+        main(["open", here, key, NET]) == 1 and "after=FILE, is needed" in capsys.readouterr().err
+    )
     assert (
         main(
             [
                 "open",
                 here,
+                key,
                 NET,
                 f"before={tmp_path}/before.safetensors",
                 f"after={tmp_path}/after.safetensors",

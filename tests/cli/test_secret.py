@@ -226,32 +226,3 @@ def test_a_secret_that_would_not_be_used_is_refused_on_the_command_line(
     typed = [*TINY[:-1], f"privacy.secret={SECRET}", f"hydra.run.dir={tmp_path / 'out'}"]
     assert run(*typed) == 1
     assert "used with privacy.noise_source=secret only" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("privacy", "status"), [("client", 1), ("none", 0)])
-def test_a_run_that_an_earlier_version_began_to_noise_is_not_gone_on_with(
-    privacy: str,
-    status: int,
-    run: Run,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Its checkpoint names no streams and its config no pairing; without noise it goes on."""
-    path = tmp_path / "stopped"
-    monkeypatch.setitem(globals(), "TINY", [*TINY[:1], f"privacy={privacy}", *TINY[2:-1]])
-    stopped(run, path, monkeypatch)
-    file = path / "state" / "checkpoint.json"
-    config = path / "config.yaml"
-    head = json.loads(file.read_text())
-    del head["streams"]
-    file.write_text(json.dumps(head))
-    lines = config.read_text().splitlines()
-    config.write_text(
-        "\n".join(line for line in lines if "paired_noise" not in line and " secret:" not in line)
-        + "\n"
-    )
-    capsys.readouterr()
-    assert run(f"resume={path}") == status
-    assert ("drew its noise otherwise" in capsys.readouterr().err) is bool(status)
-    assert load_stored_config(path).privacy.paired_noise is (privacy == "client")  # as it was then

@@ -20,6 +20,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len([line for line in code.splitlines() if line.strip()]) <= 12
     monkeypatch.chdir(tmp_path)
     made: list[tuple[ExternalAudit, Path]] = []
+    monkeypatch.setattr(runner, "with_views", lambda findings, folder: findings)
     monkeypatch.setattr(
         runner, "write_audit_folder", lambda run, path, command: made.append((run, path))
     )

@@ -59,6 +59,7 @@ def test_a_certified_run_is_kept_by_the_model_and_by_the_published_schema(tmp_pa
 def test_a_file_of_another_version_is_refused_in_one_line_that_names_both(tmp_path: Path) -> None:
     data = run_of(tmp_path)
     data["run"]["version"] = "0.3.0"
+    data["schema"] = 2
     with pytest.raises(DamagedRun) as refusal:
         validate_findings(data, "findings.json")
     assert str(refusal.value) == (

@@ -44,7 +44,7 @@ FIRST = {
     ),
     "a number that is none": (
         "algo=fedfed algo.base.rounds=abc",
-        "algo.base.rounds='abc': a whole number is needed",
+        "algo.base.rounds='abc': a number is needed",
     ),
     "a method misspelt": ("algo=fedfedd", "algo=fedfedd: unknown algo; did you mean fedfed?"),
     "an attack in capitals": (
