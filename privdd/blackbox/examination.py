@@ -20,7 +20,7 @@ from privdd.blackbox.stages.replays import replay_neighbours
 
 
 @dataclass(frozen=True)
-class Stage:
+class ExaminationStage:
     """name: as progress and notes call it; examine: writes into the report of the run."""
 
     name: str
@@ -28,21 +28,21 @@ class Stage:
 
 
 STAGES = (
-    Stage("first calls", examine_first_calls),
-    Stage("replays", replay_neighbours),
-    Stage("what depends on the record", examine_dependence),
-    Stage("search", search_neighbours),
-    Stage("directions", examine_directions),
-    Stage("numbers without noise", examine_noiseless_numbers),
-    Stage("conditions", examine_conditions),
-    Stage("closer looks", refine_pairs),
+    ExaminationStage("first calls", examine_first_calls),
+    ExaminationStage("replays", replay_neighbours),
+    ExaminationStage("what depends on the record", examine_dependence),
+    ExaminationStage("search", search_neighbours),
+    ExaminationStage("directions", examine_directions),
+    ExaminationStage("numbers without noise", examine_noiseless_numbers),
+    ExaminationStage("conditions", examine_conditions),
+    ExaminationStage("closer looks", refine_pairs),
 )
 # of the grey box (``record=true``), which says what depends on the record and searches for nothing
 REPLAY_STAGES = (
-    Stage("first calls", examine_first_calls),
-    Stage("replays", replay_neighbours),
-    Stage("what depends on the record", examine_replayed_shift),
-    Stage("conditions", examine_nonfinite_inputs),
+    ExaminationStage("first calls", examine_first_calls),
+    ExaminationStage("replays", replay_neighbours),
+    ExaminationStage("what depends on the record", examine_replayed_shift),
+    ExaminationStage("conditions", examine_nonfinite_inputs),
 )
 REPLAYS_ALONE = (
     "replays alone: no neighbours were searched for, so nothing is decided but what they refute"
@@ -51,7 +51,7 @@ REPLAYS_ALONE = (
 
 def examine(
     run: CheckRun,
-    stages: Sequence[Stage] = STAGES,
+    stages: Sequence[ExaminationStage] = STAGES,
     begin_stage: Callable[[str], None] = lambda name: None,
 ) -> CheckReport:
     """Every stage, or as many as the budget pays for.

@@ -187,10 +187,11 @@ def open_canaries(given: Mapping[str, Any]) -> int:
     """Score the canaries, compute the bound and write opened.json."""
     folder = Path(given["sealed"])
     sealed = sealed_files.read_sealed(folder)
-    beside = folder / sealed_files.SECRET_FILE  # if canaries were issued with secrets=SEALED
-    usual = sealed_files.secrets_folder(folder, sealed.commitment) / sealed_files.SECRET_FILE
-    default = beside if beside.exists() else usual
-    salt, coins = sealed_files.read_secret(Path(given.get("secret", default)))
+    kept = sealed_files.secrets_folder(folder, sealed.commitment) / sealed_files.SECRET_FILE
+    beside = folder / sealed_files.SECRET_FILE
+    if beside.exists():  # they were issued with secrets=SEALED
+        kept = beside
+    salt, coins = sealed_files.read_secret(Path(given.get("secret", kept)))
     sealed_files.check_commitment(sealed, salt, coins)
     scores, artifact = score_artifact(sealed, given)
     found = sealed_files.opened_result(sealed, salt, coins, scores, artifact)

@@ -219,7 +219,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
     method = _require_role(
-        instantiate_node(standardise_classifiers(config), "algo"),
+        instantiate_node(standardise_classifiers(config), "algo", TypeCheck(config).source_key_of),
         Method,  # type: ignore[type-abstract]
         "algo",
     )

@@ -87,8 +87,8 @@ OTHER_USES = {
     ("attacks/roc.py", "betaincinv"),
     ("privdd/blackbox/identification_games.py", "betaincinv"),  # angles on a sphere
     # angles on a sphere
-    ("privdd/blackbox/noise_laws.py", "betainc"),
-    ("privdd/blackbox/noise_laws.py", "beta"),
+    ("privdd/blackbox/spherical_noise.py", "betainc"),
+    ("privdd/blackbox/spherical_noise.py", "beta"),
     ("privdd/auditing/dp_tests/residual_statistics.py", "beta"),  # of a correlation
 }
 LAWS = {

@@ -101,12 +101,12 @@ def test_without_noise_a_run_s_sums_are_its_members(profile, monkeypatch):
     sums = collect_noised_sums(*held)
     mask = held[2].masks[0].numpy().astype(float)
     assert {read.name for read in sums.releases} == {"embedding", "class_counts"}
-    assert len({read.at.tobytes() for read in sums.releases}) > 2  # classes apart
+    assert len({read.records.tobytes() for read in sums.releases}) > 2  # classes apart
     for read in (
         sums.releases
     ):  # each released number is rounded by half a step of 2**-16 of the noise or less
         assert read.moment == pytest.approx(
-            read.precision @ mask[read.at], rel=4e-4, abs=4e-4 * read.precision.max()
+            read.precision @ mask[read.records], rel=4e-4, abs=4e-4 * read.precision.max()
         )
 
 
@@ -123,7 +123,7 @@ def test_coins_that_are_tossed_class_by_class_are_told(monkeypatch):
     assert len(drawn) >= len(said) and {read.name for read in drawn} == {"synthetic_gradient"}
     # of the members, only those that were drawn: one of all subsets of them explains the release
     for read in drawn:
-        members = np.flatnonzero(inside[read.at])
+        members = np.flatnonzero(inside[read.records])
         z = np.array(
             [[bits >> k & 1 for k in range(len(members))] for bits in range(2 ** len(members))],
             float,
@@ -141,7 +141,7 @@ def test_with_noise_what_is_left_is_standard_normal():
         values, vectors = np.linalg.eigh(read.precision)
         keep = values > 1e-6 * values.max()
         left.append(
-            (vectors.T @ (read.moment - read.precision @ mask[read.at]))[keep]
+            (vectors.T @ (read.moment - read.precision @ mask[read.records]))[keep]
             / np.sqrt(values[keep])
         )
     everything = np.concatenate(left)
@@ -170,7 +170,7 @@ def test_who_was_sampled_is_told_by_the_run_s_own_coins(monkeypatch):
     for read in first_map:
         assert read.probability == 0.5
         assert read.moment == pytest.approx(
-            read.precision @ drawn[read.at], rel=1e-4, abs=1e-4 * read.precision.max()
+            read.precision @ drawn[read.records], rel=1e-4, abs=1e-4 * read.precision.max()
         )
 
 

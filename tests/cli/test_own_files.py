@@ -53,7 +53,7 @@ def test_a_broken_file_is_named_with_its_line(
     with pytest.raises(BadConfig) as caught:
         compose_own_yaml(file)
     assert str(caught.value) == f"{file}:{line}: {says}"
-    assert gate([str(tmp_path), "--policy", str(file)]) == 1
+    assert gate([str(tmp_path), f"policy={file}"]) == 1
     assert capsys.readouterr().err == f"privdd: error: {file}:{line}: {says}\n"
 
 

@@ -210,11 +210,3 @@ def test_noise_that_was_chosen_for_an_epsilon_is_the_same_setting(tmp_path: Path
         check_finished_run(
             tmp_path, compose_config("audit", [*AUDIT, *private, "privacy.epsilon=4"])
         )
-
-
-def test_a_folder_of_an_earlier_version_lacks_what_was_no_setting_then(tmp_path: Path) -> None:
-    finished(tmp_path)
-    stored = OmegaConf.load(tmp_path / "config.yaml")
-    del stored.audit["processed_worlds"]
-    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(stored))
-    check_finished_run(tmp_path, compose_config("audit", AUDIT))

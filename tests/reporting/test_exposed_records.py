@@ -101,13 +101,6 @@ def test_a_run_that_kept_no_pictures_shows_the_rates_alone(tmp_path: Path) -> No
     assert SAYS not in page and "record 41: 31 of 33" in page and not drawn(page)
 
 
-def test_a_run_of_an_earlier_version_has_no_such_part(tmp_path: Path) -> None:
-    folder = run_with(
-        tmp_path / "run", None, worst_records={k: v for k, v in WORST.items() if k != "records"}
-    )
-    assert not most_exposed_records(read_run_record(folder)) and not text(folder).strip()
-
-
 def test_changed_records_are_disclosed_and_their_rates_stand_apart(tmp_path: Path) -> None:
     folder = run_with(tmp_path / "run", torch.zeros(2, 3, 5, 4), by_kind=KINDS, worst_records=WORST)
     page = text_of(folder).replace("\xa0", " ")

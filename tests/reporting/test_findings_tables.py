@@ -7,7 +7,7 @@ from typing import Any
 from privdd.reporting.findings_tables import TableCell, findings_by_question
 from privdd.reporting.knowledge_ladders import knowledge_ladders
 from privdd.reporting.ledger_table import describe_event, group_releases
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, Scope
 from tests.reporting.test_decision import BROKEN, COARSE, row, run
 
 # Cells of the tables of findings: the number, and beside it what it has to be read against.
@@ -70,6 +70,7 @@ def test_pictures_and_labels_stand_beside_a_blind_guess() -> None:
 class _Findings:
     def __init__(self, row: FindingRow) -> None:
         self.findings = [row]
+        self.scope = Scope(1)
 
 
 def _row(**diagnostics: object) -> FindingRow:

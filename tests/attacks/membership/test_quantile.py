@@ -67,13 +67,13 @@ def test_what_a_record_is_decides_its_rank_only_through_its_score() -> None:
     "bad",
     [
         {"ridge": 0.0},
-        {"values": torch.zeros(3)},
-        {"scores": torch.zeros(1), "known": torch.zeros(1, 4)},
+        {"scores": torch.zeros(3)},
+        {"public_scores": torch.zeros(1), "public_features": torch.zeros(1, 4)},
     ],
 )
 def test_bad_values_are_refused(bad) -> None:
     x, s = draw(20, 8)
-    given = {"scores": s, "known": x, "asked": x, "values": s, **bad}
+    given = {"public_scores": s, "public_features": x, "features": x, "scores": s, **bad}
     with pytest.raises(ValueError, match="are needed"):
         standardise_scores(**given)
 
