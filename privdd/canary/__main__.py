@@ -187,11 +187,11 @@ def open_canaries(given: Mapping[str, Any]) -> int:
     """Score the canaries, compute the bound and write opened.json."""
     folder = Path(given["sealed"])
     sealed = sealed_files.read_sealed(folder)
-    kept = sealed_files.secrets_folder(folder, sealed.commitment) / sealed_files.SECRET_FILE
-    beside = folder / sealed_files.SECRET_FILE
-    if beside.exists():  # they were issued with secrets=SEALED
-        kept = beside
-    salt, coins = sealed_files.read_secret(Path(given.get("secret", kept)))
+    secret_file = sealed_files.secrets_folder(folder, sealed.commitment) / sealed_files.SECRET_FILE
+    sealed_secret = folder / sealed_files.SECRET_FILE
+    if sealed_secret.exists():  # the canaries were issued with secrets=SEALED
+        secret_file = sealed_secret
+    salt, coins = sealed_files.read_secret(Path(given.get("secret", secret_file)))
     sealed_files.check_commitment(sealed, salt, coins)
     scores, artifact = score_artifact(sealed, given)
     found = sealed_files.opened_result(sealed, salt, coins, scores, artifact)
