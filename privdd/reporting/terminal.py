@@ -56,9 +56,13 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
         nothing but plain text is written.
     """
     console = console_for(file, width)
-    for mark in undistilled_marks(findings):
-        console.print(Text(mark, style="yellow"))
-    console.print(Text(_answer_line(findings)), soft_wrap=not file.isatty())
+    answer = Text(_answer_line(findings))
+    lines = [Text(mark, style="yellow") for mark in undistilled_marks(findings)]
+    # The verdict on a guarantee comes before what the run sends.
+    has_guarantee = findings.verdict in ("consistent", "contradiction")
+    lines.insert(0 if has_guarantee else len(lines), answer)
+    for line in lines:
+        console.print(line, soft_wrap=line is answer and not file.isatty())
     console.print(Text(_limits_line(findings)))
     headline = summary.verdict_headline(findings)
     style = "yellow" if headline.weak else STYLE[headline.kind]
