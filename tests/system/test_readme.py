@@ -78,13 +78,6 @@ def test_there_are_examples_of_all_three() -> None:
     assert {name.split(".")[1] for name in FILES} == {"py", "yaml"}
 
 
-@pytest.mark.parametrize("stem", sorted({Path(name).stem for name in FILES}))
-def test_an_example_has_at_most_fifteen_lines(stem: str) -> None:
-    text = "".join(text for name, text in FILES.items() if Path(name).stem == stem)
-    code = [line for line in text.splitlines() if line.strip() and not line.startswith("# mine/")]
-    assert len(code) <= 15
-
-
 @pytest.mark.nightly(
     cases=[
         "privdd.audit algo=fedfed",
