@@ -73,7 +73,7 @@ WRONG = [
     ("privacy.sampling_probability=null", "privacy.sampling_probability=None: a number is needed"),
     ("privacy.mechanisms=3", "privacy.mechanisms=3: a mapping of settings is needed"),
     ("engine.threads=true", "engine.threads=True: a "),
-    ("engine.address=3", "engine.address=3: text is needed (or null)"),
+    ("engine.address=3", "engine.address=3: would do nothing: "),
     ("engine.kind=null", "engine.kind=None: text is needed"),
     ("algo.lr=nan", "algo.lr=nan: a finite number"),
     ("algo.lr=true", "algo.lr=True: a number is needed"),

@@ -429,9 +429,3 @@ def test_a_real_start_says_that_its_accuracy_is_that_of_raw_images(tmp_path: Pat
     for start, told in (("real", True), ("noise", False)):
         (folder / "config.yaml").write_text(f"algo: {{start: {start}}}\n")
         assert ("that of raw images sent" in text_of(folder)) is told
-        (folder / "config.yaml").write_text(
-            f"algo: {{_target_: privdd.methods.feddm.FedDM.configured, init: {start}}}\n"
-        )
-        assert (
-            "that of raw images sent" in text_of(folder)
-        ) is told  # as earlier versions wrote it
