@@ -161,7 +161,7 @@ def _play_round(
     """(what the audited client hands to the channel, what it remembers) if it runs ``method``."""
     ctx = plan.client_context(snapshot.round, plan.victim)
     with _no_warnings():
-        upload, memory = method.local(snapshot.broadcast, snapshot.memory, shard, ctx)
+        upload, memory = method.local(snapshot.broadcast, snapshot.memory, shard.client_data, ctx)
     return {name: artifact.value for name, artifact in upload.items()}, memory
 
 
@@ -195,14 +195,14 @@ def compare_rows(
         every = embed_images(project, records.x)
     else:
         every = records.x
-    losses = [
-        _mean_loss(model, rows, few, plan.problem.classes, plan.keys) for rows in (start, end)
-    ]
+    loss_before = _mean_loss(model, start, few, plan.problem.classes, plan.keys)
+    loss_after = _mean_loss(model, end, few, plan.problem.classes, plan.keys)
     return DistillationDiagnostics(
         plan.victim,
         round,
         measure_movement(start[0], end[0]),
-        *losses,
+        loss_before,
+        loss_after,
         starts_real=starts_as_records(start[0], every),
         projected=project is not None,
     )

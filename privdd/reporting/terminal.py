@@ -57,12 +57,12 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     """
     console = console_for(file, width)
     answer = Text(_answer_line(findings))
-    lines = [Text(mark, style="yellow") for mark in undistilled_marks(findings)]
+    first_lines = [Text(mark, style="yellow") for mark in undistilled_marks(findings)]
     # The verdict on a guarantee comes before what the run sends.
     has_guarantee = findings.verdict in ("consistent", "contradiction")
-    lines.insert(0 if has_guarantee else len(lines), answer)
-    for line in lines:
-        console.print(line, soft_wrap=line is answer and not file.isatty())
+    first_lines.insert(0 if has_guarantee else len(first_lines), answer)
+    for first_line in first_lines:
+        console.print(first_line, soft_wrap=first_line is answer and not file.isatty())
     console.print(Text(_limits_line(findings)))
     headline = summary.verdict_headline(findings)
     style = "yellow" if headline.weak else STYLE[headline.kind]
