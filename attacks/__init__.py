@@ -2,7 +2,7 @@
 stack.
 
 The names in ``__all__`` are the library: functions on arrays or tensors, and inverters of
-    gradients. They are imported on first use, so that ``import attacks`` needs no torch.
+gradients. They are imported on first use, so that ``import attacks`` needs no torch.
 
 >>> from attacks import lira, roc_curve, tpr_at_fpr
 """

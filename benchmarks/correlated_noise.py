@@ -5,19 +5,18 @@ DP-FedAvg with few rounds?
 
 Measured is the error of the sums over rounds 1 to t, which is how far noise moves the model after
 round t: root mean square over t, in clip norms, by arithmetic alone (no training). A = B C: C x +
-    noise is released, B of it are the sums, and the noise is scaled to how far one client moves C x
-    (Denisov et al. 2022).
+noise is released, B of it are the sums, and the noise is scaled to how far one client moves C x
+(Denisov et al. 2022).
 
 Every client in every round: a client may move each x_t by 1. For any positive semidefinite R with a
-    unit diagonal, no factorisation has an error below the nuclear norm of A R^(1/2) times the noise
-    multiplier; a search for the R with the largest
-one bounds what any could gain. Diagonal C (other noise in other rounds, still independent) comes to
-sum_t sqrt(t) / sqrt(T).
+unit diagonal, no factorisation has an error below the nuclear norm of A R^(1/2) times the noise
+multiplier; a search for the R with the largest one bounds what any could gain. Diagonal C (other
+noise in other rounds, still independent) comes to sum_t sqrt(t) / sqrt(T).
 
 Each client in one of b rounds: independent noise with Poisson sampling at rate 1 / b, which
-    amplifies, against clients in turns and C with up to b bands, the coefficients of (1 - x)^(-1/2)
-    (Choquette-Choo et al. 2023), one Gaussian event.
-Noise multipliers are calibrated with dp-accounting's PLD accountant.
+amplifies, against clients in turns and C with up to b bands, the coefficients of (1 - x)^(-1/2)
+(Choquette-Choo et al. 2023), one Gaussian event. Noise multipliers are calibrated with
+dp-accounting's PLD accountant.
 """
 
 from __future__ import annotations

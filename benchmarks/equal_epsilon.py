@@ -9,7 +9,7 @@ FedDM: clipped_gradient, DP-SGD on the synthetic images, each record's gradient 
 both with noised reads. Epsilon is the total over all rounds by PLD at delta 1e-5 (one record more
 or less), calibrated before training and read off the ledger after it. No arm's rates, steps and
 reads were tuned: each has one setting. Each run is a line of data/equal_epsilon-runs.csv beside the
-    page, and is not made again."""
+page, and is not made again."""
 
 from __future__ import annotations
 

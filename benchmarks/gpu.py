@@ -9,7 +9,7 @@ CPU: one process with torch threads on all cores (``--threads``). Both sides are
     a step, above 1 where the GPU is
 faster, fixed costs of a round included; in brackets how many steps were timed. The GPU computes as
 in an audit: the same bits each time, float32 in full; with --fastest as torch sets it, which has
-    convolutions in TF32.
+convolutions in TF32.
 
 feddm: one client, ConvNet of width 128, 10 classes of 500 records, batch 256, ipc 10. fedavg:
     ResNet-18, batch 64.

@@ -5,17 +5,15 @@ table and a plot.
     python -m benchmarks.growth --audits [--algo fedavg] [--full]    whole audits instead
 
 Clients, records and image size: one FedAvg round (one epoch, batches of 10) of a multi-layer
-    perceptron, for image size of a ConvNet of width 16. Worlds: one round of one client, replayed
-    one after the other
-(FedAvg) and in one pass (FedDM, 4 iterations). Random images in ten classes, one thread, every
-point in a process of its own; memory is the peak above what the process had before. The last column
-is the power of the size that the seconds grow with, from the smallest to the largest size: 1 is
-linear.
+perceptron, for image size of a ConvNet of width 16. Worlds: one round of one client, replayed one
+after the other (FedAvg) and in one pass (FedDM, 4 iterations). Random images in ten classes, one
+thread, every point in a process of its own; memory is the peak above what the process had before.
+The last column is the power of the size that the seconds grow with, from the smallest to the
+largest size: 1 is linear.
 
 Whole audits: ``privdd.audit`` of ``--algo`` at preset=smoke on Fashion-MNIST, one process, one size
-    changed at a time. CPU seconds and peak memory are the process's own; its power is that of the
-    last doubling, because every audit
-begins with the same start-up and attacks.
+changed at a time. CPU seconds and peak memory are the process's own; its power is that of the last
+doubling, because every audit begins with the same start-up and attacks.
 """
 
 from __future__ import annotations

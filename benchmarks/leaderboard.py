@@ -6,8 +6,8 @@ clients and seeds.
 
 Each cell is trained once and kept in FILE (one JSON object a line), so that the board can be filled
 bit by bit: a later start goes on where this one stopped, and only cells that FILE lacks are run.
-    ``docs/leaderboard.md`` is written from FILE at the end, with what was not run. Epsilon is read
-    off the ledger. Settings of each method are fixed here for all
+``docs/leaderboard.md`` is written from FILE at the end, with what was not run. Epsilon is read
+off the ledger. Settings of each method are fixed here for all
 cells; they were chosen on seed 7 of Fashion-MNIST, 3 clients (dp_head under secagg: 10 clients),
 which is not reported (dp_head_scattering: and on 10,000 of the 60,000 training records, which the
 others were tried on); the last three are those of their yaml at preset=default.

@@ -8,9 +8,8 @@ too.
 
 A peer is installed without what it depends on (PEERS lists what it needs beyond this environment),
 so that it changes nothing here. What cannot be installed or imported is a row that says so. Times
-are CPU seconds of one thread (wall clock where said).
-Who is ahead follows from two numbers: by how much the result is better, and the least difference
-    that counts."""
+are CPU seconds of one thread (wall clock where said). Who is ahead follows from two numbers: by how
+much the result is better, and the least difference that counts."""
 
 from __future__ import annotations
 

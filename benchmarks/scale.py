@@ -6,9 +6,8 @@ FedAvg.
 
 Prints rounds per second, the parts that are not training (ledger, checkpoints, captures: the run
 folder is written as an audit writes it), resident memory after a tenth of the rounds and after all
-of them, and
-what one round leaves behind: the rows of the ledger, which keeps every release, and little else.
-The arrays are random: only time and memory are measured here.
+of them, and what one round leaves behind: the rows of the ledger, which keeps every release, and
+little else. The arrays are random: only time and memory are measured here.
 """
 
 from __future__ import annotations

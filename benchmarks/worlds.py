@@ -6,10 +6,10 @@ models a second.
     10
 
 One pass and replays: CPU seconds of one thread. Separate replays are timed on ``--replays`` worlds
-    and
+and
 scaled to all of them. Retraining: one federation of ``--clients`` such clients and
-    ``--server-epochs`` of the server, ONE round, is timed and scaled to one federation a world;
-    real federations have more rounds.
+``--server-epochs`` of the server, ONE round, is timed and scaled to one federation a world;
+real federations have more rounds.
 Shadow models: see shadows.py, which also runs alone.
 """
 

@@ -2,8 +2,8 @@
 skipped and why.
 
 Every test runs as on a bare machine: ``PRIVDD_BARE=1`` hides data sets, browsers and pretrained
-    weights, the home folder is empty, and there is no network but loopback. A test that needs more
-    asks for it by name, ``@pytest.mark.extra("browser")``: it sees the
+weights, the home folder is empty, and there is no network but loopback. A test that needs more
+asks for it by name, ``@pytest.mark.extra("browser")``: it sees the
 machine as it is, and is skipped, with the reason, where that machine lacks what it asks for. Under
 ``PRIVDD_BARE=1`` in the environment of pytest (the first pass of ``make test``) every extra is
 absent. A run of everything bare fails if 2 % of its tests or

@@ -8,7 +8,7 @@ marked tensor, and a CPU generator that fills one. What moves between the two, a
 host wait for the device, is noted with the line of the code that asked for it.
 
 Not modelled: streams, rounding, memory. What torch itself creates in a backward pass or a recorded
-    graph fits either side."""
+graph fits either side."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ attacks of this kind share.
 Each objective returns its value and its cotangents d(value)/d(gradient): handing these to one
 vector-Jacobian product replaces differentiation through the objective itself. Problems of several
 models of one architecture share a batch: what a step costs on small models is the number of kernels
-    it starts, not their size."""
+it starts, not their size."""
 
 from __future__ import annotations
 
@@ -469,9 +469,9 @@ class GradientInverter(ABC):
         gradients: in the order of ``model.parameters()``; for a multi-step update (theta_0 -
             theta_T) / lr with the steps in
         ``local``. labels: (b,), recovered from the last linear layer when absent. The model takes
-            (image - mean) / std, in
+        (image - mean) / std, in
         the mode it is in. statistics: of the victim's batches at each batch-norm layer, for methods
-            that use them."""
+        that use them."""
 
         return self.search_images(
             model, gradients, shape, PixelScale(mean, std), labels, generator, local, statistics

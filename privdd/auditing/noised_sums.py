@@ -7,8 +7,8 @@ points in as many directions as there are. Each one's neighbouring data set lack
 so the relation has to be add/remove.
 
 The closed form: where all that a client sends is computed from such sums, replaying it gives images
-    or models, which say no more of a record than the sums (data processing). So the sums of all
-    rounds are attacked themselves, with as many coins as
+or models, which say no more of a record than the sums (data processing). So the sums of all
+rounds are attacked themselves, with as many coins as
 one likes, and few replays are kept, of the client and of the federation. See
 ``attacks.membership.noised_sums``."""
 
@@ -332,8 +332,8 @@ def canary_findings(
 ) -> Iterator[Finding]:
     """Bounds on epsilon at ``delta`` (Steinke's and the f-DP one), and the accountant's own curve
     in one run. shard: the client without canaries. The bounds hold for any mechanism; the curve's
-        finding is above what is stated exactly where the accountant's curve for the whole run is
-        refuted. Each is at ``confidence`` by itself."""
+    finding is above what is stated exactly where the accountant's curve for the whole run is
+    refuted. Each is at ``confidence`` by itself."""
     found = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript)
     member = game.inside.numpy()
     counts = right_guesses(found.canary_scores(), member, guess_counts(len(member)), keys.numpy())
@@ -571,7 +571,7 @@ def collect_noised_sums(
 ) -> NoisedSums:
     """All noised sums of the transcript, by the method's own local work with every audited record
     in. trained: what the client trained on, in its order, which tells its sampling coins apart.
-        Raises NotPerRecord."""
+    Raises NotPerRecord."""
     found = NoisedSums(len(game.audited))
     kept = torch.ones(len(game.whole), dtype=torch.bool)
     kept[game.audited] = False

@@ -311,8 +311,8 @@ def replay_cache_key(
 def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     """``progress`` with the audited client's memory before each of its kept rounds and after the
     last. shard: what the client trained on. Unchanged where nothing is marked. Raises ValueError
-        where local work drew noise of the operating system, or of the client's own secret: another
-        draw of it gives another memory."""
+    where local work drew noise of the operating system, or of the client's own secret: another
+    draw of it gives another memory."""
     if not is_remote_memory(progress.memories.get(plan.victim, {})):
         return progress
     drawn = sorted(
@@ -354,7 +354,7 @@ def recover_noise_log(
 ) -> None:
     """Fill ``record`` where a round of ``ledger`` with protected releases is missing and can be
     repeated. empty: a ledger to repeat the run with. Nothing is done for noise that cannot be drawn
-        again, and for real clients. observed: is given what the audited client released in these
+    again, and for real clients. observed: is given what the audited client released in these
             rounds."""
     wanted = {
         (row.round, row.client) for row in ledger.releases if row.is_protected

@@ -443,7 +443,7 @@ def stack_server_signals(
     """Signals (K, n) of what the server sends at the end: the run's own, then those of replays,
     which are kept in
     ``folder``. whole: the audited client's data before any coin flip. K = 1 below two
-        ``federations``."""
+    ``federations``."""
     plan = run.plan
     experiment = run.experiment
     game = run.game
@@ -547,10 +547,9 @@ def server_signals(
     """ "surface|signal" -> (n,) of everything that the server sends at the end.
 
     A model that cannot predict without a client's own part gets the audited client's: the most that
-    this adversary
-    could hold. Shared features are left out: they are rows that the clients sent themselves,
-        through a map that was broadcast earlier, so the signals of the round that released them are
-        used.
+    this adversary could hold. Shared features are left out: they are rows that the clients sent
+    themselves, through a map that was broadcast earlier, so the signals of the round that released
+    them are used.
     """
     adversary, (server, final) = (
         adversary.on_device,

@@ -216,8 +216,8 @@ class AdversaryView:
     """What one adversary holds of one client's round, to turn what was sent into membership signals
     of the audited
     records. snapshot: the round's broadcast; memory: what the client kept after it (used only for
-        maps that the strongest attacker is granted, and named so); public: test records that no
-        client trained on, for centring; query_keys: the streams
+    maps that the strongest attacker is granted, and named so); public: test records that no
+    client trained on, for centring; query_keys: the streams
     of the copies that a model is asked about, None = of no copies."""
 
     method: Method

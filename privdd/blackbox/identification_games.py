@@ -351,7 +351,7 @@ def bound_series(
         setting: the mechanism, and what may be spent. game: which data hold the record. calls: T,
         of each instance. late: whether only the last call is on a record, those before it on public
         data; if its noise
-            repeats that of any of them, their difference points along the record. T is 1 then.
+        repeats that of any of them, their difference points along the record. T is 1 then.
 
     Returns:
         None if releases have no pieces (``bound_from_pieces``).

@@ -43,8 +43,8 @@ def score_by_updates(
 ) -> np.ndarray:
     """(m,) from one client's rounds. clip: norm to which each record's gradient was clipped, None =
     it was not. known: other records of the client, or records like them: what each class of them
-        does to an update is taken off first, whatever its size. Of a large network every k-th
-        parameter is read, so that m gradients fit into memory. Raises
+    does to an update is taken off first, whatever its size. Of a large network every k-th
+    parameter is read, so that m gradients fit into memory. Raises
     BadConfig for messages that do not fit the model, and where there is none."""
     m = len(y)
     heard = 0

@@ -3,8 +3,8 @@ anything is built.
 
 Hydra builds whatever ``_target_`` names. So every ``_target_`` of a stored config is checked before
 any of them is imported: allowed are classes that privdd ships, by role or by name, and never a
-    function. A config that is composed from the user's own yaml files is the user's own program and
-    is not checked.
+function. A config that is composed from the user's own yaml files is the user's own program and is
+not checked.
 """
 
 from __future__ import annotations

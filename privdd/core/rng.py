@@ -16,7 +16,7 @@ class Keys:
     ``keys.fold("round", 3, "client", 2, "batch")`` is the same stream whatever ran before it. The
     seed is public: whoever takes
     part knows it. secret: what only the holder of the data knows; it decides ``private`` and
-        nothing else."""
+    nothing else."""
 
     seed: int
     path: tuple[str, ...] = ()

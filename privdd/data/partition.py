@@ -246,10 +246,10 @@ class Partition:
     clients: None for the two by domain, which have per_domain clients for each. alpha: of dirichlet
         and corrupted. classes:
     held by each client. main: share of a class that its dominant clients hold. min_size: records
-        that each client must get at
+    that each client must get at
     least. heldout: records of each client that are never trained on, a fraction in [0, 1) or a
-        number (at most half of what the client has). test_fraction: share of each client's records
-        kept for its own test (FedRD: 0.2); 0 takes the common
+    number (at most half of what the client has). test_fraction: share of each client's records
+    kept for its own test (FedRD: 0.2); 0 takes the common
     test records in the client's class proportions instead.
     """
 

@@ -145,7 +145,7 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     MNIST (every second record), scikit-learn digits, digits over photo patches (the other MNIST
     records), font digits; SVHN and USPS where torchvision finds them in ``root``. MNIST is taken
     from ``root`` alone too: nothing is downloaded, and without ``root`` the records do not depend
-        on the machine. Without MNIST the photo domain takes scikit-learn's digits, half for each.
+    on the machine. Without MNIST the photo domain takes scikit-learn's digits, half for each.
     """
     own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
     mnist = None if root is None else find_idx_dataset("mnist", root)
@@ -349,8 +349,8 @@ def load_dataset(
         each domain for
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of
     ``corrupt_domains`` only. standardise: networks standardise the images, which stay in [0, 1]
-        here; the note says so. Raises ValueError for an unknown name or bad number and DataNotFound
-        (a ValueError) where the data cannot be had.
+    here; the note says so. Raises ValueError for an unknown name or bad number and DataNotFound
+    (a ValueError) where the data cannot be had.
     """
     _check_name_and_sizes(name, size, limit, test_limit)
     if standardise:

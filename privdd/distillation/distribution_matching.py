@@ -6,10 +6,9 @@ over classes of ||mean embedding of real - mean embedding of synthetic||^2. The 
 initialised ones, or draws around the server's model.
 
 Siamese augmentation: Zhao and Bilen, "Dataset Condensation with Differentiable Siamese
-    Augmentation" (ICML 2021): one operation is drawn per call and applied with the same numbers to
-    real and synthetic images. Every number comes from the
-generator that the caller hands in: the published code reseeds the global generator from a clock,
-    after which any noise drawn from it can be guessed.
+Augmentation" (ICML 2021): one operation is drawn per call and applied with the same numbers to real
+and synthetic images. Every number comes from the generator that the caller hands in: the published
+code reseeds the global generator from a clock, after which any noise drawn from it can be guessed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Zhao, Mopuri and Bilen, "Dataset Condensation with Gradient Matching" (ICLR 2021
 layer and output unit 1 - cosine, summed. FedLGD (Huang et al. 2024, equations 5 to 7) matches the
 average of the clients' gradients on the server.
 ``GradientImages`` is their algorithm 1: for each new network, and T times as it is trained on the
-    images, the images of every class take a step towards the records' gradient. ``SetGeneration``
-    is Chen, Kerkouche and Fritz, "Private Set Generation with
+images, the images of every class take a step towards the records' gradient. ``SetGeneration``
+is Chen, Kerkouche and Fritz, "Private Set Generation with
 Discriminative Information" (NeurIPS 2022), algorithm 1: in newly drawn networks, the records'
 gradients are clipped one by one, summed and noised (DP-SGD), the images follow them, and the
 network then trains on the images. Noise is spent on the records' gradient alone; all else is

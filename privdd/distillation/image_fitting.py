@@ -2,16 +2,16 @@
 reads a record.
 
 Fitted images: targets are one mean embedding a class in one public map, or the gradients of a
-    linear head that clients sent,
+linear head that clients sent,
 once a round, each time with new noise: images that explain these in all rounds at once look to the
-    map like the records of their class, and more so like those near other classes (gradient
-    matching: Zhao, Mopuri and Bilen, ICLR 2021; with noised
+map like the records of their class, and more so like those near other classes (gradient
+matching: Zhao, Mopuri and Bilen, ICLR 2021; with noised
 gradients Chen, Kerkouche and Fritz, NeurIPS 2022). Adam (Kingma and Ba, ICLR 2015) with a cosine
 schedule, pixels in [0, 1].
 
 Guided images: drawn from a model of the classes, pushed, mixed and moved, labelled by a head. The
-    class model is a normal distribution by class of coarse pixels (the lowest cosine frequencies),
-    from noised sums alone: means by class, one covariance
+class model is a normal distribution by class of coarse pixels (the lowest cosine frequencies),
+from noised sums alone: means by class, one covariance
 within all classes, of the directions that stand out of the noise, and beside them independent
 numbers of one variance a band. The noise is known to everyone, so what of an estimate is signal can
 be told (empirical Bayes, James and Stein 1961; eigenvalues as in spiked models, Johnstone 2001).
@@ -204,7 +204,7 @@ def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) 
     q, q), symmetric, of all records' numbers ``at``, or (C, q, q) of each class's, and
     "moments_variance" (1,), of its diagonal; half of that off the
     diagonal. bands: (p,) groups of numbers that are about as large, in which signal is told from
-        noise."""
+    noise."""
     count = sums["count"].clamp_min(MIN_CLASS_COUNT)
     noise = sums["variance"] / count.square()
     centre = sums["sum"].sum(0, keepdim=True) / count.sum()

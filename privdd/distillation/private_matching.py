@@ -5,7 +5,7 @@ them. "synthetic_gradient": every step's gradient is noised (clipped by record, 
 papers print it). For the matching loss ||mean_i h(x_i) - mean_j h(s_j)||**2 of one class the
 gradient is a mean over records of g_i = -2 J^T (h(x_i) - mean_j h(s_j)), J the Jacobian of the
 synthetic mean embedding: each g_i reads one record, so clipping it bounds what that record does. It
-    costs a pull-back per record. Either way every class of a public list is synthesised."""
+costs a pull-back per record. Either way every class of a public list is synthesised."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def release_embeddings(
     mechanism's normaliser, a public constant, divides the sums: target = centre + sum / N, shrunk
     or stretched for
     classes of another size. counts: public or already protected class sizes (C,), see
-        ``estimation_weights``. With a sampling probability below 1 every map sees its own Poisson
-        sample. Raises ValueError for
+    ``estimation_weights``. With a sampling probability below 1 every map sees its own Poisson
+    sample. Raises ValueError for
     centres that do not match the maps.
     """
     if centres is not None and len(centres) != len(maps):
@@ -118,9 +118,8 @@ def release_class_counts(records: Records, class_list: Sequence[int], ctx: Clien
     ``ctx.mechanism("class_counts")``.
 
     One record adds one to one class: set clip_norm 1 and normaliser 1. Classes come from a public
-        list, so presence is protected as well. With a sampling probability q below 1 a Poisson
-        sample is counted
-    and the noised count divided by q.
+    list, so presence is protected as well. With a sampling probability q below 1 a Poisson sample
+    is counted and the noised count divided by q.
     """
     q = float(ctx.mechanisms["class_counts"].sampling_probability)
     y = records.y[ctx.sample("class_counts", len(records)).to(records.y.device)]
@@ -345,9 +344,8 @@ def fit_embeddings(
     """(images of the kept classes (M, ipc, c, h, w), which of the public list are kept (C,) bool).
 
     One noised read of the records in one public map; the rest is post-processing. A class whose
-    noised count
-    is below ``least`` is left out: its target would be noise about the centre, and its images
-        mislabelled."""
+    noised count is below ``least`` is left out: its target would be noise about the centre, and its
+    images mislabelled."""
     classes = ctx.problem.class_list
     counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
     centre = mean_embeddings(images, view).mean(0)

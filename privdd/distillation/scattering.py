@@ -26,7 +26,7 @@ class Scattering:
     """Images (b, c, h, w) in [0, 1] -> (b, p): moduli of wavelet coefficients, averaged locally.
 
     With wavelets psi and a window phi, the coefficients of order 0, 1 and 2 are
-        x * phi,    |x * psi_1| * phi,    ||x * psi_1| * psi_2| * phi.
+    x * phi,    |x * psi_1| * phi,    ||x * psi_1| * psi_2| * phi.
     There are 1 + J L + L**2 J (J - 1) / 2 of them a place and colour. The row is scaled to norm 1.
     Images are continued by reflection. A row depends on its image alone.
 

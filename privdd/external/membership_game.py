@@ -54,8 +54,8 @@ MAX_REFERENCE = 1000
 class DuplicateRecords:
     """Equal records. inside, outside: places of the training and held-out records that may be
     audited. training, heldout: records that equal an earlier one of their file; shared: held-out
-        ones that equal a training record; single: whether each audited record is the only one of
-        its kind, else it stands for all its copies."""
+    ones that equal a training record; single: whether each audited record is the only one of
+    its kind, else it stands for all its copies."""
 
     inside: Tensor
     outside: Tensor

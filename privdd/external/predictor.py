@@ -70,7 +70,7 @@ class Predictor:
     """ask: records (b, ...) -> whatever the model gives; key: what messages call it; method: of an
     estimator. order: the
     classes of its columns, names: those that are asked for, where they are others; reading: what
-        its numbers are, "" where each answer shows it."""
+    its numbers are, "" where each answer shows it."""
 
     ask: Callable[[Tensor], Any]
     key: str

@@ -5,8 +5,8 @@ Secure aggregation is the ideal functionality: the server is handed the sum over
 stay, if they are enough, and nothing else. The protocol (Bonawitz et al. 2017) is not run;
 ``tests/system/test_flower_secagg.py`` runs Flower's over the same uploads. Clients deal the noise
 among themselves (``privdd.privacy.mechanisms.noise_share``): each adds a share that reaches the
-    target over ``least - colluding`` clients, so that the sum has it however many drop out or tell
-    the server their shares. The ledger states what the sum costs.
+target over ``least - colluding`` clients, so that the sum has it however many drop out or tell
+the server their shares. The ledger states what the sum costs.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ class CaptureSettings:
     """Which sent artifacts are kept: each of surfaces, rounds, clients is "all" or a selection.
 
     clients "auto": those of all clients, unless uploads of that size from all of them in all rounds
-    take more than ``MAX_CAPTURED_BYTES``;
-    then the audited client's alone, which is what attacks read.
+    take more than ``MAX_CAPTURED_BYTES``; then the audited client's alone, which is what attacks
+    read.
     """
 
     surfaces: str | Sequence[str] = "all"

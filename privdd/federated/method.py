@@ -1,7 +1,7 @@
 """The contract of a federated method: sixteen hooks, four of which every method must define.
 
-A method holds hyper-parameters only: state is passed in and returned. What more an audit may ask
-is in ``privdd.federated.audit_hooks``, with defaults for all. Every hook is declared once, and an
+A method holds hyper-parameters only: state is passed in and returned. What more an audit may ask is
+in ``privdd.federated.audit_hooks``, with defaults for all. Every hook is declared once, and an
 unknown public name is refused.
 """
 

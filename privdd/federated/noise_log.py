@@ -4,7 +4,7 @@ A ``RoundLog`` follows one client through one round. Of every protected release 
 residual, (released - clean) / noise scale, as statistics and a sample; of every Poisson draw, who
 was taken; of the audited client, what the analyst of a guarantee observes (``ObservedRound``). That
 is private: it travels from worker to auditor with a task's result, stays in memory, and is never
-    written to a run folder."""
+written to a run folder."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
     states.
 
     In whole steps where it is on a lattice: the clean value lies between them. Laplace noise is
-        taken to normal scores. Raises ValueError, which says what is missing, where the output does
-        not show its clean value, or states no noise, or noise of another law.
+    taken to normal scores. Raises ValueError, which says what is missing, where the output does
+    not show its clean value, or states no noise, or noise of another law.
     """
     law = noise_law_of(output.event)
     if law is None:
@@ -156,9 +156,8 @@ def residual_spacing(output: Output) -> float:
     noise scales.
 
     That of the lattice; of floating point where the values are too large for it; and of a coarser
-    grid that the released
-    values show by themselves: rounding what was noised is harmless, and residuals then take few
-        values."""
+    grid that the released values show by themselves: rounding what was noised is harmless, and
+    residuals then take few values."""
     std = float(output.noise_std)
     step = output.lattice or 0.0
     for value in output.value.values():

@@ -1,9 +1,9 @@
 """Rounds: the only caller of a method's ``local`` and ``aggregate``.
 
 Also here: a client whose reply could not be used (the round goes on without it, and the ledger
-    keeps what it cost); which rounds of the audited client are kept, to be replayed after training;
-    and whether there are enough clients for client-level
-privacy, known before training from public numbers alone.
+keeps what it cost); which rounds of the audited client are kept, to be replayed after training; and
+whether there are enough clients for client-level privacy, known before training from public numbers
+alone.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Plan:
     trust: what the server sees of the uploads (mechanisms: as each client applies them under it).
         data: a digest of all
     records, labels and their split ("" = not known): results of other data do not belong to this
-        run."""
+    run."""
 
     keys: Keys
     problem: Problem
@@ -142,7 +142,7 @@ class Plan:
         """What noise depends on besides seed, secret, round and client.
 
         Two runs that share noise undo it: z n + u and 4 z n + u give u. So it is another one
-            wherever a setting or a mechanism is, unless ``paired_noise`` asks for the same.
+        wherever a setting or a mechanism is, unless ``paired_noise`` asks for the same.
         """
         return "" if self.paired_noise else settings_hash([self.settings, self.mechanisms])
 

@@ -82,7 +82,7 @@ def accuracy_of_logits(logits: Tensor, y: Tensor) -> float:
     loss is not finite.
 
     A logit of minus infinity is one: a class that the model rules out (FedProto before it has seen
-        all)."""
+    all)."""
     if bool((logits.isnan() | logits.isposinf()).any()):
         return math.nan
     return float((logits.argmax(1) == y).float().mean())

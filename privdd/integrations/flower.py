@@ -4,9 +4,8 @@ ServerApp.
 The client runs the channel, so mechanisms, noise and ledger rows are made where the data is; only
 what the channel lets out, and its ledger rows, travel. Client memory stays in Flower's client
 state, beside the latest reply: asked for that round again, a client sends the same reply, never
-    another draw of its noise. Flower keeps that state for one series of runs, so a federation goes
-    on in the series that it began in. The server runs a simulation's rounds with a ``GridEngine``
-    and
+another draw of its noise. Flower keeps that state for one series of runs, so a federation goes on
+in the series that it began in. The server runs a simulation's rounds with a ``GridEngine`` and
 leaves a run folder that ``python -m privdd.audit run=DIR`` attacks. It believes no reply that
 disagrees with the plan (``reply_check``). Needs ``pip install flwr``.
 """

@@ -2,9 +2,8 @@
 of gradients.
 
 DP-SGD (Abadi et al. 2016, algorithm 1) at sampling probability 1 on the last layer alone, as
-transfer learning under
-privacy does it (Tramer and Boneh, ICLR 2021; De et al. 2022): the baseline that a distilled set in
-    the same map is up against.
+transfer learning under privacy does it (Tramer and Boneh, ICLR 2021; De et al. 2022): the baseline
+that a distilled set in the same map is up against.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class DPMeans(PublicMap):
 
     A client sends the sum of its rows of every class, how many they are (both noised, where a
     mechanism is set: a row ends with a constant, so that one release has both), and the public
-        variance of the noise. One round."""
+    variance of the noise. One round."""
 
     least: float = 0.01
 

@@ -3,7 +3,7 @@ regression on the labels.
 
 Sufficient statistics under the Gaussian mechanism (Dwork et al. STOC 2014, "Analyze Gauss"; Wang,
 UAI 2018: the ridge grows with the noise): a baseline on equal terms for what a distilled set in the
-    same map carries."""
+same map carries."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 pooled by the server.
 
 Chen, Kerkouche and Fritz, "Private Set Generation with Discriminative Information" (NeurIPS 2022),
-whose one holder of
-all data is here each client: a baseline for distilled data sets with a guarantee. One round.
+whose one holder of all data is here each client: a baseline for distilled data sets with a
+guarantee. One round.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ and Ramaswamy 2021).
 A client sends its change over the current clip norm, clipped to 1, and one more number: whether it
 had to be clipped (b - 1/2 for their bit b). Both go through one Gaussian mechanism on the whole
 vector, so that one multiplier z accounts for both; theorem 1 there: z**-2 = z_change**-2 + (2
-sigma_bit)**-2. The server moves the clip norm by
-what the noised bits say (equation 1, geometric): post-processing, like the model.
+sigma_bit)**-2. The server moves the clip norm by what the noised bits say (equation 1, geometric):
+post-processing, like the model.
 """
 
 from __future__ import annotations

@@ -222,11 +222,10 @@ def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: floa
 def composed_loss(total: Tally, relation: Relation, interval: float) -> pld.PrivacyLossDistribution:
     """The composed privacy loss, the convolution of all releases' losses, rounded upwards.
 
-    Of a Poisson sampled Gaussian the dominating pair is
-    P = (1 - q) N(0, z^2) + q N(1, z^2) and Q = N(0, z^2) in both orders under add/remove (Zhu, Dong
-    and Wang 2022, Theorem 11). Other laws have their own; under replace their sensitivity is 2.
-    Losses too large for the grid's arithmetic are rounded up to no protection at all: delta 1 at
-    every epsilon.
+    Of a Poisson sampled Gaussian the dominating pair is P = (1 - q) N(0, z^2) + q N(1, z^2) and Q =
+    N(0, z^2) in both orders under add/remove (Zhu, Dong and Wang 2022, Theorem 11). Other laws have
+    their own; under replace their sensitivity is 2. Losses too large for the grid's arithmetic are
+    rounded up to no protection at all: delta 1 at every epsilon.
     """
     sensitivity = 2.0 if relation == "replace" else 1.0
     try:

@@ -8,11 +8,11 @@ difference in the last bit to any size. Therefore rows go through a function in 
 ``LEAST`` rows, and a shorter pass is filled up with rows of zeros, whose results are dropped.
 
 What remains is a premise on the machine: in passes of these sizes a row has the same bits at every
-    place. Before a function is first used it is tested, at this number of threads, on random rows
-    in passes of several sizes, and again before a pass is
-larger than those. Where it fails, fewer sizes are used (``SIZES``: kernels may differ up to 15
-rows, or treat the last of an odd number of rows in another way), or rows are computed one by one. A
-test is no proof: sizes between those that are tested are taken to behave as those do.
+place. Before a function is first used it is tested, at this number of threads, on random rows in
+passes of several sizes, and again before a pass is larger than those. Where it fails, fewer sizes
+are used (``SIZES``: kernels may differ up to 15 rows, or treat the last of an odd number of rows in
+another way), or rows are computed one by one. A test is no proof: sizes between those that are
+tested are taken to behave as those do.
 """
 
 from __future__ import annotations

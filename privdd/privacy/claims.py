@@ -6,8 +6,8 @@ Lemmas D.1, D.2 and Theorem D.3 fix epsilon only up to constants ("we ignore the
 constants here"), so they give no number, and nothing is judged against one; Theorem 3.4 prints an
 expression without any O(.), which is evaluated as it stands, but of what the lemma
 leaves open: the paper's formula, not applicable to any run. One number its authors give elsewhere.
-    FedDM's and FedRD's theorems on noised matching gradients, as printed. And what the papers say
-    about privacy in words: claims without a number,
+FedDM's and FedRD's theorems on noised matching gradients, as printed. And what the papers say
+about privacy in words: claims without a number,
 each with the attacks that measure it. Claims never enter the accounting.
 """
 
@@ -264,7 +264,7 @@ def fedfed_3_3(run: FeatureRun) -> Claim:
     than raw records.
 
     A comparison, without a number: equal guarantees of one Gaussian release mean equal noise over
-        norm, so that the two noise scales stand to each other as rho to 1.
+    norm, so that the two noise scales stand to each other as rho to 1.
     """
     if run.rho is None:
         why = (

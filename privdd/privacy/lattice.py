@@ -5,13 +5,13 @@ and Steinke 2020).
 is a whole number of *units*, the noise is rounded to whole units, both are added as integers, and
 the sum is rounded to whole *steps*, which are
 what is released. Step: the power of two at or below ``std * 2**-16``; unit: a power of two at or
-    below the clip norm times 2**-40, and below a step. Both come from public settings alone.
+below the clip norm times 2**-40, and below a step. Both come from public settings alone.
 
 Proof: docs/explanation/guarantees.md, "Why a clipped sum is exact". For a whole number m and real
     noise Y, m + round(Y) =
 round(m + Y): the noised sum is a function of m + Y alone, the ideal Gaussian or Laplace mechanism
-    on m, and so are the whole steps that it is rounded to, and the float that holds them: up to
-    2**24 steps (256 std and more) float32 is exact, beyond that
+on m, and so are the whole steps that it is rounded to, and the float that holds them: up to
+2**24 steps (256 std and more) float32 is exact, beyond that
 it rounds the integer, and no multiple of a step stops being one. (The integers have 64 bits;
 contributions of more than 2**21 records may overflow them, by a function of their noised sum
 again.) Only size is paid: a number loses less than 2**-40 of the clip norm for every record, or
@@ -23,13 +23,12 @@ moves those of others, by any amount at weights under which sums cancel. Kernels
 them on the machine. Every method here goes through it.
 
 What remains. Y is drawn in float64 (``noise``): the tail beyond 2**-105 is cut, and the probability
-    of a released multiple of a step, an interval of Y of that width wherever it lies, is off by a
-    factor within about 1 +- 2**-31, through the rounding of the
-inverse distribution function (to within 2**-51) and of its argument. By Pinsker's inequality ten
-million numbers of noise are within 5e-7 in total variation of ideal ones; the
-stated delta does not count that. Integers and comparisons take time that depends on their values;
-nobody but the client is assumed to see it. A seeded stream (``noise_source=seed``) is as secret as
-its seed.
+of a released multiple of a step, an interval of Y of that width wherever it lies, is off by a
+factor within about 1 +- 2**-31, through the rounding of the inverse distribution function (to
+within 2**-51) and of its argument. By Pinsker's inequality ten million numbers of noise are within
+5e-7 in total variation of ideal ones; the stated delta does not count that. Integers and
+comparisons take time that depends on their values; nobody but the client is assumed to see it. A
+seeded stream (``noise_source=seed``) is as secret as its seed.
 
 No library sampler is used. OpenDP's and Canonne et al.'s exact discrete samplers give the noise
 exactly where this one is off by 5e-7, but they draw number by number in arbitrary precision

@@ -4,9 +4,9 @@ operating system.
 Never torch's or numpy's global generator: siamese augmentation as published reseeds the global one
 from a clock, which makes "noise" that can be guessed by enumeration. Draws are float64, by
 inversion of the distribution function: a uniform tail probability on a grid of 2**-52, of 2**-105
-    where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73,
-    and there are no gaps between neighbouring draws that the lattice which mechanisms round to
-    (``lattice``)
+where it is below ``TAIL``, then a sign. So a normal draw reaches 11.9 and a Laplace draw 73,
+and there are no gaps between neighbouring draws that the lattice which mechanisms round to
+(``lattice``)
 could show. ``settings_hash`` is a short name for settings, the same for equal ones in every process
 and another for any that
 differ: by it two runs of other settings draw other noise.
@@ -135,8 +135,8 @@ class SecretNoise(SystemNoise):
     the secret alone.
 
     SHAKE-256 (FIPS 202) of the key and the number of the request: bits that only who knows the key
-    can tell. Torch's generator
-    on the CPU is no such stream: it keeps 32 bits of its seed, few enough to try them all.
+    can tell. Torch's generator on the CPU is no such stream: it keeps 32 bits of its seed, few
+    enough to try them all.
     """
 
     def __init__(self, key: bytes) -> None:

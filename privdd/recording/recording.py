@@ -2,8 +2,8 @@
 audit reads it.
 
 A recording is a folder: ``tap.json``, ``round-001/broadcast.safetensors``,
-    ``round-001/client-7/update.safetensors`` and so on (``message_path``), ``failed-*.json`` for
-    what could not be kept, ``pending-*`` while a client works. A recording with either
+``round-001/client-7/update.safetensors`` and so on (``message_path``), ``failed-*.json`` for
+what could not be kept, ``pending-*`` while a client works. A recording with either
 of the last two is not complete, and no audit takes it. Nothing that writes may disturb the training
 beside which it runs; who reads wants it complete, of one run, every message as it was written, or
 refuses it in one line."""

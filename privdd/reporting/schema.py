@@ -273,7 +273,7 @@ class Target(Part):
         for all its copies, so that no bound is for one of them. outputs: how the model's outputs
         were read. notes: what a reader
     has to know first. doubts: why neither a leak nor its absence can be read from these files;
-        empty where nothing speaks against them.
+    empty where nothing speaks against them.
     """
 
     kind: TargetKind
@@ -379,7 +379,7 @@ class NearestAtRank(Part):
 class CopyTest(Part):
     """All members of the run against all its non-members, by the distance to the nearest row that
     was sent (``attacks.membership.nearest_row``): ``identified`` of ``members`` lie nearer than all
-        non-members but ``false_alarms`` of
+    non-members but ``false_alarms`` of
     ``nonmembers``. p_value: of so many by chance, corrected for the ranks."""
 
     members: Count

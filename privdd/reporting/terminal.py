@@ -36,7 +36,7 @@ def conclude_audit(
 ) -> int:
     """Print the result of the audit in ``folder``, and the outcome of every limit of the policy ->
     exit status: 2 a stated epsilon is contradicted, 1 the training diverged, so nothing was
-        attacked, 3 a limit of the policy is broken or not decided, else 0."""
+    attacked, 3 a limit of the policy is broken or not decided, else 0."""
     print_summary(findings, file)
     for note in notes:
         print(note, file=file)

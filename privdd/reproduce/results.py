@@ -3,14 +3,13 @@ results.json.
 
 Does the paper's order hold? Every row of a column is trained with the same seeds (the same
 partition and test records), so differences are taken seed by seed. A statement about several pairs
-at once ("FedDM is ahead of all others") holds at level p
-only if each pair does: its p is the largest of theirs (the intersection-union test, Berger 1982),
-    which needs no correction for their number. That it does not hold takes one pair alone, so that
-    pair must be reversed at level p over the number of
-pairs (Bonferroni). Settings that are not the paper's are found by comparing each row's config with
-the same row at preset=paper on the paper's own data; what differs at every scale is listed in the
-folder ``papers``. Directions are judgements, not measurements. Rows of one column that are on
-unequal terms are named with the reason that the experiment gives."""
+at once ("FedDM is ahead of all others") holds at level p only if each pair does: its p is the
+largest of theirs (the intersection-union test, Berger 1982), which needs no correction for their
+number. That it does not hold takes one pair alone, so that pair must be reversed at level p over
+the number of pairs (Bonferroni). Settings that are not the paper's are found by comparing each
+row's config with the same row at preset=paper on the paper's own data; what differs at every scale
+is listed in the folder ``papers``. Directions are judgements, not measurements. Rows of one column
+that are on unequal terms are named with the reason that the experiment gives."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 import.
 
 A folder that comes from a stranger may hold plain files and folders only, so that nothing leads out
-of it. One process at a
-time writes a run folder: the lock belongs to an open file, so the operating system lets go of it
-    when its process ends, however that happens, and the next run takes over what a killed one left.
+of it. One process at a time writes a run folder: the lock belongs to an open file, so the operating
+system lets go of it when its process ends, however that happens, and the next run takes over what a
+killed one left.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def write_bytes(
 
     data: in one or several parts. private: for the owner alone from the first byte, else as the
         umask has it. durable: file and name are on the disk afterwards, whatever happens. Raises
-            OSError, naming the file, where the disk is full or the
+        OSError, naming the file, where the disk is full or the
     folder cannot be written.
     """
     try:

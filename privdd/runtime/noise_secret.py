@@ -3,7 +3,7 @@ is compared.
 
 It never travels. A message holds a salted scrypt digest (RFC 7914) in its place, and the worker
 reads its own copy: from the environment variable PRIVDD_SECRET, or from the file that
-    PRIVDD_SECRET_FILE names, which nobody else may read."""
+PRIVDD_SECRET_FILE names, which nobody else may read."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Workers of a Ray cluster, started on this machine or an existing one.
 
 What the tasks of a call share is put into the cluster's object store once; a message holds the
-rest. Each message says
-what its driver computes with: a worker that computes with anything else does nothing and says so.
-    Whatever error Ray itself reports means that a message was lost, and it is sent again.
+rest. Each message says what its driver computes with: a worker that computes with anything else
+does nothing and says so. Whatever error Ray itself reports means that a message was lost, and it is
+sent again.
 """
 
 from __future__ import annotations

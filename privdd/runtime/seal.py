@@ -2,10 +2,9 @@
 torch.
 
 The manifest lists the sha256 of every file that a run wrote, and its seal covers the list. A seal
-shows that nothing changed
-since it was made, not who made it: whoever edits a file can seal again. What the numbers say of
-    each other is checked by ``privdd.verification``; who vouches for them, by a signature. No
-    number depends on date and commit.
+shows that nothing changed since it was made, not who made it: whoever edits a file can seal again.
+What the numbers say of each other is checked by ``privdd.verification``; who vouches for them, by a
+signature. No number depends on date and commit.
 """
 
 from __future__ import annotations

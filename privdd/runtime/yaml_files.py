@@ -2,7 +2,7 @@
 policies. Quick to import.
 
 Aliases are refused at the first: ten levels of ten aliases each are 3 kB of text and 10^10 nodes. A
-    cycle is an alias too."""
+cycle is an alias too."""
 
 from __future__ import annotations
 

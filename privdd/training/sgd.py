@@ -3,8 +3,8 @@
 Every model-averaging method shares the loop. A step sees a client's own records, and a batch of
 shared ones in the same forward pass where there are any. Many small models of one architecture can
 be trained as one wide network: they lie side by side as channels, activations are (b, K * c, h, w)
-    and (b, K * d), a convolution becomes one with K groups and a linear layer one batched product.
-    What every model computes is what it would compute alone, up to the order of its sums.
+and (b, K * d), a convolution becomes one with K groups and a linear layer one batched product.
+What every model computes is what it would compute alone, up to the order of its sums.
 """
 
 from __future__ import annotations

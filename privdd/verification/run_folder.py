@@ -2,15 +2,15 @@
 folder; pages from verified numbers only.
 
 Nothing of the folder is executed: JSON, safetensors and plain yaml are read, and the project's own
-    accounting, ROC curves, bounds and verdict run on what was read.
+accounting, ROC curves, bounds and verdict run on what was read.
 
 Several runs that agree with themselves, for a comparison: in worker processes where there are many,
 each only once.
 
 Of a run that was found to agree with itself a note is kept, under the digests of all that was
 looked at: the files, the code, and the libraries. Notes lie among the user's own caches, never in a
-    folder that a stranger may have written. Whatever differs by a bit has no note, and whoever
-    deletes them has every run checked again.
+folder that a stranger may have written. Whatever differs by a bit has no note, and whoever deletes
+them has every run checked again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two runs of one seed are two draws of noise: together they tell no more than two releases may.
 
 The attack: a release is u + z C n with the same direction n at both points of a sweep over z, so
-    that (z2 a - z1 b) / (z2 - z1) is the clipped update u itself.
+that (z2 a - z1 b) / (z2 - z1) is the clipped update u itself.
 """
 
 from __future__ import annotations

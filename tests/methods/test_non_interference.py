@@ -1,8 +1,8 @@
 """``private=True`` claims that an upload depends on the data only through what mechanisms released.
 
 The test: record what one client's mechanisms gave out, replay it to a client with other data (and
-    other memory), and every upload that makes the claim must come out bit for bit the same, round
-    after round.
+other memory), and every upload that makes the claim must come out bit for bit the same, round
+after round.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ with coins dealt again.
 What a run's replays released is read from the copies that it keeps, so nothing is trained. The
 coins of the masks are then
 drawn anew, for all replays: they have nothing to do with what was released, and an attack that
-    finds members has found its own reflection. In each draw the 95 % interval of the AUC should
-    hold one half; counted is in how many it does, and how often
+finds members has found its own reflection. In each draw the 95 % interval of the AUC should
+hold one half; counted is in how many it does, and how often
 the one-run bound on epsilon, which at 95 % may be above zero in one of twenty, is. The exit status
 is 1 where fewer draws hold one half than 95 % coverage explains (p < 0.001).
 """

@@ -3,8 +3,8 @@
     python -m tests.power.pictures [--seeds 3] [--write docs/power_pictures.md]
 
 Uploads carry known digits: updates and gradients are computed from them, features and images are
-    the digits themselves with noise of a tenth of the range of grey, labels are theirs. In a null
-    the same is sent of other digits. Pictures are
+the digits themselves with noise of a tenth of the range of grey, labels are theirs. In a null
+the same is sent of other digits. Pictures are
 found where the 95 % interval of the mean PSNR lies above the best guess from public records; copies
 where the 95 % interval of the share of images nearer to a member lies above one half; labels where
 more are right than in 97.5 % of uniform guesses. The exit status is 1 where an attack finds less

@@ -2,7 +2,7 @@
 exclude each other.
 
 It shares no rule with the report: it knows what sentences claim, and computes medians from the
-    evidence itself."""
+evidence itself."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_filing_by_a_rule_of_names_again_is_caught(
 ) -> None:
     """Every finding under the update, whether the run sends one or not, and each surface judged by
     its own findings: the run is contradicted and no surface is, which the self-test does not take
-        for a catch, and the page names our own error."""
+    for a catch, and the page names our own error."""
     monkeypatch.setattr(GuaranteeSubject, "surface_of", lambda subject, name: Surface.UPDATE)
     monkeypatch.setattr(
         verdicts,

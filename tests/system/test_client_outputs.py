@@ -2,8 +2,8 @@
 replies himself.
 
 The test: a federation runs once with a client's data and once with neighbouring data, with the
-    first run's mechanism outputs in the place of its own. Every byte that the client sends
-    (tensors, ledger rows, everything else of the reply)
+first run's mechanism outputs in the place of its own. Every byte that the client sends
+(tensors, ledger rows, everything else of the reply)
 and every byte of the published ledger.json must come out the same, in a simulation and through
 Flower."""
 

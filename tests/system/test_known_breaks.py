@@ -3,8 +3,8 @@ tried again.
 
 Each attack fails now, and succeeds where the former fault is planted again. Others have their place
 beside the code: low bits of single mechanisms (tests/privacy/test_lattice.py), counts in replies
-    and ledger (test_what_leaves.py), draws by position (tests/distillation/test_feature_split.py),
-    one seed for two noise levels
+and ledger (test_what_leaves.py), draws by position (tests/distillation/test_feature_split.py),
+one seed for two noise levels
 (tests/federated/test_noise_streams.py).
 """
 

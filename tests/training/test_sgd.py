@@ -175,8 +175,8 @@ def test_evaluation_under_batch_norm_is_within_two_points_of_batch_statistics():
     """Private digits and shared ones of quite another law: the running statistics fit what training
     saw. On average over
     seeds, within twice its standard error: six epochs turn a difference in the last bit into points
-        of accuracy, so that one seed's gap has a deviation of four points, and another processor
-        has other gaps."""
+    of accuracy, so that one seed's gap has a deviation of four points, and another processor
+    has other gaps."""
     own = digits().take(range(600))
     shared = shifted(range(600, 1200), 1.5, 0.3)
     test = digits().take(range(1200, 1797))

@@ -3,8 +3,8 @@
 
 The audited client's rounds run on its records and on others, which differ in everything that a
 method may decide by: how many there are, an odd or an even number, which classes, how bright, and
-    whether a model finds them easy or hard. Where every mechanism answers the same, whatever
-    differs between two of these sets differs between two neighbours on the way.
+whether a model finds them easy or hard. Where every mechanism answers the same, whatever
+differs between two of these sets differs between two neighbours on the way.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ exp(epsilon - L))_+ / delta <= 1 refutes epsilon at a finite sample size
 
 The client's data are crafted records alone, each the subject of a run of its own: they share every
 release, but not the numbers in which they move it. Under ``replace`` each stands against its
-opposite, else against none; if records are sampled, both join by coins of the same law, and each
-is compared with what is released without either.
+opposite, else against none; if records are sampled, both join by coins of the same law, and each is
+compared with what is released without either.
 """
 
 from __future__ import annotations

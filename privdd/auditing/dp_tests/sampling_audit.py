@@ -163,9 +163,9 @@ def next_draw_outcome(draws: list[LoggedDraw], probability: float) -> CheckOutco
     """Are records that a client's draw took taken again by its next draw as often as any others?
 
     Among M records that a draw took, those that the next one takes are Binomial(M, q), if no coin
-    knows of those before. M is up to the coins too, so only the first
-    m = floor(E - 4 sqrt(E)), E = the expected M, are examined, in order of time: a number that
-    does not depend on them, and that M nearly always reaches.
+    knows of those before. M is up to the coins too, so only the first m = floor(E - 4 sqrt(E)), E =
+    the expected M, are examined, in order of time: a number that does not depend on them, and that
+    M nearly always reaches.
 
     Args:
         draws: of all clients, in order.

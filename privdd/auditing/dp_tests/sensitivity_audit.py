@@ -125,9 +125,9 @@ class SensitivityTally:
     def noise_ratio(self) -> float:
         """Drawn noise over stated noise if it is significantly smaller, else 1.
 
-        An upper confidence limit of the scale: sum x_i^2 ~ r^2 chi-square(n), so
-        r <= sqrt(sum x_i^2 / chi2_{n, a}) with probability 1 - a, a = ``NOISE_ERROR``. A limit, not
-        the estimate, so that a sound mechanism keeps its kappa.
+        An upper confidence limit of the scale: sum x_i^2 ~ r^2 chi-square(n), so r <= sqrt(sum
+        x_i^2 / chi2_{n, a}) with probability 1 - a, a = ``NOISE_ERROR``. A limit, not the estimate,
+        so that a sound mechanism keeps its kappa.
         """
         if not self.numbers:
             return 1.0

@@ -166,7 +166,7 @@ class GuaranteeSubject:
 class Statement:
     """A claim to be tested: an epsilon, who states it, and the surface where the tested release
     ends up. name: the query or upload whose mechanism is tested, which tells apart findings on one
-        surface; unit: what is in or out, a record or a client."""
+    surface; unit: what is in or out, a record or a client."""
 
     subject: GuaranteeSubject
     surface: Surface
