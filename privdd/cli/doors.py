@@ -115,7 +115,8 @@ def _run_with_place(
     place, *rest = arguments
 
     def run_at_place() -> int:
-        if "=" in place or place.startswith("-"):
+        is_setting = "=" in place and not Path(place).exists()  # a folder may be lr=0.1
+        if is_setting or place.startswith("-"):
             raise BadConfig(f"{place}: {shown} is needed, as the first argument")
         command = command_at(Path(place))
         sys.argv = [f"privdd-{command}", f"{key}={place}", *rest]
