@@ -39,6 +39,8 @@ NPZ_FOR_MORE = "signals of several models come in an .npz"
 CSV_WORDS = {"true": "1", "false": "0"}
 KNOWN_ARRAYS = set(chain.from_iterable(ARRAY_SETS)) | {"blind"}
 CSV_COLUMNS = (*ARRAY_SETS[0], "blind")
+_NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
+_NO_TRUTH = Truth(*_NO_RECORDS, *_NO_RECORDS, torch.zeros(1))
 
 
 def load_scores(path: str | Path) -> dict[str, np.ndarray]:
@@ -278,7 +280,3 @@ def _check_values(arrays: Mapping[str, np.ndarray]) -> None:
     labels = arrays.get("labels", np.zeros(0))
     if classes and not ((labels >= 0) & (labels < classes) & (labels % 1 == 0)).all():
         raise ValueError(f"labels: whole numbers from 0 to {classes - 1} are needed")
-
-
-_NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
-_NO_TRUTH = Truth(*_NO_RECORDS, *_NO_RECORDS, torch.zeros(1))

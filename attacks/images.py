@@ -38,6 +38,14 @@ INPUT_SIDE = 64
 _SHAPES = ((64, 3, 11, 11), (192, 64, 5, 5), (384, 192, 3, 3), (256, 384, 3, 3), (256, 256, 3, 3))
 _STRIDES = (4, 1, 1, 1, 1)
 _PADDINGS = (2, 2, 1, 1, 1)
+METRIC_DIRECTIONS = {
+    "psnr": "higher is more alike",
+    "ssim": "higher is more alike",
+    "lpips": "lower is more alike",
+    "identified": "higher is more leak",
+}
+# dB of identical images: float32 cannot tell them apart, and a mean must stay finite
+MAX_PSNR = 200.0
 
 
 class LpipsUnavailable(RuntimeError):
@@ -191,17 +199,6 @@ def _layer_activations(
         x = F.relu(F.conv2d(x, weight, bias, _STRIDES[i], _PADDINGS[i]))
         taps.append(x / (x.square().sum(1, keepdim=True).sqrt() + 1e-10))
     return taps
-
-
-METRIC_DIRECTIONS = {
-    "psnr": "higher is more alike",
-    "ssim": "higher is more alike",
-    "lpips": "lower is more alike",
-    "identified": "higher is more leak",
-}
-MAX_PSNR = (
-    200.0  # dB of identical images: float32 cannot tell them apart, and a mean must stay finite
-)
 
 
 def _check_pair(a: Tensor, b: Tensor) -> None:

@@ -22,6 +22,18 @@ DELTA = 1e-5
 CONFIDENCE = 0.95
 Sampler = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 Estimator = Callable[[np.ndarray, np.ndarray, np.random.Generator], Bound]
+MECHANISMS: dict[str, tuple[float, Sampler]] = {  # exact epsilon at DELTA, one output a trial
+    "null": (0.0, lambda member, rng: rng.normal(size=len(member))),
+    # for sensitivity and scale 1: delta = 1 - e^((epsilon - 1) / 2)
+    "Laplace": (
+        1 + 2 * math.log1p(-DELTA),
+        lambda member, rng: member + rng.laplace(size=len(member)),
+    ),
+    "Gaussian": (
+        gaussian_epsilon(1.0, DELTA),
+        lambda member, rng: member + rng.normal(size=len(member)),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -40,20 +52,6 @@ class CoverageRow:
     def exceeds_level(self) -> bool:
         """Above the truth more often than chance lets a valid bound be (p < 0.001)."""
         return bool(chance_of_at_least(self.above, self.runs, 1 - CONFIDENCE) < 1e-3)
-
-
-MECHANISMS: dict[str, tuple[float, Sampler]] = {  # exact epsilon at DELTA, one output a trial
-    "null": (0.0, lambda member, rng: rng.normal(size=len(member))),
-    # for sensitivity and scale 1: delta = 1 - e^((epsilon - 1) / 2)
-    "Laplace": (
-        1 + 2 * math.log1p(-DELTA),
-        lambda member, rng: member + rng.laplace(size=len(member)),
-    ),
-    "Gaussian": (
-        gaussian_epsilon(1.0, DELTA),
-        lambda member, rng: member + rng.normal(size=len(member)),
-    ),
-}
 
 
 def bound_estimators(trials: int) -> dict[str, Estimator]:

@@ -37,9 +37,8 @@ class Surface(StrEnum):
     SHARED_FEATURES = "shared_features"
 
 
-SENT_BY_SERVER = frozenset(
-    {Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES}
-)  # and by no client
+# what no client sends
+SENT_BY_SERVER = frozenset({Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES})
 
 
 class Adversary(StrEnum):

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 
 MAX_ARCHIVE_BYTES = 4 * 2**30  # bytes of all arrays together
+# similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
+MISSPELLING_SIMILARITY = 0.8
 
 
 def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
@@ -35,21 +37,15 @@ def check_archive(path: str | Path, limit: int = MAX_ARCHIVE_BYTES) -> None:
                 raise ValueError(f"more than {limit >> 20} MiB of arrays")
             with archive.open(member) as file:
                 version = np.lib.format.read_magic(file)
-                read = (
-                    np.lib.format.read_array_header_1_0
-                    if version == (1, 0)
-                    else np.lib.format.read_array_header_2_0
-                )
+                if version == (1, 0):
+                    read = np.lib.format.read_array_header_1_0
+                else:
+                    read = np.lib.format.read_array_header_2_0
                 shape, _, dtype = read(file)
             if dtype.hasobject:
                 raise ValueError(f"{member.filename}: pickled objects")
             if math.prod(shape) * dtype.itemsize > member.file_size:
                 raise ValueError(f"{member.filename}: shape {shape} is larger than its data")
-
-
-MISSPELLING_SIMILARITY = (
-    0.8  # similarity (difflib's ratio) from which a setting's name is taken for a misspelt hook
-)
 
 
 def check_hook_names(cls: type, role: str, hooks: Collection[str]) -> None:
@@ -65,9 +61,15 @@ def check_hook_names(cls: type, role: str, hooks: Collection[str]) -> None:
         )
         if name in hooks or (setting and not close):
             continue
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(sorted(hooks))}"
-        own = "" if setting else "; a name of its own starts with an underscore"
-        raise TypeError(f"{cls.__name__}.{name}: no hook of {role}; {hint}{own}")
+        if close:
+            hint = f"did you mean {close[0]}?"
+        else:
+            hint = f"known: {', '.join(sorted(hooks))}"
+        if setting:
+            advice = ""
+        else:
+            advice = "; a name of its own starts with an underscore"
+        raise TypeError(f"{cls.__name__}.{name}: no hook of {role}; {hint}{advice}")
 
 
 def _public_names(cls: type) -> Iterator[tuple[str, bool]]:

@@ -78,7 +78,11 @@ def only(given: Mapping[str, str]) -> list[str]:
     """The names of the cases: one that may hold commas, or several with commas between."""
     names = [case.name for case in CASES]
     asked = given.get("only")
-    return names if asked is None else [asked] if asked in names else asked.split(",")
+    if asked is None:
+        return names
+    if asked in names:
+        return [asked]
+    return asked.split(",")
 
 
 def main(argv: list[str]) -> int:

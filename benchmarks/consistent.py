@@ -49,11 +49,9 @@ def audited(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
-    return (
-        f"{row['verdict']}, {row['certified'] or 0:.2f} of {row['accounted']:.2f}"
-        if row
-        else "not run"
-    )
+    if row:
+        return f"{row['verdict']}, {row['certified'] or 0:.2f} of {row['accounted']:.2f}"
+    return "not run"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -31,13 +31,8 @@ from benchmarks.machine import hardware
 
 DELTA = 1e-5
 ROUNDS = (5, 10, 20, 60)
-TURNS = (
-    (10, 5),
-    (20, 5),
-    (20, 10),
-    (60, 10),
-    (60, 30),
-)  # (rounds T, every client in one of b of them)
+# (rounds T, every client in one of b of them)
+TURNS = ((10, 5), (20, 5), (20, 10), (60, 10), (60, 30))
 
 
 def error_of_sums(inverse: np.ndarray) -> float:

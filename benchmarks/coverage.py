@@ -40,9 +40,8 @@ from benchmarks.known_mechanisms import DELTA, Known, mechanisms
 from privdd.reporting.export import write_markdown_page
 
 CONFIDENCE = 0.95
-Audit = Callable[
-    [Known, int, np.random.Generator], float
-]  # -> what is stated; +inf where the true curve is refuted
+# -> what is stated; +inf where the true curve is refuted
+Audit = Callable[[Known, int, np.random.Generator], float]
 GRID = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
 
 
@@ -96,11 +95,9 @@ def one_run(
 def one_run_curve(known: Known, canaries: int, rng: np.random.Generator) -> float:
     counts = right_guesses(*_trials(known, canaries, rng), guess_counts(canaries), rng)
     alpha = (1 - CONFIDENCE) / len(counts)
-    return (
-        np.inf
-        if any(is_fdp_refuted(canaries, made, right, known.curve, alpha) for made, right in counts)
-        else np.nan
-    )
+    if any(is_fdp_refuted(canaries, made, right, known.curve, alpha) for made, right in counts):
+        return np.inf
+    return np.nan
 
 
 def curve(known: Known, runs: int, rng: np.random.Generator) -> float:

@@ -235,7 +235,12 @@ def within(row: Row, measure: Callable[[], tuple[float, str]]) -> bool:
     found, fastest = measure()
     if found > row.margin:
         found, fastest = min((found, fastest), measure())
-    word = "beyond" if found > row.margin else "" if found > row.goal else "goal met"
+    if found > row.margin:
+        word = "beyond"
+    elif found > row.goal:
+        word = ""
+    else:
+        word = "goal met"
     print(
         f"| {row.name} | {fastest} | {found:.2f} | {row.margin} | {row.goal} | {word} |", flush=True
     )

@@ -52,9 +52,8 @@ def side(
     with deterministic_kernels("cpu" if options.fastest else device):
         timed(device, stage.work(device, 1, options.dry))
         if limit is not None:
-            one = timed(
-                device, stage.work(device, 1, options.dry)
-            )  # without imports and first calls
+            # without imports and first calls
+            one = timed(device, stage.work(device, 1, options.dry))
             steps = min(steps, max(stage.least, int(limit / one.seconds)))
         return timed(device, stage.work(device, steps, options.dry)), steps
 

@@ -63,9 +63,8 @@ def profiled(run: Run, steps: int) -> list[str]:
         run()
     events = list(found.key_averages())
     kernels = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
-    calls = [
-        e for e in events if e.device_type == DeviceType.CPU
-    ]  # which hold the time of the kernels that they started
+    # which hold the time of the kernels that they started
+    calls = [e for e in events if e.device_type == DeviceType.CPU]
     lines = []
     for title, field, of in (
         ("host", "self_cpu_time_total", calls),

@@ -53,6 +53,14 @@ from privdd.training.server import ServerTraining
 CLASSES = 10
 TURNS = 3
 MLP = ModelSpec("mlp", width=32, depth=1)
+# Settings that make a size of a whole audit, and the sizes; the records are shared by all clients.
+AUDITS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
+    "clients": ("partition.clients={}", (4, 8, 16), (4, 8, 16, 32, 64)),
+    "records": ("data.limit={}", (1000, 2000, 4000), (1000, 2000, 4000, 8000, 16000)),
+    "replays": ("audit.worlds={}", (16, 32, 64), (16, 32, 64, 128, 256)),
+    "model width": ("model.width={}", (8, 16, 32), (8, 16, 32, 64, 128)),
+    "rounds": ("algo.rounds={}", (2, 4, 8), (2, 4, 8, 16, 32)),
+}
 
 
 def shard_of(client: int, records: int, size: int) -> Shard:
@@ -133,16 +141,6 @@ AXES = (
 )
 
 
-# Settings that make a size of a whole audit, and the sizes; the records are shared by all clients.
-AUDITS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
-    "clients": ("partition.clients={}", (4, 8, 16), (4, 8, 16, 32, 64)),
-    "records": ("data.limit={}", (1000, 2000, 4000), (1000, 2000, 4000, 8000, 16000)),
-    "replays": ("audit.worlds={}", (16, 32, 64), (16, 32, 64, 128, 256)),
-    "model width": ("model.width={}", (8, 16, 32), (8, 16, 32, 64, 128)),
-    "rounds": ("algo.rounds={}", (2, 4, 8), (2, 4, 8, 16, 32)),
-}
-
-
 def measure_audit(algo: str, override: str) -> tuple[float, float]:
     """(CPU seconds, peak MiB) of one audit in a process of its own. Raises RuntimeError where it
     fails."""
@@ -204,9 +202,8 @@ def measure(axis: Axis, size: int, out: Connection) -> None:
 
 
 def point(axis: Axis, size: int) -> tuple[float, float]:
-    context = multiprocessing.get_context(
-        "fork"
-    )  # torch is imported once, and its threads are not running yet
+    # torch is imported once, and its threads are not running yet
+    context = multiprocessing.get_context("fork")
     mine, other = context.Pipe(duplex=False)
     child = context.Process(target=measure, args=(axis, size, other))
     child.start()

@@ -48,6 +48,11 @@ from privdd.models import ModelSpec, build, initial
 MEAN = 0.286
 STD = 0.353
 PICTURES = (0, 1, 4, 6)
+METHODS = {
+    "published": InvertingGradients(lr=0.1),
+    "absolute": InvertingGradients(lr=0.03, schedule="cosine", objective="absolute"),
+    "softened": InvertingGradients(lr=0.03, schedule="cosine", soften=100.0),
+}
 
 
 def load(folder: Path) -> tuple[Tensor, Tensor]:
@@ -175,13 +180,6 @@ def speed(
         f"ours / plain loop: {single / rates['plain loop']:.2f}    batched / one by one: "
         f"{batch / alone:.2f}"
     )
-
-
-METHODS = {
-    "published": InvertingGradients(lr=0.1),
-    "absolute": InvertingGradients(lr=0.03, schedule="cosine", objective="absolute"),
-    "softened": InvertingGradients(lr=0.03, schedule="cosine", soften=100.0),
-}
 
 
 def batches(

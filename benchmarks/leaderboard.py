@@ -48,12 +48,8 @@ COMMON = (
     "partition.heldout=0",
     "model.width=16",
 )
-CENTRAL = (
-    "data.limit=60000",
-    "data.test_limit=10000",
-    "partition=iid",
-    "partition.clients=1",
-)  # one client has all records
+# one client has all records
+CENTRAL = ("data.limit=60000", "data.test_limit=10000", "partition=iid", "partition.clients=1")
 HEAD = ("algo=dp_head", "algo.rows.extractor.side=64")
 METHODS: Mapping[str, tuple[str, ...]] = {
     "dp_means": ("algo=dp_means", "algo.rows.extractor.side=64"),
@@ -138,6 +134,7 @@ PUBLIC = set(METHODS) - {
     "dp_merf",
     "dp_psg",
 }
+# these release a data set
 SETS = {
     "feddm_public_dp",
     "feddm_guided_dp",
@@ -145,7 +142,7 @@ SETS = {
     "feddm_dp",
     "dp_merf",
     "dp_psg",
-}  # these release a data set
+}
 DATA = ("digits", "fashion_mnist", "mnist")
 ALPHAS = (0.5, 0.1)
 CLIENTS = (1, 3, 10)
@@ -213,11 +210,10 @@ class Cell:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        split = (
-            CENTRAL
-            if self.clients == 1
-            else (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
-        )
+        if self.clients == 1:
+            split = CENTRAL
+        else:
+            split = (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
         where = (f"data={self.data}", *split)
         own = METHODS[self.method]
         common = [
@@ -278,18 +274,19 @@ def fill(wanted: Sequence[Cell], path: Path, seconds: float) -> dict[Cell, Done]
         began = time.process_time()
         curve, experiment, progress = run(cell.overrides, math.inf)
         seconds_of_run = time.process_time() - began
-        other = (
-            measure_on_the_images(experiment, progress, OTHER)
-            if cell.method.startswith("feddm_guided")
-            else None
+        if cell.method.startswith("feddm_guided"):
+            held_out_accuracy = measure_on_the_images(experiment, progress, OTHER)
+        else:
+            held_out_accuracy = None
+        done = Done(
+            cell, curve.accuracy[-1], progress.ledger.epsilon(), seconds_of_run, held_out_accuracy
         )
-        done = Done(cell, curve.accuracy[-1], progress.ledger.epsilon(), seconds_of_run, other)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(done)) + "\n")
         found[cell] = done
         print(
             f"{cell}: {100 * done.accuracy:.2f} %, epsilon {done.spent:.3f}, "
-            f"{done.seconds:.0f} CPU s, {OTHER.name} {other}",
+            f"{done.seconds:.0f} CPU s, {OTHER.name} {held_out_accuracy}",
             flush=True,
         )
     return found
@@ -398,21 +395,19 @@ def sentence(
         f"{kind}: {_best({name: run[name] for name in of})}" for kind, of in kinds.items() if of
     ]
     where = f"{setting(data, clients, alpha)}, {len(SEEDS)} seeds, ε {epsilon:g}"
-    return (
-        "Most accurate of the private methods that were run without secure aggregation "
-        f"({where}): {'; '.join(told)}."
-        if told
-        else ""
-    )
+    if told:
+        return (
+            "Most accurate of the private methods that were run without secure aggregation "
+            f"({where}): {'; '.join(told)}."
+        )
+    return ""
 
 
 def setting(data: str, clients: int, alpha: float) -> str:
     """What the page calls a setting."""
-    return (
-        f"{data}, central: one client has all records"
-        if clients == 1
-        else f"{data}, {clients} clients, α = {alpha:g}"
-    )
+    if clients == 1:
+        return f"{data}, central: one client has all records"
+    return f"{data}, {clients} clients, α = {alpha:g}"
 
 
 def published_figures(data: str) -> list[str]:

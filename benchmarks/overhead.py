@@ -63,9 +63,8 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
-    logging.getLogger("privdd").setLevel(
-        logging.ERROR
-    )  # classes smaller than ten images are no news here
+    # classes smaller than ten images are no news here
+    logging.getLogger("privdd").setLevel(logging.ERROR)
     records = records_of(args.data, args.records)
     shards = split_among(records, args.clients)
     depth = 3 if min(records.x.shape[2:]) >= 16 else 2

@@ -87,6 +87,46 @@ PEERS = {  # folder -> requirements
     "leakpro": ("leakpro",),
     "dp-auditorium": ("dp-auditorium",),
 }
+HEADINGS = {  # what is compared, and what decides
+    "lira": (
+        "Membership from shadow models, the same signals",
+        "MLPs on digits, 8 targets. Ahead: two standard errors of the paired "
+        "difference. sacroml's time holds a test of normality of each record, which "
+        "is part of its scoring.",
+    ),
+    "one_run": (
+        "A lower bound on epsilon from one run, the same scores",
+        "A Gaussian mechanism of known epsilon (delta 1e-5, one record more "
+        "or less), 1,000 canaries, confidence 0.95. Larger is better, unless a "
+        "tool is above the truth more often than 5 % allows (p < 0.01): "
+        "opake-auditing chooses its threshold on the scores that it judges. "
+        "jax-privacy tries every threshold and guesses members only, "
+        "privdd makes three numbers of guesses, fixed beforehand, on both sides. "
+        "A Gaussian's bound is an estimate for other mechanisms.",
+    ),
+    "check": ("Is a mechanism's epsilon true?", ""),
+    "accounting": (
+        "Epsilon of DP-SGD",
+        "Proven at delta 1e-5, one record more or less; smaller is tighter, from 0.5 % on. "
+        "privdd's figure is by "
+        "privacy loss distributions, which dp-accounting composes: a peer by "
+        "RDP is faster and looser.",
+    ),
+    "clipping": (
+        "The clipped sum of a DP-SGD step",
+        "The same records, network and clip norm. privdd's sum lies on a lattice.",
+    ),
+    "rounds": (
+        "Simulated rounds of FedAvg",
+        "The same network, records and steps; wall clock, on a machine that others used too.",
+    ),
+    "inversion": (
+        "Eight records inverted from one update",
+        "The same gradient of the same untrained network. A start of either tool moves PSNR "
+        "by "
+        "1 to 2.5 dB: less than 2.5 is not told apart.",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -433,46 +473,6 @@ def inversion_breaching() -> Iterator[Comparison]:
 
 # --- the page -------------------------------------------------------------------------------------
 
-HEADINGS = {  # what is compared, and what decides
-    "lira": (
-        "Membership from shadow models, the same signals",
-        "MLPs on digits, 8 targets. Ahead: two standard errors of the paired "
-        "difference. sacroml's time holds a test of normality of each record, which "
-        "is part of its scoring.",
-    ),
-    "one_run": (
-        "A lower bound on epsilon from one run, the same scores",
-        "A Gaussian mechanism of known epsilon (delta 1e-5, one record more "
-        "or less), 1,000 canaries, confidence 0.95. Larger is better, unless a "
-        "tool is above the truth more often than 5 % allows (p < 0.01): "
-        "opake-auditing chooses its threshold on the scores that it judges. "
-        "jax-privacy tries every threshold and guesses members only, "
-        "privdd makes three numbers of guesses, fixed beforehand, on both sides. "
-        "A Gaussian's bound is an estimate for other mechanisms.",
-    ),
-    "check": ("Is a mechanism's epsilon true?", ""),
-    "accounting": (
-        "Epsilon of DP-SGD",
-        "Proven at delta 1e-5, one record more or less; smaller is tighter, from 0.5 % on. "
-        "privdd's figure is by "
-        "privacy loss distributions, which dp-accounting composes: a peer by "
-        "RDP is faster and looser.",
-    ),
-    "clipping": (
-        "The clipped sum of a DP-SGD step",
-        "The same records, network and clip norm. privdd's sum lies on a lattice.",
-    ),
-    "rounds": (
-        "Simulated rounds of FedAvg",
-        "The same network, records and steps; wall clock, on a machine that others used too.",
-    ),
-    "inversion": (
-        "Eight records inverted from one update",
-        "The same gradient of the same untrained network. A start of either tool moves PSNR "
-        "by "
-        "1 to 2.5 dB: less than 2.5 is not told apart.",
-    ),
-}
 ROWS: dict[
     str, tuple[str, str | None, Callable[[], Iterator[Comparison]]]
 ] = {  # name -> (heading, peer's folder if it has one, function)
@@ -494,9 +494,11 @@ def verdict(one: Comparison) -> str:
     """Who is ahead in the result; a row that is lost says so."""
     if one.gain is None:
         return "not compared"
-    return (
-        "not told apart" if abs(one.gain) <= one.margin else "ahead" if one.gain > 0 else "**lost**"
-    )
+    if abs(one.gain) <= one.margin:
+        return "not told apart"
+    if one.gain > 0:
+        return "ahead"
+    return "**lost**"
 
 
 def cost(one: Comparison) -> str:
@@ -525,9 +527,10 @@ def installed(folder: Path, requirements: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
     folder.mkdir(parents=True, exist_ok=True)
     lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    reason = (
-        (lines[0].removeprefix("ERROR: ") if lines else "pip failed") if done.returncode else ""
-    )
+    if done.returncode:
+        reason = lines[0].removeprefix("ERROR: ") if lines else "pip failed"
+    else:
+        reason = ""
     (folder / "failure.txt").write_text(reason)
     return reason
 

@@ -52,11 +52,9 @@ def commit() -> str:
 
 
 def stored(file: Path | None) -> list[dict[str, Any]]:
-    return (
-        [json.loads(line) for line in file.read_text().splitlines()]
-        if file and file.is_file()
-        else []
-    )
+    if file and file.is_file():
+        return [json.loads(line) for line in file.read_text().splitlines()]
+    return []
 
 
 def options(

@@ -70,6 +70,28 @@ SETTINGS = [
 ]
 SITE = "hospital"
 LIMIT = 1800  # seconds for a federation over servers
+APP = """
+import os
+from pathlib import Path
+from benchmarks.sealed_canaries import with_canaries
+from privdd.integrations.flower import client_app
+from privdd.integrations.flower_app import load_experiment, server
+from privdd.integrations.flower_recorder import privdd_tap
+
+PLACE, VICTIM = Path(os.environ["SEALED_PLACE"]), int(os.environ["SEALED_VICTIM"])
+
+
+def mine(context):
+    experiment = load_experiment(str(context.run_config["config"]))[1]
+    shard = experiment.shards[int(context.node_config["partition-id"])]
+    if shard.client == VICTIM:
+        shard = with_canaries(shard, PLACE / "secrets" / "site-hospital.npz")
+    return experiment.plan, experiment.new_ledger(), shard
+
+
+client = client_app(mine, simulation=True, mods=[privdd_tap(PLACE / "run")])
+__all__ = ["client", "server"]
+"""
 
 
 @dataclass(frozen=True)
@@ -220,30 +242,6 @@ def said(argv: Sequence[str]) -> str:
     if status == 1:
         raise RuntimeError(f"{argv[0]} failed")
     return out.getvalue()
-
-
-APP = """
-import os
-from pathlib import Path
-from benchmarks.sealed_canaries import with_canaries
-from privdd.integrations.flower import client_app
-from privdd.integrations.flower_app import load_experiment, server
-from privdd.integrations.flower_recorder import privdd_tap
-
-PLACE, VICTIM = Path(os.environ["SEALED_PLACE"]), int(os.environ["SEALED_VICTIM"])
-
-
-def mine(context):
-    experiment = load_experiment(str(context.run_config["config"]))[1]
-    shard = experiment.shards[int(context.node_config["partition-id"])]
-    if shard.client == VICTIM:
-        shard = with_canaries(shard, PLACE / "secrets" / "site-hospital.npz")
-    return experiment.plan, experiment.new_ledger(), shard
-
-
-client = client_app(mine, simulation=True, mods=[privdd_tap(PLACE / "run")])
-__all__ = ["client", "server"]
-"""
 
 
 def deployed(place: Path, victim: int) -> float:

@@ -34,6 +34,8 @@ from privdd.methods.fedavg import FedAvg
 from privdd.models import ModelSpec, build
 from privdd.runtime.engine import Engine, torch_threads
 
+TOGETHER = FedAvg.worlds_per_pass  # models of one wide network
+
 
 @dataclass(frozen=True)
 class Case:
@@ -59,8 +61,6 @@ class Case:
             weighting="uniform",
         )
 
-
-TOGETHER = FedAvg.worlds_per_pass  # models of one wide network
 
 CASES = {
     "28x28": Case(

@@ -96,13 +96,12 @@ def _edit_json(file: Path, rng: random.Random) -> str:
     walk(whole, "")
     node, key, path = rng.choice(places)
     old = node[key]
-    node[key] = (
-        not old
-        if isinstance(old, bool)
-        else old * 2 + 1
-        if isinstance(old, int | float)
-        else f"{old}x"
-    )
+    if isinstance(old, bool):
+        node[key] = not old
+    elif isinstance(old, int | float):
+        node[key] = old * 2 + 1
+    else:
+        node[key] = f"{old}x"
     file.write_text(json.dumps(whole))
     return path
 
@@ -113,9 +112,10 @@ def _edit_tensor(file: Path, rng: random.Random) -> str:
     name = rng.choice([name for name, tensor in parts.items() if tensor.numel()])
     changed = parts[name].clone()
     at = rng.randrange(changed.numel())
-    changed.view(-1)[at] = (
-        ~changed.view(-1)[at] if changed.dtype == torch.bool else changed.view(-1)[at] + 1
-    )
+    if changed.dtype == torch.bool:
+        changed.view(-1)[at] = ~changed.view(-1)[at]
+    else:
+        changed.view(-1)[at] = changed.view(-1)[at] + 1
     write_tensors(file, {**parts, name: changed})
     return f"{name}[{at}]"
 

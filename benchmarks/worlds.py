@@ -105,9 +105,8 @@ def main() -> None:
     def context() -> ClientContext:
         return ClientContext(0, 0, Keys(2), problem, queries=method.queries)
 
-    replace(method, matching=replace(matching, iterations=1)).local(
-        sent, {}, shard, context()
-    )  # warm up
+    # warm up
+    replace(method, matching=replace(matching, iterations=1)).local(sent, {}, shard, context())
     start = time.process_time()
     before = megabytes()
     clients = [

@@ -186,7 +186,10 @@ def describe_account(
     )
     if math.isfinite(answer.epsilon):
         exact = all(line.kind == "full" and line.noise_multiplier for line in answer.training)
-        meaning = "" if exact else ", of the Gaussian mechanism with this ε at this δ"
+        if exact:
+            meaning = ""
+        else:
+            meaning = ", of the Gaussian mechanism with this ε at this δ"
         lines.append(f"  GDP μ = {answer.mu:.3g}{meaning}")
         lines += _describe_meaning(answer)
     if not unit_is_given:

@@ -54,7 +54,10 @@ def _run_command(argv: Sequence[str]) -> int:
             bar.advance(stage, max(0, min(int(HUNDREDTHS * share), HUNDREDTHS - 1) - bar.done))
 
         result = run_check(request, show_step, shlex.join(["python", "-m", "privdd.check", *argv]))
-        page = write_check_page(result, Path(values["out"])) if "out" in values else None
+        if "out" in values:
+            page = write_check_page(result, Path(values["out"]))
+        else:
+            page = None
         bar.advance(by=HUNDREDTHS - bar.done)
     print(result.says)
     if page is not None:

@@ -162,7 +162,9 @@ def _judge_runs(values: Mapping[str, Any]) -> int:
     for run, of_run in judged.items():
         print(f"{run}\n{limits.format_results(of_run)}")
     write_results(values, policy, judged)
-    return limits.EXIT_BROKEN if limits.fails_build(policy, results) else 0
+    if limits.fails_build(policy, results):
+        return limits.EXIT_BROKEN
+    return 0
 
 
 def judge_folder(policy: Policy, folder: Path) -> list[LimitResult]:

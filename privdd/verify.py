@@ -72,7 +72,10 @@ def _run_command(values: Mapping[str, Any]) -> int:
 
         print(f"signed: {sign_run(folder, key)}")
     if verified.signer:
-        hint = "" if key else " (compare this key, or give it as key=FILE)"
+        if key:
+            hint = ""
+        else:
+            hint = " (compare this key, or give it as key=FILE)"
         print(f"signed by ed25519 {verified.signer}{hint}")
     if policy is not None:
         return _judge_limits(values, policy, verified)

@@ -32,9 +32,8 @@ import pytest
 from attacks.machine import BARE_VARIABLE
 
 MOST_SKIPPED = 0.02  # of the tests of a bare run of everything
-WITH_EXTRAS = (
-    "PRIVDD_TEST_EXTRAS"  # "1" or "0" for the workers of pytest, whose environment is bare already
-)
+# "1" or "0" for the workers of pytest, whose environment is bare already
+WITH_EXTRAS = "PRIVDD_TEST_EXTRAS"
 HIDDEN = (  # where a machine keeps what a test must not find
     "HOME",
     "XDG_CACHE_HOME",
@@ -54,11 +53,8 @@ HIDDEN = (  # where a machine keeps what a test must not find
 NO_PROXY = "http://127.0.0.1:9"
 AXE = Path(__file__).parents[1] / ".cache" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 AXE_VERSION = "4.14.1"
-EVERYTHING = (
-    "",
-    "not nightly",
-    "nightly or not nightly",
-)  # choices of marks that leave out no test of a pass
+# choices of marks that leave out no test of a pass
+EVERYTHING = ("", "not nightly", "nightly or not nightly")
 
 _machine: dict[str, str] = {}  # the environment of the machine itself, of HIDDEN alone
 _refused: list[str] = []  # addresses outside of this machine that the running test asked for

@@ -22,9 +22,8 @@ from unittest.mock import patch
 # which multiplies matrices on both, most of the time is spent in waiting for one another: ten times
 # and more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault(
-    "LOKY_MAX_CPU_COUNT", "1"
-)  # engine=auto has one process: two workers of pytest have the cores
+# engine=auto has one process: two workers of pytest have the cores
+os.environ.setdefault("LOKY_MAX_CPU_COUNT", "1")
 
 import hypothesis
 import numpy as np
@@ -35,10 +34,8 @@ from tests import quick_configs
 
 torch.set_num_threads(1)
 gc.disable()  # until all tests are collected
-REAL_FSYNC, os.fsync = (
-    os.fsync,
-    lambda handle: None,
-)  # 15 ms for each of ten thousand files, and no test cuts the power
+# 15 ms for each of ten thousand files, and no test cuts the power
+REAL_FSYNC, os.fsync = (os.fsync, lambda handle: None)
 quick_configs.install()
 hypothesis.settings.register_profile(
     "privdd", deadline=None, max_examples=25, derandomize=True, database=None

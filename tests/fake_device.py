@@ -62,9 +62,8 @@ class Traffic:
     """Where tensors moved and where the host waited: line of code -> how often."""
 
     sent: Counter[str] = field(default_factory=Counter)  # to the device
-    fetched: Counter[str] = field(
-        default_factory=Counter
-    )  # from the device: the host waits as well
+    # from the device: the host waits as well
+    fetched: Counter[str] = field(default_factory=Counter)
     waited: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -92,9 +91,8 @@ class Marks:
         for tensor in _tensors(value):
             if (storage := _storage(tensor)) is not None:
                 kept = self.there if book is None else book
-                kept[storage._cdata] = StorageWeakRef(
-                    storage
-                )  # the reference keeps the address from being used again
+                # the reference keeps the address from being used again
+                kept[storage._cdata] = StorageWeakRef(storage)
 
     def unmark(self, value: Any) -> None:
         for tensor in _tensors(value):
@@ -162,9 +160,8 @@ class _Calls(TorchFunctionMode):
             return func(args[0].detach(), *args[1:], **kwargs)
         if there and func in (Tensor.__getitem__, Tensor.__setitem__) and marks.on(args[0]):
             args = (args[0], self._sent(args[1]), *args[2:])
-        replayed = isinstance(
-            func, torch._ops.OpOverload
-        )  # of a recorded graph, in which the device is the real one
+        # of a recorded graph, in which the device is the real one
+        replayed = isinstance(func, torch._ops.OpOverload)
         asked = None if replayed else kwargs.get("device")
         if _is_cuda(asked):
             kwargs["device"] = "cpu"
@@ -332,12 +329,13 @@ def fake_gpu() -> Iterator[Marks]:
     with ExitStack() as held:
         held.enter_context(mock.patch.object(torch.cuda, "is_available", lambda: True))
         held.enter_context(mock.patch.object(torch.cuda, "device_count", lambda: 1))
+        # no graphs here
         held.enter_context(
             mock.patch(
                 "attacks.inversion.gradient_matching.record_cuda_graph",
                 lambda compute, like: compute,
             )
-        )  # no graphs here
+        )
         held.enter_context(mock.patch.object(torch.cuda, "synchronize", lambda *_: None))
         held.enter_context(mock.patch.object(torch.cuda, "mem_get_info", lambda *_: (2**33, 2**34)))
         held.enter_context(mock.patch.object(torch.cuda, "max_memory_allocated", lambda *_: 2**30))

@@ -24,13 +24,8 @@ from privdd.federated.simulation import (
 from privdd.runtime.engine import Engine
 from tests import stand_in_weights
 
-PUBLIC_MAP = {
-    "feddm_public_dp",
-    "feddm_guided_dp",
-    "dp_head",
-    "dp_means",
-    "dp_moments",
-}  # read AlexNet's weights
+# read AlexNet's weights
+PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}
 ALGOS = sorted({*group_choices("algo", [config_dir()])})
 stand_in_weights.install()
 Nested = torch.Tensor | Mapping[Any, Any]

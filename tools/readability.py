@@ -43,6 +43,7 @@ PRONOUNS = (
 WORDS = frozenset(f"{VERB_FORMS} {PRONOUNS}".split())
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 WORST_FILES = 5
+FIELD_OF = {"words": "listed", "comment": "comments"}  # the others are called like their column
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,6 @@ class Counts:
 
 
 COLUMNS = tuple(Counts().figures())
-FIELD_OF = {"words": "listed", "comment": "comments"}  # the others are called like their column
 
 
 def count_file(source: str) -> Counts:

@@ -27,9 +27,8 @@ from attacks.types import Attack, Evidence, Family, Finding, Truth, View
 
 EVALUATION_SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records
 CLEAR = 3.0  # dB: half the squared error of the closest guess for the same record; a choice
-SEARCHED = (
-    500  # public records, and held-out ones for the level of chance, a record is compared with
-)
+# public records, and held-out ones for the level of chance, a record is compared with
+SEARCHED = 500
 BASELINE_ORDER = ("class_mean", "mean", "black", "random_same_class")
 ROW_ARRAYS = ("x", "mean")  # where captures hold images, features, representations, prototypes
 

@@ -526,7 +526,10 @@ def released_labels(view: View, rows: int) -> Tensor | None:
     if "count" in value and len(value["count"].flatten()) == classes:
         labels = torch.nonzero(value["count"].flatten() > 0).flatten()
     elif _holds_class_rows(value, classes):
-        class_rows = value["mean"] if "mean" in value else value["sum"]
+        if "mean" in value:
+            class_rows = value["mean"]
+        else:
+            class_rows = value["sum"]
         labels = torch.nonzero(class_rows.flatten(1).any(1)).flatten()
     elif "y" in value and value["y"].ndim == 1 and not value["y"].is_floating_point():
         labels = value["y"][:rows]

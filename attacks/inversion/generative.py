@@ -56,7 +56,10 @@ class ImageGenerator(nn.Module):
         self.size = (h, w)
         stages = max(1, math.ceil(math.log2(max(h, w) / 4)))
         self.widths = [max(width, (4 * width) >> i) for i in range(stages)] + [c]
-        self.context = AuxiliaryEncoder(c, width) if auxiliary else None
+        if auxiliary:
+            self.context = AuxiliaryEncoder(c, width)
+        else:
+            self.context = None
         self.enter = uninitialised_layer(
             nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16
         )
@@ -230,7 +233,10 @@ class GenerativeInversion:
         model: the target, in evaluation mode, takes [0, 1] images. objective: mean cross-entropy.
         """
         many = labels.repeat(self.starts)
-        given = None if auxiliary is None else auxiliary.repeat(self.starts, 1, 1, 1)
+        if auxiliary is None:
+            code = None
+        else:
+            code = auxiliary.repeat(self.starts, 1, 1, 1)
         z = (
             torch.randn((len(many), prior.latent), generator=rng)
             .to(labels.device)
@@ -239,7 +245,7 @@ class GenerativeInversion:
         )
         optimiser = torch.optim.SGD([z], lr=self.lr, momentum=self.momentum, nesterov=True)
         for _ in range(self.iterations):
-            images = prior.generator(z, given)
+            images = prior.generator(z, code)
             loss = (
                 self.weight * F.cross_entropy(model(images), many, reduction="sum")
                 - prior.critic(images).sum()
@@ -250,7 +256,7 @@ class GenerativeInversion:
             with torch.no_grad():
                 z.clamp_(-1, 1)
         with torch.no_grad():
-            images = prior.generator(z, given)
+            images = prior.generator(z, code)
             cost = F.cross_entropy(model(images), many, reduction="none").view(self.starts, -1)
         rows = torch.arange(len(labels), device=labels.device)
         chosen = images.view(self.starts, len(labels), *images.shape[1:])[cost.argmin(0), rows]
@@ -349,7 +355,10 @@ class RoleInversion(Attack):
         knowledge = view.knowledge
         # the server sees uploaded features and holds no data; a peer sees the shared ones and holds
         # its own data
-        role = InversionRole.SERVER if view.adversary == Adversary.SERVER else InversionRole.CLIENT
+        if view.adversary == Adversary.SERVER:
+            role = InversionRole.SERVER
+        else:
+            role = InversionRole.CLIENT
         z = value["x"].detach()
         if knowledge.model is None or "y" not in value or not has_record_shape(z, knowledge.shape):
             return Evidence(

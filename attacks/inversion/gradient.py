@@ -46,6 +46,10 @@ from attacks.inversion.victim import (
 from attacks.tensors import accepts_numpy
 from attacks.validation import check_counts, check_non_negative
 
+STALL_STEPS = 5  # a run ends after so many outer steps with less than 5 % improvement in total
+SHARPNESS_GROWTH = 100.0  # how much sharper the corners are when they are about to be put back
+SOFTENED_SHARE = 0.8  # share of the iterations after which the network is the victim's own
+
 
 def running_statistics(model: nn.Module) -> dict[str, tuple[Tensor, Tensor]]:
     """Layer name -> (mean, variance) as kept by the model's batch-norm layers."""
@@ -184,11 +188,11 @@ class SeeThrough(DescentInverter):
         self, matching: GradientMatching, statistics: LayerStatistics | None
     ) -> tuple[MatchingObjective, float]:
         """statistics: by default the running ones, used as a penalty only."""
-        known = running_statistics(matching.victim.model) if statistics is None else statistics
-        return PriorObjective(matching, self.l2, self.batchnorm, self.group, known), 0.0
-
-
-STALL_STEPS = 5  # a run ends after so many outer steps with less than 5 % improvement in total
+        if statistics is None:
+            priors = running_statistics(matching.victim.model)
+        else:
+            priors = statistics
+        return PriorObjective(matching, self.l2, self.batchnorm, self.group, priors), 0.0
 
 
 @dataclass
@@ -259,10 +263,13 @@ class DLG(GradientInverter):
             variables = self._draw_start(victim, observed[0], shape, labels, generator)
             runs.append(self._minimise_by_lbfgs(victim, observed, variables, labels))
         best = min(runs, key=lambda run: run.value)
-        found = labels if labels is not None else best.variables[1].argmax(1)
+        if labels is not None:
+            recovered = labels
+        else:
+            recovered = best.variables[1].argmax(1)
         images = pixels.to_image(best.variables[0])
         return Reconstruction(
-            images, found, best.value, tuple(best.history), {"attempts": float(len(runs))}
+            images, recovered, best.value, tuple(best.history), {"attempts": float(len(runs))}
         )
 
     def _draw_start(
@@ -288,7 +295,10 @@ class DLG(GradientInverter):
         optimiser = torch.optim.LBFGS(variables)
 
         def evaluate_closure() -> float:
-            target = labels if labels is not None else variables[1].softmax(1)
+            if labels is not None:
+                target = labels
+            else:
+                target = variables[1].softmax(1)
             gradients = victim.simulated_gradients(variables[0], target)
             with torch.no_grad():
                 value, cotangents = squared_distance(gradients, observed)
@@ -318,17 +328,15 @@ class IDLG(DLG):
     joint_labels = False
 
 
-SHARPNESS_GROWTH = 100.0  # how much sharper the corners are when they are about to be put back
-SOFTENED_SHARE = 0.8  # share of the iterations after which the network is the victim's own
-
-
 class SoftenedReLU(nn.Module):
     """softplus(beta x) / beta; ReLU where beta is 0."""
 
     beta: float = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.softplus(x, beta=self.beta) if self.beta else F.relu(x)
+        if self.beta:
+            return F.softplus(x, beta=self.beta)
+        return F.relu(x)
 
 
 def soften_relus(model: nn.Module) -> tuple[nn.Module, list[SoftenedReLU]]:
@@ -361,11 +369,10 @@ class SharpeningObjective:
 
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         share = self.done / self.iterations
-        beta = (
-            self.beta * SHARPNESS_GROWTH ** (share / SOFTENED_SHARE)
-            if share < SOFTENED_SHARE
-            else 0.0
-        )
+        if share < SOFTENED_SHARE:
+            beta = self.beta * SHARPNESS_GROWTH ** (share / SOFTENED_SHARE)
+        else:
+            beta = 0.0
         for corner in self.corners:
             corner.beta = beta
         self.done += 1
@@ -430,18 +437,21 @@ class InvertingGradients(DescentInverter):
     def whole_objective(
         self, matching: GradientMatching, statistics: LayerStatistics | None
     ) -> tuple[MatchingObjective, float]:
-        twin, corners = (
-            soften_relus(matching.victim.model) if self.soften else (matching.victim.model, [])
-        )
+        if self.soften:
+            twin, corners = soften_relus(matching.victim.model)
+        else:
+            twin = matching.victim.model
+            corners = []
         matching = replace(matching, victim=Victim(twin, matching.victim.local))
-        whole = (
-            PriorObjective(matching, 0.0, self.batchnorm, 0.0, statistics)
-            if statistics
-            else matching
-        )
+        if statistics:
+            objective = PriorObjective(matching, 0.0, self.batchnorm, 0.0, statistics)
+        else:
+            objective = matching
         if corners:
-            return SharpeningObjective(whole, corners, self.soften, self.iterations), SOFTENED_SHARE
-        return whole if statistics else record_if_long(matching, self.iterations), 0.0
+            return SharpeningObjective(
+                objective, corners, self.soften, self.iterations
+            ), SOFTENED_SHARE
+        return objective if statistics else record_if_long(matching, self.iterations), 0.0
 
     def reconstruct_each(
         self,

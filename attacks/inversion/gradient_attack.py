@@ -49,6 +49,7 @@ from attacks.types import (
 from attacks.validation import check_counts, check_non_negative
 
 InversionMethod = InvertingGradients | DLG | IDLG | SeeThrough
+MIN_ITERATIONS = 10  # iterations, however small the budget
 
 
 @dataclass(frozen=True)
@@ -261,8 +262,6 @@ def _norm_layers(model: nn.Module) -> str:
 # model: Zhu, Yao, Blaschko 2023, "Surrogate model extension", eq. 5, with their alpha fixed at
 # 1/2).
 
-MIN_ITERATIONS = 10  # iterations, however small the budget
-
 
 @dataclass(frozen=True)
 class UpdateProblem:
@@ -286,11 +285,10 @@ def pose_update_problem(view: View, capture: Capture, limit: int) -> UpdateProbl
     model = victim_model(view, capture)
     local = local_steps(view.knowledge.settings)
     gradients = observed_gradients(view, capture, model)
-    statistics = (
-        sent_statistics(model, capture.broadcast, capture.value, local.steps)
-        if _sends_statistics(capture)
-        else {}
-    )
+    if _sends_statistics(capture):
+        statistics = sent_statistics(model, capture.broadcast, capture.value, local.steps)
+    else:
+        statistics = {}
     if view.surface == Surface.GRADIENT or local.steps <= limit:
         return UpdateProblem(model, gradients, local, True, statistics)
     with torch.no_grad():
@@ -389,7 +387,10 @@ class UpdateInversion(Attack):
         only approximate."""
         affordable = self.budget // (problem.gradients_per_step(records) * self.method.restarts)
         iterations = max(MIN_ITERATIONS, min(self.method.iterations, affordable))
-        objective = self.method.objective if problem.simulated else "cosine"
+        if problem.simulated:
+            objective = self.method.objective
+        else:
+            objective = "cosine"
         return replace(self.method, iterations=iterations, objective=objective)
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
@@ -404,9 +405,10 @@ class UpdateInversion(Attack):
             **measures["diagnostics"],
             **self._diagnose_objective(evidence, view, truth),
         }
-        steps = (
-            "simulated" if evidence.notes["simulated"] else "approximated by one gradient half-way"
-        )
+        if evidence.notes["simulated"]:
+            steps = "simulated"
+        else:
+            steps = "approximated by one gradient half-way"
         words = (
             f"{len(truth.x)} records, local steps {steps}, {evidence.notes['iterations']} "
             "iterations"
@@ -420,7 +422,10 @@ class UpdateInversion(Attack):
         self, evidence: Evidence, view: View, truth: Truth
     ) -> Mapping[str, Any]:
         problem = pose_update_problem(view, view.captures[0], self.simulated)
-        objective = self.method.objective if problem.simulated else "cosine"
+        if problem.simulated:
+            objective = self.method.objective
+        else:
+            objective = "cosine"
         at_truth = replace(self.method, objective=objective).evaluate_objective(
             problem.model, problem.gradients, truth.x, truth.y, local=problem.local
         )

@@ -34,15 +34,18 @@ Gradients = Sequence[Tensor]
 Objective = Callable[[Gradients, Gradients], tuple[Tensor, list[Tensor]]]
 LayerStatistics = Mapping[str, tuple[Tensor, Tensor]]  # batch-norm layer -> (mean, variance)
 MIN_NORM = 1e-20
-CPU_MEMORY = (
-    2**30
-)  # bytes, about, that the problems which go through the model at once may take on the CPU
+# bytes, about, that the problems which go through the model at once may take on the CPU
+CPU_MEMORY = 2**30
 # numbers kept a step for each activation and each parameter: a third above the ConvNet's
 NUMBERS_PER_ACTIVATION = 8
 NUMBERS_PER_PARAMETER = 6
-MIN_RECORDED_ITERATIONS = (
-    400  # of a search, from which recording its kernels once costs less than it saves
-)
+# of a search, from which recording its kernels once costs less than it saves
+MIN_RECORDED_ITERATIONS = 400
+FINAL_RATE_SHARE = 0.01  # share of the learning rate that a cosine schedule ends with
+# of the iterations, after which the published schedule divides the rate by ten
+MILESTONES = (3 / 8, 5 / 8, 7 / 8)
+BETAS = (0.9, 0.999)
+STEPS_BETWEEN_RECORDS = 50  # of the lowest objective so far
 
 
 def _inner_product(a: Gradients, b: Gradients) -> Tensor:
@@ -91,16 +94,6 @@ OBJECTIVES = {"cosine": cosine_distance, "absolute": absolute_distance}
 def mean_total_variation(images: Tensor) -> Tensor:
     """(..., h, w) -> (): mean |x_{w+1} - x_w| + mean |x_{h+1} - x_h| (anisotropic, no padding)."""
     return images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()
-
-
-FINAL_RATE_SHARE = 0.01  # share of the learning rate that a cosine schedule ends with
-MILESTONES = (
-    3 / 8,
-    5 / 8,
-    7 / 8,
-)  # of the iterations, after which the published schedule divides the rate by ten
-BETAS = (0.9, 0.999)
-STEPS_BETWEEN_RECORDS = 50  # of the lowest objective so far
 
 
 class MatchingObjective(Protocol):
@@ -153,7 +146,10 @@ class GradientMatching:
         parameters: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The value at all problems' images as one batch, of nothing but the arguments."""
-        size = self.together if 0 < self.together < len(images) else None
+        if 0 < self.together < len(images):
+            size = self.together
+        else:
+            size = None
         return torch.func.vmap(self._evaluate_functional, chunk_size=size)(
             images, labels, observed, dict(parameters)
         )
@@ -222,7 +218,10 @@ class SignedAdam:
             raise ValueError(f"schedule={self.schedule!r}: allowed are steps, cosine")
 
     def learning_rate(self, step: int) -> float:
-        warm = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        if self.warmup:
+            warm = min(1.0, (step + 1) / self.warmup)
+        else:
+            warm = 1.0
         if self.schedule == "cosine":
             wave = (1 + math.cos(math.pi * step / self.iterations)) / 2
             return self.lr * warm * (FINAL_RATE_SHARE + (1 - FINAL_RATE_SHARE) * wave)
@@ -371,9 +370,13 @@ def max_problems_per_batch(victim: Victim, images: Tensor, memory: int | None = 
 
     memory: bytes; None: ``CPU_MEMORY`` on the CPU, a share of a GPU's (``memory_budget``).
     """
-    memory = memory_budget(images.device, CPU_MEMORY) if memory is None else memory
+    if memory is None:
+        memory = memory_budget(images.device, CPU_MEMORY)
     steps = victim.local.steps
-    batch = images if victim.local.batch_size is None else images[: victim.local.batch_size]
+    if victim.local.batch_size is None:
+        batch = images
+    else:
+        batch = images[: victim.local.batch_size]
     weights = sum(p.numel() for p in victim.model.parameters())
     numbers = steps * (
         NUMBERS_PER_ACTIVATION * _count_activations(victim, batch) + NUMBERS_PER_PARAMETER * weights
@@ -426,9 +429,8 @@ class RecordedMatching:
         from torch.fx.experimental.proxy_tensor import make_fx
 
         fixed = (self.matching.labels, self.matching.observed, dict(self.matching.parameters))
-        kernels = make_fx(lambda *at: self.matching.evaluate_batch(*at))(
-            images, *fixed
-        )  # counts no self
+        # counts no self
+        kernels = make_fx(lambda *at: self.matching.evaluate_batch(*at))(images, *fixed)
         with torch.no_grad():
             return record_cuda_graph(lambda x: kernels(x, *fixed), images)
 
@@ -571,7 +573,8 @@ class DescentInverter(GradientInverter):
         starts = spread * draw_normal_like(
             stacked[0].new_zeros((k * self.start_count, *shape)), generator
         )
-        starts = starts if start is None else starts + pixels.to_input(start.to(starts))
+        if start is not None:
+            starts = starts + pixels.to_input(start.to(starts))
         repeated = [g.repeat_interleave(self.start_count, 0) for g in stacked]
         return MatchingProblems(model, repeated, labels.to(stacked[0].device), starts)
 

@@ -58,11 +58,10 @@ class MiFace:
         """
         if model.training:
             raise ValueError("model.training=True: evaluation mode is needed")
-        images = (
-            torch.zeros((len(labels), *shape), device=labels.device)
-            if start is None
-            else start.clone()
-        )
+        if start is None:
+            images = torch.zeros((len(labels), *shape), device=labels.device)
+        else:
+            images = start.clone()
         best = images.clone()
         lowest = torch.full((len(labels),), torch.inf, device=labels.device)
         window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
@@ -165,11 +164,10 @@ class ModelInversion(Attack):
         measures["baselines"] |= {
             f"label_accuracy_{n}": class_accuracy(referee, g, labels[held]) for n, g in free.items()
         }
-        judge_accuracy = (
-            class_accuracy(referee, truth.heldout_x, truth.heldout_y)
-            if len(truth.heldout_x)
-            else None
-        )
+        if len(truth.heldout_x):
+            judge_accuracy = class_accuracy(referee, truth.heldout_x, truth.heldout_y)
+        else:
+            judge_accuracy = None
         measures["diagnostics"] = {
             "methods": table,
             "method": best,
@@ -180,7 +178,10 @@ class ModelInversion(Attack):
         measures["diagnostics"]["psnr_interval"] = list(bootstrap_interval(quality, generator))
         gain = bootstrap_interval(quality - psnr(free["class_mean"], member_means), generator)
         measures["diagnostics"]["gain_interval"] = list(gain)
-        words = "" if gain[0] > 0 else "; adds nothing to the public mean image of each class"
+        if gain[0] > 0:
+            words = ""
+        else:
+            words = "; adds nothing to the public mean image of each class"
         measures["note"] = f"against the mean image of each class of the client{words}"
         figures = {"real": member_means, "reconstructed": evidence.extra[best][held]}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)

@@ -191,14 +191,19 @@ class Victim:
         parameters: theta_0, in the model's order (only with ``functional``); None: the model's own.
         """
         if not functional and self._is_single_step:
-            value = F.cross_entropy(
-                self.model(images), labels
-            )  # without swapping parameters: fastest
+            # without swapping parameters: fastest
+            value = F.cross_entropy(self.model(images), labels)
             return list(
                 torch.autograd.grad(value, list(self.model.parameters()), create_graph=True)
             )
-        start = self.detached_parameters() if parameters is None else dict(parameters)
-        here = start if functional else {name: p.requires_grad_() for name, p in start.items()}
+        if parameters is None:
+            start = self.detached_parameters()
+        else:
+            start = dict(parameters)
+        if functional:
+            here = start
+        else:
+            here = {name: p.requires_grad_() for name, p in start.items()}
         speed: list[Tensor] = []
         for step in range(self.local.steps):
             slope = self._loss_gradient(
@@ -208,7 +213,10 @@ class Victim:
                 functional,
             )
             slope = [self._add_penalties(g, here[n], start[n]) for g, n in zip(slope, here)]
-            speed = [self.local.momentum * v + g for v, g in zip(speed, slope)] if step else slope
+            if step:
+                speed = [self.local.momentum * v + g for v, g in zip(speed, slope)]
+            else:
+                speed = slope
             if self.local.steps > 1:
                 here = {name: p - self.local.lr * v for (name, p), v in zip(here.items(), speed)}
         if self.local.steps == 1:
@@ -218,7 +226,9 @@ class Victim:
     def _add_penalties(self, slope: Tensor, here: Tensor, start: Tensor) -> Tensor:
         if self.local.weight_decay:
             slope = slope + self.local.weight_decay * here
-        return slope + self.local.proximal * (here - start) if self.local.proximal else slope
+        if self.local.proximal:
+            return slope + self.local.proximal * (here - start)
+        return slope
 
     def _loss_gradient(
         self, at: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool

@@ -54,9 +54,8 @@ class PlantedEmbedding(ChosenModel):
         pixels = first.in_features
         size = first.in_features + GATE_COORDINATES
         blocks = first.out_features // size
-        share = head.out_features / max(
-            records, 2 * head.out_features
-        )  # one record of a class of average size
+        # one record of a class of average size
+        share = head.out_features / max(records, 2 * head.out_features)
         weights, thresholds = draw_gates(public_x, blocks, share, generator)
         with torch.no_grad():
             for layer in (first, second, head):

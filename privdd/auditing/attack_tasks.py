@@ -34,11 +34,16 @@ from privdd.runtime.seal import FILES_KEY, file_sha256
 # ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It
 # is shared in equal parts (Bonferroni) by the bounds of membership attacks and of guarantee tests,
 # which are counted before any is made.
-TESTS_PER_MECHANISM = (
-    6  # at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
-)
+# at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
+TESTS_PER_MECHANISM = 6
 WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
+MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
+# families whose attacks start before all others, in this order
+LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)
+ONE_RUN = "one_run_"  # how findings of a game of canaries are named
+# keys of a row that are no measures
+HEAD = {"surface", "attack", "family", "adversary", "message", "refutes"}
 
 
 @dataclass(frozen=True)
@@ -93,14 +98,6 @@ def error_budget(
     return ErrorBudget(alpha, max(1, tests + replaced), replaced)
 
 
-MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
-LONGEST_FIRST = (
-    Family.GRADIENT_INVERSION,
-    Family.MODEL_INVERSION,
-    Family.RECONSTRUCTION,
-)  # then all others
-
-
 @dataclass(frozen=True)
 class AttackJob:
     """One attack on one view; note: where the view comes from, in words; remarks: what else a
@@ -144,12 +141,11 @@ class AttackTask:
 
     def run(self) -> list[AttackOutcome]:
         """The outcome of each job, on the CPU."""
-        there = (
-            replace(self, jobs=to_device(self.jobs, self.terms.device))
-            if self.jobs[0].attack.on_gpu
-            else self
-        )
-        return there._run_jobs(self.jobs)
+        if self.jobs[0].attack.on_gpu:
+            task = replace(self, jobs=to_device(self.jobs, self.terms.device))
+        else:
+            task = self
+        return task._run_jobs(self.jobs)
 
     def _run_jobs(self, given: Sequence[AttackJob]) -> list[AttackOutcome]:
         """given: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
@@ -197,9 +193,10 @@ class AttackTask:
         began = time.monotonic()
         there = self.jobs[at]
         try:
-            finding = (
-                job.attack.judge(evidence, there.view, there.truth) if refused is None else refused
-            )
+            if refused is None:
+                finding = job.attack.judge(evidence, there.view, there.truth)
+            else:
+                finding = refused
         except Exception as error:
             finding = _failed_finding(job, error)
         finding, evidence = to_device((finding, evidence), "cpu")
@@ -215,7 +212,10 @@ class AttackTask:
                 diagnostics={**finding.measures.get("diagnostics", {}), **bound}
             )
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
-        records = exposed_records(finding, job.view) if self.terms.pictures else {}
+        if self.terms.pictures:
+            records = exposed_records(finding, job.view)
+        else:
+            records = {}
         named = replace(finding, attack=job.name, message=job.view.message)
         return AttackOutcome(named, evidence_tensors(finding, evidence, job.view) | records)
 
@@ -229,7 +229,9 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
         why = job.attack.nothing_to_read(job.view)
     except Exception as error:
         return _failed_finding(job, error)
-    return unreadable_finding(job.attack, job.view, why) if why else None
+    if why:
+        return unreadable_finding(job.attack, job.view, why)
+    return None
 
 
 def _failed_finding(job: AttackJob, error: Exception) -> Finding:
@@ -430,17 +432,6 @@ def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
         return {}
     at = torch.tensor([row["record"] for row in rows])
     return {"exposed": records[at].clone(), "exposed_label": view.worlds.labels[at].clone()}
-
-
-ONE_RUN = "one_run_"  # how findings of a game of canaries are named
-HEAD = {
-    "surface",
-    "attack",
-    "family",
-    "adversary",
-    "message",
-    "refutes",
-}  # of a row: all that is no measure
 
 
 @dataclass(frozen=True)

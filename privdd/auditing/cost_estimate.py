@@ -56,6 +56,29 @@ CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+# What was measured on digits, in CPU seconds of one core.
+START_SECONDS = 10.0  # imports, config, data, and the page
+# a worker that loads everything; one that is forked
+WORKER_SECONDS = 4.0
+FORKSERVER_SECONDS = 3.5
+FORK_SECONDS = 0.5
+STEPS_PER_SEARCH_STEP = 5.0  # passes of ``time_pass`` that one step of an attack's search costs
+# passes that each local step costs, where a gradient inversion goes through it in one step
+STEPS_PER_LOCAL_STEP = 0.6
+SIGNAL_SECONDS = 0.1  # all membership attacks, for each shadow model of the client
+TEST_SECONDS = 0.6  # all guarantee tests, for each of ``slow_runs``
+# of a replay: one of several that share their work, or train as one wide network
+SHARED_SHARE = 0.3
+WIDE_SHARE = 0.8
+SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
+MIN_ANNOUNCED_SECONDS = 60.0  # shorter runs are not announced
+ANNOUNCEMENT_SECONDS = 2.0  # of CPU, that the announcement may take
+DRY_RUN_SECONDS = 30.0
+TIMED_TEST_RECORDS = 250
+PASS_RECORDS = 16
+PASSES = 10
+PASS_SECONDS = 0.1
+SMALL_WIDTH = 32
 
 
 @dataclass(frozen=True)
@@ -126,7 +149,9 @@ def _memory_bytes(experiment: Experiment) -> int:
 def count_model_numbers(experiment: Experiment) -> int:
     """Numbers in the classifier that travels."""
     model = experiment.plan.method.audit_hooks.classifier(experiment.plan.problem)
-    return 0 if model is None else sum(t.numel() for t in model.state_dict().values())
+    if model is None:
+        return 0
+    return sum(t.numel() for t in model.state_dict().values())
 
 
 def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> None:
@@ -178,9 +203,8 @@ def free_memory() -> int | None:
 
 
 def _size_text(size: float) -> str:
-    return format_bytes(size).replace(
-        "\u00a0", " "
-    )  # a terminal's text is searched for what was typed
+    # a terminal's text is searched for what was typed
+    return format_bytes(size).replace("\u00a0", " ")
 
 
 @dataclass(frozen=True)
@@ -277,7 +301,12 @@ def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
     shards = [replace(one, test=test) for one, test in zip(experiment.shards, few[1:])]
     measure_accuracy(experiment.plan, progress, few[0], shards)
     is_global = experiment.plan.method.audit_hooks.accuracy_kind == "global"
-    all_tests, timed = ([whole], few[:1]) if is_global else (personal, few[1:])
+    if is_global:
+        all_tests = [whole]
+        timed = few[:1]
+    else:
+        all_tests = personal
+        timed = few[1:]
     return (time.process_time() - began) * sum(map(len, all_tests)) / max(1, sum(map(len, timed)))
 
 
@@ -313,32 +342,6 @@ def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> Rou
         if plan.method.audit_hooks.timing_group(s) == plan.method.audit_hooks.timing_group(t)
     ]
     return timed[max(alike or known)]
-
-
-# What was measured on digits, in CPU seconds of one core.
-START_SECONDS = 10.0  # imports, config, data, and the page
-# a worker that loads everything; one that is forked
-WORKER_SECONDS = 4.0
-FORKSERVER_SECONDS = 3.5
-FORK_SECONDS = 0.5
-STEPS_PER_SEARCH_STEP = 5.0  # passes of ``time_pass`` that one step of an attack's search costs
-STEPS_PER_LOCAL_STEP = (
-    0.6  # and that each local step costs which a gradient inversion goes through in one step
-)
-SIGNAL_SECONDS = 0.1  # all membership attacks, for each shadow model of the client
-TEST_SECONDS = 0.6  # all guarantee tests, for each of ``slow_runs``
-# of a replay: one of several that share their work, or train as one wide network
-SHARED_SHARE = 0.3
-WIDE_SHARE = 0.8
-SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
-MIN_ANNOUNCED_SECONDS = 60.0  # shorter runs are not announced
-ANNOUNCEMENT_SECONDS = 2.0  # of CPU, that the announcement may take
-DRY_RUN_SECONDS = 30.0
-TIMED_TEST_RECORDS = 250
-PASS_RECORDS = 16
-PASSES = 10
-PASS_SECONDS = 0.1
-SMALL_WIDTH = 32
 
 
 @dataclass(frozen=True)
@@ -523,15 +526,26 @@ def _replay_stage(
     phases = dict[str, list[float]]()
     for t, timing in rounds.items():
         phases.setdefault(plan.method.audit_hooks.phase(t), []).append(timing.audited)
-    often = len(rounds) if chained else min(audit.rounds, SNAPSHOTS_PER_PHASE)
+    if chained:
+        often = len(rounds)
+    else:
+        often = min(audit.rounds, SNAPSHOTS_PER_PHASE)
     one = sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
     replays = replay_count(experiment, attacks) - 1
     wide = plan.method.audit_hooks.shares_work or prefers_wide_network(
         plan.method, plan.problem, replays
     )
-    group = min(plan.method.audit_hooks.worlds_per_pass, max(replays, 1)) if wide else 1
+    if wide:
+        group = min(plan.method.audit_hooks.worlds_per_pass, max(replays, 1))
+    else:
+        group = 1
     together = plan.method.audit_hooks.shares_work and not chained
-    share = 1.0 if not wide or plan.mechanisms else SHARED_SHARE if together else WIDE_SHARE
+    if not wide or plan.mechanisms:
+        share = 1.0
+    elif together:
+        share = SHARED_SHARE
+    else:
+        share = WIDE_SHARE
     return spread_tasks(one * share * group, math.ceil(replays / group), experiment.engine.size)
 
 

@@ -21,9 +21,34 @@ from privdd.privacy.ledger import Ledger, Release
 # Signals (losses, gradients) are NaN where the model is: a rate of those would look like an attack
 # that failed.
 DIVERGED_NOTE = "not run: training diverged, so there is no model whose signals could be read"
-UNREAD_REASON = (
-    "not read by the attacks asked for"  # why a surface is not attacked where audit.require=some
-)
+# why a surface is not attacked where audit.require=some
+UNREAD_REASON = "not read by the attacks asked for"
+# A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its
+# ``signal`` names, and
+# in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is
+# ``untested`` = {part: why}. A part that no test covers is untested, and so is one that any test
+# had to leave out.
+NOISE_PART = "noise"  # the law of each number's noise
+# numbers, releases, rounds and clients do not share it; it does not take itself off
+JOINT_NOISE_PART = "joint noise"
+SAMPLING_PART = "sampling"  # independent coins of the probability that the accounting counts on
+SENSITIVITY_PART = "sensitivity"  # how far one record (or client) moves the value before noise
+MEMORY_PART = "memory"  # what the client keeps of earlier rounds
+MESSAGES_PART = "messages"  # all that leaves beside the releases
+LEDGER_PART = "ledger"  # each release is in it, as it was made
+WHOLE_RUN_PART = "whole run"  # all releases of all rounds together
+TESTS_BY_PART: Mapping[str, Sequence[str]] = {  # part -> the tests that can look at it
+    NOISE_PART: ("t0_noise",),
+    JOINT_NOISE_PART: ("t0_noise",),
+    SAMPLING_PART: ("t0_sampling",),
+    SENSITIVITY_PART: ("t1_sensitivity",),
+    MEMORY_PART: ("t1_told",),
+    MESSAGES_PART: ("t1_told",),
+    LEDGER_PART: ("t0_ledger",),
+    WHOLE_RUN_PART: ("t2_whole_run",),
+}
+# of runs from before tests said what they looked at
+PARTS_OF_OLD_RUNS = (NOISE_PART, SAMPLING_PART, SENSITIVITY_PART)
 
 
 def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
@@ -32,11 +57,10 @@ def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     silent = [
         one for one in findings if one.measures.get("status") in ("nothing_to_read", "failed")
     ]
-    why = (
-        f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}"
-        if silent
-        else ""
-    )
+    if silent:
+        why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}"
+    else:
+        why = ""
     return f"not attacked: {why}" if why else False
 
 
@@ -48,7 +72,9 @@ def is_about_releases(family: Family, adversary: Adversary) -> bool:
 
 def describe_waiver(reason: str) -> str:
     """The text in the findings for a surface that ``audit.waive`` names with this reason."""
-    return f"not attacked: {reason}" if reason.startswith(UNREAD_REASON) else f"waived: {reason}"
+    if reason.startswith(UNREAD_REASON):
+        return f"not attacked: {reason}"
+    return f"waived: {reason}"
 
 
 def is_applicable_to(attack: Attack, surface: Surface, adversary: Adversary, worlds: int) -> bool:
@@ -59,9 +85,8 @@ def is_applicable_to(attack: Attack, surface: Surface, adversary: Adversary, wor
     if attack.family == Family.MEMBERSHIP:
         return worlds >= attack.least_worlds
     if attack.family == Family.GRADIENT_INVERSION and not attack.whole_client:
-        return (
-            worlds == 0
-        )  # these attack single-record probes, the worst case, instead of the real update
+        # these attack single-record probes, the worst case, instead of the real update
+        return worlds == 0
     return worlds > 0
 
 
@@ -77,7 +102,10 @@ def expected_views(
         if surface == Surface.UPDATE and audit.victims > 0:
             yield surface, Adversary.SERVER, 0
     for surface in method.broadcasts.values():
-        adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
+        if surface == Surface.GLOBAL_MODEL:
+            adversary = Adversary.PUBLIC
+        else:
+            adversary = Adversary.PEER
         yield (
             surface,
             adversary,
@@ -95,7 +123,10 @@ def check_coverage(
     its number of worlds (replays) decides what membership attacks can read; shipped: the attacks
     that the message may suggest."""
     for name, surface in method.uploads.items():
-        hooks = "" if str(surface) in audit.waive else missing_hooks(method, surface)
+        if str(surface) in audit.waive:
+            hooks = ""
+        else:
+            hooks = missing_hooks(method, surface)
         if hooks:
             raise BadConfig(
                 f"algo: {type(method).__name__} sends {name!r} (surface {surface}), in "
@@ -105,7 +136,10 @@ def check_coverage(
             )
     if missing := uncovered_surfaces(method, attacks, audit):
         more = _suggest_attacks(method, attacks, shipped(), missing, audit)
-        adding = f"ask for attack=[{','.join([*attacks, *more])}], or " if more else ""
+        if more:
+            adding = f"ask for attack=[{','.join([*attacks, *more])}], or "
+        else:
+            adding = ""
         waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
         raise BadConfig(
             f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)} with "
@@ -202,38 +236,6 @@ def findings_of_diverged_run(
                 row = Finding(surface, name, attack.family, adversary, measures)
                 found.setdefault((surface, name, adversary), row)
     return tuple(found.values())
-
-
-# A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its
-# ``signal`` names, and
-# in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is
-# ``untested`` = {part: why}. A part that no test covers is untested, and so is one that any test
-# had to leave out.
-NOISE_PART = "noise"  # the law of each number's noise
-# numbers, releases, rounds and clients do not share it; it does not take itself off
-JOINT_NOISE_PART = "joint noise"
-SAMPLING_PART = "sampling"  # independent coins of the probability that the accounting counts on
-SENSITIVITY_PART = "sensitivity"  # how far one record (or client) moves the value before noise
-MEMORY_PART = "memory"  # what the client keeps of earlier rounds
-MESSAGES_PART = "messages"  # all that leaves beside the releases
-LEDGER_PART = "ledger"  # each release is in it, as it was made
-WHOLE_RUN_PART = "whole run"  # all releases of all rounds together
-
-TESTS_BY_PART: Mapping[str, Sequence[str]] = {  # part -> the tests that can look at it
-    NOISE_PART: ("t0_noise",),
-    JOINT_NOISE_PART: ("t0_noise",),
-    SAMPLING_PART: ("t0_sampling",),
-    SENSITIVITY_PART: ("t1_sensitivity",),
-    MEMORY_PART: ("t1_told",),
-    MESSAGES_PART: ("t1_told",),
-    LEDGER_PART: ("t0_ledger",),
-    WHOLE_RUN_PART: ("t2_whole_run",),
-}
-PARTS_OF_OLD_RUNS = (
-    NOISE_PART,
-    SAMPLING_PART,
-    SENSITIVITY_PART,
-)  # of runs from before tests said what they looked at
 
 
 def covered_diagnostics(test: str, rounds: Collection[int]) -> dict[str, Any]:

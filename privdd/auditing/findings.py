@@ -48,9 +48,29 @@ from privdd.runtime.engine import describe_engine, describe_mixed_workers
 from privdd.runtime.files import SCHEMA, to_plain_json, write_json
 from privdd.runtime.run_folder import RunFolder, run_provenance
 
-CERTIFICATE_KEY = (
-    "certificate"  # in a finding's diagnostics: how a bound for the whole run was come by
+# in a finding's diagnostics: how a bound for the whole run was come by
+CERTIFICATE_KEY = "certificate"
+PUBLIC_BY_RELATION = {
+    "add_remove": "nothing of a client's records, not how many there are either",
+    "zero_out": "how many records a client has, and the labels that are sent beside them: these "
+    "depend on its records",
+    "replace": "how many records a client has, which depends on its records",
+}
+GLOBAL_ACCURACY_NOTE = (
+    "of the published model, on test records that no client trains on: post-processing of "
+    "what has a row"
 )
+PERSONAL_ACCURACY_NOTE = (
+    "of each client's own model, on that client's own test records: measured by the "
+    "simulator only. No row counts it "
+    "and no ε covers it; in a real federation it would be one more disclosure"
+)
+AUDIT_NOTE = (
+    "what attacks found is worked out from private records, by the evaluator only; no ε covers it"
+)
+# A finding without any of these only explains why its attack had nothing to read; it does not count
+# as an attack.
+MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_shown"}
 
 
 def shown_entries(findings: Sequence[Finding]) -> dict[str, Any]:
@@ -72,7 +92,9 @@ def shown_entries_of_surface(
     """The shown entries of one surface: those of the run if all that the audited client spends
     lies behind this surface, else none."""
     spent = {row.id for row in ledger.releases if row.client == victim and row.is_protected}
-    return shown_entries(findings) if spent and spent <= ledger.behind([surface]) else {}
+    if spent and spent <= ledger.behind([surface]):
+        return shown_entries(findings)
+    return {}
 
 
 def manifest_json(
@@ -109,26 +131,6 @@ def manifest_json(
 # the relation says so.
 
 
-PUBLIC_BY_RELATION = {
-    "add_remove": "nothing of a client's records, not how many there are either",
-    "zero_out": "how many records a client has, and the labels that are sent beside them: these "
-    "depend on its records",
-    "replace": "how many records a client has, which depends on its records",
-}
-GLOBAL_ACCURACY_NOTE = (
-    "of the published model, on test records that no client trains on: post-processing of "
-    "what has a row"
-)
-PERSONAL_ACCURACY_NOTE = (
-    "of each client's own model, on that client's own test records: measured by the "
-    "simulator only. No row counts it "
-    "and no ε covers it; in a real federation it would be one more disclosure"
-)
-AUDIT_NOTE = (
-    "what attacks found is worked out from private records, by the evaluator only; no ε covers it"
-)
-
-
 def noise_settings_of(experiment: Experiment) -> dict[str, Any] | None:
     """{"source", "paired", "for_release"}, None where no mechanism adds noise."""
     privacy = experiment.privacy
@@ -161,15 +163,18 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     all_in = [t for t in range(plan.method.rounds) if plan.method.needs_all_clients(t)]
     taken = max(1, round_half_up(plan.fraction * clients))
     yield "rounds", str(plan.method.rounds)
-    who = (
-        f"all {clients} clients in every round"
-        if taken == clients
-        else f"{taken} of {clients} clients a round"
+    if taken == clients:
+        clients_text = f"all {clients} clients in every round"
+    else:
+        clients_text = f"{taken} of {clients} clients a round"
+    clients_text += (
+        f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
     )
-    who += f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
     yield (
         "participation",
-        who if taken == clients else f"{who}, drawn from the seed: who takes part is no secret",
+        clients_text
+        if taken == clients
+        else f"{clients_text}, drawn from the seed: who takes part is no secret",
     )
     if plan.trust.is_summed:
         yield "what the server sees", _describe_secure_sum(plan)
@@ -225,11 +230,17 @@ def _describe_applications(plan: Plan, name: str) -> str:
     if not each:
         return "none"
     active = sum(map(bool, counts))
-    some = (
-        "each round" if all(counts) else "one round" if active == 1 else f"each of {active} rounds"
-    )
-    often = f"{min(each)}" if len(each) == 1 else f"{min(each)} to {max(each)}"
-    return f"{often} by a client in {some}"
+    if all(counts):
+        active_text = "each round"
+    elif active == 1:
+        active_text = "one round"
+    else:
+        active_text = f"each of {active} rounds"
+    if len(each) == 1:
+        often = f"{min(each)}"
+    else:
+        often = f"{min(each)} to {max(each)}"
+    return f"{often} by a client in {active_text}"
 
 
 def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
@@ -245,7 +256,10 @@ def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
             rows.setdefault(release.name, []).append(release)
     for name, releases in rows.items():
         sizes = sorted({sum(map(math.prod, r.shape.values())) for r in releases})
-        said = f"{sizes[0]} numbers" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} numbers"
+        if len(sizes) == 1:
+            said = f"{sizes[0]} numbers"
+        else:
+            said = f"{sizes[0]} to {sizes[-1]} numbers"
         count = max(len(r.shape) for r in releases)
         yield f"shape of {name}", f"{said} in {count} tensor{'s' if count > 1 else ''}"
 
@@ -256,11 +270,6 @@ def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
     if experiment.plan.mechanisms:
         of_record = PUBLIC_BY_RELATION[privacy.relation]
         yield "made public by the relation", of_client if privacy.unit == "client" else of_record
-
-
-# A finding without any of these only explains why its attack had nothing to read; it does not count
-# as an attack.
-MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_shown"}
 
 
 def paper_claims_of(experiment: Experiment) -> list[Claim]:
@@ -434,11 +443,9 @@ def _printed_epsilon(finding: Finding, stated: Mapping[str, float], ledger: Ledg
     """The epsilon that a row prints as stated: what follows for a record from a client's only where
     it is broken."""
     promised = stated.get(str(finding.surface))
-    return (
-        promised
-        if states_records(ledger) or (promised is not None and deciding_bound(finding) > promised)
-        else None
-    )
+    if states_records(ledger) or (promised is not None and deciding_bound(finding) > promised):
+        return promised
+    return None
 
 
 def reconstruction_rows(ledger: Ledger, claims: Sequence[Claim]) -> list[dict[str, Any]]:
@@ -489,9 +496,10 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
 def _missing_map_entry(experiment: Experiment, key: SurfaceKey) -> dict[str, str]:
     """Hooks of the method without which attacks have no map to what clients send on a surface."""
     surface, sender = key
-    hooks = (
-        missing_map_hooks(experiment.plan.method, Surface(surface)) if sender == "client" else ""
-    )
+    if sender == "client":
+        hooks = missing_map_hooks(experiment.plan.method, Surface(surface))
+    else:
+        hooks = ""
     return {"missing_hooks": hooks} if hooks else {}
 
 

@@ -55,6 +55,7 @@ from privdd.privacy.mechanisms.noise_share import share_count_of
 CHECKED_CLIENTS = 2
 CHECKED_ROUNDS = 3
 CHECKED_RECORDS = 4  # of each class, before an audit
+DEFAULT_SHAPES = ((1, 8, 8), (3, 8, 8))  # of images that a method is tried on, grey and colour
 
 
 class BrokenContract(ValueError):
@@ -85,9 +86,6 @@ class CheckedRound:
         return self.plan.method.local(
             self.plan.method.broadcast(self.server), self.memory, self.shard.client_data, ctx
         )
-
-
-DEFAULT_SHAPES = ((1, 8, 8), (3, 8, 8))  # of images that a method is tried on, grey and colour
 
 
 def check_method(
@@ -156,7 +154,10 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     classes = plan.problem.classes
     try:
         if names:
-            relation = "add_remove" if subject.ledger.unit == "client" else subject.ledger.relation
+            if subject.ledger.unit == "client":
+                relation = "add_remove"
+            else:
+                relation = subject.ledger.relation
             check_method(
                 plan.method,
                 mechanisms=plan.mechanisms,
@@ -173,7 +174,11 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         leaks = []
     line, message = leaks[0] if leaks else (lines[0], "")
     note = f"on a small federation of random images: {line}"
-    verdict: dict[str, Any] = {"refuted": True} if leaks else {"untested": {MESSAGES_PART: note}}
+    verdict: dict[str, Any]
+    if leaks:
+        verdict = {"refuted": True}
+    else:
+        verdict = {"untested": {MESSAGES_PART: note}}
     accused = message or ", ".join(names)
     yield subject.run_finding(INTERFERENCE_TEST, accused, 1, note, verdict).with_measures(
         signal=", ".join(names)

@@ -54,6 +54,17 @@ from privdd.privacy.noise import ZERO_NOISE
 from privdd.privacy.trade_off import trade_off
 from privdd.training.dp_sgd import QUERY
 
+CANDIDATES_PER_CANARY = 4  # candidates for each canary
+MAX_NOISE_SCALE = 64.0  # times the stated noise: no larger fault is distinguished
+LOG = logging.getLogger("privdd")
+ANALYST_NOTE = (
+    "the analyst of the guarantee sees every noised release of all rounds, from which "
+    "all that this client sends is "
+    "computed, and knows the client's other records; one transcript is what was "
+    "released, and the coins and noise of the "
+    "others are drawn by the mechanism's law along its queries"
+)
+
 # The onlooker knows all that the analyst of the guarantee knows: the client's other records and
 # which of them were sampled, every canary, the public maps, and every released output. It runs the
 # method's local work with all canaries present, is handed the real outputs in turn, and notes for
@@ -101,11 +112,10 @@ class TranscriptReader:
         self, mechanism: Mechanism, name: str, output: Output | None, *asked: Any
     ) -> Tensors:
         partition, rows = asked
-        value = (
-            mechanism(rows, ZERO_NOISE).value
-            if self.observed is None
-            else self.observed.outputs[self.answered]
-        )
+        if self.observed is None:
+            value = mechanism(rows, ZERO_NOISE).value
+        else:
+            value = self.observed.outputs[self.answered]
         self.note(ObservedRelease(name, partition, rows, self.drawn.get(name), value))
         self.answered += 1
         return value
@@ -117,7 +127,10 @@ def is_noised_sum(mechanism: Mechanism) -> bool:
     if not mechanism.per_record:  # it may have no event
         return False
     event = mechanism.event
-    inner = event.event if isinstance(event, dpa.PoissonSampledDpEvent) else event
+    if isinstance(event, dpa.PoissonSampledDpEvent):
+        inner = event.event
+    else:
+        inner = event
     return isinstance(inner, dpa.GaussianDpEvent)
 
 
@@ -166,15 +179,17 @@ def noised_sum_of_release(
             f"{asked.name}: the cell {asked.partition!r} is no class: which records are "
             "in it is not known"
         )
-    own = torch.ones(len(base), dtype=torch.bool) if label is None else (base.y == label).cpu()
-    theirs = (
-        torch.ones(len(candidates), dtype=torch.bool)
-        if label is None
-        else (candidates.y == label).cpu()
-    )
+    if label is None:
+        base_positions = torch.ones(len(base), dtype=torch.bool)
+    else:
+        base_positions = (base.y == label).cpu()
+    if label is None:
+        theirs = torch.ones(len(candidates), dtype=torch.bool)
+    else:
+        theirs = (candidates.y == label).cpu()
     at = theirs.nonzero()[:, 0].numpy()
     rows = asked.rows
-    size = int(own.sum())
+    size = int(base_positions.sum())
     if not len(at):
         return None
     if count_records(rows) != size + len(at):
@@ -185,7 +200,10 @@ def noised_sum_of_release(
     if (
         asked.taken is not None
     ):  # one coin for each of the client's records, or for each of this partition
-        taken = asked.taken[own] if len(asked.taken) == len(base) else asked.taken[:size]
+        if len(asked.taken) == len(base):
+            taken = asked.taken[base_positions]
+        else:
+            taken = asked.taken[:size]
     silent = mechanism(take_records(rows, taken.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
     effects = [
         clean_numbers(mechanism, take_records(rows, slice(size + i, size + i + 1)))
@@ -200,10 +218,6 @@ def noised_sum_of_release(
         silent.noise_std,
         float(mechanism.sampling_probability),
     )
-
-
-CANDIDATES_PER_CANARY = 4  # candidates for each canary
-MAX_NOISE_SCALE = 64.0  # times the stated noise: no larger fault is distinguished
 
 
 @dataclass(frozen=True)
@@ -409,7 +423,9 @@ def _refuted_epsilon(
     value = 0.0
     if scale > 1 / MAX_NOISE_SCALE:
         value = epsilon_at(event, delta, relation=relation, scale=min(scale, MAX_NOISE_SCALE))
-    return max(value, stated * (1 + 1e-9)) if scale > 1 else min(value, stated)
+    if scale > 1:
+        return max(value, stated * (1 + 1e-9))
+    return min(value, stated)
 
 
 def _describe_scores(
@@ -445,16 +461,6 @@ def _canary_finding(
         "note": note,
     }
     return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, measures)
-
-
-LOG = logging.getLogger("privdd")
-ANALYST_NOTE = (
-    "the analyst of the guarantee sees every noised release of all rounds, from which "
-    "all that this client sends is "
-    "computed, and knows the client's other records; one transcript is what was "
-    "released, and the coins and noise of the "
-    "others are drawn by the mechanism's law along its queries"
-)
 
 
 def is_closed_form(plan: Plan) -> bool:

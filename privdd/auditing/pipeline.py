@@ -75,9 +75,8 @@ class AuditState:
     transcript: tuple[ObservedRound, ...] = ()
     distillation: DistillationDiagnostics | None = None  # None if nothing was distilled
     # from replay_client
-    noised_sums: NoisedSumScores | None = (
-        None  # what the noised sums say, where all that is sent comes of them
-    )
+    # what the noised sums say, where all that is sent comes of them
+    noised_sums: NoisedSumScores | None = None
     signals: ShadowSignals = field(default_factory=ShadowSignals)  # of all replays
     # from attack_views and audit_guarantees
     findings: tuple[Finding, ...] = ()
@@ -241,7 +240,10 @@ def audit_guarantees(state: AuditState) -> AuditState:
     kept = state.earlier.not_lost(without_single_ratios(subject, found))
     played: tuple[Finding, ...] = ()
     if state.canaries is not None:
-        played = state.earlier.of_canaries() if not state.transcript else ()
+        if not state.transcript:
+            played = state.earlier.of_canaries()
+        else:
+            played = ()
         played = played or tuple(
             canary_findings_of_run(run, state.canaries, state.transcript, state.budget.confidence)
         )

@@ -28,6 +28,14 @@ from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.noise import CustomNoise, Noise
 from privdd.runtime.progress import show_progress
 
+SUM_GRANTED = (
+    "the adversary sees the sum over clients, and knows what the other clients' data add to it"
+)
+SUM_NOT_GRANTED = (
+    "the adversary sees the sum over clients, and takes it for what the audited client sent"
+)
+SIGNALS_VERSION = b"3"  # of how signals are read: replays that another version read are read anew
+
 
 @dataclass(frozen=True)
 class MembershipGame:
@@ -54,7 +62,10 @@ class MembershipGame:
         keep = torch.ones(len(self.whole), dtype=torch.bool)
         keep[self.audited] = self.masks[world]
         gone = self.whole.take(~keep)
-        nulls = replace(gone, x=torch.zeros_like(gone.x)) if self.relation == "zero_out" else None
+        if self.relation == "zero_out":
+            nulls = replace(gone, x=torch.zeros_like(gone.x))
+        else:
+            nulls = None
         return replace(
             shard,
             train=self.whole.take(keep),
@@ -93,12 +104,6 @@ def draw_membership_game(
 # data add to the sum, as differential privacy grants it, and none of their noise. Attacks without
 # replays are not: they read the sum as if it were one client's.
 Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
-SUM_GRANTED = (
-    "the adversary sees the sum over clients, and knows what the other clients' data add to it"
-)
-SUM_NOT_GRANTED = (
-    "the adversary sees the sum over clients, and takes it for what the audited client sent"
-)
 
 
 def scale_noise(noise: Noise, times: float) -> Noise:
@@ -152,11 +157,10 @@ def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Upload
     of the others."""
     if not plan.trust.is_summed:
         return sent
-    over = (
-        len(plan.participants(round))
-        if plan.method.aggregation_kind(plan.mechanisms) == "mean"
-        else 1
-    )
+    if plan.method.aggregation_kind(plan.mechanisms) == "mean":
+        over = len(plan.participants(round))
+    else:
+        over = 1
     return {
         name: {
             key: ((tensor.double() + others[name][key]) / over).float()
@@ -178,9 +182,8 @@ def memory_after_round(plan: Plan, snapshot: Snapshot, memory: State, shard: Sha
     return plan.method.audit_hooks.memory_after(snapshot.broadcast, memory, shard.client_data, ctx)
 
 
-ResultsByRound = dict[
-    int, tuple[Upload, ClientContext, State]
-]  # round -> what the client made of it, and remembers
+# round -> what the client made of it, and remembers
+ResultsByRound = dict[int, tuple[Upload, ClientContext, State]]
 
 
 @dataclass(frozen=True)
@@ -214,7 +217,9 @@ class ClientReplay:
         """The messages of the client in the last round of the chain, for each replay; None as of
         ``run_by_round``."""
         found = self.run_by_round()
-        return None if found is None else [rounds[self.chain[-1].round].sent for rounds in found]
+        if found is None:
+            return None
+        return [rounds[self.chain[-1].round].sent for rounds in found]
 
     def run_by_round(self) -> list[dict[int, ReplayedRound]] | None:
         """The messages (and the memory after it) of the last round and of those in ``passing``, by
@@ -222,8 +227,14 @@ class ClientReplay:
         of the rounds."""
         plans = [plan_of_replay(self.plan, world) for world in self.worlds]
         shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
-        singly = [] if self.batched else [self._replay_singly(p, s) for p, s in zip(plans, shards)]
-        done = self._replay_batched(plans, shards) if self.batched else singly
+        if self.batched:
+            singly = []
+        else:
+            singly = [self._replay_singly(p, s) for p, s in zip(plans, shards)]
+        if self.batched:
+            done = self._replay_batched(plans, shards)
+        else:
+            done = singly
         if done is None:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
@@ -288,9 +299,6 @@ def group_replays(worlds: int, size: int) -> list[range]:
     return [group for group in groups if len(group)]
 
 
-SIGNALS_VERSION = b"3"  # of how signals are read: replays that another version read are read anew
-
-
 def replay_cache_key(
     plan: Plan, chain: Sequence[Snapshot], game: MembershipGame, config: str
 ) -> str:
@@ -315,9 +323,8 @@ def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     draw of it gives another memory."""
     if not is_remote_memory(progress.memories.get(plan.victim, {})):
         return progress
-    drawn = sorted(
-        set(plan.mechanisms) & set(plan.method.queries)
-    )  # others act on what is sent, after local work
+    # others act on what is sent, after local work
+    drawn = sorted(set(plan.mechanisms) & set(plan.method.queries))
     if drawn and plan.noise_source != "seed":
         raise ValueError(
             f"privacy.noise_source={plan.noise_source}: what client {plan.victim} "

@@ -51,6 +51,15 @@ from privdd.runtime.run_folder import RunFolder, read_tensors, write_tensors
 
 # numbers of an image, up to which eight networks train faster as a wide one on a CPU: measured
 MAX_WIDE_NUMBERS = 256
+# Each replayed federation (a world) flips the coins of the audited records anew. Where only the
+# last rounds are replayed, the rounds before them are played once for all worlds, with coins of
+# their own: not those of the run, of which such an adversary saw less than its replays would then
+# know.
+FEWER_REPLAYS_NOTE = (
+    "the ledger says that this is computed from noised sums alone; noised_reads attacks "
+    "these, so there were only"
+)
+CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
 @dataclass(frozen=True)
@@ -180,7 +189,10 @@ class ShadowTraining:
             return TrainingChoice(
                 "loop", "the method, its network or this round has no batched form"
             )
-        shared = "replays share their work" if hooks.shares_work else ""
+        if hooks.shares_work:
+            shared = "replays share their work"
+        else:
+            shared = ""
         return TrainingChoice(
             "vectorised", shared or ("as asked for" if asked else "many worlds of small images")
         )
@@ -190,11 +202,9 @@ class ShadowTraining:
         """The first group's signals from one batched replay; None where the method has no such
         form."""
         with torch_threads(self.engine.threads):
-            return (
-                self.replay_task(self.replay_groups[0], batched=True).run()
-                if self.replay_groups
-                else None
-            )
+            if self.replay_groups:
+                return self.replay_task(self.replay_groups[0], batched=True).run()
+            return None
 
     def replay_task(self, worlds: Sequence[int], *, batched: bool) -> ReplayTask:
         held = (worlds, batched, frozenset(self.passing), self.uploads_of_others)
@@ -280,9 +290,8 @@ class ShadowTraining:
         if bad:
             why = "not finite; did training diverge? (lower the learning rate)"
             raise DamagedRun(f"world {world}: {', '.join(bad)} {why}")
-        write_tensors(
-            _replay_file(place, world), signals, durable=False
-        )  # a damaged file is computed again
+        # a damaged file is computed again
+        write_tensors(_replay_file(place, world), signals, durable=False)
         return signals
 
 
@@ -426,17 +435,6 @@ def shadow_trainings_at(
     return plan_shadow_trainings(training_of_round, run.adversary_view, grouped)
 
 
-# Each replayed federation (a world) flips the coins of the audited records anew. Where only the
-# last rounds are replayed, the rounds before them are played once for all worlds, with coins of
-# their own: not those of the run, of which such an adversary saw less than its replays would then
-# know.
-FEWER_REPLAYS_NOTE = (
-    "the ledger says that this is computed from noised sums alone; noised_reads attacks "
-    "these, so there were only"
-)
-CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
-
-
 def stack_server_signals(
     run: FinishedRun, whole: Shard, folder: RunFolder, federations: int
 ) -> dict[str, Tensor]:
@@ -528,7 +526,11 @@ def describe_replays(run: FinishedRun, view: View) -> str:
         )
         return kept if few else ""
     if len(view.worlds.masks) < asked:
-        count = len(view.worlds.masks) if len(view.worlds.masks) > 1 else 0  # one is the run itself
+        # one is the run itself
+        if len(view.worlds.masks) > 1:
+            count = len(view.worlds.masks)
+        else:
+            count = 0
         return (
             f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation "
             "(audit.processed_federations)"
@@ -596,9 +598,8 @@ class FederationReplay:
     def run(self) -> Signals:
         plan = replace(self.plan, keys=self.plan.keys.fold("world", self.world))
         here = Engine(threads=torch.get_num_threads())
-        begun = replace(
-            self.begun, ledger=self.begun.ledger.copy_rows()
-        )  # the other worlds begin with it too
+        # the other worlds begin with it too
+        begun = replace(self.begun, ledger=self.begun.ledger.copy_rows())
         progress = run_rounds_until(plan, begun, self.shards, plan.method.rounds, here)
         final = plan.method.broadcast(progress.server)
         own = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))

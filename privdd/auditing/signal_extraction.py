@@ -48,9 +48,30 @@ from privdd.federated.simulation import Snapshot
 MAX_MATRIX_BYTES = 2**29  # bytes of all records' gradients, up to which they are one matrix
 MAX_BLOCK_BYTES = 2**28  # bytes of the gradients of one block
 RECORDS_PER_BLOCK = 32  # records that go through the model together, at most
-QUERIED_CONFIDENCE = (
-    "queried_confidence"  # (n, q): "confidence" of q copies of each record, the record itself first
-)
+# (n, q): "confidence" of q copies of each record, the record itself first
+QUERIED_CONFIDENCE = "queried_confidence"
+# numbers (records times parameters) held at once besides the gradients on the CPU
+MAX_HELD_NUMBERS = 50_000_000
+# layers in which records are solved for together; parameters of such a layer
+SOLVED_LAYERS = 4
+MIN_LAYER_SIZE = 100
+POPULATION_RECORDS = 200  # public records on which RMIA compares a record's ratio with others'
+NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a reader sees no record
+    Surface.UPDATE: ("classifier", "sent_state", "model_state"),
+    Surface.GRADIENT: ("classifier", "sent_state"),
+    Surface.CONTROL_VARIATE: ("classifier", "sent_state"),
+    Surface.FEATURES: ("maps",),
+}
+# Ways to a map from records to the rows of a surface, one of which its readers need before they
+# compare a record with a row; without any they see how many rows there are, and how long these are.
+MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
+    Surface.PROTOTYPES: (
+        ("classifier", "initial_classifier"),
+        ("classifier", "sent_state"),
+        ("maps",),
+    ),
+    Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
+}
 
 
 @dataclass(frozen=True)
@@ -203,14 +224,6 @@ class LayerCoefficients:
         ).float()
 
 
-MAX_HELD_NUMBERS = (
-    50_000_000  # numbers (records times parameters) held at once besides the gradients on the CPU
-)
-# layers in which records are solved for together; parameters of such a layer
-SOLVED_LAYERS = 4
-MIN_LAYER_SIZE = 100
-
-
 @dataclass(frozen=True)
 class AdversaryView:
     """What one adversary holds of one client's round, to turn what was sent into membership signals
@@ -228,9 +241,8 @@ class AdversaryView:
     memory: State
     waived: frozenset[str]  # surfaces that need not be read
     noise: Mapping[str, Any]  # of the feature mechanism: std, broadcast_batch, copies
-    opening: State | None = (
-        None  # the classifier that all clients are known to start from, where none is sent
-    )
+    # the classifier that all clients are known to start from, where none is sent
+    opening: State | None = None
     query_keys: Keys | None = None
 
     @cached_property
@@ -246,7 +258,9 @@ class AdversaryView:
     @cached_property
     def model(self) -> nn.Module | None:
         model = self.method.audit_hooks.classifier(self.problem)
-        return None if model is None else model.to(self.candidates.x.device).eval()
+        if model is None:
+            return None
+        return model.to(self.candidates.x.device).eval()
 
     @cached_property
     def broadcast_state(self) -> State | None:
@@ -302,9 +316,9 @@ class AdversaryView:
     @cached_property
     def record_gradients(self) -> RecordGradients | None:
         """Loss gradient of each audited record at the broadcast model."""
-        return (
-            None if self.broadcast_state is None else self.record_gradients_at(self.broadcast_state)
-        )
+        if self.broadcast_state is None:
+            return None
+        return self.record_gradients_at(self.broadcast_state)
 
     def record_gradients_at(self, state: State) -> RecordGradients | None:
         """Loss gradient of each audited record at a model; None where no classifier is shared."""
@@ -479,7 +493,6 @@ def coefficients_in_means(
     return class_ridge_coefficients(means, own, adversary.candidates.y)
 
 
-POPULATION_RECORDS = 200  # public records on which RMIA compares a record's ratio with others'
 Signals = dict[str, Tensor]  # "surface|signal" (``signal_group``) -> (n,)
 
 
@@ -554,25 +567,25 @@ def _feature_signals(
     stds = noise.get("noise_stds") or [float(noise.get("std") or 1e-3)] * int(
         noise.get("copies", 1)
     )
-    found = (
-        _shared_noise_signal(rows, labels, clean, adversary.candidates.y, int(batch), stds)
-        if batch
-        else {}
-    )
+    if batch:
+        signals = _shared_noise_signal(
+            rows, labels, clean, adversary.candidates.y, int(batch), stds
+        )
+    else:
+        signals = {}
     if batch:
         # noise that is shared by a release batch cancels in differences: each batch is centred by
         # its own mean
         rows = torch.cat(
             [p - p.mean(0) for copy in rows.chunk(len(stds)) for p in copy.split(int(batch))]
         )
-    rows, std = sig.average_noisy_copies(
-        rows, stds
-    )  # a peer averages several noised copies of a row
+    # a peer averages several noised copies of a row
+    rows, std = sig.average_noisy_copies(rows, stds)
     labels = labels[: len(rows)]
     if batch:
         clean = clean - maps["feature"](adversary.public.x).flatten(1).mean(0)
         std = max(std / int(batch) ** 0.5, 1e-2)
-    found["distance"] = distance_to_synthetic(clean, rows, 2 * float(clean.norm(dim=1).max()))
+    signals["distance"] = distance_to_synthetic(clean, rows, 2 * float(clean.norm(dim=1).max()))
     out = torch.full((len(clean),), torch.nan, device=clean.device)
     for c in labels.unique():
         mine = adversary.candidates.y == c
@@ -580,7 +593,7 @@ def _feature_signals(
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
     absent = out.isnan()  # no row of this class was released: give it the lowest score seen
     return {
-        **found,
+        **signals,
         "matched_filter": out.masked_fill(
             absent, float(out[~absent].min()) if not absent.all() else 0.0
         ),
@@ -684,9 +697,8 @@ def _representation_signals(
         return {}
     public = project(adversary.public.x).flatten(1)
     centre = public.mean(0)
-    farthest = 2 * float(
-        own.norm(dim=1).max()
-    )  # no bound is known: the diameter of the records' ball
+    # no bound is known: the diameter of the records' ball
+    farthest = 2 * float(own.norm(dim=1).max())
     rows = (inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre)
     return {
         **_readout_signals(*rows, adversary, lambda x: project(x).flatten(1) - centre),
@@ -713,14 +725,21 @@ def _prototype_signals(
         found["count"] = value["count"][y]
     opening = adversary.opening_features
     if opening is not None and opening.shape[1:] == mean.shape[1:]:
-        absent = (
-            value["count"] == 0 if "count" in value else mean.new_zeros(len(mean), dtype=torch.bool)
-        )
+        if "count" in value:
+            absent = value["count"] == 0
+        else:
+            absent = mean.new_zeros(len(mean), dtype=torch.bool)
         found["joint_opening"] = class_ridge_coefficients(
             mean.masked_fill(absent[:, None], torch.nan), opening, y
         )
-    see = adversary.embed_images if adversary.broadcast_state is not None else adversary.public_map
-    own = embed_in_batches(see, adversary.candidates.x) if see is not None else mean[:0]
+    if adversary.broadcast_state is not None:
+        see = adversary.embed_images
+    else:
+        see = adversary.public_map
+    if see is not None:
+        own = embed_in_batches(see, adversary.candidates.x)
+    else:
+        own = mean[:0]
     if own.shape[1:] != mean.shape[1:] or see is None:
         return found
     alone = single_record_means(mean, value.get("count"))
@@ -767,26 +786,6 @@ def _count_signal(adversary: AdversaryView, name: str, value: Tensors, values: V
     """The signal of counts: the sum of all numbers sent, the same for every record."""
     total = torch.stack([t.float().sum() for t in value.values()]).sum()
     return {"count": total.expand(len(adversary.candidates)).clone()}
-
-
-NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a reader sees no record
-    Surface.UPDATE: ("classifier", "sent_state", "model_state"),
-    Surface.GRADIENT: ("classifier", "sent_state"),
-    Surface.CONTROL_VARIATE: ("classifier", "sent_state"),
-    Surface.FEATURES: ("maps",),
-}
-
-
-# Ways to a map from records to the rows of a surface, one of which its readers need before they
-# compare a record with a row; without any they see how many rows there are, and how long these are.
-MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
-    Surface.PROTOTYPES: (
-        ("classifier", "initial_classifier"),
-        ("classifier", "sent_state"),
-        ("maps",),
-    ),
-    Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
-}
 
 
 def missing_map_hooks(method: Method, surface: Surface) -> str:

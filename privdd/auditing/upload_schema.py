@@ -19,6 +19,7 @@ from privdd.federated.method import Method
 NumberKind = Literal["float", "whole", "number"]
 RECORD_AXES = "chw"  # of a record: channels, height, width
 LABELS_NAME = "labels"  # the upload in which attacks look for the classes of another upload's rows
+PARAMETERS = "named as the parameters of `classifier`"
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,6 @@ NOISE_TERMS = (
     TensorRule("moments", ("...",), "number", "second moments of the rows"),
     TensorRule("moments_variance", ("...",), "number", "variance of the noise in these"),
 )
-PARAMETERS = "named as the parameters of `classifier`"
 UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     Surface.UPDATE: UploadRule(free="any names: `model_state` turns them into a classifier"),
     Surface.GRADIENT: UploadRule(free=PARAMETERS),
@@ -92,7 +92,10 @@ def upload_faults(method: Method, problem: Problem, values: Values) -> Iterator[
     """One line for each way in which a client's uploads differ from ``UPLOAD_RULES``."""
     for name, value in values.items():
         surface = method.uploads.get(name)
-        rule = UPLOAD_RULES.get(surface) if surface is not None else None
+        if surface is not None:
+            rule = UPLOAD_RULES.get(surface)
+        else:
+            rule = None
         if rule is None:
             continue
         where = f"upload {name!r} of surface {surface}"
@@ -127,9 +130,10 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
 def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterator[str]:
     sizes = {"C": problem.classes, **dict(zip(RECORD_AXES, problem.shape, strict=True))}
     fixed = [axis for axis in rule.shape if axis != "..."]
-    rank_fits = (
-        tensor.ndim == len(fixed) if len(fixed) == len(rule.shape) else tensor.ndim > len(fixed)
-    )
+    if len(fixed) == len(rule.shape):
+        rank_fits = tensor.ndim == len(fixed)
+    else:
+        rank_fits = tensor.ndim > len(fixed)
     sizes_fit = all(sizes.get(axis, size) == size for axis, size in zip(fixed, tensor.shape))
     if not rank_fits or not sizes_fit:
         wanted = ", ".join(
@@ -160,11 +164,10 @@ def _describe_rule(rule: UploadRule) -> str:
         [" or ".join(_describe_tensor(tensor) for tensor in rule.choice)] if rule.choice else []
     )
     parts += [f"if you like, {_describe_tensor(tensor)}" for tensor in rule.allowed]
-    labels = (
-        [f"the classes of its rows in an upload `{LABELS_NAME}` (surface `LABELS`)"]
-        if rule.with_labels
-        else []
-    )
+    if rule.with_labels:
+        labels = [f"the classes of its rows in an upload `{LABELS_NAME}` (surface `LABELS`)"]
+    else:
+        labels = []
     return "; ".join([*parts, *labels])
 
 

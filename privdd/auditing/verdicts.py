@@ -17,10 +17,8 @@ from attacks.types import Adversary, Finding
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.schema import Verdict, worst_verdict
 
-DECISIVE_VALIDITIES = (
-    "finite_sample",
-    "curve",
-)  # bounds whose being above what is stated is a contradiction
+# bounds whose being above what is stated is a contradiction
+DECISIVE_VALIDITIES = ("finite_sample", "curve")
 KAPPA_TOLERANCE = 1e-4  # of what is allowed: kappa is measured in floating point
 READERS_OF_BROADCASTS = (Adversary.PEER, Adversary.PUBLIC)  # they hold what the server sends
 ANALYST_ONLY = ("analyst",)  # who sees a release that does not travel as it is
@@ -161,7 +159,9 @@ def findings_on_surface(
 
 def sender_of(finding: Finding) -> Sender:
     """Who sent what a finding's adversary read."""
-    return "server" if finding.adversary in READERS_OF_BROADCASTS else "client"
+    if finding.adversary in READERS_OF_BROADCASTS:
+        return "server"
+    return "client"
 
 
 def _broken_releases(

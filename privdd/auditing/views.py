@@ -48,6 +48,12 @@ PUBLIC_RECORDS = 500  # records of the test set that attackers may hold
 # Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in
 # between.
 MAPPED_SURFACES = (Surface.FEATURES, Surface.PROTOTYPES)
+# Nothing of the run itself changes: the client answers in a first round with its own records,
+# channel and mechanisms.
+CHOSEN_MODEL_NOTE = (
+    "one round with a model that the server chose; its architecture, three linear layers, is "
+    "part of the choice"
+)
 
 
 @dataclass(frozen=True)
@@ -133,20 +139,18 @@ class FinishedRun:
             found.append(rows + before)
             before += copies * (len(shard.train) + (0 if shard.nulls is None else len(shard.nulls)))
         whole = any(len(c.value["x"]) == before for c in view.captures if "x" in c.value)
-        return (
-            torch.cat(found) if whole else None
-        )  # another pool than that: its rows say nothing of their owners
+        # another pool than that: its rows say nothing of their owners
+        return torch.cat(found) if whole else None
 
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
         """The position of each record's row in a release of one row per record (ordered by id);
         None for any other release."""
         if not self.plan.method.audit_hooks.rows_are_records():
             return None
-        ids = (
-            shard.train.ids
-            if shard.nulls is None
-            else torch.cat([shard.train.ids, shard.nulls.ids])
-        )
+        if shard.nulls is None:
+            ids = shard.train.ids
+        else:
+            ids = torch.cat([shard.train.ids, shard.nulls.ids])
         return torch.searchsorted(ids.sort().values, shard.train.ids)
 
     def known_records(self, batch: int = 64) -> dict[str, Tensor]:
@@ -164,7 +168,10 @@ class FinishedRun:
         method = self.plan.method
         problem = self.plan.problem
         # not an architecture whose values never travel
-        model = adversary.model if adversary.broadcast_state is not None else None
+        if adversary.broadcast_state is not None:
+            model = adversary.model
+        else:
+            model = None
         if model is not None and adversary.broadcast_state is not None:
             model.load_state_dict(adversary.broadcast_state, strict=False)
         maps = dict(
@@ -191,7 +198,9 @@ def feature_noise_constants(plan: Plan) -> dict[str, Any]:
         for name, m in plan.mechanisms.items()
         if plan.method.uploads.get(name) == Surface.FEATURES
     ]
-    return dict(released[0].public_constants(math.prod(plan.problem.shape))) if released else {}
+    if released:
+        return dict(released[0].public_constants(math.prod(plan.problem.shape)))
+    return {}
 
 
 SignalsByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals by "surface|signal"
@@ -249,22 +258,23 @@ def client_views(
     for name in snapshot.sent:
         surface = run.plan.method.uploads[name]
         group = signal_group(run.plan.method, name)
-        read = any(
-            key.startswith(f"{group}|") for key in stacked
-        )  # not where it is waived and unreadable
-        worlds = (
-            signals_to_worlds(stacked, group, run.game, run.public_records, rounds)
-            if read
-            else None
-        )
+        # not where it is waived and unreadable
+        read = any(key.startswith(f"{group}|") for key in stacked)
+        if read:
+            replays = signals_to_worlds(stacked, group, run.game, run.public_records, rounds)
+        else:
+            replays = None
         captures: tuple[Capture, ...] = (_capture_message(run, snapshot, name),)
         if surface in MAPPED_SURFACES:
             same_map = _rounds_with_same_map(run, round)
             captures += tuple(
                 _capture_message(run, other, name) for other in same_map if name in other.sent
             )
-        others = tuple(_views_of_other_rounds(run, round, name)) if surface in ROW_SURFACES else ()
-        yield View(surface, Adversary.SERVER, captures, knowledge, worlds, others)
+        if surface in ROW_SURFACES:
+            other_rounds = tuple(_views_of_other_rounds(run, round, name))
+        else:
+            other_rounds = ()
+        yield View(surface, Adversary.SERVER, captures, knowledge, replays, other_rounds)
 
 
 def _views_of_other_rounds(run: FinishedRun, round: int, name: str) -> Iterator[View]:
@@ -274,9 +284,11 @@ def _views_of_other_rounds(run: FinishedRun, round: int, name: str) -> Iterator[
     for t, snapshot in snapshots.items():
         if t != round and snapshot.phase == snapshots[round].phase and name in snapshot.sent:
             knowledge = run.adversary_knowledge(t)
-            model = (
-                knowledge.model if surface == Surface.PROTOTYPES else None
-            )  # nobody else asks for it here
+            # nobody else asks for it here
+            if surface == Surface.PROTOTYPES:
+                model = knowledge.model
+            else:
+                model = None
             captures = (_capture_message(run, snapshot, name),)
             yield View(surface, Adversary.SERVER, captures, replace(knowledge, model=model))
 
@@ -318,11 +330,9 @@ def _capture_message(run: FinishedRun, snapshot: Snapshot, name: str) -> Capture
 
 def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tensors:
     """The batch-norm statistics that travelled with an update, if any."""
-    return (
-        sent["buffers"]
-        if "buffers" in sent and method.uploads.get("buffers") == Surface.STATISTICS
-        else {}
-    )
+    if "buffers" in sent and method.uploads.get("buffers") == Surface.STATISTICS:
+        return sent["buffers"]
+    return {}
 
 
 def server_views(
@@ -336,13 +346,15 @@ def server_views(
         values = {
             name: value for name, value in final.items() if method.broadcasts[name] == surface
         }
-        adversary = Adversary.PUBLIC if surface == Surface.GLOBAL_MODEL else Adversary.PEER
+        if surface == Surface.GLOBAL_MODEL:
+            adversary = Adversary.PUBLIC
+        else:
+            adversary = Adversary.PEER
         known = any(key.startswith(f"{surface}|") for key in stacked)
-        worlds = (
-            signals_to_worlds(stacked, str(surface), run.game, run.public_records)
-            if known
-            else None
-        )
+        if known:
+            replays = signals_to_worlds(stacked, str(surface), run.game, run.public_records)
+        else:
+            replays = None
         captures = tuple(
             Capture(method.rounds, -1, name, value, {})
             for name, value in _values_with_labels(values)
@@ -352,7 +364,7 @@ def server_views(
             knowledge.model.load_state_dict(
                 _matching_parameters(values, knowledge.model), strict=False
             )
-        yield View(surface, adversary, captures, knowledge, worlds)
+        yield View(surface, adversary, captures, knowledge, replays)
 
 
 def _matching_parameters(values: Mapping[str, Tensors], model: nn.Module) -> State:
@@ -401,9 +413,10 @@ def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
     "" if nothing."""
     method = plan.method
     if plan.trust.is_summed and view.adversary in (Adversary.SERVER, Adversary.MALICIOUS_SERVER):
-        return (
-            SUM_GRANTED if family == Family.MEMBERSHIP else SUM_NOT_GRANTED
-        )  # only replays hold the others' part
+        # only replays hold the others' part
+        if family == Family.MEMBERSHIP:
+            return SUM_GRANTED
+        return SUM_NOT_GRANTED
     personal = method.audit_hooks.accuracy_kind == "personal"
     if view.surface == Surface.GLOBAL_MODEL and personal and family == Family.MEMBERSHIP:
         return (
@@ -424,7 +437,10 @@ def single_record_view(
     snapshot = run.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
     adversary = run.adversary_view(round)
-    others = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards) if names else {}
+    if names:
+        others = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards)
+    else:
+        others = {}
     if not names or adversary.broadcast_state is None or not records:
         return None
     captures = []
@@ -450,11 +466,10 @@ def single_record_view(
         Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings)
     )
     counts = torch.bincount(chosen.y, minlength=run.shard.classes)
-    stand_ins = (
-        torch.cat([v for v in virtual if v is not None])
-        if any(v is not None for v in virtual)
-        else None
-    )
+    if any(v is not None for v in virtual):
+        stand_ins = torch.cat([v for v in virtual if v is not None])
+    else:
+        stand_ins = None
     return view, Truth(
         chosen.x, chosen.y, run.shard.heldout.x, run.shard.heldout.y, counts, stand_ins
     )
@@ -499,14 +514,6 @@ def blind_scores(candidates: Records, public: Records) -> Tensor:
     overall = public.x.mean(0)
     gaps = [(x - means.get(int(c), overall)).norm() for x, c in zip(candidates.x, candidates.y)]
     return -torch.stack(gaps)
-
-
-# Nothing of the run itself changes: the client answers in a first round with its own records,
-# channel and mechanisms.
-CHOSEN_MODEL_NOTE = (
-    "one round with a model that the server chose; its architecture, three linear layers, is "
-    "part of the choice"
-)
 
 
 def malicious_server_views(

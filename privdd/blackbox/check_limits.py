@@ -68,7 +68,10 @@ def judge_check(policy: Policy, result: Checked) -> list[LimitResult]:
 def _judge_proven(limit: float, result: Checked, terms: str) -> LimitResult:
     stated = result.stated.epsilon
     is_broken = stated > limit or result.refuted
-    text = "refuted" if result.refuted else "a check proves no upper bound"
+    if result.refuted:
+        text = "refuted"
+    else:
+        text = "a check proves no upper bound"
     line = f"{stated:g} is stated ({terms}), {text}; limit {limit:g}"
     return LimitResult("epsilon_proven", "broken" if is_broken else "does not apply", line)
 
@@ -92,7 +95,11 @@ def _judge_verdict(policy: Policy, result: Checked) -> LimitResult:
         verdict = "contradiction"
     elif result.is_undecided:
         verdict = "untested"
-    outcome: Outcome = "not decided" if verdict == "untested" else "broken"
+    outcome: Outcome
+    if verdict == "untested":
+        outcome = "not decided"
+    else:
+        outcome = "broken"
     if verdict in policy.verdicts:
         outcome = "holds"
     allowed = ", ".join(policy.verdicts)

@@ -177,7 +177,10 @@ class CheckRun:
         """Inputs of the sizes of ``data``."""
         if self.mechanism.kind == "records":
             return replace(self.inputs, tables=(data.shape,))
-        updates = data[0] if self.mechanism.kind == "aggregate" else [data]
+        if self.mechanism.kind == "aggregate":
+            updates = data[0]
+        else:
+            updates = [data]
         shapes = tuple(np.shape(a) for a in updates[0])
         return replace(self.inputs, structures=(shapes,), crowds=(len(updates),))
 
@@ -243,7 +246,10 @@ class CheckRun:
         if count < fewest:
             self.note_skipped(name)
             return []
-        parts = (count // 3, count - count // 3) if thirds else (count,)
+        if thirds:
+            parts = (count // 3, count - count // 3)
+        else:
+            parts = (count,)
         return [self.draw_pair(pair, part) for part in parts]
 
     def affordable_transcripts(
@@ -271,7 +277,10 @@ class CheckRun:
         """Say once that too few calls were left: a look that was not made leaves the check
         undecided, one that was made less closely does not."""
         note = f"{CALLS_SPENT} before {name!r} could be looked at {how}"
-        notes = self.report.notes if how == CURSORY else self.report.undecided
+        if how == CURSORY:
+            notes = self.report.notes
+        else:
+            notes = self.report.undecided
         if note not in notes:
             notes.append(note)
 
@@ -284,7 +293,10 @@ class CheckRun:
     ) -> None:
         """A look for one fault, which is said to be there only if the bound refutes the
         statement."""
-        says = fault if epsilon > self.claim.refutation_limit else f"not seen: {fault}"
+        if epsilon > self.claim.refutation_limit:
+            says = fault
+        else:
+            says = f"not seen: {fault}"
         self.add_result(name, epsilon, strength, says, inputs)
 
     def add_certain(self, name: str, says: str, inputs: str = "") -> None:
@@ -335,8 +347,14 @@ def start_check_run(
     or no neighbours among them."""
     has_tables = mechanism.kind == "records"
     chosen_tables = inputs.tables != RECORDS
-    chosen_shapes = chosen_tables if has_tables else inputs.structures != SHAPES
-    chosen_numbers = chosen_tables if has_tables else inputs.crowds != CLIENTS
+    if has_tables:
+        chosen_shapes = chosen_tables
+    else:
+        chosen_shapes = inputs.structures != SHAPES
+    if has_tables:
+        chosen_numbers = chosen_tables
+    else:
+        chosen_numbers = inputs.crowds != CLIENTS
     accepted, notes = accepted_inputs(mechanism, inputs)
     if not neighbouring_pairs(mechanism.kind, claim.relation, accepted):
         raise BadConfig(

@@ -67,7 +67,9 @@ def read_data(value: Any) -> Any:
     """Arrays, and lists of them, as the mechanism takes them."""
     if isinstance(value, dict):
         array = np.array(value["values"], dtype=np.float64).reshape(value["shape"])
-        return importlib.import_module("torch").from_numpy(array) if CASE["torch"] else array
+        if CASE["torch"]:
+            return importlib.import_module("torch").from_numpy(array)
+        return array
     if isinstance(value, list):
         return [read_data(part) for part in value]
     return value
@@ -206,7 +208,9 @@ def bound_epsilon(hits: int, false_hits: int, count: int, delta: float) -> float
     error = (1 - CONFIDENCE) / 2 / len(CALLS)
     low = 1 - upper_end(count - hits, count, error)
     high = upper_end(false_hits, count, error)
-    return math.log((low - delta) / high) if low - delta > high else 0.0
+    if low - delta > high:
+        return math.log((low - delta) / high)
+    return 0.0
 
 
 def upper_end(hits: int, count: int, error: float) -> float:
@@ -221,7 +225,10 @@ def upper_end(hits: int, count: int, error: float) -> float:
     high = 1.0
     for _ in range(HALVINGS):
         p = (low + high) / 2
-        log_terms = log_ways + k * math.log(p) + (count - k) * math.log1p(-p) if p < 1 else None
+        if p < 1:
+            log_terms = log_ways + k * math.log(p) + (count - k) * math.log1p(-p)
+        else:
+            log_terms = None
         if log_terms is not None and np.exp(log_terms).sum() > error:
             low = p
         else:
@@ -280,7 +287,10 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     for _ in range(100):
         middle = (low + high) / 2
         second = normal_cdf(-mu / 2 - middle / mu)
-        rest = math.exp(middle + math.log(second)) if second > 0 else 0.0
+        if second > 0:
+            rest = math.exp(middle + math.log(second))
+        else:
+            rest = 0.0
         spent = normal_cdf(mu / 2 - middle / mu) - rest
         if spent > max(delta, 1e-12):
             low = middle
@@ -329,7 +339,10 @@ def shown_epsilon(target: Any, calls: int) -> float:
     counts = f"{hits} of {count} {names[0]} the record, {false_hits} of {count} {names[1]}"
     print(f"{2 * count} calls of each, told apart by {rule.name}: {counts}")
     print(f"epsilon is at least {shown:.4g} ({CONFIDENCE:.0%} confidence, for any mechanism)")
-    shift = learn_statistics(present, absent).get("shift") if CASE["law"] == "gaussian" else None
+    if CASE["law"] == "gaussian":
+        shift = learn_statistics(present, absent).get("shift")
+    else:
+        shift = None
     if shift is None:
         return shown
     by_law = epsilon_by_shift(shift(judged_present), shift(judged_absent), count, delta)

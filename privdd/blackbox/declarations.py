@@ -84,7 +84,10 @@ def _check_scale(
     width = math.sqrt(_fourth_moment(law, residuals) - 1.0)
     tail = stats.norm.isf((1 - confidence) / len(std))
     highest = float(std[least]) ** 2 * (1 + tail * width / math.sqrt(DECLARED_CALLS))
-    outcome = "refuted" if highest < (ROUNDING * declared) ** 2 else "not refuted"
+    if highest < (ROUNDING * declared) ** 2:
+        outcome = "refuted"
+    else:
+        outcome = "not refuted"
     says = (
         f"the noise of number {least} has standard deviation {std[least]:.4g}; "
         f"{declared:g} is declared"
@@ -120,5 +123,8 @@ def check_declared_batches(claim: CheckedClaim) -> list[SingleTestResult]:
         f"of {claim.sampling.replace('_', ' ')} batches, {claim.batches} in each of "
         f"{claim.epochs} epochs, epsilon is {low:.4g} to {high:.4g}"
     )
-    outcome = "refuted" if low > claim.refutation_limit else "not refuted"
+    if low > claim.refutation_limit:
+        outcome = "refuted"
+    else:
+        outcome = "not refuted"
     return [SingleTestResult("declared batches", outcome, says, low, "declared")]

@@ -18,6 +18,10 @@ from privdd.blackbox.stages.neighbour_search import search_neighbours
 from privdd.blackbox.stages.noiseless_numbers import examine_noiseless_numbers
 from privdd.blackbox.stages.replays import replay_neighbours
 
+REPLAYS_ALONE = (
+    "replays alone: no neighbours were searched for, so nothing is decided but what they refute"
+)
+
 
 @dataclass(frozen=True)
 class ExaminationStage:
@@ -43,9 +47,6 @@ REPLAY_STAGES = (
     ExaminationStage("replays", replay_neighbours),
     ExaminationStage("what depends on the record", examine_replayed_shift),
     ExaminationStage("conditions", examine_nonfinite_inputs),
-)
-REPLAYS_ALONE = (
-    "replays alone: no neighbours were searched for, so nothing is decided but what they refute"
 )
 
 

@@ -30,6 +30,13 @@ FEWEST_SERIES_CALLS = 30
 # of a game of one call among many: its calls, and transcripts (each call is the record's in eight)
 HIDDEN_CALLS = 24
 HIDDEN_GAMES = 200
+# of the game of sizes: secret factors, equally far apart on a log scale in each range; its rounds
+CANDIDATES = 2**22
+GAMES = 16
+RANGES = ((1e-3, 1e-2), (0.1, 1.0), (2.0, 20.0), (1e2, 1e4))
+FACTORS = 6  # that are looked at in a range
+FACTOR_CALLS = 3  # on each
+MOST_PLACES = 4  # numbers of a release that are tried in a range
 
 
 @dataclass(frozen=True)
@@ -50,13 +57,6 @@ class LookupRules:
 
 
 LOOKUP = LookupRules()
-# of the game of sizes: secret factors, equally far apart on a log scale in each range; its rounds
-CANDIDATES = 2**22
-GAMES = 16
-RANGES = ((1e-3, 1e-2), (0.1, 1.0), (2.0, 20.0), (1e2, 1e4))
-FACTORS = 6  # that are looked at in a range
-FACTOR_CALLS = 3  # on each
-MOST_PLACES = 4  # numbers of a release that are tried in a range
 
 Part = tuple[str, bytes]  # words and numbers of a release
 
@@ -201,7 +201,9 @@ def direction_games(kind: str, tried: InputShapes) -> Iterator[DirectionGame]:
         kind: of mechanism: update, aggregate or records.
         tried: sizes of inputs.
     """
-    return _table_games(tried) if kind == "records" else _update_games(kind, tried)
+    if kind == "records":
+        return _table_games(tried)
+    return _update_games(kind, tried)
 
 
 def _table_games(tried: InputShapes) -> Iterator[DirectionGame]:
@@ -506,7 +508,10 @@ def _repeating_part(
 
     def keep_repeating(release: Outcomes) -> Part:
         fits = len(release.numbers) == len(places)
-        numbers = release.numbers[places] if fits else release.numbers[:0]
+        if fits:
+            numbers = release.numbers[places]
+        else:
+            numbers = release.numbers[:0]
         return release.signature if words_repeat else "", numbers.tobytes()
 
     parts = {keep_repeating(same[0]) for same in examples}

@@ -54,7 +54,10 @@ def accepted_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShape
 def _filter_inputs(mechanism: BlackBox, tried: InputShapes) -> tuple[InputShapes | None, int, str]:
     """(what is left of ``tried``, how many sizes are refused, the first error)."""
     first_error = ""
-    name = "tables" if mechanism.kind == "records" else "structures"
+    if mechanism.kind == "records":
+        name = "tables"
+    else:
+        name = "structures"
     sizes = getattr(tried, name)
     accepted: list[Any] = []
     for size in sizes:

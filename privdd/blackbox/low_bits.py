@@ -63,7 +63,10 @@ def check_low_bits(
     """
     bound = _bound_low_bits(mechanism, claim, inputs, budget, confidence)
     if claim.low_bits:
-        outcome = "refuted" if bound.epsilon > claim.refutation_limit else "not refuted"
+        if bound.epsilon > claim.refutation_limit:
+            outcome = "refuted"
+        else:
+            outcome = "not refuted"
         return [
             SingleTestResult(NAME, outcome, TELLS, bound.epsilon, "finite_sample", bound.inputs)
         ]

@@ -86,7 +86,10 @@ class BlackBox:
 
 
 def _outcomes_of(numbers: list[np.ndarray], words: list[str]) -> Outcomes:
-    vector = numbers[0] if len(numbers) == 1 else np.concatenate([np.zeros(0), *numbers])
+    if len(numbers) == 1:
+        vector = numbers[0]
+    else:
+        vector = np.concatenate([np.zeros(0), *numbers])
     finite = np.isfinite(vector)
     if finite.all():
         return Outcomes(vector, ";".join(words))
@@ -137,7 +140,10 @@ def _flatten_array(array: np.ndarray, numbers: list[np.ndarray], words: list[str
     if array.dtype.kind not in "fiubc":
         words.append(_word_for(array.tolist()))
         return
-    real = np.stack([array.real, array.imag]) if array.dtype.kind == "c" else array
+    if array.dtype.kind == "c":
+        real = np.stack([array.real, array.imag])
+    else:
+        real = array
     numbers.append(real.astype(np.float64).ravel())
     words.append(f"{array.dtype.name}{array.shape}")
 

@@ -69,7 +69,9 @@ def unit_directions(
         "one number": np.eye(1, m)[0],
         "the last number": np.eye(1, m, m - 1)[0],
     }
-    return directions if m > 1 else {"one number": directions["one number"]}
+    if m > 1:
+        return directions
+    return {"one number": directions["one number"]}
 
 
 def _pairs_around(
@@ -96,7 +98,10 @@ def _update_pairs(
     relation: str, tried: InputShapes, rng: np.random.Generator
 ) -> Iterator[NeighbouringInputs]:
     # without an update nothing would be left
-    relation_of_update = "zero_out" if relation == "add_remove" else relation
+    if relation == "add_remove":
+        relation_of_update = "zero_out"
+    else:
+        relation_of_update = relation
     for shapes in tried.structures:
         m = total_size(shapes)
         build = partial(split_vector, shapes=shapes)
@@ -291,7 +296,10 @@ def shared_row_pairs(relation: str, tried: InputShapes) -> Iterator[Neighbouring
             norm = float(np.linalg.norm(record))
             if not norm and relation != "add_remove":
                 continue  # zeros against zeros
-            u = record / norm if norm > 0 else np.full(d, 1 / math.sqrt(d))
+            if norm > 0:
+                u = record / norm
+            else:
+                u = np.full(d, 1 / math.sqrt(d))
             zeros = np.full(d, tried.nothing / math.sqrt(d))
             build = partial(_table_data, others=others, place=0, zeros=zeros)
             says = f"the first of {n} records, {words}"

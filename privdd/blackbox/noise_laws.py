@@ -85,7 +85,9 @@ def noise_law(residuals: np.ndarray, pool: int = POOL) -> str:
     if is_normal(_thin(values, pool)):
         return "gaussian"
     scaled = _thin(values / np.abs(values).mean(0), pool)
-    return "laplace" if stats.kstest(scaled, "laplace").pvalue > NOT_REJECTED else "other"
+    if stats.kstest(scaled, "laplace").pvalue > NOT_REJECTED:
+        return "laplace"
+    return "other"
 
 
 def _thin(values: np.ndarray, pool: int) -> np.ndarray:

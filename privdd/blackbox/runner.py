@@ -191,7 +191,10 @@ def stated_epsilon(stated: Mapping[str, Any]) -> dict[str, Any]:
         raise setting_error(
             "stated.delta", delta, f"a number in (0, 1) is needed, at which stated.{name} is read"
         )
-    epsilon = zcdp_epsilon(value, delta) if name == "rho" else gaussian_epsilon(value, delta)
+    if name == "rho":
+        epsilon = zcdp_epsilon(value, delta)
+    else:
+        epsilon = gaussian_epsilon(value, delta)
     return {**stated, "delta": delta, "epsilon": epsilon}
 
 

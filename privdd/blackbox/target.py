@@ -140,7 +140,11 @@ def make_target(
         BadConfig: what the class makes cannot be called.
     """
     if not inspect.isclass(target):
-        f: Callable[..., Any] = functools.partial(target, **args) if args else target
+        f: Callable[..., Any]
+        if args:
+            f = functools.partial(target, **args)
+        else:
+            f = target
         filled = with_fresh_randomness(f)
         return lambda: filled, False
     arguments = arguments_of_target(target, args, stated)

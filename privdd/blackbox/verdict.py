@@ -89,15 +89,21 @@ class Checked:
     @property
     def says(self) -> str:
         """The conclusion in one line."""
-        verdict = self.verdict.upper() if self.refuted or self.is_undecided else self.verdict
+        if self.refuted or self.is_undecided:
+            verdict = self.verdict.upper()
+        else:
+            verdict = self.verdict
         head = f"{self.mechanism}: {self.stated.says}: {verdict}"
         refuting = [look for look in self.looks if look.outcome == "refuted"]
         if not refuting and not self.refuted:
             return head + self._sound_words()
-        shown = _words_for_bound(max(refuting, key=lambda look: look.epsilon)) if refuting else ""
+        if refuting:
+            demonstrated = _words_for_bound(max(refuting, key=lambda look: look.epsilon))
+        else:
+            demonstrated = ""
         if self.refuted:
-            return f"{head}: {shown}"
-        return f"{head}: {'; '.join(self.undecided)}; under it {shown}"
+            return f"{head}: {demonstrated}"
+        return f"{head}: {'; '.join(self.undecided)}; under it {demonstrated}"
 
     def _sound_words(self) -> str:
         """The rest of the conclusion if no look refutes the statement."""

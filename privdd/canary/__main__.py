@@ -170,7 +170,10 @@ def issue_canaries(given: Mapping[str, Any]) -> int:
     usual = {"signal": "update", "confidence": 0.95, "delta": 1e-5, "stated": None}
     told = {name: given.get(name, value) for name, value in usual.items()}
     folder = Path(given["sealed"])
-    chosen = Path(given["secrets"]) if "secrets" in given else None
+    if "secrets" in given:
+        chosen = Path(given["secrets"])
+    else:
+        chosen = None
     sealed = sealed_files.write_sealed(folder, salt, canaries, told, chosen)
     secret = chosen or sealed_files.secrets_folder(folder, sealed.commitment)
     for name in names:
@@ -202,7 +205,9 @@ def open_canaries(given: Mapping[str, Any]) -> int:
         sep="\n",
         flush=True,
     )
-    return EXIT_CONTRADICTED if found["verdict"] == "contradiction" else 0
+    if found["verdict"] == "contradiction":
+        return EXIT_CONTRADICTED
+    return 0
 
 
 def verify_canaries(given: Mapping[str, Any]) -> int:
@@ -218,9 +223,10 @@ def verify_canaries(given: Mapping[str, Any]) -> int:
     except DamagedRun as differs:
         print(f"{folder}: DOES NOT AGREE\n{differs}", flush=True)
         return EXIT_DISAGREES
-    note = (
-        "" if again else " (scores taken as stored: give updates= and model= to compute them again)"
-    )
+    if again:
+        note = ""
+    else:
+        note = " (scores taken as stored: give updates= and model= to compute them again)"
     print(f"{folder}: agrees{note}\n{sealed_files.describe_opened(found, sealed)}", flush=True)
     return 0
 

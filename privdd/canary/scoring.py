@@ -26,9 +26,8 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import read_tensors
 from privdd.runtime.seal import file_sha256
 
-RecordedRound = tuple[
-    Mapping[str, Tensor], Mapping[str, Tensor]
-]  # what a client was sent, what it replied
+# what a client was sent, what it replied
+RecordedRound = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 RecordPair = tuple[np.ndarray, np.ndarray]
 MAX_TEXT_BYTES = 50_000_000
 
@@ -90,7 +89,9 @@ def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
     ridge = 1e-3 * float(np.trace(gram)) / len(gram)
     coefficients = np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), product)
     size = 2 * float(np.mean(coefficients))
-    return size if size > 0 else max(float(np.abs(coefficients).mean()), 1e-12)
+    if size > 0:
+        return size
+    return max(float(np.abs(coefficients).mean()), 1e-12)
 
 
 def score_by_loss(
@@ -232,7 +233,10 @@ def _score_recorded_updates(
         y = sealed.canaries.y[ids]
         scores[ids] = score_by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
         told[site] = [reply.digest for reply in replies]
-    more = {} if given.get("clip") is None else {"clip": given["clip"]}
+    if given.get("clip") is None:
+        more = {}
+    else:
+        more = {"clip": given["clip"]}
     more |= {"known": {site: digest_arrays(*pair) for site, pair in known.items()}} if known else {}
     return scores, {"signal": "update", "replies": told, **more}
 
@@ -260,10 +264,13 @@ def _find_client(
 ) -> tuple[Recording, int]:
     """The recording and the node of a site: client.SITE=NODE, where NODE may be a client's
     partition too."""
-    found = find_client(recordings, named.get(site)) if site in named or sites == 1 else None
-    if found is None:
+    if site in named or sites == 1:
+        client = find_client(recordings, named.get(site))
+    else:
+        client = None
+    if client is None:
         raise BadConfig(
             f"client.{site}=NODE is needed, one of "
             f"{', '.join(map(str, all_client_nodes(recordings)))}"
         )
-    return found
+    return client

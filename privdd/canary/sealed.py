@@ -44,6 +44,32 @@ from privdd.runtime.files import (
 
 SALT_BYTES = 32  # bytes
 HASH_PURPOSE = b"privdd sealed canaries 1\0"
+PUBLIC_FILE = "public.json"
+CANARIES_FILE = "canaries.npz"
+SECRET_FILE = "secret.json"
+OPENED_FILE = "opened.json"
+CANARY_SCHEMA = 1
+CANARY_SIGNALS = ("update", "loss", "scores")
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
+HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_CANARIES = 100_000  # canaries of a site
+MAX_NPZ_BYTES = 2 * 2**30  # bytes of an npz
+CANDIDATES_PER_CANARY = 3  # candidates for each canary
+MAX_CANDIDATES = 6000  # candidates of a draw: the choice among them is a QR decomposition
+LAST_DRAW_SHARE = 100  # a draw that brings fewer than one new one in so many is the last
+BOUND_TOLERANCE = 1e-9  # relative, between a bound and the one computed again
+OPENED_KEYS = {
+    "schema",
+    "salt",
+    "coins",
+    "scores",
+    "artifact",
+    "guesses_right",
+    "bounds",
+    "bound",
+    "stated",
+    "verdict",
+}
 
 
 def site_coins(salt: bytes, site: str, count: int) -> np.ndarray:
@@ -82,18 +108,6 @@ def digest_arrays(*arrays: np.ndarray) -> str:
         h.update(f"{array.dtype.str}|{array.shape}|".encode())
         h.update(np.ascontiguousarray(array).tobytes())
     return h.hexdigest()
-
-
-PUBLIC_FILE = "public.json"
-CANARIES_FILE = "canaries.npz"
-SECRET_FILE = "secret.json"
-OPENED_FILE = "opened.json"
-CANARY_SCHEMA = 1
-CANARY_SIGNALS = ("update", "loss", "scores")
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
-HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
-MAX_CANARIES = 100_000  # canaries of a site
-MAX_NPZ_BYTES = 2 * 2**30  # bytes of an npz
 
 
 @dataclass(frozen=True)
@@ -205,7 +219,8 @@ def write_sealed(
         for name, entry in entries.items()
     }
     mark = compute_commitment(salt, coins, statement)
-    secrets = secrets_folder(folder, mark) if secrets is None else secrets
+    if secrets is None:
+        secrets = secrets_folder(folder, mark)
     make_private(secrets)
     every = npz_bytes(x=canaries.x, y=canaries.y, id=np.arange(len(canaries.y)), site=canaries.site)
     write_bytes(folder / CANARIES_FILE, every)
@@ -346,10 +361,6 @@ def check_commitment(sealed: SealedCanaries, salt: bytes, coins: Mapping[str, st
     )
 
 
-CANDIDATES_PER_CANARY = 3  # candidates for each canary
-MAX_CANDIDATES = 6000  # candidates of a draw: the choice among them is a QR decomposition
-LAST_DRAW_SHARE = 100  # a draw that brings fewer than one new one in so many is the last
-
 RecordPair = tuple[np.ndarray, np.ndarray]
 
 
@@ -445,21 +456,6 @@ def _distinct_rows(x: np.ndarray) -> list[int]:
 # without the coins, which nothing here can see: see the tutorial.
 
 
-BOUND_TOLERANCE = 1e-9  # relative, between a bound and the one computed again
-OPENED_KEYS = {
-    "schema",
-    "salt",
-    "coins",
-    "scores",
-    "artifact",
-    "guesses_right",
-    "bounds",
-    "bound",
-    "stated",
-    "verdict",
-}
-
-
 def opened_result(
     sealed: SealedCanaries,
     salt: bytes,
@@ -543,8 +539,6 @@ def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
     right = ", ".join(f"{right} of {made}" for made, right in found["guesses_right"])
     bound = f"epsilon >= {found['bound']:.3g} at delta {told['delta']:g} ({told['confidence']:.0%})"
     line = f"{m} canaries, coins read: {right}; {bound}"
-    return (
-        line
-        if found["stated"] is None
-        else f"{line}; stated {found['stated']:g}: {found['verdict']}"
-    )
+    if found["stated"] is None:
+        return line
+    return f"{line}; stated {found['stated']:g}: {found['verdict']}"

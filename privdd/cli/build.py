@@ -48,15 +48,8 @@ from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine
 
-COMMAND_SETTINGS = (
-    "name",
-    "run",
-    "resume",
-    "scores",
-    "tracking",
-    "scores_surface",
-    "policy",
-)  # text or null
+# text or null
+COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface", "policy")
 # what is called with the settings of a group that has no _target_
 GROUP_CLASSES: Mapping[str, Callable[..., Any]] = {
     "partition": Partition,
@@ -122,7 +115,10 @@ def check_config_types(config: DictConfig) -> TypedSettings:
     for key in ("algo", "model"):
         check.check_built_node(key, to_plain_settings(config[key]))
     for group in ("privacy.mechanisms", "attack"):
-        nodes = mapping_at(config, group) if OmegaConf.select(config, group) is not None else {}
+        if OmegaConf.select(config, group) is not None:
+            nodes = mapping_at(config, group)
+        else:
+            nodes = {}
         for name, node in nodes.items():
             check.check_built_node(f"{group}.{name}", node)
     for group, kind in GROUP_CLASSES.items():
@@ -288,7 +284,10 @@ def _noise_settings_hash(run: RunSettings, audit: AuditSettings | None) -> str:
     """All that decides what clients send, the records left out for the audit among it."""
     if audit is None:
         return settings_hash([run.fingerprint, None])
-    tail = [dict(hard_example_counts(audit.tail))] if audit.tail.size else []
+    if audit.tail.size:
+        tail = [dict(hard_example_counts(audit.tail))]
+    else:
+        tail = []
     return settings_hash([run.fingerprint, [audit.client, audit.records, *tail]])
 
 
@@ -488,10 +487,13 @@ def open_classes_warning(plan: Plan, shards: Sequence[Shard]) -> str:
     if not clients:
         return ""
     first = describe_open_classes(alone[clients[0]])
-    others = f" (and {len(clients) - 1} more clients)" if len(clients) > 1 else ""
+    if len(clients) > 1:
+        other_clients = f" (and {len(clients) - 1} more clients)"
+    else:
+        other_clients = ""
     return (
-        f"{', '.join(names)}: of client {clients[0]}{others} {first}: its mean is the record's "
-        "own feature"
+        f"{', '.join(names)}: of client {clients[0]}{other_clients} {first}: its mean is the "
+        "record's own feature"
     )
 
 

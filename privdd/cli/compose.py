@@ -38,6 +38,18 @@ CONFIG_GROUPS = (
     "privacy",
     "trust",
 )
+PUBLIC_SIZES = {  # name -> training records, classes
+    "digits": (1438, 10),
+    "mnist": (60_000, 10),
+    "fashion_mnist": (60_000, 10),
+    "emnist": (112_800, 47),
+    "usps": (7291, 10),
+    "cifar10": (50_000, 10),
+    "cifar100": (50_000, 100),
+    "svhn": (73_257, 10),
+}
+OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "all" does not mean
+PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.dir")
 
 
 def config_dir() -> str:
@@ -68,18 +80,6 @@ def _experiment_term(name: str, otherwise: Any, *, _root_: Any) -> Any:
     return otherwise if value is None else value
 
 
-PUBLIC_SIZES = {  # name -> training records, classes
-    "digits": (1438, 10),
-    "mnist": (60_000, 10),
-    "fashion_mnist": (60_000, 10),
-    "emnist": (112_800, 47),
-    "usps": (7291, 10),
-    "cifar10": (50_000, 10),
-    "cifar100": (50_000, 100),
-    "svhn": (73_257, 10),
-}
-
-
 def _expected_batch(usual: int, probability: float, of: str = "client", *, _root_: Any) -> int:
     """The records of a client (of a class of it) that a step draws, by public sizes alone;
     ``usual`` where they are within a factor of two of that, or where the data set's size is not
@@ -91,7 +91,10 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
     records, classes = PUBLIC_SIZES[data.name]
     try:
         each = min(records, data.limit or records) / partition.clients
-        each = each * (1 - partition.heldout) if partition.heldout < 1 else each - partition.heldout
+        if partition.heldout < 1:
+            each = each * (1 - partition.heldout)
+        else:
+            each = each - partition.heldout
         expected = (
             probability * each * (1 - partition.test_fraction) / (classes if of == "class" else 1)
         )
@@ -100,7 +103,9 @@ def _expected_batch(usual: int, probability: float, of: str = "client", *, _root
         ZeroDivisionError,
     ):  # a value of the wrong kind, which is refused by its own key
         return usual
-    return usual if usual / 2 <= expected <= usual * 2 else max(round(expected), 1)
+    if usual / 2 <= expected <= usual * 2:
+        return usual
+    return max(round(expected), 1)
 
 
 def register_resolvers() -> None:
@@ -136,9 +141,6 @@ def group_choices(group: str, folders: Sequence[str]) -> list[str]:
     for folder in folders:
         names |= {path.stem for path in (Path(folder) / group).glob("*.yaml")}
     return sorted(name for name in names if not name.startswith("_"))
-
-
-OFF_BY_DEFAULT = "# Off by default"  # how the yaml of an attack begins that "all" does not mean
 
 
 def default_attacks(folders: Sequence[str]) -> list[str]:
@@ -277,16 +279,16 @@ def name_run(config: DictConfig, choices: Mapping[str, Any]) -> None:
 
 def format_hydra_error(error: BaseException) -> str:
     """The first informative sentence of a library's message."""
-    cause = error.__cause__ if isinstance(error, HydraException) and error.__cause__ else error
+    if isinstance(error, HydraException) and error.__cause__:
+        cause = error.__cause__
+    else:
+        cause = error
     silent = ("Set the environment", "See https", "full_key", "object_type", "_")
     lines = (line.strip() for line in str(cause).splitlines())
     return (
         " ".join(line for line in lines if line and not line.startswith(silent))[:400]
         or type(error).__name__
     )
-
-
-PATH_SETTINGS = ("data.root", "run", "resume", "scores", "hydra.run.dir", "hydra.sweep.dir")
 
 
 def quote_paths(argv: Sequence[str]) -> list[str]:

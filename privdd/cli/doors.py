@@ -96,7 +96,9 @@ def command_of_run(folder: Path) -> str:
         config: Any = read_yaml(folder / CONFIG)
     except FileNotFoundError:
         raise DamagedRun(f"{folder}: not a run folder (no {CONFIG})") from None
-    return "audit" if isinstance(config, dict) and "audit" in config else "train"
+    if isinstance(config, dict) and "audit" in config:
+        return "audit"
+    return "train"
 
 
 def _run_with_place(

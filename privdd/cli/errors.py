@@ -56,9 +56,8 @@ def _lost_its_reader() -> bool:
         sys.stdout.flush()
         watch = select.poll()
         watch.register(sys.stdout.fileno(), 0)
-        gone = any(
-            event & select.POLLERR for _, event in watch.poll(0)
-        )  # unbuffered, a flush has nothing to fail at
+        # unbuffered, a flush has nothing to fail at
+        gone = any(event & select.POLLERR for _, event in watch.poll(0))
     except BrokenPipeError:
         gone = True
     except (AttributeError, ValueError):  # no poll on this system, or no file behind stdout

@@ -52,62 +52,8 @@ from privdd.runtime.startup import (
     usable_cores,
 )
 
-DRY_RUN_OPTION = (
-    "--dry-run"  # what an audit, or a sweep of audits, would take, by stage; nothing is kept
-)
-
-
-def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
-    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for
-    what cannot run.
-
-    points: of a sweep whose first point ``config`` is; None = not known.
-    """
-    from privdd.auditing import cost_estimate
-    from privdd.cli.build import build_attacks, build_experiment
-    from privdd.core.device import deterministic_kernels
-
-    if any(config.get(word) is not None for word in ("scores", "run", "resume")):
-        raise BadConfig(
-            f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= "
-            "and resume= away"
-        )
-    if line := describe_paper_differences(config):
-        print(f"privdd: {line}", file=sys.stderr)
-    experiment = build_experiment(config)
-    cost_estimate.check_resources(experiment, path, force=is_forced(config))
-    part = "whole rounds of two clients, as your own training cannot be cut short"
-    timed = part if cost_estimate.trains_by_own_code(experiment) else "a part of a few rounds"
-    print(f"privdd: {DRY_RUN_OPTION}: timing {timed}", file=sys.stderr, flush=True)
-    with deterministic_kernels(experiment.run.device):  # the kernels of the run
-        attacks = build_attacks(config)
-        estimate = cost_estimate.choose_engine(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)[
-            1
-        ] or cost_estimate.estimate_cost(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)
-    total, *stages = estimate.format_lines()
-    lines = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages]
-    seconds = estimate.wall_seconds
-    if points != 1:
-        rest = "; how many points follow is not known before they run"
-        if points is not None:
-            rest = (
-                f", so all take about {format_seconds(points * seconds)} one after the other, "
-                "if alike"
-            )
-        many = f"{points} points; " if points else ""
-        lines.insert(0, f"sweep: {many}the first takes about {format_seconds(seconds)}{rest}")
-    model = config.get("model")
-    numbers = cost_estimate.count_model_numbers(experiment)
-    if model and numbers:
-        width = f" of width {model.width}" if model.get("width") else ""
-        lines.append(
-            f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} "
-            "million numbers"
-        )
-    print("\n".join([*lines, estimate.source]))
-    return 0
-
-
+# what an audit, or a sweep of audits, would take, by stage; nothing is kept
+DRY_RUN_OPTION = "--dry-run"
 COMMAND_PURPOSES = {
     "audit": "Train federated clients, attack everything that leaves one of them, and test the "
     "stated privacy limit.",
@@ -143,6 +89,95 @@ SHOWN_GROUPS = (
     "engine",
     "experiment",
 )
+OPTIONS_TEXT = (
+    "Options:",
+    "  -m                 several values, KEY=A,B,C, run one after the other and are compared",
+    "  --config-dir DIR   a folder of your own yaml files (algo/, attack/, data/, ... below it)",
+    "  --cfg job          print the whole configuration and stop",
+    "  --dry-run          audit, and a sweep of them: print the time, memory and disk "
+    "that it would take, and stop",
+    "  --version, --help",
+)
+READ_ON_TEXT = (
+    "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and "
+    ".selftest --help."
+)
+HELP_ENDINGS = {
+    "audit": (
+        "target.model=, target.synthetic= and target.updates= audit what was made "
+        "elsewhere: target.model= --help.",
+        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, "
+        "or training diverged.",
+        READ_ON_TEXT,
+    ),
+    "train": ("Exit status: 0 done; 1 error, or training diverged.", READ_ON_TEXT),
+}
+# command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
+WORKER_MODULES = {
+    "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
+    "train": ("torch._dynamo", "privdd.federated.simulation"),
+}
+NOT_TRUSTED = (
+    f"{TRUST_CODE}: packages are allowed together with run= or resume= only (a config of your own "
+    "is trusted as it is)"
+)
+
+
+def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
+    """Print what the audit of ``config`` into ``path`` takes; exit status 0. Raises BadConfig for
+    what cannot run.
+
+    points: of a sweep whose first point ``config`` is; None = not known.
+    """
+    from privdd.auditing import cost_estimate
+    from privdd.cli.build import build_attacks, build_experiment
+    from privdd.core.device import deterministic_kernels
+
+    if any(config.get(word) is not None for word in ("scores", "run", "resume")):
+        raise BadConfig(
+            f"{DRY_RUN_OPTION}: only a run that trains has a price; leave scores=, run= "
+            "and resume= away"
+        )
+    if line := describe_paper_differences(config):
+        print(f"privdd: {line}", file=sys.stderr)
+    experiment = build_experiment(config)
+    cost_estimate.check_resources(experiment, path, force=is_forced(config))
+    part = "whole rounds of two clients, as your own training cannot be cut short"
+    if cost_estimate.trains_by_own_code(experiment):
+        timed = part
+    else:
+        timed = "a part of a few rounds"
+    print(f"privdd: {DRY_RUN_OPTION}: timing {timed}", file=sys.stderr, flush=True)
+    with deterministic_kernels(experiment.run.device):  # the kernels of the run
+        attacks = build_attacks(config)
+        estimate = cost_estimate.choose_engine(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)[
+            1
+        ] or cost_estimate.estimate_cost(experiment, attacks, cost_estimate.DRY_RUN_SECONDS)
+    total, *stages = estimate.format_lines()
+    lines = [f"{config.name or 'this run'}: {total}; nothing was kept", *stages]
+    seconds = estimate.wall_seconds
+    if points != 1:
+        rest = "; how many points follow is not known before they run"
+        if points is not None:
+            rest = (
+                f", so all take about {format_seconds(points * seconds)} one after the other, "
+                "if alike"
+            )
+        many = f"{points} points; " if points else ""
+        lines.insert(0, f"sweep: {many}the first takes about {format_seconds(seconds)}{rest}")
+    model = config.get("model")
+    numbers = cost_estimate.count_model_numbers(experiment)
+    if model and numbers:
+        if model.get("width"):
+            width = f" of width {model.width}"
+        else:
+            width = ""
+        lines.append(
+            f"network: {model.get('name') or 'your own'}{width}, {numbers / 1e6:.2g} "
+            "million numbers"
+        )
+    print("\n".join([*lines, estimate.source]))
+    return 0
 
 
 def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
@@ -179,40 +214,7 @@ def help_text(command: str, own: Sequence[str] = ()) -> str:
     return "\n".join([*lines, "", *OPTIONS_TEXT, "", *HELP_ENDINGS[command]])
 
 
-OPTIONS_TEXT = (
-    "Options:",
-    "  -m                 several values, KEY=A,B,C, run one after the other and are compared",
-    "  --config-dir DIR   a folder of your own yaml files (algo/, attack/, data/, ... below it)",
-    "  --cfg job          print the whole configuration and stop",
-    "  --dry-run          audit, and a sweep of them: print the time, memory and disk "
-    "that it would take, and stop",
-    "  --version, --help",
-)
-READ_ON_TEXT = (
-    "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and "
-    ".selftest --help."
-)
-HELP_ENDINGS = {
-    "audit": (
-        "target.model=, target.synthetic= and target.updates= audit what was made "
-        "elsewhere: target.model= --help.",
-        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, "
-        "or training diverged.",
-        READ_ON_TEXT,
-    ),
-    "train": ("Exit status: 0 done; 1 error, or training diverged.", READ_ON_TEXT),
-}
-
 CommandRun = Callable[[DictConfig, Path, Sequence[str]], int]
-# command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
-WORKER_MODULES = {
-    "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
-    "train": ("torch._dynamo", "privdd.federated.simulation"),
-}
-NOT_TRUSTED = (
-    f"{TRUST_CODE}: packages are allowed together with run= or resume= only (a config of your own "
-    "is trusted as it is)"
-)
 
 
 def main(command: str, run: CommandRun) -> int:
@@ -379,7 +381,10 @@ def config_of(command: str, *overrides: str, config_dir: Path | str | None = Non
     Raises:
         ValueError: One line, for what cannot run.
     """
-    folder_option = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    if config_dir is None:
+        folder_option = []
+    else:
+        folder_option = [f"--config-dir={config_dir}"]
     check_own_files([*folder_option, *overrides])
     argv = compose.expand_arguments(compose.quote_paths([*folder_option, *overrides]), command)
     check_command(command, argv)
@@ -416,7 +421,10 @@ def _run_with_hydra(
 ) -> int:
     """argv: what Hydra reads; given: what the user wrote, which the run records as its command."""
     status: list[int] = []
-    sweep = _create_sweep(command, argv) if is_sweep(argv) else None
+    if is_sweep(argv):
+        sweep = _create_sweep(command, argv)
+    else:
+        sweep = None
 
     def run_job(config: DictConfig) -> int:
         node = HydraConfig.get()
@@ -432,9 +440,8 @@ def _run_with_hydra(
             return _run_sweep_point(
                 sweep, config, path, node.overrides.task, lambda: run(config, path, typed)
             )
-        status.append(
-            run_guarded(lambda: run(config, path, typed))
-        )  # Hydra would print a traceback
+        # Hydra would print a traceback
+        status.append(run_guarded(lambda: run(config, path, typed)))
         return status[-1]
 
     sys.argv = [

@@ -36,6 +36,65 @@ from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
 from privdd.runtime.run_files import TRUST_CODE
 
 TARGET_KEY = "_target_"
+HYDRA_OPTIONS = (
+    "--hydra-help",
+    "--info",
+    "-i",
+    "--cfg",
+    "-c",
+    "--shell-completion",
+    "-sc",
+    "--package",
+    "-p",
+    "--resolve",
+)
+HYDRA_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+FLAGS = (
+    ("--multirun", "-m"),
+    ("--resolve",),
+    ("--hydra-help",),
+    ("--shell-completion", "-sc"),
+    ("--help", "-h"),
+    ("--version",),
+    ("--dry-run",),
+)
+COMMAND_OPTIONS = (
+    "-m",
+    "--multirun",
+    "--config-dir",
+    "-cd",
+    "--help",
+    "-h",
+    "--version",
+    "--dry-run",
+    *HYDRA_OPTIONS,
+)
+OWN_DATA_HINT = (
+    "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
+)
+DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
+STATED_HINT = (
+    "a simulation states what its own accounting gives: choose that with privacy=dpsgd "
+    "privacy.epsilon=8, and to fail "
+    "where more is shown, write fail_on.epsilon_shown=8; what was made elsewhere "
+    "(target.*=, run=RECORDING) takes stated.epsilon=8"
+)
+INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
+MECHANISM_SETTINGS = ("noise_multiplier", "clip_norm")  # PrivacySettings only records them
+# without a mechanism there is none
+NOISE_SETTINGS = ("noise_source", "paired_noise", "secret", "epsilon", "budget")
+SETTINGS_WITH_SCORES = (
+    "scores",
+    "scores_surface",
+    "name",
+    "seed",
+    "tracking",
+    "preset",
+    "attack",
+    "audit.confidence",
+    "privacy.delta",
+    "privacy.epsilon",
+)
 
 
 def check_value_kinds(config: DictConfig, base: DictConfig) -> None:
@@ -75,45 +134,12 @@ def _needed_kind(default: Any, value: Any) -> str:
     if value is None:
         return ""
     if isinstance(default, bool):
-        return "" if isinstance(value, bool) else "true or false is needed"
+        if isinstance(value, bool):
+            return ""
+        return "true or false is needed"
     if is_number(default):
         return "" if is_number(value) else "a number is needed"
     return ""
-
-
-HYDRA_OPTIONS = (
-    "--hydra-help",
-    "--info",
-    "-i",
-    "--cfg",
-    "-c",
-    "--shell-completion",
-    "-sc",
-    "--package",
-    "-p",
-    "--resolve",
-)
-HYDRA_TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-FLAGS = (
-    ("--multirun", "-m"),
-    ("--resolve",),
-    ("--hydra-help",),
-    ("--shell-completion", "-sc"),
-    ("--help", "-h"),
-    ("--version",),
-    ("--dry-run",),
-)
-COMMAND_OPTIONS = (
-    "-m",
-    "--multirun",
-    "--config-dir",
-    "-cd",
-    "--help",
-    "-h",
-    "--version",
-    "--dry-run",
-    *HYDRA_OPTIONS,
-)
 
 
 def check_hydra_options(argv: Sequence[str]) -> None:
@@ -128,11 +154,6 @@ def check_hydra_options(argv: Sequence[str]) -> None:
     for flag in FLAGS:
         parser.add_argument(*flag, action="store_true")
     parser.parse_args(compose.put_overrides_first(argv))
-
-
-OWN_DATA_HINT = (
-    "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
-)
 
 
 def check_overrides(command: str, argv: Sequence[str]) -> DictConfig:
@@ -183,9 +204,6 @@ def _check_argument_form(argv: Sequence[str], folders: Sequence[str]) -> None:
             raise BadConfig(
                 f"{item}: an override has the form key=value{'; ' if hint else ''}{hint}"
             )
-
-
-DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
 
 
 def check_spaces(argv: Sequence[str]) -> None:
@@ -269,7 +287,10 @@ def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
             raise BadConfig(f"{override.input_line}: {why}")
         if name not in choices and "/" not in name:
             close = difflib.get_close_matches(name.lower(), choices, 1)
-            meant = OWN_DATA_HINT if group == "data" and "." in name else "."
+            if group == "data" and "." in name:
+                meant = OWN_DATA_HINT
+            else:
+                meant = "."
             meant = f"; did you mean {close[0]}?" if close else meant
             if group == "trust" and not close:
                 meant = f"; packages of your own are {TRUST_CODE}={name}."
@@ -298,48 +319,20 @@ def _chosen_names(override: Override) -> Iterator[Any]:
         yield value
 
 
-STATED_HINT = (
-    "a simulation states what its own accounting gives: choose that with privacy=dpsgd "
-    "privacy.epsilon=8, and to fail "
-    "where more is shown, write fail_on.epsilon_shown=8; what was made elsewhere "
-    "(target.*=, run=RECORDING) takes stated.epsilon=8"
-)
-
-
 def _check_known_key(config: DictConfig, key: str) -> None:
     if key.split(".")[0] == "stated":
         raise BadConfig(f"{key}: {STATED_HINT}")
     node: Any = config
     for depth, part in enumerate(key.split(".")):
-        names = [str(k) for k in node] if OmegaConf.is_dict(node) else []
+        if OmegaConf.is_dict(node):
+            names = [str(k) for k in node]
+        else:
+            names = []
         if part not in names:
             raise BadConfig(f"{key}: unknown key; {suggest_key(config, key, depth)}")
         node = OmegaConf.select(
             config, ".".join(key.split(".")[: depth + 1]), throw_on_missing=False
         )
-
-
-INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")
-MECHANISM_SETTINGS = ("noise_multiplier", "clip_norm")  # PrivacySettings only records them
-NOISE_SETTINGS = (
-    "noise_source",
-    "paired_noise",
-    "secret",
-    "epsilon",
-    "budget",
-)  # without a mechanism there is none
-SETTINGS_WITH_SCORES = (
-    "scores",
-    "scores_surface",
-    "name",
-    "seed",
-    "tracking",
-    "preset",
-    "attack",
-    "audit.confidence",
-    "privacy.delta",
-    "privacy.epsilon",
-)
 
 
 def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
@@ -410,7 +403,10 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
     nowhere = name in NOISE_SETTINGS and not privacy.get("mechanisms")
     if name in by_name and not nowhere and name != "epsilon":
         return
-    wanted = "privacy.noise_multiplier" if name == "epsilon" else key
+    if name == "epsilon":
+        wanted = "privacy.noise_multiplier"
+    else:
+        wanted = key
     if not nowhere and wanted in links:
         return
     if not privacy.get("mechanisms"):
@@ -436,7 +432,10 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
 
 def _unused_error(config: DictConfig, key: str, why: str) -> BadConfig:
     value = OmegaConf.select(config, key)
-    text = _chosen_name(config, key) if OmegaConf.is_dict(value) else str(value)[:100]
+    if OmegaConf.is_dict(value):
+        text = _chosen_name(config, key)
+    else:
+        text = str(value)[:100]
     return BadConfig(f"{key}={text}: would do nothing: {why}")
 
 

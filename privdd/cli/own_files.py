@@ -20,9 +20,8 @@ from privdd.runtime.own_yaml import compose_own_yaml
 CLASS_KEY = "_target_"
 DEFAULTS = "defaults"
 BUILT_GROUPS = ("algo", "model")  # one object each, of the class that the file names
-OTHER_FILES = re.compile(
-    r"[$?@]|^_self_$|^null$"
-)  # Hydra's own words, and what is known only when it composes
+# Hydra's own words, and what is known only when it composes
+OTHER_FILES = re.compile(r"[$?@]|^_self_$|^null$")
 
 
 def check_own_files(argv: Sequence[str]) -> None:
@@ -52,7 +51,10 @@ def _chosen(argv: Sequence[str], own: Sequence[str]) -> Iterator[tuple[str, str]
         group = key.partition("@")[0]
         if group in compose.CONFIG_GROUPS:
             names = [name.strip(" '\"") for name in re.split(r"[,\[\]]", value)]
-            every = compose.group_choices(group, own) if "glob(" in value or "all" in names else []
+            if "glob(" in value or "all" in names:
+                every = compose.group_choices(group, own)
+            else:
+                every = []
             yield from ((group, name) for name in [*names, *every] if name)
     if not any(item.startswith("attack=") for item in argv):
         yield from (("attack", name) for name in compose.group_choices("attack", own))
@@ -82,7 +84,9 @@ def _check_choice(group: str, name: str, own: Sequence[str], seen: set[Path]) ->
 
 
 def _values_by_key(node: yaml.MappingNode | None) -> dict[str, yaml.Node]:
-    return {} if node is None else {str(key.value): value for key, value in node.value}
+    if node is None:
+        return {}
+    return {str(key.value): value for key, value in node.value}
 
 
 def _default_entries(group: str, file: Path, node: yaml.Node) -> Iterator[tuple[str, str, int]]:
@@ -93,10 +97,19 @@ def _default_entries(group: str, file: Path, node: yaml.Node) -> Iterator[tuple[
             f"{file}:{node.start_mark.line + 1}: defaults: a list is needed, as in [fedavg, _self_]"
         )
     for entry in node.value:
-        pairs = entry.value if isinstance(entry, yaml.MappingNode) else [(None, entry)]
+        if isinstance(entry, yaml.MappingNode):
+            pairs = entry.value
+        else:
+            pairs = [(None, entry)]
         for key, value in pairs:
-            place = group if key is None else _group_of(group, str(key.value))
-            names = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if key is None:
+                place = group
+            else:
+                place = _group_of(group, str(key.value))
+            if isinstance(value, yaml.SequenceNode):
+                names = value.value
+            else:
+                names = [value]
             for name in names:
                 if isinstance(name, yaml.ScalarNode) and not OTHER_FILES.search(name.value):
                     yield place, name.value, name.start_mark.line + 1
@@ -112,12 +125,17 @@ def _group_of(group: str, key: str) -> str:
     """The group that a key of a list of defaults names: "override /data" is data, "base" of algo is
     algo/base."""
     path = key.removeprefix("override ").removeprefix("optional ").strip().partition("@")[0]
-    return path.removeprefix("/") if path.startswith("/") else f"{group}/{path}"
+    if path.startswith("/"):
+        return path.removeprefix("/")
+    return f"{group}/{path}"
 
 
 def _check_default(file: Path, line: int, group: str, name: str, own: Sequence[str]) -> None:
     folders = [*own, compose.config_dir()]
-    path = Path(group) / name if not name.startswith("/") else Path(name.removeprefix("/"))
+    if not name.startswith("/"):
+        path = Path(group) / name
+    else:
+        path = Path(name.removeprefix("/"))
     if any((Path(folder) / f"{path}.yaml").is_file() for folder in folders):
         return
     close = difflib.get_close_matches(name, compose.group_choices(group, folders), 1)

@@ -45,8 +45,14 @@ def describe_paper_differences(config: DictConfig) -> str:
     parts = list(_differing_parts(config, experiment))
     if not parts:
         return ""
-    named = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    verb = "is" if len(parts) == 1 and parts[0] != "data" else "are"
+    if len(parts) == 1:
+        named = parts[0]
+    else:
+        named = f"{', '.join(parts[:-1])} and {parts[-1]}"
+    if len(parts) == 1 and parts[0] != "data":
+        verb = "is"
+    else:
+        verb = "are"
     return (
         f"preset=paper: {named} {verb} not the paper's; with experiment={experiment} preset=paper "
         "they are"

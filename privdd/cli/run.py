@@ -51,6 +51,8 @@ from privdd.runtime.run_files import (
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal_folder
 
+TRACKED_MEASURES = ("auc", "epsilon_shown", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
+
 
 def prepare_run_folder(path: Path, config: DictConfig) -> RunFolder:
     """The folder with its resolved config.yaml.
@@ -97,7 +99,10 @@ def waive_unread_surfaces(config: DictConfig) -> None:
     The report shows them as not attacked. Raises BadConfig where the attacks read nothing of what
     is released."""
     for surface, reason in config.audit.waive.items():
-        config.audit.waive[surface] = None if str(reason).startswith(UNREAD_REASON) else reason
+        if str(reason).startswith(UNREAD_REASON):
+            config.audit.waive[surface] = None
+        else:
+            config.audit.waive[surface] = reason
     audit = settings.audit_settings(config)
     if audit is not None:
         method = build.instantiate_node(build.standardise_classifiers(config))
@@ -168,7 +173,10 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             ran = {*request.names} | attacks.keys() - kept_attacks - {*audited.not_run}
             result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
             write_report(path)
-        by_round = result.utility.accuracy_by_round if result.utility else ()
+        if result.utility:
+            by_round = result.utility.accuracy_by_round
+        else:
+            by_round = ()
         track_run(config.tracking, path, by_round, tracked_scalars(result))
         seal_folder(path)
         notes = []
@@ -373,9 +381,6 @@ def print_run_line(experiment: Experiment, path: Path) -> None:
             f"{experiment.plan.method.audit_hooks.on_gpu}; {rest}",
             file=sys.stderr,
         )
-
-
-TRACKED_MEASURES = ("auc", "epsilon_shown", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
 
 
 def track_run(

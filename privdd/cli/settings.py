@@ -27,11 +27,8 @@ from privdd.runtime.renames import use_original_names
 if TYPE_CHECKING:
     from privdd.federated.aggregation import Trust
 
-NOISE_SETTINGS = (
-    "secret",
-    "paired_noise",
-    "budget",
-)  # none of them changes what is run
+# none of them changes what is run
+NOISE_SETTINGS = ("secret", "paired_noise", "budget")
 
 
 def settings_fingerprint(config: DictConfig) -> str:

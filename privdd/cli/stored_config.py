@@ -34,10 +34,11 @@ from privdd.runtime.run_files import CONFIG_KEYS, MANIFEST, TRUST_CODE
 from privdd.runtime.yaml_files import read_yaml
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
+# of the classes right below these keys
 PARENT_ROLES = {
     "attack": Attack,
     "privacy.mechanisms": Mechanism,
-}  # of the classes right below these keys
+}
 ALLOWED_PACKAGES = (
     "privdd.methods",
     "privdd.privacy.mechanisms",
@@ -84,6 +85,40 @@ USER_CODE_SETTINGS = {
 }
 PLAIN_NAME = re.compile(r"\w[\w-]{0,100}")
 PACKAGE_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)*")
+# settings that make a run read files or connect outside its folder
+OUTSIDE_SETTINGS = ("data.root", "engine.address")
+# Settings that do not affect what clients send, so they may change: a resumed run must give the
+# result of one that was never interrupted, and a stored run that is attacked again keeps its own
+# audited records.
+CHANGEABLE_AUDIT_SETTINGS = (
+    "worlds",
+    "federations",
+    "federation_rounds",
+    "victims",
+    "confidence",
+    "require",
+    "waive",
+    "worst_pictures",
+    "transcripts",
+    "processed_worlds",
+    "processed_federations",
+)
+FEWER = {  # what makes findings weaker where it is less; of federation_rounds, 0 stands for all
+    "worlds",
+    "federations",
+    "federation_rounds",
+    "victims",
+    "confidence",
+    "transcripts",
+    "processed_worlds",
+    "processed_federations",
+}
+# key of a config in memory: the attacks that a command asked for, of all that the folder has
+ASKED = "asked"
+CHANGEABLE_SETTINGS = {
+    "resume": ("engine",),
+    "run": ("attack", "engine", *(f"audit.{key}" for key in CHANGEABLE_AUDIT_SETTINGS)),
+}
 
 
 def parse_trusted_packages(text: str) -> tuple[str, ...]:
@@ -158,7 +193,10 @@ def load_allowed_class(key: str, path: Any, trusted: Sequence[str] = ()) -> type
         is_known = (
             first in sys.stdlib_module_names or first in ("privdd", "attacks") or len(first) > 80
         )
-        hint = "" if is_known else f"; if {first} is your own package, add {TRUST_CODE}={first}"
+        if is_known:
+            hint = ""
+        else:
+            hint = f"; if {first} is your own package, add {TRUST_CODE}={first}"
         raise BadConfig(
             f"{key}={path[:200]}: a stored run may name classes of privdd's own only{hint}"
         )
@@ -230,12 +268,6 @@ def _iterate_mappings(value: Any, key: str) -> Iterator[tuple[str, dict[Any, Any
             yield from _iterate_mappings(inner, f"{key}.{name}" if key else str(name))
 
 
-OUTSIDE_SETTINGS = (
-    "data.root",
-    "engine.address",
-)  # settings that make a run read files or connect outside its folder
-
-
 def load_stored_config(path: Path, trusted: Sequence[str] = ()) -> DictConfig:
     """config.yaml of a run folder, safe to build: see ``check_targets``.
 
@@ -299,40 +331,6 @@ def check_outside_settings(config: DictConfig, typed: Sequence[str]) -> None:
                 "outside its folder by itself; "
                 f"if you know this place, repeat it: {key}={str(value)[:200]}"
             )
-
-
-# Settings that do not affect what clients send, so they may change: a resumed run must give the
-# result of one that was never interrupted, and a stored run that is attacked again keeps its own
-# audited records.
-CHANGEABLE_AUDIT_SETTINGS = (
-    "worlds",
-    "federations",
-    "federation_rounds",
-    "victims",
-    "confidence",
-    "require",
-    "waive",
-    "worst_pictures",
-    "transcripts",
-    "processed_worlds",
-    "processed_federations",
-)
-FEWER = {  # what makes findings weaker where it is less; of federation_rounds, 0 stands for all
-    "worlds",
-    "federations",
-    "federation_rounds",
-    "victims",
-    "confidence",
-    "transcripts",
-    "processed_worlds",
-    "processed_federations",
-}
-# key of a config in memory: the attacks that a command asked for, of all that the folder has
-ASKED = "asked"
-CHANGEABLE_SETTINGS = {
-    "resume": ("engine",),
-    "run": ("attack", "engine", *(f"audit.{key}" for key in CHANGEABLE_AUDIT_SETTINGS)),
-}
 
 
 def config_of_stored_run(

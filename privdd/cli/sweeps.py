@@ -174,7 +174,10 @@ class Sweep:
             if mark.get("sweep") == self.token and mark["status"] is not None
         ]
         spent = time.time() - self.began
-        points = f"{len(ended)}" if self.total is None else f"{len(ended)} of {self.total}"
+        if self.total is None:
+            points = f"{len(ended)}"
+        else:
+            points = f"{len(ended)} of {self.total}"
         parts = [f"sweep: {points} points"]
         if 1 in ended:
             parts.append(f"{ended.count(1)} failed")
@@ -235,7 +238,9 @@ class Sweep:
             table = write_training_table(trained, self.folder, load_verified_training)
             print_training_table(trained, sys.stdout)
             print(f"table: {table}")
-        return 2 if 2 in statuses.values() else int(bool(failed) or not statuses)
+        if 2 in statuses.values():
+            return 2
+        return int(bool(failed) or not statuses)
 
 
 def _check_mark(path: Path) -> None:
@@ -275,7 +280,9 @@ def stored_status(path: Path) -> int:
 
 def why_not_done(path: Path, command: str) -> str:
     """Why a point whose status is 1 says no error."""
-    return "its training diverged" if is_sealed(path, command) else "cut off"
+    if is_sealed(path, command):
+        return "its training diverged"
+    return "cut off"
 
 
 def point_error(path: Path) -> str:

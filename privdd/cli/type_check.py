@@ -63,7 +63,10 @@ class TypeCheck:
         parts = key.split(".")
         for position, name in enumerate(parts):
             node = node.get(name) if isinstance(node, dict) else None
-            link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node) if isinstance(node, str) else None
+            if isinstance(node, str):
+                link = re.fullmatch(r"\$\{(\w[\w.]*)\}", node)
+            else:
+                link = None
             if link:
                 return self.source_key_of(".".join([link[1], *parts[position + 1 :]]))
         return key
@@ -90,7 +93,10 @@ class TypeCheck:
             target = pkgutil.resolve_name(path)
             declared, open_ended = declared_parameters(target)
         except Exception as error:  # importing a module may raise anything
-            hint = own_network_hint(path) if self.source_key_of(key) == "model" else ""
+            if self.source_key_of(key) == "model":
+                hint = own_network_hint(path)
+            else:
+                hint = ""
             raise setting_error(
                 f"{key}._target_", path, " ".join(str(error).split())[:300] + hint
             ) from None
@@ -157,7 +163,9 @@ def type_hints_of(target: Callable[..., Any]) -> dict[str, Any]:
     if not inspect.isclass(target):
         return get_type_hints(target)
     written = "__init__" in vars(target) and not hasattr(target, "__dataclass_fields__")
-    return get_type_hints(target.__init__) if written else get_type_hints(target)
+    if written:
+        return get_type_hints(target.__init__)
+    return get_type_hints(target)
 
 
 def fits_type(value: Any, kind: Any) -> bool:
@@ -227,7 +235,9 @@ def _type_word(kind: Any, *, many: bool = False) -> str:
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return "a mapping"
     if inspect.isclass(origin) and issubclass(origin, Collection):
-        return f"a list of {_type_word(args[0], many=True)}" if args else "a list"
+        if args:
+            return f"a list of {_type_word(args[0], many=True)}"
+        return "a list"
     return "a mapping with a _target_"
 
 

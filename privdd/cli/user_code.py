@@ -57,7 +57,10 @@ def check_code_digests(path: Path, code: Mapping[str, str]) -> None:
         modules = ", ".join(code)
         raise DamagedRun(f"{path}: does not say which version of {modules} it began with")
     stored = read_json(path / CODE_FILE)
-    digests = stored.get("code") if isinstance(stored, dict) else None
+    if isinstance(stored, dict):
+        digests = stored.get("code")
+    else:
+        digests = None
     if not isinstance(digests, dict):
         raise DamagedRun(f"{path / CODE_FILE}: damaged (no digests)")
     if changed := [module for module, digest in code.items() if digests.get(module) != digest]:
@@ -88,7 +91,10 @@ def _module_and_file(name: str) -> tuple[str, Path | None]:
             break
         module = ".".join(parts[:end])
         folders = spec.submodule_search_locations
-        file = Path(spec.origin) if spec.has_location and spec.origin else None
+        if spec.has_location and spec.origin:
+            file = Path(spec.origin)
+        else:
+            file = None
         if folders is None:
             break
     return module, file
@@ -97,7 +103,9 @@ def _module_and_file(name: str) -> tuple[str, Path | None]:
 def _module_spec(module: str, folders: Any) -> ModuleSpec | None:
     if module == "__main__":  # a script
         file = vars(sys.modules[module]).get("__file__")
-        return None if file is None else importlib.util.spec_from_file_location(module, file)
+        if file is None:
+            return None
+        return importlib.util.spec_from_file_location(module, file)
     try:
         specs = (
             finder.find_spec(module, folders)
@@ -113,7 +121,9 @@ def _module_spec(module: str, folders: Any) -> ModuleSpec | None:
 
 def _source_digest(file: Path | None) -> str:
     try:
-        return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest() if file else ""
+        if file:
+            return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+        return ""
     except OSError:
         return ""
 

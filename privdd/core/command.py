@@ -38,9 +38,8 @@ def parse_integer(key: str, text: str, least: int = 0, most: int | None = None) 
     """A text of digits as an int. Raises BadConfig for any other text, and for a number out of
     range."""
     digits = text.strip()
-    plain = (
-        digits.isascii() and digits.isdigit() and len(digits) < 20
-    )  # of thousands of digits int() raises
+    # of thousands of digits int() raises
+    plain = digits.isascii() and digits.isdigit() and len(digits) < 20
     if not plain or not least <= int(digits) <= (LARGEST_INTEGER - 1 if most is None else most):
         raise BadConfig(f"{key}={text}: {describe_integer_range(least, most)}")
     return int(digits)
@@ -252,7 +251,10 @@ class Command:
             if declared.matches(key):
                 return declared
         names = [declared.name for declared in self.keys]
-        allowed = f"allowed are {', '.join(names)}" if len(names) < MANY_KEYS else "see --help"
+        if len(names) < MANY_KEYS:
+            allowed = f"allowed are {', '.join(names)}"
+        else:
+            allowed = "see --help"
         raise BadConfig(f"{key}: {self.unknown}; {_suggest(key, names) or allowed}".strip())
 
     def _suggest_without_dashes(self, name: str) -> str:
@@ -265,7 +267,10 @@ class Command:
 
 
 def _help_line(head: str, meaning: str) -> str:
-    first = head.ljust(HELP_INDENT) if len(head) < HELP_INDENT else f"{head}  "
+    if len(head) < HELP_INDENT:
+        first = head.ljust(HELP_INDENT)
+    else:
+        first = f"{head}  "
     indent = " " * HELP_INDENT
     return textwrap.fill(meaning, HELP_WIDTH, initial_indent=first, subsequent_indent=indent)
 

@@ -41,6 +41,11 @@ UNCHANGED_TYPES = (
     torch.Generator,
     torch.device,
 )
+# bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
+BYTES_PER_PIXEL = 2**15
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+# Sizes of its memory at which a GPU's products of matrices add in a fixed order.
+DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
 
 
 def to_device(value: T, device: str | torch.device) -> T:
@@ -89,7 +94,9 @@ class _DeviceMove:
         self, value: Any, parts: list[Any], make: Callable[[list[Any]], Any]
     ) -> Any:
         moved = [self(part) for part in parts]
-        return value if all(new is old for new, old in zip(moved, parts)) else make(moved)
+        if all(new is old for new, old in zip(moved, parts)):
+            return value
+        return make(moved)
 
     def _move_network(self, network: nn.Module) -> nn.Module:
         tensors = [*network.parameters(), *network.buffers()]
@@ -101,9 +108,8 @@ class _DeviceMove:
         names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
 
         def rebuild_dataclass(found: list[Any]) -> Any:
-            new = object.__new__(
-                type(value)
-            )  # its own checks were made already, and may read values
+            # its own checks were made already, and may read values
+            new = object.__new__(type(value))
             for name, part in zip(names, found):
                 object.__setattr__(new, name, part)
             return new
@@ -169,11 +175,6 @@ def stream_to_device(
         yield dict(zip(names.pop(0), row))
 
 
-BYTES_PER_PIXEL = (
-    2**15
-)  # bytes that ResNet-18 keeps for a pixel of an image and its gradient, and a third more
-
-
 def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
     """How many of ``images`` (n, c, h, w) may go through a network at once: ``usual``, a number
     that was asked for.
@@ -187,11 +188,6 @@ def max_images_per_batch(images: Tensor, usual: int, cached: int) -> int:
     )
 
 
-CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-# Sizes of its memory at which a GPU's products of matrices add in a fixed order.
-DETERMINISTIC_WORKSPACES = (":4096:8", ":16:8")
-
-
 @contextmanager
 def deterministic_kernels(device: torch.device | str) -> Iterator[None]:
     """On a GPU: kernels of a fixed order, and float32 in full (TF32 keeps 10 bits of 23), as on the
@@ -202,9 +198,8 @@ def deterministic_kernels(device: torch.device | str) -> Iterator[None]:
     if torch.device(device).type == "cpu":
         yield
         return
-    os.environ.setdefault(
-        CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0]
-    )  # read at the first product of matrices
+    # read at the first product of matrices
+    os.environ.setdefault(CUBLAS_WORKSPACE, DETERMINISTIC_WORKSPACES[0])
     products = torch.backends.cuda.matmul
     convolutions = torch.backends.cudnn
     before = (

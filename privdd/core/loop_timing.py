@@ -18,6 +18,7 @@ LOOP_ALLOWANCE = 0.5  # CPU seconds of one loop, where a run is estimated
 # start
 LONG_STEP = 2.0
 T = TypeVar("T")
+_TRUNCATION: ContextVar[TruncatedLoops | None] = ContextVar("truncation", default=None)
 
 
 @dataclass
@@ -36,11 +37,10 @@ class TruncatedLoops:
             if self.cpu_seconds() - began > (
                 self.allowance if done > 1 else max(self.allowance, LONG_STEP)
             ):
-                each = (
-                    (self.cpu_seconds() - warm) / (done - 1)
-                    if done > 1
-                    else self.cpu_seconds() - began
-                )
+                if done > 1:
+                    each = (self.cpu_seconds() - warm) / (done - 1)
+                else:
+                    each = self.cpu_seconds() - began
                 self.owed += each * (len(loop) - done)
                 return
             if done == 1:
@@ -52,18 +52,14 @@ class TruncatedLoops:
         return time.process_time() + self.owed
 
 
-_TRUNCATION: ContextVar[TruncatedLoops | None] = ContextVar("truncation", default=None)
-
-
 @contextmanager
 def truncate_loops(allowance: float) -> Iterator[TruncatedLoops]:
     """Within, each loop is left after ``allowance`` CPU seconds."""
     loops = TruncatedLoops(allowance)
     before = _TRUNCATION.get()
     try:
-        _TRUNCATION.set(
-            loops
-        )  # inside: an interruption right after it would cut short what trains later
+        # inside: an interruption right after it would cut short what trains later
+        _TRUNCATION.set(loops)
         yield loops
     finally:
         _TRUNCATION.set(before)
@@ -72,4 +68,6 @@ def truncate_loops(allowance: float) -> Iterator[TruncatedLoops]:
 def timed_steps(loop: Sequence[T]) -> Iterator[T]:
     """Over ``loop``; within ``truncate_loops`` over its first steps."""
     loops = _TRUNCATION.get()
-    return iter(loop) if loops is None else loops.run_first_steps(loop)
+    if loops is None:
+        return iter(loop)
+    return loops.run_first_steps(loop)

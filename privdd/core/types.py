@@ -14,6 +14,15 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
 Values = Mapping[str, Tensors]  # what travels, by name
+NOT_HANDED_OVER = (
+    "local is handed client, train, nulls and classes alone: a client's test and "
+    "held-out records are no part of what a guarantee "
+    "covers, so nothing that is sent may depend on them"
+)
+# no class: a partition by something else than the label, whose records only their contributions
+# tell
+UNKNOWN_CELL = -1
+REMOTE_MEMORY = "remembered"
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,6 @@ class Records:
     @staticmethod
     def concat(parts: Sequence[Records]) -> Records:
         return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("x", "y", "ids")))
-
-
-NOT_HANDED_OVER = (
-    "local is handed client, train, nulls and classes alone: a client's test and "
-    "held-out records are no part of what a guarantee "
-    "covers, so nothing that is sent may depend on them"
-)
 
 
 class NotHandedOver(AttributeError, ValueError):
@@ -196,18 +198,15 @@ def check_cell_name(partition: object, classes: Sequence[int]) -> None:
         raise BadCellName(f"partition={partition!r}: no such class; {names}")
 
 
-# no class: a partition by something else than the label, whose records only their contributions
-# tell
-UNKNOWN_CELL = -1
-
-
 def class_of_cell(partition: str | None) -> int | None:
     """The class of such a partition; None where a release is not partitioned, ``UNKNOWN_CELL``
     where its cells are no classes."""
     if partition is None:
         return None
     kind, _, label = partition.partition(":")
-    return int(label) if kind == "label" and label.isdecimal() else UNKNOWN_CELL
+    if kind == "label" and label.isdecimal():
+        return int(label)
+    return UNKNOWN_CELL
 
 
 def pack(prefix: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -231,9 +230,6 @@ def nest_values(state: State) -> dict[str, dict[str, Tensor]]:
     return {
         name: unpack(name, state) for name in dict.fromkeys(key.split("/", 1)[0] for key in state)
     }
-
-
-REMOTE_MEMORY = "remembered"
 
 
 def remote_memory_marker() -> State:

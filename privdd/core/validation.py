@@ -10,6 +10,12 @@ from collections.abc import Collection
 from numbers import Integral
 from typing import Any
 
+LARGEST_INTEGER = 2**63
+FINITE = "a finite number below 2**63 is needed"
+TEXT = "text is needed"
+NUMBER = "a number is needed"
+INTEGER = "a whole number is needed"
+
 
 class BadConfig(ValueError):
     """A config that cannot be run; the message is one line for the user."""
@@ -18,13 +24,6 @@ class BadConfig(ValueError):
 class DataNotFound(ValueError):
     """The data set is neither on this machine nor could it be fetched; the message says what was
     tried."""
-
-
-LARGEST_INTEGER = 2**63
-FINITE = "a finite number below 2**63 is needed"
-TEXT = "text is needed"
-NUMBER = "a number is needed"
-INTEGER = "a whole number is needed"
 
 
 def setting_error(key: str, value: Any, needed: str) -> BadConfig:

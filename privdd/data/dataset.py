@@ -143,7 +143,10 @@ def dataset_from_pairs(
 
 
 def _to_records(x: Tensor, y: Tensor, ids: Tensor) -> Records:
-    x = x.float().div_(255) if x.dtype == torch.uint8 else x.float()
+    if x.dtype == torch.uint8:
+        x = x.float().div_(255)
+    else:
+        x = x.float()
     return Records(x.contiguous(), y.long(), ids)
 
 

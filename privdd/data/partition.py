@@ -31,6 +31,9 @@ BY_DOMAIN = ("domains", "corrupted")
 MOST_CLIENTS = 10**6
 MOST_RECORDS = 10**8
 ATTEMPTS = 1000  # Dirichlet draws before an unreachable min_size is reported
+ENOUGH_TEST_RECORDS = 50  # personal test records worth having
+# standard deviation of a near-duplicate's pixels around its twin's: too little to be seen
+DUPLICATE_NOISE = 0.02
 
 
 def check_partition(partition: Partition) -> None:
@@ -306,9 +309,6 @@ class Partition:
         return out
 
 
-ENOUGH_TEST_RECORDS = 50  # personal test records worth having
-
-
 def make_shards(data: Dataset, partition: Partition, keys: Keys) -> list[Shard]:
     """Deal ``data`` by ``partition`` and cut each client's records at random into train, test,
     heldout.
@@ -341,7 +341,10 @@ def _cut_shard(
         data.train.take(piece.sort().values)
         for piece in (order[:out], order[out : out + own], order[out + own :])
     ]
-    test = pieces[1] if own else _matching_test_records(data, at, keys.fold("test", client))
+    if own:
+        test = pieces[1]
+    else:
+        test = _matching_test_records(data, at, keys.fold("test", client))
     return Shard(client, pieces[2], test, pieces[0], data.classes)
 
 
@@ -366,11 +369,6 @@ def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
     labels = data.test.y[shuffled]
     picked = [shuffled[labels == c][: int(wanted[c])] for c in range(data.classes)]
     return data.test.take(torch.cat(picked).sort().values)
-
-
-DUPLICATE_NOISE = (
-    0.02  # standard deviation of a near-duplicate's pixels around its twin's: too little to be seen
-)
 
 
 def draw_audited_positions(size: int, records: int, keys: Keys) -> Tensor:

@@ -102,7 +102,9 @@ def data_folder() -> Path:
             f"{BARE_VARIABLE}=1 hides this machine's data: set data.root or {DATA_VARIABLE}"
         )
     try:
-        return Path(own) if own else Path(shared or Path.home() / ".cache") / "privdd"
+        if own:
+            return Path(own)
+        return Path(shared or Path.home() / ".cache") / "privdd"
     except RuntimeError:
         raise DataNotFound(f"no folder for downloads: set {DATA_VARIABLE} or data.root") from None
 
@@ -163,7 +165,9 @@ def find_idx_dataset(name: str, root: Path) -> Dataset | None:
     """The data set of idx files below ``root``; None where there are none."""
     folders = _folders_below(name, root, with_packages=True)
     folder = next((folder for folder in folders if _find_idx_files(folder)), None)
-    return None if folder is None else _read_idx_folder(name, folder)
+    if folder is None:
+        return None
+    return _read_idx_folder(name, folder)
 
 
 def load_idx_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
@@ -327,7 +331,9 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
         train, test = ((train[0][at], train[1][at]) for at in rows)
     classes = _count_classes(root, torch.cat([train[1], test[1]]))
     flat = dataset_from_pairs(name, f"the user's arrays in {root.name}", classes, train, test)
-    return add_domains(flat, root, arrays, rows) if "domain" in arrays else flat
+    if "domain" in arrays:
+        return add_domains(flat, root, arrays, rows)
+    return flat
 
 
 def add_domains(
@@ -346,9 +352,11 @@ def add_domains(
             )
     names, at = np.unique(np.concatenate([a.astype(str) for a in given]), return_inverse=True)
     found = torch.from_numpy(at.astype(np.int64))
-    train, test = (
-        found.split([len(a) for a in given]) if split else (found[rows[0]], found[rows[1]])
-    )
+    if split:
+        train, test = found.split([len(a) for a in given])
+    else:
+        train = found[rows[0]]
+        test = found[rows[1]]
     if (len(train), len(test)) != (len(flat.train), len(flat.test)):
         raise ValueError(
             f"data.root={root}: domain and domain_test must say where each of "
@@ -366,11 +374,10 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
     coloured. Raises DataNotFound where there are none, and ValueError, naming the file, for one
     that cannot be read for what it shows."""
     root = own_data_place("folder", root)
-    bases = (
-        [root / "train", root / "test"]
-        if (root / "train").is_dir() and (root / "test").is_dir()
-        else [root]
-    )
+    if (root / "train").is_dir() and (root / "test").is_dir():
+        bases = [root / "train", root / "test"]
+    else:
+        bases = [root]
     named = [
         sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name))
         for base in bases
@@ -434,7 +441,10 @@ def _check_pictures(root: Path, x: NDArray[np.generic]) -> NDArray[np.generic]:
         return x.astype(np.uint8)
     if x.dtype.kind == "f" and low >= 0 and high <= 1:
         return x.astype(np.float32)
-    got = f"{x.dtype} with NaN" if np.isnan(low) else f"{x.dtype} from {low:g} to {high:g}"
+    if np.isnan(low):
+        got = f"{x.dtype} with NaN"
+    else:
+        got = f"{x.dtype} from {low:g} to {high:g}"
     raise ValueError(
         f"data.root={root}: pixels must be whole numbers from 0 to 255 or reals from 0 to "
         f"1, got {got}"
@@ -506,9 +516,8 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         raise ValueError(f"{shown}: no file")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", Image.DecompressionBombWarning
-            )  # the limit below is lower
+            # the limit below is lower
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             with Image.open(path, formats=FORMATS) as image:
                 if image.width * image.height > LARGEST_PICTURE:
                     raise ValueError(
@@ -522,11 +531,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     except (
         Exception
     ) as error:  # Pillow's plugins raise OSError, SyntaxError, struct.error, zlib.error and others
-        why = (
-            "its size was declared as too large"
-            if isinstance(error, Image.DecompressionBombError)
-            else str(error)
-        )
+        if isinstance(error, Image.DecompressionBombError):
+            why = "its size was declared as too large"
+        else:
+            why = str(error)
         said = " ".join(why.replace(str(path), shown).split())[:200]
         raise ValueError(
             f"{shown}: not a picture that is read ({said or type(error).__name__})"

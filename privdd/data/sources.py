@@ -44,6 +44,16 @@ FONTS = (
     "DejaVuSerif-Bold.ttf",
     "DejaVuSerif-Italic.ttf",
 )
+FONT_DIGIT_COUNTS = (10000, 2000)  # font digits for training and test where no limit is set
+SOURCES = {
+    "digits": load_digits_dataset,
+    "mnist": load_idx_dataset,
+    "fashion_mnist": load_idx_dataset,
+    **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
+    "npz": load_npz,
+}
+DATASET_NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
+LARGEST_SIDE = 4096
 
 
 @lru_cache(maxsize=1)
@@ -121,7 +131,6 @@ def _draw_colours(
 
 
 Pair = tuple[Tensor, Tensor]
-FONT_DIGIT_COUNTS = (10000, 2000)  # font digits for training and test where no limit is set
 
 
 @dataclass(frozen=True)
@@ -148,15 +157,24 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     on the machine. Without MNIST the photo domain takes scikit-learn's digits, half for each.
     """
     own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
-    mnist = None if root is None else find_idx_dataset("mnist", root)
+    if root is None:
+        mnist = None
+    else:
+        mnist = find_idx_dataset("mnist", root)
     whole = mnist or own
     halves = [
         [records.take(torch.arange(at, len(records), 2)) for records in (whole.train, whole.test)]
         for at in range(2)
     ]
     plain, blended = (replace(whole, train=train, test=test) for train, test in halves)
-    label = "MNIST-M-like" if mnist else "scikit-learn digits over photos"
-    parts = [_limited_domain("MNIST", plain, limits, keys)] if mnist else []
+    if mnist:
+        label = "MNIST-M-like"
+    else:
+        label = "scikit-learn digits over photos"
+    if mnist:
+        parts = [_limited_domain("MNIST", plain, limits, keys)]
+    else:
+        parts = []
     parts.append(_limited_domain("scikit-learn digits", own if mnist else plain, limits, keys))
     over_photos = _limited_domain(label, blended, limits, keys)
     rng = keys.fold("photos").numpy()
@@ -306,17 +324,6 @@ def _join_domains(name: str, note: str, classes: int, parts: list[Domain]) -> Da
     return replace(flat, domains=names, domain=domain, test_domain=test_domain)
 
 
-SOURCES = {
-    "digits": load_digits_dataset,
-    "mnist": load_idx_dataset,
-    "fashion_mnist": load_idx_dataset,
-    **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
-    "npz": load_npz,
-}
-DATASET_NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
-LARGEST_SIDE = 4096
-
-
 def _check_name_and_sizes(
     name: str, size: int | None, limit: int | None, test_limit: int | None
 ) -> None:
@@ -376,10 +383,9 @@ def load_dataset(
             limits,
             here,
         )
-    whole = (
-        load_image_folder(name, place, here, size)
-        if name == "folder"
-        else SOURCES[name](name, place, here)
-    )
-    whole = mark_unpublished(whole)
-    return whole.limited(limits.train, limits.test, here.fold("limit")).resized(size)
+    if name == "folder":
+        dataset = load_image_folder(name, place, here, size)
+    else:
+        dataset = SOURCES[name](name, place, here)
+    dataset = mark_unpublished(dataset)
+    return dataset.limited(limits.train, limits.test, here.fold("limit")).resized(size)

@@ -249,20 +249,25 @@ def draw_noise_images(
 
     keys: of all M cells, or one for each.
     """
-    streams = [keys] * len(labels) if isinstance(keys, Keys) else keys
+    if isinstance(keys, Keys):
+        streams = [keys] * len(labels)
+    else:
+        streams = keys
     drawn = [
         torch.randn((ipc, *shape), generator=stream.fold("noise", label).torch())
         for stream, label in zip(streams, labels.tolist(), strict=True)
     ]
-    return torch.stack(drawn) if drawn else torch.zeros((0, ipc, *shape))
+    if drawn:
+        return torch.stack(drawn)
+    return torch.zeros((0, ipc, *shape))
 
 
 def start_streams(cells: ClassCells, keys: Keys, own: Sequence[Keys] | None) -> Keys | list[Keys]:
     """The streams that images start from: ``keys`` for all cells, or for each cell its world's in
     ``own`` (K,)."""
-    return (
-        keys.fold("start") if own is None else [own[k].fold("start") for k in cells.worlds.tolist()]
-    )
+    if own is None:
+        return keys.fold("start")
+    return [own[k].fold("start") for k in cells.worlds.tolist()]
 
 
 def draw_smooth_images(
@@ -323,17 +328,18 @@ def _select_real_images(
     cells: ClassCells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
 ) -> Tensor:
     ids = cells.pool.ids.cpu()
-    streams = [keys] * len(cells) if isinstance(keys, Keys) else keys
+    if isinstance(keys, Keys):
+        streams = [keys] * len(cells)
+    else:
+        streams = keys
     held = [(g.at, present[None]) for g in cells.groups for present in g.present]
     rows = [
         at[first_records(record_priorities(ids[at], key.fold("real")), present, ipc)]
         for (at, present), key in zip(held, streams, strict=True)
     ]
-    return (
-        cells.pool.x[torch.cat(rows).to(cells.pool.x.device)]
-        if rows
-        else torch.zeros((0, ipc, *shape))
-    )
+    if rows:
+        return cells.pool.x[torch.cat(rows).to(cells.pool.x.device)]
+    return torch.zeros((0, ipc, *shape))
 
 
 def carry_over_images(fresh: Tensor, labels: Tensor, memory: Mapping[str, Tensor]) -> Tensor:

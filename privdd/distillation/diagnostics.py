@@ -84,7 +84,9 @@ def measure_matching_loss(embed: Embed, rows: LabelledRows, records: Records, ch
     matched = embed_images(embed, x, chunk)
     classes = sorted({*y.tolist()} & {*records.y.tolist()})
     gaps = [real[records.y == c].mean(0) - matched[y == c].mean(0) for c in classes]
-    return float(torch.stack([gap.square().sum() for gap in gaps]).sum()) if gaps else 0.0
+    if gaps:
+        return float(torch.stack([gap.square().sum() for gap in gaps]).sum())
+    return 0.0
 
 
 def starts_as_records(start: Tensor, records: Tensor) -> bool:
@@ -98,7 +100,9 @@ def starts_as_records(start: Tensor, records: Tensor) -> bool:
 
 def share_at_bound(norms: Tensor, limits: Tensor) -> float | None:
     """Share of rows whose norm (n,) before scaling is at least its limit (n,); None of no rows."""
-    return float((norms >= limits).double().mean()) if len(norms) else None
+    if len(norms):
+        return float((norms >= limits).double().mean())
+    return None
 
 
 def diagnose_distillation(
@@ -117,7 +121,9 @@ def diagnose_distillation(
     images = _diagnose_images(plan, progress, shard)
     at_bound, round = _diagnose_bound(plan, progress, shard)
     if images is not None:
-        return images if at_bound is None else _with_bound(images, at_bound)
+        if at_bound is None:
+            return images
+        return _with_bound(images, at_bound)
     if at_bound is None:
         return None
     return DistillationDiagnostics(plan.victim, round, at_bound=at_bound)
@@ -186,7 +192,10 @@ def compare_rows(
     maps: object = None,
 ) -> DistillationDiagnostics:
     """The diagnostics of rows that start as ``start`` and end as ``end``."""
-    project = maps.get("projection") if isinstance(maps, dict) else None
+    if isinstance(maps, dict):
+        project = maps.get("projection")
+    else:
+        project = None
     sent = torch.isin(start[1], end[1])  # a noised count may leave a class out at the end
     start = (start[0][sent], start[1][sent])
     few = _first_records(records)
@@ -211,7 +220,9 @@ def compare_rows(
 def _first_records(records: Records) -> Records:
     """At most ``RECORDS`` of each class."""
     chosen = [(records.y == label).nonzero()[:RECORDS, 0] for label in records.y.unique().tolist()]
-    return records.take(torch.cat(chosen).tolist()) if chosen else records
+    if chosen:
+        return records.take(torch.cat(chosen).tolist())
+    return records
 
 
 def _mean_loss(

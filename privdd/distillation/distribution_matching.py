@@ -333,11 +333,9 @@ class DrawnNetworks:
 
 def iterate_networks(networks: Networks, steps: int) -> Iterator[Embed]:
     """The networks of iterations 0, ..., steps - 1, each when it is asked for."""
-    return (
-        networks.iterate_networks(steps)
-        if isinstance(networks, DrawnNetworks)
-        else map(networks, range(steps))
-    )
+    if isinstance(networks, DrawnNetworks):
+        return networks.iterate_networks(steps)
+    return map(networks, range(steps))
 
 
 def networks_in_ball(
@@ -430,7 +428,10 @@ def matching_gradient(
     groups of about ``chunk`` images: only one group's graph is alive at a time.
     """
     together = max_images_per_batch(images, chunk, CHUNK)
-    size = max(1, together // images.shape[1]) if together else max(len(images), 1)
+    if together:
+        size = max(1, together // images.shape[1])
+    else:
+        size = max(len(images), 1)
     parts = []
     for part, target in zip(images.split(size), targets.split(size)):
         part = part.detach().requires_grad_(True)
@@ -453,8 +454,11 @@ def mean_real_embeddings(
     real_map: applied to a record between ``transform`` and the network (FedRD's projection).
     """
     x = transform(cells.pool.x[batch.at])
-    whole = embed if real_map is None else compose_maps(real_map, embed)
-    embeddings = embed_images(whole, x, settings.chunk).split(
+    if real_map is None:
+        embedding = embed
+    else:
+        embedding = compose_maps(real_map, embed)
+    embeddings = embed_images(embedding, x, settings.chunk).split(
         [rows.shape[1] for rows in batch.taken]
     )
     weights = [rows.to(e) for rows, e in zip(batch.taken, embeddings)]
@@ -494,7 +498,10 @@ def match_distributions(
             streams.augment.fold(t).torch(),
         )
         targets = mean_real_embeddings(batch, cells, embed, transform, settings, real_map)
-        synthetic = compose_maps(transform, embed) if settings.augment_synthetic else embed
+        if settings.augment_synthetic:
+            synthetic = compose_maps(transform, embed)
+        else:
+            synthetic = embed
         gradient = matching_gradient(images, targets, synthetic, chunk=settings.chunk)
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images

@@ -106,7 +106,8 @@ class FeatureSplit(nn.Module):
         q, mu, logvar = self.generator(x, noise["latent"])
         shared = bound_features(x - q, x, loss.rho)
         drawn = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
-        drawn = [laplace_from_normal(z) for z in drawn] if loss.distribution == "laplace" else drawn
+        if loss.distribution == "laplace":
+            drawn = [laplace_from_normal(z) for z in drawn]
         copies = [shared + std * z for std, z in zip(loss.stds, drawn)]
         logits = self.classifier(torch.cat([*copies, x]))
         parts = logits.split(len(x))

@@ -208,9 +208,8 @@ def class_matching_gradient(
     return torch.stack(parts)
 
 
-GradientQuery = Callable[
-    [Tensors], Tensors
-]  # a network's state -> the records' gradient there, by name
+# a network's state -> the records' gradient there, by name
+GradientQuery = Callable[[Tensors], Tensors]
 
 
 @dataclass(frozen=True)
@@ -291,9 +290,8 @@ def _generate_in_new_networks(
             for state in map(draw, timed_steps(some))
         ]
         for network in timed_steps(range(len(some))):
-            state, gradients = noised[
-                network % len(noised)
-            ]  # fewer were read where a price runs a part
+            # fewer were read where a price runs a part
+            state, gradients = noised[network % len(noised)]
             for number in timed_steps(range(settings.reads)):
                 images = follow(state, gradients[number % len(gradients)], images, labels)
     return images

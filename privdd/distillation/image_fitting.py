@@ -187,11 +187,10 @@ class ClassModel:
         """One record of each label (m,) -> (m, p)."""
         found = self.means[labels].clone()
         drawn = torch.randn(len(labels), self.spread.shape[-2], generator=generator).to(found)
-        by_label = (
-            [drawn[i : i + 1] @ self.spread[k] for i, k in enumerate(labels)]
-            if self.spread.ndim == 3
-            else []
-        )
+        if self.spread.ndim == 3:
+            by_label = [drawn[i : i + 1] @ self.spread[k] for i, k in enumerate(labels)]
+        else:
+            by_label = []
         found[:, self.at] += torch.cat(by_label) if by_label else drawn @ self.spread
         return found
 
@@ -218,16 +217,13 @@ def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) 
     edge = (
         2 * len(at) * len(moments) * sums["moments_variance"]
     ).sqrt() / count.sum()  # noise's largest eigenvalue, about
-    real = values > edge * (
-        1 + len(at) ** (-2 / 3)
-    )  # ... which varies by a share of that order (Tracy and Widom 1994)
-    clean = values[real] - edge**2 / (
-        4 * values[real]
-    )  # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
+    # ... which varies by a share of that order (Tracy and Widom 1994)
+    real = values > edge * (1 + len(at) ** (-2 / 3))
+    # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
+    clean = values[real] - edge**2 / (4 * values[real])
     found = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
-    left = _average_by_band(
-        (within - found.T @ found).diag(), bands[at]
-    )  # what no direction that stands out explains
+    # what no direction that stands out explains
+    left = _average_by_band((within - found.T @ found).diag(), bands[at])
     spread = torch.cat([found, left.clamp_min(0).sqrt().diag()])
     if len(moments) > 1:
         own = moments / count[:, None, None] - known[:, :, None] * known[:, None]

@@ -78,9 +78,15 @@ def release_embeddings(
     targets = []
     for at, embed in enumerate(maps):
         taken = ctx.sample(QUERY, len(records))
-        batch = records if bool(taken.all()) else records.take(taken.to(records.y.device))
+        if bool(taken.all()):
+            batch = records
+        else:
+            batch = records.take(taken.to(records.y.device))
         rows = record_embeddings(embed, batch.x, chunk)
-        centre = torch.zeros(rows.shape[1:]) if centres is None else centres[at].detach()
+        if centres is None:
+            centre = torch.zeros(rows.shape[1:])
+        else:
+            centre = centres[at].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
         sums = []
         for label, middle in zip(class_list, centre):
@@ -141,7 +147,9 @@ def record_image_gradients(
     residuals = -2 * (record_embeddings(embed, x) - mean.detach())
     if chunk == 1:
         parts = [pull(row)[0].detach().unsqueeze(0) for row in residuals]
-        return torch.cat(parts) if parts else images.new_zeros(0, *images.shape)
+        if parts:
+            return torch.cat(parts)
+        return images.new_zeros(0, *images.shape)
     return compute_rows(
         lambda _, part: {"": vmap(pull)(part)[0].detach()}, {}, residuals, at_most=chunk
     )[""]
@@ -197,7 +205,10 @@ def release_gradients(
     that clips the batch mean, as the papers print it, gets that mean, of a fixed number ``batch``
     of records drawn anew (None = all of the class), which ``real`` embeds where it is given (see
     ``mean_image_gradients``)."""
-    cells = images_by_class(records, class_list) if isinstance(records, Records) else records
+    if isinstance(records, Records):
+        cells = images_by_class(records, class_list)
+    else:
+        cells = records
     if ctx.mechanisms[GRADIENT_QUERY].per_record:
         taken = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
         rows = (record_image_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
@@ -217,7 +228,9 @@ def release_gradients(
 def _select_rows(x: Tensor, sample: Tensor) -> Tensor:
     """The rows of x (n, ...) that a mask of the CPU (n,) marks: a GPU is sent their positions, and
     not waited for."""
-    return x if bool(sample.all()) else x[sample.nonzero()[:, 0].to(x.device)]
+    if bool(sample.all()):
+        return x
+    return x[sample.nonzero()[:, 0].to(x.device)]
 
 
 def _draw_fixed_batch(x: Tensor, batch: int | None, label: int, ctx: ClientContext) -> Tensor:
@@ -320,7 +333,10 @@ def match_embeddings(
     counts divide the sums where ``privacy`` sets a mechanism for "class_counts", else its public
     constant."""
     classes = ctx.problem.class_list
-    counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
+    if ctx.protected("class_counts"):
+        counts = release_class_counts(records, classes, ctx)
+    else:
+        counts = None
     real, synthetic = zip(*views)
     centres = [mean_embeddings(images, view) for view in synthetic]
     targets = release_embeddings(real, records, classes, ctx, centres=centres, counts=counts)
@@ -347,11 +363,19 @@ def fit_embeddings(
     noised count is below ``least`` is left out: its target would be noise about the centre, and its
     images mislabelled."""
     classes = ctx.problem.class_list
-    counts = release_class_counts(records, classes, ctx) if ctx.protected("class_counts") else None
+    if ctx.protected("class_counts"):
+        counts = release_class_counts(records, classes, ctx)
+    else:
+        counts = None
     centre = mean_embeddings(images, view).mean(0)
     (targets,) = release_embeddings([view], records, classes, ctx, centres=[centre], counts=counts)
-    kept = torch.ones(len(images), dtype=torch.bool) if counts is None else (counts >= least).cpu()
-    return fit_to_embeddings(images[kept], targets.to(images)[kept], view, fitting), kept
+    if counts is None:
+        is_fitted = torch.ones(len(images), dtype=torch.bool)
+    else:
+        is_fitted = (counts >= least).cpu()
+    return fit_to_embeddings(
+        images[is_fitted], targets.to(images)[is_fitted], view, fitting
+    ), is_fitted
 
 
 def match_noised_gradients(

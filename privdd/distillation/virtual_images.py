@@ -45,9 +45,8 @@ from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build_skeleton, initial
 from privdd.training.sgd import Loss
 
-MatchingStage = tuple[
-    MatchingSettings, Networks, MatchingStreams, int
-]  # the number: of noised reads
+# the number: of noised reads
+MatchingStage = tuple[MatchingSettings, Networks, MatchingStreams, int]
 # where a client's memory keeps them: images/x (M, ipc, c, h, w) and images/label (M,)
 IMAGES_PREFIX = "images/"
 

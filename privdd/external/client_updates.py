@@ -59,10 +59,21 @@ from privdd.runtime.files import DamagedRun, list_plain_files
 from privdd.runtime.run_folder import read_tensors
 
 UPDATE_FILE = re.compile(r"round_(\d{1,6})/client_(\d{1,6})\.safetensors")
-SERVER_FILE = (
-    "server.safetensors"  # beside the clients' files of a round: the model that they were sent
-)
+# beside the clients' files of a round: the model that they were sent
+SERVER_FILE = "server.safetensors"
 UPDATE_KINDS = ("update", "model", "gradient")
+SIGNAL_OF_ATTACK = {
+    "gradient_alignment": "alignment",
+    "joint_gradients": "joint",
+    "confidence_gain": "confidence",
+}
+NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
+NO_SHADOWS = "needs how the client trained: target.training, a function or sgd"
+NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
+MAX_BATCH_RECORDS = 32  # records behind one gradient that are sought pixel by pixel
+INVERSION_ITERATIONS = 600
+INVERSION_BUDGET = 6000
+TOTAL_VARIATION_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,10 @@ def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> Captured
     if unknown:
         why = "of several rounds, each started from its own model"
         raise BadConfig(f"target.updates={folder}: {unknown[0]}/{SERVER_FILE} is needed: {why}")
-    surface = Surface.GRADIENT if kind == "gradient" else Surface.UPDATE
+    if kind == "gradient":
+        surface = Surface.GRADIENT
+    else:
+        surface = Surface.UPDATE
     found = [_read_capture(folder, name, model, kind) for name in names]
     return CapturedUpdates(
         tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind
@@ -116,7 +130,10 @@ def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Captu
         raise ValueError(f"{name}: no name of a captured update")
     own = dict(model.state_dict())
     server = folder / name.split("/")[0] / SERVER_FILE
-    sent = {**own, **_read_update_file(server, own)} if server.is_file() else own
+    if server.is_file():
+        sent = {**own, **_read_update_file(server, own)}
+    else:
+        sent = own
     value = _read_update_file(folder / name, own)
     missing = sorted({key for key, _ in model.named_parameters()} - value.keys())
     if missing:
@@ -135,29 +152,14 @@ def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor
         raise BadConfig(f"target.updates={error}") from None
     for name, tensor in value.items():
         if name not in own or own[name].shape != tensor.shape:
-            there = (
-                f"the model's is {tuple(own[name].shape)}"
-                if name in own
-                else "the model has none of this name"
-            )
+            if name in own:
+                there = f"the model's is {tuple(own[name].shape)}"
+            else:
+                there = "the model has none of this name"
             raise BadConfig(f"target.updates={path}: {name} {tuple(tensor.shape)}: {there}")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise BadConfig(f"target.updates={path}: NaN or infinity in {name}")
     return dict(value)
-
-
-SIGNAL_OF_ATTACK = {
-    "gradient_alignment": "alignment",
-    "joint_gradients": "joint",
-    "confidence_gain": "confidence",
-}
-NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
-NO_SHADOWS = "needs how the client trained: target.training, a function or sgd"
-NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
-MAX_BATCH_RECORDS = 32  # records behind one gradient that are sought pixel by pixel
-INVERSION_ITERATIONS = 600
-INVERSION_BUDGET = 6000
-TOTAL_VARIATION_WEIGHT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -178,9 +180,10 @@ class LocalTraining:
             raise BadConfig(f"target.momentum={self.momentum}: a number in [0, 1) is needed")
         for name in ("steps", "batch"):
             if getattr(self, name) is not None:
+                # 12.0 is 12
                 object.__setattr__(
                     self, name, check_integer(f"target.{name}", getattr(self, name), 1)
-                )  # 12.0 is 12
+                )
 
     def attack_settings(self) -> dict[str, Any]:
         """The local settings that attacks assume; a single step of rate one by default."""
@@ -247,7 +250,10 @@ def audit_client_updates(
         if shadows
         else {}
     )
-    missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
+    if shadows:
+        missing = {}
+    else:
+        missing = dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     keys = Keys(settings.seed)
     judged = games.judge_attacks(view, attacks, missing, game, keys, budget, note)
@@ -313,9 +319,15 @@ def _attacker_knowledge(
         "batch_records": len(train),
         "delta": stated.exchange_limit()[1],
     }
-    shape = train.record_shape if len(train.record_shape) == 3 else (1, 1, 1)
+    if len(train.record_shape) == 3:
+        shape = train.record_shape
+    else:
+        shape = (1, 1, 1)
     kind = next(model.parameters()).dtype
-    public = game.reference.x.to(kind) if game.reference.x.is_floating_point() else game.reference.x
+    if game.reference.x.is_floating_point():
+        public = game.reference.x.to(kind)
+    else:
+        public = game.reference.x
     return Knowledge(
         (shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=told
     )
@@ -348,22 +360,35 @@ def _judge_inversions(
         local.lr is not None and local.steps is not None
     )
     pictures = train.has_pictures and min(train.record_shape[1:]) >= 5
-    attacks = _inversion_attacks(view.surface, len(train)) if pictures and described else {}
-    search = "update_inversion" if view.surface == Surface.UPDATE else "gradient_inversion"
+    if pictures and described:
+        attacks = _inversion_attacks(view.surface, len(train))
+    else:
+        attacks = {}
+    if view.surface == Surface.UPDATE:
+        search = "update_inversion"
+    else:
+        search = "gradient_inversion"
     many = f"{len(train)} records stand behind one gradient; at most {MAX_BATCH_RECORDS} are sought"
-    why = NO_PICTURES if not pictures else NO_STEPS if not described else many
-    kind = (
-        next(view.knowledge.model.parameters()).dtype
-        if view.knowledge.model is not None
-        else torch.float32
-    )
+    if not pictures:
+        why = NO_PICTURES
+    elif not described:
+        why = NO_STEPS
+    else:
+        why = many
+    if view.knowledge.model is not None:
+        kind = next(view.knowledge.model.parameters()).dtype
+    else:
+        kind = torch.float32
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
     found = [
         _judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()
     ]
     for name in ("label_counts", "analytic_inversion", search):
-        family = Family.LABEL if name == "label_counts" else Family.GRADIENT_INVERSION
+        if name == "label_counts":
+            family = Family.LABEL
+        else:
+            family = Family.GRADIENT_INVERSION
         if name not in attacks:
             found += games.findings_without_attack(view.surface, [name], why, note, family)
     return found

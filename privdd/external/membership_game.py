@@ -48,6 +48,36 @@ from privdd.reporting.wording import format_share
 # an order of coins that would use up one set is as rare as one in five million, and is tossed again
 COIN_SIGMAS = 5.2
 MAX_REFERENCE = 1000
+BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
+# The scores of these rank records, the first that ran
+RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
+MAX_EXPOSED = 10  # most exposed records that a finding names
+FILES_DIFFER_NOTE = (
+    "training and held-out records can be told apart without the target (blind control): "
+    "part of this is that "
+    "difference, and no bound on epsilon follows"
+)
+COPIES_TOGETHER_NOTE = (
+    "each audited record stands for all its copies: no bound on epsilon follows for one of them"
+)
+_NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
+# a membership attack is judged by the coins
+NO_TRUTH = Truth(*_NO_RECORDS, *_NO_RECORDS, torch.zeros(1))
+# of the classifier of labels: principal components, records of a file
+CLASSIFIER_COMPONENTS = 24
+MAX_CLASSIFIED = 1000
+MAX_ACCURACY_RECORDS = 10_000  # training records that a model is asked about for its accuracy
+# held-out records that are compared with so many training records
+MOST_COMPARED = 500
+MOST_AMONG = 2000
+CLOSE = 0.1  # of the usual distance
+MANY_CLOSE = 0.1  # of the held-out records so close: nothing can be told
+RARE_CHANCE = 1e-5  # a chance below which two files that were drawn alike do not look so different
+UNREADABLE_NOTE = "so neither a leak nor its absence can be read from these files"
+EXCHANGED_NOTE = (
+    "are the two files exchanged, or the labels not those of the records? Until this is known, "
+    f"{UNREADABLE_NOTE.removeprefix('so ')}."
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +106,12 @@ def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> Duplica
     first = _is_first(own) & (apart[own] == 0)
     first_apart = _is_first(other) & (count[other] == 0)
     single = 2 * int(alone.sum()) >= int(_is_first(own).sum())
-    inside, outside = (alone, apart_alone) if single else (first, first_apart)
+    if single:
+        inside = alone
+        outside = apart_alone
+    else:
+        inside = first
+        outside = first_apart
     return DuplicateRecords(
         torch.nonzero(inside).flatten(),
         torch.nonzero(outside).flatten(),
@@ -94,7 +129,8 @@ def _number_equal_records(*sets: Tensor) -> Tensor:
     if exact == torch.float64 and any(one.dtype != exact for one in sets):
         exact = torch.float32
     whole = torch.cat([one.flatten(1).to(exact) for one in sets]) + 0  # minus zero is zero
-    whole = torch.nan_to_num(whole, nan=math.pi * 1e30) if whole.is_floating_point() else whole
+    if whole.is_floating_point():
+        whole = torch.nan_to_num(whole, nan=math.pi * 1e30)
     rows = np.ascontiguousarray(whole.numpy())
     place: dict[bytes, int] = {}
     return torch.tensor([place.setdefault(sha256(row).digest(), len(place)) for row in rows])
@@ -138,9 +174,8 @@ def audited_count(members: int, others: int, most: int) -> int:
     """The most records n, up to ``most``, for which n fair coins use up neither set but with a
     chance of 2e-7."""
     least = min(members, others)
-    root = -COIN_SIGMAS / 2 + math.sqrt(
-        COIN_SIGMAS**2 / 4 + 2 * least
-    )  # least = n / 2 + SIGMAS sqrt(n) / 2
+    # least = n / 2 + SIGMAS sqrt(n) / 2
+    root = -COIN_SIGMAS / 2 + math.sqrt(COIN_SIGMAS**2 / 4 + 2 * least)
     return min(most, int(root * root))
 
 
@@ -160,7 +195,10 @@ def draw_coin_game(
         said = f"each of its {len(heldout)} records is in target.train too"
         raise BadConfig(f"target.heldout: {said}; records that were not used are needed")
     if count < 8:
-        same = f" (of which {repeats.shared} equal a training record)" if repeats.shared else ""
+        if repeats.shared:
+            same = f" (of which {repeats.shared} equal a training record)"
+        else:
+            same = ""
         raise BadConfig(
             f"target.train, target.heldout: {len(train)} and {len(heldout)} records{same} "
             f"leave {count} to audit; "
@@ -235,24 +273,6 @@ def view_of_outputs(
         (1, 1, 1), classes, public.double(), game.reference.y, settings={"delta": delta}
     )
     return View(surface, adversary, (), known, worlds)
-
-
-BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
-# The scores of these rank records, the first that ran
-RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
-MAX_EXPOSED = 10  # most exposed records that a finding names
-FILES_DIFFER_NOTE = (
-    "training and held-out records can be told apart without the target (blind control): "
-    "part of this is that "
-    "difference, and no bound on epsilon follows"
-)
-COPIES_TOGETHER_NOTE = (
-    "each audited record stands for all its copies: no bound on epsilon follows for one of them"
-)
-_NO_RECORDS = torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)
-NO_TRUTH = Truth(
-    *_NO_RECORDS, *_NO_RECORDS, torch.zeros(1)
-)  # a membership attack is judged by the coins
 
 
 @dataclass(frozen=True)
@@ -331,7 +351,10 @@ def _judge_attack(
             finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES}
         )
         decisive = {}
-    exposed = most_exposed_rows(scores[0], worlds.masks[0], row) if naming else []
+    if naming:
+        exposed = most_exposed_rows(scores[0], worlds.masks[0], row)
+    else:
+        exposed = []
     decisive |= {"most_exposed": exposed} if exposed else {}
     if diagnostics := {**finding.measures.get("diagnostics", {}), **decisive}:
         finding = finding.with_measures(diagnostics=diagnostics)
@@ -339,7 +362,10 @@ def _judge_attack(
         "most exposed training records, by their place in the file from 0: "
         f"{', '.join(map(str, exposed))}"
     )
-    shadows = f"{len(worlds.masks) - 1} shadow models" if len(worlds.masks) > 1 else ""
+    if len(worlds.masks) > 1:
+        shadows = f"{len(worlds.masks) - 1} shadow models"
+    else:
+        shadows = ""
     notes = [
         note,
         FILES_DIFFER_NOTE * unlike,
@@ -388,23 +414,6 @@ def findings_without_attack(
     return [
         JudgedAttack(annotate_finding(bare, name, note, f"not attacked: {why}")) for name in attacks
     ]
-
-
-# of the classifier of labels: principal components, records of a file
-CLASSIFIER_COMPONENTS = 24
-MAX_CLASSIFIED = 1000
-MAX_ACCURACY_RECORDS = 10_000  # training records that a model is asked about for its accuracy
-# held-out records that are compared with so many training records
-MOST_COMPARED = 500
-MOST_AMONG = 2000
-CLOSE = 0.1  # of the usual distance
-MANY_CLOSE = 0.1  # of the held-out records so close: nothing can be told
-RARE_CHANCE = 1e-5  # a chance below which two files that were drawn alike do not look so different
-UNREADABLE_NOTE = "so neither a leak nor its absence can be read from these files"
-EXCHANGED_NOTE = (
-    "are the two files exchanged, or the labels not those of the records? Until this is known, "
-    f"{UNREADABLE_NOTE.removeprefix('so ')}."
-)
 
 
 def target_facts(
@@ -473,7 +482,9 @@ def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[
         f"Held-out records are near-copies of training records ({found} of {len(other)}), "
         f"{UNREADABLE_NOTE}."
     )
-    return [said, doubt] if found >= MANY_CLOSE * len(other) else [said]
+    if found >= MANY_CLOSE * len(other):
+        return [said, doubt]
+    return [said]
 
 
 def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
@@ -527,7 +538,9 @@ def _chance_of_gap(less: float, more: float, first: int, second: int) -> float:
     proportions, one-sided)."""
     both = (less * first + more * second) / (first + second)
     spread = math.sqrt(both * (1 - both) * (1 / first + 1 / second))
-    return float(norm.sf((more - less) / spread)) if spread else 1.0
+    if spread:
+        return float(norm.sf((more - less) / spread))
+    return 1.0
 
 
 def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[str]:
@@ -539,12 +552,13 @@ def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[st
             "training records"
         )
         said.append(f"{found.shared} of {heldout} held-out records equal a training record: {why}.")
-    then = (
-        "only records that occur once were audited"
-        if found.single
-        else "each was audited once for all its copies, and no bound on ε is given, since it "
-        "would be for all copies together"
-    )
+    if found.single:
+        then = "only records that occur once were audited"
+    else:
+        then = (
+            "each was audited once for all its copies, and no bound on ε is given, since it "
+            "would be for all copies together"
+        )
     for count, whole, what in (
         (found.training, training, "training"),
         (found.heldout, heldout, "held-out"),

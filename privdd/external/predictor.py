@@ -24,23 +24,16 @@ from privdd.runtime.run_folder import LARGEST_TENSORS, read_tensors
 PLAIN_FORMAT = RecordFormat()
 QUERY_BATCH = 1024
 NEEDED_OUTPUTS = "finite numbers (b, C), or (b,), are needed"
-METHODS = (
-    "predict_proba",
-    "decision_function",
-    "predict",
-)  # of an estimator, the most telling first
-MAX_LABEL_SPREAD = (
-    10  # labels that go up to more than so many times their number are names of classes
-)
-PROBABILITY_FLOOR = (
-    1e-6  # for a probability of 0 or 1, as trees give it: its logarithm stays finite
-)
-ROUNDING_TOLERANCE = (
-    0.05  # by how much the probabilities of one record may sum to something else, after rounding
-)
-MIN_PERCENT = (
-    30.0  # decision values that are never negative do not reach so far: they are percentages
-)
+# of an estimator, the most telling first
+METHODS = ("predict_proba", "decision_function", "predict")
+# labels that go up to more than so many times their number are names of classes
+MAX_LABEL_SPREAD = 10
+# for a probability of 0 or 1, as trees give it: its logarithm stays finite
+PROBABILITY_FLOOR = 1e-6
+# by how much the probabilities of one record may sum to something else, after rounding
+ROUNDING_TOLERANCE = 0.05
+# decision values that are never negative do not reach so far: they are percentages
+MIN_PERCENT = 30.0
 
 OutputKind = Literal[
     "",
@@ -63,6 +56,24 @@ OUTPUT_KINDS: dict[OutputKind, str] = {
     "decisions": "decision values of the second class against the first",
     "logits": "logits of the classes",
 }
+PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")
+STATE_DICT_KEYS = (
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "network",
+    "weights",
+    "params",
+    "module",
+    "ema",
+    "model_ema",
+)
+MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
+PYTHON_HINT = (
+    "load it in your own program for privdd.api.audit_model, or name a predict function as "
+    "target.model"
+)
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,8 @@ class Predictor:
                 f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {said}"
             ) from error
         found = _as_output_array(given, self.key)
-        found = found[:, 0] if found.ndim == 2 and found.shape[1] == 1 else found
+        if found.ndim == 2 and found.shape[1] == 1:
+            found = found[:, 0]
         if found.ndim not in (1, 2) or found.dtype.kind not in "biufUSO":
             raise BadConfig(f"{self.key}: gives {found.dtype} {found.shape}; {NEEDED_OUTPUTS}")
         if len(found) != len(x):
@@ -118,11 +130,10 @@ class Predictor:
         ):  # logarithms of probabilities, some of 0
             found = np.maximum(found, np.log(PROBABILITY_FLOOR).astype(found.dtype))
         if found.dtype.kind == "f" and not np.isfinite(found).all():
-            holes = (
-                " for records with missing values"
-                if x.is_floating_point() and bool(x.isnan().any())
-                else ""
-            )
+            if x.is_floating_point() and bool(x.isnan().any()):
+                holes = " for records with missing values"
+            else:
+                holes = ""
             odd = f"with NaN or infinity{holes}"
             raise BadConfig(
                 f"{self.key}: gives {found.dtype} {found.shape} {odd}; {NEEDED_OUTPUTS}"
@@ -143,16 +154,18 @@ class Predictor:
         if self.order is None or self.names is None or np.array_equal(self.order, self.names):
             return found
         at = {name: place for place, name in enumerate(self.order.tolist())}
-        least = found.min(1).values + float(
-            np.log(PROBABILITY_FLOOR)
-        )  # of a class that this model was not trained on
+        # of a class that this model was not trained on
+        least = found.min(1).values + float(np.log(PROBABILITY_FLOOR))
         return torch.stack(
             [found[:, at[name]] if name in at else least for name in self.names.tolist()], 1
         )
 
     def _label_positions(self, answers: NDArray[Any], classes: int) -> NDArray[np.int64]:
         """Predicted labels as places of their classes."""
-        names = range(classes) if self.names is None else self.names.tolist()
+        if self.names is None:
+            names = range(classes)
+        else:
+            names = self.names.tolist()
         place = {name: at for at, name in enumerate(names)}
         known, back = np.unique(
             answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True
@@ -258,13 +271,12 @@ def _infer_classes(
         ):
             return every, []
         return np.arange(max(2, int(every.max()) + 1)), []
-    count = (
-        2
-        if answers.ndim == 1 and len(seen) <= 2
-        else answers.shape[1]
-        if answers.ndim == 2
-        else len(seen)
-    )
+    if answers.ndim == 1 and len(seen) <= 2:
+        count = 2
+    elif answers.ndim == 2:
+        count = answers.shape[1]
+    else:
+        count = len(seen)
     if seen.dtype.kind == "U":
         raise BadConfig(
             f"{key}: y holds text ({str(seen[0])!r}, ...), and the model does not say "
@@ -289,18 +301,15 @@ def _describe_high_label(labels: Tensor, known: int) -> str:
     """The error text for labels that are not all below ``known``, with advice."""
     low = int(labels.min())
     high = int(labels.max())
-    said = (
-        f"labels go up to {high} (0 is the first)"
-        if low >= 0
-        else f"labels go down to {low} (0 is the first)"
-    )
+    if low >= 0:
+        said = f"labels go up to {high} (0 is the first)"
+    else:
+        said = f"labels go down to {low} (0 is the first)"
     if low == 1 and high == known:
         return f"{said}; give y - 1 if they count from 1"
-    return (
-        f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order"
-        if low < 0
-        else said
-    )
+    if low < 0:
+        return f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order"
+    return said
 
 
 def _class_order(model: Any, key: str) -> NDArray[Any] | None:
@@ -313,11 +322,9 @@ def _class_order(model: Any, key: str) -> NDArray[Any] | None:
             f"{key}: predicts {len(named)} labels for each record; one class a record is needed"
         )
     order = np.asarray(named)
-    return (
-        order.astype(str)
-        if order.dtype.kind == "O" and all(isinstance(one, str) for one in order)
-        else order
-    )
+    if order.dtype.kind == "O" and all(isinstance(one, str) for one in order):
+        return order.astype(str)
+    return order
 
 
 def infer_output_kind(
@@ -340,7 +347,11 @@ def infer_output_kind(
             )
         if method == "decision_function" or low < 0:
             return "decisions"
-        return "positive" if high <= 1 else "percent" if MIN_PERCENT < high <= 100 else "decisions"
+        if high <= 1:
+            return "positive"
+        if MIN_PERCENT < high <= 100:
+            return "percent"
+        return "decisions"
     if method == "decision_function" or low < 0:
         return "logits"
     sums = answers.astype(np.float64).sum(1)
@@ -348,7 +359,9 @@ def infer_output_kind(
         return "probabilities"
     if sums.min() > 0 and np.allclose(sums, np.median(sums), rtol=ROUNDING_TOLERANCE, atol=0):
         return "shares"
-    return "separate" if high <= 1 or method == "predict_proba" else "logits"
+    if high <= 1 or method == "predict_proba":
+        return "separate"
+    return "logits"
 
 
 def outputs_to_logits(answers: NDArray[Any], reading: OutputKind) -> Tensor:
@@ -377,11 +390,9 @@ def _as_output_array(values: Any, key: str) -> NDArray[Any]:
             plain = values.detach().cpu()
             return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
         found = np.asarray(values)
-        return (
-            found.astype(np.float64)
-            if found.dtype.kind == "O" and not isinstance(found.flat[0], str)
-            else found
-        )
+        if found.dtype.kind == "O" and not isinstance(found.flat[0], str):
+            return found.astype(np.float64)
+        return found
     except (ValueError, TypeError) as error:  # lists of unequal lengths
         raise BadConfig(
             f"{key}: gives no array of numbers ({' '.join(str(error).split())[:100]})"
@@ -413,7 +424,10 @@ def _describe_way_out(outputs: Any) -> str:
         place = next((f"[{name!r}]" for name in ("logits", *outputs) if name in outputs), "[NAME]")
     elif isinstance(outputs, tuple | list) and outputs:
         place = f"[{len(outputs) - 1}]"
-    held = f" ({', '.join(map(str, outputs))})" if isinstance(outputs, Mapping) else ""
+    if isinstance(outputs, Mapping):
+        held = f" ({', '.join(map(str, outputs))})"
+    else:
+        held = ""
     return (
         f"a tensor (b, classes) is needed{held}. Give a function in its place, in a file "
         "of yours: model = Net(...); "
@@ -421,26 +435,6 @@ def _describe_way_out(outputs: Any) -> str:
         f"def predict(x): return model.eval()(torch.as_tensor(x).float()){place}.detach() "
         " (target.model=file:predict)"
     )
-
-
-PICKLE_SUFFIXES = (".pkl", ".pickle", ".joblib", ".sav", ".dill", ".bin")
-STATE_DICT_KEYS = (
-    "state_dict",
-    "model_state_dict",
-    "model",
-    "net",
-    "network",
-    "weights",
-    "params",
-    "module",
-    "ema",
-    "model_ema",
-)
-MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
-PYTHON_HINT = (
-    "load it in your own program for privdd.api.audit_model, or name a predict function as "
-    "target.model"
-)
 
 
 def load_target_model(
@@ -550,11 +544,10 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
             io.BytesIO(read_bytes(path, LARGEST_TENSORS)), map_location="cpu", weights_only=True
         )
     except Exception as error:  # zip, pickle and torch raise their own
-        said = (
-            "objects of Python"
-            if "weights" in str(error).lower()
-            else " ".join(str(error).split())[:80]
-        )
+        if "weights" in str(error).lower():
+            said = "objects of Python"
+        else:
+            said = " ".join(str(error).split())[:80]
         said = f"holds more than tensors, or is damaged ({said}); save model.state_dict()"
         raise BadConfig(f"target.weights={path}: {said}") from error
     found = _unwrap_state_dict(found)

@@ -67,6 +67,9 @@ AGGREGATES_SCOPE = (
     "compared with it"
 )
 UPDATES_SCOPE = "the arrays of this client's updates of all recorded rounds"
+MAX_ROUNDS_READ = 8  # recorded rounds whose updates are read, evenly spaced, the last included
+MAX_RECORDS = 400  # audited: each needs a gradient in every round
+RECORDED_NOTE = "as recorded"
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,6 @@ def _claim_source(why: str) -> str:
     return why.removeprefix("claimed by ").removesuffix(", not checked here")
 
 
-MAX_ROUNDS_READ = 8  # recorded rounds whose updates are read, evenly spaced, the last included
-MAX_RECORDS = 400  # audited: each needs a gradient in every round
-RECORDED_NOTE = "as recorded"
-
-
 @dataclass(frozen=True)
 class HeldMessage(HeldArtifact):
     """A recorded message; why: what its row says of its protection."""
@@ -155,7 +153,12 @@ def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
         (item.removeprefix("target.client=") for item in argv if item.startswith("target.client=")),
         None,
     )
-    number = None if client is None else int(client) if client.isdecimal() else -1
+    if client is None:
+        number = None
+    elif client.isdecimal():
+        number = int(client)
+    else:
+        number = -1
     if (found := find_client(recordings, number)) is None:
         raise BadConfig(
             f"target.client={client}: one of "
@@ -335,8 +338,6 @@ def _is_text(value: Any) -> bool:
 
 def _protection_note(claims: Sequence[Mapping[str, Any]]) -> str:
     names = ", ".join(str(claim.get("component"))[:60] for claim in claims)
-    return (
-        f"protected as {names} claims; nothing here proves it"
-        if names
-        else "no mechanism was recognised"
-    )
+    if names:
+        return f"protected as {names} claims; nothing here proves it"
+    return "no mechanism was recognised"

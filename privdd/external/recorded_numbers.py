@@ -24,9 +24,8 @@ COUNT_WORDS = frozenset(
     {"count", "counts", "examples", "samples", "records", "instances", "histogram", "labels"}
 )
 OTHER_WORDS = frozenset({"batch", "batches", "epoch", "epochs", "step", "steps", "round", "rounds"})
-SMALL_GROUP = (
-    10  # records: a count from 1 to 9 is of a group that statistical offices would not publish
-)
+# records: a count from 1 to 9 is of a group that statistical offices would not publish
+SMALL_GROUP = 10
 SHOWN = 5  # of each kind, in the note
 
 
@@ -71,11 +70,9 @@ def _whole_numbers(value: Any) -> list[int]:
     sound = [
         isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in values
     ]
-    return (
-        [int(one) for one in values]
-        if all(sound) and all(one == int(one) for one in values)
-        else []
-    )
+    if all(sound) and all(one == int(one) for one in values):
+        return [int(one) for one in values]
+    return []
 
 
 def _join_class_names(metrics: Mapping[str, Any], classes: int) -> dict[str, Any]:
@@ -143,7 +140,10 @@ def _small_groups(reported: ReportedCounts) -> Iterator[str]:
     for name, t, count in _all_counts(reported):
         if 0 < count < SMALL_GROUP and name not in seen:
             seen.add(name)
-            whole = "one record, which is open" if count == 1 else f"{count} records"
+            if count == 1:
+                whole = "one record, which is open"
+            else:
+                whole = f"{count} records"
             yield f"{name}: {whole} (round {t})"
 
 

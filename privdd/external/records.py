@@ -172,7 +172,10 @@ def records_from_arrays(
     BadConfig, naming ``key``, for other shapes, values that are no numbers or infinite, and labels
     that name no class."""
     values, form = _values_and_format(key, x)
-    labels = np.zeros(len(values) if values.ndim else 0, np.int64) if y is None else _as_array(y)
+    if y is None:
+        labels = np.zeros(len(values) if values.ndim else 0, np.int64)
+    else:
+        labels = _as_array(y)
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if values.ndim < 2 or labels.ndim != 1 or len(values) != len(labels):
@@ -328,7 +331,10 @@ def _encode_table(key: str, table: Any) -> tuple[NDArray[Any], RecordFormat]:
 
 def _dates_to_days(series: Any) -> NDArray[np.float64]:
     """Days since 1970 (UTC where there is a time zone), NaN for a missing date."""
-    plain = series if series.dt.tz is None else series.dt.tz_convert("UTC").dt.tz_localize(None)
+    if series.dt.tz is None:
+        plain = series
+    else:
+        plain = series.dt.tz_convert("UTC").dt.tz_localize(None)
     values = plain.to_numpy(dtype="datetime64[ns]")
     days = values.astype(np.int64) / NANOSECONDS_PER_DAY
     return np.where(np.isnat(values), np.nan, days)
@@ -385,7 +391,10 @@ def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], ND
         if any(one is None or one != one for one in labels.tolist()):
             raise BadConfig(f"{key}: y must hold a label for each record; some are missing")
         kinds = {type(one) for one in labels.tolist()}
-        labels = labels.astype(str) if kinds <= {str, np.str_} else np.array(labels.tolist())
+        if kinds <= {str, np.str_}:
+            labels = labels.astype(str)
+        else:
+            labels = np.array(labels.tolist())
     if labels.dtype.kind in "US":
         names, back = np.unique(labels.astype(str), return_inverse=True)
         return back.astype(np.int64), names
@@ -427,7 +436,9 @@ def _one_hot_hint(labels: NDArray[Any]) -> str:
     if labels.ndim != 2 or labels.dtype.kind not in "biuf":
         return ""
     hot = ((labels == 0) | (labels == 1)).all() and (labels.sum(1) == 1).all()
-    return "; give y.argmax(1)" if hot else "; a record has one class here"
+    if hot:
+        return "; give y.argmax(1)"
+    return "; a record has one class here"
 
 
 def _locate_first(wrong: NDArray[Any]) -> str:
@@ -437,7 +448,9 @@ def _locate_first(wrong: NDArray[Any]) -> str:
 
 def _list_few(names: Sequence[Any]) -> str:
     shown = ", ".join(repr(name) if isinstance(name, str) else f"{name}" for name in names[:5])
-    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+    if len(names) > 5:
+        return f"{shown} and {len(names) - 5} more"
+    return shown
 
 
 def flatten_records(x: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -40,6 +40,7 @@ from privdd.runtime.seal import seal_folder
 STATED_RELATIONS = ("add_remove", "replace", "zero_out")
 STATED_UNITS = ("record", "client")
 STATED_BY = "stated by whoever brought the target"
+UNPROTECTED_REASON = "it was made outside privdd: nothing here shows a limit on what it reveals"
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,10 @@ class StatedLimit:
     def exchange_limit(self) -> tuple[float, float]:
         """(epsilon, delta) for one record exchanged for another; epsilon infinite where nothing is
         stated."""
-        epsilon = math.inf if self.epsilon is None else float(self.epsilon)
+        if self.epsilon is None:
+            epsilon = math.inf
+        else:
+            epsilon = float(self.epsilon)
         if self.relation == "replace" or self.epsilon is None:
             return epsilon, self.delta
         return 2 * epsilon, (
@@ -109,9 +113,6 @@ def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
     return StatedLimit(**given)
 
 
-UNPROTECTED_REASON = "it was made outside privdd: nothing here shows a limit on what it reveals"
-
-
 @dataclass(frozen=True)
 class HeldArtifact:
     """One thing that attackers hold: its surface, a name, its tensors (only shapes and a digest are
@@ -124,7 +125,10 @@ class HeldArtifact:
     client: int = SERVER
 
     def ledger_row(self) -> LedgerRow:
-        visible = ("public",) if self.client == SERVER else ("server",)
+        if self.client == SERVER:
+            visible = ("public",)
+        else:
+            visible = ("server",)
         return LedgerRow(
             self.round,
             self.client,
@@ -188,11 +192,10 @@ def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
     surfaces = list(_surface_rows(run, ledger))
     head = {name: getattr(ledger, name) for name in ("delta", "unit", "relation")}
     head["epsilon"] = epsilon_by_accountant(ledger)
-    utility = (
-        {}
-        if run.accuracy is None
-        else {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
-    )
+    if run.accuracy is None:
+        utility = {}
+    else:
+        utility = {"utility": {"accuracy": run.accuracy, "accuracy_kind": "global"}}
     return {
         "schema": SCHEMA,
         "run": {

@@ -100,7 +100,10 @@ def audit_synthetic(
         it, shadow sets give each record its own scale. The rest as of ``audit_model``. Raises
         ValueError, one line, for what cannot be audited."""
     settings = ExternalAuditSettings(seed, records, shadows, engine=engine or Engine())
-    pair = synthetic if isinstance(synthetic, tuple | list) else (synthetic, None)
+    if isinstance(synthetic, tuple | list):
+        pair = synthetic
+    else:
+        pair = (synthetic, None)
     target = records_from_arrays("synthetic", *pair, least=2)
     return _audit_arrays(
         audit_synthetic_data, target, train, heldout, generator, stated, settings, name, out
@@ -128,11 +131,9 @@ def _audit_arrays(
 
 def choose_output_folder(out: Path | str | None) -> Path:
     """The one that was asked for, else a new one under ./outputs."""
-    return (
-        Path(out)
-        if out is not None
-        else Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
-    )
+    if out is not None:
+        return Path(out)
+    return Path(time.strftime("outputs/%Y-%m-%d/%H-%M-%S-") + uuid.uuid4().hex[:6])
 
 
 def _records_of_pair(key: str, pair: Any) -> LabelledRecords:
@@ -169,7 +170,10 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
         return audit_synthetic_data(
             made, train, heldout, _generator_function(typed), stated, settings, about
         )
-    weights = typed.file_path("weights") if typed.get("target.weights") else None
+    if typed.get("target.weights"):
+        weights = typed.file_path("weights")
+    else:
+        weights = None
     model, notes = load_target_model(str(typed.get("target.model")), typed.args, weights)
     about |= {"notes": notes} if notes else {}
     if typed.get("target.updates"):
@@ -180,7 +184,10 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
         )
         client = typed.get("target.client")
         local = LocalTraining(**_sgd_settings(typed))
-        whose = min(one.client for one in updates.captures) if client is None else client
+        if client is None:
+            whose = min(one.client for one in updates.captures)
+        else:
+            whose = client
         fit = typed.get("target.training")
         return audit_client_updates(
             model, updates, whose, train, heldout, local, stated, settings, about, fit
@@ -200,7 +207,9 @@ def _training_function(typed: TargetArguments, model: Any) -> TrainingFunction |
     if not isinstance(model, nn.Module):
         raise BadConfig("target.training=sgd: target.model has to be a class of torch modules")
     training = training_function_of(SGD_NAME, LocalTraining(**local))
-    return NetworkRetraining(model, training) if isinstance(training, PlainSGD) else training
+    if isinstance(training, PlainSGD):
+        return NetworkRetraining(model, training)
+    return training
 
 
 def _generator_function(typed: TargetArguments) -> TrainingFunction | None:

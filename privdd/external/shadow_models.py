@@ -32,10 +32,25 @@ from privdd.external.records import LabelledRecords
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import show_progress
 
-TrainingFunction = (
-    str | Callable[..., Any]
-)  # (x, y, seed) -> what was made; or its name, module:function
+# (x, y, seed) -> what was made; or its name, module:function
+TrainingFunction = str | Callable[..., Any]
 MAX_SEED = 2**31 - 1  # scikit-learn takes no more
+TRANSFORM_KEY = "target.transform"
+# numbers of all records' gradients together, up to which they are solved for jointly
+MAX_JOINT_NUMBERS = 50_000_000
+TRAINING_KEY = "target.training"
+# as a training function: plain SGD by target.lr, target.steps, target.batch and target.momentum
+SGD_NAME = "sgd"
+DRAWN_LAYERS = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
@@ -69,9 +84,6 @@ def shadow_outputs(
     return torch.stack(outputs), drew
 
 
-TRANSFORM_KEY = "target.transform"
-
-
 def transformed_copies(
     transform: TrainingFunction | None, records: LabelledRecords, queries: int, keys: Keys
 ) -> list[Tensor]:
@@ -83,7 +95,10 @@ def transformed_copies(
     """
     if transform is None:
         return []
-    function = load_target(transform, TRANSFORM_KEY) if isinstance(transform, str) else transform
+    if isinstance(transform, str):
+        function = load_target(transform, TRANSFORM_KEY)
+    else:
+        function = transform
     found = []
     for at in range(1, queries):
         try:
@@ -140,7 +155,10 @@ def call_user_function(
 ) -> tuple[Any, bool]:
     """(what the user's function makes of the records, whether it drew from torch's global
     generator); sent: a model to start from. Raises BadConfig for any exception of it."""
-    function = load_target(fit, key) if isinstance(fit, str) else fit
+    if isinstance(fit, str):
+        function = load_target(fit, key)
+    else:
+        function = fit
     if sent and not _takes_four_arguments(function):
         raise BadConfig(f"{key}: for updates a function (model, x, y, seed) is needed")
     before = torch.get_rng_state()
@@ -152,10 +170,6 @@ def call_user_function(
             f"{key}: failed on {len(records)} records: {type(error).__name__}: {said}"
         ) from error
     return made, not torch.equal(before, torch.get_rng_state())
-
-
-# numbers of all records' gradients together, up to which they are solved for jointly
-MAX_JOINT_NUMBERS = 50_000_000
 
 
 def target_and_shadow_signals(
@@ -213,7 +227,10 @@ def iterate_record_gradients(
     state = weights | dict(plain.named_buffers())
     names = tuple(weights)
     kind = state[names[0]].dtype
-    x = records.x.to(kind) if records.x.is_floating_point() else records.x
+    if records.x.is_floating_point():
+        x = records.x.to(kind)
+    else:
+        x = records.x
     return RecordGradients(plain, state, x, records.y, names).iterate_blocks()
 
 
@@ -238,11 +255,6 @@ def copy_with_weights(model: nn.Module, state: Mapping[str, Tensor]) -> nn.Modul
 # Trained by the owner's function ``(model, x, y, seed) -> model``, which is given the model that
 # the server sent in each round, or by plain SGD with the known settings (``SGD_NAME``); a gradient
 # needs neither.
-
-
-TRAINING_KEY = "target.training"
-# as a training function: plain SGD by target.lr, target.steps, target.batch and target.momentum
-SGD_NAME = "sgd"
 
 
 @dataclass(frozen=True)
@@ -300,7 +312,10 @@ def compute_shadow_updates(
     tasks = [
         ShadowUpdateTask(each, model, tuple(rounds), game.shadow_set(k), seed) for k, seed in seeds
     ]
-    work = train_shadow_update if fit else differentiate_shadow_update
+    if fit:
+        work = train_shadow_update
+    else:
+        work = differentiate_shadow_update
     return run_tasks(work, tasks, "train shadow updates", engine)
 
 
@@ -369,18 +384,6 @@ def _takes_four_arguments(function: Any) -> bool:
 
 # First values follow PyTorch's default laws (uniform within 1 / sqrt(fan-in); norms start as the
 # identity).
-
-
-DRAWN_LAYERS = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-NORM_LAYERS = (_NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass(frozen=True)

@@ -58,9 +58,30 @@ from privdd.external.shadow_models import (
 from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
-REFERENCE_NEIGHBOURS = (
-    5  # of the reference set, whose density is an average; of the synthetic set the nearest counts
+# of the reference set, whose density is an average; of the synthetic set the nearest counts
+REFERENCE_NEIGHBOURS = 5
+# records that are attacked, as many as the source attacks; all others still count as neighbours
+MAX_RISK_ATTACKS = 2000
+# a column with at most so many different values holds kinds, and is compared for equality
+MAX_KIND_VALUES = 12
+# of a number's value: nearer guesses are right, as in the source's implementation
+CLOSE_SHARE = 0.05
+# predicates that are kept, and columns in each
+PREDICATE_COUNT = 500
+PREDICATE_COLUMNS = 3
+TRIES_PER_PREDICATE = 4  # draws for each that is kept
+SYNTHETIC_NOTE = "the synthetic set as it was brought"
+GAPS_NOTE = (
+    "{} missing values were read as their column's mean over the three files, and "
+    "whether a value is missing as a column of "
+    "its own."
 )
+NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
+NO_TABLE = "singling out, linkability and inference are defined for tables, x (n, columns)"
+RISK_SOURCE = "Giomi et al. 2023"
+SHOWN_PAIRS = 16  # pairs of pictures that the page shows
+START_IMAGES = ("real", "noise")
+MAX_RECIPE_COUNT = 10**6  # of each count
 
 
 def synthetic_signals(
@@ -95,20 +116,6 @@ def synthetic_signals(
 # only what it does better on the first is the synthetic set's doing.
 
 
-# records that are attacked, as many as the source attacks; all others still count as neighbours
-MAX_RISK_ATTACKS = 2000
-MAX_KIND_VALUES = (
-    12  # a column with at most so many different values holds kinds, and is compared for equality
-)
-CLOSE_SHARE = (
-    0.05  # of a number's value: nearer guesses are right, as in the source's implementation
-)
-# predicates that are kept, and columns in each
-PREDICATE_COUNT = 500
-PREDICATE_COLUMNS = 3
-TRIES_PER_PREDICATE = 4  # draws for each that is kept
-
-
 @dataclass(frozen=True)
 class TableRisk:
     """hits: attacks that were right, of ``attacks``; control: the same against held-out records."""
@@ -131,7 +138,9 @@ class TableRisk:
     def excess_risk(self) -> float:
         """Equation 3 of the source: how much of what the control leaves is found, at least 0."""
         base = self.control / max(1, self.attacks)
-        return max(0.0, (self.hit_rate - base) / (1 - base)) if base < 1 else 0.0
+        if base < 1:
+            return max(0.0, (self.hit_rate - base) / (1 - base))
+        return 0.0
 
 
 def _kind_columns(*sets: Tensor) -> Tensor:
@@ -231,16 +240,6 @@ TABLE_RISKS = {
     "linkability": linkability_risk,
     "inference": inference_risk,
 }
-SYNTHETIC_NOTE = "the synthetic set as it was brought"
-GAPS_NOTE = (
-    "{} missing values were read as their column's mean over the three files, and "
-    "whether a value is missing as a column of "
-    "its own."
-)
-NO_GENERATOR = "needs the function that makes such a set (target.generator, in Python generator=)"
-NO_TABLE = "singling out, linkability and inference are defined for tables, x (n, columns)"
-RISK_SOURCE = "Giomi et al. 2023"
-SHOWN_PAIRS = 16  # pairs of pictures that the page shows
 
 
 @dataclass(frozen=True)
@@ -273,17 +272,20 @@ def audit_synthetic_data(
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    sets, drew = (
-        _generate_shadow_sets(generator, game, keys, settings)
-        if generator and shadows
-        else ([], False)
-    )
+    if generator and shadows:
+        sets, drew = _generate_shadow_sets(generator, game, keys, settings)
+    else:
+        sets = []
+        drew = False
     made = time.monotonic()
     pictures = train.has_pictures and heldout.has_pictures
     scale = coordinate_scales(game.reference.x, pictures)
     view = _synthetic_view([synthetic, *sets], game, scale, pictures, stated, keys)
     attacks = _synthetic_attacks(view, shadows, settings.confidence)
-    missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
+    if shadows:
+        missing = {}
+    else:
+        missing = dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     judged = games.judge_attacks(
         view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE
@@ -294,7 +296,10 @@ def audit_synthetic_data(
     notes_on_gaps = [GAPS_NOTE.format(gaps)] if gaps else []
     facts = games.target_facts("synthetic", train, heldout, game, judged, notes=notes_on_gaps)
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")} if drew else {}
+    if drew:
+        notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")}
+    else:
+        notes = {}
     return ExternalAudit(
         str(about.get("name", "synthetic set")),
         str(about.get("data", "arrays")),
@@ -357,7 +362,10 @@ def _generate_shadow_sets(
 def generate_shadow_set(task: ShadowSetTask) -> tuple[LabelledRecords, bool]:
     """The synthetic set that the generator makes from one shadow set: (x, y), or x alone."""
     made, drew = call_user_function(task.generator, "target.generator", task.records, task.seed)
-    pair = made if isinstance(made, tuple | list) and len(made) == 2 else (made, None)
+    if isinstance(made, tuple | list) and len(made) == 2:
+        pair = made
+    else:
+        pair = (made, None)
     return records_from_arrays("target.generator", *pair, least=1), drew
 
 
@@ -381,13 +389,19 @@ def _synthetic_view(
     known = Knowledge(
         (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta
     )
-    surface = Surface.SYNTHETIC_IMAGES if pictures else Surface.SYNTHETIC_REPRESENTATIONS
+    if pictures:
+        surface = Surface.SYNTHETIC_IMAGES
+    else:
+        surface = Surface.SYNTHETIC_REPRESENTATIONS
     return View(surface, Adversary.PUBLIC, (), known, worlds)
 
 
 def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str, MembershipAttack]:
     """Each attack with the signal that it reads, settled before any score is seen."""
-    readable = () if view.worlds is None else tuple(view.worlds.signals)
+    if view.worlds is None:
+        readable = ()
+    else:
+        readable = tuple(view.worlds.signals)
     found: dict[str, MembershipAttack] = {
         "nearest_synthetic": LossThreshold("distance", confidence),
         "density_ratio": LossThreshold("density", confidence),
@@ -481,10 +495,6 @@ def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAtt
     finding = Finding(surface, name, Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
     finding = games.annotate_finding(finding, name, SYNTHETIC_NOTE, said, told)
     return games.JudgedAttack(finding, {"hits": torch.tensor([risk.hits, risk.control])})
-
-
-START_IMAGES = ("real", "noise")
-MAX_RECIPE_COUNT = 10**6  # of each count
 
 
 @dataclass(frozen=True)

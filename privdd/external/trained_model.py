@@ -31,6 +31,18 @@ from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
 from privdd.external.shadow_models import TrainingFunction, shadow_outputs, transformed_copies
 from privdd.runtime.engine import Engine
 
+MODEL_NOTE = "the model as it was brought"
+SHADOW_ATTACKS = {"lira": Lira, "rmia": Rmia, "base": Base}
+NO_TRAINING = "needs a training function (target.training, in Python fit=)"
+NO_COPIES = "disturbed copies need records of real numbers without gaps"
+GUESSED_KINDS = ("shares", "separate", "percent")  # readings that a reader has to know of
+MANY_RECORDS = 2000  # records from which fewer disturbed copies of each are asked about
+MAX_COUNT = 10**6  # records, and shadow models
+GLOBAL_DRAWS = (
+    "the training function draws from torch's global generator: another run gives other "
+    "shadow models"
+)
+
 
 @dataclass(frozen=True)
 class LabelQueries(MembershipAttack):
@@ -45,7 +57,9 @@ class LabelQueries(MembershipAttack):
     least_worlds: ClassVar[int] = 1
 
     def nothing_to_read(self, view: View) -> str:
-        return "the audited records are not known" if require_worlds(view).records is None else ""
+        if require_worlds(view).records is None:
+            return "the audited records are not known"
+        return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (1, n): of the target."""
@@ -76,19 +90,6 @@ def noised_robustness(
             noise = torch.randn(x.shape[1:], generator=generator, dtype=torch.float64)
             right.append((labels_of((values + level * spread * noise).to(x.dtype)) == y).double())
     return torch.stack(right).mean(0)
-
-
-MODEL_NOTE = "the model as it was brought"
-SHADOW_ATTACKS = {"lira": Lira, "rmia": Rmia, "base": Base}
-NO_TRAINING = "needs a training function (target.training, in Python fit=)"
-NO_COPIES = "disturbed copies need records of real numbers without gaps"
-GUESSED_KINDS = ("shares", "separate", "percent")  # readings that a reader has to know of
-MANY_RECORDS = 2000  # records from which fewer disturbed copies of each are asked about
-MAX_COUNT = 10**6  # records, and shadow models
-GLOBAL_DRAWS = (
-    "the training function draws from torch's global generator: another run gives other "
-    "shadow models"
-)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,10 @@ def audit_trained_model(
     )
     predict = build_predictor(model, "target.model", train.form)
     predict, train, heldout, classes, told = resolve_classes(predict, train, heldout, some)
-    names = np.arange(classes) if predict.names is None else predict.names
+    if predict.names is None:
+        names = np.arange(classes)
+    else:
+        names = predict.names
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
@@ -143,7 +147,10 @@ def audit_trained_model(
     logits, drew = _model_outputs(predict, fit, game, asked, names, keys, settings.engine)
     trained = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
-    missing = {} if shadows else dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
+    if shadows:
+        missing = {}
+    else:
+        missing = dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
     missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     delta = stated.exchange_limit()[1]
@@ -170,7 +177,10 @@ def audit_trained_model(
     facts = games.target_facts(
         "model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read
     )
-    value = model.state_dict() if isinstance(model, nn.Module) else {"outputs": logits[0]}
+    if isinstance(model, nn.Module):
+        value = model.state_dict()
+    else:
+        value = {"outputs": logits[0]}
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS} if drew else {}
     return ExternalAudit(

@@ -87,7 +87,8 @@ def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None)
     """
     clients = sort_by_client(inbox)
     check_alike(clients, name)
-    weights = client_weights(inbox) if weights is None else weights
+    if weights is None:
+        weights = client_weights(inbox)
     first = clients[0].values[name]
     return {
         key: sum(
@@ -176,7 +177,9 @@ class Trust:
             return list(asked)
         coins = torch.rand(len(asked), generator=keys.fold("dropouts").torch(), dtype=torch.float64)
         left = [client for client, coin in zip(asked, coins.tolist()) if coin >= self.dropout]
-        return left if len(left) >= self.min_clients(len(asked)) else []
+        if len(left) >= self.min_clients(len(asked)):
+            return left
+        return []
 
     def split_mechanisms(
         self, mechanisms: Mapping[str, Mechanism], asked: int

@@ -80,11 +80,9 @@ def detach_copy(value: Tensors) -> dict[str, Tensor]:
 
 def draw_coins(probability: float, count: int, noise: Noise) -> Tensor:
     """Independent coins (count,) bool, each heads with ``probability``."""
-    return (
-        noise.uniform((count,)) < probability
-        if probability < 1
-        else torch.ones(count, dtype=torch.bool)
-    )
+    if probability < 1:
+        return noise.uniform((count,)) < probability
+    return torch.ones(count, dtype=torch.bool)
 
 
 class ReleaseObserver(Protocol):
@@ -150,14 +148,16 @@ class ClientContext:
     taken: list[tuple[str, Tensor]] = field(default_factory=list)  # every sample drawn, (n,) bool
     stream: str = ""
     noise: Noise = None  # type: ignore[assignment]  # made from the other fields unless it is given
-    sampled: dict[str, set[str | None]] = field(
-        default_factory=dict
-    )  # query -> cells released since its last sample
+    # query -> cells released since its last sample
+    sampled: dict[str, set[str | None]] = field(default_factory=dict)
     observer: ReleaseObserver | None = None
 
     def __post_init__(self) -> None:
         if self.noise is None:
-            keys = self.keys.fold(self.stream) if self.stream else self.keys
+            if self.stream:
+                keys = self.keys.fold(self.stream)
+            else:
+                keys = self.keys
             self.noise = noise_for(self.noise_source, keys)  # type: ignore[arg-type]
 
     def public(self, *names: str | int) -> Keys:
@@ -207,11 +207,10 @@ class ClientContext:
         self._spend_sample(name, partition)
         there = self.mechanisms[name](contributions, self.noise)
         recorded = self.transcript
-        replayed = (
-            None
-            if recorded is None
-            else find_answer(recorded, len(self.outputs), name, there.value)
-        )
+        if recorded is None:
+            replayed = None
+        else:
+            replayed = find_answer(recorded, len(self.outputs), name, there.value)
         output = to_device(there, "cpu")  # what is kept of it; the client computes on where it is
         if self.observer is not None:
             self.observer.on_release(self.mechanisms[name], name, output, partition, contributions)
@@ -219,7 +218,9 @@ class ClientContext:
         if not self._merge_into_last_row(row):
             self.rows.append(row)
         self.outputs.append(output.value if replayed is None else replayed)
-        return there.value if replayed is None else to_device(replayed, device_of(contributions))
+        if replayed is None:
+            return there.value
+        return to_device(replayed, device_of(contributions))
 
     def _spend_sample(self, name: str, partition: str | None) -> None:
         q = float(self.mechanisms[name].sampling_probability)
@@ -227,7 +228,10 @@ class ClientContext:
         if q < 1 and (
             cells is None or (cells and (partition is None or cells & {partition, None}))
         ):
-            why = "no sample was drawn" if cells is None else "its last sample was released already"
+            if cells is None:
+                why = "no sample was drawn"
+            else:
+                why = "its last sample was released already"
             raise ValueError(
                 f"query {name!r}, sampling probability {q:g}: {why}; call "
                 f"ctx.sample({name!r}, n) for it"
@@ -317,9 +321,8 @@ class Channel:
             if ctx.observer is not None:
                 ctx.observer.on_release(self.mechanisms[name], name, output)
             row = _build_row(ctx, name, surface, output, visible)
-            return output.value, replace(
-                row, post_of=inner
-            )  # what it protects may have been computed from them
+            # what it protects may have been computed from them
+            return output.value, replace(row, post_of=inner)
         free = artifact.private or bool(artifact.public)
         output = Output(artifact.value, dpa.NoOpDpEvent() if free else dpa.NonPrivateDpEvent())
         row = _build_row(ctx, name, surface, output, visible)

@@ -40,7 +40,10 @@ def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> No
     name. data: as of ``Plan``."""
     name = f"round_{progress.round:04d}"
     place = folder.path / "state" / name
-    before = read_json(folder.checkpoint_file)["digests"] if folder.checkpoint_file.exists() else {}
+    if folder.checkpoint_file.exists():
+        before = read_json(folder.checkpoint_file)["digests"]
+    else:
+        before = {}
     write_tensors(place / "server.safetensors", progress.server)
     memories = flatten_values({str(client): memory for client, memory in progress.memories.items()})
     write_tensors(place / "memories.safetensors", memories)

@@ -32,7 +32,10 @@ def _run_at_device(work: Callable[..., Any]) -> Callable[..., Any]:
     def run_at_device(self: object, *arguments: Any) -> Any:
         *values, context = arguments
         client_values = [_to_client_data(value) for value in values]
-        first = context[0] if isinstance(context, Sequence) else context
+        if isinstance(context, Sequence):
+            first = context[0]
+        else:
+            first = context
         device_values = to_device(client_values, first.problem.device)
         result = work(self, *device_values, context)
         is_inner = device_values is client_values

@@ -71,15 +71,17 @@ class CaptureSettings:
     def is_kept(self, plan: Plan, round: int, received: Received, size: int = 0) -> bool:
         """Whether an upload of ``size`` bytes is kept."""
         rounds = {"all": True, "first_last": round in (0, plan.method.rounds - 1)}
-        in_round = rounds[self.rounds] if isinstance(self.rounds, str) else round in self.rounds
+        if isinstance(self.rounds, str):
+            in_round = rounds[self.rounds]
+        else:
+            in_round = round in self.rounds
         victim = received.client in (plan.victim, SUM_CLIENT)
         whole = size * plan.method.rounds * len(plan.asked_clients(0))  # where no client drops out
         clients = {"all": True, "victim": victim, "auto": victim or whole <= MAX_CAPTURED_BYTES}
-        of_client = (
-            clients[self.clients]
-            if isinstance(self.clients, str)
-            else received.client in self.clients
-        )
+        if isinstance(self.clients, str):
+            of_client = clients[self.clients]
+        else:
+            of_client = received.client in self.clients
         return in_round and of_client
 
     def write_uploads(self, folder: RunFolder, plan: Plan, inbox: Sequence[Received]) -> None:

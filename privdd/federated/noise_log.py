@@ -83,12 +83,16 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
     found = {}
     for name, clean in output.exact.items():
         released = output.value[name]
-        copies = released.numel() // max(clean.numel(), 1) if clean.numel() else 1
+        if clean.numel():
+            copies = released.numel() // max(clean.numel(), 1)
+        else:
+            copies = 1
         if released.numel() != copies * clean.numel():
             raise ValueError(f"{name}: {tuple(released.shape)} released of {tuple(clean.shape)}")
         scale = _noise_scales(mechanism, output, clean, copies).reshape(copies, *(1,) * clean.ndim)
         gap = released.detach().double().reshape(copies, *clean.shape) - clean.detach().double()
-        gap = gap if output.lattice is None else (gap / output.lattice).round_() * output.lattice
+        if output.lattice is not None:
+            gap = (gap / output.lattice).round_() * output.lattice
         gap = gap / scale.to(gap.device)
         gap = gap.cpu()
         found[name] = NOISE_LAWS[law].normal_scores(gap)
@@ -163,7 +167,10 @@ def residual_spacing(output: Output) -> float:
     for value in output.value.values():
         if not value.numel():
             continue
-        kind = value.dtype if value.is_floating_point() else torch.float64
+        if value.is_floating_point():
+            kind = value.dtype
+        else:
+            kind = torch.float64
         step = max(step, float(value.abs().max()) * torch.finfo(kind).eps)
         some = _take_evenly(value).double()
         gaps = some.unique().diff()  # sorted
@@ -256,7 +263,10 @@ class RoundLog:
             or not all(output.flags.values())
         ):
             return  # nothing is promised of it
-        count = count_records(given) if given and mechanism.per_record else None
+        if given and mechanism.per_record:
+            count = count_records(given)
+        else:
+            count = None
         noted = ReleaseLog(name, partition, count, event=output.event)
         self.releases.append(noted)
         try:
@@ -291,9 +301,10 @@ class RoundLog:
     def _select_residuals(self, values: Tensor) -> Tensor:
         """The first numbers, and others spread over the rest: at the same places in every client's
         sample, while there is room."""
-        most = (
-            RESIDUALS_PER_RELEASE if self.residuals_kept < ROUND_RESIDUALS // 2 else FIRST_RESIDUALS
-        )
+        if self.residuals_kept < ROUND_RESIDUALS // 2:
+            most = RESIDUALS_PER_RELEASE
+        else:
+            most = FIRST_RESIDUALS
         size = min(most, ROUND_RESIDUALS - self.residuals_kept)
         if size <= 0 or not len(values):
             return torch.zeros(0)
@@ -330,12 +341,15 @@ class NoiseLog:
         first ones, and at last only sums."""
         if not watch.audited:
             kept = self.residuals_kept + watch.residuals_kept
-            most = RESIDUALS_PER_RELEASE if kept <= RUN_RESIDUALS else FIRST_RESIDUALS
+            if kept <= RUN_RESIDUALS:
+                most = RESIDUALS_PER_RELEASE
+            else:
+                most = FIRST_RESIDUALS
             most = 0 if self.residuals_kept >= 2 * RUN_RESIDUALS else most
             for noted in watch.releases:
-                noted.sample = (
-                    noted.sample[:most].clone() if most < len(noted.sample) else noted.sample
-                )
-                noted.marked = noted.marked if most == RESIDUALS_PER_RELEASE else torch.zeros(0)
+                if most < len(noted.sample):
+                    noted.sample = noted.sample[:most].clone()
+                if most != RESIDUALS_PER_RELEASE:
+                    noted.marked = torch.zeros(0)
                 self.residuals_kept += len(noted.sample) + len(noted.marked)
         self.rounds[watch.round, watch.client] = watch

@@ -46,9 +46,8 @@ from privdd.runtime.engine import Engine
 SNAPSHOTS_PER_PHASE = 8  # rounds of a phase: more cost an audit time, and a checkpoint space
 DROPPED_REPLY = "dropped reply"
 UNDECLARED_ARRIVAL = "arrived, and the method declares no such message"
-MAX_NOISE_TO_SIGNAL = (
-    1.0  # noise over signal, after all rounds, above which little or nothing is learned
-)
+# noise over signal, after all rounds, above which little or nothing is learned
+MAX_NOISE_TO_SIGNAL = 1.0
 
 
 def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
@@ -144,7 +143,9 @@ class Plan:
         Two runs that share noise undo it: z n + u and 4 z n + u give u. So it is another one
         wherever a setting or a mechanism is, unless ``paired_noise`` asks for the same.
         """
-        return "" if self.paired_noise else settings_hash([self.settings, self.mechanisms])
+        if self.paired_noise:
+            return ""
+        return settings_hash([self.settings, self.mechanisms])
 
     def participants(self, round: int) -> list[int]:
         """The participants of a round, in increasing order: the clients asked, without those that
@@ -201,9 +202,8 @@ class Progress:
     diverged: int | None = None  # the first round after which there was no finite model
     uploaded: tuple[Mapping[int, int], ...] = ()  # by round: client -> bytes
     downloaded: tuple[Mapping[int, int], ...] = ()
-    sent: Mapping[str, str] = field(
-        default_factory=dict
-    )  # broadcast name -> digest the clients hold
+    # broadcast name -> digest the clients hold
+    sent: Mapping[str, str] = field(default_factory=dict)
     sent_ids: tuple[int, ...] = ()  # ledger ids of the server's latest rows
     inbox_ids: tuple[int, ...] = ()  # ... and of all that it received since
     snapshots: Mapping[int, Snapshot] = field(default_factory=dict)
@@ -310,11 +310,8 @@ def run_round(
     uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
     for received, rows, memory in _collect_answers(engine, tasks, record, transcript):
-        rows = (
-            [replace(row, visible_to=ANALYST_ONLY) for row in rows]
-            if plan.trust.is_summed
-            else rows
-        )
+        if plan.trust.is_summed:
+            rows = [replace(row, visible_to=ANALYST_ONLY) for row in rows]
         written = ledger.append(
             link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True
         )
@@ -505,9 +502,8 @@ def noise_to_signal(plan: Plan) -> tuple[float, int] | None:
         return None
     numbers = sum(p.numel() for p in network.parameters())
     clients = len(plan.asked_clients(0))
-    each = (
-        mechanism.noise_std / mechanism.clip_norm
-    )  # one client's; under secagg this falls as clients become more
+    # one client's; under secagg this falls as clients become more
+    each = mechanism.noise_std / mechanism.clip_norm
     ratio = each * math.sqrt(numbers / clients / plan.method.rounds)
     needed = clients * (ratio / MAX_NOISE_TO_SIGNAL) ** (1 if plan.trust.is_summed else 2)
     return ratio, math.ceil(needed)

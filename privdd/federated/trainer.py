@@ -34,9 +34,8 @@ from privdd.runtime.run_folder import RunFolder
 
 LOG = logging.getLogger("privdd")
 CHECKPOINT_EVERY = 5.0  # seconds; a run of short rounds must not spend its time on the disk
-CHECKPOINT_SHARE = (
-    0.05  # at most this share of the time: the ledger of a long run takes long to write
-)
+# at most this share of the time: the ledger of a long run takes long to write
+CHECKPOINT_SHARE = 0.05
 
 
 def predict_in_batches(predict: Callable[[Tensor], Tensor], x: Tensor, batch: int = 500) -> Tensor:
@@ -181,9 +180,10 @@ class Trainer:
                 if last or began >= due or self.engine.clients_remember:
                     checkpoint.save_checkpoint(self.folder, progress, self.plan.data)
                     took = time.monotonic() - began
-                    wait = (
-                        max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE) if CHECKPOINT_EVERY else 0.0
-                    )
+                    if CHECKPOINT_EVERY:
+                        wait = max(CHECKPOINT_EVERY, took / CHECKPOINT_SHARE)
+                    else:
+                        wait = 0.0
                     due = time.monotonic() + wait
                 bar.advance(f"accuracy {progress.accuracy[-1]:.3f}")
         return progress

@@ -58,26 +58,6 @@ COMPONENT_LIBRARIES = (
     "opendp",
     "pydp",
 )
-
-
-def adapt_component(
-    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
-) -> tuple[Any, dict[str, Any]] | None:
-    """A class without arguments whose instances take arrays, and what it states by itself; None for
-    what is not known.
-
-    args: of the component, as on the command line; stated: as given there. Raises BadConfig for bad
-        arguments."""
-    name = getattr(target, "__name__", "")
-    module = str(getattr(target, "__module__", ""))
-    if name not in COMPONENT_ADAPTERS or module.split(".")[0] not in COMPONENT_LIBRARIES:
-        return None
-    file, function, _ = COMPONENT_ADAPTERS[name].split(":")
-    return getattr(importlib.import_module(f"privdd.integrations.{file}"), function)(
-        target, args, stated
-    )
-
-
 # of processor time, for components of 0.1 ms to 3 ms a call
 SECONDS = 10
 MIDDLE = 20
@@ -88,7 +68,6 @@ STRATEGY = "flwr.serverapp.strategy:DifferentialPrivacy"
 LOCAL = "flwr.clientapp.mod:LocalDpMod"
 ENGINE = "opacus:PrivacyEngine"
 ACCOUNTING = "dp_accounting."
-
 PFL = "pfl.privacy."
 JAX = "jax_privacy."
 NVFLARE = "nvflare.app_common."
@@ -107,12 +86,13 @@ ADAPTIVE = (
     "input.shapes=[[20]]",
 )
 SMALL = ("args.noise_multiplier=1", "input.rows=[40,50]")  # 40 records in batches of 2
+# one batch
 WHOLE = (
     "args.noise_multiplier=1",
     "args.loss_reduction=sum",
     "args.batch_size=64",
     "input.rows=[8,6]",
-)  # one batch
+)
 EPOCH = (
     "args.noise_multiplier=1",
     "args.loss_reduction=sum",
@@ -149,6 +129,40 @@ LIBRARIES = {  # package -> its name at the package index, where that is another
     "pydp": "python-dp",
     "dp_accounting": "dp-accounting",
 }
+COLUMNS = (
+    "Component",
+    "Version",
+    "Configuration",
+    "States",
+    "kappa",
+    "Certified (any / by law)",
+    "By law and shift",
+    "Verdict",
+    "Shown by",
+    "Reason",
+    "Calls",
+    "Command",
+    "kappa on",
+)
+VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
+
+
+def adapt_component(
+    target: Any, args: Mapping[str, Any], stated: Mapping[str, Any]
+) -> tuple[Any, dict[str, Any]] | None:
+    """A class without arguments whose instances take arrays, and what it states by itself; None for
+    what is not known.
+
+    args: of the component, as on the command line; stated: as given there. Raises BadConfig for bad
+        arguments."""
+    name = getattr(target, "__name__", "")
+    module = str(getattr(target, "__module__", ""))
+    if name not in COMPONENT_ADAPTERS or module.split(".")[0] not in COMPONENT_LIBRARIES:
+        return None
+    file, function, _ = COMPONENT_ADAPTERS[name].split(":")
+    return getattr(importlib.import_module(f"privdd.integrations.{file}"), function)(
+        target, args, stated
+    )
 
 
 @dataclass(frozen=True)
@@ -443,22 +457,6 @@ ROWS = (
     ),
     ComponentRow(f"{PYDP}Count", "Count", "as it comes", ("args.epsilon=1", "input.rows=[20,1]")),
 )
-COLUMNS = (
-    "Component",
-    "Version",
-    "Configuration",
-    "States",
-    "kappa",
-    "Certified (any / by law)",
-    "By law and shift",
-    "Verdict",
-    "Shown by",
-    "Reason",
-    "Calls",
-    "Command",
-    "kappa on",
-)
-VERDICTS = {BREAKS: "does not keep", KEEPS: "keeps (nothing refutes it)"}
 Cells = Mapping[str, str]
 
 
@@ -485,9 +483,15 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
     stated = f"({result.stated.epsilon:.3g}, {result.stated.delta:g}), {result.stated.relation}"
     kappa = "–" if result.kappa is None else f"{result.kappa:.3g}"
     bounds = f"{_bound_cell(result.certified_any)} / {_bound_cell(result.certified)}"
-    exact = "–" if result.exact is None else f"{result.exact.epsilon:.4g}"
+    if result.exact is None:
+        exact = "–"
+    else:
+        exact = f"{result.exact.epsilon:.4g}"
     refuting = [look for look in result.looks if look.outcome == "refuted"]
-    shown = max(refuting, key=lambda look: look.epsilon).says if refuting else ""
+    if refuting:
+        shown = max(refuting, key=lambda look: look.epsilon).says
+    else:
+        shown = ""
     verdict = _verdict_cell(result)
     said = (
         row.what,

@@ -60,9 +60,10 @@ from privdd.runtime.files import lock_folder
 from privdd.runtime.run_folder import RunFolder
 
 LOG = logging.getLogger("privdd")
-OwnData = Callable[
-    [Context], tuple[Plan, Ledger, Shard]
-]  # what one client knows: the plan, and its own data
+# what one client knows: the plan, and its own data
+OwnData = Callable[[Context], tuple[Plan, Ledger, Shard]]
+NOTHING_EXPECTED = ExpectedReply({}, (), 0)
+STOP_RULES = ReplyRules()
 
 
 def client_shard(experiment: Experiment, client: int) -> Shard:
@@ -70,7 +71,9 @@ def client_shard(experiment: Experiment, client: int) -> Shard:
     its coin flips)."""
     shard = experiment.shards[client]
     audited = experiment.auditing is not None and client == experiment.plan.victim
-    return membership_game_of(experiment).shard_of_replay(shard, 0) if audited else shard
+    if audited:
+        return membership_game_of(experiment).shard_of_replay(shard, 0)
+    return shard
 
 
 def client_app(
@@ -210,7 +213,10 @@ def _stored_reply(context: Context, client: int, round: int, asked: str) -> Reco
 def _load_memory(context: Context, client: int, expected: bool) -> State:
     """The client's stored memory. Raises FederationFailed if the server expects one and there is
     none."""
-    memory = tensors_from_message(context.state) if "tensors" in context.state else {}
+    if "tensors" in context.state:
+        memory = tensors_from_message(context.state)
+    else:
+        memory = {}
     if expected and not memory:
         raise FederationFailed(
             f"client {client} has lost its memory of earlier rounds; go on in the same run series"
@@ -228,8 +234,6 @@ def _store_memory(context: Context, memory: State, sent: RecordDict, **latest: i
 
 
 ClientResult = tuple[Received | DroppedClient, list[LedgerRow], State]
-NOTHING_EXPECTED = ExpectedReply({}, (), 0)
-STOP_RULES = ReplyRules()
 
 
 @dataclass(frozen=True)
@@ -241,9 +245,8 @@ class GridEngine:
     timeout: float = 3600.0
     rules: ReplyRules = STOP_RULES
     rehearsals: Rehearsals = field(default_factory=Rehearsals)
-    clients_remember: ClassVar[bool] = (
-        True  # only such an engine may go on from a checkpoint without memories
-    )
+    # only such an engine may go on from a checkpoint without memories
+    clients_remember: ClassVar[bool] = True
 
     def map(self, fn: Callable[..., Any], tasks: Iterable[ClientTask]) -> Iterator[ClientResult]:
         """Results in the order of the tasks, once every reply has been checked.

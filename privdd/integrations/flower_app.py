@@ -29,6 +29,8 @@ from privdd.integrations.flower import client_app, client_shard, run_on_grid
 from privdd.integrations.reply_check import ReplyRules
 from privdd.privacy.ledger import Ledger
 
+RULE_NAMES = {rule.name for rule in fields(ReplyRules)}
+
 
 @lru_cache(maxsize=1)
 def load_experiment(folder: str, trust: str = "") -> tuple[Any, Experiment]:
@@ -52,7 +54,6 @@ def own_data_of_node(context: Context) -> tuple[Plan, Ledger, Shard]:
     )
 
 
-RULE_NAMES = {rule.name for rule in fields(ReplyRules)}
 client = client_app(own_data_of_node, tells_accuracy=True, simulation=True)
 server = ServerApp()
 

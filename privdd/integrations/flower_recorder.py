@@ -55,6 +55,8 @@ CLAIM_SETTINGS = (
     "noise_multiplier",
     "num_sampled_clients",
 )
+RECORDING = "a recording, as private as the models themselves,"
+ROUND_KEYS = ("server-round", "server_round", "round", "current_round")
 
 
 def mods_below(call_next: Callable[..., Any]) -> Iterator[Any]:
@@ -96,7 +98,9 @@ def _flower_class_name(part: Any) -> str:
     """The name of a class of Flower's own; "" for anything else, a subclass included: it may do
     something else."""
     kind = type(part)
-    return kind.__name__ if kind.__module__.split(".")[0] == "flwr" else ""
+    if kind.__module__.split(".")[0] == "flwr":
+        return kind.__name__
+    return ""
 
 
 def _build_claim(part: Any, covers: str, multiplier: float) -> dict[str, Any]:
@@ -112,10 +116,6 @@ def _build_claim(part: Any, covers: str, multiplier: float) -> dict[str, Any]:
         "covers": covers,
         "noise_multiplier": multiplier,
     }
-
-
-RECORDING = "a recording, as private as the models themselves,"
-ROUND_KEYS = ("server-round", "server_round", "round", "current_round")
 
 
 @cache
@@ -400,7 +400,10 @@ class _ServerRecorder:
     def _record_final(self, round: int, result: tuple[Any, Any]) -> None:
         arrays, metrics = result
         if arrays is not None:
-            numbers = {} if metrics is None else message_numbers(RecordDict({"metrics": metrics}))
+            if metrics is None:
+                numbers = {}
+            else:
+                numbers = message_numbers(RecordDict({"metrics": metrics}))
             heading = MessageHeading(
                 round, SERVER_NODE, "train", FINAL, metrics=numbers, claims=self.claims
             )

@@ -24,6 +24,8 @@ from privdd.core.validation import BadConfig, check_integer, check_number
 
 DELTA = 1e-5
 Adapted = tuple[type, dict[str, Any]]
+# the others are keywords of make_private
+OURS = ("records", "batch_size", "shuffle", "steps", "layers", "accountant")
 
 
 def number_argument(args: Mapping[str, Any], name: str) -> float:
@@ -147,9 +149,9 @@ def _adapt_pfl_local(
         def privatize(update: Sequence[np.ndarray]) -> list[np.ndarray]:
             released, metrics = mechanism.privatize(_pfl_statistics(update))
             sent = [released[str(at)] for at in range(len(update))]
-            return (
-                [*sent, np.array([value.overall_value for _, value in metrics])] if told else sent
-            )
+            if told:
+                return [*sent, np.array([value.overall_value for _, value in metrics])]
+            return sent
 
         return privatize
 
@@ -264,11 +266,9 @@ def _adapt_pfl_central(
                 aggregate_metrics=Metrics(),
             )
             sent = [total[str(at)] for at in range(len(updates[0]))]
-            return (
-                [*sent, np.array(get_param_value(mechanism.mutable_clipping_bound))]
-                if adaptive
-                else sent
-            )
+            if adaptive:
+                return [*sent, np.array(get_param_value(mechanism.mutable_clipping_bound))]
+            return sent
 
         return release
 
@@ -323,7 +323,10 @@ def adapt_execution_plan(
         if width not in states:
             states[width] = noise.init(jax.numpy.zeros(width))
         batch = next(iter(plan.batch_selection_strategy.batch_iterator(len(x))))
-        rows = pad_to_multiple_of(batch, len(x)) if len(batch) else np.full(len(x), -1)
+        if len(batch):
+            rows = pad_to_multiple_of(batch, len(x))
+        else:
+            rows = np.full(len(x), -1)
         released, states[width] = step(x[rows].astype(np.float32), rows < 0, states[width])
         return np.asarray(released)
 
@@ -372,7 +375,10 @@ def adapt_statistics_tool(
         name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
     }
     release = lambda x: target(x[:, 0], **given)  # noqa: E731
-    relation = "add_remove" if "histogram" in target.__name__ else "replace"
+    if "histogram" in target.__name__:
+        relation = "add_remove"
+    else:
+        relation = "replace"
     return _adapt_release(release, relation, epsilon)
 
 
@@ -409,16 +415,6 @@ def adapt_aggregation(target: Any, args: Mapping[str, Any], stated: Mapping[str,
     return _adapt_release(release, "add_remove", epsilon)
 
 
-OURS = (
-    "records",
-    "batch_size",
-    "shuffle",
-    "steps",
-    "layers",
-    "accountant",
-)  # the others are keywords of make_private
-
-
 class _Parts(nn.Module):
     """Linear scores of the parts of a row, one layer each: the gradient of their sum for one row is
     that row."""
@@ -443,13 +439,11 @@ class _ScoreLoss(nn.Module):
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = scores.sum(dim=1)
-        return (
-            each
-            if self.reduction == "none"
-            else each.mean()
-            if self.reduction == "mean"
-            else each.sum()
-        )
+        if self.reduction == "none":
+            return each
+        if self.reduction == "mean":
+            return each.mean()
+        return each.sum()
 
 
 class _Training:
@@ -477,7 +471,11 @@ class _Training:
         reduction = self.asked.get("loss_reduction", "mean")
         width = x.shape[1]
         layers = given["layers"]
-        model: Any = _Parts(width, layers) if layers > 1 else nn.Linear(width, 1, bias=False)
+        model: Any
+        if layers > 1:
+            model = _Parts(width, layers)
+        else:
+            model = nn.Linear(width, 1, bias=False)
         criterion = _ScoreLoss(reduction)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         data = TensorDataset(torch.from_numpy(x).float(), torch.zeros(len(x)))
@@ -549,5 +547,8 @@ def adapt_accountant(target: type, args: Mapping[str, Any], stated: Mapping[str,
     }
     training, said = adapt_privacy_engine(PrivacyEngine, whole, stated)
     spent.compose(GaussianDpEvent(float(args["noise_multiplier"])))
-    kind = "replace" if relation is NeighboringRelation.REPLACE_ONE else "add_remove"
+    if relation is NeighboringRelation.REPLACE_ONE:
+        kind = "replace"
+    else:
+        kind = "add_remove"
     return training, {**said, "epsilon": float(spent.get_epsilon(said["delta"])), "relation": kind}

@@ -91,7 +91,9 @@ class PrivddTap(Filter):
 
 
 def _to_array(value: Any) -> np.ndarray:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else np.asarray(value)
+    if hasattr(value, "detach"):
+        return value.detach().cpu().numpy()
+    return np.asarray(value)
 
 
 def _message_round(folder: Path, shareable: Shareable, out: bool) -> int:

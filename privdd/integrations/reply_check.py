@@ -45,6 +45,19 @@ from privdd.privacy.events import event_to_json
 from privdd.privacy.ledger import Ledger
 from privdd.privacy.mechanism import LedgerRow
 
+SET_SURFACES = frozenset(
+    {Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.FEATURES, Surface.LABELS}
+)
+REPLY_WORDS = {
+    "client": int,
+    "round": int,
+    "asked": str,
+    "rows": str,
+    "remembers": int,
+    "order": str,
+}
+HEX_DIGITS = frozenset("0123456789abcdef")
+
 
 class FederationFailed(ValueError):
     """A client is missing, answered with an error, or answered something else."""
@@ -139,11 +152,6 @@ def read_reply_tensor(name: str, array: Array, dtype: torch.dtype) -> torch.Tens
     )
 
 
-SET_SURFACES = frozenset(
-    {Surface.SYNTHETIC_IMAGES, Surface.SYNTHETIC_REPRESENTATIONS, Surface.FEATURES, Surface.LABELS}
-)
-
-
 @dataclass(frozen=True)
 class TensorLayout:
     """The layout of one tensor of a reply. shape: with the length of the rehearsal; free: a client
@@ -173,9 +181,8 @@ class ExpectedReply:
 
 def rehearse_round(task: ClientTask) -> ExpectedReply:
     """One client's round on made-up records."""
-    plan = replace(
-        task.plan, noise_source="seed"
-    )  # of made-up records: no secret is needed, and none is here
+    # of made-up records: no secret is needed, and none is here
+    plan = replace(task.plan, noise_source="seed")
     task = replace(task, plan=plan)
     made_up = replace(task, shard=made_up_shard(plan, task.client), memory={})
     with warnings.catch_warnings():
@@ -231,11 +238,10 @@ def _rehearsal_key(task: ClientTask) -> object:
     method = task.plan.method
     round = task.round
     spends = method.releases_per_round(round, task.plan.mechanisms)
-    when = (
-        round
-        if spends is None
-        else (round == 0, method.audit_hooks.phase(round), tuple(sorted(spends.items())))
-    )
+    if spends is None:
+        when = round
+    else:
+        when = (round == 0, method.audit_hooks.phase(round), tuple(sorted(spends.items())))
     sent = tuple(
         sorted(
             (name, tuple(tensor.shape)) for name, tensor in flatten_values(task.broadcast).items()
@@ -245,15 +251,6 @@ def _rehearsal_key(task: ClientTask) -> object:
 
 
 OnBadReply = Literal["stop", "drop"]
-REPLY_WORDS = {
-    "client": int,
-    "round": int,
-    "asked": str,
-    "rows": str,
-    "remembers": int,
-    "order": str,
-}
-HEX_DIGITS = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True)
@@ -344,7 +341,10 @@ def _check_tensor(
         raise BadReply(f"{name} has shape {shape}; ({needed}) is needed")
     if not torch.isfinite(tensor).all():
         raise BadReply(f"{name} holds NaN or infinity")
-    largest = float(tensor.double().abs().max()) if tensor.numel() else 0.0
+    if tensor.numel():
+        largest = float(tensor.double().abs().max())
+    else:
+        largest = 0.0
     if largest > rules.largest:
         raise BadReply(f"{name} holds {largest:.3g}; at most {rules.largest:g} is allowed")
     if layout.surface == Surface.LABELS and not bool(((tensor >= 0) & (tensor < classes)).all()):
@@ -416,9 +416,8 @@ def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> 
                 mine = event_to_json(mine)
                 other = event_to_json(other)
             if field.name == "noise_std" and isinstance(row.event, dpa.NonPrivateDpEvent):
-                row = replace(
-                    row, noise_std=other
-                )  # nothing is promised; the scale may be the data's
+                # nothing is promised; the scale may be the data's
+                row = replace(row, noise_std=other)
             elif mine != other:
                 said = (
                     f"row {at} ({row.name}) states {field.name} {printable_line(other, 50)}; "

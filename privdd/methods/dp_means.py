@@ -49,21 +49,19 @@ class DPMeans(PublicMap):
     ) -> Work:
         private = ctx.protected(QUERY)
         sums = []
-        taken = (
-            ctx.sample(QUERY, len(rows)).to(rows.device)
-            if private
-            else torch.ones(len(rows), dtype=torch.bool)
-        )
-        rows = rows[taken]
-        y = shard.train.y[taken]
+        if private:
+            sampled = ctx.sample(QUERY, len(rows)).to(rows.device)
+        else:
+            sampled = torch.ones(len(rows), dtype=torch.bool)
+        rows = rows[sampled]
+        y = shard.train.y[sampled]
         for label in ctx.problem.class_list:
             mine = {"sum": rows[y == label]}
-            found = (
-                ctx.mechanism(QUERY, mine, partition=name_class_cell(label))
-                if private
-                else {"sum": mine["sum"].sum(0)}
-            )
-            sums.append(found["sum"])
+            if private:
+                release = ctx.mechanism(QUERY, mine, partition=name_class_cell(label))
+            else:
+                release = {"sum": mine["sum"].sum(0)}
+            sums.append(release["sum"])
         total = torch.stack(sums)
         variance = float(ctx.mechanisms[QUERY].noise_std) ** 2 if private else 0.0  # type: ignore[attr-defined]
         value = {

@@ -70,7 +70,10 @@ class DPPSG(ServerNetwork):
         private = ctx.protected(SET_GRADIENT_QUERY)
         train = shard.train
         like = broadcast["model"]["head.weight"]
-        held = ctx.problem.class_list if private else train.y.unique().tolist()
+        if private:
+            held = ctx.problem.class_list
+        else:
+            held = train.y.unique().tolist()
         labels = torch.tensor(held, dtype=torch.long).repeat_interleave(self.ipc)
         start = draw_public_start(
             self.start, torch.tensor(held), self.ipc, shard.shape, ctx.keys.fold("start")
@@ -79,7 +82,10 @@ class DPPSG(ServerNetwork):
         y = labels.to(like.device)
         if len(y):
             model = build_skeleton(self.model, shard.shape, shard.classes)
-            read = noised_gradient(model, train, ctx) if private else plain_gradient(model, train)
+            if private:
+                read = noised_gradient(model, train, ctx)
+            else:
+                read = plain_gradient(model, train)
 
             def draw_state(number: int) -> State:  # the same for all clients
                 generator = ctx.public("networks", number).torch()

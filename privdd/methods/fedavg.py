@@ -141,7 +141,9 @@ class FedAvg(
         changed = any(
             getattr(type(self), name) is not getattr(FedAvg, name) for name in COMBINING_HOOKS
         )
-        return None if changed or self.weighting != "uniform" or "dpsgd" in mechanisms else "mean"
+        if changed or self.weighting != "uniform" or "dpsgd" in mechanisms:
+            return None
+        return "mean"
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         """(parameters, buffers) that local training begins with."""
@@ -194,7 +196,10 @@ class FedAvg(
     ) -> Work:
         private = ctx.protected("dpsgd")
         turn = ClientRound(broadcast, memory, shard, ctx)
-        trained = self._train_privately(turn) if private else self._train_client(turn)
+        if private:
+            trained = self._train_privately(turn)
+        else:
+            trained = self._train_client(turn)
         values, memory = self.outcome(turn, trained)
         return {name: Artifact(value, private=private) for name, value in values.items()}, memory
 
@@ -252,9 +257,9 @@ class FedAvg(
         return build(self.model, problem.shape, problem.classes)
 
     def sent_state(self, broadcast: Values) -> State | None:
-        return (
-            {**broadcast.get("buffers", {}), **broadcast["model"]} if "model" in broadcast else None
-        )
+        if "model" in broadcast:
+            return {**broadcast.get("buffers", {}), **broadcast["model"]}
+        return None
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         if name == "buffers":
@@ -280,9 +285,8 @@ class FedAvg(
     def _train_client(self, turn: ClientRound) -> Trained:
         model = build_skeleton(self.model, turn.shard.shape, turn.shard.classes)
         params, buffers = self.start(turn)
-        hides_counts = (
-            self.update_is_delta and self.weighting == "uniform"
-        )  # as under client-level privacy
+        # as under client-level privacy
+        hides_counts = self.update_is_delta and self.weighting == "uniform"
         if (
             not len(turn.shard.train) and hides_counts
         ):  # no change, clipped and noised like any other
@@ -346,9 +350,11 @@ class FedAvg(
         y = turn.broadcast["labels"]["y"]
         records = Records(x, y, torch.arange(len(y)))
         generator = turn.ctx.keys.fold("shared").torch()
-        own = (
-            len(y) if turn.ctx.protected("dpsgd") else len(turn.shard.train)
-        )  # no noise covers a count
+        # no noise covers a count
+        if turn.ctx.protected("dpsgd"):
+            own = len(y)
+        else:
+            own = len(turn.shard.train)
         return SharedBatches(
             records, generator, self.batch_size, balanced=own if self.balanced else None
         )

@@ -121,7 +121,9 @@ class FedAvgAdaptive(FedAvg):
     def aggregation_kind(
         self, mechanisms: Mapping[str, Mechanism]
     ) -> Literal["sum", "mean"] | None:
-        return "mean" if self.weighting == "uniform" and "dpsgd" not in mechanisms else None
+        if self.weighting == "uniform" and "dpsgd" not in mechanisms:
+            return "mean"
+        return None
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         """The model that an update implies: what was clipped off is not known."""

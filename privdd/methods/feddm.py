@@ -167,7 +167,10 @@ class FedDM(ServerNetwork, Distils):
             warn_short_classes(shard, self.ipc, ctx.keys)
         cells = single_client_cells(shard.train, shard.classes)
         images = self._distil_cells(cells, broadcast, memory, shard, ctx)
-        memory = images_to_memory(images, cells.labels) if self.carry_over else {}
+        if self.carry_over:
+            memory = images_to_memory(images, cells.labels)
+        else:
+            memory = {}
         return build_uploads(cells, images)[0], memory
 
     def aggregate(self, server: State, inbox: Sequence[Received], keys: Keys) -> State:

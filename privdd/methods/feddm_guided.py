@@ -147,11 +147,9 @@ class FedDMGuided(DPHead):
         return upload, {}
 
     def _sample_records(self, name: str, records: Records, ctx: ClientContext) -> Records:
-        return (
-            records.take(ctx.sample(name, len(records)).to(records.y.device))
-            if ctx.protected(name)
-            else records
-        )
+        if ctx.protected(name):
+            return records.take(ctx.sample(name, len(records)).to(records.y.device))
+        return records
 
     def _release_class_sums(self, records: Records, ctx: ClientContext) -> State:
         """For each class, the sum of its records' contributions (``_look_contributions``), and
@@ -203,7 +201,10 @@ class FedDMGuided(DPHead):
         server = super().aggregate(server, inbox, keys)
         gradient = server["velocity/head.weight"] - self.momentum * before["velocity/head.weight"]
         for name, new in (("weights", before["model/head.weight"]), ("gradients", gradient)):
-            past = [before[f"path/{name}"]] if f"path/{name}" in before else []
+            if f"path/{name}" in before:
+                past = [before[f"path/{name}"]]
+            else:
+                past = []
             server[f"path/{name}"] = torch.cat([*past, new[None]])
         sent = [one.values["prototypes"] for one in clients if "prototypes" in one.values]
         for name in sent[0] if sent else ():
@@ -221,9 +222,10 @@ class FedDMGuided(DPHead):
         def score_images(x: Tensor) -> Tensor:
             return self.rows(x) @ weight.T
 
-        longest = (
-            None if self.clip_norm is None else self.clip_norm * math.sqrt(1 - HEAD_COUNTED**2)
-        )
+        if self.clip_norm is None:
+            longest = None
+        else:
+            longest = self.clip_norm * math.sqrt(1 - HEAD_COUNTED**2)
         path = GradientPath(
             server["path/weights"], server["path/gradients"], server["sums/count"], longest
         )

@@ -267,7 +267,10 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
             ids = torch.cat([ids, shard.nulls.ids])
         order = ids.argsort()
         labels = y[order].repeat(len(self.loss.stds))
-        public = LABELS_PUBLIC if ctx.relation == "zero_out" and self.shared_only else ""
+        if ctx.relation == "zero_out" and self.shared_only:
+            public = LABELS_PUBLIC
+        else:
+            public = ""
         flags = {"public_map": ctx.protected("dpsgd")}
         return {
             "features": Artifact({"x": features[order]}, flags=flags),

@@ -68,9 +68,8 @@ class FedFedVirtual(FedFed):
         own, images = replace_by_images(self.virtual, self.base.model, memory, shard, ctx)
         upload, after = super().local(broadcast, rest, own, ctx)
         if self.virtual.mixes_records and ctx.round == self.distill_rounds:
-            flags = {
-                "row_per_record": False
-            }  # the classes with images depend on the records: they are not public
+            # the classes with images depend on the records: they are not public
+            flags = {"row_per_record": False}
             upload = {
                 n: replace(a, public="", flags={**a.flags, **flags}) for n, a in upload.items()
             }
@@ -96,7 +95,9 @@ class FedFedVirtual(FedFed):
     def record_transform(self, problem: Problem) -> RecordTransform | None:
         """That of the images which the network is trained on; in "release" it is trained on the
         records themselves."""
-        return self.virtual.record_transform(problem.shape) if self.where != "release" else None
+        if self.where != "release":
+            return self.virtual.record_transform(problem.shape)
+        return None
 
     def distillation(self) -> ImageMatching | None:
         virtual = self.virtual.without_matching()
@@ -106,15 +107,24 @@ class FedFedVirtual(FedFed):
         return ImageMatching(still, self.base.model, lambda _, memory: rows_in_memory(memory))
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
-        images = images_in_memory(memory).get("images/x") if self.where != "release" else None
-        return None if images is None else images.detach().reshape(-1, *problem.shape)
+        if self.where != "release":
+            images = images_in_memory(memory).get("images/x")
+        else:
+            images = None
+        if images is None:
+            return None
+        return images.detach().reshape(-1, *problem.shape)
 
     def releases_per_round(  # type: ignore[override]
         self, round: int, mechanisms: Mapping[str, Mechanism]
     ) -> dict[str, int] | None:
         """As FedFed; None (unknown) where rows are not records, since noise on such rows cannot be
         chosen for a target epsilon."""
-        return super().releases_per_round(round, mechanisms) if self.rows_are_records() else None
+        if self.rows_are_records():
+            return super().releases_per_round(round, mechanisms)
+        return None
 
     def claims(self, plan: ClaimedRun, shards: Sequence[Shard]) -> list[Claim]:
-        return super().claims(plan, shards) if self.rows_are_records() else []
+        if self.rows_are_records():
+            return super().claims(plan, shards)
+        return []

@@ -283,7 +283,11 @@ class FedLGD(ServerNetwork, Distils, hooks=("is_selected_round", "refines_in_rou
         is_late = (
             self.stale and "trained_in" in memory and int(memory["trained_in"]) != ctx.round - 1
         )
-        start: Tensors = unpack("trained", memory) if is_late else broadcast["model"]
+        start: Tensors
+        if is_late:
+            start = unpack("trained", memory)
+        else:
+            start = broadcast["model"]
         records = virtual.to(start["head.weight"].device)
         loss = None
         is_selected = self.is_selected_round(ctx.round)
@@ -334,7 +338,9 @@ class FedLGD(ServerNetwork, Distils, hooks=("is_selected_round", "refines_in_rou
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = memory.get("images/x")
-        return None if images is None else images.detach().reshape(-1, *problem.shape)
+        if images is None:
+            return None
+        return images.detach().reshape(-1, *problem.shape)
 
     def model_state(self, name: str, value: Tensors, broadcast: Values) -> State | None:
         return dict(value) if name == "update" else None

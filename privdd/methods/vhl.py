@@ -111,9 +111,8 @@ class VHL(FedAvg):
             at = next(indices)
             extra = noise.x[at].to(x)
             labels = noise.y[at].to(y)
-            both = net.features(
-                torch.cat([x, extra])
-            )  # batch norm sees records and anchors as one batch
+            # batch norm sees records and anchors as one batch
+            both = net.features(torch.cat([x, extra]))
             z, z_extra = both.split([len(x), len(extra)])
             aligned = supervised_contrast(both, torch.cat([y, labels]), self.temperature)
             virtual = F.cross_entropy(net.head(z_extra), labels)

@@ -85,9 +85,8 @@ class VirtualData(Method, ReadsUploads, FastReplay, Distils):
     model_state = _ask_inner("model_state")
     record_loss = _ask_inner("record_loss")
     initial_classifier = _ask_inner("initial_classifier")
-    settings = _ask_inner(
-        "settings"
-    )  # as if it trained on the records: how many images there are depends on their classes
+    # as if it trained on the records: how many images there are depends on their classes
+    settings = _ask_inner("settings")
 
     def local(
         self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
@@ -119,4 +118,6 @@ class VirtualData(Method, ReadsUploads, FastReplay, Distils):
 
     def surrogate_images(self, memory: State, problem: Problem) -> Tensor | None:
         images = memory.get("images/x")
-        return None if images is None else images.detach().reshape(-1, *problem.shape)
+        if images is None:
+            return None
+        return images.detach().reshape(-1, *problem.shape)

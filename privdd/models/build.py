@@ -99,7 +99,10 @@ def _module_entries(prefix: str, module: nn.Module, spec: ModelSpec) -> list[Sta
     bound = None
     if isinstance(module, RANDOM_LAYERS):
         fan_in = module.weight.size(1) * math.prod(module.weight.shape[2:])  # type: ignore[union-attr, operator, arg-type]
-        bound = 0.5 if spec.init == "uniform_half" else 1.0 / math.sqrt(fan_in)
+        if spec.init == "uniform_half":
+            bound = 0.5
+        else:
+            bound = 1.0 / math.sqrt(fan_in)
     tensors = {
         **dict(module.named_parameters(recurse=False)),
         **dict(module.named_buffers(recurse=False)),

@@ -26,12 +26,13 @@ from privdd.core.device import average_pool
 NORMS = ("instance", "group", "batch", "none")
 POOLINGS = ("avg", "max")
 INITS = ("default", "uniform_half")
+# beyond, a network takes hours to lay out
 LARGEST = {
     "width": 2**20,
     "depth": 1000,
     "groups": 2**20,
     "latent": 2**24,
-}  # beyond, a network takes hours to lay out
+}
 # What a field left at None means, by network; networks that lack a field ignore it.
 MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "convnet": {"width": 128, "norm": "instance", "pooling": "avg"},
@@ -134,7 +135,9 @@ def pool_layer(kind: str | None) -> nn.Module:
 def relu_and_pool(pool: nn.Module) -> list[nn.Module]:
     """ReLU and ``pool``, in the cheaper order: a maximum is the same bits before and after ReLU, a
     mean is not."""
-    return [pool, nn.ReLU()] if isinstance(pool, nn.MaxPool2d) else [nn.ReLU(), pool]
+    if isinstance(pool, nn.MaxPool2d):
+        return [pool, nn.ReLU()]
+    return [nn.ReLU(), pool]
 
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation) of each channel
@@ -350,7 +353,10 @@ class ResNet18(Classifier):
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         width = spec.width or 64
-        self.input_norm = nn.BatchNorm2d(shape[0]) if spec.input_norm else nn.Identity()
+        if spec.input_norm:
+            self.input_norm = nn.BatchNorm2d(shape[0])
+        else:
+            self.input_norm = nn.Identity()
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
         self.stem_norm = norm_layer(spec, width)
         blocks: list[nn.Module] = []
@@ -358,9 +364,10 @@ class ResNet18(Classifier):
         height, breadth = shape[1:]
         for stage in range(4):
             filters = width << stage
-            stride = (
-                1 if stage == 0 or (spec.norm == "instance" and max(height, breadth) <= 2) else 2
-            )
+            if stage == 0 or (spec.norm == "instance" and max(height, breadth) <= 2):
+                stride = 1
+            else:
+                stride = 2
             blocks += [
                 BasicBlock(inputs, filters, stride, spec),
                 BasicBlock(filters, filters, 1, spec),
@@ -371,9 +378,10 @@ class ResNet18(Classifier):
         self.body = nn.Sequential(*blocks)
         self.cells = max(1, -(-shape[1] // 8) // 4), max(1, -(-shape[2] // 8) // 4)
         wide = inputs * self.cells[0] * self.cells[1]
-        self.neck = (
-            nn.Identity() if wide == inputs else nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
-        )
+        if wide == inputs:
+            self.neck = nn.Identity()
+        else:
+            self.neck = nn.Sequential(nn.Linear(wide, inputs), nn.ReLU())
         self.head = nn.Linear(inputs, classes)
 
     def extract_features(self, x: Tensor) -> Tensor:
@@ -426,7 +434,10 @@ class VAE(nn.Module):
         self.expand = nn.Linear(z, flat)
         # a per-image norm of the output would erase each image's own brightness, so only batch norm
         # ends it
-        end = nn.BatchNorm2d(channels) if spec.norm == "batch" else nn.Identity()
+        if spec.norm == "batch":
+            end = nn.BatchNorm2d(channels)
+        else:
+            end = nn.Identity()
         self.decoder = nn.Sequential(
             ResidualBlock(d, spec),
             norm_layer(spec, d),
@@ -452,7 +463,10 @@ class VAE(nn.Module):
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         mu, logvar = self.encode(x)
-        code = mu if noise is None else mu + (0.5 * logvar).exp() * noise
+        if noise is None:
+            code = mu
+        else:
+            code = mu + (0.5 * logvar).exp() * noise
         return self.decode(code), mu, logvar
 
 

@@ -17,11 +17,8 @@ from torch.nn.modules.dropout import _DropoutNd
 from privdd.core.user_modules import import_user_module
 from privdd.models.networks import INITS, Classifier, ModelSpec, Shape
 
-INITIALISED_LAYERS = (
-    nn.Conv2d,
-    nn.ConvTranspose2d,
-    nn.Linear,
-)  # layers that ``initial`` draws values for
+# layers that ``initial`` draws values for
+INITIALISED_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 NORM_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)  # and those that start at weight 1, bias 0
 
 

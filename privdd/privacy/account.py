@@ -220,7 +220,9 @@ class Account:
         """Fields of JSON types; infinity as null."""
 
         def finite(value: float | None) -> float | None:
-            return value if value is not None and math.isfinite(value) else None
+            if value is not None and math.isfinite(value):
+                return value
+            return None
 
         return {
             "epsilon": finite(self.epsilon),
@@ -267,7 +269,10 @@ def account(
     15.2
     """
     _check_request(training, delta, relation, unit)
-    lines = training if epsilon is None else _find_noise(training, epsilon, delta, relation)
+    if epsilon is None:
+        lines = training
+    else:
+        lines = _find_noise(training, epsilon, delta, relation)
     for line in lines:
         if line.noise_multiplier is None and line.release_epsilon is None:
             raise BadConfig("noise_multiplier must be given (or epsilon, for which it is found)")

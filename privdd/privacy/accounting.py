@@ -295,7 +295,10 @@ def epsilon_at(event: dpa.DpEvent, delta: float, *, relation: Relation, scale: f
         scale: of the sensitivity; 0 gives epsilon 0.
     """
     check_delta(delta)
-    total = scale_tally(tally_events([(event, 1)]), scale) if scale else Tally()
+    if scale:
+        total = scale_tally(tally_events([(event, 1)]), scale)
+    else:
+        total = Tally()
     if total.is_gaussian or not total.private:
         return epsilon_of(total, delta, relation=relation, accountant="pld")
     return float(composed_loss(total, relation, COARSE).get_epsilon_for_delta(delta))

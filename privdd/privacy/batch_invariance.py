@@ -32,19 +32,15 @@ from privdd.core.types import State, Tensors
 
 LEAST = 8  # rows of the smallest pass
 MOST = 64  # rows of the largest pass of the first test
-SIZES = (
-    (LEAST, 1),
-    (16, 1),
-    (LEAST, 8),
-    (16, 16),
-    (MOST, MOST),
-)  # of passes: the least, and steps between them
+# of passes: the least, and steps between them
+SIZES = ((LEAST, 1), (16, 1), (LEAST, 8), (16, 16), (MOST, MOST))
 TRIED = (0, 1, 3, 6, 15, 28, 55)  # which of the sizes are tested
 HELD = 2**26  # numbers that a pass of that test holds at most
 
-RowFunction = Callable[
-    ..., Tensors
-]  # (parameters, *rows (n, ...)) -> name -> (n, ...), each row from its own alone
+# (parameters, *rows (n, ...)) -> name -> (n, ...), each row from its own alone
+RowFunction = Callable[..., Tensors]
+_TESTED: dict[Hashable, PassSizes] = {}
+_LAYERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 class PassSizes(NamedTuple):
@@ -61,10 +57,6 @@ class PassSizes(NamedTuple):
         return self.least + -(-max(0, count - self.least) // self.step) * self.step
 
 
-_TESTED: dict[Hashable, PassSizes] = {}
-_LAYERS: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-
-
 def compute_rows(function: RowFunction, params: Tensors, *rows: Tensor, at_most: int = 0) -> State:
     """``function(params, *rows)``, where the bits of a row do not depend on which other rows there
     are; n = 0 allowed.
@@ -78,17 +70,17 @@ def compute_rows(function: RowFunction, params: Tensors, *rows: Tensor, at_most:
     for part in passes:
         made = function(params, *(filled(tensor, sizes.holding(len(tensor))) for tensor in part))
         parts.append({name: value[: len(part[0])] for name, value in made.items()})
-    return (
-        parts[0]
-        if len(parts) == 1
-        else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-    )
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def filled(rows: Tensor, count: int) -> Tensor:
     """``rows`` (n, ...), and as many rows of zeros as are missing to ``count``."""
     missing = count - len(rows)
-    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])]) if missing > 0 else rows
+    if missing > 0:
+        return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+    return rows
 
 
 def _pass_sizes(
@@ -164,7 +156,9 @@ def _larger_sizes(trial: Callable[[Tensor], State], known: PassSizes, size: int)
     whole = trial(torch.arange(most))
     parts = [*torch.arange(most).split(known.most), torch.arange(most - now, most)]
     same = all(_same(trial(at), whole, at) for at in parts if len(at) == known.holding(len(at)))
-    return known._replace(most=most) if same else known._replace(final=True)
+    if same:
+        return known._replace(most=most)
+    return known._replace(final=True)
 
 
 def _same(part: State, whole: State, at: Tensor) -> bool:
@@ -190,4 +184,6 @@ def _kind(part: Any) -> Hashable:
         return type(part), *(_kind(getattr(part, field.name)) for field in fields(part))
     if isinstance(part, list | tuple):
         return tuple(item for item in part if isinstance(item, str | int))
-    return part if isinstance(part, str | int) else type(part).__qualname__
+    if isinstance(part, str | int):
+        return part
+    return type(part).__qualname__

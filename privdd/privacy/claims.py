@@ -28,6 +28,19 @@ from privdd.privacy.accounting import epsilon as accounted
 
 DELTA = 1e-5  # at which FedDM and FedRD evaluate their theorems; FedFed names none
 NO_NUMBER = "no number"
+FEDFED_NEIGHBOURS = 'a record: data sets that "differ in a single entry"'
+# T_r (table 7), sigma_s**2 (section 4.1), K
+PAPER_ROUNDS = 1000
+PAPER_VARIANCE = 0.15
+PAPER_CLIENTS = 10
+UNPROTECTED = "generator and classifier that are trained on raw records are sent without noise"
+PUBLISHED_DELTA = 1e-3
+PUBLISHED_SENSITIVITY = 1.0
+MATCHING_QUERY = "synthetic_gradient"
+FEDDM_NEIGHBOURS = 'a record: data sets that "differ on a single element"'
+FEDRD_NEIGHBOURS = 'a record: data sets "differing by at most one record"'
+NO_NOISE = "no clipping with noise takes place: the theorem states nothing"
+MEMBERSHIP_ATTACKS = ("lira", "rmia", "loss_threshold")
 
 
 class ClaimedRun(Protocol):
@@ -82,7 +95,11 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """The entry of findings.json; what does not apply is left out."""
-        value: float | str = NO_NUMBER if self.number is None else self.number
+        value: float | str
+        if self.number is None:
+            value = NO_NUMBER
+        else:
+            value = self.number
         if self.number is not None and math.isinf(self.number):
             value = "inf"
         why = self.why
@@ -114,14 +131,6 @@ def smallest_claim(claims: Iterable[Claim]) -> Claim | None:
     return min(
         (c for c in claims if c.number is not None), key=lambda c: c.number or 0.0, default=None
     )
-
-
-FEDFED_NEIGHBOURS = 'a record: data sets that "differ in a single entry"'
-# T_r (table 7), sigma_s**2 (section 4.1), K
-PAPER_ROUNDS = 1000
-PAPER_VARIANCE = 0.15
-PAPER_CLIENTS = 10
-UNPROTECTED = "generator and classifier that are trained on raw records are sent without noise"
 
 
 @dataclass(frozen=True)
@@ -174,11 +183,10 @@ class FeatureRun:
 
     @property
     def describe_choices(self) -> tuple[str, ...]:
-        rho = (
-            f"rho = {self.rho:g}, this run's"
-            if self.rho is not None
-            else "rho = 1: nothing bounds the features here"
-        )
+        if self.rho is not None:
+            rho = f"rho = {self.rho:g}, this run's"
+        else:
+            rho = "rho = 1: nothing bounds the features here"
         return (
             f"R = {self.rounds}, this run's rounds that read shared features (appendix "
             "D.1: communication rounds)",
@@ -220,7 +228,10 @@ def lemma_d_2(variance: float, rho: float, delta: float, rounds: int) -> float:
 def fedfed_d_1(run: FeatureRun) -> Claim:
     """Yang et al. 2023 (FedFed), Lemma D.1: raw records shared, O(sqrt(R log(1/delta)) (rho /
     sigma_s + (1 - rho) / sigma_r))."""
-    does = "as this run does" if run.raw else "which this run does not do"
+    if run.raw:
+        does = "as this run does"
+    else:
+        does = "which this run does not do"
     why = f"fixed only up to unstated constants, for sharing raw records, {does}"
     return _claim_in_words("Yang 2023, Lemma D.1", why, neighbours=FEDFED_NEIGHBOURS)
 
@@ -329,10 +340,6 @@ def _composition_claim(
     )
 
 
-PUBLISHED_DELTA = 1e-3
-PUBLISHED_SENSITIVITY = 1.0
-
-
 def fedfed_published(run: FeatureRun) -> Claim:
     """The number that FedFed's authors give in an issue of their repository: Delta f
     sqrt(ln(1/delta) / sigma_s), which is 4.22 at sigma_s**2 = 0.15, delta = 1e-3 and Delta f = 1.
@@ -404,10 +411,6 @@ FEATURE_THEOREMS = (
 
 
 Clipping = Literal["record", "aggregate", "none"]
-MATCHING_QUERY = "synthetic_gradient"
-FEDDM_NEIGHBOURS = 'a record: data sets that "differ on a single element"'
-FEDRD_NEIGHBOURS = 'a record: data sets "differing by at most one record"'
-NO_NOISE = "no clipping with noise takes place: the theorem states nothing"
 
 
 @dataclass(frozen=True)
@@ -559,9 +562,8 @@ def _claim_with_preconditions(
     if not run.poisson and run.sampling_rate < 1:
         wrong.append("batches are not Poisson samples")
     gaussian = dpa.GaussianDpEvent(float(run.noise_multiplier or math.nan))
-    sampled = dpa.PoissonSampledDpEvent(
-        run.sampling_rate, gaussian
-    )  # with records clipped, as the proof assumes
+    # with records clipped, as the proof assumes
+    sampled = dpa.PoissonSampledDpEvent(run.sampling_rate, gaussian)
     ideal = accounted(dpa.SelfComposedDpEvent(sampled, run.steps), run.delta)
     if ideal > value:
         wrong.append(
@@ -588,8 +590,14 @@ def matching_claims(
         return []
     by_record = mechanism.per_record
     counts = torch.cat([torch.bincount(shard.train.y, minlength=1) for shard in shards])
-    smallest = int(counts[counts > 0].min()) if bool((counts > 0).any()) else 1
-    rate = mechanism.sampling_probability if by_record else min(1.0, matching.batch / smallest)
+    if bool((counts > 0).any()):
+        smallest = int(counts[counts > 0].min())
+    else:
+        smallest = 1
+    if by_record:
+        rate = mechanism.sampling_probability
+    else:
+        rate = min(1.0, matching.batch / smallest)
     run = MatchingRun(
         float(mechanism.noise_multiplier),
         max(matching.iterations, 1),
@@ -601,9 +609,6 @@ def matching_claims(
         private_map=private_map,
     )
     return [theorem(run) for theorem in theorems]
-
-
-MEMBERSHIP_ATTACKS = ("lira", "rmia", "loss_threshold")
 
 
 def feddm_membership() -> Claim:
@@ -623,9 +628,10 @@ def fedrd_not_real(*, real_start: bool) -> Claim:
         '"the synthetic representations are not real instances of the local dataset": no '
         "theorem, no attack is run"
     )
-    here = (
-        "; here they start from representations of real records (start=real)" if real_start else ""
-    )
+    if real_start:
+        here = "; here they start from representations of real records (start=real)"
+    else:
+        here = ""
     return _claim_in_words("FedRD, section IV-B", why + here, "copy_detection", "feature_inversion")
 
 
@@ -636,7 +642,10 @@ def fedrd_secret_projection(*, frozen: bool) -> Claim:
         'attackers "cannot infer from the representations" the records, as the projection is '
         "kept local: no theorem"
     )
-    here = "; in this run the projection is public" if frozen else ""
+    if frozen:
+        here = "; in this run the projection is public"
+    else:
+        here = ""
     return _claim_in_words("FedRD, section IV-B (projection)", why + here, "feature_inversion")
 
 

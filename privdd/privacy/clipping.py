@@ -18,9 +18,8 @@ from privdd.privacy.lattice import Lattice, rows_at_once
 # So that rounding cannot lift a clipped row above its bound: in float64 the norm of d numbers errs
 # by at most (d + 3) 2**-53 of it, and what a row is multiplied with by a few 2**-53.
 SAFE = 1 - 1e-6
-FACTOR_BITS = (
-    20  # of an outer product's right vector, in units of its norm; the left one has the other bits
-)
+# of an outer product's right vector, in units of its norm; the left one has the other bits
+FACTOR_BITS = 20
 LEAST_STEP = (
     2**14
     # units: under noise below 2**-10 of the clip norm the factors' rounding would show: no factors
@@ -86,7 +85,9 @@ class FactoredRows(Mapping[str, Tensor]):
 
 def parts_of(contributions: Tensors) -> Mapping[str, Part]:
     """Name -> (n, ...), factored where that is how the contributions are held."""
-    return contributions.parts if isinstance(contributions, FactoredRows) else contributions
+    if isinstance(contributions, FactoredRows):
+        return contributions.parts
+    return contributions
 
 
 def count_records(contributions: Tensors) -> int:
@@ -97,7 +98,9 @@ def count_records(contributions: Tensors) -> int:
 def take_records(contributions: Tensors, index: Any) -> Tensors:
     """The contributions of the records at ``index``: a slice, positions, or a mask."""
     taken: dict[str, Any] = {name: part[index] for name, part in parts_of(contributions).items()}
-    return FactoredRows(taken) if isinstance(contributions, FactoredRows) else taken
+    if isinstance(contributions, FactoredRows):
+        return FactoredRows(taken)
+    return taken
 
 
 def scale_records(contributions: Tensors, times: Tensor) -> Tensors:
@@ -106,8 +109,13 @@ def scale_records(contributions: Tensors, times: Tensor) -> Tensors:
     for name, part in parts_of(contributions).items():
         whole = part if isinstance(part, Tensor) else part.left
         rows = whole * times.to(whole).reshape(-1, *(1,) * (whole.ndim - 1))
-        scaled[name] = rows if isinstance(part, Tensor) else OuterProducts(rows, part.right)
-    return FactoredRows(scaled) if isinstance(contributions, FactoredRows) else scaled
+        if isinstance(part, Tensor):
+            scaled[name] = rows
+        else:
+            scaled[name] = OuterProducts(rows, part.right)
+    if isinstance(contributions, FactoredRows):
+        return FactoredRows(scaled)
+    return scaled
 
 
 def require_positive(value: object, name: str) -> float:
@@ -123,7 +131,9 @@ def require_positive(value: object, name: str) -> float:
 
 def as_rows(tensor: Tensor) -> Tensor:
     """(n, ...) -> (n, d), also for n = 0 and for one number a record."""
-    return tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
+    if tensor.ndim > 1:
+        return tensor.flatten(1)
+    return tensor.unsqueeze(1)
 
 
 def record_norms(contributions: Tensors, order: int = 2) -> Tensor:
@@ -185,7 +195,10 @@ def clipped_sum(
     makes tensors of it again. Exact while C / per is at most 2**41 units, as on
     ``Lattice.under(std, C / per)``."""
     fine = lattice.step > LEAST_STEP * lattice.unit
-    parts = parts_of(contributions) if fine else dict(contributions)
+    if fine:
+        parts = parts_of(contributions)
+    else:
+        parts = dict(contributions)
     rows = [as_rows(part.detach()) for part in parts.values() if isinstance(part, Tensor)]
     outer = [_LongProducts(part) for part in parts.values() if isinstance(part, OuterProducts)]
     whole, norms, weights = _sum_rows(
@@ -223,11 +236,10 @@ def _sum_rows(
     at_once = min(EXACT_ROWS, rows_at_once(norms, width))
     for first in range(0, count, at_once):
         some = slice(first, first + at_once)
-        block = (
-            torch.cat([part[some].double() for part in rows], 1)
-            if rows
-            else norms.new_zeros(len(norms[some]), 0)
-        )
+        if rows:
+            block = torch.cat([part[some].double() for part in rows], 1)
+        else:
+            block = norms.new_zeros(len(norms[some]), 0)
         norms[some] = _joint_norms([*(part[some] for part in beside), _row_norms(block, 2)])
         weights[some] = clip_factors(norms[some], clip_norm) / unit
         total += (
@@ -277,13 +289,16 @@ def _find_bad(norms: Tensor) -> Tensor | None:
     """Records whose norm (n,) is not finite, (n,) bool: their factor is 0, but 0 times NaN is not.
     None: there are none."""
     bad = ~torch.isfinite(norms)
-    return (
-        bad if norms.device.type != "cpu" or bool(bad.any()) else None
-    )  # to look would make the host wait for a GPU
+    # to look would make the host wait for a GPU
+    if norms.device.type != "cpu" or bool(bad.any()):
+        return bad
+    return None
 
 
 def _zero_rows(rows: Tensor, bad: Tensor | None) -> Tensor:
-    return rows if bad is None else rows.masked_fill(bad.reshape(-1, *(1,) * (rows.ndim - 1)), 0)
+    if bad is None:
+        return rows
+    return rows.masked_fill(bad.reshape(-1, *(1,) * (rows.ndim - 1)), 0)
 
 
 @dataclass(frozen=True)
@@ -306,9 +321,8 @@ class RecordLayout:
     def to_tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
         alike = len(set(self.kinds)) == 1
-        flat = (
-            flat.to(self.kinds[0]) if alike else flat
-        )  # one conversion instead of many small ones
+        # one conversion instead of many small ones
+        flat = flat.to(self.kinds[0]) if alike else flat
         parts: Any = torch.split_with_sizes_copy(flat, [s.numel() for s in self.shapes])  # type: ignore[func-returns-value]
         shaped = [p if len(s) == 1 else p.view(s) for p, s in zip(parts, self.shapes)]
         return dict(

@@ -162,7 +162,9 @@ def event_from_json(form: Any, depth: int = 0) -> dpa.DpEvent:
         if not isinstance(form["events"], list):
             raise UnsupportedEvent(f"compose.events={form['events']!r}: a list is needed")
         return dpa.ComposedDpEvent([event_from_json(part, depth + 1) for part in form["events"]])
-    return dpa.NoOpDpEvent() if kind == "none" else dpa.NonPrivateDpEvent()
+    if kind == "none":
+        return dpa.NoOpDpEvent()
+    return dpa.NonPrivateDpEvent()
 
 
 def _checked_kind(form: Any) -> str:

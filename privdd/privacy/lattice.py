@@ -51,9 +51,8 @@ from privdd.core.types import Tensors
 BITS = 16  # a step is at most this many powers of two below the noise
 # a unit is so many powers of two below the clip norm: sums of 2**21 contributions stay below 2**62
 UNIT_BITS = 40
-NOISE_BITS = (
-    56  # and at most so many below the noise, of which 12 standard deviations stay below 2**61
-)
+# and at most so many below the noise, of which 12 standard deviations stay below 2**61
+NOISE_BITS = 56
 BLOCK = 2**18  # numbers of one block of rows: they stay in the cache
 GPU_BLOCK = 2**26  # on a GPU: few and large kernels
 

@@ -32,20 +32,11 @@ from privdd.privacy.mechanism import LedgerRow
 
 SCHEMA = 1  # of ledger.json
 SERVER = -1  # the client number of rows that the server writes
-UNPROTECTED_EVENTS = (
-    dpa.NoOpDpEvent,
-    dpa.NonPrivateDpEvent,
-)  # events without a mechanism behind them
+# events without a mechanism behind them
+UNPROTECTED_EVENTS = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)
 ROW_FIELDS = tuple(f.name for f in fields(LedgerRow))
-SHARED_FIELDS = (
-    "shape",
-    "flags",
-    "name",
-    "surface",
-    "visible_to",
-    "why",
-    "nonprivate_reason",
-)  # in most rows: kept once
+# in most rows: kept once
+SHARED_FIELDS = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +122,11 @@ class Ledger:
         for at, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
-            alike = (
-                (*SHARED_FIELDS, "event")
-                if isinstance(row.event, UNPROTECTED_EVENTS)
-                else SHARED_FIELDS
-            )
-            for name in alike:
+            if isinstance(row.event, UNPROTECTED_EVENTS):
+                shared_fields = (*SHARED_FIELDS, "event")
+            else:
+                shared_fields = SHARED_FIELDS
+            for name in shared_fields:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
             kept.append(Release(**values, id=first + at))
             self._check_release(kept[-1])
@@ -147,7 +137,10 @@ class Ledger:
     def _check_release(self, release: Release) -> None:
         if not release.is_protected:
             return
-        unit = "client" if release.flags.get("unit:client") else "record"
+        if release.flags.get("unit:client"):
+            unit = "client"
+        else:
+            unit = "record"
         if unit != self.unit:
             raise ValueError(
                 f"{release.name}: its mechanism protects a {unit}, this ledger's unit is "
@@ -266,7 +259,10 @@ def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
     for row in rows:
         if row.client != SERVER and client not in (None, row.client):
             continue
-        cells = shared if row.client == SERVER else own.setdefault(row.client, {})
+        if row.client == SERVER:
+            cells = shared
+        else:
+            cells = own.setdefault(row.client, {})
         cells.setdefault(row.partition, []).append((row.event, row.count))
     totals = set()
     for cells in own.values() or [{}]:

@@ -67,9 +67,8 @@ class CustomNoise:
         )
 
 
-ZERO_NOISE = CustomNoise(
-    torch.zeros, torch.zeros, torch.zeros
-)  # shows a mechanism's value before noise
+# shows a mechanism's value before noise
+ZERO_NOISE = CustomNoise(torch.zeros, torch.zeros, torch.zeros)
 
 
 class InversionSampler:
@@ -100,9 +99,8 @@ class InversionSampler:
         sign = doubled.floor()
         tail = doubled.sub_(sign).reshape(-1)
         low = (tail < TAIL).nonzero()[:, 0]
-        finer = tail[low] + self.uniform((len(low),)).mul_(
-            2 * GRID
-        )  # inside the cell of the coarse grid
+        # inside the cell of the coarse grid
+        finer = tail[low] + self.uniform((len(low),)).mul_(2 * GRID)
         tail.add_(GRID)[low] = finer  # the others: its middle
         return tail.reshape(shape), sign.mul_(2).sub_(1)
 
@@ -177,7 +175,9 @@ def _plain_data(value: Any) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int | float):
-        return repr(float(value)) if abs(value) < 2**53 else repr(value)
+        if abs(value) < 2**53:
+            return repr(float(value))
+        return repr(value)
     if isinstance(value, Tensor):
         return ["Tensor", _plain_data(value.tolist())]
     if isinstance(value, Mapping):

@@ -21,7 +21,10 @@ MAX_KEPT_NUMBERS = 100_000_000  # of all records' gradients that are kept togeth
 def build_network(make: Any, args: Mapping[str, Any]) -> nn.Module:
     """``make(**args)`` as a module in evaluation mode. Raises BadConfig, one line."""
     try:
-        model = make(**args) if isinstance(make, type) or not isinstance(make, nn.Module) else make
+        if isinstance(make, type) or not isinstance(make, nn.Module):
+            model = make(**args)
+        else:
+            model = make
     except Exception as error:  # whatever the user's constructor raises
         raise BadConfig(f"model=: {type(error).__name__}: {error}") from error
     if not isinstance(model, nn.Module):
@@ -141,11 +144,10 @@ def _iterate_descents(
     for at in range(0, len(y), size):
         part = x[at : at + size], y[at : at + size]
         try:
-            rows = (
-                _gradients_together(model, *part)
-                if together
-                else _gradients_one_by_one(model, *part)
-            )
+            if together:
+                rows = _gradients_together(model, *part)
+            else:
+                rows = _gradients_one_by_one(model, *part)
         # what torch.func cannot transform: in-place changes, loops over values, custom functions
         except RuntimeError:
             together = False

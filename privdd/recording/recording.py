@@ -52,9 +52,27 @@ FINAL: Final = "final"
 SERVER_NODE = -1
 # among the metrics of a reply that holds changes of parameters, not parameters
 DIFFERENCE_KEY = "privdd/difference"
-HEADING_KEY = (
-    "privdd"  # the only key of the header: with several, safetensors writes other bytes each time
+# the only key of the header: with several, safetensors writes other bytes each time
+HEADING_KEY = "privdd"
+LOG = logging.getLogger("privdd")
+RECORDING_SCHEMA = 1
+RECORDING = "recording"
+COMPLETE = "complete"
+STOPPED = "stopped"
+AUDIT_FILES = (
+    "ledger.json",
+    "findings.json",
+    "manifest.json",
+    "report.html",
+    "card.json",
+    "evidence/",
+    "figures/",
+    ".lock",
+    IGNORE,
 )
+DEFAULT_DELTA = 1e-5
+UNPROTECTED_REASON = "no mechanism was recognised"
+BESIDE_REASON = "sent beside what the component protects"
 
 
 @dataclass(frozen=True)
@@ -81,12 +99,16 @@ class MessageHeading:
 def message_path(heading: MessageHeading) -> Path:
     """The path of the message in its recording: round-001/client-7/update.safetensors and the
     like."""
-    kind = "" if heading.kind == "train" else re.sub(r"[^\w.-]", "_", heading.kind)
+    if heading.kind == "train":
+        kind = ""
+    else:
+        kind = re.sub(r"[^\w.-]", "_", heading.kind)
     if heading.part == FINAL:
         return Path("final.safetensors")
-    stem = (
-        "-".join(filter(None, [BROADCAST, kind])) if heading.part == BROADCAST else kind or "update"
-    )
+    if heading.part == BROADCAST:
+        stem = "-".join(filter(None, [BROADCAST, kind]))
+    else:
+        stem = kind or "update"
     here = Path(f"round-{heading.round:03d}")
     if heading.node == SERVER_NODE:
         return here / f"{stem}.safetensors"
@@ -167,13 +189,6 @@ def _parse_heading(told: Any) -> tuple[MessageHeading, str]:
     return heading, told["digest"]
 
 
-LOG = logging.getLogger("privdd")
-RECORDING_SCHEMA = 1
-RECORDING = "recording"
-COMPLETE = "complete"
-STOPPED = "stopped"
-
-
 class MessageRecorder:
     """One recording. by: server or client; more: what else its head tells (library, strategy,
     ...)."""
@@ -212,7 +227,10 @@ class MessageRecorder:
     def write_head(self) -> None:
         """Write the head. A recording by a server is not whole before ``close_recording``."""
         ignore_all(self.folder)
-        state = {"state": RECORDING} if self.head["by"] == "server" else {}
+        if self.head["by"] == "server":
+            state = {"state": RECORDING}
+        else:
+            state = {}
         write_json(self.folder / HEAD_FILE, {**self.head, **state})
 
     def record_message(self, heading: MessageHeading, arrays: Mapping[str, np.ndarray]) -> None:
@@ -253,19 +271,6 @@ class PendingMark:
             OSError
         ):  # a mark that stays has the audit refuse the recording, and the training goes on
             self.path.unlink()
-
-
-AUDIT_FILES = (
-    "ledger.json",
-    "findings.json",
-    "manifest.json",
-    "report.html",
-    "card.json",
-    "evidence/",
-    "figures/",
-    ".lock",
-    IGNORE,
-)
 
 
 @dataclass(frozen=True)
@@ -399,7 +404,10 @@ def _check_complete(folder: Path, head: Mapping[str, Any], names: Sequence[str])
     failed = [name for name in names if name.startswith("failed-")]
     if failed:
         first = read_json(folder / failed[0])
-        what = str(first.get("what", "?"))[:100] if isinstance(first, dict) else "?"
+        if isinstance(first, dict):
+            what = str(first.get("what", "?"))[:100]
+        else:
+            what = "?"
         raise DamagedRun(
             f"{folder}: incomplete recording: {len(failed)} parts are missing ({what})"
         )
@@ -415,9 +423,15 @@ def _check_complete(folder: Path, head: Mapping[str, Any], names: Sequence[str])
 def _read_messages(
     folder: Path, head: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[RecordedMessage]:
-    listed = head.get("messages") if head["by"] == "server" else None
+    if head["by"] == "server":
+        listed = head.get("messages")
+    else:
+        listed = None
     if listed is not None and (not isinstance(listed, dict) or set(listed) != {*names}):
-        odd = sorted(set(names) ^ {*listed})[:3] if isinstance(listed, dict) else []
+        if isinstance(listed, dict):
+            odd = sorted(set(names) ^ {*listed})[:3]
+        else:
+            odd = []
         raise DamagedRun(
             f"{folder}: its files are not those that {HEAD_FILE} lists "
             f"({', '.join(map(repr, odd))})"
@@ -452,10 +466,6 @@ def _check_agreement(server: Recording, client: Recording) -> None:
 
 # A claim is not a proof: its row says whose it is, and ``python -m privdd.check`` is there to try
 # it.
-
-DEFAULT_DELTA = 1e-5
-UNPROTECTED_REASON = "no mechanism was recognised"
-BESIDE_REASON = "sent beside what the component protects"
 
 
 def recording_ledger(recording: Recording, delta: float | None = None) -> Ledger:
@@ -509,9 +519,12 @@ def _build_row(
             "why": f"claimed by {str(claim.get('component'))[:60]}({settings}), not checked here",
             "count": 1 if client != SERVER else max(message.heading.round, 1),
         }
-    seen = ("server",) if client != SERVER else ("clients", "server")
+    if client != SERVER:
+        viewers = ("server",)
+    else:
+        viewers = ("clients", "server")
     shapes = {} if beside else dict(message.shapes)
-    return LedgerRow(round, client, name, str(surface), seen, shapes, message.digest, **told)
+    return LedgerRow(round, client, name, str(surface), viewers, shapes, message.digest, **told)
 
 
 def _claimed_multiplier(message: RecordedMessage, claim: Mapping[str, Any]) -> float:

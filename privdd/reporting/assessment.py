@@ -110,7 +110,10 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
             f"{format_number(privacy.delta)}, over all rounds"
         )
     viewers = parties_seeing(ledger_rows(ledger))
-    noise = wording.noise_source_text(privacy.noise) if privacy.noise else "no noise is recorded"
+    if privacy.noise:
+        noise = wording.noise_source_text(privacy.noise)
+    else:
+        noise = "no noise is recorded"
     guarantees = [row for row in findings.findings if row.family == "guarantee"]
     tests = list(dict.fromkeys(wording.attack_title(row.attack) for row in guarantees))
     return [
@@ -214,7 +217,9 @@ def _attacks_tried(rows: Sequence[FindingRow], pick: Pick, note: str = "") -> st
     names = list(dict.fromkeys(wording.attack_title(row.attack) for row in rows if pick(row)))
     if not names:
         return UNTRIED
-    return f"{join_names(names)} ({note})" if note else join_names(names)
+    if note:
+        return f"{join_names(names)} ({note})"
+    return join_names(names)
 
 
 def _identification_bounds(findings: Findings) -> list[str]:

@@ -27,7 +27,9 @@ NOT_PUBLISHED = "these are not the published files"  # part of a data set's note
 def manifest_text(record: RunRecord, key: str, most: int = 100) -> str:
     """A text of the manifest, at most ``most`` characters; "not recorded" where there is none."""
     value = record.manifest.get(key)
-    return value[:most] if isinstance(value, str) and value.strip() else "not recorded"
+    if isinstance(value, str) and value.strip():
+        return value[:most]
+    return "not recorded"
 
 
 def attacking_parties(record: RunRecord) -> str:

@@ -202,7 +202,9 @@ def plot_frontier(settings: Sequence[Setting]) -> Plot | None:
 def _accuracy_kind(settings: Sequence[Setting]) -> str:
     utilities = [run.findings.utility for run in _all_runs(settings)]
     kinds = {utility.accuracy_kind for utility in utilities if utility is not None}
-    return kinds.pop() if len(kinds) == 1 else "global or personal"
+    if len(kinds) == 1:
+        return kinds.pop()
+    return "global or personal"
 
 
 def _published_on_same_data(settings: Sequence[Setting]) -> list[PublishedFigure]:
@@ -240,7 +242,10 @@ def best_albums(settings: Sequence[Setting]) -> list[PictureAlbum]:
     for setting in settings:
         run = setting.runs[0]
         best = finding_selection.strongest_reconstruction(run.findings.findings, run.findings.scope)
-        album = None if best is None else albums.picture_album(setting.label, run, best)
+        if best is None:
+            album = None
+        else:
+            album = albums.picture_album(setting.label, run, best)
         if album is not None:
             pages.append(album)
     return pages[:CURVES]
@@ -273,7 +278,10 @@ def write_comparison(
         raise DamagedRun("nothing to compare: no run folder was given")
     out = Path(out)
     paths = [*folders.values()]
-    records = [read_run_record(path) for path in paths] if read is None else read(paths)
+    if read is None:
+        records = [read_run_record(path) for path in paths]
+    else:
+        records = read(paths)
     settings = group_runs(records)
     for line in (comparison_headline(settings), *comparison_sentences(settings)):
         say(line)

@@ -130,7 +130,10 @@ def _decide_surface(line: summary.SurfaceLine, findings: Findings, parties: str)
     scope = findings.scope
     rows = finding_selection.findings_on_surface(line.row, findings)
     believable = summary.believable_findings(rows, findings)
-    noise = leaks.noise_leak(rows, scope) if summary.has_bare_noise(line.row) else None
+    if summary.has_bare_noise(line.row):
+        noise = leaks.noise_leak(rows, scope)
+    else:
+        noise = None
     can = summary.leak_sentences(believable, scope)
     if noise is not None:
         can = [noise.sentence, *can]
@@ -212,7 +215,11 @@ def _judge_zero(line: summary.SurfaceLine, leaked: bool) -> _Judgement:
     if leaked:
         why = "an attack works, although its limit of ε = 0 says that no record enters it"
         return _Judgement("do_not_share", "bad", why)
-    tone: Tone = "good" if line.verdict == "consistent" else "warn"
+    tone: Tone
+    if line.verdict == "consistent":
+        tone = "good"
+    else:
+        tone = "warn"
     return _Judgement("no_leak_found", tone, "no record enters it: ε = 0")
 
 
@@ -341,7 +348,10 @@ def _is_sample_enough(
     if findings.run.preset == "smoke":
         return False
     if any(row.family == "membership" and row.tpr_at_fpr for row in rows):
-        tested = {row.surface for row in rows} if line.verdict == TESTED else set[str]()
+        if line.verdict == TESTED:
+            tested = {row.surface for row in rows}
+        else:
+            tested = set[str]()
         return _can_show_leaks(_counted_findings(rows, tested), findings.scope)
     counts = [row.n or 0 for row in rows if row.psnr is not None]
     return not counts or max(counts) >= ENOUGH_PICTURES
@@ -356,7 +366,9 @@ def _sample_text(rows: list[FindingRow]) -> str:
     count = max((row.n or 0 for row in rows if row.psnr is not None), default=0)
     if not count:
         return ""
-    return "1 rebuilt picture" if count == 1 else f"{count} rebuilt pictures"
+    if count == 1:
+        return "1 rebuilt picture"
+    return f"{count} rebuilt pictures"
 
 
 def _membership_sample_text(rows: list[FindingRow]) -> str:

@@ -35,15 +35,18 @@ def distillation_lines(findings: Findings) -> list[str]:
 def _sent_instead(row: DistillationRow) -> str:
     if not row.starts_real:
         return "sends its start nearly as it was"
-    return "sends projected real records" if row.projected else "sends real records"
+    if row.projected:
+        return "sends projected real records"
+    return "sends real records"
 
 
 def _describe_row(row: DistillationRow) -> str:
     parts = [] if row.moved is None else [_matching_text(row)]
     if row.at_bound is not None:
-        scaled = (
-            ", so that they are scaled copies of records" if row.at_bound >= SCALED_COPIES else ""
-        )
+        if row.at_bound >= SCALED_COPIES:
+            scaled = ", so that they are scaled copies of records"
+        else:
+            scaled = ""
         parts.append(
             f"{format_number(100 * row.at_bound)} % of its features lie at the bound rho{scaled}"
         )

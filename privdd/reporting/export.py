@@ -37,36 +37,6 @@ _TEX = {
     "ε": r"$\varepsilon$",
     "δ": r"$\delta$",
 }
-
-
-def table_to_csv(table: Table) -> str:
-    """Numbers with all their digits, infinity as "inf", nothing as an empty cell.
-
-    A text that a spreadsheet would take for a formula gets an apostrophe before it; none ends its
-    row early."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(table[0])
-    writer.writerows([[_csv_cell(value) for value in row] for row in table[1]])
-    return buffer.getvalue()
-
-
-def _csv_cell(value: Any) -> Any:
-    if isinstance(value, float):
-        return "inf" if math.isinf(value) else repr(value)
-    if not isinstance(value, str):
-        return "" if value is None else value
-    mark = "'" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else ""
-    return mark + value.replace(
-        "\r", " "
-    )  # which the writer does not quote, and readers take for the end of a row
-
-
-def escape_latex(text: str) -> str:
-    """Plain text as LaTeX shows it."""
-    return "".join(_TEX.get(character, character) for character in text)
-
-
 FRONTIER_COLUMNS = (
     "method",
     "setting",
@@ -130,10 +100,67 @@ LEAK_COLUMNS = (
     "uploaded_bytes_per_client",
     "verdict",
 )
+# in leaks.csv
 LEAK_NAMES = {
     "label": "setting",
     "accuracy_mean": "accuracy",
-}  # in leaks.csv
+}
+LEAK_HEADER = (
+    "Setting",
+    r"TPR at $0.1\,\%$ FPR",
+    r"TPR at $1\,\%$ FPR",
+    r"$\varepsilon$ claimed",
+    r"$\varepsilon$ proven",
+    r"$\varepsilon$ shown",
+    r"$\delta$",
+    "unit",
+    "relation",
+    "PSNR",
+    "accuracy",
+    "upload",
+)
+LEAK_CAPTION = (
+    "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest "
+    "membership attack at this false-positive rate, with "
+    "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by "
+    "accounting, and as shown at least by attacks "
+    "and tests, at the δ, for the unit and under the neighbouring relation of its row. "
+    "PSNR: of the typical picture that the best "
+    "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the "
+    "sample is too small."
+)
+MOST_ROWS = 4  # of a table that stays on a page of the documentation
+_MARKDOWN_TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|\Z))+)", re.M)
+
+
+def table_to_csv(table: Table) -> str:
+    """Numbers with all their digits, infinity as "inf", nothing as an empty cell.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe before it; none ends its
+    row early."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(table[0])
+    writer.writerows([[_csv_cell(value) for value in row] for row in table[1]])
+    return buffer.getvalue()
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else repr(value)
+    if not isinstance(value, str):
+        return "" if value is None else value
+    if value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        mark = "'"
+    else:
+        mark = ""
+    # which the writer does not quote, and readers take for the end of a row
+    return mark + value.replace("\r", " ")
+
+
+def escape_latex(text: str) -> str:
+    """Plain text as LaTeX shows it."""
+    return "".join(_TEX.get(character, character) for character in text)
 
 
 def frontier_table(settings: Sequence[Setting], columns: Sequence[str] = FRONTIER_COLUMNS) -> Table:
@@ -208,32 +235,6 @@ def privacy_terms(privacy: Privacy) -> tuple[float, str, str]:
     return privacy.delta, str(privacy.unit), str(privacy.relation)
 
 
-LEAK_HEADER = (
-    "Setting",
-    r"TPR at $0.1\,\%$ FPR",
-    r"TPR at $1\,\%$ FPR",
-    r"$\varepsilon$ claimed",
-    r"$\varepsilon$ proven",
-    r"$\varepsilon$ shown",
-    r"$\delta$",
-    "unit",
-    "relation",
-    "PSNR",
-    "accuracy",
-    "upload",
-)
-LEAK_CAPTION = (
-    "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest "
-    "membership attack at this false-positive rate, with "
-    "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by "
-    "accounting, and as shown at least by attacks "
-    "and tests, at the δ, for the unit and under the neighbouring relation of its row. "
-    "PSNR: of the typical picture that the best "
-    "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the "
-    "sample is too small."
-)
-
-
 def leaks_to_latex(settings: Sequence[Setting]) -> str:
     """``leak_table`` as a table with a caption, three digits a number; needs
     \\usepackage{booktabs}."""
@@ -266,13 +267,18 @@ def _latex_leak_row(row: Mapping[str, Any]) -> list[str]:
         for key in LEAK_RATES
     ]
     epsilons = [_latex_number(row[f"epsilon_{name}"]) for name in ("claimed", "proven", "shown")]
-    psnr = "–" if row["psnr"] is None else wording.format_decibel(row["psnr"])
-    kind = f" ({row['accuracy_kind']})" if row["accuracy"] is not None else ""
-    size = (
-        "–"
-        if row["uploaded_bytes_per_client"] is None
-        else format_bytes(row["uploaded_bytes_per_client"])
-    )
+    if row["psnr"] is None:
+        psnr = "–"
+    else:
+        psnr = wording.format_decibel(row["psnr"])
+    if row["accuracy"] is not None:
+        kind = f" ({row['accuracy_kind']})"
+    else:
+        kind = ""
+    if row["uploaded_bytes_per_client"] is None:
+        size = "–"
+    else:
+        size = format_bytes(row["uploaded_bytes_per_client"])
     texts = [psnr, f"{format_share(row['accuracy'])}{kind}", size]
     return [
         escape_latex(row["setting"]),
@@ -343,10 +349,6 @@ def findings_table(settings: Sequence[Setting]) -> Table:
                 ]
                 rows.append([setting.label, run.findings.run.seed, *cells, *rates])
     return header, rows
-
-
-MOST_ROWS = 4  # of a table that stays on a page of the documentation
-_MARKDOWN_TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|\Z))+)", re.M)
 
 
 def split_markdown_tables(text: str, stem: str) -> tuple[str, dict[str, str]]:

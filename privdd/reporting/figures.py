@@ -184,9 +184,8 @@ def to_png(figure: Figure) -> bytes:
 
 def to_pdf(figure: Figure) -> bytes:
     """For LaTeX: the letters are outlines of TrueType, the same bytes for the same drawing."""
-    logging.getLogger("fontTools").setLevel(
-        logging.WARNING
-    )  # at INFO, as commands log, it names every table of a font
+    # at INFO, as commands log, it names every table of a font
+    logging.getLogger("fontTools").setLevel(logging.WARNING)
     return _render_figure(
         figure, "pdf", 0.04, dict.fromkeys(("CreationDate", "Creator", "Producer"))
     )
@@ -323,7 +322,10 @@ def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
     Steps, with a pointwise 95 % Clopper-Pearson band where there are two curves at most. The
     diagonal is guessing; the dotted mark is one non-member, below which a rate cannot be seen.
     """
-    columns = 1 if len(lines) > 2 or max(len(line.label) for line in lines) > 30 else 2
+    if len(lines) > 2 or max(len(line.label) for line in lines) > 30:
+        columns = 1
+    else:
+        columns = 2
     with figure_canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (
         figure,
         axes,
@@ -490,7 +492,8 @@ def draw_pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -
 
 def _draw_picture(axes: Axes, image: np.ndarray, left: float, bottom: float) -> None:
     pixels = np.clip(image, 0, 1).transpose(1, 2, 0)
-    pixels = np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels
+    if pixels.shape[2] == 1:
+        pixels = np.repeat(pixels, 3, axis=2)
     place = (left, left + 0.94, bottom, bottom + 0.94 * image.shape[1] / image.shape[2])
     axes.imshow(pixels, extent=place, interpolation="none")
 
@@ -552,11 +555,9 @@ class EpsilonAxis:
     def position_of(self, epsilon: float) -> float:
         if math.isinf(epsilon):
             return self.infinity_position
-        return (
-            self.zero_position
-            if epsilon <= 10.0**self.low / 3
-            else max(math.log10(epsilon), self.low - 0.3)
-        )
+        if epsilon <= 10.0**self.low / 3:
+            return self.zero_position
+        return max(math.log10(epsilon), self.low - 0.3)
 
     def set_ticks(self, axes: Axes, label: str) -> None:
         """Ticks, the column of no limit, and the label."""

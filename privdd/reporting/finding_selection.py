@@ -73,7 +73,9 @@ class MembershipResult:
     def exposed(self) -> list[WorstRecord]:
         """The records that are identified more often than by chance at this rate; [] at any
         other."""
-        return exposed_records(self.row, self.scope) if self.fpr == EXPOSED_FPR else []
+        if self.fpr == EXPOSED_FPR:
+            return exposed_records(self.row, self.scope)
+        return []
 
     @property
     def counts(self) -> bool:
@@ -89,7 +91,9 @@ class MembershipResult:
             return bool(self.exposed)
         if self.kind == "bound":
             return bounds_members(self.row)
-        return ranks_members(self.row, self.scope) if self.kind == "ranking" else self.counts
+        if self.kind == "ranking":
+            return ranks_members(self.row, self.scope)
+        return self.counts
 
     @property
     def strength_key(self) -> tuple[bool, float, bool, float, bool, float, float]:
@@ -102,7 +106,10 @@ class MembershipResult:
             share = worst.tpr
         elif self.kind == "rate" and self.at is not None:
             share = self.at.tpr
-        bound = epsilon_bound(self.row) if self.kind == "bound" else 0.0
+        if self.kind == "bound":
+            bound = epsilon_bound(self.row)
+        else:
+            bound = 0.0
         return (
             self.beats_guessing,
             -self.fpr,
@@ -226,7 +233,9 @@ def has_sound_bound(row: FindingRow) -> bool:
 def epsilon_bound(row: FindingRow) -> float:
     """The row's lower bound on epsilon; at joint confidence where the run made several tests."""
     joint = (row.diagnostics or {}).get("epsilon_familywise")
-    return float(joint) if isinstance(joint, int | float) else row.epsilon_shown or 0.0
+    if isinstance(joint, int | float):
+        return float(joint)
+    return row.epsilon_shown or 0.0
 
 
 def largest_bound_finding(rows: Iterable[FindingRow]) -> FindingRow | None:
@@ -336,7 +345,10 @@ def rebuilds_pictures(row: FindingRow) -> bool:
 
 
 def picture_strength(row: FindingRow, scope: Scope) -> tuple[bool, bool, float, float, float]:
-    clear = row.pictures.clear / row.pictures.n if row.pictures else 0.0
+    if row.pictures:
+        clear = row.pictures.clear / row.pictures.n
+    else:
+        clear = 0.0
     return (
         has_clear_pictures(row, scope),
         rebuilds_records(row, scope),

@@ -98,7 +98,10 @@ def _epsilon_cell(row: FindingRow) -> TableCell:
 
 
 def _kappa_cell(row: FindingRow) -> TableCell:
-    limit = "" if row.kappa_allowed is None else f"limit {format_number(row.kappa_allowed)}"
+    if row.kappa_allowed is None:
+        limit = ""
+    else:
+        limit = f"limit {format_number(row.kappa_allowed)}"
     return TableCell(format_number(row.kappa), limit)
 
 
@@ -108,7 +111,10 @@ def _psnr_cell(row: FindingRow) -> TableCell:
         guess = f"guess {format_decibel(images.guess)}; mean {format_number(row.psnr)}"
         return TableCell(format_decibel(images.median), guess)
     blind = finding_selection.blind_guess_psnr(row)
-    guess = "" if blind is None or row.psnr is None else f"mean; guess {format_number(blind)}"
+    if blind is None or row.psnr is None:
+        guess = ""
+    else:
+        guess = f"mean; guess {format_number(blind)}"
     return TableCell(format_number(row.psnr), guess)
 
 
@@ -125,13 +131,19 @@ def _clear_pictures_cell(row: FindingRow) -> TableCell:
 
 def _identified_cell(row: FindingRow) -> TableCell:
     chance = row.identified_chance
-    small = "" if chance is None else f"chance {format_share(chance)}"
+    if chance is None:
+        small = ""
+    else:
+        small = f"chance {format_share(chance)}"
     return TableCell(format_share(row.identified), small)
 
 
 def _labels_cell(row: FindingRow) -> TableCell:
     chance = finding_selection.blind_label_rate(row)
-    blind = "" if chance is None or row.label_accuracy is None else f"blind {format_share(chance)}"
+    if chance is None or row.label_accuracy is None:
+        blind = ""
+    else:
+        blind = f"blind {format_share(chance)}"
     return TableCell(format_share(row.label_accuracy), blind)
 
 
@@ -139,13 +151,18 @@ def _size_cell(row: FindingRow) -> TableCell:
     size = NONE if row.n is None else str(row.n)
     if row.worlds is None:
         return TableCell(size)
-    noun = "transcript" if finding_selection.reads_transcripts(row) else "replay"
+    if finding_selection.reads_transcripts(row):
+        noun = "transcript"
+    else:
+        noun = "replay"
     plural = "" if row.worlds == 1 else "s"
     return TableCell(size, f"{row.worlds} {noun}{plural}")
 
 
 def interval_text(interval: tuple[float, float] | None) -> str:
-    return "" if interval is None else f"{format_share(interval[0])} to {format_share(interval[1])}"
+    if interval is None:
+        return ""
+    return f"{format_share(interval[0])} to {format_share(interval[1])}"
 
 
 ATTACKER = Column("Attacker", "", False, lambda row: TableCell(wording.ADVERSARY[row.adversary][0]))

@@ -93,7 +93,9 @@ class FrontierPlace:
 def trust_of_config(config: Mapping[str, Any]) -> str:
     """The trust setting of a run; "local" where its folder holds no config."""
     node = config.get("trust")
-    return str(node.get("name", "local")) if isinstance(node, Mapping) else "local"
+    if isinstance(node, Mapping):
+        return str(node.get("name", "local"))
+    return "local"
 
 
 def public_data_of(config: Mapping[str, Any]) -> str:

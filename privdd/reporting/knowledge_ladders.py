@@ -72,5 +72,8 @@ def _ladder_step(who: str, values: Mapping[str, Any]) -> LadderStep:
     numbers: dict[str, float | None] = {}
     for metric in METRICS:
         value = values.get(metric)
-        numbers[metric] = value if isinstance(value, int | float) else None
+        if isinstance(value, int | float):
+            numbers[metric] = value
+        else:
+            numbers[metric] = None
     return LadderStep(who, **numbers)

@@ -45,9 +45,8 @@ LARGE_EPSILON = 8.0  # above it an epsilon is no reassurance: odds may change 3 
 SENTENCES: frozenset[Kind] = frozenset({"copy", "refutation", "noise"})
 IMAGE_SURFACES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
 COPY_ATTACKS = frozenset({"copy_detection"})  # they compare a release with the training data itself
-MIN_FEATURE_GAIN = (
-    1.0  # dB by which shared features have to become closer before noise counts as removed
-)
+# dB by which shared features have to become closer before noise counts as removed
+MIN_FEATURE_GAIN = 1.0
 # attack -> the predicate; {hits} of {n}, {chance} by chance
 IDENTIFIES: Mapping[str, str] = {
     "singling_out": (
@@ -100,7 +99,10 @@ class LeakResult:
     @property
     def sentence(self) -> str:
         """For a place that names the artifact already: "The server can ..."."""
-        text = self.phrase if self.kind in SENTENCES else f"{self._subject} {self.phrase}"
+        if self.kind in SENTENCES:
+            text = self.phrase
+        else:
+            text = f"{self._subject} {self.phrase}"
         return text[0].upper() + text[1:]
 
     @property
@@ -148,7 +150,10 @@ def rank_leaks(rows: Iterable[FindingRow], scope: Scope) -> list[LeakResult]:
         leaks += read_leaks(findings, scope)
     strongest: dict[tuple[Kind, str], LeakResult] = {}
     for leak in sorted(leaks, key=lambda leak: leak.order):
-        topic = leak.row.attack if leak.kind == "identification" else ""
+        if leak.kind == "identification":
+            topic = leak.row.attack
+        else:
+            topic = ""
         strongest.setdefault((leak.kind, topic), leak)
     return list(strongest.values())
 
@@ -282,13 +287,18 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
         tail = "" if brief else _average_note(best)
         return f"can identify {exposed} at {rate} false alarms{tail}"
     interval = "" if brief else _interval_note(best.at.ci)
-    also = f"; again and again {exposed.rstrip(',')}" if exposed else ""
+    if exposed:
+        also = f"; again and again {exposed.rstrip(',')}"
+    else:
+        also = ""
     share = format_share(best.at.tpr)
     return f"can identify {share} of the training records at {rate} false alarms{interval}{also}"
 
 
 def _auc_note(row: FindingRow) -> str:
-    return "" if row.auc is None else f" (AUC {format_share(row.auc)})"
+    if row.auc is None:
+        return ""
+    return f" (AUC {format_share(row.auc)})"
 
 
 def _exposed_phrase(best: MembershipResult, brief: bool) -> str:
@@ -320,7 +330,11 @@ def _membership_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResu
     best = finding_selection.strongest_membership(rows, scope)
     if best is None or not best.beats_guessing:
         return []
-    kind: Kind = "membership" if best.kind in ("rate", "exposed") else "separation"
+    kind: Kind
+    if best.kind in ("rate", "exposed"):
+        kind = "membership"
+    else:
+        kind = "separation"
     phrase = membership_phrase(best)
     return [LeakResult(best.row, scope, kind, phrase, membership_phrase(best, brief=True))]
 
@@ -391,7 +405,10 @@ def picture_phrase(row: FindingRow, scope: Scope, brief: bool = False) -> str:
 
     brief: for the table.
     """
-    words = COPY_WORDS if row.attack in COPY_ATTACKS else RECONSTRUCTION_WORDS
+    if row.attack in COPY_ATTACKS:
+        words = COPY_WORDS
+    else:
+        words = RECONSTRUCTION_WORDS
     images = row.pictures
     if images is None:
         return _mean_phrase(row, scope, words)
@@ -424,7 +441,10 @@ def _mean_phrase(row: FindingRow, scope: Scope, words: _ImageWords) -> str:
     """Means alone: of shared features, or of an attack that brings no guess for each image."""
     base = finding_selection.blind_guess_psnr(row)
     count = f" of {row.n}" if row.n else ""
-    guess = "" if base is None else f" ({words.guess} {format_number(base)} dB)"
+    if base is None:
+        guess = ""
+    else:
+        guess = f" ({words.guess} {format_number(base)} dB)"
     mean = f"{format_number(row.psnr)} dB on average{count}{guess}"
     if base is None or finding_selection.rebuilds_records(row, scope):
         return f"{words.can} images at {mean}"
@@ -525,7 +545,10 @@ def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, flo
 
 def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
     """How much of the class counts was read, as a predicate."""
-    guess = f" (guessing {format_share(chance)})" if chance else ""
+    if chance:
+        guess = f" (guessing {format_share(chance)})"
+    else:
+        guess = ""
     if rate == 1:
         return f"can read exactly how many records of each class the client holds{guess}"
     return (

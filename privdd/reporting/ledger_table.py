@@ -64,7 +64,9 @@ def _composition_text(parts: Sequence[Any], depth: int) -> str:
 
 
 def _number_text(value: Any) -> str:
-    return format_number(float(value)) if isinstance(value, int | float) else str(value)
+    if isinstance(value, int | float):
+        return format_number(float(value))
+    return str(value)
 
 
 def ledger_rows(ledger: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -88,7 +90,10 @@ def _mechanism_text(release: Mapping[str, Any], exposed: set[Any]) -> str:
     """The event in words; a computed value is as protected as what it was computed from."""
     event = release.get("event")
     origin = release.get("post_of")
-    kind = event.get("type") if isinstance(event, Mapping) else None
+    if isinstance(event, Mapping):
+        kind = event.get("type")
+    else:
+        kind = None
     parents = origin if isinstance(origin, list) else []
     if kind == "non_private" or any(isinstance(p, int) and p in exposed for p in parents):
         exposed.add(release.get("id"))
@@ -96,7 +101,9 @@ def _mechanism_text(release: Mapping[str, Any], exposed: set[Any]) -> str:
         return describe_event(event)
     if not parents:
         return PUBLIC
-    return EXPOSED if release.get("id") in exposed else describe_event(event)
+    if release.get("id") in exposed:
+        return EXPOSED
+    return describe_event(event)
 
 
 def _add_release(

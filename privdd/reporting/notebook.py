@@ -139,7 +139,9 @@ def _join_elements(tag: str, texts: Iterable[str]) -> Markup:
 def _cell_text(value: Any) -> str:
     if value is None:
         return ""
-    return wording.format_number(value) if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return wording.format_number(value)
+    return str(value)
 
 
 def draw_figure(run: Findings | RunRecord, kind: Kind = "roc") -> Figure:

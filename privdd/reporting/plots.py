@@ -153,7 +153,10 @@ def plot_accuracy(
         accuracies = utility.accuracy_by_round[: utility.diverged]
         if not accuracies:
             continue
-        name = label if utility.diverged is None else f"{label}{DIVERGED}"
+        if utility.diverged is None:
+            name = label
+        else:
+            name = f"{label}{DIVERGED}"
         series[name] = accuracies
         if styles and label in styles:
             looks[name] = styles[label]

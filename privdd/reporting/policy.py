@@ -200,7 +200,10 @@ def parse_limits(items: Iterable[str]) -> dict[str, Any]:
             raise PolicyError(
                 f"fail_on {item}: LIMIT=VALUE is needed, as in auc=0.6 or tpr_at_fpr.0.01=0.05"
             )
-        limits[head] = {**limits.get(head, {}), rate: number} if rate else number
+        if rate:
+            limits[head] = {**limits.get(head, {}), rate: number}
+        else:
+            limits[head] = number
     return limits
 
 
@@ -240,7 +243,8 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
         bounds = (finding_selection.shown_epsilon(findings.findings), privacy.epsilon.shown)
         shown = max((bound for bound in bounds if bound is not None), default=None)
         text = f"shown at least {format_number(shown)} ({terms})"
-        text = "no sound test bounded epsilon from below" if shown is None else text
+        if shown is None:
+            text = "no sound test bounded epsilon from below"
         yield _judge_value("epsilon_shown", limit, shown, text)
 
 
@@ -386,7 +390,9 @@ def fails_build(policy: Policy, results: Iterable[LimitResult]) -> bool:
 
 
 def _failing_outcomes(policy: Policy) -> tuple[Outcome, ...]:
-    return ("broken",) if policy.not_decided == "pass" else ("broken", "not decided")
+    if policy.not_decided == "pass":
+        return ("broken",)
+    return ("broken", "not decided")
 
 
 def breaks_policy(policy: Policy, findings: Findings, out: TextIO) -> bool:

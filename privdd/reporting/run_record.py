@@ -28,6 +28,7 @@ ALIKE = (
     (("exposed",), 4),
     (("exposed_label",), 1),
 )
+ATTACKED = "attacked"  # key of the manifest
 
 
 @dataclass(frozen=True)
@@ -164,9 +165,6 @@ class ReproductionRecipe:
     commands: tuple[AttackCommand, ...] = ()
 
 
-ATTACKED = "attacked"  # key of the manifest
-
-
 def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
     """All commands that attacked the run, in order; of a folder that lists none, the only one."""
     entries = record.manifest.get(ATTACKED)
@@ -182,7 +180,10 @@ def attack_commands(record: RunRecord) -> tuple[AttackCommand, ...]:
 def _command(entry: Mapping[str, Any], attacks: object) -> AttackCommand:
     commit = entry.get("commit")
     text = _command_text(entry.get("command"))
-    names = tuple(map(str, attacks)) if isinstance(attacks, list) else ()
+    if isinstance(attacks, list):
+        names = tuple(map(str, attacks))
+    else:
+        names = ()
     return AttackCommand(
         str(entry.get("date") or ""), text, str(entry.get("version")), commit and str(commit), names
     )

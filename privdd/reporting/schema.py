@@ -30,6 +30,7 @@ Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked", "failed"]
 TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
 Relation = Literal["add_remove", "zero_out", "replace"]
+GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 
 
 def _to_float(value: Any) -> Any:
@@ -511,9 +512,6 @@ class Findings(Part):
         return self
 
 
-GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
-
-
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:
     """The gravest of some verdicts; of none, consistent."""
     return GRAVITY[min(map(GRAVITY.index, verdicts), default=-1)]
@@ -522,13 +520,12 @@ def worst_verdict(verdicts: Iterable[str]) -> Verdict:
 def _refuse_null(value: Any, path: str = "") -> None:
     if value is None:
         raise ValueError(f"{path}: null is not allowed (a key that does not apply is left out)")
-    items = (
-        value.items()
-        if isinstance(value, dict)
-        else enumerate(value)
-        if isinstance(value, list)
-        else ()
-    )
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        items = ()
     for key, inner in items:
         _refuse_null(inner, f"{path}.{key}" if path else str(key))
 
@@ -537,9 +534,14 @@ def first_error_line(error: ValidationError) -> str:
     """One line for the first of pydantic's errors, with the number of the others."""
     errors = error.errors(include_url=False, include_context=False)
     where = ".".join(str(part) for part in errors[0]["loc"])
-    rest = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    if len(errors) > 1:
+        rest = f" (and {len(errors) - 1} more)"
+    else:
+        rest = ""
     message = errors[0]["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}{rest}" if where else f"{message}{rest}"
+    if where:
+        return f"{where}: {message}{rest}"
+    return f"{message}{rest}"
 
 
 def validate_findings(data: Any, where: str = "findings") -> Findings:
@@ -574,9 +576,10 @@ def write_findings(findings: Findings | Mapping[str, Any], path: Path | str) -> 
 
     Raises DamagedRun if a mapping does not follow the schema.
     """
-    checked = (
-        findings if isinstance(findings, Findings) else validate_findings(dict(findings), str(path))
-    )
+    if isinstance(findings, Findings):
+        checked = findings
+    else:
+        checked = validate_findings(dict(findings), str(path))
     try:
         text = dump_findings(checked)
     except ValueError as error:

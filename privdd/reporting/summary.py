@@ -300,7 +300,10 @@ def utility_note(config: Mapping[str, Any]) -> str:
     """A sentence on accuracy that comes from raw records, for a run whose synthetic sets start from
     real images."""
     algo = config.get("algo")
-    start = algo.get("start") if isinstance(algo, Mapping) else None
+    if isinstance(algo, Mapping):
+        start = algo.get("start")
+    else:
+        start = None
     return wording.REAL_START if start == "real" else ""
 
 
@@ -322,8 +325,14 @@ def _unique_titles(rows: Iterable[SurfaceRow], findings: Findings) -> list[str]:
 
 def _unprotected_headline(findings: Findings) -> tuple[str, str]:
     bare = _surface_titles(findings, "unprotected")
-    what = f"The {wording.join_names(bare)}" if bare else "What was sent"
-    verb = "carry" if len(bare) != 1 or bare[0].endswith("s") else "carries"
+    if bare:
+        what = f"The {wording.join_names(bare)}"
+    else:
+        what = "What was sent"
+    if len(bare) != 1 or bare[0].endswith("s"):
+        verb = "carry"
+    else:
+        verb = "carries"
     title = f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}."
     why = f", so the run as a whole has ε = {format_number(findings.privacy.epsilon.proven)}"
     if findings.target is not None:
@@ -416,12 +425,13 @@ def _refutation_leak(findings: Findings) -> LeakResult | None:
     )
 
 
+# verdict -> its title, and what it rests on
 VERDICT_TEXT: Mapping[Verdict, Callable[[Findings], tuple[str, str]]] = {
     "unprotected": _unprotected_headline,
     "untested": _untested_headline,
     "consistent": _consistent_headline,
     "contradiction": _contradiction_headline,
-}  # verdict -> its title, and what it rests on
+}
 
 
 def _misfiled_sentence(findings: Findings) -> str:

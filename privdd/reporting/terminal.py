@@ -221,7 +221,10 @@ def _summary_table(findings: Findings) -> Table:
     for line in summary.surface_lines(findings):
         worst = "; ".join(line.worst)
         if not worst:
-            worst = line.row.audited if isinstance(line.row.audited, str) else wording.NONE
+            if isinstance(line.row.audited, str):
+                worst = line.row.audited
+            else:
+                worst = wording.NONE
         cells = (
             _surface_cell(line.row, findings),
             wording.mechanism_title(line.row.mechanism),

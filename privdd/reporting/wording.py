@@ -39,86 +39,6 @@ ACRONYMS = {
     "dlg": "DLG",
     "idlg": "iDLG",
 }
-
-
-def format_number(value: float | None, digits: int = 3) -> str:
-    """Three significant digits; infinity as its sign; a dash for nothing."""
-    if value is None:
-        return NONE
-    if math.isinf(value):
-        return "∞"
-    if value != 0 and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e")
-    return f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}".replace(",", NBSP)
-
-
-def typed_limit_text(claim: ClaimRow) -> str:
-    """``epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.11e-4 for an exchange)``; "" of a claim
-    that was not converted."""
-    if claim.typed is None or claim.delta is None:
-        return ""
-    typed = claim.typed
-    relation = typed.relation.replace("add_remove", "add/remove").replace("_", "-")
-    exchange = f"{format_number(claim.number)} at {format_number(claim.delta)} for an exchange"
-    return (
-        f"epsilon {format_number(typed.epsilon)} at delta {format_number(typed.delta)} "
-        f"(stated, {relation}; {exchange})"
-    )
-
-
-def stated_cell(stated: float | None, claims: Sequence[ClaimRow]) -> str:
-    """The number that the run is held to; before it the one that was typed, if it was
-    converted."""
-    held_to = format_number(stated)
-    for claim in claims:
-        if claim.typed is not None and claim.number == stated:
-            return f"{format_number(claim.typed.epsilon)} ({held_to})"
-    return held_to
-
-
-def format_share(value: float | None) -> str:
-    """A rate as percent: two significant digits below 10 %, one decimal at most above."""
-    if value is None:
-        return NONE
-    points = 100 * value
-    digits = 2 if points < 10 else 3
-    return f"{points:.{digits}g}{NBSP}%"
-
-
-def format_decibel(value: float) -> str:
-    """A PSNR with one decimal: 15.43 as "15.4 dB", identical images as "exact"."""
-    return "exact" if value >= MAX_PSNR else f"{value:.1f}{NBSP}dB"
-
-
-def format_bytes(value: float) -> str:
-    """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if value < 999.5 or unit == "TB":
-            break
-        value /= 1000
-    return f"{value:.3g}\u00a0{unit}"
-
-
-def format_accuracy(utility: Utility) -> str:
-    """A model's accuracy as percent, or that there was none in the end."""
-    if utility.diverged is not None:
-        return f"none (diverged in round {utility.diverged})"
-    return format_share(utility.accuracy)
-
-
-def join_names(names: Sequence[str]) -> str:
-    """At least one name: "a", "a and b", "a, b and c"."""
-    if len(names) == 1:
-        return names[0]
-    return ", ".join(names[:-1]) + " and " + names[-1]
-
-
-def attack_title(name: str) -> str:
-    """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira"
-    as "LiRA"."""
-    return ACRONYMS.get(name, name.replace("_", " "))
-
-
 MECHANISMS: Mapping[str, str] = {
     "FeatureNoise": "noise on each row of features",
     "ClippedSum": "clipped, noised sums over records",
@@ -127,32 +47,6 @@ MECHANISMS: Mapping[str, str] = {
     "SumShare": "clipped sums, whose noise the clients share out",
     "ClientShare": "clipped whole updates, whose noise the clients share out",
 }
-
-
-def mechanism_title(text: str) -> str:
-    """Mechanisms in words, each once; names of a user's own stay as they are."""
-    _, prefix, names = text.rpartition(POST_PROCESSING)
-    titles = dict.fromkeys(MECHANISMS.get(name, name) for name in names.split(", "))
-    return prefix + ", ".join(titles)
-
-
-def odds_factor(epsilon: float) -> str:
-    """By how much odds may change at most: e to the epsilon, as "10-fold" or "about 5
-    million-fold"."""
-    if epsilon > math.log(1e12):
-        return "more than a trillion-fold"
-    times = math.exp(epsilon)
-    for size, name in ((1e9, " billion"), (1e6, " million"), (1e3, NBSP + "000")):
-        if times >= size:
-            return f"about {times / size:.0f}{name}-fold"
-    return f"{times:.2g}-fold"
-
-
-def one_in(rate: float) -> str:
-    """0.001 as "1 in 1 000"."""
-    return f"1 in {round(1 / rate):,}".replace(",", NBSP)
-
-
 VERDICT: Mapping[Verdict, str] = {
     "unprotected": "Unprotected",
     "untested": "Untested",
@@ -208,18 +102,6 @@ BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "global_model": ("Global model", "what the server sent, as it was recorded"),
     },
 }
-
-
-def surface_title_and_meaning(row: SurfaceRow | FindingRow, scope: Scope) -> tuple[str, str]:
-    """The title of what attackers hold, and what it is."""
-    return BROUGHT.get(scope.target, {}).get(row.surface, SURFACE[row.surface])
-
-
-def surface_title(row: SurfaceRow | FindingRow, scope: Scope) -> str:
-    """The title alone."""
-    return surface_title_and_meaning(row, scope)[0]
-
-
 ADVERSARY: Mapping[str, tuple[str, str]] = {
     "server": (
         "the server",
@@ -251,13 +133,6 @@ _RELATION: Mapping[str, str] = {
     "zero_out": "one {unit} replaced by one that contributes nothing",
     "replace": "one {unit} exchanged for any other",
 }
-
-
-def relation_text(privacy: Privacy) -> str:
-    """Which two data sets a run's epsilon compares: its relation, of its unit of privacy."""
-    return _RELATION[privacy.relation].format(unit=privacy.unit)
-
-
 # term, the way that is worse for privacy, meaning
 _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
@@ -383,23 +258,6 @@ LATTICE = (
     "lattice, so that low bits tell "
     "nothing (Mironov, 2012). Whoever runs the method with another sampler has to show this anew."
 )
-
-
-def page_limits(privacy: Privacy) -> list[str]:
-    """The limits of what a page on such a run can say."""
-    return [*_LIMITS, *([LATTICE] if privacy.noise else [])]
-
-
-def glossary_rows(unit: str) -> list[tuple[str, str, str]]:
-    """(term, the way that is worse for privacy or "", meaning), for this unit of privacy."""
-    return [(term, way, meaning.format(unit=unit)) for term, way, meaning in _GLOSSARY]
-
-
-def verdict_meanings(unit: str) -> dict[Verdict, str]:
-    """The meaning of each verdict, for this unit of privacy."""
-    return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}
-
-
 SEED = (
     "Simulation, not for release: anyone who knows the seed can regenerate the noise and "
     "subtract it."
@@ -418,6 +276,142 @@ SEVERAL = (
     "and not the noise: "
     "publish one of them at most, or their ε hold for none."
 )
+
+
+def format_number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits; infinity as its sign; a dash for nothing."""
+    if value is None:
+        return NONE
+    if math.isinf(value):
+        return "∞"
+    if value != 0 and (abs(value) >= 1e5 or abs(value) < 1e-3):
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-").replace("e+0", "e")
+    if abs(value) < 1000:
+        return f"{value:.{digits}g}"
+    return f"{value:,.0f}".replace(",", NBSP)
+
+
+def typed_limit_text(claim: ClaimRow) -> str:
+    """``epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.11e-4 for an exchange)``; "" of a claim
+    that was not converted."""
+    if claim.typed is None or claim.delta is None:
+        return ""
+    typed = claim.typed
+    relation = typed.relation.replace("add_remove", "add/remove").replace("_", "-")
+    exchange = f"{format_number(claim.number)} at {format_number(claim.delta)} for an exchange"
+    return (
+        f"epsilon {format_number(typed.epsilon)} at delta {format_number(typed.delta)} "
+        f"(stated, {relation}; {exchange})"
+    )
+
+
+def stated_cell(stated: float | None, claims: Sequence[ClaimRow]) -> str:
+    """The number that the run is held to; before it the one that was typed, if it was
+    converted."""
+    held_to = format_number(stated)
+    for claim in claims:
+        if claim.typed is not None and claim.number == stated:
+            return f"{format_number(claim.typed.epsilon)} ({held_to})"
+    return held_to
+
+
+def format_share(value: float | None) -> str:
+    """A rate as percent: two significant digits below 10 %, one decimal at most above."""
+    if value is None:
+        return NONE
+    points = 100 * value
+    digits = 2 if points < 10 else 3
+    return f"{points:.{digits}g}{NBSP}%"
+
+
+def format_decibel(value: float) -> str:
+    """A PSNR with one decimal: 15.43 as "15.4 dB", identical images as "exact"."""
+    if value >= MAX_PSNR:
+        return "exact"
+    return f"{value:.1f}{NBSP}dB"
+
+
+def format_bytes(value: float) -> str:
+    """A number of bytes in decimal units: 1234567 as "1.23 MB"."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 999.5 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.3g}\u00a0{unit}"
+
+
+def format_accuracy(utility: Utility) -> str:
+    """A model's accuracy as percent, or that there was none in the end."""
+    if utility.diverged is not None:
+        return f"none (diverged in round {utility.diverged})"
+    return format_share(utility.accuracy)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """At least one name: "a", "a and b", "a, b and c"."""
+    if len(names) == 1:
+        return names[0]
+    return ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def attack_title(name: str) -> str:
+    """An attack's name as it is written in text: "feature_inversion" as "feature inversion", "lira"
+    as "LiRA"."""
+    return ACRONYMS.get(name, name.replace("_", " "))
+
+
+def mechanism_title(text: str) -> str:
+    """Mechanisms in words, each once; names of a user's own stay as they are."""
+    _, prefix, names = text.rpartition(POST_PROCESSING)
+    titles = dict.fromkeys(MECHANISMS.get(name, name) for name in names.split(", "))
+    return prefix + ", ".join(titles)
+
+
+def odds_factor(epsilon: float) -> str:
+    """By how much odds may change at most: e to the epsilon, as "10-fold" or "about 5
+    million-fold"."""
+    if epsilon > math.log(1e12):
+        return "more than a trillion-fold"
+    times = math.exp(epsilon)
+    for size, name in ((1e9, " billion"), (1e6, " million"), (1e3, NBSP + "000")):
+        if times >= size:
+            return f"about {times / size:.0f}{name}-fold"
+    return f"{times:.2g}-fold"
+
+
+def one_in(rate: float) -> str:
+    """0.001 as "1 in 1 000"."""
+    return f"1 in {round(1 / rate):,}".replace(",", NBSP)
+
+
+def surface_title_and_meaning(row: SurfaceRow | FindingRow, scope: Scope) -> tuple[str, str]:
+    """The title of what attackers hold, and what it is."""
+    return BROUGHT.get(scope.target, {}).get(row.surface, SURFACE[row.surface])
+
+
+def surface_title(row: SurfaceRow | FindingRow, scope: Scope) -> str:
+    """The title alone."""
+    return surface_title_and_meaning(row, scope)[0]
+
+
+def relation_text(privacy: Privacy) -> str:
+    """Which two data sets a run's epsilon compares: its relation, of its unit of privacy."""
+    return _RELATION[privacy.relation].format(unit=privacy.unit)
+
+
+def page_limits(privacy: Privacy) -> list[str]:
+    """The limits of what a page on such a run can say."""
+    return [*_LIMITS, *([LATTICE] if privacy.noise else [])]
+
+
+def glossary_rows(unit: str) -> list[tuple[str, str, str]]:
+    """(term, the way that is worse for privacy or "", meaning), for this unit of privacy."""
+    return [(term, way, meaning.format(unit=unit)) for term, way, meaning in _GLOSSARY]
+
+
+def verdict_meanings(unit: str) -> dict[Verdict, str]:
+    """The meaning of each verdict, for this unit of privacy."""
+    return {kind: meaning.format(unit=unit) for kind, meaning in _VERDICT_MEANS.items()}
 
 
 def noise_warnings(privacy: Privacy) -> list[str]:
@@ -441,7 +435,10 @@ def is_simulation_noise(privacy: Privacy) -> bool:
 
 def noise_source_text(noise: NoiseRow) -> str:
     """The source of the noise, in words."""
-    suffix = ", the same in every run with this seed" if noise.paired else ""
+    if noise.paired:
+        suffix = ", the same in every run with this seed"
+    else:
+        suffix = ""
     return SOURCE[noise.source] + suffix
 
 

@@ -30,6 +30,51 @@ RUNS_HERE = "rows"
 SHOWN_ELSEWHERE = "elsewhere"
 NOTHING_TO_RUN = "nothing to run"
 OUT_OF_REACH = "out of reach"
+NAMES = """\
+Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers beside these, whether its order
+holds, accuracy against rounds and bytes, and every setting that differs from the paper.
+
+  list                  every table and figure: what runs here, what needs which data, what is out of reach
+  NAME                  feddm.table2, fedrd.table1, fedfed.figure11, fedlgd.table1, ...
+  all                   every entry that runs with what comes with privdd
+  overview              one page and one table about all entries that are finished in out=DIR; "all" ends with it
+  privacy               the papers' sentences about privacy, each with the test that decides it"""
+MOST_JOBS = 256
+REPRODUCE = Command(
+    "python -m privdd.reproduce list | NAME | all | overview | privacy [scale=small] "
+    "[seeds=0-2] [jobs=1] [out=DIR] [device=cpu]",
+    NAMES,
+    (
+        Key(
+            "scale",
+            read_word(*SCALES),
+            "small",
+            "at most 15 minutes an entry on two cores; medium: hours; paper: the papers' "
+            "settings and data, for a GPU",
+        ),
+        Key(
+            "seeds",
+            parse_integer_list,
+            "0-2",
+            "0-2, or 0,5; differences are taken seed by seed (default: 0-2; five where the "
+            "catalogue says so)",
+        ),
+        Key(
+            "jobs",
+            lambda key, text: parse_integer(key, text, 1, MOST_JOBS),
+            "N",
+            "rows side by side, in processes of their own",
+        ),
+        Key(
+            "out",
+            read_path,
+            "DIR",
+            "default outputs/reproduce; rows that are finished there are not trained again",
+        ),
+        Key("device", read_word("cpu", "cuda"), "cuda", "for all rows"),
+    ),
+    "Exit status: 0 done, whether or not the paper's order holds; 1 error.",
+)
 
 
 @dataclass(frozen=True)
@@ -151,54 +196,9 @@ def find_entry(name: str) -> PaperEntry:
 
 def _suggest_name(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, 1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else "python -m privdd.reproduce list shows all"
-
-
-NAMES = """\
-Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers beside these, whether its order
-holds, accuracy against rounds and bytes, and every setting that differs from the paper.
-
-  list                  every table and figure: what runs here, what needs which data, what is out of reach
-  NAME                  feddm.table2, fedrd.table1, fedfed.figure11, fedlgd.table1, ...
-  all                   every entry that runs with what comes with privdd
-  overview              one page and one table about all entries that are finished in out=DIR; "all" ends with it
-  privacy               the papers' sentences about privacy, each with the test that decides it"""
-MOST_JOBS = 256
-REPRODUCE = Command(
-    "python -m privdd.reproduce list | NAME | all | overview | privacy [scale=small] "
-    "[seeds=0-2] [jobs=1] [out=DIR] [device=cpu]",
-    NAMES,
-    (
-        Key(
-            "scale",
-            read_word(*SCALES),
-            "small",
-            "at most 15 minutes an entry on two cores; medium: hours; paper: the papers' "
-            "settings and data, for a GPU",
-        ),
-        Key(
-            "seeds",
-            parse_integer_list,
-            "0-2",
-            "0-2, or 0,5; differences are taken seed by seed (default: 0-2; five where the "
-            "catalogue says so)",
-        ),
-        Key(
-            "jobs",
-            lambda key, text: parse_integer(key, text, 1, MOST_JOBS),
-            "N",
-            "rows side by side, in processes of their own",
-        ),
-        Key(
-            "out",
-            read_path,
-            "DIR",
-            "default outputs/reproduce; rows that are finished there are not trained again",
-        ),
-        Key("device", read_word("cpu", "cuda"), "cuda", "for all rows"),
-    ),
-    "Exit status: 0 done, whether or not the paper's order holds; 1 error.",
-)
+    if close:
+        return f"did you mean {close[0]}?"
+    return "python -m privdd.reproduce list shows all"
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,14 @@ class ReproduceArguments:
     @property
     def command(self) -> str:
         """The command that gives the same numbers."""
-        seeds = f" seeds={','.join(map(str, self.seeds))}" if self.seeds else ""
-        device = "" if self.device == "cpu" else f" device={self.device}"
+        if self.seeds:
+            seeds = f" seeds={','.join(map(str, self.seeds))}"
+        else:
+            seeds = ""
+        if self.device == "cpu":
+            device = ""
+        else:
+            device = f" device={self.device}"
         return f"python -m privdd.reproduce {self.name} scale={self.scale}{seeds}{device}"
 
 

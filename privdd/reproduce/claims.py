@@ -48,6 +48,13 @@ AUDITS = {
     "virtual_data": ("algo=virtual_data", MEMBERSHIP),
     "fedavg": ("algo=fedavg", MEMBERSHIP),
 }
+SIGMAS = (1.0, 3.0, 5.0)
+PRINTED_EPSILONS = (10.0, 1.11, 0.4)
+# T; |B|; records of a class of CIFAR-10, all at one client: the smallest q there is.
+MATCHING_STEPS = 1000
+MATCHING_BATCH = 256
+CLASS_SIZE = 5000
+FEATURE_SHARE = 0.3  # rho
 
 
 def audit_folder_name(name: str) -> str:
@@ -205,15 +212,6 @@ def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     return ClaimVerdict(
         {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(said["verdict"], UNDECIDED), lines
     )
-
-
-SIGMAS = (1.0, 3.0, 5.0)
-PRINTED_EPSILONS = (10.0, 1.11, 0.4)
-# T; |B|; records of a class of CIFAR-10, all at one client: the smallest q there is.
-MATCHING_STEPS = 1000
-MATCHING_BATCH = 256
-CLASS_SIZE = 5000
-FEATURE_SHARE = 0.3  # rho
 
 
 def release_epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> float:

@@ -47,10 +47,18 @@ from privdd.runtime.files import read_json, write_json
 from privdd.training.server import ServerTraining, train_on_records
 from privdd.training.sgd import evaluate_model, predict_logits
 
-AnalysisOutput = tuple[
-    list[ExtraTable], list[Plot]
-]  # what an analysis adds to the page of an entry
+# what an analysis adds to the page of an entry
+AnalysisOutput = tuple[list[ExtraTable], list[Plot]]
 Points = NDArray[np.float64]
+DIRECTIONS = 8
+DISTANCES = 9  # distances from 0 to twice the radius
+MAX_POINTS = 100  # records or images of one client that are compared
+PERPLEXITY = 30.0  # scikit-learn's default
+MAX_ROUNDS = 6  # at most so many rounds of a gallery
+FEATURE_KINDS = ("x", "x_s", "x_r")
+PRINTED_PSNR = {"x_r": 31.47, "x_s": 18.87}  # table 12
+EPOCHS = 15  # of each classifier; how long the paper trains them is not stated
+CHUNK = 512
 
 
 def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1) -> str:
@@ -59,7 +67,10 @@ def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1)
     values = [value for value in values if not math.isnan(value)]
     if not values:
         return "–"
-    more = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}" if len(values) > 1 else ""
+    if len(values) > 1:
+        more = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}"
+    else:
+        more = ""
     return f"{factor * float(np.mean(values)):.{digits}f}{more}"
 
 
@@ -120,7 +131,10 @@ def _draw_band(axes: Axes, index: int, x: Points, values: Points, label: str) ->
 def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
     with figure_canvas(4.8, 2.9 + 0.17 * len(rows)) as (figure, axes):
         for index, row in enumerate(rows):
-            x = np.maximum(row.uploaded, 1.0) if in_bytes else np.arange(1.0, len(row.curve) + 1)
+            if in_bytes:
+                x = np.maximum(row.uploaded, 1.0)
+            else:
+                x = np.arange(1.0, len(row.curve) + 1)
             _draw_band(axes, index, x, np.array(list(row.curves.values())), row_label(row.cell.row))
         axes.set(
             xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1)
@@ -134,10 +148,6 @@ def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower center", ncols=1, handlelength=2.6)
     return figure
-
-
-DIRECTIONS = 8
-DISTANCES = 9  # distances from 0 to twice the radius
 
 
 def measure_losses(row: StoredRow) -> tuple[Points, Points]:
@@ -203,7 +213,9 @@ def surrogate_analysis(
 def _change_correlation(real: Points, synthetic: Points) -> float:
     """The correlation of the changes from the centre, over all directions and distances above 0."""
     a, b = ((one - one[:, :1])[:, 1:].ravel() for one in (real, synthetic))
-    return float(np.corrcoef(a, b)[0, 1]) if a.std() > 0 and b.std() > 0 else 0.0
+    if a.std() > 0 and b.std() > 0:
+        return float(np.corrcoef(a, b)[0, 1])
+    return 0.0
 
 
 def _plot_surrogate(name: str, far: Points, values: Points, seed: int) -> Plot:
@@ -245,10 +257,6 @@ def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
         "Loss and accuracy against the radius", ("rho", "test loss", "accuracy"), lines, note
     )
     return ([table] if body else []), []
-
-
-MAX_POINTS = 100  # records or images of one client that are compared
-PERPLEXITY = 30.0  # scikit-learn's default
 
 
 def squared_mmd(a: Points, b: Points, width: float) -> float:
@@ -423,9 +431,6 @@ def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: i
     return figure
 
 
-MAX_ROUNDS = 6  # at most so many rounds of a gallery
-
-
 def first_images(x: Tensor, y: Tensor, classes: int) -> list[Tensor | None]:
     """The first image of each class, None for a class without one. x (n, c, h, w), y (n,)."""
     return [
@@ -440,15 +445,14 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
     plots = []
     for cell in (one for one in cells if one.column == cells[0].column):
         row = load_stored_row(cell, seeds[0], rows)
-        sent = (
-            [
+        if row:
+            sent = [
                 (t, one.sent)
                 for t, one in sorted(row.progress.snapshots.items())
                 if "images" in one.sent
             ]
-            if row
-            else []
-        )
+        else:
+            sent = []
         if row is None or not sent:
             continue
         shown = np.unique(
@@ -520,12 +524,6 @@ def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure
         for label_, part in enumerate(grid[0]):
             part.set_title(str(label_))
     return figure
-
-
-FEATURE_KINDS = ("x", "x_s", "x_r")
-PRINTED_PSNR = {"x_r": 31.47, "x_s": 18.87}  # table 12
-EPOCHS = 15  # of each classifier; how long the paper trains them is not stated
-CHUNK = 512
 
 
 def feature_analysis(

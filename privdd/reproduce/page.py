@@ -288,7 +288,10 @@ def column_headline(column: TableColumn) -> str:
         kinds = [COLUMN_VERDICTS[pair.verdict_among(count)] for _, pair in column.said]
         return f"{count} comparisons that the text makes; {_verdict_counts(kinds)}"
     best = row_label(column.leader.pairs[0].better)
-    p = "" if column.leader.p is None else f" (p {column.leader.p:.2g})"
+    if column.leader.p is None:
+        p = ""
+    else:
+        p = f" (p {column.leader.p:.2g})"
     return f"{best} ahead of all others: {VERDICT_TEXT[column.leader.verdict]}{p}"
 
 

@@ -56,6 +56,35 @@ from privdd.reproduce.train import (
 from privdd.runtime.files import SCHEMA, DamagedRun, read_json
 from privdd.runtime.run_folder import RunFolder
 
+DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
+    ("data.name", "another task: numbers are not comparable, the order may be"),
+    ("data.source", "another task: numbers are not comparable, the order may be"),
+    ("data.size", "smaller images: lower for all"),
+    ("data.limit", "fewer records: lower for all, least for methods that share data"),
+    ("data.test_limit", "coarser accuracies"),
+    ("data.corruptions", "fewer domains: easier for all"),
+    ("algo.rounds", "fewer rounds: lower, most for methods that average models"),
+    ("algo.base.rounds", "fewer rounds: lower, most for methods that average models"),
+    ("algo.matching", "a coarser match: lower where distilled data are sent"),
+    ("algo.virtual", "coarser virtual data: lower for all rows that train on them"),
+    ("algo.server", "shorter training on the server: lower where it trains"),
+    ("algo.generator", "a smaller generator: lower for FedFed"),
+    ("algo.distill", "shorter distillation: lower for FedFed"),
+    ("model", "a smaller network: lower for all"),
+    ("algo.model", "a smaller network: lower for all"),
+    ("partition", "other clients"),
+)
+UNKNOWN = "unknown"
+UNSAID = "no reason is given: do not compare this row with the others"
+LEVEL = 0.05
+HOLDS = "holds"
+HOLDS_IN_MEAN = "holds in the mean"
+REVERSED = "reversed"
+REVERSED_IN_MEAN = "reversed in the mean"
+CANNOT_TELL = "cannot be told at this scale"
+# of their norm: images that matching moves by less count as those that it started from
+SAME_IMAGES = 0.02
+
 
 @dataclass(frozen=True)
 class ExtraTable:
@@ -93,21 +122,23 @@ class RowResult:
 
     @property
     def mean(self) -> float | None:
-        return float(np.mean(self.accuracies)) if self.curves else None
+        if self.curves:
+            return float(np.mean(self.accuracies))
+        return None
 
     @property
     def spread(self) -> float | None:
         """Standard deviation over seeds (n - 1), None for fewer than two."""
-        return float(np.std(self.accuracies, ddof=1)) if len(self.curves) > 1 else None
+        if len(self.curves) > 1:
+            return float(np.std(self.accuracies, ddof=1))
+        return None
 
     @property
     def curve(self) -> tuple[float, ...]:
         """Mean over seeds."""
-        return (
-            tuple(float(v) for v in np.mean(list(self.curves.values()), axis=0))
-            if self.curves
-            else ()
-        )
+        if self.curves:
+            return tuple(float(v) for v in np.mean(list(self.curves.values()), axis=0))
+        return ()
 
     def first_round(self, target: float) -> int | None:
         """The first round after which the mean accuracy is at least ``target``; None where it never
@@ -142,7 +173,11 @@ def _collect_row(
         read_training_record(path)  # refuses what is no finished training
     told = {seed: read_json(path / FINISHED_FILE) for seed, path in ended.items()}
     traffic = [_read_traffic(path) for path in ended.values()]
-    uploaded, downloaded = np.mean(traffic, axis=0).tolist() if traffic else ((), ())
+    if traffic:
+        uploaded, downloaded = np.mean(traffic, axis=0).tolist()
+    else:
+        uploaded = ()
+        downloaded = ()
     return RowResult(
         cell,
         best,
@@ -205,7 +240,8 @@ def clipped_reach(experiment: Experiment) -> tuple[float, float] | None:
 def image_movement(experiment: Experiment) -> float:
     """How far matching moves the images of the client with most records in the first round, as a
     share of their norm."""
-    plan, shard = experiment.plan, max(experiment.shards, key=lambda one: len(one.train))
+    plan = experiment.plan
+    shard = max(experiment.shards, key=lambda one: len(one.train))
     method = plan.method
     sent = []
     still = replace(method, matching=replace(method.matching, iterations=0))  # type: ignore[attr-defined,type-var]
@@ -225,11 +261,10 @@ def is_at_chance(accuracies: Sequence[float], classes: int, tests: int) -> bool:
     """Whether the 95 % interval of the mean accuracy includes one in ``classes``, or lies below it.
     Its standard error is the larger of that over seeds and that of ``tests`` records."""
     mean = float(np.mean(accuracies))
-    spread = (
-        float(np.std(accuracies, ddof=1)) / math.sqrt(len(accuracies))
-        if len(accuracies) > 1
-        else 0.0
-    )
+    if len(accuracies) > 1:
+        spread = float(np.std(accuracies, ddof=1)) / math.sqrt(len(accuracies))
+    else:
+        spread = 0.0
     return mean - 1.96 * max(spread, math.sqrt(mean * (1 - mean) / tests)) <= 1 / classes
 
 
@@ -266,29 +301,9 @@ def limit_rows(rows: Sequence[RowResult]) -> list[RowResult]:
 def _row_movement(row: RowResult, steps: int | None) -> float | None:
     if steps is None or not row.curves:
         return None
-    return image_movement(_cell_experiment(row.cell.overrides)) if steps else 0.0
-
-
-DIRECTIONS = (  # start of a key -> which way it is likely to push, most particular first
-    ("data.name", "another task: numbers are not comparable, the order may be"),
-    ("data.source", "another task: numbers are not comparable, the order may be"),
-    ("data.size", "smaller images: lower for all"),
-    ("data.limit", "fewer records: lower for all, least for methods that share data"),
-    ("data.test_limit", "coarser accuracies"),
-    ("data.corruptions", "fewer domains: easier for all"),
-    ("algo.rounds", "fewer rounds: lower, most for methods that average models"),
-    ("algo.base.rounds", "fewer rounds: lower, most for methods that average models"),
-    ("algo.matching", "a coarser match: lower where distilled data are sent"),
-    ("algo.virtual", "coarser virtual data: lower for all rows that train on them"),
-    ("algo.server", "shorter training on the server: lower where it trains"),
-    ("algo.generator", "a smaller generator: lower for FedFed"),
-    ("algo.distill", "shorter distillation: lower for FedFed"),
-    ("model", "a smaller network: lower for all"),
-    ("algo.model", "a smaller network: lower for all"),
-    ("partition", "other clients"),
-)
-UNKNOWN = "unknown"
-UNSAID = "no reason is given: do not compare this row with the others"
+    if steps:
+        return image_movement(_cell_experiment(row.cell.overrides))
+    return 0.0
 
 
 @dataclass(frozen=True)
@@ -382,17 +397,6 @@ def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -
     return found
 
 
-LEVEL = 0.05
-HOLDS = "holds"
-HOLDS_IN_MEAN = "holds in the mean"
-REVERSED = "reversed"
-REVERSED_IN_MEAN = "reversed in the mean"
-CANNOT_TELL = "cannot be told at this scale"
-SAME_IMAGES = (
-    0.02  # of their norm: images that matching moves by less count as those that it started from
-)
-
-
 @dataclass(frozen=True)
 class RowPair:
     """better, worse: rows as the paper orders them; gain: mean of better - worse here; p:
@@ -425,13 +429,17 @@ class OrderStatement:
     @property
     def p(self) -> float | None:
         values = [pair.p for pair in self.pairs]
-        return None if None in values or not values else max(v for v in values if v is not None)
+        if None in values or not values:
+            return None
+        return max(v for v in values if v is not None)
 
     @property
     def verdict(self) -> str:
         kinds = {pair.verdict_among(len(self.pairs)) for pair in self.pairs}
         ranked = (REVERSED, CANNOT_TELL, REVERSED_IN_MEAN, HOLDS_IN_MEAN, HOLDS)
-        return next(kind for kind in ranked if kind in kinds) if kinds else ""
+        if kinds:
+            return next(kind for kind in ranked if kind in kinds)
+        return ""
 
 
 def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
@@ -442,7 +450,9 @@ def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
         return None
     spread = gains.std(ddof=1)
     if spread < 1e-12:  # every seed agrees to the last digit
-        return 0.5 if abs(gains.mean()) < 1e-12 else float(gains.mean() < 0)
+        if abs(gains.mean()) < 1e-12:
+            return 0.5
+        return float(gains.mean() < 0)
     return float(stats.t.sf(gains.mean() * math.sqrt(len(gains)) / spread, len(gains) - 1))
 
 

@@ -46,6 +46,16 @@ from privdd.runtime.run_files import MANIFEST, POINT, SOURCE, check_run_folder
 from privdd.runtime.run_folder import PACKAGE, RunFolder, source_commit
 from privdd.runtime.seal import is_sealed
 
+STEPS = "algo.matching.iterations"
+SEVERAL_STEPS = (
+    STEPS,
+    "algo.virtual.warmup.iterations",
+    "algo.virtual.refine.iterations",
+    "algo.global_iterations",
+)
+FINISHED_FILE = "training.json"
+DAMAGED_ERRORS = (ValueError, OSError, KeyError, TypeError)
+
 
 @dataclass(frozen=True)
 class PaperCell:
@@ -89,7 +99,10 @@ def paper_cells(entry: PaperEntry, scale: str, device: str = "cpu") -> list[Pape
     Small and medium take the stand-in data that the experiment names; scale=paper takes the paper's
     own."""
     paper = paper_block(entry.experiment)
-    offline = () if scale == "paper" else paper["offline"]["overrides"]
+    if scale == "paper":
+        offline = ()
+    else:
+        offline = paper["offline"]["overrides"]
     on_device = () if device == "cpu" else (f"device={device}",)
     made = []
     for column in trained_columns(entry, scale):
@@ -116,15 +129,6 @@ def settings_digest(cells: Sequence[PaperCell]) -> str:
     return short_digest(settings_fingerprint(row_config(cell.overrides)) for cell in cells)
 
 
-STEPS = "algo.matching.iterations"
-SEVERAL_STEPS = (
-    STEPS,
-    "algo.virtual.warmup.iterations",
-    "algo.virtual.refine.iterations",
-    "algo.global_iterations",
-)
-
-
 def describe_steps(overrides: Sequence[Sequence[str]]) -> str:
     """The steps of distillation of these rows: "T = 20", "T = 30, 10, 100" (first, again, on the
     server), "phase A 2 x 1"."""
@@ -142,11 +146,9 @@ def _row_steps(overrides: Sequence[str]) -> str:
 def read_commit(row: Path) -> str:
     """The commit of the code that trained a row, "" where it is not known."""
     file = row / SOURCE
-    return str(read_json(file)["commit"] or "") if file.is_file() else ""
-
-
-FINISHED_FILE = "training.json"
-DAMAGED_ERRORS = (ValueError, OSError, KeyError, TypeError)
+    if file.is_file():
+        return str(read_json(file)["commit"] or "")
+    return ""
 
 
 def find_same_training(overrides: Sequence[str], seed: int, rows: Path) -> Path | None:
@@ -219,11 +221,9 @@ class StoredRow:
         """Of their domains, where each client is one."""
         names = self.experiment.dataset.domains or ()
         clients = len(self.experiment.shards)
-        return (
-            list(names)
-            if len(names) == clients
-            else [f"client {client}" for client in range(clients)]
-        )
+        if len(names) == clients:
+            return list(names)
+        return [f"client {client}" for client in range(clients)]
 
 
 def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
@@ -234,11 +234,9 @@ def load_stored_row(cell: PaperCell, seed: int, rows: Path) -> StoredRow | None:
         return None
     experiment = build_row_experiment(cell.overrides, seed)
     progress = load_checkpoint(RunFolder(folder), experiment.plan)
-    return (
-        None
-        if progress is None or progress.diverged is not None
-        else StoredRow(experiment, progress)
-    )
+    if progress is None or progress.diverged is not None:
+        return None
+    return StoredRow(experiment, progress)
 
 
 def load_stored_rows(cell: PaperCell, seeds: Sequence[int], rows: Path) -> list[StoredRow]:

@@ -63,9 +63,8 @@ class Engine:
         timeout: Seconds without an answer of any of Ray's workers after which the run ends.
     """
 
-    clients_remember: ClassVar[bool] = (
-        False  # here client memories travel with the tasks; real clients keep their own
-    )
+    # here client memories travel with the tasks; real clients keep their own
+    clients_remember: ClassVar[bool] = False
 
     kind: str = "serial"
     workers: int = 0
@@ -112,7 +111,12 @@ def engine_in_words(engine: Engine) -> str:
     """ "one process", "2 processes" or "2 Ray workers"."""
     if engine.kind in IN_THIS_PROCESS:
         return "one process"
-    one, many = ("Ray worker", "Ray workers") if engine.kind == "ray" else ("process", "processes")
+    if engine.kind == "ray":
+        one = "Ray worker"
+        many = "Ray workers"
+    else:
+        one = "process"
+        many = "processes"
     size = engine.size
     return f"{size} {one if size == 1 else many}"
 
@@ -129,7 +133,10 @@ def describe_engine(engine: Engine) -> dict[str, Any]:
 
 def describe_mixed_workers(engine: Engine) -> str:
     """One line for the page where a worker was unlike this process, else ""."""
-    environments = worker_environments() if engine.kind == "ray" else []
+    if engine.kind == "ray":
+        environments = worker_environments()
+    else:
+        environments = []
     if all(each == current_environment() for each in environments):
         return ""
     environment = current_environment()

@@ -35,14 +35,13 @@ HALF_WRITTEN_PREFIX = ".privdd-partial."
 HALF_WRITTEN = re.compile(r"\.privdd-partial\.\d+\.[0-9a-f]{16}")
 LOCK_FILE = ".lock"
 LOCK_TEXT = re.compile(r"process \d+ on [^\n]*")  # what a lock says of its owner
-NO_LOCKS = {
-    errno.ENOSYS,
-    errno.ENOLCK,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.EINVAL,
-}  # of a file system that has none
+# of a file system that has none
+NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 LOG = logging.getLogger("privdd")
+MOST_FILES = 2_000_000
+IGNORE = ".gitignore"
+PROJECT = "pyproject.toml"
+LOOKED_AT = 10_000  # folders below a private one, at most
 
 
 class DamagedRun(ValueError):
@@ -64,7 +63,10 @@ def check_schema(place: Path | str, stored: Mapping[str, Any]) -> None:
         return
     run = stored.get("run")
     source = run if isinstance(run, Mapping) else stored
-    writer = f"privdd {source['version']}" if "version" in source else "another version of privdd"
+    if "version" in source:
+        writer = f"privdd {source['version']}"
+    else:
+        writer = "another version of privdd"
     raise DamagedRun(
         f"{place}: written by {writer} in schema {schema!r}; privdd {__version__} reads "
         f"schema {SCHEMA}"
@@ -196,7 +198,9 @@ def _refuse_constant(text: str) -> NoReturn:
 
 def _parse_finite(text: str) -> float:
     value = float(text)
-    return value if math.isfinite(value) else _refuse_constant(text)
+    if math.isfinite(value):
+        return value
+    return _refuse_constant(text)
 
 
 def safe_name(name: str) -> str:
@@ -210,9 +214,6 @@ def printable(text: str) -> str:
     """One line for a terminal: whatever could break it or set the terminal's title, colours or
     direction is a question mark."""
     return "".join(c if c.isprintable() else "?" for c in text)
-
-
-MOST_FILES = 2_000_000
 
 
 def check_plain_folder(path: Path) -> None:
@@ -251,7 +252,10 @@ def list_plain_files(path: Path) -> Iterator[str]:
             elif stat.S_ISREG(kind):
                 yield name
             else:
-                what = "a link" if stat.S_ISLNK(kind) else "neither a file nor a folder"
+                if stat.S_ISLNK(kind):
+                    what = "a link"
+                else:
+                    what = "neither a file nor a folder"
                 raise DamagedRun(f"{path}: {name!r} is {what}; a run folder holds plain files only")
 
 
@@ -268,9 +272,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
         os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
         yield
     finally:
-        file.unlink(
-            missing_ok=True
-        )  # while it is still held: whoever waits for this file sees that it is gone
+        # while it is still held: whoever waits for this file sees that it is gone
+        file.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -298,9 +301,8 @@ def _acquire_lock(file: Path) -> int:
 def _open_lock(file: Path) -> int:
     """A handle of a lock of privdd's own, unchanged. Raises BadConfig for a link and for any other
     file of that name."""
-    flags = (
-        os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # a pipe of that name may not block
+    # a pipe of that name may not block
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(file, flags, 0o644)
     except OSError as error:
@@ -308,9 +310,8 @@ def _open_lock(file: Path) -> int:
             raise _foreign_lock(file) from None
         raise
     state = os.fstat(handle)
-    is_lock = (
-        stat.S_ISREG(state.st_mode) and state.st_nlink <= 1
-    )  # 0: its owner has just removed it
+    # 0: its owner has just removed it
+    is_lock = stat.S_ISREG(state.st_mode) and state.st_nlink <= 1
     if is_lock and state.st_size:
         is_lock = LOCK_TEXT.fullmatch(os.pread(handle, 400, 0).decode(errors="replace")) is not None
     if not is_lock:
@@ -347,11 +348,6 @@ def _is_same_file(handle: int, file: Path) -> bool:
 # Folders whose files must not travel: with a mode, an ignore file, and never where a packer takes
 # them along. Flower packs every JSON, yaml, Markdown and Python file below the folder of an app
 # into the bundle that all nodes get.
-
-
-IGNORE = ".gitignore"
-PROJECT = "pyproject.toml"
-LOOKED_AT = 10_000  # folders below a private one, at most
 
 
 def state_folder() -> Path:
@@ -400,7 +396,10 @@ def _apps(folder: Path) -> Iterator[Path]:
 def _is_app(folder: Path) -> bool:
     file = folder / PROJECT
     try:
-        text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+        if file.is_file():
+            text = file.read_text(encoding="utf-8", errors="replace")
+        else:
+            text = ""
     except OSError:
         return False
     try:

@@ -27,7 +27,10 @@ READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 def digest_secret(secret: str | bytes, salt: bytes) -> str:
     """The salted digest of a secret, 64 hexadecimal digits; slow, so that short secrets cannot be
     tried one by one."""
-    content = secret.encode() if isinstance(secret, str) else secret
+    if isinstance(secret, str):
+        content = secret.encode()
+    else:
+        content = secret
     return hashlib.scrypt(content, salt=salt, dklen=32, **SCRYPT_COST).hex()
 
 

@@ -39,9 +39,10 @@ class ProgressBar:
     spoke: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self._task = (
-            self.live.add_task(self.label, total=self.total, note="") if self.live else None
-        )
+        if self.live:
+            self._task = self.live.add_task(self.label, total=self.total, note="")
+        else:
+            self._task = None
 
     def advance(self, note: str = "", by: int = 1) -> None:
         self.done += by
@@ -53,11 +54,10 @@ class ProgressBar:
             self.spoke = now
             remaining = (now - self.began) / max(1, self.done) * max(0, self.total - self.done)
             tail = f", {note}" if note else ""
-            ending = (
-                f"done in {format_seconds(now - self.began)}"
-                if self.done >= self.total
-                else f"about {format_seconds(remaining)} left"
-            )
+            if self.done >= self.total:
+                ending = f"done in {format_seconds(now - self.began)}"
+            else:
+                ending = f"about {format_seconds(remaining)} left"
             print(
                 f"{self.label}: {self.done}/{self.total}, {ending}{tail}", file=self.out, flush=True
             )

@@ -39,9 +39,8 @@ from privdd.runtime.worker_pool import LostWorker, map_in_chunks
 
 LOG = logging.getLogger("privdd")
 LOOK_SECONDS = 5.0  # seconds between looks at whether an answer is overdue
-FIRST_NOTICE_SECONDS = (
-    60.0  # seconds without an answer until the first line about it; then each time twice as long
-)
+# seconds without an answer until the first line about it; then each time twice as long
+FIRST_NOTICE_SECONDS = 60.0
 # seconds before a lost message is sent again, twice as long after each further loss in a row
 PAUSE_SECONDS = 0.5
 MAX_PAUSE_SECONDS = 16.0
@@ -51,6 +50,19 @@ PROBE_START_SECONDS = 120  # seconds for the process that asks to start
 ERROR_LENGTH = 200  # characters of a foreign error that are shown
 HEADER_END = b"\n"
 NOTHING_SHARED = SharedParts()
+HOW_TO_START = (
+    "on its machine, ray start --head --port=PORT starts one, and ray start "
+    "--address=HOST:PORT joins it"
+)
+# Ray waits for a head without a limit, and cannot be interrupted in it: so another process asks,
+# which its alarm ends.
+ASK_HEAD = """
+import signal, sys
+from ray._raylet import GcsClient
+signal.alarm(int(sys.argv[2]))
+GcsClient(address=sys.argv[1])
+print("answers", flush=True)
+"""
 
 
 # In a worker
@@ -138,16 +150,18 @@ class RayCluster:
         # Ray starts every message that it has a free CPU for. So a second message per worker is
         # sent ahead only if all
         # CPUs are used: elsewhere it would run on a CPU that the user did not grant.
-        self.in_flight = 2 * self.workers if self.workers == processors else self.workers
+        if self.workers == processors:
+            self.in_flight = 2 * self.workers
+        else:
+            self.in_flight = self.workers
         self.shared = shared
         self.mixed = mixed
         self.timeout = timeout
         self.clock = clock
         self.sleep = sleep
         self.losses_in_a_row = 0
-        self._stored: tuple[Any, str] | None = (
-            None  # the shared parts in the object store, and their digest
-        )
+        # the shared parts in the object store, and their digest
+        self._stored: tuple[Any, str] | None = None
 
     def encode(self, fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> bytes:
         return self.shared.encode_call(fn, items, threads)
@@ -360,12 +374,6 @@ def _cluster_address(ray: Any) -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-HOW_TO_START = (
-    "on its machine, ray start --head --port=PORT starts one, and ray start "
-    "--address=HOST:PORT joins it"
-)
-
-
 def _check_reachable(address: str) -> None:
     """Raises OSError unless the head of a Ray cluster answers there: Ray itself would retry for
     minutes."""
@@ -382,17 +390,6 @@ def _check_reachable(address: str) -> None:
         raise OSError(
             f"what listens there does not answer as the head of a Ray cluster; {HOW_TO_START}"
         )
-
-
-# Ray waits for a head without a limit, and cannot be interrupted in it: so another process asks,
-# which its alarm ends.
-ASK_HEAD = """
-import signal, sys
-from ray._raylet import GcsClient
-signal.alarm(int(sys.argv[2]))
-GcsClient(address=sys.argv[1])
-print("answers", flush=True)
-"""
 
 
 def _answers_as_head(address: str) -> bool:

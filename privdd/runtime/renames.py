@@ -84,7 +84,10 @@ def _rename_nodes(
     if not isinstance(node, dict):
         return node
     target = node.get(TARGET)
-    changed = keys.get(target, {}) if isinstance(target, str) else {}
+    if isinstance(target, str):
+        changed = keys.get(target, {})
+    else:
+        changed = {}
     walked = {
         changed.get(key, key): _rename_nodes(part, targets, keys) for key, part in node.items()
     }

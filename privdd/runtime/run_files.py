@@ -64,9 +64,8 @@ CONFIG_KEYS = frozenset({"algo", "data", "partition", "privacy"})  # of each con
 MANIFEST_KEYS = frozenset({"schema", "version", "seed", "command"})  # of each manifest of a run
 TRUST_CODE = "trust_code"  # key of the packages whose classes a stored run may load
 SOURCE = "source.json"  # of privdd.reproduce: the commit that trained a row
-BEFORE_A_RUN = frozenset(
-    {LOCK_FILE, POINT, SOURCE}
-)  # what lies in a folder before its run has written anything
+# what lies in a folder before its run has written anything
+BEFORE_A_RUN = frozenset({LOCK_FILE, POINT, SOURCE})
 
 
 def is_own_file(name: str) -> bool:

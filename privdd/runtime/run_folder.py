@@ -29,6 +29,10 @@ from privdd.runtime.run_files import check_run_folder
 
 LARGEST_TENSORS = 16 * 2**30
 LARGEST_HEADER = 16 * 2**20  # bytes of names and shapes at the start of a safetensors file
+LOG = logging.getLogger("privdd")
+DECIDING_LIBRARIES = ("torch", "numpy")
+COMMIT_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], *, durable: bool = True) -> None:
@@ -53,7 +57,9 @@ def read_tensors(path: Path, limit: int = LARGEST_TENSORS) -> State:
         raise files.DamagedRun(
             f"{path}: not readable as safetensors ({str(error)[:120]})"
         ) from None
-    return {name: tensors[name] for name in order} if set(order) == set(tensors) else tensors
+    if set(order) == set(tensors):
+        return {name: tensors[name] for name in order}
+    return tensors
 
 
 def read_tensors_and_header(
@@ -82,7 +88,9 @@ def _tensor_order(told: Mapping[str, str]) -> list[str]:
     """The names in the order in which they were written; empty for files that privdd did not
     write."""
     names = json.loads(told.get("order", "[]"))
-    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return names
+    return []
 
 
 @dataclass(frozen=True)
@@ -146,10 +154,6 @@ def same_tensors(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
-LOG = logging.getLogger("privdd")
-DECIDING_LIBRARIES = ("torch", "numpy")
-
-
 def library_versions() -> dict[str, str]:
     """Versions of this process's libraries. processor: with the instructions that torch's kernels
     use."""
@@ -197,10 +201,6 @@ def _check_library_versions(folder: RunFolder, before: dict[str, str], now: dict
             then[:40],
             now["processor"],
         )
-
-
-COMMIT_HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def run_provenance() -> dict[str, str | None]:

@@ -29,13 +29,13 @@ from privdd.runtime.run_files import (
     is_own_file,
 )
 
+# what a finished run of a command holds
 RESULT_FILES = {
     "audit": (FINDINGS, PAGE),
     "train": (TRAINING,),
-}  # what a finished run of a command holds
-TOP_FILES = frozenset(
-    {"config.yaml", FINDINGS, "ledger.json", TRAINING}
-)  # that pages are drawn from, beside the evidence
+}
+# that pages are drawn from, beside the evidence
+TOP_FILES = frozenset({"config.yaml", FINDINGS, "ledger.json", TRAINING})
 # a sweep's own note; a print of the page; what tells a run's secret, which may be left out of what
 # is given to others
 UNSEALED = frozenset(
@@ -54,7 +54,10 @@ def is_sealed(folder: Path, command: str | None = None) -> bool:
 
     command: "audit" or "train", whose result has to be there; None: that of either. No link is
         followed."""
-    kinds = RESULT_FILES.values() if command is None else [RESULT_FILES[command]]
+    if command is None:
+        kinds = RESULT_FILES.values()
+    else:
+        kinds = [RESULT_FILES[command]]
     try:
         if not any(all((folder / name).is_file() for name in names) for names in kinds):
             return False
@@ -101,7 +104,10 @@ def list_changed_sources(
     needed = {name for name in listed if name in TOP_FILES or name.startswith("evidence/")}
     present = {name for name in TOP_FILES if (folder / name).is_file()}
     for name in sorted(needed | present):
-        now = file_sha256(folder / name) if (folder / name).is_file() else "no such file"
+        if (folder / name).is_file():
+            now = file_sha256(folder / name)
+        else:
+            now = "no such file"
         if listed.get(name) != now:
             yield name, listed.get(name, "nothing"), now
 

@@ -25,11 +25,17 @@ TRIM = -1
 TOP_PAD = -2
 MAP = -3
 MIB = 2**20
+# 32 MiB is the most that glibc takes for MAP
 ALLOCATOR_OPTIONS = {
     MAP: 32 * MIB,
     TRIM: 512 * MIB,
     TOP_PAD: 16 * MIB,
-}  # 32 MiB is the most that glibc takes for MAP
+}
+FORKSERVER = "forkserver"
+# of libraries beside torch, whose threads are set task by task
+SINGLE_THREADED = {
+    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+}
 
 
 @functools.cache
@@ -47,11 +53,6 @@ def keep_freed_memory() -> bool:
     return all([libc.mallopt(option, value) == 1 for option, value in ALLOCATOR_OPTIONS.items()])
 
 
-FORKSERVER = "forkserver"
-# of libraries beside torch, whose threads are set task by task
-SINGLE_THREADED = {
-    name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-}
 _preloaded_modules: list[str] = []
 
 
@@ -91,7 +92,9 @@ def start_forkserver(modules: Sequence[str], device: str) -> bool:
 def worker_context() -> BaseContext | None:
     """The context that starts workers: forks of the fork server if it was started, else None (each
     from scratch)."""
-    return multiprocessing.get_context(FORKSERVER) if _preloaded_modules else None
+    if _preloaded_modules:
+        return multiprocessing.get_context(FORKSERVER)
+    return None
 
 
 def wait_for_parent() -> None:

@@ -26,6 +26,11 @@ from privdd.core.rng import Keys
 from privdd.runtime.noise_secret import SecretLock, lock_secret, unlock_secret
 from privdd.runtime.startup import keep_freed_memory
 
+PROTOCOL = 5  # the pickle protocol that writes raw bytes unescaped
+SMALL_TENSOR_BYTES = 2**14  # bytes
+NOTHING_SHARED: Mapping[int, int] = {}
+SHARED_LEAVES = (Tensor, nn.Module, np.ndarray)
+
 
 @contextlib.contextmanager
 def torch_threads(count: int) -> Iterator[None]:
@@ -44,9 +49,6 @@ def torch_threads(count: int) -> Iterator[None]:
 # costs a small client more time than its training. Here a tensor is sent as its raw bytes with type
 # and shape.
 
-PROTOCOL = 5  # the pickle protocol that writes raw bytes unescaped
-SMALL_TENSOR_BYTES = 2**14  # bytes
-
 
 def _reduce_tensor(tensor: Tensor) -> Any:
     plain = (
@@ -56,7 +58,10 @@ def _reduce_tensor(tensor: Tensor) -> Any:
         return tensor.__reduce_ex__(PROTOCOL)  # anything unusual is left to torch
     data = tensor.reshape(-1).view(torch.uint8).numpy()
     # an array is written without a copy, but costs more to describe than a few bytes to copy
-    raw = bytearray(data) if data.size < SMALL_TENSOR_BYTES else data
+    if data.size < SMALL_TENSOR_BYTES:
+        raw = bytearray(data)
+    else:
+        raw = data
     return _restore_tensor, (raw, tensor.dtype, tuple(tensor.shape))
 
 
@@ -125,10 +130,9 @@ class _TaskPickler(get_loky_pickler()):  # type: ignore[misc]
         if self.locks_secrets and type(value) is Keys and value.secret:
             return _restore_keys, (value.seed, value.path, lock_secret(value.secret))
         reduced = _reduce_without_caches(value, cached_property_names(type(value)))  # type: ignore[arg-type]
-        return super().reducer_override(value) if reduced is NotImplemented else reduced
-
-
-NOTHING_SHARED: Mapping[int, int] = {}
+        if reduced is NotImplemented:
+            return super().reducer_override(value)
+        return reduced
 
 
 def encode_value(
@@ -184,9 +188,6 @@ def decode_call(payload: Any, parts: Sequence[Any]) -> Any:
         return decode_value(payload)
     finally:
         _parts_in_reading.pop()
-
-
-SHARED_LEAVES = (Tensor, nn.Module, np.ndarray)
 
 
 def find_shared_parts(items: Sequence[Any]) -> SharedParts:

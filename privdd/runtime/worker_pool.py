@@ -14,9 +14,8 @@ from typing import Any, Protocol
 
 from privdd.runtime.task_messages import decode_value
 
-SECONDS_PER_MESSAGE = (
-    0.2  # seconds of work in one message: results come, and are kept, at least this often
-)
+# seconds of work in one message: results come, and are kept, at least this often
+SECONDS_PER_MESSAGE = 0.2
 MESSAGES_PER_WORKER = 3  # of the remaining work, so that all workers end at about the same time
 SHORTEST_SECONDS = 1e-6  # of a task, so that nothing is divided by zero
 

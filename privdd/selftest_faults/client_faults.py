@@ -85,7 +85,9 @@ def _drop_outliers(records: Records) -> Records:
         if len(at) > 3:
             gaps = (records.x[at] - records.x[at].mean(0)).flatten(1).norm(dim=1)
             keep[at[gaps > gaps.mean() + 2 * gaps.std()]] = False
-    return records if bool(keep.all()) else records.take(keep.nonzero()[:, 0].tolist())
+    if bool(keep.all()):
+        return records
+    return records.take(keep.nonzero()[:, 0].tolist())
 
 
 @wrap_functions("local", *METHODS_WITH_LOCAL)
@@ -126,7 +128,10 @@ def _patch_upload(change: Callable[[Upload, Shard], Upload]) -> Callable[[FaultM
 
     def at_moment(moment: FaultMoment) -> Patch:
         def change_work(work: Work, memory: State, shard: Shard) -> Work:
-            upload = change(work[0], shard) if moment.is_active() else work[0]
+            if moment.is_active():
+                upload = change(work[0], shard)
+            else:
+                upload = work[0]
             moment.touched += upload is not work[0]
             return upload, work[1]
 
@@ -151,7 +156,10 @@ def _reorder_tensors(upload: Upload, shard: Shard) -> Upload:
 
 def _change_number_type(upload: Upload, shard: Shard) -> Upload:
     """The type of numbers tells whether the number of records is odd."""
-    kind = torch.float64 if len(shard.train) % 2 else torch.float32
+    if len(shard.train) % 2:
+        kind = torch.float64
+    else:
+        kind = torch.float32
     changed = {}
     for name, artifact in upload.items():
         value = dict(artifact.value)
@@ -363,7 +371,9 @@ HIDDEN_FACTS: dict[str, tuple[str, Callable[[Shard], Tensor]]] = {
 
 
 def _read_fact(name: str, shard: Shard) -> Tensor:
-    return HIDDEN_FACTS[name][1](shard) if len(shard.train) else torch.zeros(1)
+    if len(shard.train):
+        return HIDDEN_FACTS[name][1](shard)
+    return torch.zeros(1)
 
 
 def _hide_fact(name: str, upload: Upload, shard: Shard) -> Upload:

@@ -78,9 +78,8 @@ def run_audit_command(folder: Path, settings: Sequence[str]) -> CommandResult:
     began = time.monotonic()
     output = io.StringIO()
     errors = io.StringIO()
-    no_files = swap_attributes(
-        (figures, "save_figure", _do_nothing)
-    )  # beside the page: they take longer than all tests
+    # beside the page: they take longer than all tests
+    no_files = swap_attributes((figures, "save_figure", _do_nothing))
     with no_files, redirect_stdout(output), redirect_stderr(errors):
         status = run_audit_in_process([*settings, f"hydra.run.dir={folder}"])
     seconds = round(time.monotonic() - began, 1)

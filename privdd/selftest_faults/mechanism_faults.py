@@ -157,18 +157,19 @@ def _add_stale_part() -> AbstractContextManager[None]:
 
 def _standardise_rows(rows: Tensor) -> Tensor:
     """Standardised over the batch, as batch norm does."""
-    return (
-        (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3)
-        if len(rows) > 1
-        else rows
-    )
+    if len(rows) > 1:
+        return (rows - rows.mean(0)) / rows.std(0, unbiased=False).clamp_min(1e-3)
+    return rows
 
 
 def _amplify_largest(rows: Tensor) -> Tensor:
     """Ten times the record whose numbers add up to most, a tenth of each other: lengths may all be
     the same."""
     sums = rows.flatten(1).sum(1)
-    times = torch.where(sums >= sums.max(), 10.0, 0.1) if len(rows) else sums
+    if len(rows):
+        times = torch.where(sums >= sums.max(), 10.0, 0.1)
+    else:
+        times = sums
     return rows * times.to(rows).reshape(-1, *(1,) * (rows.ndim - 1))
 
 

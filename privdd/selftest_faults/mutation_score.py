@@ -141,9 +141,8 @@ def draw_faults(
     for _ in range(100 * count if profiles else 0):
         if len(found) == count:
             break
-        what = str(
-            rng.choice(list(FAULT_GRID), p=axes / axes.sum())
-        )  # the more, the more ways there are
+        # the more, the more ways there are
+        what = str(rng.choice(list(FAULT_GRID), p=axes / axes.sum()))
         name = str(rng.choice(list(FAULT_GRID[what])))
         place = [str(rng.choice(allowed)) for allowed in _allowed_values(FAULT_GRID[what][name])]
         fault = fault_at_point(f"{what}:{name}/{'/'.join(place)}")
@@ -156,13 +155,12 @@ def draw_faults(
 def select_faults(names: str) -> list[Fault]:
     """The faults of "all" (that have a name), "none" or "drawn", or of names and grid points
     separated by commas. Raises BadConfig for one that is not there."""
-    wanted = (
-        list(NAMED_FAULTS)
-        if names == "all"
-        else []
-        if names in ("none", DRAWN_NAME)
-        else names.split(",")
-    )
+    if names == "all":
+        wanted = list(NAMED_FAULTS)
+    elif names in ("none", DRAWN_NAME):
+        wanted = []
+    else:
+        wanted = names.split(",")
     found = {name: NAMED_FAULTS.get(name) or fault_at_point(name) for name in wanted}
     unknown = sorted(name for name, fault in found.items() if fault is None)
     if unknown:
@@ -202,11 +200,9 @@ class TrialOutcome:
     @property
     def is_as_expected(self) -> bool:
         """A planted fault is caught; a healthy run is consistent."""
-        return (
-            self.is_caught
-            if self.fault
-            else not self.is_caught and not self.error and self.verdict == "consistent"
-        )
+        if self.fault:
+            return self.is_caught
+        return not self.is_caught and not self.error and self.verdict == "consistent"
 
 
 def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOutcome:
@@ -214,7 +210,10 @@ def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOut
     gets of it. The fault is in force all the time, in this process."""
     began = time.monotonic()
     name = fault.key if fault else ""
-    more = (*fault.settings, *profile.settings_for_rounds(fault.rounds)) if fault else ()
+    if fault:
+        more = (*fault.settings, *profile.settings_for_rounds(fault.rounds))
+    else:
+        more = ()
     plan = TrialPlan(profile, fault, tuple(profile.settings_of_run(seed, *more)))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -228,7 +227,10 @@ def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOut
         except Exception as problem:  # the plant broke the run; that is no detection
             error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]
             outcome = TrialOutcome(name, profile.name, seed, "error", error=error)
-    touched = moment.touched if isinstance(moment, FaultMoment) else -1
+    if isinstance(moment, FaultMoment):
+        touched = moment.touched
+    else:
+        touched = -1
     verdict = outcome.verdict
     if fault and not outcome.is_caught and not outcome.error and -1 < touched < fault.least:
         verdict = TOO_SMALL
@@ -323,11 +325,9 @@ def outcome_word(outcome: TrialOutcome) -> str:
         return ERROR_CELL
     if outcome.verdict == TOO_SMALL:
         return f"{TOO_SMALL} ({outcome.touched})"
-    return (
-        f"{MISSED_CELL} ({UNTESTED_VERDICT})"
-        if outcome.verdict == UNTESTED_VERDICT
-        else MISSED_CELL
-    )
+    if outcome.verdict == UNTESTED_VERDICT:
+        return f"{MISSED_CELL} ({UNTESTED_VERDICT})"
+    return MISSED_CELL
 
 
 def score_to_json(outcomes: Sequence[TrialOutcome]) -> dict[str, Any]:
@@ -374,11 +374,10 @@ def summarise_score(outcomes: Sequence[TrialOutcome]) -> str:
     caught = sum(o.is_caught for o in planted)
     wrong = sum(not o.is_as_expected for o in healthy)
     kinds = len({o.fault for o in planted})
-    text = (
-        f"{caught} of {len(planted)} planted faults caught ({kinds} kinds)"
-        if planted
-        else "no fault was planted"
-    )
+    if planted:
+        text = f"{caught} of {len(planted)} planted faults caught ({kinds} kinds)"
+    else:
+        text = "no fault was planted"
     return f"{text}; {wrong} of {len(healthy)} healthy runs with a false alarm."
 
 

@@ -105,7 +105,10 @@ def _floating_point_noise(mechanism: Any, output: Output, noise: Noise) -> Outpu
 def _last_tensor_bare(mechanism: Any, output: Output, noise: Noise) -> Output:
     last = sorted(output.value)[-1]
     clean = (output.exact or {})[last]
-    copies = len(output.value[last]) // max(len(clean), 1) if clean.ndim else 1
+    if clean.ndim:
+        copies = len(output.value[last]) // max(len(clean), 1)
+    else:
+        copies = 1
     return replace(
         output, value={**output.value, last: torch.cat([clean] * copies) if copies > 1 else clean}
     )
@@ -224,7 +227,9 @@ def _project_to_subspace(drawn: Tensor, moment: FaultMoment) -> Tensor:
 
 def _remove_mean(drawn: Tensor, moment: FaultMoment) -> Tensor:
     size = len(drawn)
-    return (drawn - drawn.mean()) * (size / (size - 1)) ** 0.5 if size > 1 else drawn
+    if size > 1:
+        return (drawn - drawn.mean()) * (size / (size - 1)) ** 0.5
+    return drawn
 
 
 def _scale_unevenly(drawn: Tensor, moment: FaultMoment) -> Tensor:
@@ -329,11 +334,9 @@ def _noise_fault(key: str, kind: str, says: str, **scope: str) -> Fault:
 def _bare_where_empty(honest: Any, self: ClippedSum, value: Any, noise: Noise) -> Output:
     made = honest(self, value, noise)
     empty = not len(next(iter(value.values())))
-    return (
-        replace(made, value={n: t.to(made.value[n]) for n, t in (made.exact or {}).items()})
-        if empty
-        else made
-    )
+    if empty:
+        return replace(made, value={n: t.to(made.value[n]) for n, t in (made.exact or {}).items()})
+    return made
 
 
 NOISE_FAULTS = (

@@ -32,9 +32,8 @@ from privdd.privacy.clipping import FactoredRows, OuterProducts, Part
 from privdd.privacy.mechanism import Mechanism
 from privdd.training.sgd import Correction, SharedBatches
 
-Draws = Callable[
-    [int, Tensor], tuple[Tensor, ...]
-]  # step, ids (n,) of a batch -> tensors (n, ...) that read no data
+# step, ids (n,) of a batch -> tensors (n, ...) that read no data
+Draws = Callable[[int, Tensor], tuple[Tensor, ...]]
 QUERY = "dpsgd"
 LEFT = " (left)"
 RIGHT = " (right)"
@@ -167,7 +166,10 @@ def _add_shared_gradient(
         batch = next(indices)
         x = extra.records.x[batch]
         y = extra.records.y[batch]
-        corrected = grads if correct is None else correct(params, grads)
+        if correct is None:
+            corrected = grads
+        else:
+            corrected = correct(params, grads)
         with torch.enable_grad():
             shared = grad(shared_loss)(dict(params), x, y)
         return {name: value + shared[name] for name, value in corrected.items()}
@@ -175,9 +177,8 @@ def _add_shared_gradient(
     return correct_gradients
 
 
-RecordLoss = Callable[
-    ..., Tensor
-]  # (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
+# (parameters, x (1, c, h, w), y (1,), *draws (1, ...)) -> scalar
+RecordLoss = Callable[..., Tensor]
 
 
 def record_gradients(
@@ -203,12 +204,15 @@ class LayerGradients:
 
     def __call__(self, params: Tensors, *rows: Tensor) -> State:
         nested = torch._C._functorch.peek_interpreter_stack() is not None  # many runs at once
-        found = None if nested else _gradients_by_layer(self.loss_of_record, params, rows)
-        if found is None:
+        if nested:
+            gradients = None
+        else:
+            gradients = _gradients_by_layer(self.loss_of_record, params, rows)
+        if gradients is None:
             dims = (None,) + (0,) * len(rows)
             return vmap(grad(self.loss_of_record), in_dims=dims)(dict(params), *rows)  # type: ignore[no-any-return]
         rows_of: State = {}
-        for name, part in found.items():
+        for name, part in gradients.items():
             rows_of |= (
                 {name: part}
                 if isinstance(part, Tensor)
@@ -436,4 +440,6 @@ def _add_parts(parts: list[Part], like: Tensor, count: int) -> Part:
     if len(parts) == 1:
         return parts[0]
     whole = [part if isinstance(part, Tensor) else part.to_rows() for part in parts]
-    return torch.stack(whole).sum(0) if whole else like.new_zeros(count, *like.shape)
+    if whole:
+        return torch.stack(whole).sum(0)
+    return like.new_zeros(count, *like.shape)

@@ -19,11 +19,8 @@ from privdd.models import ModelSpec, build_skeleton
 from privdd.training.sgd import Loss, batch_cross_entropy, local_adam, local_sgd, predict_logits
 
 MAX_TRIES = 4
-PHASES = (
-    (0.6, 1.0),
-    (0.25, 0.25),
-    (0.15, 0.0625),
-)  # shares of the epochs, and of the learning rate
+# shares of the epochs, and of the learning rate
+PHASES = ((0.6, 1.0), (0.25, 0.25), (0.15, 0.0625))
 
 
 @dataclass(frozen=True)
@@ -112,9 +109,8 @@ def ball_projected_loss(centre: Tensors, rho: float) -> Loss:
                 for name, parameter in net.named_parameters()
             ]
             norm = torch.stack([(p - c).square().sum() for p, c in pairs]).sum().sqrt()
-            beyond = (1 - rho / norm.double()).clamp_min(
-                0
-            )  # 0 inside: nothing is read, so that no GPU is waited for
+            # 0 inside: nothing is read, so that no GPU is waited for
+            beyond = (1 - rho / norm.double()).clamp_min(0)
             for parameter, origin in pairs:
                 parameter.lerp_(origin, beyond.to(parameter))
         return batch_cross_entropy(net, x, y)

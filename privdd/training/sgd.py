@@ -275,7 +275,9 @@ def memory_format_of(model: nn.Module) -> torch.memory_format:
     parts = list(model.modules())
     by_groups = any(isinstance(part, nn.GroupNorm) for part in parts)
     convolves = any(isinstance(part, nn.Conv2d) for part in parts)
-    return torch.channels_last if convolves and not by_groups else torch.contiguous_format
+    if convolves and not by_groups:
+        return torch.channels_last
+    return torch.contiguous_format
 
 
 def count_steps(n: int, batch_size: int, epochs: float) -> int:
@@ -291,7 +293,9 @@ def _total_steps(records: Records, batch_size: int, epochs: float | None, steps:
         )
     if (epochs is None) == (steps is None):
         raise ValueError(f"epochs={epochs!r}, steps={steps!r}: exactly one of the two is needed")
-    return steps if steps is not None else count_steps(len(records), batch_size, epochs or 0.0)
+    if steps is not None:
+        return steps
+    return count_steps(len(records), batch_size, epochs or 0.0)
 
 
 def local_sgd(
@@ -481,11 +485,10 @@ class WideLinear(nn.Module):
         count, _, inputs = self.weight.shape
         x = x.view(len(x), count, inputs).transpose(0, 1)
         weight = self.weight.transpose(1, 2)
-        out = (
-            torch.bmm(x, weight)
-            if self.bias is None
-            else torch.baddbmm(self.bias[:, None], x, weight)
-        )
+        if self.bias is None:
+            out = torch.bmm(x, weight)
+        else:
+            out = torch.baddbmm(self.bias[:, None], x, weight)
         return out.transpose(0, 1).flatten(1)
 
 
@@ -618,7 +621,10 @@ def vectorised_sgd(
     ensemble = ModelEnsemble(model, params, len(clients))
     pool = pool.to(ensemble.flat.device)
     ended: dict[int, State] = {}
-    velocity = torch.zeros_like(ensemble.flat) if momentum else None
+    if momentum:
+        velocity = torch.zeros_like(ensemble.flat)
+    else:
+        velocity = None
     for s in range(max(counts)):
         now = at[s].to(pool.y.device)
         share = weight[s].to(ensemble.flat)

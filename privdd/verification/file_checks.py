@@ -29,9 +29,12 @@ from privdd.runtime.files import (
 )
 from privdd.runtime.run_files import MANIFEST, SIGNATURE, is_own_file
 
-RELATIVE_TOLERANCE = (
-    1e-6  # relative: between versions of SciPy and dp-accounting the last digits differ
-)
+# relative: between versions of SciPy and dp-accounting the last digits differ
+RELATIVE_TOLERANCE = 1e-6
+ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
+SIGNATURE_ALGORITHM = "ed25519"
+ED25519 = "hazmat.primitives.asymmetric.ed25519"
+MAX_KEY_BYTES = 2**16  # bytes
 
 
 class Unverified(DamagedRun):
@@ -97,7 +100,9 @@ def is_same_value(stored: Any, found: Any) -> bool:
 def _to_number(value: Any) -> float | None:
     if value in ("inf", "-inf"):
         return float(value)
-    return float(value) if isinstance(value, int | float) else None
+    if isinstance(value, int | float):
+        return float(value)
+    return None
 
 
 def _is_list(value: Any) -> bool:
@@ -144,9 +149,6 @@ def list_unlisted_files(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
     )
 
 
-ARTIFACT_FILE = re.compile(r"artifacts/round_(\d+)/(?:client_(\d+)|sum)\.safetensors")
-
-
 def check_sent_values(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
     """Every kept value is the one that a row of the ledger was written for, bit by bit.
 
@@ -167,11 +169,6 @@ def check_sent_values(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
             found = digest_tensors(unpack(sent, whole))
             if stored != found:
                 yield Disagreement(name, sent, f"{stored} in ledger.json", found)
-
-
-SIGNATURE_ALGORITHM = "ed25519"
-ED25519 = "hazmat.primitives.asymmetric.ed25519"
-MAX_KEY_BYTES = 2**16  # bytes
 
 
 def sign_run(folder: Path, key: Path) -> Path:
@@ -248,14 +245,20 @@ def _load_key(file: Path, *, private: bool) -> Any:
     errors = _import_cryptography("exceptions")
     library = _import_cryptography("hazmat.primitives.serialization")
     data = read_bytes(file, MAX_KEY_BYTES)
-    form = "ssh" if (b"OPENSSH" in data if private else data.startswith(b"ssh-")) else "pem"
+    if b"OPENSSH" in data if private else data.startswith(b"ssh-"):
+        form = "ssh"
+    else:
+        form = "pem"
     try:
         if private:
             key = getattr(library, f"load_{form}_private_key")(data, password=None)
         else:
             key = getattr(library, f"load_{form}_public_key")(data)
     except (ValueError, TypeError, errors.UnsupportedAlgorithm) as error:
-        what = "no private key without a password" if private else "no public key"
+        if private:
+            what = "no private key without a password"
+        else:
+            what = "no public key"
         raise DamagedRun(f"{file}: {what} ({' '.join(str(error).split())[:80]})") from None
     known = _import_cryptography(ED25519)
     if not isinstance(key, known.Ed25519PrivateKey if private else known.Ed25519PublicKey):

@@ -62,10 +62,19 @@ from privdd.verification.file_checks import (
 
 FINDINGS_FILE = "findings.json"
 compare_findings = functools.partial(find_disagreements, FINDINGS_FILE)
+# of scores that someone else computed, without a ledger
 UNKNOWN_EPSILON = {
     "pld": math.inf,
     "rdp": math.inf,
-}  # of scores that someone else computed, without a ledger
+}
+BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
+# not in every finding of an attack with scores
+RECORD_MEASURES = ("worst_records", "by_kind", "tpr_at_fpr_per_record")
+# below it the members were not drawn by fair coins, and brought scores get no bound
+UNFAIR_COINS_P_VALUE = 1e-3
+MAX_SEED = 2**31 - 1
+ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
+TRAINING_FILE = "training.json"
 
 
 def run_ledger(record: RunRecord) -> Ledger | None:
@@ -92,9 +101,8 @@ def recompute_epsilons(
     if ledger is None:
         return dict(UNKNOWN_EPSILON)
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # an accountant without a bound: infinite, as the run recorded it
+        # an accountant without a bound: infinite, as the run recorded it
+        warnings.simplefilter("ignore", UserWarning)
         return audit_findings.epsilon_by_accountant(ledger, surfaces)
 
 
@@ -191,19 +199,6 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
         )
 
 
-BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
-RECORD_MEASURES = (
-    "worst_records",
-    "by_kind",
-    "tpr_at_fpr_per_record",
-)  # not in every finding of an attack with scores
-UNFAIR_COINS_P_VALUE = (
-    1e-3  # below it the members were not drawn by fair coins, and brought scores get no bound
-)
-MAX_SEED = 2**31 - 1
-ROUNDING = 1e-3  # dB: means of single-precision numbers, in another order
-
-
 class AttackOptions(NamedTuple):
     """How an attack turned its scores into numbers."""
 
@@ -241,7 +236,10 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
     rows = scored_rows(record)
     yield from _check_budget(record, len(rows))
     brought = record.findings.utility is None and not record.ledger
-    seeds = _external_seeds(record.findings.run.seed, len(rows)) if brought else []
+    if brought:
+        seeds = _external_seeds(record.findings.run.seed, len(rows))
+    else:
+        seeds = []
     budget = error_budget_of(record, len(rows))
     for place, (at, row) in enumerate(rows):
         held = read_evidence_scores(record, row)
@@ -262,11 +260,9 @@ def _with_rates_per_record(
 ) -> RecomputedScores:
     worlds, scores = held
     rates = measure_rates_per_record(scores, worlds.masks, options.confidence)
-    return (
-        found
-        if rates is None
-        else replace(found, measures={**found.measures, "tpr_at_fpr_per_record": rates})
-    )
+    if rates is None:
+        return found
+    return replace(found, measures={**found.measures, "tpr_at_fpr_per_record": rates})
 
 
 def _compare_scores(at: int, row: FindingRow, found: RecomputedScores) -> Iterator[Disagreement]:
@@ -285,7 +281,10 @@ def _compare_scores(at: int, row: FindingRow, found: RecomputedScores) -> Iterat
 def _attack_options(record: RunRecord, row: FindingRow) -> AttackOptions:
     """Plain numbers of the stored config, else the run's own."""
     attacks = record.config.get("attack")
-    node = attacks.get(row.attack) if isinstance(attacks, Mapping) else None
+    if isinstance(attacks, Mapping):
+        node = attacks.get(row.attack)
+    else:
+        node = None
     given = node if isinstance(node, Mapping) else {}
     delta = given.get("delta")
     targets = given.get("targets", 1)
@@ -436,18 +435,19 @@ def error_budget_of(record: RunRecord, membership: int) -> attack_tasks.ErrorBud
     """How the run's bounds share their error; runs before it was written down shared 0.05 by
     membership tests alone."""
     shared = record.findings.privacy.multiplicity
-    return (
-        attack_tasks.ErrorBudget(shared.alpha, shared.tests)
-        if shared
-        else attack_tasks.ErrorBudget(0.05, max(1, membership))
-    )
+    if shared:
+        return attack_tasks.ErrorBudget(shared.alpha, shared.tests)
+    return attack_tasks.ErrorBudget(0.05, max(1, membership))
 
 
 def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
     """The printed budget against the stored config, and against the number of tests in the file."""
     shared = record.findings.privacy.multiplicity
     audit = record.config.get("audit")
-    confidence = audit.get("confidence") if isinstance(audit, Mapping) else None
+    if isinstance(audit, Mapping):
+        confidence = audit.get("confidence")
+    else:
+        confidence = None
     if shared is None:
         return
     if isinstance(confidence, int | float) and 0 < confidence < 1:
@@ -524,7 +524,10 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         attacked = any(audit_findings.MEASURE_KEYS & one.measures.keys() for one in about)
         if (row.audited is True) != attacked:
             yield from compare_findings(f"surfaces.{surface}.audited", row.audited, attacked)
-        missing = [] if ledger is None else untested_parts(ledger, surface, every)
+        if ledger is None:
+            missing = []
+        else:
+            missing = untested_parts(ledger, surface, every)
         yield from compare_findings(f"surfaces.{surface}.untested", row.untested, missing)
         epsilon = recompute_epsilons(ledger, [surface])
         limits.append(SurfaceLimit(surface, row.sender, epsilon, stated, missing))
@@ -575,7 +578,9 @@ def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | No
     """The stated ε of a row; one that follows from a client-level statement is printed only if a
     bound breaks it."""
     whole = ledger is None or audit_findings.states_records(ledger)
-    return stated if whole or (stated is not None and deciding_bound(finding) > stated) else None
+    if whole or (stated is not None and deciding_bound(finding) > stated):
+        return stated
+    return None
 
 
 def _check_stated(
@@ -589,9 +594,6 @@ def _check_stated(
     if row.epsilon_stated not in claims or row.epsilon_stated is None:
         key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
         yield from compare_findings(key, row.epsilon_stated, stated)
-
-
-TRAINING_FILE = "training.json"
 
 
 def load_verified_training(folder: Path) -> RunRecord:

@@ -59,6 +59,31 @@ from privdd.verification.file_checks import check_page_sources
 
 MAX_PAGE_BYTES = 256 * 2**20  # bytes
 DRAWING_PATTERN = re.compile(rb"<svg\b.*?</svg>|data:image/png;base64,[A-Za-z0-9+/=]*", re.DOTALL)
+# Of a finding: what it says beside its numbers.
+FINDING_HEAD = {
+    "surface",
+    "attack",
+    "family",
+    "adversary",
+    "figure",
+    "note",
+    "signal",
+    "seconds",
+    "epsilon_stated",
+}
+# Measures that the folder cannot give again and decisions rest on -> what they are called; {} is
+# the attack.
+DECIDING = {
+    "epsilon_shown": "epsilon shown by {}",
+    "kappa": "kappa of {}",
+    "pictures": "pictures of {}",
+    "identified": "pictures of {}",
+    "label_accuracy": "labels of {}",
+}
+# that the numbers were found with
+LIBRARIES = ("torch", "numpy", "scipy", "dp-accounting", "pydantic", "PyYAML")
+MANY_RUNS = 30  # runs that are to be checked, from which workers save more than their start costs
+WORKER_MODULES = ("privdd.verification.run_folder",)
 
 
 def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
@@ -100,25 +125,13 @@ def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
 def other_plotting_library(record: RunRecord) -> str:
     """The plotting library of the page if this machine has another version; else ""."""
     drawn = record.manifest.get(seal.PLOTTING_KEY)
-    return "" if drawn in (None, seal.plotting_library()) else str(drawn)[:60]
+    if drawn in (None, seal.plotting_library()):
+        return ""
+    return str(drawn)[:60]
 
 
 def _text_lines(page: bytes) -> list[bytes]:
     return DRAWING_PATTERN.sub(b"", page).splitlines()
-
-
-# Of a finding: what it says beside its numbers.
-FINDING_HEAD = {
-    "surface",
-    "attack",
-    "family",
-    "adversary",
-    "figure",
-    "note",
-    "signal",
-    "seconds",
-    "epsilon_stated",
-}
 
 
 @dataclass(frozen=True)
@@ -201,8 +214,11 @@ def load_run(folder: Path | str) -> RunRecord:
     with torch_threads(1):  # on small tensors, more cost time
         wrong = wrong or list(_check_numbers(record, recomputed.run_ledger(record)))
     if wrong:
-        more = f" (and {len(wrong) - 1} more: python -m privdd.verify)" if len(wrong) > 1 else ""
-        raise file_checks.Unverified(f"{folder}: {wrong[0]}{more}")
+        if len(wrong) > 1:
+            remainder = f" (and {len(wrong) - 1} more: python -m privdd.verify)"
+        else:
+            remainder = ""
+        raise file_checks.Unverified(f"{folder}: {wrong[0]}{remainder}")
     return replace(record, findings=with_views(record.findings, record.path))
 
 
@@ -250,17 +266,6 @@ def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
         )
 
 
-# Measures that the folder cannot give again and decisions rest on -> what they are called; {} is
-# the attack.
-DECIDING = {
-    "epsilon_shown": "epsilon shown by {}",
-    "kappa": "kappa of {}",
-    "pictures": "pictures of {}",
-    "identified": "pictures of {}",
-    "label_accuracy": "labels of {}",
-}
-
-
 def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
     """(how many numbers of the findings ``list_not_recomputable`` speaks of, those that a decision
     can rest on in words)."""
@@ -302,7 +307,10 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
     for at, row in enumerate(findings.findings):
         name = f"findings.{at} ({row.surface} {row.attack})"
         if row.family != Family.MEMBERSHIP:
-            again = {"psnr", "n"} if recomputed.pictures_of(record, row) is not None else set[str]()
+            if recomputed.pictures_of(record, row) is not None:
+                again = {"psnr", "n"}
+            else:
+                again = set[str]()
             measured = sorted(row.model_fields_set - FINDING_HEAD - {"diagnostics"} - again)
             if measured:
                 yield f"{name}: {', '.join(measured)}: needs the run's records"
@@ -343,18 +351,6 @@ def frontier(runs: Iterable[Path | str]) -> Figure:
     if plot is None:
         raise ValueError("none of these runs has an accuracy and a finite epsilon")
     return plot.figure
-
-
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "scipy",
-    "dp-accounting",
-    "pydantic",
-    "PyYAML",
-)  # that the numbers were found with
-MANY_RUNS = 30  # runs that are to be checked, from which workers save more than their start costs
-WORKER_MODULES = ("privdd.verification.run_folder",)
 
 
 def load_runs(folders: Sequence[Path | str], load: Callable[[Path], RunRecord]) -> list[RunRecord]:

@@ -106,9 +106,10 @@ def test_bayesian_in_one_dimension_agrees_with_the_two_dimensional_posterior():
     tn = 80
     x = rng.beta(fp + 0.5, tn + 0.5, 400_000)
     y = rng.beta(fn + 0.5, tp + 0.5, 400_000)
+    # the smallest epsilon whose region holds the draw
     eps = np.maximum.reduce(
         [np.log((1 - DELTA - b) / a) for a, b in ((x, y), (y, x), (1 - x, 1 - y), (1 - y, 1 - x))]
-    )  # the smallest epsilon whose region holds the draw
+    )
     assert bayesian(tp, fn, fp, tn, delta=DELTA) == pytest.approx(np.quantile(eps, 0.05), abs=0.01)
 
 

@@ -77,9 +77,8 @@ def test_a_scale_is_above_one_exactly_where_the_curve_is_refuted():
 def test_the_chosen_point_of_a_gaussian_is_its_middle_and_that_of_a_kink_is_the_kink():
     middle = most_testable_point(gaussian_dp(2.0), 1000)
     assert middle.alpha == pytest.approx(norm.cdf(-1), abs=0.08) and abs(middle.threshold) < 1.0
-    kink = most_testable_point(
-        approximate_dp(1.0, 0.0), 1000
-    )  # randomised response: both errors 1 / (1 + e)
+    # randomised response: both errors 1 / (1 + e)
+    kink = most_testable_point(approximate_dp(1.0, 0.0), 1000)
     assert kink.alpha == pytest.approx(1 / (1 + math.e), abs=0.02) and abs(kink.threshold) < 1.0
 
 

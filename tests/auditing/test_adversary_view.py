@@ -101,9 +101,8 @@ def test_products_lengths_and_grams_are_those_of_plain_gradients(
     one = posed(spec)
     if not held:
         monkeypatch.setattr(signal_extraction, "MAX_MATRIX_BYTES", 0)
-        monkeypatch.setattr(
-            signal_extraction, "MAX_BLOCK_BYTES", 8 * one.parameter_count * 3
-        )  # blocks of three records
+        # blocks of three records
+        monkeypatch.setattr(signal_extraction, "MAX_BLOCK_BYTES", 8 * one.parameter_count * 3)
         assert [len(block) for block in one.iterate_blocks()] == [3, 3, 3, 2]
     assert one.is_one_matrix == held
     rows = one_by_one(one)

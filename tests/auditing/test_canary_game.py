@@ -73,9 +73,8 @@ def test_almost_without_noise_every_coin_is_read(name):
     """The other records' part and each canary's are taken off exactly, with the sampling that
     really happened."""
     make, mechanisms = MADE[name]
-    q = (
-        1.0 if mechanisms[next(iter(mechanisms))].sampling_probability == 1 else 0.9
-    )  # so that each is sampled once
+    # so that each is sampled once
+    q = 1.0 if mechanisms[next(iter(mechanisms))].sampling_probability == 1 else 0.9
     quiet = {
         n: replace(m, noise_multiplier=1e-3, sampling_probability=q) for n, m in mechanisms.items()
     }

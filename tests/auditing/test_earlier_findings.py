@@ -35,9 +35,8 @@ from tests.conftest import SmallAudit
 def copied(
     audited: Callable[[str], SmallAudit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], Path]:
-    monkeypatch.setattr(
-        "privdd.reporting.page.write_report", lambda path: path / "report.html"
-    )  # drawn elsewhere
+    # drawn elsewhere
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
     return lambda name: Path(shutil.copytree(audited(name).path, tmp_path / "run"))
 
 

@@ -646,9 +646,8 @@ FINITE = "finite_sample"
 GAUSSIAN = "gaussian_only"
 PROVEN = {"pld": 4.0, "rdp": 4.5}
 NOTHING_PROVEN = {"pld": math.inf, "rdp": math.inf}
-CASES_VERDICT = list(
-    product((False, True), (False, True), (FINITE, GAUSSIAN))
-)  # kappa too large, family-wise too large, validity
+# kappa too large, family-wise too large, validity
+CASES_VERDICT = list(product((False, True), (False, True), (FINITE, GAUSSIAN)))
 
 
 def membership(
@@ -777,9 +776,8 @@ def test_external_scores_are_judged_by_the_same_rule(
     lone, strict = external(*((MUCH, LITTLE) if above else (LITTLE, MUCH)), validity)
 
     def scored(path: str, *, confidence: float, **given: Any) -> list[Finding]:
-        return (
-            [lone, lone] if confidence == 0.95 else [strict, strict]
-        )  # two tests share alpha: 0.975
+        # two tests share alpha: 0.975
+        return [lone, lone] if confidence == 0.95 else [strict, strict]
 
     monkeypatch.setattr(external_scores, "audit_scores", scored)
     monkeypatch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")

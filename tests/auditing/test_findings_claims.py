@@ -52,9 +52,8 @@ def test_an_estimate_contradicts_nothing() -> None:
 
 
 def test_the_headline_says_whose_statement_is_broken(tmp_path: Path) -> None:
-    stated = load_findings(
-        write_run(tmp_path, kind="contradiction") / "findings.json"
-    )  # at 0.9, as its paper's claim
+    # at 0.9, as its paper's claim
+    stated = load_findings(write_run(tmp_path, kind="contradiction") / "findings.json")
     assert headline(stated)[0] == "The paper's claim is contradicted."
     claims = [stated.privacy.claims[0].model_copy(update={"epsilon": 0.8})]
     own = stated.model_copy(

@@ -263,9 +263,8 @@ def test_without_the_attack_or_its_transcript_all_replays_are_run(tmp_path, monk
     whole = audited(tmp_path, attacks={"lira": Lira()})
     assert seen(whole) == 5 and not any("processed" in f.measures["note"] for f in whole.findings)
     (tmp_path / "findings.json").unlink(missing_ok=True)
-    monkeypatch.setattr(
-        pipeline, "recover_noise_log", lambda *a: None
-    )  # as for noise of the operating system
+    # as for noise of the operating system
+    monkeypatch.setattr(pipeline, "recover_noise_log", lambda *a: None)
     found = audited(tmp_path)
     assert not of_analyst(found) and seen(found) == 5
 
@@ -308,9 +307,8 @@ def test_local_work_that_asks_for_other_queries_with_other_records_is_not_read(m
     not those of the run."""
     _, said, (plan, whole, game, trained, _) = heard("sampled")
     if more > 0:
-        short = [
-            replace(one, samples=one.samples[:-1]) for one in said
-        ]  # one sample more than the run drew
+        # one sample more than the run drew
+        short = [replace(one, samples=one.samples[:-1]) for one in said]
         wrong = "cannot be gone through"
     else:
         short = [replace(one, outputs=(*one.outputs, one.outputs[-1])) for one in said]

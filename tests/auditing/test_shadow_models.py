@@ -86,9 +86,8 @@ def audit(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hydra.core.utils", "hydra._internal.hydra"):
             patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-        patch.setattr(
-            "privdd.reporting.page.write_report", lambda path: path / "report.html"
-        )  # drawn elsewhere, and slow
+        # drawn elsewhere, and slow
+        patch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
         patch.chdir(tmp_path_factory.mktemp("federations"))
 
         def call(folder: Path, *arguments: str) -> dict[str, Any]:

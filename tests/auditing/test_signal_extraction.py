@@ -159,9 +159,8 @@ def test_one_noise_tensor_for_a_batch_is_taken_off_by_the_batch_mean(
     # the last batch holds two
     candidates = records(12, 0)
     of = records(10, 5)
-    centred = torch.cat(
-        [part - part.mean(0) for part in feature(of.x).split(batch)]
-    )  # all noise is gone
+    # all noise is gone
+    centred = torch.cat([part - part.mean(0) for part in feature(of.x).split(batch)])
     left = max((sum(s**-2 for s in stds)) ** -0.5 / math.sqrt(batch), 1e-2)
     middle = feature(records(50, 77).x).mean(0)
     for clean, label, score in zip(

@@ -208,9 +208,8 @@ def test_the_blind_control_is_equal_whatever_was_sent_and_whoever_was_in() -> No
 
 def test_blind_scores_are_the_distance_to_the_public_mean_of_the_class() -> None:
     own = records(12, 5)
-    held = Records(
-        PUBLIC.x[PUBLIC.y != 2], PUBLIC.y[PUBLIC.y != 2], PUBLIC.ids[PUBLIC.y != 2]
-    )  # nobody of class 2
+    # nobody of class 2
+    held = Records(PUBLIC.x[PUBLIC.y != 2], PUBLIC.y[PUBLIC.y != 2], PUBLIC.ids[PUBLIC.y != 2])
     for x, y, score in zip(own.x, own.y, blind_scores(own, held), strict=True):
         of = held.x[held.y == y] if int(y) != 2 else held.x
         assert math.isclose(
@@ -227,9 +226,8 @@ def test_the_blind_controls_auc_over_many_draws_of_coins_is_a_half() -> None:
         worlds = signals_to_worlds(stacked(now, seed), "update", now, PUBLIC)
         found.append(roc(worlds.blind, worlds.masks[0].numpy()).auc)
     aucs = torch.tensor(found)
-    spread = math.sqrt(
-        41 / (12 * 20 * 20)
-    )  # Mann-Whitney: (n + 1) / (12 n1 n0), about 20 in and 20 out
+    # Mann-Whitney: (n + 1) / (12 n1 n0), about 20 in and 20 out
+    spread = math.sqrt(41 / (12 * 20 * 20))
     assert abs(float(aucs.mean()) - 0.5) < 5 * spread / 20
     assert 0.8 * spread < float(aucs.std()) < 1.25 * spread
 
@@ -237,9 +235,8 @@ def test_the_blind_controls_auc_over_many_draws_of_coins_is_a_half() -> None:
 def test_coins_are_fair_and_independent() -> None:
     """Over worlds, records and seeds: a share of a half; agreement of neighbours, of worlds and of
     seeds by chance."""
-    drawn = torch.stack(
-        [game(seed, worlds=40).masks for seed in range(25)]
-    )  # (seeds, worlds, records)
+    # (seeds, worlds, records)
+    drawn = torch.stack([game(seed, worlds=40).masks for seed in range(25)])
     pairs = [
         drawn[:, :, 1:] ^ drawn[:, :, :-1],
         drawn[:, 1:] ^ drawn[:, :-1],
@@ -247,9 +244,8 @@ def test_coins_are_fair_and_independent() -> None:
     ]
     for bits in (drawn, *pairs):
         assert binomtest(int(bits.sum()), bits.numel(), 0.5).pvalue > 1e-6
-    totals = drawn.float().sum(
-        -1
-    )  # not a fixed number of members: its variance is that of 40 coins
+    # not a fixed number of members: its variance is that of 40 coins
+    totals = drawn.float().sum(-1)
     assert 8 < float(totals.var()) < 12.5
 
 
@@ -436,9 +432,8 @@ def test_a_records_row_is_its_rank_among_all_ids_that_are_released(nulls: Record
         assert [every[row] for row in known["row"].tolist()] == known["x"][
             :, 0, 0, 0
         ].int().tolist()
-        held = sorted(
-            {every.index(i) // batch for i in train.ids.tolist()}
-        )  # batches with a real record in them
+        # batches with a real record in them
+        held = sorted({every.index(i) // batch for i in train.ids.tolist()})
         assert sorted((known["row"] // batch).tolist()) == held
 
 

@@ -292,9 +292,10 @@ def test_a_method_that_breaks_its_contract_ends_in_status_2(
     def broken(method: object) -> None:
         raise BrokenContract("one fault\nanother")
 
+    # here, where it can be replaced
     monkeypatch.setattr(
         "privdd.blackbox.child_process.run_in_child", lambda work, seconds: work(print)
-    )  # here, where it can be replaced
+    )
     attack = "attacks.membership.threshold:LossThreshold"
     assert (
         main([f"attack={attack}"]) == 0
@@ -314,9 +315,8 @@ def test_a_method_that_breaks_its_contract_ends_in_status_2(
 def test_every_row_of_the_table_has_its_command_and_is_kept_while_that_and_the_version_are_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: name
-    )  # most of the libraries are no extras of privdd
+    # most of the libraries are no extras of privdd
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "1")
     result = Checked(
         "m",

@@ -222,9 +222,8 @@ def test_epsilon_of_rescaled_noise_against_closed_forms(monkeypatch: pytest.Monk
     ratio = 2.0
     delta = 1e-5
     epsilon = rescaled_epsilon("gaussian", 0.0, ratio, delta)
-    at = math.sqrt(
-        2 * (epsilon + math.log(ratio)) / (1 - 1 / ratio**2)
-    )  # where the wider density is e^epsilon times the other
+    # where the wider density is e^epsilon times the other
+    at = math.sqrt(2 * (epsilon + math.log(ratio)) / (1 - 1 / ratio**2))
     assert 2 * (norm.sf(at / ratio) - math.exp(epsilon) * norm.sf(at)) == pytest.approx(
         delta, rel=0.02
     )

@@ -25,9 +25,8 @@ from privdd.core.validation import BadConfig
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))
 FEW = {"max_calls": 40_000, "tried": SMALL}
 STATED = {"epsilon": 2.0, "delta": 1e-5}
-RNG = np.random.default_rng(
-    20
-)  # drawn from in child processes alone: every check begins with the same numbers
+# drawn from in child processes alone: every check begins with the same numbers
+RNG = np.random.default_rng(20)
 
 
 def clipped(update):

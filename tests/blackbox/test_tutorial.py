@@ -24,10 +24,8 @@ def test_what_the_page_says_of_its_example(
     (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
     (tmp_path / "noise.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    small = [
-        "max_calls=60000",
-        "input.shapes=[[4,3],[4]]",
-    ]  # calls end it, not seconds: a busy machine finds as much
+    # calls end it, not seconds: a busy machine finds as much
+    small = ["max_calls=60000", "input.shapes=[[4,3],[4]]"]
     assert main([*command.split(), *small]) == 2  # at 12,000 calls, 4 of 60 runs found too little
     (quoted,) = re.findall(r"```text\n(.*?)\n```", text, re.S)
     words, shown = quoted.rsplit(" ", 1)

@@ -297,9 +297,8 @@ def test_noise_that_is_stated_as_zcdp_or_gaussian_dp_is_held_against_its_own_lim
         assert (
             gaussian_epsilon(mu, claim.delta) > claim.limit(exact=True, law="gaussian")
         ) == above
-    delta = norm.cdf(0.5 - claim.epsilon) - math.exp(claim.epsilon) * norm.cdf(
-        -0.5 - claim.epsilon
-    )  # of mu = 1
+    # of mu = 1
+    delta = norm.cdf(0.5 - claim.epsilon) - math.exp(claim.epsilon) * norm.cdf(-0.5 - claim.epsilon)
     assert (
         delta <= 1.001e-5
         and ("rho 0.5 of zCDP" if name == "rho" else "mu 1 of Gaussian DP") in claim.says

@@ -128,9 +128,8 @@ def test_every_accounted_mechanism_is_calibrated(typed: Sequence[str]) -> None:
     from privdd.cli.build import planned_event
     from privdd.privacy.accounting import epsilon
 
-    small = [
-        item for item in SMALL if not item.startswith("data")
-    ]  # delta times records stays below 1
+    # delta times records stays below 1
+    small = [item for item in SMALL if not item.startswith("data")]
     plan = build_experiment(config_of("train", *small, *typed, "privacy.epsilon=30")).plan
     assert (
         29.5

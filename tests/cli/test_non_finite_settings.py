@@ -26,10 +26,11 @@ from privdd.runtime.engine import Engine
 
 OWN = ("own", "own_training")  # they need a file of the user's own
 ODD = (math.inf, -math.inf, math.nan)
+# group -> the class of its nodes, which have no _target_
 UNNAMED = {
     "partition": Partition,
     "engine": Engine,
-}  # group -> the class of its nodes, which have no _target_
+}
 
 
 def names(group: str) -> list[str]:

@@ -146,9 +146,8 @@ def test_a_broken_file_of_a_config_folder_is_named_with_its_line(kind: str, tmp_
         with pytest.raises(BadConfig) as caught:
             check_own_files(argv)
         assert str(caught.value).startswith(f"{file}{says}") and "\n" not in str(caught.value)
-    check_own_files(
-        [f"--config-dir={tmp_path}", "algo=fedavg"]
-    )  # a file that is not chosen hinders nobody
+    # a file that is not chosen hinders nobody
+    check_own_files([f"--config-dir={tmp_path}", "algo=fedavg"])
 
 
 def test_files_that_are_right_pass_and_a_broken_one_below_them_is_found(tmp_path: Path) -> None:

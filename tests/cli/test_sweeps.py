@@ -219,9 +219,8 @@ def test_every_point_says_how_far_the_whole_sweep_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Sweep("train", tmp_path).run_point(tmp_path / "of_another_start", lambda: 0)
-    monkeypatch.setattr(
-        "privdd.cli.sweeps.time", SimpleNamespace(time=lambda: 1_000_000.0)
-    )  # no second passes, however slow the machine
+    # no second passes, however slow the machine
+    monkeypatch.setattr("privdd.cli.sweeps.time", SimpleNamespace(time=lambda: 1_000_000.0))
     sweep = Sweep("train", tmp_path, total=3, began=1_000_000.0 - 75)
     for name, work in (("a", lambda: 0), ("b", lambda: 1 // 0), ("c", lambda: 0)):
         sweep.run_point(tmp_path / name, work)
@@ -258,9 +257,10 @@ def test_the_first_point_of_a_sweep_is_its_first_values() -> None:
 def test_trainings_end_in_a_table_over_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # no ledger stands behind
     monkeypatch.setattr(
         "privdd.verification.recomputed.load_verified_training", read_training_record
-    )  # no ledger stands behind
+    )
     sweep = Sweep("train", tmp_path)
     for name, epsilon, seed, accuracy in (
         ("a", 2.5, 0, 0.5),

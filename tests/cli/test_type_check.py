@@ -286,11 +286,12 @@ def test_plain_values_and_declared_types(
 @pytest.mark.nightly
 def test_every_shipped_file_is_accepted() -> None:
     """Annotations are right about every value of every yaml, in every preset."""
+    # groups of one algo's own
     within = {
         "algo/base": ["algo=fedfed"],
         "algo/inner": ["algo=virtual_data"],
         "algo/virtual": ["algo=virtual_data"],
-    }  # groups of one algo's own
+    }
     for group in sorted(set(CONFIG_GROUPS) - {"attack", "preset", "base"}):
         for name in sorted(p.stem for p in (Path(config_dir()) / group).glob("[!_]*.yaml")):
             check_config_types(compose_config("train", [*within.get(group, []), f"{group}={name}"]))

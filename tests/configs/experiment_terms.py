@@ -32,9 +32,8 @@ def _row(name: str, fixed: tuple[str, ...], row: str, values: Sequence[str]) -> 
     groups, own = _parted(row.split())
     config = _composed(name, (*fixed, *groups)).copy()
     for key, value in [item.split("=", 1) for item in (*values, *own)]:
-        OmegaConf.update(
-            config, key, OmegaConf.from_dotlist([f"it={value}"]).it, merge=True
-        )  # refused if there is no such key
+        # refused if there is no such key
+        OmegaConf.update(config, key, OmegaConf.from_dotlist([f"it={value}"]).it, merge=True)
     return config
 
 

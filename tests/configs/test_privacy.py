@@ -68,9 +68,8 @@ def test_group_is_complete_and_builds(path: Path) -> None:
 def test_the_noise_multiplier_reaches_every_mechanism(name: str) -> None:
     config = OmegaConf.create({"privacy": loaded(FOLDER / f"{name}.yaml")})
     config.privacy.noise_multiplier = 7.25
-    own = {
-        k: m for k, m in config.privacy.mechanisms.items() if k != "class_counts"
-    }  # noise of its own
+    # noise of its own
+    own = {k: m for k, m in config.privacy.mechanisms.items() if k != "class_counts"}
     built = [hydra.utils.instantiate(m) for m in own.values()]
     assert built and all(m.noise_multiplier == 7.25 for m in built)
 

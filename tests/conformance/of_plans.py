@@ -15,9 +15,8 @@ Q = 0.1
 # of epsilon 1 once and 1.5 in ten calls, sampled at the rate Q: test_corpus.py
 RATE = 1.2589377624993159
 CYCLE = 1.384749873391651
-TREE = (
-    math.sqrt(8 * 1**2 + 4 * 2**2 + 2 * 4**2 + 8**2) * FOUR
-)  # eight calls with one update: the nodes' squared norms
+# eight calls with one update: the nodes' squared norms
+TREE = math.sqrt(8 * 1**2 + 4 * 2**2 + 2 * 4**2 + 8**2) * FOUR
 
 
 def _flat(arrays):

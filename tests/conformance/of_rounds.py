@@ -138,9 +138,8 @@ class AroundTheLastMean:
         centre = self.centre or [np.zeros_like(a) for a in updates[0]]
         away = [clipped([a - b for a, b in zip(u, centre)]) for u in updates]
         mean = [b + a for b, a in zip(centre, mean_of(away))]
-        sent = noised(
-            mean, FOUR * math.sqrt(EIGHT) * 2 * C / len(updates)
-        )  # zeros may lie as far on the other side
+        # zeros may lie as far on the other side
+        sent = noised(mean, FOUR * math.sqrt(EIGHT) * 2 * C / len(updates))
         self.centre = sent if self.noised_centre else mean
         return sent
 

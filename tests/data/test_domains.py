@@ -98,9 +98,8 @@ def test_textures_and_codecs_do_what_they_say():
     torch.testing.assert_close(
         corrupt_images("elastic_transform", flat, 5, generator()), flat, atol=1e-5, rtol=0
     )
-    shuffled = corrupt_images(
-        "glass_blur", x, 1, generator()
-    )  # a blur of 0.05 pixels changes nothing
+    # a blur of 0.05 pixels changes nothing
+    shuffled = corrupt_images("glass_blur", x, 1, generator())
     torch.testing.assert_close(
         shuffled.flatten(2).sort(-1).values, x.flatten(2).sort(-1).values, atol=1e-5, rtol=0
     )
@@ -110,9 +109,8 @@ def test_textures_and_codecs_do_what_they_say():
     torch.testing.assert_close(corrupt_images("jpeg_compression", x, 4, generator())[0], expected)
     for name in ("snow", "frost"):
         assert corrupt_images(name, x * 0.5, 1, generator()).mean() > (x * 0.5).mean()
-    fog = corrupt_images(
-        "fog", flat, 2, generator()
-    )  # 0.5 + 0.5 cloud, scaled by 0.5 / (0.5 + 0.5)
+    # 0.5 + 0.5 cloud, scaled by 0.5 / (0.5 + 0.5)
+    fog = corrupt_images("fog", flat, 2, generator())
     assert fog.min() >= 0.25 - 1e-6 and fog.max() <= 0.5 + 1e-6 and fog.std() > 0.02
     mud = corrupt_images("spatter", flat, 5, generator())
     touched = (mud != 0.5).any(1)

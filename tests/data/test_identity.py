@@ -153,9 +153,8 @@ def test_digit_domains_do_not_depend_on_the_machine(
     cache = tmp_path / "cache"
     write_mnist(cache / "MNIST" / "raw")
     monkeypatch.setenv("PRIVDD_DATA", str(cache))
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda *_: None
-    )  # a machine without scikit-image
+    # a machine without scikit-image
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: None)
     from privdd.data.sources import load_photos
 
     load_photos.cache_clear()

@@ -125,9 +125,8 @@ def test_torchvision_layouts_become_channels_first(monkeypatch, tmp_path, name, 
         lambda *a, **k: SimpleNamespace(data=data, labels=labels, targets=labels),
     )
     found = load_dataset(name, root=tmp_path, keys=Keys(0))
-    row, column = (
-        (5, 3) if name == "emnist" else (3, 5)
-    )  # EMNIST's files hold images mirrored at the diagonal
+    # EMNIST's files hold images mirrored at the diagonal
+    row, column = (5, 3) if name == "emnist" else (3, 5)
     assert found.shape == shape and found.train.y.tolist() == labels
     assert (
         found.train.x.nonzero().tolist() == [[2, shape[0] // 2, row, column]]

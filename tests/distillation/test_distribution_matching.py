@@ -247,9 +247,8 @@ def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
     candidates = Records(
         candidates.x, torch.where(candidates.y == 5, 4, candidates.y), candidates.ids
     )
-    fixed = Records(
-        fixed.x, torch.where(fixed.y >= 4, 0, fixed.y), fixed.ids
-    )  # class 4 only by candidates
+    # class 4 only by candidates
+    fixed = Records(fixed.x, torch.where(fixed.y >= 4, 0, fixed.y), fixed.ids)
     settings = MatchingSettings(4, batch=5, momentum=0.5, augment=COLOUR_STRATEGY)
     networks = networks_in_ball(MODEL, STATE, STATE, 1.0, Keys(9), logits=True)
 
@@ -268,9 +267,8 @@ def test_worlds_in_one_pass_equal_separate_replays(start: str) -> None:
     together = run(cells)
     assert bool((cells.slot[3, 4:] == -1).all()) and bool((cells.slot[:, 5] == -1).all())
     for world, mask in enumerate(masks):
-        alone = single_client_cells(
-            Records.concat([candidates.take(mask), fixed]), CLASSES
-        )  # another order, too
+        # another order, too
+        alone = single_client_cells(Records.concat([candidates.take(mask), fixed]), CLASSES)
         (x, y), (own_x, own_y) = (
             labelled_images(cells, together, world),
             labelled_images(alone, run(alone), 0),
@@ -399,9 +397,8 @@ def test_settings_are_checked(bad: dict[str, object]) -> None:
 
 SHAPE_NETWORKS = (1, 8, 8)
 CLASSES_NETWORKS = 3
-SPEC_NETWORKS = ModelSpec(
-    name="convnet", width=4, depth=2, norm="batch"
-)  # whose buffers are integers as well
+# whose buffers are integers as well
+SPEC_NETWORKS = ModelSpec(name="convnet", width=4, depth=2, norm="batch")
 MODEL_NETWORKS = build(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS)
 STATE_NETWORKS = initial(SPEC_NETWORKS, SHAPE_NETWORKS, CLASSES_NETWORKS, Keys(3).torch())
 X = torch.rand(5, *SHAPE_NETWORKS, generator=Keys(1).torch())

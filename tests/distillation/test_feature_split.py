@@ -186,9 +186,8 @@ def test_draws_are_standard_normal_and_independent() -> None:
     """Between records (neighbouring ids), steps and numbers of one record; bounds are 5 standard
     errors."""
     ids = torch.arange(400)
-    values = (
-        torch.stack([drawn(ids, step) for step in range(4)]).double().numpy()
-    )  # (steps, records, numbers)
+    # (steps, records, numbers)
+    values = torch.stack([drawn(ids, step) for step in range(4)]).double().numpy()
     assert kstest(values.ravel(), "norm").pvalue > 1e-3 and np.isfinite(values).all()
     assert len(np.unique(values)) > 0.99 * values.size
     for axis in range(3):

@@ -264,9 +264,8 @@ def test_the_moments_of_a_record_have_norm_one_and_give_the_ridge_regression_of_
     length = own["xx"].square().sum(1) + own["xy"].flatten(1).square().sum(1)
     assert torch.allclose(length, torch.ones(len(rows)), atol=1e-5)
     sums = {name: value.double().sum(0) for name, value in own.items()}
-    head = ridge_head(
-        {**sums, "variance": torch.tensor([0.4 * 9.0 / 6])}, 1.0, 0.4
-    )  # a penalty of 3
+    # a penalty of 3
+    head = ridge_head({**sums, "variance": torch.tensor([0.4 * 9.0 / 6])}, 1.0, 0.4)
     expected = Ridge(alpha=3.001, fit_intercept=False).fit(rows.numpy(), F.one_hot(y).numpy())
     assert torch.allclose(
         head.float(), torch.tensor(expected.coef_, dtype=torch.float32), atol=1e-4

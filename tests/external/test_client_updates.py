@@ -90,9 +90,8 @@ def measures(found: Any) -> dict[str, Any]:
 def test_members_of_one_step_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the folder of the run verifies; without the client's learning rate nothing is rebuilt,
     and that is said."""
-    monkeypatch.setattr(
-        "privdd.external.run_folder.write_report", lambda path: path
-    )  # other tests draw pages
+    # other tests draw pages
+    monkeypatch.setattr("privdd.external.run_folder.write_report", lambda path: path)
     found = run(folder(tmp_path / "captured", change(TRAIN)))
     by = measures(found)
     assert by["joint_gradients"]["auc_ci"][0] > 0.6

@@ -100,9 +100,8 @@ def test_a_module_with_its_weights_becomes_a_page(
 
 
 def test_a_contradicted_statement_is_status_2(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "privdd.external.run_folder.write_report", lambda path: path
-    )  # drawn in the test above
+    # drawn in the test above
+    monkeypatch.setattr("privdd.external.run_folder.write_report", lambda path: path)
     (here / "net2.py").write_text(
         NET + "from tests.external.memory import remembering\nimport numpy as np\n"
         "held = np.load('train.npz')\npredict = "

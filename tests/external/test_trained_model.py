@@ -112,9 +112,8 @@ def test_sets_that_differ_by_themselves_give_no_bound(
 ) -> None:
     """Held-out records from elsewhere: any model would seem to leak, so nothing is held against the
     statement."""
-    monkeypatch.setattr(
-        "privdd.external.run_folder.write_report", lambda path: path
-    )  # other tests draw pages
+    # other tests draw pages
+    monkeypatch.setattr("privdd.external.run_folder.write_report", lambda path: path)
     found = audit_model(
         forgetful,
         train=TRAIN,
@@ -275,9 +274,8 @@ def test_queries_are_the_record_and_copies_under_the_training_s_transform(tmp_pa
     count = row(found, "lira").n
     assert count is not None
     lengths = [len(part) for part in asked]
-    each = [
-        part for part in asked if len(part) > 5 * count and lengths.count(len(part)) == 5
-    ]  # the target and 4 others
+    # the target and 4 others
+    each = [part for part in asked if len(part) > 5 * count and lengths.count(len(part)) == 5]
     assert len(each) == 5 and all(np.array_equal(part, each[0]) for part in each)
     own = each[0][:count]
     copies = each[0][-4 * count :].reshape(4, count, -1)

@@ -65,9 +65,8 @@ def test_the_first_round_without_a_model_is_kept(caplog: pytest.LogCaptureFixtur
         before, 0.5
     ).accuracy == (0.5,)
     with caplog.at_level(logging.WARNING, "privdd"):
-        gone = record_accuracy(
-            before, math.nan
-        )  # the parameters are finite, what they predict is not
+        # the parameters are finite, what they predict is not
+        gone = record_accuracy(before, math.nan)
     assert gone.diverged == 0 and gone.accuracy == (0.0,)
     assert [r.getMessage() for r in caplog.records] == [
         "training diverged in round 0: the model is not finite and has no accuracy "

@@ -68,9 +68,8 @@ def test_two_points_of_a_sweep_do_not_reveal_the_update(more: tuple[str, ...]) -
     assert torch.allclose(
         one.clipped, two.clipped, atol=4 * 2.0**-16
     )  # each truncated to the step of its own noise
-    noise = (
-        one.std * len(one.clipped) ** 0.5 / float(one.clipped.norm())
-    )  # relative size of the noise on the first
+    # relative size of the noise on the first
+    noise = one.std * len(one.clipped) ** 0.5 / float(one.clipped.norm())
     # of independent noise, the guess has variance (4^2 + 4^2) / 3^2 times that of the first release
     assert recovered(one, two, (1.0, 4.0)) == pytest.approx(noise * 32**0.5 / 3, rel=0.05)
 

@@ -224,9 +224,8 @@ def _odd(rng: random.Random, known: dict[str, Any]) -> tuple[str, str]:
     if rng.random() < 0.1 or isinstance(known[key], bool | list | type(None)):
         return key, rng.choice(ANY)
     if key.rsplit(".", 1)[-1] in (*SMALL, *LENGTHS):
-        return key, rng.choice(
-            WHOLE[:-1]
-        )  # a number of rounds that nobody could wait for is no fault
+        # a number of rounds that nobody could wait for is no fault
+        return key, rng.choice(WHOLE[:-1])
     if re.fullmatch(r"[-+.e\d]+", re.sub(r"\$\{by_preset:([^,]*),.*", r"\1", value)):
         return key, rng.choice(
             WHOLE if isinstance(known[key], int) or "." not in value.partition(",")[0] else REAL

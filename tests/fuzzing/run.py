@@ -148,9 +148,8 @@ def main() -> int:
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory(prefix="privdd-fuzz-") as place:
-        runs = whole_runs(
-            Path(place)
-        )  # afterwards this process has everything in memory that its forks need
+        # afterwards this process has everything in memory that its forks need
+        runs = whole_runs(Path(place))
         numbers = range(given.first, given.first + given.configs)
         ran: list[str] = []
         counts += told(

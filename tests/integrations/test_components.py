@@ -63,9 +63,8 @@ PARTS_OF_A_MECHANISM = {  # of clipping, of noise, and of the scale of either
     "div_",
     "add_",
 }
-NOT_PUBLIC = {
-    "flwr.supercore.task_identity"
-}  # what Flower itself sets before an app runs, without which no message can be made
+# what Flower itself sets before an app runs, without which no message can be made
+NOT_PUBLIC = {"flwr.supercore.task_identity"}
 
 
 def repeated_parts(module: ast.Module) -> list[str]:
@@ -76,9 +75,8 @@ def repeated_parts(module: ast.Module) -> list[str]:
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and not isinstance(
             node.op, (ast.BitOr, ast.RShift)
         ):
-            found.append(
-                f"{node.lineno}: arithmetic"
-            )  # | joins dictionaries, >> OpenDP's measurements
+            # | joins dictionaries, >> OpenDP's measurements
+            found.append(f"{node.lineno}: arithmetic")
         name = (
             node.attr
             if isinstance(node, ast.Attribute)
@@ -108,9 +106,8 @@ def repeated_parts(module: ast.Module) -> list[str]:
 
 def called_names(module: ast.Module) -> set[str]:
     calls = [node.func for node in ast.walk(module) if isinstance(node, ast.Call)]
-    partly = [
-        a for node in ast.walk(module) if isinstance(node, ast.Call) for a in node.args
-    ]  # handed on to be called
+    # handed on to be called
+    partly = [a for node in ast.walk(module) if isinstance(node, ast.Call) for a in node.args]
     return {
         f.attr if isinstance(f, ast.Attribute) else f.id
         for f in [*calls, *partly]
@@ -352,9 +349,8 @@ def test_jax_privacys_plan_samples_at_its_rate() -> None:
         released.mean() == pytest.approx(0.25 / math.sqrt(2), abs=0.05)
         and len(np.unique(released)) == 2000
     )
-    of_the_whole = dpa.get_epsilon_gaussian(
-        0.5, said["delta"] / 0.25
-    )  # amplification by sampling, exact for one step
+    # amplification by sampling, exact for one step
+    of_the_whole = dpa.get_epsilon_gaussian(0.5, said["delta"] / 0.25)
     assert said["epsilon"] == pytest.approx(math.log1p(0.25 * math.expm1(of_the_whole)), rel=1e-2)
 
 

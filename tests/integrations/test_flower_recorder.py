@@ -177,9 +177,8 @@ def test_errors_of_the_app_and_the_strategy_stay_theirs(tmp_path: Path) -> None:
 def test_a_client_that_dies_in_a_round_leaves_a_mark(tmp_path: Path, monkeypatch: Any) -> None:
     trained(client(privdd_tap(tmp_path)), fedavg(), rounds=1)
     assert read_recordings(tmp_path)
-    monkeypatch.setattr(
-        flower_recorder.PendingMark, "remove_mark", lambda self: None
-    )  # as if the process had ended there
+    # as if the process had ended there
+    monkeypatch.setattr(flower_recorder.PendingMark, "remove_mark", lambda self: None)
     trained(client(privdd_tap(tmp_path)), fedavg(), rounds=1)
     with pytest.raises(DamagedRun, match="its end was not recorded"):
         read_recordings(tmp_path)

@@ -270,13 +270,8 @@ HOSTILE: dict[str, tuple[Alter, str]] = {
     # messages
     "two answers": (twice, "answered 2 times"),
 }
-GOES_ON = {
-    "infinity",
-    "a tensor less",
-    "an older round",
-    "rows twice",
-    "two answers",
-}  # one case of each part of a reply
+# one case of each part of a reply
+GOES_ON = {"infinity", "a tensor less", "an older round", "rows twice", "two answers"}
 
 
 @pytest.fixture(scope="module")

@@ -372,9 +372,8 @@ def test_gradients_of_images_are_those_that_clients_send(longest: float | None) 
     y = torch.tensor([0, 1, 2, 0, 1, 1, 1])
     path = path_of(x, y, longest)
     assert torch.allclose(path.mean_gradients_of(x.flatten(1), y), path.gradients, atol=1e-6)
-    records = x[
-        [0, 1, 2, 3, 4, 1, 4]
-    ]  # five images, of which two of one class stand for two records each
+    # five images, of which two of one class stand for two records each
+    records = x[[0, 1, 2, 3, 4, 1, 4]]
     assert torch.allclose(
         path.mean_gradients_of(x[:5].flatten(1), few),
         path_of(records, y, longest).gradients,

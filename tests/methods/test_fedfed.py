@@ -126,9 +126,8 @@ def test_loss_is_the_formula(model, rho, stds):
                 logits = model.classifier((xs + std * noise[f"copy_{c}"][i])[None])[0]
                 total -= 2.0 * logits.log_softmax(0)[y[i]].item()
             total -= 0.3 * model.classifier(x[i : i + 1])[0].log_softmax(0)[y[i]].item()
-            kl = (
-                0.5 * (mu[i] ** 2 + logvar[i].exp() - 1 - logvar[i]).sum().item()
-            )  # KL(N(mu, var) || N(0, 1))
+            # KL(N(mu, var) || N(0, 1))
+            kl = 0.5 * (mu[i] ** 2 + logvar[i].exp() - 1 - logvar[i]).sum().item()
             total += 0.5 * kl / (3 * 16)
     assert got == pytest.approx(total / 5, rel=1e-5)
 

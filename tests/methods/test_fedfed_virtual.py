@@ -28,11 +28,8 @@ def values(upload):
     return {name: artifact.value for name, artifact in upload.items()}
 
 
-FEW = (
-    "algo.virtual.ipc=2",
-    "algo.virtual.networks=1",
-    "algo.virtual.matches=1",
-)  # for gradient matching, which takes long
+# for gradient matching, which takes long
+FEW = ("algo.virtual.ipc=2", "algo.virtual.networks=1", "algo.virtual.matches=1")
 
 
 def pointed(*more: str, base: str = "fedavg") -> tuple[Plan, Shard]:

@@ -17,9 +17,8 @@ def values_and_slopes(block: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def test_a_maximum_may_be_taken_before_relu_and_a_mean_may_not() -> None:
-    x = torch.randn((8, 5, 8, 8), generator=Keys(1).torch()).round(
-        decimals=1
-    )  # with ties and zeros
+    # with ties and zeros
+    x = torch.randn((8, 5, 8, 8), generator=Keys(1).torch()).round(decimals=1)
     for kind, swapped in (("max", True), ("avg", False)):
         parts = relu_and_pool(pool_layer(kind))
         assert isinstance(parts[0], nn.MaxPool2d) is swapped

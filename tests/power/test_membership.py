@@ -23,9 +23,8 @@ def test_every_surface_is_claimed() -> None:
 
 @pytest.mark.parametrize(("surface", "name"), CLAIMED, ids=[f"{s}-{n}" for s, n in CLAIMED])
 def test_a_planted_leak_is_found_and_a_null_is_not(surface: Surface, name: str) -> None:
-    seeds = (
-        SEEDS[:1] if name == "shadow_classifier" else SEEDS
-    )  # a network is fitted for every fold
+    # a network is fitted for every fold
+    seeds = SEEDS[:1] if name == "shadow_classifier" else SEEDS
     found = power(surface, name, seeds)
     assert not found.broken, found
     if surface == Surface.COUNTS:  # how many records there are: one number for all

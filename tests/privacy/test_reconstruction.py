@@ -36,9 +36,8 @@ def test_the_best_attacker_on_gaussian_noise_stays_below_and_comes_near(mu: floa
     are the same."""
     rng = np.random.default_rng(k)
     n = 40_000
-    scores = rng.standard_normal(
-        (n, k)
-    )  # noise along each candidate; the simplex's centre cancels in the maximum
+    # noise along each candidate; the simplex's centre cancels in the maximum
+    scores = rng.standard_normal((n, k))
     scores[:, 0] += mu * math.sqrt(k / (k - 1))
     rate = float((scores.argmax(1) == 0).mean())
     error = 4 * math.sqrt(rate * (1 - rate) / n)
@@ -65,9 +64,8 @@ def blow_up(q: float, z: float, level: float) -> float:
     def upper(t: float) -> tuple[float, float]:
         return 1 - ndtr(t), (1 - q) * (1 - ndtr(t)) + q * (1 - ndtr(t - shift))
 
-    forth = upper(brentq(lambda t: upper(t)[0] - level, -12, 12))[
-        1
-    ]  # the ratio rises with the output
+    # the ratio rises with the output
+    forth = upper(brentq(lambda t: upper(t)[0] - level, -12, 12))[1]
     back = brentq(lambda t: 1 - upper(t)[1] - level, -12, 12)
     mass = quad(lambda x: math.exp(-x * x / 2) / math.sqrt(2 * math.pi), -14, back)[0]
     return max(forth, mass)

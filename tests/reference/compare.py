@@ -111,9 +111,8 @@ def through_stack(pair: Pair, size: Size, shards: Sequence[Shard]) -> State:
     draw_anchors.cache_clear()  # VHL's are drawn once a run, as the loop draws them
     problem = Problem(shards[0].shape, shards[0].classes, len(shards))
     method = pair.make(size)
-    plan = Plan(
-        KEYS, problem, method, pair.mechanisms, paired_noise=True
-    )  # noise from the stream of seed and round
+    # noise from the stream of seed and round
+    plan = Plan(KEYS, problem, method, pair.mechanisms, paired_noise=True)
     progress = start_training(plan, Ledger("zero_out", "record", 1e-5))
     seen = None
     for _ in range(method.rounds):

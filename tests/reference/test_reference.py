@@ -39,9 +39,8 @@ HERE = Path(__file__).parent
 SETS_AGAINST = {"pairs", "compare", "test_reference"}  # these know both sides
 SHARED = {"privdd.core.rng", "privdd.core.types"}
 SIZE = Size(width=8, depth=2, iterations=3, batch=16, images=4, epochs=2, anchors=10)
-TOLERANCE = (
-    1e-7  # FedRD's Adam and max pooling amplify 1e-16 to 1e-9; a wrong term is off by far more
-)
+# FedRD's Adam and max pooling amplify 1e-16 to 1e-9; a wrong term is off by far more
+TOLERANCE = 1e-7
 BOOKKEEPING = {"round", "clients"}
 
 

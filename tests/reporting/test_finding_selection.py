@@ -121,9 +121,8 @@ def test_without_a_count_nothing_is_above_chance() -> None:
 
 
 def test_guessing_reaches_the_false_positive_rate() -> None:
-    at = TprAt(
-        tpr=0.016, ci=(0.0019, 0.057), resolvable=True
-    )  # 1.6 % at 1 %: what an early page called "found"
+    # 1.6 % at 1 %: what an early page called "found"
+    at = TprAt(tpr=0.016, ci=(0.0019, 0.057), resolvable=True)
     assert not beats_guessing(at, 0.01, ALONE) and beats_guessing(at, 0.001, ALONE)
 
 

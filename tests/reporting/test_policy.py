@@ -140,9 +140,8 @@ def test_a_verdict_that_is_not_listed_breaks_the_policy(
     found = load_findings(audited("fedavg").path)
     assert outcome(found, verdicts=["consistent"]) == "broken"
     assert outcome(found, verdicts=["consistent", "unprotected", "untested"]) == "holds"
-    nothing_sent = found.model_copy(
-        update={"surfaces": [], "verdict": "consistent"}
-    )  # the verdict of no surface
+    # the verdict of no surface
+    nothing_sent = found.model_copy(update={"surfaces": [], "verdict": "consistent"})
     assert outcome(nothing_sent, verdicts=["consistent"]) == "not decided"
     untested = found.model_copy(
         update={

@@ -53,9 +53,8 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
                 entry.name,
                 cell.row,
             )
-            own = {
-                part.split("=")[0] for part in cell.row.split()
-            }  # a row may set a key of its scale itself
+            # a row may set a key of its scale itself
+            own = {part.split("=")[0] for part in cell.row.split()}
             assert {
                 item
                 for item in merge_overrides(scale_overrides(entry, scale, cell.row, cell.overrides))

@@ -116,9 +116,8 @@ def test_the_printed_epsilons_would_hold_if_they_were_right(
     assert formula.decide_fedrd_table_two(Made()).verdict == HOLDS_HERE
     monkeypatch.setattr(formula, "CLASS_SIZE", 256 * 100)  # q = 0.01
     assert formula.decide_feddm_theorem(Made()).verdict == HOLDS_HERE
-    monkeypatch.setattr(
-        formula, "accounted", lambda event, delta: 1e3
-    )  # the condition holds, and the epsilon does not
+    # the condition holds, and the epsilon does not
+    monkeypatch.setattr(formula, "accounted", lambda event, delta: 1e3)
     assert formula.decide_feddm_theorem(Made()).verdict == FAILS_HERE
 
 

@@ -60,9 +60,8 @@ def test_a_run_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         sensitive.flatten(1).norm(dim=1) <= 0.3 * 8 * 1.0001
     ).all() and sensitive.abs().max() > 0
     found = measure_feature_kinds(experiment)
-    by_hand = float(
-        np.mean([10 * np.log10(1 / (s**2).mean()) for s in sensitive.numpy()])
-    )  # x - x_r = x_s
+    # x - x_r = x_s
+    by_hand = float(np.mean([10 * np.log10(1 / (s**2).mean()) for s in sensitive.numpy()]))
     assert found["psnr"]["x_r"] == pytest.approx(by_hand, abs=0.01)
     assert found["trained on x"]["x"] > 0.5 and all(
         0 <= v <= 1 for kind in FEATURE_KINDS for v in found[f"trained on {kind}"].values()

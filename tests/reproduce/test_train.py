@@ -90,9 +90,8 @@ def test_a_copy_that_is_cut_off_is_no_finished_row(
         raise OSError(28, "No space left on device")
 
     (source,) = (rows / "fedrd_table1").glob("*-seed0-*")
-    monkeypatch.setattr(
-        same_training_module.shutil, "copy2", full
-    )  # of the last file; copytree keeps its own
+    # of the last file; copytree keeps its own
+    monkeypatch.setattr(same_training_module.shutil, "copy2", full)
     with pytest.raises(OSError, match="No space left"):
         copy_row(source, tmp_path / "row")
     assert (tmp_path / "row" / "ledger.json").is_file()

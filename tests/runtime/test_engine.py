@@ -311,9 +311,8 @@ def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
     try:
         grown = Counter(engine.map(crash_tasks.grow, [Deadly(i, "") for i in range(20)]))
     finally:
-        get_reusable_executor(reuse=True).shutdown(
-            kill_workers=True
-        )  # with the memory that they keep
+        # with the memory that they keep
+        get_reusable_executor(reuse=True).shutdown(kill_workers=True)
     assert set(grown) <= before
     assert max(grown.values()) >= 8, "no worker came to be measured: the test tested nothing"
 

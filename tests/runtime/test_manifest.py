@@ -70,9 +70,8 @@ def test_another_branch_whose_name_begins_alike_is_not_this_one(checkout: Path) 
         "two",
     )
     git(checkout, "checkout", "-q", "main")
-    git(
-        checkout, "branch", "-q", "-m", "main-2", "a/refs/heads/main-2"
-    )  # packed before, and holds the name
+    # packed before, and holds the name
+    git(checkout, "branch", "-q", "-m", "main-2", "a/refs/heads/main-2")
     git(checkout, "pack-refs", "--all")
     assert source_commit(checkout) == git(checkout, "rev-parse", "main")
 

@@ -46,9 +46,8 @@ def test_what_a_run_started_ends_with_it(how: str) -> None:
     try:
         assert alive(other) and alive(orphan)
         run.kill() if how == "killed" else run.stdin.close()
-        deadline = (
-            time.monotonic() + 60
-        )  # seconds on a busy machine; about one and a half otherwise
+        # seconds on a busy machine; about one and a half otherwise
+        deadline = time.monotonic() + 60
         while alive(orphan) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert not alive(orphan) and alive(other)

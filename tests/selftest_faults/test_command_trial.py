@@ -61,9 +61,8 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
     assert (">Contradicted<" in page) == broken and (
         "No attack tried here contradicted the stated limit" in page
     ) != broken
-    load_run(
-        result.folder
-    )  # raises Unverified where the numbers and verdicts do not follow from the folder
+    # raises Unverified where the numbers and verdicts do not follow from the folder
+    load_run(result.folder)
 
 
 # one plant a profile stays, but of dp_head none

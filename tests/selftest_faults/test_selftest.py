@@ -150,9 +150,8 @@ def test_a_run_that_the_fault_breaks_is_not_a_catch(
         refusal=refusal,
     )
     outcome = run_trial(PROFILES["fedavg_client"], fault, 0)
-    said = (
-        "it broke" if kind is ValueError else "RuntimeError: it broke"
-    )  # a user's error is one line, ours a traceback
+    # a user's error is one line, ours a traceback
+    said = "it broke" if kind is ValueError else "RuntimeError: it broke"
     assert outcome.is_caught is caught and outcome.error == ("" if caught else said)
 
 

@@ -59,15 +59,8 @@ def release(x):
     x = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1.0)
     return x.sum(0) + RNG.normal(0, 5.0, x.shape[1])
 """
-VOLATILE = (
-    "seconds",
-    "date",
-    "command",
-    "attacked",
-    "files",
-    "page",
-    "seal",
-)  # of a clock, of the folder's name, digests of these
+# of a clock, of the folder's name, digests of these
+VOLATILE = ("seconds", "date", "command", "attacked", "files", "page", "seal")
 Work = Callable[[Path], int]
 
 

@@ -230,9 +230,10 @@ def main() -> None:
             for part in ("artifacts", "state")
             for p in (simulated / part).rglob("*.safetensors")
         )
+        # stay at the clients
         files = [
             file for file in files if "memories" not in file.name and "victim" not in file.name
-        ]  # stay at the clients
+        ]
         same = all(
             same_tensors(read_tensors(simulated / f), read_tensors(deployment / f)) for f in files
         )

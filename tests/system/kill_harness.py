@@ -120,14 +120,12 @@ def main() -> None:
     seed = int(sys.argv[3])
     torch.set_num_threads(1)
     config = compose_config("audit", OVERRIDES)
-    training.CHECKPOINT_EVERY = (
-        0.0  # a checkpoint after every round, so that kills fall between them
-    )
+    # a checkpoint after every round, so that kills fall between them
+    training.CHECKPOINT_EVERY = 0.0
     rng = random.Random(seed)
     with contextlib.redirect_stdout(sys.stderr):
-        audit(
-            folder / "warm", config.copy()
-        )  # imports and first calls are slow: before the clock runs
+        # imports and first calls are slow: before the clock runs
+        audit(folder / "warm", config.copy())
         counter = Killer(0, before=False)
         Path.replace = lambda a, b: counter(a, b)  # type: ignore[method-assign,assignment]
         began = time.monotonic()

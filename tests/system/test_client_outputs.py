@@ -92,10 +92,8 @@ CASES |= {
     for relation, others in NEIGHBOURS.items()
     for other in others
 }
-CASES["fedfed_dp zeroed"] = (
-    ("fedfed_dp",),
-    zeroed,
-)  # its labels and their number are public under zero-out alone
+# its labels and their number are public under zero-out alone
+CASES["fedfed_dp zeroed"] = (("fedfed_dp",), zeroed)
 CASES |= {  # the whole client is the unit, also one that has no records
     f"{algo} client {other.__name__}": ((algo, "privacy=client"), other)
     for algo in ("fedavg", "fedprox")
@@ -303,9 +301,8 @@ def test_a_row_that_tells_how_many_records_there_were_is_caught(
 
 def test_an_error_does_not_tell_about_the_data() -> None:
     """The text of an exception becomes Flower's answer."""
-    experiment = tiny(
-        "fedavg"
-    )  # without privacy a client must have records: its parameters are averaged by their number
+    # without privacy a client must have records: its parameters are averaged by their number
+    experiment = tiny("fedavg")
     shards = [nobody(experiment.shards[0]), *experiment.shards[1:]]
     with pytest.raises(ValueError, match="records=0"):
         federation(experiment, shards, flower=False)

@@ -43,9 +43,8 @@ def quiet_logging():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("hydra.core.utils", "hydra._internal.hydra"):
             patch.setattr(f"{module}.configure_log", lambda *_, **__: None)
-        patch.setattr(
-            "privdd.reporting.page.write_report", lambda path: path / "report.html"
-        )  # drawn elsewhere, and slow
+        # drawn elsewhere, and slow
+        patch.setattr("privdd.reporting.page.write_report", lambda path: path / "report.html")
         yield
 
 

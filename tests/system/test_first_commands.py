@@ -115,9 +115,8 @@ def test_a_first_command(
         monkeypatch.setattr("privdd.auditing.pipeline.audit_experiment", started)
     if "run=DIR" in typed:
         shutil.copytree(audited("fedavg").path, place / "DIR")
-    monkeypatch.setattr(
-        "privdd.reporting.page.write_report", lambda path, *_: path / "report.html"
-    )  # drawn elsewhere
+    # drawn elsewhere
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path, *_: path / "report.html")
     for module in (
         "hydra.core.utils",
         "hydra._internal.hydra",

@@ -316,13 +316,8 @@ def test_a_repeated_round_sends_the_same_noise_again(algo: str, tmp_path: Path) 
         if "server" in r.visible_to
     }
     assert left == booked and len({mark for *_, mark in left}) >= 6
-    kept = {
-        "tensors",
-        "words",
-        "reply tensors",
-        "reply words",
-        "latest",
-    }  # of one round, however many there were
+    # of one round, however many there were
+    kept = {"tensors", "words", "reply tensors", "reply words", "latest"}
     assert all(set(context.state) == kept for context in grid.contexts.values())
 
 

@@ -92,9 +92,8 @@ class SumGrid(PlainGrid):
                 masked = cast(
                     list[bytes], content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
                 )
-                self.log[node - 1] = [bytes_to_ndarray(one) for one in masked][
-                    1:
-                ]  # first: the weight
+                # first: the weight
+                self.log[node - 1] = [bytes_to_ndarray(one) for one in masked][1:]
         return replies
 
 

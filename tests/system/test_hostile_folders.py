@@ -472,7 +472,6 @@ def test_data_of_ones_own_is_read_when_it_is_named_again(
         == 1
     )
     assert "can be changed" in capfd.readouterr().err
-    status = run_command(
-        f"run attack=[lira] {here}", scene, monkeypatch
-    )  # name is still digits, so root is not needed
+    # name is still digits, so root is not needed
+    status = run_command(f"run attack=[lira] {here}", scene, monkeypatch)
     assert "reads and reaches nothing" not in capfd.readouterr().err and status in (0, 1)

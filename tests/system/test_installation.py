@@ -93,9 +93,8 @@ def test_an_environment_of_another_python_is_made_anew_and_one_of_the_same_is_ke
 ) -> None:
     make("audit", "3.10.13")
     old = tmp_path / ".venv"
-    subprocess.run(
-        [tmp_path / "python-3.10.13", "-m", "venv", str(old)], check=True
-    )  # as earlier versions left it
+    # as earlier versions left it
+    subprocess.run([tmp_path / "python-3.10.13", "-m", "venv", str(old)], check=True)
     (old / "of the old one").touch()
     done = make("audit", "3.11.7")
     assert (

@@ -145,10 +145,11 @@ class Heavy:
 
 
 STORE_BYTES = 80 * 2**20
+# nothing may go to the disk
 NO_DISK = {
     "automatic_object_spilling_enabled": False,
     "local_fs_capacity_threshold": 0.0,
-}  # nothing may go to the disk
+}
 
 
 def test_a_full_object_store_ends_in_one_line_and_an_emptied_one_goes_on(two_nodes) -> None:

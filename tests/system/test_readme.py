@@ -144,9 +144,8 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     if "--dry-run" in argv:
         argv.remove("--dry-run")
     if any(item.startswith(TARGET_PREFIX) for item in argv):
-        argv = [
-            a for a in argv if not a.startswith(("recording=", "target.client="))
-        ]  # of a recording
+        # of a recording
+        argv = [a for a in argv if not a.startswith(("recording=", "target.client="))]
         assert parse_target_arguments(argv).given
         return
     command = module.removeprefix("privdd.")

@@ -164,9 +164,8 @@ def place(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:
     """A working folder with everything that the commands speak of."""
-    monkeypatch.setenv(
-        "PYTHONPATH", str(tmp_path)
-    )  # for the process in which a mechanism is checked
+    # for the process in which a mechanism is checked
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     for name in ("runs/first", "outputs/run-a", "DIR"):
         shutil.copytree(audited("fedavg").path, tmp_path / name)
     shutil.copytree(audited("fedavg_seed1").path, tmp_path / "outputs/run-b")
@@ -235,9 +234,8 @@ def sizes(argv: list[str]) -> list[str]:
 def test_a_shown_command_runs(
     line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        "privdd.reporting.page.write_report", lambda path, *_: path / "report.html"
-    )  # drawn elsewhere, and slow
+    # drawn elsewhere, and slow
+    monkeypatch.setattr("privdd.reporting.page.write_report", lambda path, *_: path / "report.html")
     for module in (
         "hydra.core.utils",
         "hydra._internal.hydra",

@@ -91,9 +91,8 @@ def test_rates_that_the_scores_do_not_show_are_found(record: Any) -> None:
     save_file(kept, path)
     (found,) = check_score_numbers(record)
     assert found.key.endswith(".by_kind") and found.found == "nothing"
-    few = (
-        kept["world"] < 3
-    )  # too few replays to choose records in one half and judge them in the other
+    # too few replays to choose records in one half and judge them in the other
+    few = kept["world"] < 3
     save_file({name: value[few] for name, value in kept.items()}, path)
     assert any(
         one.key.endswith(".worst_records") and one.found == "nothing"

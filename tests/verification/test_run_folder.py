@@ -89,9 +89,8 @@ def verdicts_with(run: Path, findings: Any) -> list[str]:
 def test_brought_scores_and_a_training_agree(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     member = rng.random(200) < 0.5
-    np.savez(
-        tmp_path / "s.npz", scores=np.round(rng.normal(size=200) + member, 1), member=member
-    )  # with ties
+    # with ties
+    np.savez(tmp_path / "s.npz", scores=np.round(rng.normal(size=200) + member, 1), member=member)
     masks = rng.random((6, 40)) < 0.5
     np.savez(tmp_path / "w.npz", signals=np.round(rng.normal(size=(6, 40)) + masks, 1), masks=masks)
     for name in ("s", "w"):

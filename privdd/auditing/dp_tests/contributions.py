@@ -88,7 +88,10 @@ def _flatten_rows(rows: Tensors) -> list[Tensor]:
     """Each tensor as (n, numbers)."""
     parts = []
     for tensor in rows.values():
-        numbers = tensor.flatten(1) if tensor.ndim > 1 else tensor.unsqueeze(1)
+        if tensor.ndim > 1:
+            numbers = tensor.flatten(1)
+        else:
+            numbers = tensor.unsqueeze(1)
         parts.append(numbers.detach())
     return parts
 

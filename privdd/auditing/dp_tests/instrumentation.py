@@ -65,9 +65,10 @@ def instrumented_context(
 ) -> InstrumentedContext:
     """The audited client's round as ``observer`` plays it: public streams as in the run."""
     ctx = plan.client_context(round, plan.victim)
-    problem = (
-        ctx.problem if class_list is None else replace(ctx.problem, class_list=tuple(class_list))
-    )
+    if class_list is None:
+        problem = ctx.problem
+    else:
+        problem = replace(ctx.problem, class_list=tuple(class_list))
     held = (ctx.keys, problem, ctx.mechanisms, ctx.queries, "seed", plan.relation)
     return InstrumentedContext(round, plan.victim, *held, observer=observer)
 
@@ -109,7 +110,10 @@ class ReleaseRecorder:
         self, mechanism: Mechanism, name: str, output: Output | None, *asked: Any
     ) -> Tensors:
         partition, rows = asked
-        guests = self.guests.get(partition, 0) if mechanism.per_record else 0
+        if mechanism.per_record:
+            guests = self.guests.get(partition, 0)
+        else:
+            guests = 0
         output = mechanism(
             rows if self.inside(name, partition) else without_guests(rows, guests), self.noise
         )
@@ -122,7 +126,9 @@ class ReleaseRecorder:
 
 def without_guests(rows: Tensors, guests: int) -> Tensors:
     """The rows without the last ``guests``."""
-    return take_records(rows, slice(count_records(rows) - guests)) if guests else rows
+    if guests:
+        return take_records(rows, slice(count_records(rows) - guests))
+    return rows
 
 
 def recording_context(

@@ -84,7 +84,10 @@ def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
     records = shard.train
     if len(records) < 2:
         return {}
-    relation = "add_remove" if subject.ledger.unit == "client" else subject.plan.relation
+    if subject.ledger.unit == "client":
+        relation = "add_remove"
+    else:
+        relation = subject.plan.relation
     easy, hard = extreme_records(subject, relation)
     if relation == "replace":
         turned = replace(records, x=1 - records.x, y=(records.y + 1) % shard.classes)
@@ -128,7 +131,10 @@ def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, 
     losses = _losses_by_label(subject, pool)
     theirs = torch.nn.functional.one_hot(pool.y, losses.shape[1]).bool()
     rarest = torch.arange(losses.shape[1]).expand_as(losses) == spare_label(shard)
-    barred = (~theirs, ~theirs) if relation == "zero_out" else (rarest, ~rarest)
+    if relation == "zero_out":
+        barred = (~theirs, ~theirs)
+    else:
+        barred = (rarest, ~rarest)
     places = (
         losses.masked_fill(barred[0], torch.inf).argmin(),
         losses.masked_fill(barred[1], -torch.inf).argmax(),

@@ -150,7 +150,10 @@ def empty_frequency_p_value(power: Tensor, what: str) -> CheckOutcome:
     """
     empty = int((power < EMPTY_POWER).sum())
     tried = power.numel()
-    p = float(chance_of_at_least(empty, tried, -np.expm1(-EMPTY_POWER / 2))) if tried else 1.0
+    if tried:
+        p = float(chance_of_at_least(empty, tried, -np.expm1(-EMPTY_POWER / 2)))
+    else:
+        p = 1.0
     return CheckOutcome(p, f"{what}: {empty} of {tried} frequencies have no noise")
 
 

@@ -128,7 +128,10 @@ def _find_understated_epsilon(
         stated = _stated_epsilon(subject, surfaces)
         if math.isinf(stated):
             continue
-        rows = ledger.releases if surfaces is None else ledger.closure(surfaces)
+        if surfaces is None:
+            rows = ledger.releases
+        else:
+            rows = ledger.closure(surfaces)
         places = {(row.round, row.name) for row in rows if row.client == victim}
         cells = _events_by_cell(record, places)
         for cell in sorted(cells, key=str):

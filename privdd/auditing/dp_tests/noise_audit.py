@@ -320,7 +320,9 @@ def residual_rows(releases: list[LoggedRelease]) -> dict[str, Tensor]:
 
 def _name_release(round_log: RoundLog, release: ReleaseLog) -> str:
     place = f"round {round_log.round}, client {round_log.client}"
-    return f"{place}, {release.partition}" if release.partition else place
+    if release.partition:
+        return f"{place}, {release.partition}"
+    return place
 
 
 def _sums_over_rounds(releases: list[LoggedRelease]) -> NumberSums:

@@ -130,7 +130,9 @@ def value_at_draw(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Te
 def _measure_shifts(mechanism: Mechanism, empty: Tensor, alone: Sequence[Tensors]) -> Tensor:
     """d_h, how each input moves the numbers without noise: (H, numbers)."""
     rows = [value_at_draw(mechanism, contributions) - empty for contributions in alone]
-    return torch.stack(rows) if rows else empty.new_zeros(0, len(empty))
+    if rows:
+        return torch.stack(rows)
+    return empty.new_zeros(0, len(empty))
 
 
 def _noise_directions(shifts: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -282,7 +284,10 @@ def release_prescribed(
         )
     visible = None
     if empty.has_noiseless_numbers:
-        visible = (shifts != 0) | (others != 0) if len(others) else shifts != 0
+        if len(others):
+            visible = (shifts != 0) | (others != 0)
+        else:
+            visible = shifts != 0
     numbers = torch.where(scale > 0, (clean + gap - empty.numbers) / scale, 0.0)
     release = _WhitenedRelease(numbers, clean - empty.numbers, scale, visible)
     q = float(mechanism.sampling_probability)

@@ -276,7 +276,9 @@ class _PresenceTrial:
 
         def draw_half(count: int) -> Tensor:
             draw_sizes.add(count)
-            return half if count == len(half) else torch.ones(count, dtype=torch.bool)
+            if count == len(half):
+                return half
+            return torch.ones(count, dtype=torch.bool)
 
         half_shard = with_records(shard, records.take(half))
         half_run = self.examined.run_forced(half_shard, SeenContributions(limit), None)

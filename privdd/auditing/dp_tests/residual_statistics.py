@@ -91,7 +91,10 @@ def normality_p_value(samples: Sequence[Tensor]) -> CheckOutcome:
     Args:
         samples: residuals of each release; at most ``MAX_SHAPE_RESIDUALS`` of all are used.
     """
-    values = torch.cat(list(samples)).double().numpy() if samples else np.zeros(0)
+    if samples:
+        values = torch.cat(list(samples)).double().numpy()
+    else:
+        values = np.zeros(0)
     values = values[:: max(1, len(values) // MAX_SHAPE_RESIDUALS)]
     if len(values) < MIN_RESIDUALS:
         return CheckOutcome(1.0)
@@ -110,7 +113,10 @@ def maximum_p_value(samples: Sequence[Tensor]) -> CheckOutcome:
     Args:
         samples: residuals of each release.
     """
-    values = torch.cat(list(samples)).double() if samples else torch.zeros(0)
+    if samples:
+        values = torch.cat(list(samples)).double()
+    else:
+        values = torch.zeros(0)
     if len(values) < MIN_RESIDUALS:
         return CheckOutcome(1.0)
     largest = float(values.abs().max())

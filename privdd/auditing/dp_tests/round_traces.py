@@ -20,9 +20,8 @@ from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 ORDER_DEPENDS = "the order of what is sent depends on the records"
 
 
-MessageForm = tuple[
-    tuple[str, str, tuple[int, ...]], ...
-]  # name, type and shape of tensors, in their order
+# name, type and shape of tensors, in their order
+MessageForm = tuple[tuple[str, str, tuple[int, ...]], ...]
 
 
 def message_form(value: Tensors) -> MessageForm:

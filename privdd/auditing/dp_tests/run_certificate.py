@@ -36,6 +36,17 @@ from privdd.auditing.dp_tests.run_script import RunScript
 from privdd.auditing.dp_tests.statement import GuaranteeSubject, Statement
 from privdd.privacy.ledger import Ledger
 
+SEARCH_RELEASES = 8  # releases of a round that tell how far a crafted record moves them
+# Mean kappa^2 from which no other record can do noticeably better.
+FULLY_CLIPPED = 0.999
+LEAST_PLANNED_MU = 1e-6  # of a release that the record does not move
+ASSUMPTIONS = (
+    "noise.normal is standard normal (T0 tests the run's own noise)",
+    "records take part by independent coins of the stated probability (T0, T1)",
+    "other records' contributions do not depend on this one (T1)",
+    "rounding to a lattice hides nothing",
+)
+
 
 @dataclass(frozen=True)
 class _RunBudget:
@@ -61,16 +72,6 @@ class _RunBudget:
 
 
 RUN_BUDGET = _RunBudget()
-SEARCH_RELEASES = 8  # releases of a round that tell how far a crafted record moves them
-# Mean kappa^2 from which no other record can do noticeably better.
-FULLY_CLIPPED = 0.999
-LEAST_PLANNED_MU = 1e-6  # of a release that the record does not move
-ASSUMPTIONS = (
-    "noise.normal is standard normal (T0 tests the run's own noise)",
-    "records take part by independent coins of the stated probability (T0, T1)",
-    "other records' contributions do not depend on this one (T1)",
-    "rounding to a lattice hides nothing",
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def certificate_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 def _certified_or_untested(statement: Statement, name: str) -> Finding:
     """The certificate; name: of a client's upload, "" if the unit is a record."""
     try:
-        return certify_client(statement, name) if name else certify_record(statement)
+        if name:
+            return certify_client(statement, name)
+        return certify_record(statement)
     except NoiseNotPrescribed as why:
         return statement.untested_run_finding(str(why))
 
@@ -170,7 +173,10 @@ def certify_record(statement: Statement) -> Finding:
 def _certify_record_in_cells(statement: Statement, *, by_contribution: bool) -> Finding:
     subject = statement.subject
     guest = strongest_guest(subject, by_contribution=by_contribution)
-    absence = "its opposite" if subject.plan.relation == "replace" else "nothing"
+    if subject.plan.relation == "replace":
+        absence = "its opposite"
+    else:
+        absence = "nothing"
     what = f"{guest.names[0]!r} or {absence}, and no other record"
     alone = WholeRunReplay(subject, guest, by_contribution=by_contribution)
     alone = alone.fit_ledger_counts(alone.new_script(subject.keys.fold("count").torch()))

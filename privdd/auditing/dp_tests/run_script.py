@@ -227,7 +227,10 @@ class ScriptPlayer:
             hosts = [0] if count else []
         else:
             hosts = [host for host, own in enumerate(self.labels) if label in (None, own)]
-        needed = 2 * len(hosts) if self.script.exchanged else len(hosts)
+        if self.script.exchanged:
+            needed = 2 * len(hosts)
+        else:
+            needed = len(hosts)
         if count != needed and (needed != 1 or count > 1):
             raise UnknownContributions(
                 f"{name!r} has {count} contributions of {needed} records: whose is not known"
@@ -267,8 +270,14 @@ def release_query(
         alone = [contributions]
     else:
         alone = _single_rows(contributions, range(count))
-    present = alone[0] if count == 1 else take_records(contributions, slice(0, count))
-    against = _single_rows(contributions, range(count, 2 * count)) if script.exchanged else []
+    if count == 1:
+        present = alone[0]
+    else:
+        present = take_records(contributions, slice(0, count))
+    if script.exchanged:
+        against = _single_rows(contributions, range(count, 2 * count))
+    else:
+        against = []
     return script.add_release(mechanism, nobody, alone, present, hosts, against)
 
 

@@ -73,15 +73,25 @@ def guarantee_tests(subject: GuaranteeSubject) -> list[GuaranteeTest]:
     """All tests but those of the run's own noise, in the order of their findings."""
     if not subject.plan.mechanisms:
         return []
-    shown = subject_of_sums(subject) if subject.plan.trust.is_summed else subject
-    told = GuaranteeTest(shown, interference_findings)
-    whole = GuaranteeTest(shown, certificate_findings)
-    return [told, GuaranteeTest(shown, noise_use_findings), *mechanism_tests(shown), whole]
+    if subject.plan.trust.is_summed:
+        analysed = subject_of_sums(subject)
+    else:
+        analysed = subject
+    interference = GuaranteeTest(analysed, interference_findings)
+    certificate = GuaranteeTest(analysed, certificate_findings)
+    return [
+        interference,
+        GuaranteeTest(analysed, noise_use_findings),
+        *mechanism_tests(analysed),
+        certificate,
+    ]
 
 
 def run_log_tests(subject: GuaranteeSubject, record: NoiseLog | None) -> list[Finding]:
     """T0, on what this process noted of the run itself."""
-    return list(_add_seconds(log_findings(subject, record))) if subject.plan.mechanisms else []
+    if subject.plan.mechanisms:
+        return list(_add_seconds(log_findings(subject, record)))
+    return []
 
 
 def subject_of_sums(subject: GuaranteeSubject) -> GuaranteeSubject:

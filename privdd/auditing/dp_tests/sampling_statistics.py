@@ -36,7 +36,10 @@ def sampling_rate_p_value(
         what: whose draws these are, in words.
     """
     asked = int(sum(expected))
-    p = binomial_p_value(taken, asked, probability) if asked else 1.0
+    if asked:
+        p = binomial_p_value(taken, asked, probability)
+    else:
+        p = 1.0
     share = taken / max(asked, 1)
     says = f"{what}: {share:.3g} of the records are taken, {probability:.3g} is stated"
     return CheckOutcome(p, says)

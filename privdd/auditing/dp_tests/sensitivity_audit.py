@@ -153,7 +153,9 @@ class SensitivityTally:
     def name_guest(self, guests: Canaries, which: int) -> str:
         """The name of a guest; if the method has put its records in another order, which one it is
         is not known."""
-        return repr(guests.names[which]) if self.in_order else "one of them"
+        if self.in_order:
+            return repr(guests.names[which])
+        return "one of them"
 
     def worst_guest(self, relation: str) -> tuple[float, int]:
         """(kappa, guest) of the worst guest.
@@ -209,7 +211,9 @@ class SensitivityExaminer:
             raise EnoughReleases
 
     def _count_calls(self, name: str) -> int:
-        return sum(self.tallies[name].calls.values()) if name in self.tallies else 0
+        if name in self.tallies:
+            return sum(self.tallies[name].calls.values())
+        return 0
 
     def _add_release(self, mechanism: Mechanism, release: RecordedRelease) -> None:
         tally = self.tallies.setdefault(release.name, SensitivityTally())
@@ -226,7 +230,10 @@ class SensitivityExaminer:
         self._add_guest_changes(mechanism, release, tally)
         if sum(tally.calls.values()) <= COMPARED_RELEASES:
             # In a first run, who is who is not known yet.
-            rows = without_guests(release.rows, release.guests) if self.earlier else release.rows
+            if self.earlier:
+                rows = without_guests(release.rows, release.guests)
+            else:
+                rows = release.rows
             alone = single_contributions(mechanism, rows)
             tally.others.append(alone / sensitivity_unit(output))
 
@@ -239,7 +246,10 @@ class SensitivityExaminer:
         tally.others.append(torch.zeros(0, 1))
         tally.in_classes = False
         tally.in_order = False
-        guest = 0 if is_unknown else guests_in_partition(self.guests, release.partition)[0]
+        if is_unknown:
+            guest = 0
+        else:
+            guest = guests_in_partition(self.guests, release.partition)[0]
         tally.changes.setdefault(guest, 0.0)
 
     def _add_guest_changes(
@@ -290,7 +300,10 @@ class SensitivityExaminer:
         if self.base is None:
             return False
         label = class_of_cell(release.partition)
-        records = len(self.base) if label is None else int((self.base == label).sum())
+        if label is None:
+            records = len(self.base)
+        else:
+            records = int((self.base == label).sum())
         return count_records(release.rows) != records + release.guests
 
     def _move_guests_last(
@@ -480,7 +493,10 @@ def _add_presence_changes(
     cells = len(examined.plan.problem.class_list)
     limit = {}
     for name, tally in tallies.items():
-        times = 1 if None in tally.calls else max(cells, len(tally.calls))
+        if None in tally.calls:
+            times = 1
+        else:
+            times = max(cells, len(tally.calls))
         limit[name] = times * min(COMPARED_RELEASES, max(tally.calls.values()))
     effects = measure_presence(examined, base, records, limit, brief)
     for name, tally in tallies.items():

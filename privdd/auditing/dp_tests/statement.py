@@ -29,9 +29,8 @@ from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.trade_off import trade_off
 
 WHOLE_RUN_TEST = "t2_whole_run"
-MAX_ROUNDED_KAPPA = (
-    1.01  # units: what a release may seem to move by where it is rounded to a lattice
-)
+# units: what a release may seem to move by where it is rounded to a lattice
+MAX_ROUNDED_KAPPA = 1.01
 ORDER_STATISTIC = 5  # the k of T2's order statistic, fixed beforehand
 NO_EVIDENCE_NOTE = "; no bound from what is finally sent is evidence for a claim"
 
@@ -54,7 +53,9 @@ class ExaminedRounds:
         """Which rounds were examined, and which were not."""
         rest = sorted({*self.kept, *self.lost} - set(looked_at))
         seen = f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}"
-        return f"{seen}; not looked at: {format_ranges(rest)}" if rest else seen
+        if rest:
+            return f"{seen}; not looked at: {format_ranges(rest)}"
+        return seen
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -85,7 +86,9 @@ class GuaranteeSubject:
     def own_releases(self, *names: str) -> list[Release]:
         """The audited client's ledger rows, all or those of these names."""
         rows = [row for row in self.ledger.releases if row.client == self.plan.victim]
-        return [row for row in rows if row.name in names] if names else rows
+        if names:
+            return [row for row in rows if row.name in names]
+        return rows
 
     def has_finite_epsilon(self, name: str) -> bool:
         """Whether the audited client's releases of this name have a finite epsilon in the
@@ -118,11 +121,9 @@ class GuaranteeSubject:
         if name in method.uploads:
             return method.uploads[name]
         sent = self.messages_from(name)
-        return (
-            method.uploads[sent[0]]
-            if sent
-            else method.queries.get(name, next(iter(method.uploads.values())))
-        )
+        if sent:
+            return method.uploads[sent[0]]
+        return method.queries.get(name, next(iter(method.uploads.values())))
 
     def messages_from(self, name: str) -> list[str]:
         """The uploads, in the order in which the method declares them, that were computed from a
@@ -222,7 +223,8 @@ class Statement:
         allowed: float | None = None,
     ) -> Finding:
         """T1's row; rounds: that were examined; allowed: units, by the relation unless given."""
-        allowed = self.subject.allowed_units if allowed is None else allowed
+        if allowed is None:
+            allowed = self.subject.allowed_units
         found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
         text = (
             f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, "
@@ -325,7 +327,10 @@ class Statement:
         return max((c.epsilon for c in made if self.subject.delta < c.delta_below), default=0.0)
 
     def _describe_verdict(self, value: float) -> str:
-        beyond = "contradicts" if value > self.epsilon else "does not contradict"
+        if value > self.epsilon:
+            beyond = "contradicts"
+        else:
+            beyond = "does not contradict"
         return (
             f"not ({value:.3g}, {self.subject.delta:g})-DP, which {beyond} {self.epsilon:.3g} "
             f"({self.source})"
@@ -368,10 +373,12 @@ def curve_finding(
         *ratios, curve_at_scale, threshold=point.threshold, confidence=subject.confidence
     )
     implied = epsilon_at(event, subject.delta, relation=relation, scale=found.scale)
-    above = statement.epsilon * (
-        1 + 1e-9
-    )  # both epsilons are rounded: the curve decides which one is the larger
-    implied = max(implied, above) if found.refuted else min(implied, statement.epsilon)
+    # both epsilons are rounded: the curve decides which one is the larger
+    above = statement.epsilon * (1 + 1e-9)
+    if found.refuted:
+        implied = max(implied, above)
+    else:
+        implied = min(implied, statement.epsilon)
     where = f"false alarms at most {found.fpr:.3g} and misses at most {found.fnr:.3g}"
     lies = "below" if found.refuted else "not below"
     text = (
@@ -381,8 +388,6 @@ def curve_finding(
 
 
 def _describe_scale(scale: float) -> str:
-    return (
-        f"noise of {1 / scale:.3g} times the stated scale or more"
-        if scale
-        else "no noise of any scale"
-    )
+    if scale:
+        return f"noise of {1 / scale:.3g} times the stated scale or more"
+    return "no noise of any scale"

@@ -122,7 +122,10 @@ def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str
     mechanism = plan.mechanisms[name]
     examined = ExaminedRound(plan, snapshot, shard, subject.keys.fold("t1", name))
     run = examined.run_forced(shard, SeenContributions({}), None)
-    value = run.upload[name].value if run.upload and name in run.upload else {}
+    if run.upload and name in run.upload:
+        value = run.upload[name].value
+    else:
+        value = {}
     row_counts = {len(shard.train), len(shard.train) + len(shard.nulls or ())}
     is_rows = all(tensor.ndim and len(tensor) in row_counts for tensor in value.values())
     if not value or is_rows:

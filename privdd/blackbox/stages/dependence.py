@@ -166,7 +166,10 @@ def _judge_declaration(run: CheckRun, l1: float, l2: float, pair: NeighbouringIn
         f"the record moves the release by {size:.4g} ({norm}); {declared:.4g} is declared "
         "(stated.noise_std over stated.noise_multiplier)"
     )
-    outcome = "refuted" if size > declared * (1 + claim.tolerance / 5) else "not refuted"
+    if size > declared * (1 + claim.tolerance / 5):
+        outcome = "refuted"
+    else:
+        outcome = "not refuted"
     run.report.looks.append(
         SingleTestResult("declared sensitivity", outcome, says, 0.0, "certain", pair.says)
     )
@@ -293,8 +296,11 @@ def _report_lines(run: CheckRun, lines: dict[CodeLine, str], when: str) -> None:
     listed = []
     for file, number in [*lines][:SHOWN]:
         listed.append(f"{Path(file).name}:{number} {linecache.getline(file, number).strip()}")
-    more = f" and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
-    says = f"{when}, under the same noise: {'; '.join(listed)}{more}"
+    if len(lines) > SHOWN:
+        remainder = f" and {len(lines) - SHOWN} more"
+    else:
+        remainder = ""
+    says = f"{when}, under the same noise: {'; '.join(listed)}{remainder}"
     _add_dependence(run, "lines that run", says, next(iter(lines.values())))
 
 

@@ -127,7 +127,9 @@ def examine_hidden_call(run: CheckRun, game: games.DirectionGame) -> None:
 
 def _calls_per_instance(run: CheckRun, most: int) -> int:
     """At most as many calls of an instance as a series has: of later ones nothing is stated."""
-    return most if run.claim.calls == 1 else min(most, run.claim.calls)
+    if run.claim.calls == 1:
+        return most
+    return min(most, run.claim.calls)
 
 
 def examine_series(run: CheckRun, name: str, game: games.DirectionGame, *, late: bool) -> None:

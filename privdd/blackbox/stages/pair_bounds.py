@@ -64,7 +64,10 @@ def bound_pair(
         run.note_skipped(name, CURSORY if id(pair) in run.transcripts else "everywhere")
         return
     trained, fresh = sides
-    shift = run.replays.shift_of(pair) if calls_of == run.stated_calls else None
+    if calls_of == run.stated_calls:
+        shift = run.replays.shift_of(pair)
+    else:
+        shift = None
     sample = PairSample(trained, fresh, pair.axis, shift)
     if depth < ALL_LEFT and len(fresh[0]) < depth / 4:
         run.note_skipped(name, CURSORY)
@@ -138,7 +141,10 @@ def _bound_by_counting(
 ) -> None:
     """By a learned rule, for any mechanism."""
     bound = bound_by_distinguishing(sample, run.next_level())
-    rule = f"told apart by {bound.how}" if bound.epsilon else "not told apart"
+    if bound.epsilon:
+        rule = f"told apart by {bound.how}"
+    else:
+        rule = "not told apart"
     says = f"two inputs are {rule}, {bound.transcripts} transcripts"
     if calls_of == run.stated_calls:
         run.strongest_any.compare(pair, bound.epsilon)

@@ -52,7 +52,9 @@ class ClippedSum(Mechanism, hooks=("noise_std",)):
     def event(self) -> dpa.DpEvent:
         gaussian = dpa.GaussianDpEvent(float(self.noise_multiplier))
         q = float(self.sampling_probability)
-        return gaussian if q == 1 else dpa.PoissonSampledDpEvent(q, gaussian)
+        if q == 1:
+            return gaussian
+        return dpa.PoissonSampledDpEvent(q, gaussian)
 
     @property
     def _noise_lattice(self) -> Lattice:

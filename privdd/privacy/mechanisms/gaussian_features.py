@@ -84,7 +84,9 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
 
     def norm_for_size(self, numbers: int) -> float | None:
         """The clip norm of a record of so many numbers; None = not clipped."""
-        return self.rho * math.sqrt(numbers) if self.rho is not None else self.clip_norm
+        if self.rho is not None:
+            return self.rho * math.sqrt(numbers)
+        return self.clip_norm
 
     def copy_stds(self, norm: float | None) -> tuple[float, ...]:
         """The absolute noise scale of each copy."""
@@ -120,13 +122,18 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         """The event of records clipped to ``norm``."""
         if norm is None or self.broadcast_batch is not None:
             return dpa.NonPrivateDpEvent()
-        kind = dpa.GaussianDpEvent if self.distribution == "gaussian" else dpa.LaplaceDpEvent
+        if self.distribution == "gaussian":
+            kind = dpa.GaussianDpEvent
+        else:
+            kind = dpa.LaplaceDpEvent
         ratios = [std / norm for std in self.copy_stds(norm)]
         parts = [
             kind(self.noise_multiplier if self.noise_multiplier is not None else ratio)
             for ratio in ratios
         ]
-        return parts[0] if len(parts) == 1 else dpa.ComposedDpEvent(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return dpa.ComposedDpEvent(parts)
 
     def __call__(self, value: Tensors, noise: Noise) -> Output:
         norm = self.norm_for_size(sum(math.prod(tensor.shape[1:]) for tensor in value.values()))
@@ -155,17 +162,17 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     def _lattice_for(self, norm: float | None) -> Lattice | None:
         """One for all copies, under the smallest noise; None where there is no guarantee to
         keep."""
-        return (
-            None
-            if norm is None or self.broadcast_batch
-            else Lattice.under(min(self.copy_stds(norm)), norm)
-        )
+        if norm is None or self.broadcast_batch:
+            return None
+        return Lattice.under(min(self.copy_stds(norm)), norm)
 
     def _clip_factors(self, value: Tensors, norm: float) -> Tensor:
         return clip_factors(record_norms(value, 2 if self.distribution == "gaussian" else 1), norm)
 
     def _noise_sampler(self, noise: Noise) -> Callable[[tuple[int, ...]], Tensor]:
-        return noise.normal if self.distribution == "gaussian" else noise.laplace
+        if self.distribution == "gaussian":
+            return noise.normal
+        return noise.laplace
 
     def _release_on_lattice(
         self, lattice: Lattice, value: Tensors, norm: float, noise: Noise
@@ -180,7 +187,10 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
                 lattice.add_noise(whole, std, self._noise_sampler(noise))
                 for std in self.copy_stds(norm)
             ]
-            kind = tensor.dtype if tensor.is_floating_point() else torch.float32
+            if tensor.is_floating_point():
+                kind = tensor.dtype
+            else:
+                kind = torch.float32
             exact[name] = lattice.to_numbers(whole, kind)
             released[name] = lattice.to_numbers(torch.cat(copies), kind)
         return exact, released

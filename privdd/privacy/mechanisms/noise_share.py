@@ -86,7 +86,9 @@ def noise_share_of(mechanism: Mechanism, parts: int) -> Mechanism:
 
 def share_count_of(mechanism: Mechanism) -> int:
     """Over how many clients its noise is dealt; 1 where each adds all of it."""
-    return mechanism.parts if isinstance(mechanism, NoiseShare) else 1
+    if isinstance(mechanism, NoiseShare):
+        return mechanism.parts
+    return 1
 
 
 def unshared_mechanism(mechanism: Mechanism) -> Mechanism:

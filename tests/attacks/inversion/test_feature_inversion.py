@@ -144,9 +144,8 @@ def test_rows_of_known_records_are_judged_by_their_own_records() -> None:
         found["diagnostics"]["pairing"] == "row" and found["psnr"] > 25 and found["identified"] == 1
     )
     assert found["identified_chance"] == 1 / 100
-    lost = replace(
-        truth, rows=torch.tensor([3, 0, 5, 1, 7, 2, 4, 6])
-    )  # labels contradict: no such pairing
+    # labels contradict: no such pairing
+    lost = replace(truth, rows=torch.tensor([3, 0, 5, 1, 7, 2, 4, 6]))
     assert (
         SMALL.judge(SMALL.run(view, rng()), view, lost).measures["diagnostics"]["pairing"]
         == "nearest"

@@ -148,9 +148,8 @@ def test_large_dp_noise_drops_to_the_baseline() -> None:
     model, (x, y) = convnet(16, side=8, depth=1), digits()
     clean = sent(model, x[:1], y[:1])
     norm = float(torch.cat([g.flatten() for g in clean]).norm())
-    noisy = [
-        g / norm + torch.randn(g.shape, generator=rng(k)) for k, g in enumerate(clean)
-    ]  # clip 1, sigma 1
+    # clip 1, sigma 1
+    noisy = [g / norm + torch.randn(g.shape, generator=rng(k)) for k, g in enumerate(clean)]
     result = InvertingGradients(iterations=150).reconstruct(
         model, noisy, (1, 1, 8, 8), labels=y[:1], generator=rng()
     )

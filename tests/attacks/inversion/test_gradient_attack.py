@@ -357,9 +357,8 @@ def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images()
 
 @pytest.mark.parametrize("copied", [True, False])
 def test_copy_detection(copied: bool) -> None:
-    x, y = (
-        part[torch.randperm(1797, generator=rng(3))] for part in digits()
-    )  # the file is sorted by writer
+    # the file is sorted by writer
+    x, y = (part[torch.randperm(1797, generator=rng(3))] for part in digits())
     truth = Truth(x[:300], y[:300], x[300:600], y[300:600], torch.bincount(y[:300], minlength=10))
     shown = x[:60] if copied else x[600:660]
     view = _view(Surface.SYNTHETIC_IMAGES, (Capture(0, 0, "images", {"x": shown}),), _knowledge())

@@ -126,9 +126,8 @@ def test_neurons_that_one_record_alone_activates_give_it_away_from_a_batch() -> 
     gradients = sent(model, x, y)
     weight = gradients[0]
     bias = gradients[1]
-    alone = analytic.linear_inputs(
-        weight[2:], bias[2:]
-    )  # only the brightest record passes the top threshold
+    # only the brightest record passes the top threshold
+    alone = analytic.linear_inputs(weight[2:], bias[2:])
     assert float(psnr(alone.view(1, 1, 28, 28), x[2:])) > 80
 
 

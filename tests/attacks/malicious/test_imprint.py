@@ -87,9 +87,8 @@ def test_local_training_in_float32_with_momentum_and_weight_decay_keeps_most_of_
     assert (
         worst(records_from_layer(before, after, count=400), x)[isolated] < 0.05
     ).double().mean() > 0.9
-    found = records_from_layer(
-        before, after, count=40
-    )  # as many as the client holds: mixtures take some of the places
+    # as many as the client holds: mixtures take some of the places
+    found = records_from_layer(before, after, count=40)
     assert (worst(found, x) < 0.05).double().mean() > 0.4
     assert (worst(found, pictures(40, 5)) < 0.05).sum() == 0  # strangers are not found
 

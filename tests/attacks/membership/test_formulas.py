@@ -340,9 +340,8 @@ def test_the_score_is_the_offline_ratio_of_the_shadows_chosen() -> None:
     probs = seen.worlds.signals["confidence"].double().sigmoid()
     expected = rmia(probs[chosen], seen.worlds.masks[chosen], probs[5], a=0.3, online=False)
     torch.testing.assert_close(scores[5], expected)
-    record = int(
-        (~seen.worlds.masks[chosen]).all(0).nonzero()[0]
-    )  # p = ((1 + a) p_out + 1 - a) / 2 by hand
+    # p = ((1 + a) p_out + 1 - a) / 2 by hand
+    record = int((~seen.worlds.masks[chosen]).all(0).nonzero()[0])
     torch.testing.assert_close(
         scores[5][record], probs[5][record] / ((1.3 * probs[chosen][:, record].mean() + 0.7) / 2)
     )

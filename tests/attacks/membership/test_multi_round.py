@@ -29,9 +29,8 @@ from attacks.types import Adversary, Finding, Knowledge, Surface, Truth, View, W
 
 
 COVARIANCE = torch.tensor([[1.0, 0.8], [0.8, 1.0]], dtype=torch.float64)
-GAP = torch.tensor(
-    [0.7, 0.0], dtype=torch.float64
-)  # the second signal says nothing but what noise the first has
+# the second signal says nothing but what noise the first has
+GAP = torch.tensor([0.7, 0.0], dtype=torch.float64)
 
 
 def drawn(worlds: int, records: int, gap=GAP, covariance=COVARIANCE, seed: int = 0):

@@ -60,9 +60,8 @@ def test_one_record_alone_has_the_exact_ratio():
 def test_other_records_coins_are_marginalised(size, near):
     """Nearly exact where noise is large, as under a guarantee; the same order where it is not."""
     rng = np.random.default_rng(2)
-    effects = size * (
-        rng.normal(size=(6, 8)) + rng.normal(size=8)
-    )  # they point the same way, in part
+    # they point the same way, in part
+    effects = size * (rng.normal(size=(6, 8)) + rng.normal(size=8))
     observed = drawn(rng.random((40, 6)) < 0.5, effects)
     mine, want = (np.concatenate([f(effects, one) for one in observed]) for f in (real, exact))
     assert np.abs(mine - want).mean() < near * np.abs(want).mean()

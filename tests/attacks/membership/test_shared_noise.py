@@ -74,9 +74,8 @@ def test_a_member_alone_in_its_batch_is_told_by_the_size_of_its_implied_noise():
     scores = noise_coincidence(rows, one, clean, one[:32], BATCH, 0.5)
     assert scores.max() < 0  # nothing coincides
     assert roc(scores, (torch.arange(32) < 16).numpy()).auc > 0.9
-    joined = torch.cat(
-        [rows, clean[30:32] + noise[:1]]
-    )  # two more in one batch: they coincide, so they rank first
+    # two more in one batch: they coincide, so they rank first
+    joined = torch.cat([rows, clean[30:32] + noise[:1]])
     again = noise_coincidence(
         joined, torch.zeros(len(joined), dtype=torch.long), clean, one[:32], BATCH, 0.5
     )

@@ -27,9 +27,8 @@ def test_they_solve_ridge_regression(ridge, n, p) -> None:
     d = directions(n, p)
     released = directions(3, p, seed=5)
     weight = (ridge * d.square().sum(1).mean()).sqrt()
-    rows = np.vstack(
-        [d.T.numpy(), weight * np.eye(n)]
-    )  # least squares with the penalty as more rows
+    # least squares with the penalty as more rows
+    rows = np.vstack([d.T.numpy(), weight * np.eye(n)])
     for found, v in zip(ridge_coefficients(released, d, ridge), released):
         exact = np.linalg.lstsq(rows, np.concatenate([v.numpy(), np.zeros(n)]), rcond=None)[0]
         assert np.allclose(found, exact)

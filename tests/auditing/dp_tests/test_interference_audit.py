@@ -54,9 +54,8 @@ def test_only_what_depends_on_the_records_is_told(method: Any, mechanism: Any, s
     assert says in found[0]["note"] and "round 0" in found[0]["note"]
 
 
-Tells = Callable[
-    [int, Any, Shard, dict[str, Any]], Any
-]  # round, memory, data, released -> rows that are sent
+# round, memory, data, released -> rows that are sent
+Tells = Callable[[int, Any, Shard, dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)

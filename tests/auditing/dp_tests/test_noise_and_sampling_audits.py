@@ -149,9 +149,8 @@ SMALL = (
     "audit.guarantee.slow_runs=20",
     "audit.guarantee.images=1",
 )
-FEWER = (
-    "data.limit=90"  # where no noise or coin is judged, what each record can do is tried on fewer
-)
+# where no noise or coin is judged, what each record can do is tried on fewer
+FEWER = "data.limit=90"
 PROFILES = {
     "client": ("fedavg", "privacy=client"),
     "dpsgd": ("fedavg", "privacy=dpsgd", "privacy.sampling_probability=0.1"),
@@ -161,12 +160,13 @@ PROFILES = {
     "fedfed_dp": ("fedfed_dp", "privacy.sampling_probability=0.2"),
 }
 Plant = Callable[[pytest.MonkeyPatch], None]
+# of tests.conftest
 SHARED = {
     "client": "fedavg_client",
     "dpsgd": "fedavg_dpsgd",
     "feddm_dp": "feddm_dp",
     "fedfed_dp": "fedfed_dp",
-}  # of tests.conftest
+}
 Healthy = Callable[[str], tuple[Path, list[Finding]]]
 
 

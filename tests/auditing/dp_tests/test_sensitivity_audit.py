@@ -92,9 +92,8 @@ def test_others_that_shrink_with_the_number_of_records_are_seen() -> None:
     _, others, _ = changed(Sends(rows=lambda x: x.flatten(1) * 0.1 / len(x)))
     x = torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0)).flatten(1)
     by_hand = [float(x[:n].norm(dim=1).sum()) * 0.1 * (1 / n - 1 / (n + 1)) for n in (20, 6)]
-    few = (
-        0.1 * float(x.norm(dim=1).max()) / 2
-    )  # at most, of one record beside another: pairs of few records are looked at as well
+    # at most, of one record beside another: pairs of few records are looked at as well
+    few = 0.1 * float(x.norm(dim=1).max()) / 2
     assert max(by_hand) * 0.99 <= others <= few
 
 
