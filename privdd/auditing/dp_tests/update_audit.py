@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import dp_accounting as dpa
@@ -152,18 +152,21 @@ def compare_updates(
 ) -> SensitivityTally:
     """Each crafted update through the channel, against zero in its place: changes in units, and the
     drawn noise."""
-    outputs = []
-    forms = set()
-    for number, update in enumerate(crafted.values()):
-        outputs.append(_send_update(subject, snapshot, name, number, update))
-        shapes = {key: tuple(tensor.shape) for key, tensor in sorted(update.items())}
-        forms.add(str(shapes))
-    if len(forms) > 1:
+    if _has_many_forms(crafted.values()):
         leak = f"the size of {name!r} depends on which records the client has"
         return SensitivityTally(leak=leak)
+    outputs = [
+        _send_update(subject, snapshot, name, number, update)
+        for number, update in enumerate(crafted.values())
+    ]
     first_update = next(iter(crafted.values()))
     nothing = {key: torch.zeros_like(tensor) for key, tensor in first_update.items()}
     mechanism = subject.plan.mechanisms[name]
+    # A tensor that is left out gives its content away, and no noise covers that.
+    released = [output.value for output in outputs]
+    if _has_many_forms([*released, value_before_noise(mechanism, nothing)]):
+        leak = f"which tensors of {name!r} are released depends on which records the client has"
+        return SensitivityTally(leak=leak)
     absent = clean_numbers(mechanism, nothing)
     rows = []
     for update, output in zip(crafted.values(), outputs):
@@ -176,6 +179,15 @@ def compare_updates(
         drawn = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double()
         tally.add_noise(drawn / output.noise_std)
     return tally
+
+
+def _has_many_forms(messages: Iterable[Tensors]) -> bool:
+    """Whether messages differ in the names or shapes of their tensors."""
+    forms = set()
+    for message in messages:
+        shapes = [(key, tuple(tensor.shape)) for key, tensor in sorted(message.items())]
+        forms.add(tuple(shapes))
+    return len(forms) > 1
 
 
 def _send_update(

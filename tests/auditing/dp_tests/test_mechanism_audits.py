@@ -126,6 +126,18 @@ class Blind(ClientLevel):
         return replace(honest, exact={n: t + bad[n] for n, t in (honest.exact or {}).items()})
 
 
+@dataclass(frozen=True)
+class Sparing(ClientLevel):
+    """A mutant: a tensor that the client left as it was is not released."""
+
+    def __call__(self, value: Tensors, noise: Any) -> Output:
+        honest = super().__call__(value, noise)
+        exact = honest.exact or {}
+        kept = [n for n, t in exact.items() if float(t.norm()) > 0] or list(exact)[:1]
+        released = {n: honest.value[n] for n in kept}
+        return replace(honest, value=released, exact={n: exact[n] for n in kept})
+
+
 def of_client(
     mechanism: ClientLevel, *, rounds: int = 1, relation: str = "zero_out", runs: int = 60
 ) -> GuaranteeSubject:
@@ -263,7 +275,8 @@ def test_log_ratios_follow_the_closed_form(factor: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mutant", "least"), [(Quiet, 2.5), (Loose, 1.9), (Piecewise, 1.5), (Blind, 100.0)]
+    ("mutant", "least"),
+    [(Quiet, 2.5), (Loose, 1.9), (Piecewise, 1.5), (Blind, 100.0), (Sparing, 100.0)],
 )
 def test_a_fault_is_a_contradiction(mutant: type[ClientLevel], least: float) -> None:
     found = list(mechanism_findings(of_client(mutant(4.0, 0.1), runs=20)))
