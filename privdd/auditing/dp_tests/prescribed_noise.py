@@ -119,7 +119,7 @@ class EmptyRelease:
         """s = |M(nobody; z = c) - M(nobody; z = 0)| / c for a large draw c = ``PROBE_DRAW``."""
         numbers = value_at_draw(mechanism, nobody)
         probed = value_at_draw(mechanism, nobody, PROBE_DRAW)
-        return EmptyRelease(numbers, ((probed - numbers) / PROBE_DRAW).abs())
+        return EmptyRelease(numbers, (_subtract(probed, numbers) / PROBE_DRAW).abs())
 
 
 def value_at_draw(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Tensor:
@@ -127,9 +127,15 @@ def value_at_draw(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Te
     return concatenate_values(mechanism(value, PrescribedNoise(constant=draw)).value)
 
 
+def _subtract(released: Tensor, reference: Tensor) -> Tensor:
+    if released.shape != reference.shape:
+        raise NoiseNotPrescribed("how many numbers it releases depends on the records")
+    return released - reference
+
+
 def _measure_shifts(mechanism: Mechanism, empty: Tensor, alone: Sequence[Tensors]) -> Tensor:
     """d_h, how each input moves the numbers without noise: (H, numbers)."""
-    rows = [value_at_draw(mechanism, contributions) - empty for contributions in alone]
+    rows = [_subtract(value_at_draw(mechanism, contributions), empty) for contributions in alone]
     if rows:
         return torch.stack(rows)
     return empty.new_zeros(0, len(empty))
@@ -261,7 +267,8 @@ def release_prescribed(
             nobody.
 
     Raises:
-        NoiseNotPrescribed: for noise of another form, and for records whose directions overlap.
+        NoiseNotPrescribed: for noise of another form, for records whose directions overlap, and
+            if the count of numbers released depends on the records.
     """
     scale = empty.scale
     shifts = _measure_shifts(mechanism, empty.numbers, alone)
@@ -276,7 +283,7 @@ def release_prescribed(
     draws, mus = _draws_along(shifts, scale, noise, generator)
     source = PrescribedNoise(draws, generator=generator)
     output = mechanism(nobody if present is None else present, source)
-    gap = concatenate_values(output.value) - clean
+    gap = _subtract(concatenate_values(output.value), clean)
     tolerance = ROUNDING_TOLERANCE * scale + VALUE_TOLERANCE * clean.abs()
     if bool(((gap - scale * draws).abs() > tolerance).any()):
         raise NoiseNotPrescribed(
