@@ -353,7 +353,7 @@ def surface_limits(
         SurfaceLimit(
             surface,
             sender,
-            epsilon_by_accountant(ledger, [surface]),
+            ledger.epsilon_by_accountant(surfaces=[surface]),
             stated.get(surface),
             untested_parts(ledger, surface, findings),
         )
@@ -399,13 +399,6 @@ def _utility_json(experiment: Experiment, progress: Progress) -> dict[str, Any]:
     }
 
 
-def epsilon_by_accountant(
-    ledger: Ledger, surfaces: Sequence[str] | None = None
-) -> dict[str, float]:
-    """Epsilon by the PLD and by the RDP accountant."""
-    return {a: ledger.epsilon(surfaces=surfaces, accountant=a) for a in ("pld", "rdp")}  # type: ignore[arg-type]
-
-
 def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditState) -> dict[str, Any]:
     noise = noise_settings_of(experiment)
     claims = paper_claims_of(experiment)
@@ -413,7 +406,7 @@ def _privacy_json(experiment: Experiment, ledger: Ledger, audited: AuditState) -
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
-        "epsilon": epsilon_by_accountant(ledger) | shown_entries(audited.findings),
+        "epsilon": ledger.epsilon_by_accountant() | shown_entries(audited.findings),
         **({} if noise is None else {"noise": noise}),
         "public": public_information(experiment, ledger),
         "claims": [claim.to_json() for claim in claims],
@@ -464,7 +457,7 @@ def stated_epsilons(ledger: Ledger) -> dict[str, float]:
     """The stated ε of each surface, which is the proven ε. Surfaces that promise nothing (infinite)
     are left out."""
     surfaces = dict.fromkeys(r.surface for r in ledger.releases)
-    promised = {s: min(epsilon_by_accountant(ledger, [s]).values()) for s in surfaces}
+    promised = {s: ledger.proven_epsilon(surfaces=[s]) for s in surfaces}
     return {s: e for s, e in promised.items() if math.isfinite(e)}
 
 
@@ -487,7 +480,7 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _name_mechanisms(experiment, releases),
-            "epsilon": epsilon_by_accountant(ledger, [surface]) | shown,
+            "epsilon": ledger.epsilon_by_accountant(surfaces=[surface]) | shown,
             "audited": _describe_attacks(state, findings_on_surface(findings, key, rows), key),
             **_missing_map_entry(experiment, key),
         }

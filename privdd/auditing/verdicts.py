@@ -14,12 +14,12 @@ from typing import Any
 import dp_accounting as dpa
 
 from attacks.types import Adversary, Finding
+from privdd.privacy.accounting import smallest_bound
 from privdd.privacy.ledger import SERVER, Ledger, Release
-from privdd.reporting.schema import Verdict, worst_verdict
+from privdd.reporting.schema import Verdict, exceeds_kappa, worst_verdict
 
 # bounds whose being above what is stated is a contradiction
 DECISIVE_VALIDITIES = ("finite_sample", "curve")
-KAPPA_TOLERANCE = 1e-4  # of what is allowed: kappa is measured in floating point
 READERS_OF_BROADCASTS = (Adversary.PEER, Adversary.PUBLIC)  # they hold what the server sends
 ANALYST_ONLY = ("analyst",)  # who sees a release that does not travel as it is
 
@@ -49,7 +49,7 @@ def refutes_limit(finding: Finding, stated: float | None) -> bool:
     is_sound = m.get("epsilon_validity") in DECISIVE_VALIDITIES
     if promised is not None and is_sound and deciding_bound(finding) > float(promised):
         return True
-    if "kappa" in m and float(m["kappa"]) > float(m["kappa_allowed"]) * (1 + KAPPA_TOLERANCE):
+    if "kappa" in m and exceeds_kappa(float(m["kappa"]), float(m["kappa_allowed"])):
         return True
     return bool(m.get("diagnostics", {}).get("refuted"))
 
@@ -64,7 +64,7 @@ def choose_verdict(
     """
     if is_refuted:
         return "contradiction"
-    if math.isinf(min(epsilon.values())):
+    if math.isinf(smallest_bound(epsilon)):
         return "unprotected"
     return "untested" if missing else "consistent"
 

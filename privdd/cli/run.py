@@ -313,7 +313,7 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             )
         ledger = progress.ledger
         clients = experiment.plan.problem.clients
-        epsilon = audit_findings.epsilon_by_accountant(ledger)
+        epsilon = ledger.epsilon_by_accountant()
         accuracy = progress.accuracy[-1]
         summary: dict[str, Any] = {
             "schema": SCHEMA,

@@ -17,7 +17,7 @@ import torch
 from attacks.types import SENT_BY_SERVER, Surface
 from privdd import __version__
 from privdd.auditing.attack_tasks import ErrorBudget
-from privdd.auditing.findings import MEASURE_KEYS, epsilon_by_accountant, finding_row, size_in_bytes
+from privdd.auditing.findings import MEASURE_KEYS, finding_row, size_in_bytes
 from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.core.validation import BadConfig, check_choice, check_number, setting_error
 from privdd.external.membership_game import JudgedAttack
@@ -191,7 +191,7 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
 def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
     surfaces = list(_surface_rows(run, ledger))
     head = {name: getattr(ledger, name) for name in ("delta", "unit", "relation")}
-    head["epsilon"] = epsilon_by_accountant(ledger)
+    head["epsilon"] = ledger.epsilon_by_accountant()
     if run.accuracy is None:
         utility = {}
     else:
@@ -242,7 +242,7 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
         mine = [one.finding for one in run.judged if str(one.finding.surface) == surface]
         notes = [str(finding.measures.get("note", "")) for finding in mine][:3]
         tried = any(MEASURE_KEYS & set(finding.measures) for finding in mine)
-        epsilon = epsilon_by_accountant(ledger, [surface])
+        epsilon = ledger.epsilon_by_accountant(surfaces=[surface])
         yield {
             "surface": surface,
             "sender": "server"

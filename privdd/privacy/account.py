@@ -31,6 +31,7 @@ from privdd.privacy.accounting import (
     check_work,
     composed_loss,
     epsilon_of,
+    smallest_bound,
 )
 from privdd.privacy.batch_bounds import bound_batch_epsilon
 from privdd.privacy.calibration import calibrate
@@ -379,7 +380,9 @@ def _count_cost(
     if by_allocation < epsilon_pld:
         epsilon_pld = by_allocation
         proof = ALLOCATION
-    best = min(epsilon_pld, math.inf if epsilon_rdp is None else epsilon_rdp)
+    best = smallest_bound(
+        {"pld": epsilon_pld, "rdp": math.inf if epsilon_rdp is None else epsilon_rdp}
+    )
     capped = [
         min(bound, naming_bound_of_claim(best, delta, level))
         for level, bound in zip(_levels(), bounds)

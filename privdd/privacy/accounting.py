@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Literal, get_args
@@ -47,6 +47,13 @@ MOST_WORK = 1500
 MOST_WORK_OF_ONE = 200
 
 Accountant = Literal["pld", "rdp"]
+ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
+
+
+def smallest_bound(epsilons: Mapping[str, float]) -> float:
+    """The proven epsilon, of those that the accountants prove: each is an upper bound, so the
+    smallest holds."""
+    return min(epsilons.values())
 
 
 def check_relation(relation: str) -> None:

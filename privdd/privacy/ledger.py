@@ -20,7 +20,14 @@ from typing import Any
 import dp_accounting as dpa
 
 from privdd.core.units import UNITS, Relation
-from privdd.privacy.accounting import Accountant, check_delta, check_relation, epsilon_of
+from privdd.privacy.accounting import (
+    ACCOUNTANTS,
+    Accountant,
+    check_delta,
+    check_relation,
+    epsilon_of,
+    smallest_bound,
+)
 from privdd.privacy.events import (
     Tally,
     UnsupportedEvent,
@@ -198,6 +205,21 @@ class Ledger:
                 value = math.inf
             worst = max(worst, value)
         return worst
+
+    def epsilon_by_accountant(
+        self, *, surfaces: Collection[str] | None = None, client: int | None = None
+    ) -> dict[str, float]:
+        """Accountant ("pld", "rdp") -> what ``epsilon`` says by it."""
+        return {
+            accountant: self.epsilon(surfaces=surfaces, client=client, accountant=accountant)
+            for accountant in ACCOUNTANTS
+        }
+
+    def proven_epsilon(
+        self, *, surfaces: Collection[str] | None = None, client: int | None = None
+    ) -> float:
+        """The smallest epsilon that an accountant proves; infinite if none proves any."""
+        return smallest_bound(self.epsilon_by_accountant(surfaces=surfaces, client=client))
 
     def totals(
         self, *, surfaces: Collection[str] | None = None, client: int | None = None

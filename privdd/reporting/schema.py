@@ -31,6 +31,7 @@ Status = Literal["measured", "nothing_to_read", "not_attacked", "failed"]
 TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
+KAPPA_TOLERANCE = 1e-4  # of what is allowed: kappa is measured in floating point
 
 
 def _to_float(value: Any) -> Any:
@@ -510,6 +511,11 @@ class Findings(Part):
                 f"verdict={self.verdict!r}: a surface is in contradiction, so the run is"
             )
         return self
+
+
+def exceeds_kappa(kappa: float, allowed: float) -> bool:
+    """Whether one unit moves a release further than ``allowed``, by more than rounding does."""
+    return kappa > allowed * (1 + KAPPA_TOLERANCE)
 
 
 def worst_verdict(verdicts: Iterable[str]) -> Verdict:

@@ -35,10 +35,16 @@ from privdd.reporting.leaks import (
     rank_leaks,
     removes_noise,
 )
-from privdd.reporting.schema import GRAVITY, FindingRow, Findings, Scope, SurfaceRow, Verdict
+from privdd.reporting.schema import (
+    GRAVITY,
+    FindingRow,
+    Findings,
+    Scope,
+    SurfaceRow,
+    Verdict,
+    exceeds_kappa,
+)
 from privdd.reporting.wording import format_number, format_share, one_in
-
-KAPPA_TOLERANCE = 1.0001  # above what is allowed by less than this is rounding
 
 
 def leak_sentences(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
@@ -85,8 +91,7 @@ def _largest_move(rows: Iterable[FindingRow]) -> FindingRow | None:
     """The finding whose kappa is furthest above what is allowed."""
     over = []
     for row in rows:
-        allowed = row.kappa_allowed or math.inf
-        if row.kappa is not None and row.kappa > allowed * KAPPA_TOLERANCE:
+        if row.kappa is not None and exceeds_kappa(row.kappa, row.kappa_allowed or math.inf):
             over.append(row)
     return max(over, key=lambda row: row.kappa or 0.0, default=None)
 

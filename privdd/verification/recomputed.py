@@ -31,7 +31,7 @@ from privdd.auditing.verdicts import (
     judge_run,
 )
 from privdd.core.rng import Keys
-from privdd.privacy.accounting import check_work
+from privdd.privacy.accounting import check_work, smallest_bound
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.comparison import read_training_record
 from privdd.reporting.figures import psnr_of_arrays
@@ -103,7 +103,7 @@ def recompute_epsilons(
     with warnings.catch_warnings():
         # an accountant without a bound: infinite, as the run recorded it
         warnings.simplefilter("ignore", UserWarning)
-        return audit_findings.epsilon_by_accountant(ledger, surfaces)
+        return ledger.epsilon_by_accountant(surfaces=surfaces)
 
 
 def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
@@ -570,7 +570,8 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
     if ledger is None:
         claims = record.findings.privacy.claims
         return claims[0].number if claims else None
-    value = min(recompute_epsilons(audit_findings.record_level_ledger(ledger), [surface]).values())
+    of_records = audit_findings.record_level_ledger(ledger)
+    value = smallest_bound(recompute_epsilons(of_records, [surface]))
     return value if math.isfinite(value) else None
 
 

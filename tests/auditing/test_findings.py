@@ -26,7 +26,6 @@ from privdd.auditing import pipeline as auditing
 from privdd.auditing.attack_tasks import error_budget, familywise_bound
 from privdd.auditing.coverage import check_coverage
 from privdd.auditing.findings import (
-    epsilon_by_accountant,
     noise_settings_of,
     public_information,
     reconstruction_rows,
@@ -225,7 +224,7 @@ def test_partition_cells_compose_in_parallel():
     assert len(cells - {None}) == 10
     rdp = recomputed(ledger, lambda n: RdpAccountant(neighboring_relation=n))
     flat = {**ledger, "releases": [{**r, "partition": None} for r in ledger["releases"]]}
-    assert epsilon_by_accountant(Ledger.from_json(ledger))["rdp"] == pytest.approx(rdp, rel=2e-2)
+    assert Ledger.from_json(ledger).epsilon(accountant="rdp") == pytest.approx(rdp, rel=2e-2)
     assert recomputed(flat, lambda n: RdpAccountant(neighboring_relation=n)) > 1.5 * rdp
 
 

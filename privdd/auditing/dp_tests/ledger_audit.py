@@ -161,10 +161,7 @@ def _stated_epsilon(subject: GuaranteeSubject, surfaces: list[str] | None) -> fl
     client = subject.plan.victim
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return min(
-            ledger.epsilon(surfaces=surfaces, client=client, accountant="pld"),
-            ledger.epsilon(surfaces=surfaces, client=client, accountant="rdp"),
-        )
+        return ledger.proven_epsilon(surfaces=surfaces, client=client)
 
 
 def _events_by_cell(

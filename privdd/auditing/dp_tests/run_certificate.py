@@ -139,11 +139,7 @@ def _proven_epsilon(subject: GuaranteeSubject, names: Sequence[str]) -> float:
     bare."""
     ledger = Ledger(subject.ledger.relation, subject.ledger.unit, subject.ledger.delta)
     ledger.append([replace(row, post_of=()) for row in subject.own_releases(*names)])
-    client = subject.plan.victim
-    return min(
-        ledger.epsilon(client=client, accountant="pld"),
-        ledger.epsilon(client=client, accountant="rdp"),
-    )
+    return ledger.proven_epsilon(client=subject.plan.victim)
 
 
 def certify_client(statement: Statement, name: str) -> Finding:

@@ -27,6 +27,7 @@ from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.accounting import epsilon, epsilon_at
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.privacy.trade_off import trade_off
+from privdd.reporting.schema import exceeds_kappa
 
 WHOLE_RUN_TEST = "t2_whole_run"
 # units: what a release may seem to move by where it is rounded to a lattice
@@ -225,10 +226,10 @@ class Statement:
         """T1's row; rounds: that were examined; allowed: units, by the relation unless given."""
         if allowed is None:
             allowed = self.subject.allowed_units
-        found = "more" if kappa > allowed * (1 + 1e-4) else "no more"
+        comparison = "more" if exceeds_kappa(kappa, allowed) else "no more"
         text = (
             f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, "
-            f"{found} than {allowed:g}"
+            f"{comparison} than {allowed:g}"
         )
         measures: dict[str, Any] = {"kappa": kappa, "kappa_allowed": allowed, "n": searched}
         looks = covered_diagnostics("t1_sensitivity", rounds)
