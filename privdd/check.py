@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run_command(argv: Sequence[str]) -> int:
-    from privdd.blackbox.check_command import CHECK, check_request, named_target
+    from privdd.blackbox.check_arguments import check_request
+    from privdd.blackbox.check_command import CHECK, named_target
     from privdd.blackbox.check_limits import judge_check
     from privdd.blackbox.check_page import write_check_page
     from privdd.blackbox.runner import run_check
@@ -92,7 +93,8 @@ def check_output_folder(folder: Path) -> None:
 
 def _check_components(given: Mapping[str, Any]) -> int:
     """The table of known components, one after the other, written after each."""
-    from privdd.blackbox.check_command import CHECK, check_request
+    from privdd.blackbox.check_arguments import check_request
+    from privdd.blackbox.check_command import CHECK
     from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
     from privdd.integrations import components as table

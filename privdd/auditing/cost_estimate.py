@@ -72,8 +72,11 @@ SHARED_SHARE = 0.3
 WIDE_SHARE = 0.8
 SEARCH_LENGTHS = ("iterations", "steps")  # settings of an attack, at any depth
 MIN_ANNOUNCED_SECONDS = 60.0  # shorter runs are not announced
-ANNOUNCEMENT_SECONDS = 2.0  # of CPU, that the announcement may take
+ANNOUNCEMENT_SECONDS = 0.2  # of CPU, that further rounds may take before a run
 DRY_RUN_SECONDS = 30.0
+# of the seconds of an estimate, for each long loop; but at least so many seconds
+LOOP_SHARE = 0.1
+LEAST_LOOP_SECONDS = 0.02
 TIMED_TEST_RECORDS = 250
 PASS_RECORDS = 16
 PASSES = 10
@@ -256,9 +259,10 @@ def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, Round
     """
     plan = experiment.plan
     began = time.process_time()
+    allowance = min(max(LEAST_LOOP_SECONDS, LOOP_SHARE * seconds), LOOP_ALLOWANCE)
     timed = dict[int, RoundTiming]()
     with (
-        truncate_loops(LOOP_ALLOWANCE) as loops,
+        truncate_loops(allowance) as loops,
         torch_threads(experiment.engine.threads),
         warnings.catch_warnings(),
     ):

@@ -6,18 +6,13 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 from scipy.optimize import brentq, minimize_scalar
 
 from attacks.epsilon import gaussian_epsilon
+from privdd.blackbox.claim_words import Inputs, Kind, Law, Neighbours, Sampling
 from privdd.core.validation import BadConfig, check_choice, check_integer, setting_error
-
-Kind = Literal["update", "aggregate", "records"]
-Neighbours = Literal["add_remove", "replace", "zero_out"]
-Law = Literal["gaussian", "laplace"]
-Inputs = Literal["finite", "any"]
-Sampling = Literal["shuffled", "balls_in_bins"]
 
 # relations of the accountant of a sampling
 ACCOUNTED = {"shuffled": ("zero_out",), "balls_in_bins": ("zero_out", "add_remove")}

@@ -49,7 +49,6 @@ CANARIES_FILE = "canaries.npz"
 SECRET_FILE = "secret.json"
 OPENED_FILE = "opened.json"
 CANARY_SCHEMA = 1
-CANARY_SIGNALS = ("update", "loss", "scores")
 SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}")
 HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_CANARIES = 100_000  # canaries of a site

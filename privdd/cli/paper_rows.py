@@ -14,15 +14,13 @@ from typing import Any
 from omegaconf import DictConfig
 
 from privdd.cli.build import build_experiment, instantiate_node
-from privdd.cli.compose import config_dir, group_choices, register_resolvers
+from privdd.cli.compose import register_resolvers
 from privdd.cli.main import config_of
 from privdd.cli.plain_config import iterate_settings, to_plain_settings
 from privdd.cli.run import run_audit, run_training
 from privdd.cli.settings import settings_fingerprint
 from privdd.cli.sweeps import short_digest
-from privdd.core.validation import BadConfig
 from privdd.federated.experiment import Experiment
-from privdd.runtime.yaml_files import read_shipped_yaml
 
 # of methods that train the classifier locally
 LOCAL_TRAINING_TERMS = ("local_epochs", "batch_size", "lr", "momentum", "weight_decay")
@@ -38,22 +36,6 @@ IGNORED_SETTINGS = (
     "tracking",
     "device",
 )
-
-
-@lru_cache(maxsize=64)
-def paper_block(experiment: str) -> Mapping[str, Any]:
-    """The ``paper`` block of ``experiment=NAME`` as written: source, metric, terms, columns with
-    the printed numbers.
-
-    Raises BadConfig for an unknown experiment.
-    """
-    names = group_choices("experiment", [config_dir()])
-    if experiment not in names:
-        raise BadConfig(f"experiment={experiment}: one of {', '.join(names)}")
-    block: dict[str, Any] = read_shipped_yaml(
-        Path(config_dir()) / "experiment" / f"{experiment}.yaml"
-    )["paper"]
-    return block
 
 
 @lru_cache(maxsize=256)

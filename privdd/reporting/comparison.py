@@ -14,6 +14,7 @@ from rich.text import Text
 
 from privdd.reporting import albums, export, figures, finding_selection, page, plots, wording
 from privdd.reporting.albums import PictureAlbum
+from privdd.reporting.console import console_for
 from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
 from privdd.reporting.figures import FrontierPoint, RocLine, SeriesStyle, save_figure
 from privdd.reporting.finding_selection import has_no_signal
@@ -23,7 +24,6 @@ from privdd.reporting.run_record import RunRecord, read_run_config, read_run_rec
 from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, Utility
 from privdd.reporting.settings import Setting, group_runs
 from privdd.reporting.summary import is_weak_limit
-from privdd.reporting.terminal import console_for
 from privdd.reporting.wording import format_number, format_share, join_names, page_limits
 from privdd.runtime.files import DamagedRun, read_json, write_bytes
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TextIO, cast
+from typing import IO, TextIO
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from privdd.reporting import finding_selection, summary, wording
+from privdd.reporting.console import console_for
 from privdd.reporting.distillation_lines import distillation_lines, undistilled_marks
 from privdd.reporting.policy import EXIT_BROKEN, Policy, breaks_policy
 from privdd.reporting.schema import ClaimRow, Findings, SurfaceRow
@@ -23,12 +23,8 @@ STYLE = {
     "consistent": "green",
     "contradiction": "bold red",
 }
-PIPE_WIDTH = 132
 EXIT_CONTRADICTED = 2
 EXIT_DIVERGED = 1  # there is no model, so nothing was attacked and no accuracy is known
-SPELLED = str.maketrans(
-    {"ε": "epsilon", "δ": "delta", "∞": "inf", "≥": ">=", "≤": "<=", "–": "-", "\u00a0": " "}
-)
 
 
 def conclude_audit(
@@ -74,47 +70,6 @@ def print_summary(findings: Findings, file: IO[str], width: int | None = None) -
     for line in distillation_lines(findings):
         console.print(Text(line))
     console.print(_summary_table(findings))
-
-
-def console_for(file: IO[str], width: int | None = None) -> Console:
-    """Writes to ``file`` as ``print_summary`` says."""
-    is_terminal = file.isatty()
-    width = width or (None if is_terminal else PIPE_WIDTH)
-    # else FORCE_COLOR=1, which many CI jobs set, puts bold and italic into files
-    force = None if is_terminal else False
-    return Console(
-        file=_writable_stream(file),
-        width=width,
-        force_terminal=force,
-        no_color=not is_terminal,
-        highlight=False,
-    )
-
-
-class _Plain:
-    """A stream that spells out the signs which the stream below cannot encode."""
-
-    def __init__(self, below: IO[str]) -> None:
-        self.below = below
-        self.encoding = "ascii"
-
-    def write(self, text: str) -> int:
-        plain = text.translate(SPELLED)
-        return self.below.write(plain.encode("ascii", "backslashreplace").decode("ascii"))
-
-    def flush(self) -> None:
-        self.below.flush()
-
-    def isatty(self) -> bool:
-        return self.below.isatty()
-
-
-def _writable_stream(file: IO[str]) -> IO[str]:
-    try:
-        "ε∞≥–\u00a0━".encode(getattr(file, "encoding", None) or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        return cast(IO[str], _Plain(file))
-    return file
 
 
 def _answer_line(findings: Findings) -> str:

@@ -20,17 +20,16 @@ def _run_command(argv: Sequence[str]) -> int:
     asked = parse_arguments(argv)
     if asked.name not in COMMANDS:
         find_entry(asked.name)  # a mistyped name is refused at once
+    if asked.name == "list":
+        from privdd.reproduce.catalogue_table import print_catalogue
+
+        return print_catalogue(asked)
     from privdd.reproduce.claims import decide_sentences
-    from privdd.reproduce.page import print_catalogue, print_overview, run_all, run_entry
+    from privdd.reproduce.page import print_overview, run_all, run_entry
     from privdd.runtime.startup import keep_freed_memory
 
     keep_freed_memory()
-    run = {
-        "list": print_catalogue,
-        "all": run_all,
-        "overview": print_overview,
-        "privacy": decide_sentences,
-    }
+    run = {"all": run_all, "overview": print_overview, "privacy": decide_sentences}
     return run.get(asked.name, run_entry)(asked)
 
 

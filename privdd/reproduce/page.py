@@ -15,14 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-from rich.text import Text
-
-from privdd.cli.paper_rows import paper_block
+from privdd.cli.paper_block import paper_block
 from privdd.core.validation import BadConfig
 from privdd.reporting.figures import save_figure
 from privdd.reporting.page import template_environment
-from privdd.reporting.terminal import console_for
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, find_entry, load_catalogue
 from privdd.reproduce.figures import plot_curves, row_label, run_analyses
 from privdd.reproduce.results import (
@@ -37,7 +33,6 @@ from privdd.reproduce.results import (
     TableColumn,
     collect_results,
     compare_entry,
-    describe_stand_in,
     limit_rows,
 )
 from privdd.reproduce.train import paper_cells, settings_digest, train_cells
@@ -356,34 +351,4 @@ def run_all(arguments: ReproduceArguments) -> int:
 def print_overview(arguments: ReproduceArguments) -> int:
     """The page about all entries, from what is finished."""
     print(f"overview: {write_overview(arguments.out / arguments.scale)}")
-    return 0
-
-
-def describe_availability(entry: PaperEntry) -> str:
-    """Does it run here, on which data, and if not, why?"""
-    if not entry.is_trainable:
-        return f"{entry.kind}: {entry.why}"
-    stands_in = describe_stand_in(entry, "small")
-    if not stands_in:
-        return "runs on the paper's data"
-    return (
-        f"runs, {stands_in.partition(';')[0]}; scale=paper needs {', '.join(entry.needs)}, "
-        "and a GPU"
-    )
-
-
-def print_catalogue(arguments: ReproduceArguments) -> int:
-    table = Table(title="Tables and figures of the papers", title_justify="left")
-    for name in ("entry", "what it shows", "here"):
-        table.add_column(name, overflow="fold", no_wrap=name == "entry")
-    entries = load_catalogue().values()
-    for entry in entries:
-        cells = (entry.name, entry.shows, describe_availability(entry))
-        table.add_row(*(Text(cell) for cell in cells))
-    console_for(sys.stdout).print(table)
-    runs = len([entry for entry in entries if entry.is_trainable])
-    print(
-        f"{len(entries)} entries, {runs} of which run here; python -m privdd.reproduce "
-        "NAME scale=small"
-    )
     return 0

@@ -25,11 +25,11 @@ import numpy as np
 from scipy import stats
 
 from attacks.types import Surface
+from privdd.cli.paper_block import paper_block
 from privdd.cli.paper_rows import (
     build_row_experiment,
     find_differing_terms,
     flat_settings_of,
-    paper_block,
     stated_difference,
     terms_of_overrides,
 )
@@ -44,6 +44,7 @@ from privdd.reproduce.catalogue import (
     differences_at_scale,
     paper_details,
 )
+from privdd.reproduce.catalogue_table import describe_stand_in
 from privdd.reproduce.train import (
     FINISHED_FILE,
     STEPS,
@@ -357,13 +358,6 @@ def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
         for one in paper_details()[entry.paper]["deviations"]
         if entry.experiment in one.get("experiments", [entry.experiment])
     ]
-
-
-def describe_stand_in(entry: PaperEntry, scale: str) -> str:
-    """The note on stand-in data; "" where the data are the paper's."""
-    paper = paper_block(entry.experiment)
-    parts = [paper["stand_in"], "" if scale == "paper" else paper["offline"]["note"]]
-    return "; ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)

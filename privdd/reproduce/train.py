@@ -20,11 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from privdd.cli.paper_block import paper_block
 from privdd.cli.paper_rows import (
     build_row_experiment,
     config_digest,
     flat_settings_of,
-    paper_block,
     row_config,
     train_row,
 )

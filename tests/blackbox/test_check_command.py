@@ -12,7 +12,8 @@ import pytest
 
 from privdd.auditing.method_contract import BrokenContract
 from privdd.blackbox.budgets import BoundLevel, CallBudget
-from privdd.blackbox.check_command import CHECK, check_request
+from privdd.blackbox.check_arguments import check_request
+from privdd.blackbox.check_command import CHECK
 from privdd.blackbox.check_report import CheckReport, SingleTestResult
 from privdd.blackbox.claims import CheckedClaim
 from privdd.blackbox.declarations import check_declared_batches, check_declared_noise

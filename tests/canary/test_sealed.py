@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privdd.canary.__main__ import COMMANDS, main, parse_canary_arguments
+from privdd.canary.__main__ import main
+from privdd.canary.commands import COMMANDS, parse_canary_arguments
+from privdd.canary.protocol import check_issue_arguments
 from privdd.canary.sealed import _candidate_sampler, read_sealed
 from privdd.runtime.files import DamagedRun
 from tests.canary.small import NET, issued
@@ -96,6 +98,11 @@ def test_arguments_are_read() -> None:
 def test_canaries_are_issued_once(tmp_path: Path, capsys: Any) -> None:
     issued(tmp_path / "s", sites="a")
     assert "issued once" in refused(["issue", *changed(ISSUE, f"sealed={tmp_path / 's'}")], capsys)
+
+
+def test_sites_are_issued_in_the_order_in_which_they_are_named() -> None:
+    typed = parse_canary_arguments("issue", changed(ISSUE, "sites=b,a"))
+    assert check_issue_arguments(typed) == ["b", "a"]
 
 
 def test_help_names_every_argument(capsys: Any) -> None:

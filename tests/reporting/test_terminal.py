@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from privdd.reporting.console import PIPE_WIDTH, console_for
 from privdd.reporting.schema import Findings
 from privdd.reporting.terminal import print_summary
 from tests.reporting.test_decision import NOTHING, row, run
@@ -118,3 +119,11 @@ def test_off_a_terminal_there_is_plain_text_even_where_colours_are_forced(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert "\x1b" not in "".join(printed(run([row(NOTHING)], "unprotected", "inf")))
+
+
+def test_a_pipe_is_given_plain_text_of_one_width() -> None:
+    pipe = io.StringIO()
+    console_for(pipe).print("[bold]word[/bold] " * 200)
+    lines = pipe.getvalue().splitlines()
+    assert max(map(len, lines)) <= PIPE_WIDTH < 2 * max(map(len, lines))
+    assert "\x1b" not in pipe.getvalue()

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from privdd.cli.compose import config_dir, group_choices
-from privdd.cli.paper_rows import paper_block, row_config
+from privdd.cli.paper_block import paper_block
+from privdd.cli.paper_rows import row_config
 from privdd.cli.plain_config import to_plain_settings
 from privdd.core.validation import BadConfig
 from privdd.data.partition import Partition
@@ -24,7 +25,7 @@ from privdd.reproduce.catalogue import (
     paper_details,
     scale_overrides,
 )
-from privdd.reproduce.page import describe_availability
+from privdd.reproduce.catalogue_table import describe_availability
 from privdd.reproduce.train import merge_overrides, paper_cells
 
 ENTRIES = list(load_catalogue().values())

@@ -11,7 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from privdd.cli.compose import config_dir, group_choices
-from privdd.cli.paper_rows import find_differing_terms, paper_block, row_terms, stated_difference
+from privdd.cli.paper_block import paper_block
+from privdd.cli.paper_rows import find_differing_terms, row_terms, stated_difference
 from privdd.reproduce.catalogue import find_entry, paper_details
 from privdd.reproduce.results import lasting_differences
 from tests.configs.experiment_terms import rows_of

@@ -16,7 +16,7 @@ import pytest
 from privdd import account, gate, report, selftest, verify
 from privdd.api import audit
 from privdd.blackbox.check_command import CHECK
-from privdd.canary.__main__ import parse_canary_arguments as read_canary
+from privdd.canary.commands import parse_canary_arguments as read_canary
 from privdd.cli.compose import expand_arguments
 from privdd.cli.doors import with_target_prefix
 from privdd.cli.main import check_command
