@@ -32,6 +32,7 @@ class Surface(StrEnum):
     PROTOTYPES = "prototypes"
     CONTROL_VARIATE = "control_variate"
     COUNTS = "counts"
+    LOGITS = "logits"
     GLOBAL_MODEL = "global_model"
     GLOBAL_IMAGES = "global_images"
     SHARED_FEATURES = "shared_features"

@@ -230,10 +230,27 @@ def _is_histogram(tensor: Tensor, classes: int) -> bool:
     return bool((numbers == numbers.round()).all()) and float(numbers.sum()) > 0
 
 
+@accepts_numpy
+def label_counts_of_logits(logits: Tensor, records: int) -> Tensor:
+    """Label counts (C,) int64 of a client's records, summing to ``records``, from its network's
+    logits (m, C) on images that are nobody's records.
+
+    On images that say little of any class a network predicts each about as often as its training
+    records had it, so the mean probability estimates the share (arXiv 2502.08001 compares the two).
+    """
+    # share_c = mean_j softmax(z_j)_c,   n_c = B share_c, rounded to the sum B
+    share = logits.double().softmax(1).mean(0)
+    exact = records * share
+    counts = exact.floor().long()
+    missing = records - int(counts.sum())
+    counts[(exact - counts).argsort(descending=True)[:missing]] += 1
+    return counts
+
+
 @dataclass(frozen=True)
 class LabelCounts(Attack):
-    """How many records of each class the client holds: from an update's last layer, or read from a
-    message that holds counts.
+    """How many records of each class the client holds: from an update's last layer, from logits on
+    public images, or read from a message that holds counts.
 
     In class means or sums a class of one record is open: its mean is the record's own contribution.
     """
@@ -241,7 +258,9 @@ class LabelCounts(Attack):
     name: str = "label_counts"
     family = Family.LABEL
     surfaces = (
-        frozenset({Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS})
+        frozenset(
+            {Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS, Surface.LOGITS}
+        )
         | CLASS_SURFACES
     )
     unmeasured = frozenset({Surface.COUNTS})  # sizes are read off: there is no rate of success
@@ -267,6 +286,10 @@ class LabelCounts(Attack):
             if class_counts is None:
                 raise ValueError(f"{view.surface}: no tensor has one whole number a class")
             return Evidence(extra={"counts": class_counts})
+        if view.surface == Surface.LOGITS:
+            records = int(view.knowledge.settings["batch_records"])
+            counts = label_counts_of_logits(capture.value["logits"], records)
+            return Evidence(extra={"counts": counts})
         if view.surface == Surface.COUNTS:
             sizes = torch.cat([tensor.flatten().double() for tensor in capture.value.values()])
             return Evidence(extra={"sizes": sizes})

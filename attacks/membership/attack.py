@@ -40,6 +40,7 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.PROTOTYPES: ("count", "alignment", "row"),
     Surface.CONTROL_VARIATE: ("alignment", "distance"),
     Surface.COUNTS: ("count", "alignment"),
+    Surface.LOGITS: ("confidence", "alignment"),
     Surface.GLOBAL_MODEL: ("confidence", "alignment"),
     Surface.GLOBAL_IMAGES: ("embedding_alignment", "confidence", "distance"),
     Surface.SHARED_FEATURES: ("matched_filter", "distance"),

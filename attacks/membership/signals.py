@@ -6,6 +6,7 @@ Pure functions; leading dimensions (replays) are carried along where the shapes 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,9 @@ MAX_KERNEL_ROWS = 2000  # of a readout: the time of its kernel grows with their 
 # a model has
 RIDGE_SHARE = 0.1
 SMALL_RIDGE_SHARE = 0.01
+# of the mean squared length of a replay's message, from which inclusion bits are predicted
+INCLUSION_RIDGE = 0.1
+LEAST_SPREAD = 1e-9  # of a number's size: one that varies less is the same in all replays
 
 
 @accepts_numpy
@@ -250,12 +254,19 @@ def class_mean_embeddings(embeddings: Tensor, labels: Tensor, classes: int) -> T
 def ridge_readout(train: Tensor, labels: Tensor, query: Tensor, classes: int) -> Tensor:
     """Logits (n, C) for ``query`` (n, d) of a ridge regression of one-hot ``labels`` (m,) on
     ``train`` (m, d), in closed form; zeros for m = 0."""
+    targets = F.one_hot(labels.long(), classes).to(train.dtype) - 1 / classes
+    return ridge_student(train, targets, query)
+
+
+@accepts_numpy
+def ridge_student(train: Tensor, targets: Tensor, query: Tensor) -> Tensor:
+    """Logits (n, C) for ``query`` (n, d) of a ridge regression of ``targets`` (m, C) on ``train``
+    (m, d), in closed form, up to a constant factor; zeros for m = 0."""
     # X^T (X X^T + a I)^-1 T = (X^T X + a I)^-1 X^T T: m equations on the left, d on the right
     if not len(train):
-        return query.new_zeros(len(query), classes)
+        return query.new_zeros(len(query), targets.shape[1])
     scale = train.square().sum(1).mean().clamp_min(1e-12)
     ridge = READOUT_RIDGE * len(train) ** 0.5
-    targets = F.one_hot(labels.long(), classes).to(train.dtype) - 1 / classes
     if len(train) > max(MAX_KERNEL_ROWS, train.shape[1]):
         x = train.double()
         gram = x.T @ x / scale + ridge * torch.eye(train.shape[1], device=train.device)
@@ -312,6 +323,80 @@ def ridge_coefficients(released: Tensor, directions: Tensor, ridge: float = RIDG
     """Each candidate's coefficient in ``released`` (..., p), for directions (n, p) -> (..., n)
     float64."""
     return released.double() @ ridge_solver(directions, ridge).T
+
+
+@accepts_numpy
+def predicted_inclusion(messages: Tensor, masks: Tensor, ridge: float = INCLUSION_RIDGE) -> Tensor:
+    """How much each replay's message looks as if a record were in: (K, n) float64, by ridge
+    regression of the other replays' inclusion bits on their messages.
+
+    It needs to know nothing of what the numbers of a message mean.
+
+    Args:
+        messages: (K, p), row 0 that of the run itself.
+        masks: (K, n) bool, True = in; row 0 is not read, and no row's own bits enter its
+            prediction.
+        ridge: > 0, of the messages' mean squared length.
+
+    Raises:
+        ValueError: for fewer than three replays beside the run.
+    """
+    # f = y - (y - H y) / (1 - diag H),   H = G (G + a I)^-1,   G = X X'     (Allen 1974, PRESS)
+    if len(messages) < 4:
+        raise ValueError(f"messages of {len(messages)} replays: at least 4 are needed")
+    shadows = messages[1:].double()
+    centre = shadows.mean(0)
+    spread = shadows.std(0)
+    varies = spread > LEAST_SPREAD * centre.abs().clamp_min(1e-30)
+    x = (messages.double() - centre)[:, varies] / spread[varies]
+    run, rows = x[:1], x[1:]
+    bits = masks[1:].double() - 0.5
+    gram = rows @ rows.T
+    penalty = ridge * gram.diagonal().mean().clamp_min(1e-30)
+    inverse = torch.linalg.inv(gram + penalty * torch.eye(len(gram)).to(gram))
+    # y - H y = a (G + a I)^-1 y,   1 - diag H = a diag (G + a I)^-1
+    left_out = bits - (inverse @ bits) / inverse.diagonal()[:, None]
+    return torch.cat([run @ rows.T @ inverse @ bits, left_out])
+
+
+@dataclass(frozen=True)
+class LogitInfluence:
+    """How logits on public rows change, to first order, when the last layer takes a step on one of
+    n records.
+
+    Attributes:
+        overlap: (n, m) inner products of the records' features with the rows', plus one for the
+            bias.
+        residual: (n, C) one-hot labels minus the probabilities of the network before the step.
+    """
+
+    # W <- W - lr (p_i - e_{y_i}) phi_i',  b likewise, so that the logits of row j change by
+    #   lr (<phi_j, phi_i> + 1) (e_{y_i} - p_i)                                               (1)
+    # which is the neural tangent kernel of the last layer (Jacot et al. 2018, eq. 6).
+    overlap: Tensor
+    residual: Tensor
+
+    @property
+    def gram_matrix(self) -> Tensor:
+        """(n, n) float64 inner products of the changes that two records make."""
+        overlap = self.overlap.double()
+        residual = self.residual.double()
+        return (overlap @ overlap.T) * (residual @ residual.T)
+
+    def inner_products(self, change: Tensor) -> Tensor:
+        """(n,) float64 of each record's change (1) with an observed one (m, C)."""
+        return ((self.overlap.double() @ change.double()) * self.residual.double()).sum(1)
+
+    def signals(self, change: Tensor) -> dict[str, Tensor]:
+        """ "alignment": the inner product over the length of the record's own change; "joint": the
+        records' parts in the observed change, solved for together; (n,) each."""
+        gram = self.gram_matrix
+        product = self.inner_products(change)
+        length = gram.diagonal().sqrt().clamp_min(torch.finfo(gram.dtype).tiny)
+        return {
+            "alignment": product / length,
+            "joint": solve_ridge(gram, product, SMALL_RIDGE_SHARE),
+        }
 
 
 @accepts_numpy

@@ -390,9 +390,9 @@ def _signal_faults(
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
     records = shards[0].train
     others = shards[1].train
-    adversary = AdversaryView(
-        plan.method, plan.problem, snapshot, records, others, memory, frozenset(), {}
-    )
+    held = (snapshot, records, others, memory, frozenset[str](), {})
+    images = plan.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
+    adversary = AdversaryView(plan.method, plan.problem, *held, public_images=images)
     try:
         signals = extract_signals(adversary, sent.values)
     except UnreadableUpload as error:

@@ -24,12 +24,14 @@ from attacks.membership.attack import PUBLISHED_QUERY_COUNT
 from attacks.membership.shared_noise import COINCIDENCE_SIGNAL, noise_coincidence
 from attacks.membership.signals import (
     SMALL_RIDGE_SHARE,
+    LogitInfluence,
     class_mean_embeddings,
     class_ridge_coefficients,
     distance_to_synthetic,
     patch_distance,
     ridge_readout,
     ridge_solver,
+    ridge_student,
     single_record_means,
     solve_ridge,
 )
@@ -61,6 +63,7 @@ NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a rea
     Surface.GRADIENT: ("classifier", "sent_state"),
     Surface.CONTROL_VARIATE: ("classifier", "sent_state"),
     Surface.FEATURES: ("maps",),
+    Surface.LOGITS: ("public_images",),
 }
 # Ways to a map from records to the rows of a surface, one of which its readers need before they
 # compare a record with a row; without any they see how many rows there are, and how long these are.
@@ -244,6 +247,7 @@ class AdversaryView:
     # the classifier that all clients are known to start from, where none is sent
     opening: State | None = None
     query_keys: Keys | None = None
+    public_images: Tensor | None = None  # for whose outputs the protocol asks clients
 
     @cached_property
     def on_device(self) -> AdversaryView:
@@ -415,13 +419,27 @@ class AdversaryView:
         return _penultimate_features(self.model, self.broadcast_state, x)
 
     @cached_property
-    def opening_features(self) -> Tensor | None:
-        """(n, d) features of the audited records under the classifier that all clients start from;
-        None without one."""
-        state = self._complete_state(self.opening)
-        if state is None or self.model is None:
+    def opening_state(self) -> State | None:
+        """The classifier that all clients start from, complete; None without one."""
+        return self._complete_state(self.opening)
+
+    def embed_by_opening(self, x: Tensor) -> Tensor | None:
+        """(b, d) features under the classifier that all clients start from; None without one."""
+        if self.opening_state is None or self.model is None:
             return None
-        return _penultimate_features(self.model, state, self.candidates.x)
+        return _penultimate_features(self.model, self.opening_state, x)
+
+    @cached_property
+    def opening_features(self) -> Tensor | None:
+        """``embed_by_opening`` of the audited records."""
+        return self.embed_by_opening(self.candidates.x)
+
+    @cached_property
+    def logit_reading(self) -> LogitReading:
+        """What logits on ``public_images`` are compared with."""
+        if self.public_images is None:
+            raise ValueError("this method names no public images")
+        return LogitReading.before_training(self, self.public_images)
 
     @cached_property
     def public_map_features(self) -> tuple[Tensor, Tensor]:
@@ -439,6 +457,45 @@ class AdversaryView:
         return self.method.audit_hooks.maps(self.snapshot.broadcast, self.memory, self.problem).get(
             "public"
         )
+
+
+@dataclass(frozen=True)
+class LogitReading:
+    """Public images and records, centred and scaled, in features of the classifier that all clients
+    start from; their pixels, and equal outputs for all classes, if nobody knows such a classifier.
+
+    rows (m, d), own (n, d), others (q, d): public images, audited records, public records; start
+        (m, C): that classifier's logits of the public images; influence: of each audited record.
+    """
+
+    rows: Tensor
+    own: Tensor
+    others: Tensor
+    start: Tensor
+    influence: LogitInfluence
+
+    @classmethod
+    def before_training(cls, adversary: AdversaryView, images: Tensor) -> LogitReading:
+        records = adversary.candidates
+        embedded = adversary.embed_by_opening(images)
+        if embedded is None:
+            embed: Callable[[Tensor], Any] = lambda x: x.flatten(1)  # noqa: E731
+            predict = lambda x: x.new_zeros(len(x), adversary.problem.classes)  # noqa: E731
+        else:
+            embed = adversary.embed_by_opening
+            state = dict(adversary.opening_state or {})
+            predict = lambda x: adversary.predict_logits(state, x)  # noqa: E731
+        rows = embed(images)
+        centre = rows.mean(0)
+        scale = (rows - centre).norm(dim=1).square().mean().sqrt().clamp_min(1e-12)
+        rows, own, others = (
+            (embed(x) - centre) / scale
+            for x in (images, records.x, adversary.public.x[:POPULATION_RECORDS])
+        )
+        labels = F.one_hot(records.y, adversary.problem.classes).to(own)
+        residual = labels - predict(records.x).softmax(1)
+        influence = LogitInfluence(own @ rows.T + 1, residual)
+        return cls(rows, own, others, predict(images), influence)
 
 
 def _layer_of(parameter: str) -> str:
@@ -788,6 +845,34 @@ def _count_signal(adversary: AdversaryView, name: str, value: Tensors, values: V
     return {"count": total.expand(len(adversary.candidates)).clone()}
 
 
+def _logit_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
+    """A student distilled from the logits on public images, asked about the records; and each
+    record's part in how the logits differ from those before training."""
+    if adversary.public_images is None:
+        raise UnreadableUpload(adversary.method, name, "public_images")
+    logits = value["logits"]
+    if len(logits) != len(adversary.public_images):
+        raise ValueError(
+            f"{name!r}: logits of {len(logits)} images, public_images are "
+            f"{len(adversary.public_images)}"
+        )
+    reading = adversary.logit_reading
+    taught = logits - logits.mean(1, keepdim=True)  # softmax sees no more
+    offset = taught.mean(0)
+
+    def ask_student(rows: Tensor) -> Tensor:
+        return ridge_student(reading.rows, taught - offset, rows) + offset
+
+    student = ask_student(reading.own)
+    change = logits - reading.start
+    return {
+        "confidence": sig.logit_scaled(student, adversary.candidates.y),
+        "logits": student,
+        "public_logits": ask_student(reading.others),
+        **reading.influence.signals(change - change.mean(1, keepdim=True)),
+    }
+
+
 def missing_map_hooks(method: Method, surface: Surface) -> str:
     """The hooks that would give attacks a map to the rows of a surface, "" if the method names
     one."""
@@ -819,6 +904,7 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
     Surface.PROTOTYPES: _prototype_signals,
     Surface.STATISTICS: _statistics_signals,
     Surface.COUNTS: _count_signal,
+    Surface.LOGITS: _logit_signals,
 }
 
 

@@ -85,6 +85,13 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
         "or `record_loss`"
     ),
     Surface.COUNTS: UploadRule(free="any names: numbers alone"),
+    Surface.LOGITS: UploadRule(
+        (
+            TensorRule(
+                "logits", ("m", "C"), "float", "outputs on each of `public_images`, before softmax"
+            ),
+        )
+    ),
 }
 
 

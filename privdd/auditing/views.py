@@ -84,6 +84,7 @@ class FinishedRun:
         candidates = self.game.audited_records
         noise = feature_noise_constants(plan)
         opening = plan.method.audit_hooks.initial_classifier(plan.problem, plan.keys.seed)
+        public_images = plan.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
         held = (
             snapshot,
             candidates,
@@ -94,7 +95,11 @@ class FinishedRun:
             opening,
         )
         return AdversaryView(
-            plan.method, plan.problem, *held, query_keys=plan.keys.fold("audit", "queries")
+            plan.method,
+            plan.problem,
+            *held,
+            query_keys=plan.keys.fold("audit", "queries"),
+            public_images=public_images,
         )
 
     def memory_after(self, round: int) -> State:

@@ -83,6 +83,11 @@ class ReadsUploads(_MethodPart):
         """The public classifier that all clients start from, if no server sends it; else None."""
         return None
 
+    def public_images(self, problem: Problem, seed: int) -> Tensor | None:
+        """The images (m, c, h, w) that everybody has, for whose outputs clients are asked; None if
+        they are asked for none."""
+        return None
+
     def maps(self, broadcast: Values, memory: State, problem: Problem) -> Mapping[str, Images]:
         """Maps from records to what is shared, by role: "feature", "embedding", "projection",
         "public"."""

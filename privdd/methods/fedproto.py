@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from attacks.types import Surface
 from attacks.validation import check_non_negative
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Records, State, Tensors, pack, unpack
+from privdd.core.types import Problem, Received, Records, State, Tensors, pack
 from privdd.federated.aggregation import sort_by_client
-from privdd.methods.fedavg import FedAvg
-from privdd.models import build_skeleton, initial
+from privdd.methods.personal import PersonalNetworks
+from privdd.models import build_skeleton
 from privdd.models.networks import Classifier
-from privdd.training.sgd import ClientRound, Loss, Replica, Trained, split_state
+from privdd.training.sgd import ClientRound, Loss, Replica, Trained
 
 
 @torch.no_grad()
@@ -37,12 +37,11 @@ def compute_prototypes(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProto(FedAvg):
+class FedProto(PersonalNetworks):
     """weight >= 0: lambda of the distance between a record's features and its class's global
     prototype.
 
-    Every client starts from the same public initial model and keeps its own from then on;
-    prediction is the nearest global prototype (the paper's section 4.4), before the first round the
+    Prediction is the nearest global prototype (the paper's section 4.4), before the first round the
     model's own head."""
 
     weight: float = 1.0
@@ -50,32 +49,17 @@ class FedProto(FedAvg):
     uploads: ClassVar[Mapping[str, Surface]] = {"prototypes": Surface.PROTOTYPES}
     queries: ClassVar[Mapping[str, Surface]] = {}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"prototypes": Surface.PROTOTYPES}
-    accuracy_kind: ClassVar[Literal["global", "personal"]] = "personal"
+    _stream: ClassVar[str] = "fedproto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_non_negative(self, "weight")
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        state = self._initial_model(problem.shape, problem.classes, keys.seed)
-        width = state["head.weight"].shape[1]
-        params, buffers = split_state(
-            build_skeleton(self.model, problem.shape, problem.classes), state
-        )
+        state = super().init(problem, keys)
+        width = state["model/head.weight"].shape[1]
         empty = {"mean": torch.zeros(problem.classes, width), "count": torch.zeros(problem.classes)}
-        return {**pack("model", params), **pack("buffers", buffers), **pack("prototypes", empty)}
-
-    def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
-        kept = unpack("personal", turn.memory)
-        state = kept or self._initial_model(
-            turn.shard.shape, turn.shard.classes, turn.ctx.keys.seed
-        )
-        params, buffers = split_state(
-            build_skeleton(self.model, turn.shard.shape, turn.shard.classes), state
-        )
-        return to_device(params, turn.ctx.problem.device), to_device(
-            buffers, turn.ctx.problem.device
-        )
+        return {**state, **pack("prototypes", empty)}
 
     def loss(self, turn: ClientRound) -> Loss | None:
         mean = turn.broadcast["prototypes"]["mean"]
@@ -112,8 +96,7 @@ class FedProto(FedAvg):
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
         """Scores (n, C): minus the distance to each known prototype; without a memory, of the
         initial model."""
-        common = {**unpack("model", server), **unpack("buffers", server)}
-        state = unpack("personal", memory or {}) or common
+        state = self._own_state(server, memory)
         model = build_skeleton(self.model, tuple(x.shape[1:]), len(state["head.weight"]))
         net = Replica(model, to_device(state, x.device)).module.eval()
         z = torch.cat([net.features(part) for part in x.split(512)])
@@ -121,12 +104,3 @@ class FedProto(FedAvg):
         if not known.any():
             return net.head(z)
         return (-torch.cdist(z, server["prototypes/mean"].to(z))).masked_fill(~known, -torch.inf)
-
-    def initial_classifier(self, problem: Problem, seed: int) -> State:
-        """The public initial model; clients train copies of their own, which never travel."""
-        return self._initial_model(problem.shape, problem.classes, seed)
-
-    def _initial_model(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
-        return initial(
-            self.model, shape, classes, Keys(seed).fold("public", "fedproto", "model").torch()
-        )

@@ -79,6 +79,7 @@ SURFACE: Mapping[str, tuple[str, str]] = {
     "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
     "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
     "counts": ("Counts", "how many records a client holds, in all or by class"),
+    "logits": ("Logits", "a network's outputs on images that everybody has"),
     "global_model": ("Global model", "the model the server sends to everyone"),
     "global_images": ("Global images", "synthetic pictures the server sends to everyone"),
     "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),

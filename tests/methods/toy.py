@@ -14,6 +14,7 @@ from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
+from privdd.methods.fedmd import FedMD
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedproto import FedProto
 from privdd.methods.fedprox import FedProx
@@ -34,6 +35,7 @@ METHODS = {
     "fedadam": FedAdam,
     "moon": Moon,
     "fedproto": FedProto,
+    "fedmd": FedMD,
     "vhl": VHL,
 }
 

@@ -135,6 +135,10 @@ def _capture(
         value = dict(zip(broadcast, (g.detach() for g in Victim(model).simulated_gradients(x, y))))
         if surface == Surface.UPDATE:
             value = {n: broadcast[n] - LR * g for n, g in value.items()}
+    if surface == Surface.LOGITS:  # of a network that predicts each class as often as it was seen
+        share = torch.bincount(y, minlength=CLASSES) / len(y)
+        logits = (share + 1e-3).log().expand(50, CLASSES)
+        value = {"logits": logits + NOISE * torch.randn(logits.shape, generator=rng)}
     if surface == Surface.PROTOTYPES:
         value = {"mean": noised, "count": torch.ones(len(x))}
     return Capture(0, 0, str(surface), value, broadcast)

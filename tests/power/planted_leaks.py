@@ -28,6 +28,7 @@ CLASSES = 10
 RECORDS = 40
 WORLDS = 16
 PUBLIC = 40
+ASKED = 100  # public images for whose outputs a client is asked
 NOISE = 1.0  # of a feature or image, per coordinate: as large as the spread of records
 # by how many standard deviations of the noise a member moves a model along its own gradient
 PULL = 2.0
@@ -146,6 +147,16 @@ def _statistics(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tens
     return {"mean": mean, "std": std}
 
 
+def _logits(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
+    """Outputs on public images of a linear network after a step of its last layer on each member's
+    cross-entropy, at a start that knows nothing, in noise."""
+    labels = F.one_hot(lens.candidates.y[inside], CLASSES).float()
+    step = (labels - 1 / CLASSES).T @ lens.candidates.x[inside].flatten(1)
+    assert lens.public_images is not None
+    logits = lens.public_images.flatten(1) @ step.T
+    return {"logits": logits + logits.std() * torch.randn(logits.shape, generator=g)}
+
+
 PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
     Surface.UPDATE: lambda lens, inside, g: {"update": _moved(lens, inside, g)},
     Surface.GRADIENT: lambda lens, inside, g: {"gradient": _gradient(lens, inside, g)},
@@ -161,6 +172,7 @@ PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Val
     Surface.STATISTICS: lambda lens, inside, g: {"statistics": _statistics(lens, inside, g)},
     Surface.PROTOTYPES: lambda lens, inside, g: {"prototypes": _prototypes(lens, inside, g)},
     Surface.COUNTS: lambda lens, inside, g: {"counts": {"records": inside.sum()[None].float()}},
+    Surface.LOGITS: lambda lens, inside, g: {"logits": _logits(lens, inside, g)},
     Surface.GLOBAL_MODEL: lambda lens, inside, g: {"global_model": _moved(lens, inside, g)},
     Surface.GLOBAL_IMAGES: lambda lens, inside, g: _images(lens, inside, g, "global_images"),
     Surface.SHARED_FEATURES: lambda lens, inside, g: _flat(
@@ -230,6 +242,7 @@ def planted(surface: Surface, seed: int, *, null: bool = False, copies: bool = F
         {},
         frozenset(),
         noise,
+        public_images=torch.randn(ASKED, *SHAPE, generator=torch.Generator().manual_seed(seed)),
     )
     masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
     plant = (COPIED if copies else PLANTED)[surface]

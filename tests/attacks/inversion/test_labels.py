@@ -209,3 +209,14 @@ def test_the_histogram_beside_class_means_is_read_exactly_and_a_class_of_one_rec
         knowledge,
     )
     assert "one whole number a class" in attack.nothing_to_read(without)
+
+
+def test_the_label_distribution_is_read_off_logits_on_public_images() -> None:
+    """Closed case: a network that predicts each class as often as its records had it."""
+    share = HISTOGRAM / HISTOGRAM.sum()
+    noise = 0.1 * torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    records = int(HISTOGRAM.sum())
+    found = labels.label_counts_of_logits((share + 1e-6).log() + noise, records)
+    assert found.tolist() == HISTOGRAM.tolist()
+    equal = labels.label_counts_of_logits(torch.zeros(5, 4), 10)
+    assert equal.sum() == 10 and equal.max() - equal.min() == 1

@@ -7,6 +7,7 @@ from sklearn.linear_model import Ridge
 
 from attacks.membership.signals import (
     READOUT_RIDGE,
+    LogitInfluence,
     class_ridge_coefficients,
     ridge_coefficients,
     ridge_readout,
@@ -88,3 +89,49 @@ def test_readout_is_ridge_regression_however_many_rows(rows: int, columns: int) 
         .predict(own)
     )
     assert np.allclose(ridge_readout(inside, labels, own, 3), 10 * known, atol=1e-4)
+
+
+def last_layer(seed: int = 0, records: int = 12, images: int = 30) -> dict[str, torch.Tensor]:
+    """Features of public images and records, labels, and a linear layer without bias."""
+    g = torch.Generator().manual_seed(seed)
+    rows = torch.randn(images, 6, generator=g, dtype=torch.float64)
+    own = torch.randn(records, 6, generator=g, dtype=torch.float64)
+    weight = 0.3 * torch.randn(4, 6, generator=g, dtype=torch.float64)
+    return {"rows": rows, "own": own, "y": torch.arange(records) % 4, "weight": weight}
+
+
+def influence_of(case: dict[str, torch.Tensor]) -> LogitInfluence:
+    labels = torch.nn.functional.one_hot(case["y"], 4)
+    residual = labels - (case["own"] @ case["weight"].T).softmax(1)
+    return LogitInfluence(case["own"] @ case["rows"].T + 1, residual)
+
+
+def logit_change(case: dict[str, torch.Tensor], record: int) -> torch.Tensor:
+    """What a gradient step on one record's cross-entropy changes, by autograd."""
+    weight = case["weight"].clone().requires_grad_()
+    bias = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+    logits = case["own"][record] @ weight.T + bias
+    loss = torch.nn.functional.cross_entropy(logits[None], case["y"][record][None])
+    step, shift = torch.autograd.grad(loss, (weight, bias))
+    return -(case["rows"] @ step.T + shift)
+
+
+def test_the_influence_on_logits_is_that_of_a_step_of_the_last_layer() -> None:
+    case = last_layer()
+    influence = influence_of(case)
+    changes = torch.stack([logit_change(case, i).flatten() for i in range(len(case["y"]))])
+    torch.testing.assert_close(influence.gram_matrix, changes @ changes.T)
+    observed = torch.randn(30, 4, dtype=torch.float64)
+    torch.testing.assert_close(influence.inner_products(observed), changes @ observed.flatten())
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_members_are_read_off_logits_after_one_step(seed: int) -> None:
+    """Closed case: one step on the sum over the members; every member stands above all others."""
+    case = last_layer(seed)
+    member = torch.rand(12, generator=torch.Generator().manual_seed(seed)) < 0.5
+    changes = torch.stack([logit_change(case, i) for i in range(12)])
+    found = influence_of(case).signals(changes[member].sum(0))["joint"]
+    assert found[member].min() > found[~member].max()
+    silent = influence_of(case).signals(torch.zeros(30, 4))
+    assert all((scores == 0).all() for scores in silent.values())
