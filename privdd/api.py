@@ -21,7 +21,8 @@ For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials
 - ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private``
   does so in a test;
 - ``audit_model`` attacks a model that was trained elsewhere, of scikit-learn, torch or anything
-  else, and ``audit_synthetic`` a synthetic data set;
+  else, ``audit_synthetic`` a synthetic data set, and ``audit_message`` what a client sent, as
+  ``ClientMessages`` keeps it in a training loop of your own;
 - ``account`` gives the epsilon of a training that is described by its numbers, or the noise for an
   epsilon;
 - ``reconstruction`` says from a ``Ledger`` how often a record could be named among k candidates;
@@ -73,7 +74,7 @@ if TYPE_CHECKING:
         unpack,
     )
     from privdd.data.dataset import Dataset
-    from privdd.external.runner import audit_model, audit_synthetic
+    from privdd.external.runner import audit_message, audit_model, audit_synthetic
     from privdd.federated.aggregation import average
     from privdd.federated.audit_hooks import Distils, FastReplay, ReadsUploads, StatesClaims
     from privdd.federated.channel import ClientContext
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from privdd.privacy.mechanism import Mechanism, Output
     from privdd.privacy.noise import Noise
     from privdd.privacy.reconstruction import Naming, reconstruction
+    from privdd.recording.client_messages import ClientMessages
     from privdd.reporting.notebook import AuditFindings
     from privdd.reporting.run_record import RunRecord
     from privdd.reporting.schema import Findings
@@ -100,7 +102,7 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth "
     "View Worlds",
     "privdd.auditing.method_contract": "BrokenContract check_method",
-    "privdd.external.runner": "audit_model audit_synthetic",
+    "privdd.external.runner": "audit_message audit_model audit_synthetic",
     "privdd.blackbox.runner": "assert_private check",
     "privdd.blackbox.verdict": "Checked",
     "privdd.cli.main": "config_of",
@@ -120,6 +122,7 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.privacy.mechanism": "Mechanism Output",
     "privdd.privacy.noise": "Noise",
     "privdd.privacy.reconstruction": "Naming reconstruction",
+    "privdd.recording.client_messages": "ClientMessages",
     "privdd.reporting.run_record": "RunRecord",
     "privdd.reporting.schema": "Findings",
     "privdd.training.sgd": "ClientRound Trained",
@@ -141,6 +144,7 @@ __all__ = [
     "Checked",
     "Claim",
     "ClientContext",
+    "ClientMessages",
     "ClientRound",
     "Dataset",
     "Distils",
@@ -181,6 +185,7 @@ __all__ = [
     "account",
     "assert_private",
     "audit",
+    "audit_message",
     "audit_model",
     "audit_synthetic",
     "average",

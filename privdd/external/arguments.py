@@ -11,7 +11,7 @@ from privdd.core.command import Command, Key, Reader, read_count, read_literal, 
 from privdd.core.validation import BadConfig
 
 TARGET_PREFIX = "target."
-FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates")
+FILE_KEYS = ("weights", "train", "heldout", "synthetic", "updates", "message")
 SGD_SETTINGS = ("lr", "steps", "batch", "momentum")  # how plain SGD trained
 KEYS_BY_KIND = {  # what a target of each kind reads beside train, heldout and records
     "model": (
@@ -36,6 +36,7 @@ KEYS_BY_KIND = {  # what a target of each kind reads beside train, heldout and r
         "client",
         *SGD_SETTINGS,
     ),
+    "message": ("message", "surface", "map", "shadows"),
     "recording": ("model", "args"),  # the client is chosen before
 }
 
@@ -53,6 +54,7 @@ TARGET = Command(
     "privdd target model=MODULE:CLASS weights=FILE train=FILE heldout=FILE [KEY=VALUE ...]\n"
     "       privdd target synthetic=FILE train=FILE heldout=FILE [KEY=VALUE ...]\n"
     "       privdd target updates=DIR model=MODULE:CLASS weights=FILE train=... heldout=...\n"
+    "       privdd target message=FILE surface=NAME map=MODULE:FUNCTION train=... heldout=...\n"
     "       privdd target recording=DIR model=MODULE:CLASS train=FILE heldout=FILE",
     "Audits what was trained elsewhere; privdd audit target.model=... is the same, and the keys of "
     "a target may have\ntarget. before them here too. Exit status: 0 done, whatever leaks; 2 a "
@@ -113,6 +115,16 @@ TARGET = Command(
             "x, y, seed) -> model",
         ),
         _target_key(
+            "message",
+            read_quoted,
+            "FILE",
+            "safetensors of what a client sent on target.surface=logits (or prototypes, "
+            "statistics, update, ...); target.map: a function (x, y, seed) -> the tensors that it "
+            "would have sent of these records",
+        ),
+        _target_key("surface", read_quoted),
+        _target_key("map", read_quoted),
+        _target_key(
             "kind", read_quoted, "update", "what the updates are: update, model or gradient"
         ),
         _target_key("client", read_count(), "0", "the client whose records target.train are"),
@@ -165,9 +177,11 @@ def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArgumen
             for item in argv
         ]
     )
-    whats = [name for name in ("synthetic", "updates") if TARGET_PREFIX + name in found]
+    whats = [name for name in ("synthetic", "updates", "message") if TARGET_PREFIX + name in found]
     if len(whats) > 1 or (not whats and TARGET_PREFIX + "model" not in found):
-        raise BadConfig("one of target.model=, target.synthetic= and target.updates= is needed")
+        raise BadConfig(
+            "one of target.model=, target.synthetic=, target.updates= and target.message= is needed"
+        )
     _check_keys_read(found, kind or (whats[0] if whats else "model"))
     return TargetArguments(found, values_below(found, "target.args"), values_below(found, "stated"))
 

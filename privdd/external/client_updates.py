@@ -25,7 +25,6 @@ from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
 from attacks.inversion.labels import LabelCounts
 from attacks.membership.attack import MembershipAttack
-from attacks.membership.blind_baseline import blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.threshold import LossThreshold
@@ -38,7 +37,6 @@ from attacks.types import (
     Surface,
     Truth,
     View,
-    Worlds,
 )
 from privdd.auditing.attack_tasks import attack_stream, error_budget
 from privdd.core.rng import Keys
@@ -235,11 +233,9 @@ def audit_client_updates(
     signals = target_and_shadow_signals(model, [mine, *others], game.records, classes, sent)
     made = time.monotonic()
     known = _attacker_knowledge(model, game, train, classes, local, stated)
-    blind = blind_record_scores(
-        game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch()
+    view = games.view_of_signals(
+        updates.surface, Adversary.SERVER, game, signals, known, keys, mine[:1]
     )
-    worlds = Worlds(signals, game.masks, blind, game.records.y)
-    view = View(updates.surface, Adversary.SERVER, mine[:1], known, worlds)
     readable = {name: signal for name, signal in SIGNAL_OF_ATTACK.items() if signal in signals}
     attacks: dict[str, MembershipAttack] = {
         n: LossThreshold(s, settings.confidence) for n, s in readable.items()

@@ -30,6 +30,7 @@ from attacks.membership.signals import logit_scaled, ridge_readout
 from attacks.types import (
     Adversary,
     Attack,
+    Capture,
     Evidence,
     Family,
     Finding,
@@ -45,7 +46,7 @@ from privdd.core.validation import BadConfig
 from privdd.external.records import MIN_RECORDS, LabelledRecords, fill_gaps
 from privdd.reporting.wording import format_share
 
-# an order of coins that would use up one set is as rare as one in five million, and is tossed again
+# inclusion bits that would use up one set are as rare as one in five million, and are drawn again
 COIN_SIGMAS = 5.2
 MAX_REFERENCE = 1000
 BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
@@ -239,6 +240,22 @@ def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
         found = torch.rand(count, generator=generator) < 0.5
         if max(int(found.sum()), count - int(found.sum())) <= most:
             return found
+
+
+def view_of_signals(
+    surface: Surface,
+    adversary: Adversary,
+    game: CoinGame,
+    signals: Mapping[str, Tensor],
+    known: Knowledge,
+    keys: Keys,
+    captures: tuple[Capture, ...] = (),
+) -> View:
+    """Signals (K, n) of the target and of its shadows, beside the blind control, as an adversary
+    sees them."""
+    records = game.records
+    blind = blind_record_scores(records.x, records.y, game.member_mask, keys.fold("blind").torch())
+    return View(surface, adversary, captures, known, Worlds(signals, game.masks, blind, records.y))
 
 
 def view_of_outputs(

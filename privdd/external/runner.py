@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ from privdd.external.arguments import (
     TargetArguments,
     parse_target_arguments,
 )
+from privdd.external.client_message import (
+    MAP_KEY,
+    audit_message_tensors,
+    check_message,
+    read_message,
+)
 from privdd.external.client_updates import (
     LocalTraining,
     audit_client_updates,
@@ -29,7 +36,12 @@ from privdd.external.client_updates import (
 )
 from privdd.external.predictor import load_target_model
 from privdd.external.records import LabelledRecords, read_records, records_from_arrays
-from privdd.external.run_folder import ExternalAudit, parse_stated_limit, write_audit_folder
+from privdd.external.run_folder import (
+    ExternalAudit,
+    StatedLimit,
+    parse_stated_limit,
+    write_audit_folder,
+)
 from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
 from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
@@ -110,6 +122,42 @@ def audit_synthetic(
     )
 
 
+def audit_message(
+    message: Any,
+    *,
+    surface: str,
+    map: Callable[..., Any],
+    train: tuple[Any, Any],
+    heldout: tuple[Any, Any],
+    stated: Mapping[str, Any] | None = None,
+    shadows: int = 64,
+    records: int = 10_000,
+    seed: int = 0,
+    name: str = "message",
+    out: Path | str | None = None,
+    engine: Engine | None = None,
+) -> AuditFindings:
+    """Membership, and labels if the surface tells them, of what one client sent -> what
+    findings.json holds.
+
+    Args:
+        message: tensors by name, or ``ClientMessages``.
+        surface: "logits", "prototypes", "statistics", "update" or another surface's name.
+        map: (x, y, seed) -> the tensors that the client would have sent of these records.
+        train, heldout: (x, y) of the client's records, and of others of the same kind.
+        shadows: messages of other records that the map is asked for.
+        stated, records, seed, name, out, engine: as of ``audit_model``.
+
+    Raises:
+        ValueError: one line, for what cannot be audited.
+    """
+    settings = ExternalAuditSettings(seed, records, shadows, engine=engine or Engine())
+
+    audit = partial(audit_message_tensors, surface=surface)
+    tensors = check_message(message, "message")
+    return _audit_arrays(audit, tensors, train, heldout, map, stated, settings, name, out)
+
+
 def _audit_arrays(
     audit: Callable[..., ExternalAudit],
     target: Any,
@@ -170,6 +218,8 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
         return audit_synthetic_data(
             made, train, heldout, _generator_function(typed), stated, settings, about
         )
+    if typed.get("target.message"):
+        return _audit_message_file(typed, train, heldout, stated, settings, about)
     if typed.get("target.weights"):
         weights = typed.file_path("weights")
     else:
@@ -194,6 +244,28 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
         )
     return audit_trained_model(
         model, train, heldout, _training_function(typed, model), stated, settings, about
+    )
+
+
+def _audit_message_file(
+    typed: TargetArguments,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    stated: StatedLimit,
+    settings: ExternalAuditSettings,
+    about: Mapping[str, Any],
+) -> ExternalAudit:
+    """Raises BadConfig, one line, for a file, surface or map that is missing or does not fit."""
+    message = read_message(typed.file_path("message"))
+    for key in ("target.surface", MAP_KEY):
+        if not typed.get(key):
+            raise BadConfig(f"{key}=... is needed beside target.message")
+    surface = str(typed.get("target.surface"))
+    map = str(typed.get(MAP_KEY))
+    name = str(typed.get("name") or map.rpartition(":")[2])
+    about = {**about, "name": name}
+    return audit_message_tensors(
+        message, train, heldout, map, stated, settings, about, surface=surface
     )
 
 

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from attacks.inversion.copy_detection import compare_copies, count_copies, nearest_records
 from attacks.membership.attack import MembershipAttack
-from attacks.membership.blind_baseline import blind_record_scores
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.signals import logit_scaled, ridge_readout
 from attacks.membership.threshold import LossThreshold
 from attacks.statistics import binomial_interval
-from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
+from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View
 from privdd.auditing.attack_tasks import error_budget
 from privdd.core.rng import Keys
 from privdd.core.types import Records
@@ -381,10 +380,6 @@ def _synthetic_view(
     found = [synthetic_signals(one, game.records, game.reference, scale, classes) for one in sets]
     names = [name for name in found[0] if all(name in one for one in found)]
     signals = {name: torch.stack([one[name] for one in found]) for name in names}
-    blind = blind_record_scores(
-        game.records.x, game.records.y, game.member_mask, keys.fold("blind").torch()
-    )
-    worlds = Worlds(signals, game.masks, blind, game.records.y)
     delta = {"delta": stated.exchange_limit()[1]}
     known = Knowledge(
         (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta
@@ -393,7 +388,7 @@ def _synthetic_view(
         surface = Surface.SYNTHETIC_IMAGES
     else:
         surface = Surface.SYNTHETIC_REPRESENTATIONS
-    return View(surface, Adversary.PUBLIC, (), known, worlds)
+    return games.view_of_signals(surface, Adversary.PUBLIC, game, signals, known, keys)
 
 
 def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str, MembershipAttack]:

@@ -19,6 +19,7 @@ TARGET = {
     "synthetic": "synthetic set",
     "updates": "captured updates",
     "recording": "recorded federation",
+    "message": "message of a client",
     "scores": "scores",
 }
 NOT_PUBLISHED = "these are not the published files"  # part of a data set's note

@@ -28,7 +28,7 @@ from privdd.runtime.files import SCHEMA, DamagedRun, check_schema, read_json, wr
 
 Verdict = Literal["unprotected", "untested", "consistent", "contradiction"]
 Status = Literal["measured", "nothing_to_read", "not_attacked", "failed"]
-TargetKind = Literal["model", "synthetic", "updates", "recording", "scores"]
+TargetKind = Literal["model", "synthetic", "updates", "recording", "message", "scores"]
 Relation = Literal["add_remove", "zero_out", "replace"]
 GRAVITY: tuple[Verdict, ...] = ("contradiction", "unprotected", "untested", "consistent")
 KAPPA_TOLERANCE = 1e-4  # of what is allowed: kappa is measured in floating point

@@ -1,0 +1,242 @@
+"""A message of any surface that a client of somebody's federation sent: logits, prototypes,
+statistics, a body without its head.
+
+What the attacker knows is a function from records to what the same client would have sent. It makes
+messages of other records, from which the attacker learns how a record shows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attacks.inversion.labels import CLASS_SURFACES, LabelCounts
+from attacks.membership.attack import MembershipAttack
+from attacks.membership.lira import Lira
+from attacks.membership.rmia import Rmia
+from attacks.membership.signals import predicted_inclusion
+from attacks.membership.threshold import LossThreshold
+from attacks.types import (
+    SENT_BY_SERVER,
+    Adversary,
+    Capture,
+    Knowledge,
+    Surface,
+    Truth,
+    View,
+)
+from privdd.auditing.attack_tasks import attack_stream, error_budget
+from privdd.core.rng import Keys
+from privdd.core.types import State
+from privdd.core.validation import BadConfig, check_choice
+from privdd.external import membership_game as games
+from privdd.external.records import LabelledRecords
+from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.shadow_models import (
+    TrainingFunction,
+    call_user_function,
+    draw_shadow_seeds,
+    run_tasks,
+)
+from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.recording.client_messages import ClientMessages
+from privdd.runtime.files import DamagedRun
+from privdd.runtime.run_folder import read_tensors
+
+MESSAGE_KEY = "target.message"
+MAP_KEY = "target.map"
+LEAST_SHADOWS = 8  # messages from which a record's part in one is learned
+MESSAGE_NOTE = "the message as it was captured; its map made {} messages of other records"
+SIGNAL = "inclusion"  # bits of membership, predicted from the message
+
+
+def read_message(path: Path) -> State:
+    """The tensors of a safetensors file, by name.
+
+    Raises:
+        BadConfig: it is no such file, holds no number, or holds NaN or infinity.
+    """
+    try:
+        message = read_tensors(path)
+    except DamagedRun as error:
+        raise BadConfig(f"{MESSAGE_KEY}={error}") from None
+    return check_message(message, f"{MESSAGE_KEY}={path}")
+
+
+def check_message(message: Any, where: str) -> State:
+    """The tensors of a message, by name.
+
+    Raises:
+        BadConfig: it is no mapping of names to finite tensors; ``where`` begins the line.
+    """
+    if isinstance(message, ClientMessages):
+        message = message.tensors
+    if not isinstance(message, Mapping) or not message:
+        kind = type(message).__name__
+        raise BadConfig(f"{where}: gives {kind}; tensors by name are needed")
+    tensors = {str(name): torch.as_tensor(value).detach() for name, value in message.items()}
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor.double()).all():
+            raise BadConfig(f"{where}: NaN or infinity in {name}")
+    if not sum(tensor.numel() for tensor in tensors.values()):
+        raise BadConfig(f"{where}: holds no number")
+    return tensors
+
+
+@dataclass(frozen=True)
+class ShadowMessageTask:
+    """One message of other records; like: the audited one, whose names and shapes it has."""
+
+    map: TrainingFunction
+    records: LabelledRecords
+    seed: int
+    like: State
+
+
+def make_shadow_message(task: ShadowMessageTask) -> tuple[State, bool]:
+    """What the client would have sent of these records; whether torch's global generator was drawn
+    from."""
+    made, drew = call_user_function(task.map, MAP_KEY, task.records, task.seed)
+    message = check_message(made, MAP_KEY)
+    for name, tensor in task.like.items():
+        if name not in message:
+            raise BadConfig(f"{MAP_KEY}: gives no {name}, which {MESSAGE_KEY} holds")
+        if message[name].shape != tensor.shape:
+            there, here = tuple(message[name].shape), tuple(tensor.shape)
+            raise BadConfig(f"{MAP_KEY}: {name} is {there}, in {MESSAGE_KEY} it is {here}")
+    return {name: message[name] for name in task.like}, drew
+
+
+def audit_message_tensors(
+    message: State,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    map: TrainingFunction,
+    stated: StatedLimit,
+    settings: ExternalAuditSettings,
+    about: Mapping[str, Any],
+    *,
+    surface: str,
+) -> ExternalAudit:
+    """The audit of what one client sent.
+
+    Args:
+        message: its tensors by name; those of several rounds as ``ClientMessages`` names them.
+        train, heldout: the client's records, and others of the same kind.
+        map: (x, y, seed) -> the tensors that the client would have sent of these records.
+        stated, settings, about: as of other external targets.
+        surface: the name of a ``Surface``.
+
+    Raises:
+        BadConfig: one line, for what does not fit.
+    """
+    began = time.monotonic()
+    check_choice("target.surface", surface, tuple(one.value for one in Surface))
+    if settings.shadows < LEAST_SHADOWS:
+        raise BadConfig(
+            f"target.shadows={settings.shadows}: at least {LEAST_SHADOWS} messages of other "
+            "records are needed"
+        )
+    kind = Surface(surface)
+    keys = Keys(settings.seed).fold("target")
+    game = games.draw_coin_game(train, heldout, settings.records, settings.shadows, keys)
+    seeds = enumerate(draw_shadow_seeds(game, keys), 1)
+    tasks = [ShadowMessageTask(map, game.shadow_set(k), seed, message) for k, seed in seeds]
+    shadows, drew = run_tasks(make_shadow_message, tasks, "messages", settings.engine)
+    made = time.monotonic()
+    view = _message_view(kind, message, shadows, game, train, stated, keys)
+    attacks: dict[str, MembershipAttack] = {
+        "tracing": LossThreshold(SIGNAL, settings.confidence),
+        "lira": Lira(SIGNAL, settings.confidence),
+        "rmia": Rmia(SIGNAL, settings.confidence),
+    }
+    budget = error_budget(settings.confidence, len(attacks), 0)
+    note = MESSAGE_NOTE.format(len(shadows))
+    keys = Keys(settings.seed)
+    judged = games.judge_attacks(view, attacks, {}, game, keys, budget, note)
+    judged += _judge_labels(view, train, heldout, keys, note)
+    done = time.monotonic()
+    notes = {"note": GLOBAL_DRAWS.replace("training function", "map")} if drew else {}
+    facts = games.target_facts("message", train, heldout, game, judged)
+    return ExternalAudit(
+        str(about.get("name", "message")),
+        str(about.get("data", "arrays")),
+        settings.seed,
+        [HeldArtifact(kind, "message", message, 0, 0)],
+        judged,
+        stated,
+        budget,
+        {"worlds": made - began, "attacks": done - made, "total": done - began},
+        facts,
+        None,
+        {
+            **about,
+            **notes,
+            "records": [len(train), len(heldout)],
+            "shape": list(train.record_shape),
+        },
+        1,
+        len(_split_rounds(message)),
+    )
+
+
+def _message_view(
+    surface: Surface,
+    message: State,
+    shadows: Sequence[State],
+    game: games.CoinGame,
+    train: LabelledRecords,
+    stated: StatedLimit,
+    keys: Keys,
+) -> View:
+    rows = torch.stack([_flatten_message(one) for one in (message, *shadows)])
+    records = game.records
+    signals = {SIGNAL: predicted_inclusion(rows, game.masks)}
+    classes = int(torch.cat([records.y, game.reference.y, game.rest.y]).max()) + 1
+    settings = {"delta": stated.exchange_limit()[1], "batch_records": len(train)}
+    known = Knowledge(
+        (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=settings
+    )
+    last = _split_rounds(message)[-1]
+    adversary = Adversary.PUBLIC if surface in SENT_BY_SERVER else Adversary.SERVER
+    captures = (Capture(0, 0, "message", last),)
+    return games.view_of_signals(surface, adversary, game, signals, known, keys, captures)
+
+
+def _flatten_message(message: State) -> Tensor:
+    """(p,) float64."""
+    return torch.cat([tensor.double().flatten() for tensor in message.values()])
+
+
+def _split_rounds(message: State) -> list[State]:
+    """The messages of each round, where names are "round/name"; else all as one."""
+    rounds: dict[int, State] = {}
+    for name, tensor in message.items():
+        number, slash, rest = name.partition("/")
+        if not slash or not number.isdecimal():
+            return [message]
+        rounds.setdefault(int(number), {})[rest] = tensor
+    return [rounds[number] for number in sorted(rounds)]
+
+
+def _judge_labels(
+    view: View, train: LabelledRecords, heldout: LabelledRecords, keys: Keys, note: str
+) -> list[games.JudgedAttack]:
+    """How many records of each class the client has, as far as the surface's own tensors tell."""
+    named = {Surface.LOGITS: "logits", Surface.LABELS: "y"}
+    value = view.captures[0].value
+    readable = view.surface in CLASS_SURFACES or named.get(view.surface) in value
+    attack = LabelCounts()
+    if not readable or attack.nothing_to_read(view):
+        return []
+    counts = torch.bincount(train.y, minlength=view.knowledge.classes)
+    truth = Truth(train.x, train.y, heldout.x, heldout.y, counts)
+    evidence = attack.run(view, attack_stream(keys, attack.name, str(view.surface), note))
+    finding = attack.judge(evidence, view, truth)
+    return [games.JudgedAttack(games.annotate_finding(finding, attack.name, note))]
