@@ -461,8 +461,9 @@ class AdversaryView:
 
 @dataclass(frozen=True)
 class LogitReading:
-    """Public images and records, centred and scaled, in features of the classifier that all clients
-    start from; their pixels, and equal outputs for all classes, if nobody knows such a classifier.
+    """Public images and records, centred and scaled, in the method's public map, else in features
+    of the classifier that all clients start from, else their pixels. If nobody knows such a
+    classifier, its outputs are equal for all classes.
 
     rows (m, d), own (n, d), others (q, d): public images, audited records, public records; start
         (m, C): that classifier's logits of the public images; influence: of each audited record.
@@ -477,14 +478,19 @@ class LogitReading:
     @classmethod
     def before_training(cls, adversary: AdversaryView, images: Tensor) -> LogitReading:
         records = adversary.candidates
-        embedded = adversary.embed_by_opening(images)
-        if embedded is None:
-            embed: Callable[[Tensor], Any] = lambda x: x.flatten(1)  # noqa: E731
-            predict = lambda x: x.new_zeros(len(x), adversary.problem.classes)  # noqa: E731
-        else:
-            embed = adversary.embed_by_opening
-            state = dict(adversary.opening_state or {})
-            predict = lambda x: adversary.predict_logits(state, x)  # noqa: E731
+        state = adversary.opening_state
+
+        def embed(x: Tensor) -> Tensor:
+            if adversary.public_map is not None:
+                return embed_in_batches(adversary.public_map, x)
+            features = adversary.embed_by_opening(x)
+            return x.flatten(1) if features is None else features
+
+        def predict(x: Tensor) -> Tensor:
+            if state is None:
+                return x.new_zeros(len(x), adversary.problem.classes)
+            return adversary.predict_logits(state, x)
+
         rows = embed(images)
         centre = rows.mean(0)
         scale = (rows - centre).norm(dim=1).square().mean().sqrt().clamp_min(1e-12)

@@ -57,6 +57,61 @@ def _head_residuals(weight: Tensor, rows: Tensor, y: Tensor, longest: float | No
     return residual
 
 
+def record_ballots(rows: Tensor, images: Tensor, y: Tensor, classes: int) -> OuterProducts:
+    """Each record's votes for its class on public images, by how much it resembles each of them.
+
+        b_i = v_i / |v_i| e_{y_i}^T,  v_ij = <r_i - c, p_j - c>,  c the mean of the p_j
+
+    A record votes against its class on images that it resembles less than their mean.
+
+    Args:
+        rows: r, of the records (n, d).
+        images: p, rows of the public images (m, d).
+        y: labels (n,).
+        classes: C.
+
+    Returns:
+        (n, m, C) of norm 1 a record, as outer products.
+    """
+    centre = images.mean(0)
+    centred = F.pad((images - centre).T, (0, -len(images) % MULTIPLE))
+
+    def votes_of(params: Tensors, rows: Tensor) -> State:
+        return {"": F.normalize((rows - params["centre"]) @ params["images"], dim=1)}
+
+    known = {"centre": centre, "images": centred}
+    votes = compute_rows(votes_of, known, rows, at_most=ROWS_AT_ONCE)[""]
+    return OuterProducts(votes[:, : len(images)], F.one_hot(y, classes).to(rows))
+
+
+def voted_head(votes: Tensor, images: Tensor, ridge: float) -> Tensor:
+    """The head of ridge regression on what public images were voted to be.
+
+        W = T^T P (P^T P + lambda I)^-1,  P the centred rows, T the centred votes,
+        lambda = ridge times the mean eigenvalue of P^T P
+
+    Args:
+        votes: (m, C), noised.
+        images: rows of the public images (m, d), which end with a constant above 0.
+        ridge: above 0.
+
+    Returns:
+        (C, d).
+    """
+    centre = images.mean(0)
+    rows = images - centre
+    targets = votes - votes.mean(1, keepdim=True)
+    moments = rows.T @ rows
+    penalty = ridge * moments.diagonal().mean().clamp_min(TINY)
+    solved = torch.linalg.solve(
+        moments + penalty * torch.eye(len(moments)).to(moments),
+        rows.T @ (targets - targets.mean(0)),
+    )
+    weight = solved.T.clone()
+    weight[:, -1] += (targets.mean(0) - weight @ centre) / centre[-1]
+    return weight
+
+
 def nearest_mean_head(sums: Tensor, variance: Tensor, last: float, least: float) -> Tensor:
     """The head that gives a row the class of the nearest mean.
 

@@ -34,6 +34,7 @@ ON_GPU = {
     "feddm": True,
     "fedlgd_dp": True,
     "dp_means": False,
+    "fedmd": True,
 }
 
 

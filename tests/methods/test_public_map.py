@@ -8,8 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from sklearn.linear_model import Ridge
 
 from privdd.core.types import Records
+from privdd.distillation.linear_head import record_ballots, voted_head
 from privdd.federated.channel import OutputLog
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress, run_round, start_training
@@ -17,11 +19,12 @@ from privdd.methods.base import PublicMap
 from privdd.methods.dp_head import DPHead
 from privdd.methods.dp_means import DPMeans
 from privdd.methods.dp_moments import DPMoments
+from privdd.methods.dp_votes import DPVotes
 from privdd.runtime.engine import Engine
 from tests.federations import finished, tiny
 
 torch.set_num_threads(1)
-KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments}
+KINDS = {"dp_head": DPHead, "dp_means": DPMeans, "dp_moments": DPMoments, "dp_votes": DPVotes}
 ALL = ("privacy.sampling_probability=1",)
 
 
@@ -137,6 +140,42 @@ def test_a_step_is_as_long_as_its_noise_allows(noisiest: float | None, trust: st
     assert float(moved / velocity) == pytest.approx(expected, rel=1e-3)
 
 
+def public_rows(count: int, seed: int) -> torch.Tensor:
+    """Rows that end with the same constant."""
+    rows = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed))
+    return torch.cat([rows, torch.full((count, 1), 0.3)], 1)
+
+
+def test_a_record_votes_for_its_class_on_what_resembles_it() -> None:
+    """By the formula, one record at a time; its votes are 1 long, and its bits its own."""
+    images, rows = public_rows(9, 0), public_rows(5, 1)
+    y = torch.tensor([0, 2, 1, 1, 0])
+    ballots = record_ballots(rows, images, y, 3)
+    centre = images.mean(0)
+    for i in range(5):
+        votes = (images - centre) @ (rows[i] - centre)
+        expected = torch.zeros(9, 3)
+        expected[:, y[i]] = votes / votes.norm()
+        found = ballots[i : i + 1]
+        torch.testing.assert_close(found.left.T @ found.right, expected)
+        alone = record_ballots(rows[i : i + 1], images, y[i : i + 1], 3)
+        assert torch.equal(alone.left[0], ballots.left[i])
+
+
+def test_the_head_of_votes_is_ridge_regression() -> None:
+    """Against scikit-learn's, with a bias; votes that are the same for all classes say nothing."""
+    images = public_rows(40, 2).double()
+    votes = torch.randn(40, 3, generator=torch.Generator().manual_seed(3)).double()
+    head = voted_head(votes, images, 0.5)
+    centred = images - images.mean(0)
+    penalty = 0.5 * float((centred**2).sum(0).mean())
+    targets = votes - votes.mean(1, keepdim=True)
+    fitted = Ridge(alpha=penalty).fit(images.numpy(), targets.numpy())
+    expected = torch.from_numpy(fitted.predict(images.numpy()))
+    torch.testing.assert_close(images @ head.T, expected)
+    torch.testing.assert_close(voted_head(votes + 7 * torch.randn(40, 1), images, 0.5), head)
+
+
 def test_local_steps_are_federated_averaging_in_the_map() -> None:
     """Of two steps without noise, a client sends the mean of its gradients at the two points; each
     step is a release."""
@@ -163,7 +202,7 @@ def test_local_steps_are_federated_averaging_in_the_map() -> None:
 
 
 @pytest.mark.parametrize(
-    ("algo", "least"), [("dp_head", 0.6), ("dp_means", 0.6), ("dp_moments", 0.5)]
+    ("algo", "least"), [("dp_head", 0.6), ("dp_means", 0.6), ("dp_moments", 0.5), ("dp_votes", 0.4)]
 )
 def test_digits_are_learned_where_noise_is_small(algo: str, least: float) -> None:
     """Chance is 0.1; 120 records, rows of 100 numbers (60 for second moments)."""
@@ -192,6 +231,8 @@ def test_the_ledger_counts_the_releases_that_were_foretold(algo: str) -> None:
         ("dp_means", "algo.least=1", "least=1"),
         ("dp_moments", "algo.ridge=-1", "ridge=-1"),
         ("dp_moments", "algo.share=1", "share=1"),
+        ("dp_votes", "algo.ridge=0", "ridge=0"),
+        ("dp_votes", "algo.images=0", "images=0"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(algo: str, override: str, named: str) -> None:
