@@ -18,6 +18,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, Shard, State
 from privdd.federated.simulation import Plan, run_round, start_training
 from privdd.methods.fedfed import build_split_skeleton
+from privdd.methods.fedmd import draw_public_images
 from privdd.methods.vhl import draw_anchors
 from privdd.models.build import build_skeleton, state_layout
 from privdd.privacy.ledger import Ledger
@@ -71,7 +72,13 @@ def arithmetic(pair: Pair, size: Size, shards: Sequence[Shard]) -> float:
 def double_precision() -> Iterator[None]:
     """Everything inside is drawn and computed in float64, where rounding cannot hide a
     difference."""
-    caches = (build_skeleton, state_layout, build_split_skeleton, draw_anchors)
+    caches = (
+        build_skeleton,
+        state_layout,
+        build_split_skeleton,
+        draw_anchors,
+        draw_public_images,
+    )
     before = torch.get_default_dtype()
     for cache in caches:
         cache.cache_clear()

@@ -17,6 +17,7 @@ from privdd.methods.fedavgm import FedAvgM
 from privdd.methods.feddm import FedDM
 from privdd.methods.fedfed import FedFed
 from privdd.methods.fedlgd import FedLGD
+from privdd.methods.fedmd import FedMD
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedproto import FedProto
 from privdd.methods.fedprox import FedProx
@@ -34,6 +35,7 @@ from tests.reference.feddm import feddm
 from tests.reference.fedfed import RHO, VARIANCE, fedfed
 from tests.reference.fedlgd import fedlgd
 from tests.reference.fedrd import fedrd
+from tests.reference.logits import fedmd
 
 AUGMENT = "color_crop_cutout_scale_rotate"
 
@@ -144,6 +146,7 @@ PAIRS = {
     "fedadam": Pair(_averaging(FedAdam, server_lr=0.03), fedadam),
     "moon": Pair(_averaging(Moon), moon),
     "fedproto": Pair(_averaging(FedProto), fedproto),
+    "fedmd": Pair(_averaging(FedMD, images=40), fedmd),
     "vhl": Pair(lambda s: _averaging(VHL, per_class=s.anchors)(s), vhl),
     "feddm": Pair(_feddm, feddm),
     "fedrd": Pair(_fedrd, fedrd),
