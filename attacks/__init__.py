@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from attacks.certificates import likelihood_ratio_certificate as likelihood_ratio_certificate
     from attacks.epsilon import Bound as Bound
     from attacks.epsilon import from_scores as epsilon_from_scores
-    from attacks.epsilon import one_run_from_scores as epsilon_from_one_run
     from attacks.images import lpips as lpips
     from attacks.images import psnr as psnr
     from attacks.images import ssim as ssim
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from attacks.membership.signals import logit_scaled as logit_scaled
     from attacks.membership.signals import negative_loss as negative_loss
     from attacks.membership.threshold import loss_threshold as loss_threshold
+    from attacks.one_run import one_run_from_scores as epsilon_from_one_run
     from attacks.roc import Roc as Roc
     from attacks.roc import auc_interval as auc_interval
     from attacks.roc import roc as roc_curve
@@ -54,7 +54,7 @@ PUBLIC = {
     "SeeThrough": ("attacks.inversion.gradient", "SeeThrough"),
     "auc_interval": ("attacks.roc", "auc_interval"),
     "base": ("attacks.membership.base", "base"),
-    "epsilon_from_one_run": ("attacks.epsilon", "one_run_from_scores"),
+    "epsilon_from_one_run": ("attacks.one_run", "one_run_from_scores"),
     "epsilon_from_scores": ("attacks.epsilon", "from_scores"),
     "label_robustness": ("attacks.membership.label_only", "label_robustness"),
     "likelihood_ratio_certificate": ("attacks.certificates", "likelihood_ratio_certificate"),

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from attacks.command_line import CommandParser
-from attacks.epsilon import Bound, from_scores, gaussian_epsilon, one_run_from_scores
+from attacks.epsilon import Bound, from_scores
+from attacks.one_run import one_run_from_scores
 from attacks.statistics import chance_of_at_least
+from attacks.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
 CONFIDENCE = 0.95

@@ -27,15 +27,10 @@ from scipy.stats import binomtest
 
 from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
 from attacks.command_line import CommandParser
-from attacks.epsilon import (
-    curve_test,
-    from_scores,
-    is_fdp_refuted,
-    most_testable_point,
-    one_run_from_scores,
-    right_guesses,
-)
+from attacks.epsilon import from_scores
 from attacks.membership.measures import guess_counts, one_run_bound
+from attacks.one_run import is_fdp_refuted, one_run_from_scores, right_guesses
+from attacks.tradeoff import curve_test, most_testable_point
 from benchmarks.known_mechanisms import DELTA, Known, mechanisms
 from privdd.reporting.export import write_markdown_page
 

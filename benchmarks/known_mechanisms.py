@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from attacks.epsilon import Curve, approximate_dp, gaussian_dp, gaussian_epsilon
+from attacks.tradeoff import Curve, approximate_dp, gaussian_dp, gaussian_epsilon
 from privdd.privacy.trade_off import trade_off
 
 DELTA = 1e-5

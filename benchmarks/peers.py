@@ -36,10 +36,10 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 from scipy.stats import binom
 
 from attacks.command_line import CommandParser
-from attacks.epsilon import fdp_one_run_mu, one_run, one_run_from_scores
 from attacks.membership.lira import lira
 from attacks.membership.measures import guess_counts
 from attacks.membership.signals import logit_scaled
+from attacks.one_run import fdp_one_run_mu, one_run, one_run_from_scores
 from attacks.roc import roc, tpr_at_fpr
 from benchmarks import accounting, dp_sgd, public_tool, shadows, simulation
 from benchmarks.inversion import load, matched

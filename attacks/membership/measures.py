@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attacks.epsilon import Bound, one_run_from_scores
+from attacks.epsilon import Bound
 from attacks.membership.calibration import MIN_REPLAYS, calibrate_by_record
+from attacks.one_run import one_run_from_scores
 from attacks.roc import Clusters, Roc, auc_interval, roc, thin_curve, tpr_at_fpr
 from attacks.statistics import binomial_interval, shared_confidence
 from attacks.tensors import accepts_numpy

@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from attacks.canaries import CanaryScores, draw_block_images, select_independent
-from attacks.epsilon import largest_refuted_parameter, one_run_bounds, right_guesses
 from attacks.membership.measures import guess_counts
 from attacks.membership.noised_sums import RATIO_SIGNAL, NoisedSums
+from attacks.one_run import largest_refuted_parameter, one_run_bounds, right_guesses
 from attacks.statistics import shared_confidence
 from attacks.types import Adversary, Attack, Family, Finding, Surface, Truth, View, Worlds
 from privdd.auditing.coverage import uncovered_surfaces

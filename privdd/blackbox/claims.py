@@ -10,7 +10,7 @@ from typing import get_args
 
 from scipy.optimize import brentq, minimize_scalar
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox.claim_words import Inputs, Kind, Law, Neighbours, Sampling
 from privdd.core.validation import BadConfig, check_choice, check_integer, setting_error
 
@@ -35,7 +35,7 @@ class CheckedClaim:
         relation: add_remove, replace or zero_out (the record becomes zeros).
         rho: stated instead of an epsilon, rho-zCDP; epsilon is then what follows from it at
             ``delta`` (``zcdp_epsilon``).
-        mu: the same for mu-Gaussian DP (``attacks.epsilon.gaussian_epsilon``).
+        mu: the same for mu-Gaussian DP (``attacks.tradeoff.gaussian_epsilon``).
         kind_is_guessed: nobody said ``kind``, so nothing is refuted by it.
         calls: that the statement is about.
         noise: declared law of the noise of every number, tested if given.

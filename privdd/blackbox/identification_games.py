@@ -11,7 +11,11 @@ from functools import partial
 import numpy as np
 from scipy.special import betaincinv
 
-from attacks.epsilon import best_cosine_threshold, bound_from_cosines, bound_from_identifications
+from attacks.identification import (
+    best_cosine_threshold,
+    bound_from_cosines,
+    bound_from_identifications,
+)
 from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.inputs import HEAVY, LARGE, InputShapes, scaled_data, split_vector, total_size
 from privdd.blackbox.mechanism import BlackBox, Data, InputRefused, Outcomes

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox.budgets import CallBudget
 from privdd.blackbox.check_page import write_check_page
 from privdd.blackbox.check_report import SingleTestResult

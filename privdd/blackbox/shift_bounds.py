@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.claims import TINY
 from privdd.blackbox.noise_laws import (

@@ -23,8 +23,8 @@ import torch
 from pydantic import BaseModel, Field
 
 from attacks.canaries import draw_block_images, select_independent
-from attacks.epsilon import one_run_bounds, right_guesses
 from attacks.membership.measures import guess_counts
+from attacks.one_run import one_run_bounds, right_guesses
 from attacks.validation import check_archive
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import (

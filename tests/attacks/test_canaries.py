@@ -8,7 +8,8 @@ import pytest
 from scipy.special import logsumexp
 
 from attacks.canaries import CanaryScores
-from attacks.epsilon import gaussian_epsilon, one_run_from_scores
+from attacks.one_run import one_run_from_scores
+from attacks.tradeoff import gaussian_epsilon
 
 DELTA = 1e-5
 

@@ -29,7 +29,7 @@ from attacks.certificates import (
     step_losses,
     subsampled_log_ratio,
 )
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.privacy.accounting import epsilon
 
 # Certificates (T2), attacks on runs (T3) and crafted records, against closed forms.

@@ -8,17 +8,15 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from attacks.epsilon import (
-    approximate_dp,
+from attacks.one_run import (
     fdp_one_run,
     fdp_one_run_mu,
-    gaussian_dp,
-    gaussian_epsilon,
     is_fdp_refuted,
     largest_refuted_parameter,
     one_run,
     one_run_from_scores,
 )
+from attacks.tradeoff import approximate_dp, gaussian_dp, gaussian_epsilon
 from tests.reference.one_run import largest_tail, tangents, upper_sets
 
 DELTA = 1e-5

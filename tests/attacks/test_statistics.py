@@ -79,9 +79,10 @@ OTHER_USES = {
     ("attacks/statistics.py", "betaincinv"),
     ("attacks/statistics.py", "binom"),
     ("attacks/statistics.py", "binomtest"),
-    # a posterior, and angles on a sphere
+    # a posterior
     ("attacks/epsilon.py", "betainc"),
     ("attacks/epsilon.py", "betaincinv"),
+    ("attacks/identification.py", "betainc"),  # angles on a sphere
     # Jeffreys' interval at an effective sample size
     ("attacks/roc.py", "beta"),
     ("attacks/roc.py", "betaincinv"),

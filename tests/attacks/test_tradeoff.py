@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy.stats import beta, binom, norm
 
-from attacks.epsilon import (
+from attacks.epsilon import gaussian
+from attacks.tradeoff import (
     approximate_dp,
     curve_test,
     error_rate_limits,
-    gaussian,
     gaussian_dp,
     largest_refuted_scale,
     most_testable_point,
@@ -58,7 +58,7 @@ def test_the_scale_of_a_gaussian_family_is_the_mu_of_nasr_and_others():
     inside = np.array([1.0] * 250 + [0.0] * 50)
     outside = np.array([1.0] * 40 + [0.0] * 260)
     found = curve_test(inside, outside, gaussians, threshold=0.5)
-    from attacks.epsilon import gaussian_epsilon
+    from attacks.tradeoff import gaussian_epsilon
 
     assert gaussian_epsilon(found.scale, 1e-5) == pytest.approx(
         gaussian(250, 50, 40, 260, delta=1e-5), rel=1e-2

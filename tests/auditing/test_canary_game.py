@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attacks.canaries import draw_block_images, select_independent
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from attacks.types import Surface
 from privdd.auditing.noised_sums import (
     CanaryGame,

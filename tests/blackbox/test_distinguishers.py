@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.distinguishers import bound_by_distinguishing, learn_statistics
 from privdd.blackbox.identification_games import GameSetting, direction_games, play_direction_game

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.api import check
 from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.inputs import InputShapes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.api import check
 from privdd.blackbox.code_lines import lines_of
 from privdd.blackbox.inputs import InputShapes

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox import counterexample
 from privdd.blackbox.check_report import CheckReport
 from privdd.blackbox.claims import CheckedClaim

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.api import assert_private, check
 from privdd.blackbox.budgets import CallBudget
 from privdd.blackbox.check_run import CheckRun

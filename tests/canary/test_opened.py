@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from attacks.epsilon import fdp_one_run, one_run
+from attacks.one_run import fdp_one_run, one_run
 from privdd.canary.__main__ import main
 from privdd.canary.sealed import (
     CanarySet,

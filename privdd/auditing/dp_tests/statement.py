@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
-from attacks.epsilon import Curve, curve_test, most_testable_point
 from attacks.statistics import shared_confidence
+from attacks.tradeoff import Curve, curve_test, most_testable_point
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
 from privdd.auditing.dp_tests.likelihood_ratios import RatioTranscripts

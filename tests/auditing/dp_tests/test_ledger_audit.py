@@ -10,7 +10,7 @@ from functools import cache
 import dp_accounting as dpa
 import pytest
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from attacks.types import Finding
 from privdd.auditing.dp_tests.epsilon_lower_bound import epsilon_lower_bound
 from privdd.auditing.dp_tests.ledger_audit import LEDGER_TEST, ledger_findings

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dp_accounting import GaussianDpEvent
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from attacks.types import Finding, Surface
 from privdd.auditing.dp_tests import update_audit as clients
 from privdd.auditing.dp_tests.query_audit import client_query_findings

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from attacks.epsilon import gaussian_epsilon
+from attacks.tradeoff import gaussian_epsilon
 from privdd.auditing.dp_tests.crafted_records import copies_of_record
 from privdd.auditing.dp_tests.likelihood_ratios import (
     QuerySetup,
