@@ -44,7 +44,7 @@ def audited(overrides: Sequence[str]) -> dict[str, Any]:
         "certified": figures.shown,
         "bounds": budget.tests,
         "seconds": cost,
-        "surfaces": {str(one.surface): one.verdict for one in found.surfaces},
+        "surfaces": {str(surface.surface): surface.verdict for surface in found.surfaces},
     }
 
 

@@ -163,12 +163,12 @@ def covered(
     have_tilted = importlib.util.find_spec("attacks.certificates") is not None
     rows = []
     for number, known in enumerate(mechanisms()):
-        for at, (name, (audit, size)) in enumerate(estimators(runs, canaries).items()):
+        for index, (name, (audit, size)) in enumerate(estimators(runs, canaries).items()):
             if (only is not None and name not in only) or (
                 audit is tilted and not (have_tilted and known.planned)
             ):
                 continue
-            rng = np.random.default_rng([seed, number, at])
+            rng = np.random.default_rng([seed, number, index])
             values = np.array([audit(known, size, rng) for _ in range(audits)])
             above = int((values > known.epsilon + 1e-12).sum())
             stated = values[np.isfinite(values)]

@@ -90,7 +90,7 @@ def add_run(file: Path, name: str, epsilon: float, seed: int) -> None:
 
 def write_page(page: Path, runs: Sequence[dict[str, str]]) -> None:
     """The table of means and standard deviations."""
-    epsilons = sorted({float(one["epsilon"]) for one in runs})
+    epsilons = sorted({float(run["epsilon"]) for run in runs})
     lines = [
         "| method | measured on | " + " | ".join(f"ε {e:g}" for e in epsilons) + " |",
         "|" + "---|" * (len(epsilons) + 2),
@@ -99,16 +99,16 @@ def write_page(page: Path, runs: Sequence[dict[str, str]]) -> None:
         cells = []
         for epsilon in epsilons:
             found = [
-                100 * float(one["accuracy"])
-                for one in runs
-                if (one["method"], float(one["epsilon"])) == (name, epsilon)
+                100 * float(run["accuracy"])
+                for run in runs
+                if (run["method"], float(run["epsilon"])) == (name, epsilon)
             ]
             spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
             cells.append(
                 f"{statistics.fmean(found):.1f}{spread} ({len(found)})" if found else "not run"
             )
         lines.append(f"| {name} | {where} | " + " | ".join(cells) + " |")
-    spent = max(float(one["spent"]) / float(one["epsilon"]) for one in runs)
+    spent = max(float(run["spent"]) / float(run["epsilon"]) for run in runs)
     text = f"""# Private distillation at equal ε
 
 Accuracy in per cent, mean ± standard deviation over seeds, and how many. Fashion-MNIST at 16 by

@@ -106,9 +106,11 @@ def app_of(width: int, count: int, tap: Any) -> ClientApp:
         model = quickstart(width)
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for at in range(0, count, 32):
+        for index in range(0, count, 32):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[at : at + 32]), y[at : at + 32]).backward()
+            nn.functional.cross_entropy(
+                model(x[index : index + 32]), y[index : index + 32]
+            ).backward()
             optimizer.step()
         told = MetricRecord({"num-examples": count})
         return Message(

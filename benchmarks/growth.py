@@ -267,8 +267,8 @@ def main() -> None:
             (n, *point(axis, n)) for n in (axis.full if given.full else axis.small)
         ]
         power = math.log(points[-1][1] / points[0][1]) / math.log(points[-1][0] / points[0][0])
-        for at, (n, seconds, memory) in enumerate(points):
-            tail = f"  {power:.2f}" if at == len(points) - 1 else ""
+        for index, (n, seconds, memory) in enumerate(points):
+            tail = f"  {power:.2f}" if index == len(points) - 1 else ""
             print(f"{axis.name:<20} {n:>6} {seconds:>9.3f} {memory:>7.0f}{tail}", flush=True)
     if given.plot:
         draw(given.plot, found)

@@ -211,12 +211,15 @@ def lira_sacroml() -> Iterator[Comparison]:
         seconds = np.zeros(2)
         for k in range(targets):
             rest = torch.arange(count + 1) != k
-            for at, (score, more) in enumerate(
+            for index, (score, more) in enumerate(
                 ((lira, {"online": mode != "offline"}), (theirs, {}))
             ):
                 scores, taken = timed(score, signals[rest], masks[rest], signals[k], **more)
-                rates[at, :, k] = roc(scores, masks[k]).auc, tpr_at_fpr(scores, masks[k], 0.01)[0]
-                seconds[at] += taken / targets
+                rates[index, :, k] = (
+                    roc(scores, masks[k]).auc,
+                    tpr_at_fpr(scores, masks[k], 0.01)[0],
+                )
+                seconds[index] += taken / targets
         for what, (a, b) in zip(("AUC", "TPR at FPR 0.01"), rates.swapaxes(0, 1)):
             inputs = f"{what}, {mode}{', fix_variance' * fixed}, {count} shadow models"
             yield Comparison(
@@ -585,11 +588,11 @@ def table(found: dict[str, list[Comparison] | str]) -> str:
                     "| not run | |"
                 )
                 continue
-            for one in rows:
-                a, b = (f"{s:.2g}" if s < 10 else f"{s:.0f}" for s in one.seconds)
+            for row in rows:
+                a, b = (f"{s:.2g}" if s < 10 else f"{s:.0f}" for s in row.seconds)
                 lines.append(
-                    f"| {one.inputs} | {one.ours} | {a} | {one.peer} | {one.theirs} | {b} "
-                    f"| {verdict(one)} | {cost(one)} |"
+                    f"| {row.inputs} | {row.ours} | {a} | {row.peer} | {row.theirs} | {b} "
+                    f"| {verdict(row)} | {cost(row)} |"
                 )
     return "\n".join(lines).strip()
 

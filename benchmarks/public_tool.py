@@ -93,12 +93,12 @@ def breached(
     setup = {"device": torch.device("cpu"), "dtype": torch.float}
     config = breaching.get_attack_config(preset, overrides=more)
     attacker = breaching.attacks.prepare_attack(model, nn.CrossEntropyLoss(), config, setup)
-    for one in attacker.regularizers:
+    for regularizer in attacker.regularizers:
         if hasattr(
-            one, "groups"
+            regularizer, "groups"
         ):  # its total variation takes three channels for granted, and fails on grey pictures
-            one.groups = 1
-            one.weight = one.weight[:2]
+            regularizer.groups = 1
+            regularizer.weight = regularizer.weight[:2]
     about = SimpleNamespace(shape=(1, 28, 28), modality="vision", classes=10)
     payload = [{"parameters": list(model.parameters()), "buffers": None, "metadata": about}]
     told = {"num_data_points": len(labels), "labels": labels, "local_hyperparams": None}

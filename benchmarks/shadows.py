@@ -153,7 +153,7 @@ def prepared(case: Case, count: int) -> Shadows:
 
 
 def parts(whole: Shadows, size: int) -> list[Shadows]:
-    split = [whole.worlds[at : at + size] for at in range(0, len(whole.worlds), size)]
+    split = [whole.worlds[index : index + size] for index in range(0, len(whole.worlds), size)]
     return [Shadows(whole.case, whole.pool, whole.start, worlds) for worlds in split]
 
 

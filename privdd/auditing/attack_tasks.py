@@ -300,10 +300,10 @@ def _found_before(
 ) -> dict[int, Finding]:
     """Place of a job -> its finding, where the folder holds it already."""
     found = {}
-    for at, (job, file) in enumerate(zip(jobs, files, strict=True)):
+    for index, (job, file) in enumerate(zip(jobs, files, strict=True)):
         before = earlier.get(file)
         if before is not None and _is_of(before, job):
-            found[at] = decided_again(before, read_tensors(folder / file), job, terms)
+            found[index] = decided_again(before, read_tensors(folder / file), job, terms)
     return found
 
 

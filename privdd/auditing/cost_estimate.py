@@ -506,7 +506,7 @@ def _audit_stages(
 
 
 def _add(*stages: Stage) -> Stage:
-    return Stage(sum(one.cpu for one in stages), sum(one.wall for one in stages))
+    return Stage(sum(stage.cpu for stage in stages), sum(stage.wall for stage in stages))
 
 
 def _worker_start(engine: Engine, device: str) -> Stage:

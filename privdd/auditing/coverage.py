@@ -55,7 +55,9 @@ def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     """The note that a surface was not attacked, if an attack tried it and its scores carried no
     information; else False."""
     silent = [
-        one for one in findings if one.measures.get("status") in ("nothing_to_read", "failed")
+        finding
+        for finding in findings
+        if finding.measures.get("status") in ("nothing_to_read", "failed")
     ]
     if silent:
         why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}"

@@ -223,9 +223,9 @@ def _describe_applications(plan: Plan, name: str) -> str:
     """How often one client applies it in a round: the number of local steps, where each step is a
     release."""
     spent = [plan.method.releases_per_round(t, plan.mechanisms) for t in range(plan.method.rounds)]
-    if any(one is None for one in spent):
+    if any(counts_of_round is None for counts_of_round in spent):
         return "not planned by the method: one row each in the ledger"
-    counts = [(one or {}).get(name, 0) for one in spent]
+    counts = [(counts_of_round or {}).get(name, 0) for counts_of_round in spent]
     each = {count for count in counts if count}
     if not each:
         return "none"

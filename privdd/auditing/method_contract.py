@@ -374,9 +374,9 @@ def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[tuple[st
         sets += [shard.with_train(relabelled), shard.with_train(few)]
     at = trial.round, plan.method.broadcast(trial.server), trial.memory
     own = trace_round(plan, *at, shard)
-    for one in sets:
+    for records in sets:
         try:
-            found = list(compare_traces(own, trace_round(plan, *at, one, own.outputs)))
+            found = list(compare_traces(own, trace_round(plan, *at, records, own.outputs)))
         except TranscriptEnded:
             found = [MessageLeak("how often mechanisms are applied depends on the records")]
         yield from ((f"round {trial.round}: {leak.says}", leak.message) for leak in found)

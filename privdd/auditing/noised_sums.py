@@ -378,7 +378,7 @@ def canary_findings_of_run(
         )
     plan = run.plan
     out = set(game.records.ids[game.inside].tolist())
-    own = torch.tensor([int(one) not in out for one in run.shard.train.ids])
+    own = torch.tensor([int(id) not in out for id in run.shard.train.ids])
     shard = run.shard.with_train(run.shard.train.take(own))
     names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and is_noised_sum(m)]
     budget = run.experiment.audit_settings.guarantee

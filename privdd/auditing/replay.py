@@ -295,7 +295,7 @@ def group_replays(worlds: int, size: int) -> list[range]:
     """Worlds 1 to ``worlds`` - 1 (0 is the real run) in groups: world w is in group w // size. A
     group is always computed as a whole, so that what its worlds share does not depend on where an
     earlier audit was stopped."""
-    groups = [range(max(1, at), min(at + size, worlds)) for at in range(0, worlds, size)]
+    groups = [range(max(1, index), min(index + size, worlds)) for index in range(0, worlds, size)]
     return [group for group in groups if len(group)]
 
 

@@ -36,9 +36,9 @@ def _is_own_code(file: str) -> bool:
     if not path.is_file():
         return False
     packages = set()
-    for at, part in enumerate(path.parts[:-1]):
+    for index, part in enumerate(path.parts[:-1]):
         if part.endswith("-packages"):
-            packages.add(path.parts[at + 1])
+            packages.add(path.parts[index + 1])
     privdd = Path(__file__).resolve().parents[1]
     is_standard = not packages and file.startswith(sysconfig.get_paths()["stdlib"])
     is_library = bool(packages & set(OTHERS)) or privdd in path.resolve().parents

@@ -185,11 +185,13 @@ def learn_likelihood_ratio(present: np.ndarray, absent: np.ndarray, bins: int = 
     shares = np.linspace(0, 1, bins + 1)[1:-1]
     edges = [np.unique(np.quantile(column, shares)) for column in both.T]
 
-    def log_counts(rows: np.ndarray, at: int) -> np.ndarray:
-        cells = np.searchsorted(edges[at], rows[:, at])
-        return np.log(np.bincount(cells, minlength=len(edges[at]) + 1) + 0.5)
+    def log_counts(rows: np.ndarray, index: int) -> np.ndarray:
+        cells = np.searchsorted(edges[index], rows[:, index])
+        return np.log(np.bincount(cells, minlength=len(edges[index]) + 1) + 0.5)
 
-    ratios = [log_counts(present, at) - log_counts(absent, at) for at in range(both.shape[1])]
+    ratios = [
+        log_counts(present, index) - log_counts(absent, index) for index in range(both.shape[1])
+    ]
 
     def sum_ratios(side: list[Output]) -> np.ndarray:
         columns = numbers_of(side).T

@@ -55,8 +55,8 @@ def learn_statistics(
     statistics |= _mark_statistics(present, absent)
     if present.rows.shape[1:] != absent.rows.shape[1:] or not present.rows.shape[2]:
         return statistics
-    for at, direction in enumerate(shift_directions(present, absent, axis)):
-        statistics[f"shift {at}"] = partial(_project, direction=direction)
+    for index, direction in enumerate(shift_directions(present, absent, axis)):
+        statistics[f"shift {index}"] = partial(_project, direction=direction)
     statistics |= _standardised_statistics(absent)
     statistics |= _single_call_statistics(present, absent, axis)
     statistics |= _product_statistics(present, absent)
@@ -154,13 +154,13 @@ def _weighted_call_statistics(
     if present.rows.shape[1] < 2:
         return {}
     statistics: dict[str, Statistic] = {}
-    for at, direction in enumerate(shift_directions(present, absent, axis)[:2]):
+    for index, direction in enumerate(shift_directions(present, absent, axis)[:2]):
         a = present.rows @ direction
         b = absent.rows @ direction
         weights = NoiseMetric.from_sides(a, b).whiten_vector(a.mean(0) - b.mean(0))
         if np.isfinite(weights).all() and weights.any():
             weights /= np.linalg.norm(weights)
-            statistics[f"shift {at}, calls weighed"] = partial(
+            statistics[f"shift {index}, calls weighed"] = partial(
                 _project_calls, direction=direction, weights=weights
             )
     return statistics

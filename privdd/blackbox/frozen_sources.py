@@ -67,14 +67,14 @@ class FrozenSources:
             seed: any non-negative integer.
             watch: whether ``drawn_from`` will be asked.
         """
-        for at, bits in enumerate(self._generators.bits):
-            bits.state = type(bits)(np.random.SeedSequence([seed, at])).state
-        for at, legacy in enumerate(self._generators.legacy):
-            legacy.seed(SPREAD * seed + at)
-        for at, plain in enumerate(self._generators.plain):
-            plain.seed(SPREAD * seed + at)
-        for at, generator in enumerate(self._generators.torch):
-            generator.manual_seed(SPREAD * seed + at)
+        for index, bits in enumerate(self._generators.bits):
+            bits.state = type(bits)(np.random.SeedSequence([seed, index])).state
+        for index, legacy in enumerate(self._generators.legacy):
+            legacy.seed(SPREAD * seed + index)
+        for index, plain in enumerate(self._generators.plain):
+            plain.seed(SPREAD * seed + index)
+        for index, generator in enumerate(self._generators.torch):
+            generator.manual_seed(SPREAD * seed + index)
         self._bits.seed(seed)
         self._asked = False
         self._restarted = self._states() if watch else []

@@ -415,9 +415,9 @@ def bound_hidden_call(
     """
     directions = setting.draw_directions(count, game.dimensions)
     releases = []
-    for at, direction in enumerate(directions):
+    for index, direction in enumerate(directions):
         inputs = [game.without_record()] * calls
-        inputs[at % calls] = game.with_record(direction)
+        inputs[index % calls] = game.with_record(direction)
         block = draw_transcripts(setting.mechanism, inputs, 1, setting.clock, joined=True)
         releases.append(block.rows.reshape(-1))
     if len({len(release) for release in releases}) != 1 or len(releases[0]) % calls:
@@ -469,9 +469,9 @@ def play_lookup_game(
         return None
     count = candidates()
     table = dict[Part, int]()
-    for at in range(count):
-        release = mechanism.transcript([_candidate_data(game, seed, at)])
-        table.setdefault(part_of(release), at)
+    for index in range(count):
+        release = mechanism.transcript([_candidate_data(game, seed, index)])
+        table.setdefault(part_of(release), index)
     if not table:
         return None
     won = 0
@@ -504,8 +504,8 @@ def _repeating_part(
     """What to keep of a release: the numbers and words that repeat; None if they are alike for a
     few candidates."""
     examples = []
-    for at in range(LOOKUP.examples):
-        data = [_candidate_data(game, seed, at) for _ in range(LOOKUP.repeats)]
+    for index in range(LOOKUP.examples):
+        data = [_candidate_data(game, seed, index) for _ in range(LOOKUP.repeats)]
         examples.append([mechanism.transcript([item]) for item in data])
     places = _repeating_places(examples)
     words_repeat = all(len({release.signature for release in same}) == 1 for same in examples)

@@ -59,7 +59,9 @@ def unit_directions(
 ) -> dict[str, np.ndarray]:
     """Unit vectors (m,) by name; those of ``along`` that fit, if any does."""
     fitting = {
-        f"the direction that shows most ({at})": u for at, u in enumerate(along) if len(u) == m
+        f"the direction that shows most ({index})": u
+        for index, u in enumerate(along)
+        if len(u) == m
     }
     if fitting:
         return fitting
@@ -265,7 +267,7 @@ def _row_places(n: int, everywhere: bool) -> list[tuple[int, str]]:
     if n > 1:
         places.append((n - 1, "last"))
     if everywhere and n <= EVERYWHERE:
-        places += [(at, f"number {at + 1}") for at in range(1, n - 1)]
+        places += [(index, f"number {index + 1}") for index in range(1, n - 1)]
     return places
 
 

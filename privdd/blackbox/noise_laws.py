@@ -266,7 +266,7 @@ def distinct_numbers(residuals: np.ndarray, places: np.ndarray, weight: np.ndarr
     limit = min(ALIKE, tail / math.sqrt(len(residuals)))
     is_same = np.nan_to_num(np.maximum(correlation, of_sizes)) > limit
     chosen: list[int] = []
-    for at in range(len(ordered)):
-        if not is_same[at, chosen].any():
-            chosen.append(at)
+    for index in range(len(ordered)):
+        if not is_same[index, chosen].any():
+            chosen.append(index)
     return np.sort(ordered[chosen])

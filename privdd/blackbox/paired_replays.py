@@ -119,8 +119,8 @@ def replay_pair(
     sides: list[list[Outcomes]] = []
     for inputs in calls:
         side: list[Outcomes] = []
-        for at, seed in enumerate((*seeds, seeds[0])):
-            watch = not is_random and at < WATCHED
+        for index, seed in enumerate((*seeds, seeds[0])):
+            watch = not is_random and index < WATCHED
             sources.restart(seed, watch=watch)
             side.append(mechanism.transcript(inputs))
             is_random = is_random or (watch and sources.drawn_from())

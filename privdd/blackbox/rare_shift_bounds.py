@@ -138,9 +138,9 @@ def sampled_epsilon(pair: PairSample, level: BoundLevel) -> float:
         without_record = trained_absent @ direction
         gap = float((trained_present @ direction).mean() - without_record.mean())
         gaps.append(gap / max(float(without_record.std()), 1e-300))
-    at = int(np.argmax(np.abs(gaps)))
-    sign = 1.0 if gaps[at] > 0 else -1.0
-    direction = directions[at] * sign
+    index = int(np.argmax(np.abs(gaps)))
+    sign = 1.0 if gaps[index] > 0 else -1.0
+    direction = directions[index] * sign
     y = present @ direction
     z = absent @ direction
     if not is_normal(z) or not _fits_mixture(y, z):

@@ -144,9 +144,9 @@ def _count_atoms(sides: Sides, values: int | None) -> dict[Atom, tuple[int, int]
     """(number, value) -> in how many calls of either side, for values that come back."""
     counts: dict[Atom, tuple[int, int]] = {}
     present, absent = sides
-    for at in range(present.rows.shape[2]):
-        column_present = present.rows[:, :, at].ravel()
-        column_absent = absent.rows[:, :, at].ravel()
+    for index in range(present.rows.shape[2]):
+        column_present = present.rows[:, :, index].ravel()
+        column_absent = absent.rows[:, :, index].ravel()
         distinct, places, repeats = np.unique(
             np.concatenate([column_present, column_absent]),
             return_inverse=True,
@@ -159,7 +159,7 @@ def _count_atoms(sides: Sides, values: int | None) -> dict[Atom, tuple[int, int]
         of_present = np.bincount(places.ravel()[: column_present.size], minlength=len(distinct))
         for i in np.flatnonzero(repeats > 1):
             count = int(of_present[i])
-            counts[at, float(distinct[i])] = (count, int(repeats[i] - of_present[i]))
+            counts[index, float(distinct[i])] = (count, int(repeats[i] - of_present[i]))
     return counts
 
 

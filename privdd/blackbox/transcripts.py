@@ -98,16 +98,16 @@ def draw_transcripts(
         OutOfTime: the budget is spent.
     """
     releases = []
-    for at in range(count):
-        if at % CHECKED == 0:
+    for index in range(count):
+        if index % CHECKED == 0:
             budget.check_budget(mechanism)
         releases.append(mechanism.transcript(inputs))
     sizes = Counter(len(release.numbers) for release in releases)
     size = sizes.most_common(1)[0][0]
     rows = np.zeros((count, size))
-    for at, release in enumerate(releases):
+    for index, release in enumerate(releases):
         if len(release.numbers) == size:
-            rows[at] = release.numbers
+            rows[index] = release.numbers
     calls = 1 if joined or size % len(inputs) else len(inputs)
     codes = [release.signature for release in releases]
     return Transcripts(rows.reshape(count, calls, size // calls), codes)

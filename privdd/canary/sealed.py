@@ -446,7 +446,7 @@ def mislabel_tail_records(
 def _distinct_rows(x: np.ndarray) -> list[int]:
     """Places of the rows that equal none before them: two equal canaries would blur each other's
     coins."""
-    return sorted({x[at].tobytes(): at for at in reversed(range(len(x)))}.values())
+    return sorted({x[index].tobytes(): index for index in reversed(range(len(x)))}.values())
 
 
 # The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and

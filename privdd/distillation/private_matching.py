@@ -76,7 +76,7 @@ def release_embeddings(
     if centres is not None and len(centres) != len(maps):
         raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
     targets = []
-    for at, embed in enumerate(maps):
+    for index, embed in enumerate(maps):
         taken = ctx.sample(QUERY, len(records))
         if bool(taken.all()):
             batch = records
@@ -86,7 +86,7 @@ def release_embeddings(
         if centres is None:
             centre = torch.zeros(rows.shape[1:])
         else:
-            centre = centres[at].detach()
+            centre = centres[index].detach()
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
         sums = []
         for label, middle in zip(class_list, centre):

@@ -171,19 +171,21 @@ class TargetArguments:
 def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArguments:
     """kind: of ``KEYS_BY_KIND``; "": by what was typed. Raises BadConfig, one line, for what is not
     understood or not read."""
-    found = TARGET.parse(
+    parsed = TARGET.parse(
         [
             item.replace("hydra.run.dir=", "out=") if item.startswith("hydra.") else item
             for item in argv
         ]
     )
-    whats = [name for name in ("synthetic", "updates", "message") if TARGET_PREFIX + name in found]
-    if len(whats) > 1 or (not whats and TARGET_PREFIX + "model" not in found):
+    whats = [name for name in ("synthetic", "updates", "message") if TARGET_PREFIX + name in parsed]
+    if len(whats) > 1 or (not whats and TARGET_PREFIX + "model" not in parsed):
         raise BadConfig(
             "one of target.model=, target.synthetic=, target.updates= and target.message= is needed"
         )
-    _check_keys_read(found, kind or (whats[0] if whats else "model"))
-    return TargetArguments(found, values_below(found, "target.args"), values_below(found, "stated"))
+    _check_keys_read(parsed, kind or (whats[0] if whats else "model"))
+    return TargetArguments(
+        parsed, values_below(parsed, "target.args"), values_below(parsed, "stated")
+    )
 
 
 def _check_keys_read(found: Mapping[str, Any], kind: str) -> None:

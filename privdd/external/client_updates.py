@@ -84,11 +84,13 @@ class CapturedUpdates:
 
     def captures_of_client(self, client: int) -> tuple[Capture, ...]:
         """The captures of one client. Raises BadConfig if there are none."""
-        mine = tuple(one for one in self.captures if one.client == client)
+        mine = tuple(capture for capture in self.captures if capture.client == client)
         if not mine:
-            known = ", ".join(str(k) for k in sorted({one.client for one in self.captures}))
+            clients = ", ".join(
+                str(k) for k in sorted({capture.client for capture in self.captures})
+            )
             raise BadConfig(
-                f"target.client={client}: nothing was captured of it; there are {known}"
+                f"target.client={client}: nothing was captured of it; there are {clients}"
             )
         return mine
 
@@ -107,7 +109,9 @@ def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> Captured
         raise BadConfig(f"target.updates={folder}: holds no round_000/client_0.safetensors")
     rounds = sorted({name.split("/")[0] for name in names})
     unknown = [
-        one for one in rounds if len(rounds) > 1 and not (folder / one / SERVER_FILE).is_file()
+        round
+        for round in rounds
+        if len(rounds) > 1 and not (folder / round / SERVER_FILE).is_file()
     ]
     if unknown:
         why = "of several rounds, each started from its own model"
@@ -116,29 +120,29 @@ def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> Captured
         surface = Surface.GRADIENT
     else:
         surface = Surface.UPDATE
-    found = [_read_capture(folder, name, model, kind) for name in names]
+    captures = [_read_capture(folder, name, model, kind) for name in names]
     return CapturedUpdates(
-        tuple(sorted(found, key=lambda one: (one.round, one.client))), surface, kind
+        tuple(sorted(captures, key=lambda round: (round.round, round.client))), surface, kind
     )
 
 
 def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Capture:
-    at = UPDATE_FILE.fullmatch(name)
-    if at is None:
+    match = UPDATE_FILE.fullmatch(name)
+    if match is None:
         raise ValueError(f"{name}: no name of a captured update")
-    own = dict(model.state_dict())
+    state = dict(model.state_dict())
     server = folder / name.split("/")[0] / SERVER_FILE
     if server.is_file():
-        sent = {**own, **_read_update_file(server, own)}
+        sent = {**state, **_read_update_file(server, state)}
     else:
-        sent = own
-    value = _read_update_file(folder / name, own)
+        sent = state
+    value = _read_update_file(folder / name, state)
     missing = sorted({key for key, _ in model.named_parameters()} - value.keys())
     if missing:
         raise BadConfig(f"target.updates={folder / name}: lacks {', '.join(missing[:4])}")
     if kind == "update":
         value = {key: sent[key] + change.to(sent[key].dtype) for key, change in value.items()}
-    return Capture(int(at[1]), int(at[2]), kind, value, sent)
+    return Capture(int(match[1]), int(match[2]), kind, value, sent)
 
 
 def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -151,10 +155,10 @@ def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor
     for name, tensor in value.items():
         if name not in own or own[name].shape != tensor.shape:
             if name in own:
-                there = f"the model's is {tuple(own[name].shape)}"
+                comparison = f"the model's is {tuple(own[name].shape)}"
             else:
-                there = "the model has none of this name"
-            raise BadConfig(f"target.updates={path}: {name} {tuple(tensor.shape)}: {there}")
+                comparison = "the model has none of this name"
+            raise BadConfig(f"target.updates={path}: {name} {tuple(tensor.shape)}: {comparison}")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise BadConfig(f"target.updates={path}: NaN or infinity in {name}")
     return dict(value)
@@ -225,16 +229,18 @@ def audit_client_updates(
             f"target.training: of a captured gradient only {SGD_NAME} is read; no "
             "function is called"
         )
-    others = list[tuple[Capture, ...]]()
-    drew = False
+    shadow_updates = list[tuple[Capture, ...]]()
+    draws_randomly = False
     if shadows:
         each = None if sent else training_function_of(fit, local)
-        others, drew = compute_shadow_updates(each, model, mine, game, keys, settings.engine)
-    signals = target_and_shadow_signals(model, [mine, *others], game.records, classes, sent)
-    made = time.monotonic()
-    known = _attacker_knowledge(model, game, train, classes, local, stated)
+        shadow_updates, draws_randomly = compute_shadow_updates(
+            each, model, mine, game, keys, settings.engine
+        )
+    signals = target_and_shadow_signals(model, [mine, *shadow_updates], game.records, classes, sent)
+    training_end = time.monotonic()
+    knowledge = _attacker_knowledge(model, game, train, classes, local, stated)
     view = games.view_of_signals(
-        updates.surface, Adversary.SERVER, game, signals, known, keys, mine[:1]
+        updates.surface, Adversary.SERVER, game, signals, knowledge, keys, mine[:1]
     )
     readable = {name: signal for name, signal in SIGNAL_OF_ATTACK.items() if signal in signals}
     attacks: dict[str, MembershipAttack] = {
@@ -257,25 +263,27 @@ def audit_client_updates(
         view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}"
     )
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS} if drew else {}
+    notes = {"note": GLOBAL_DRAWS} if draws_randomly else {}
     facts = games.target_facts(
         "updates", train, heldout, game, judged, None, about.get("notes", [])
     )
     clients, rounds = (
-        1 + max(getattr(one, of) for one in updates.captures) for of in ("client", "round")
+        1 + max(getattr(capture, of) for capture in updates.captures) for of in ("client", "round")
     )
     return ExternalAudit(
         str(about.get("name", "updates")),
         str(about.get("data", "arrays")),
         settings.seed,
         [
-            HeldArtifact(updates.surface, updates.kind, one.value, one.round, one.client)
-            for one in updates.captures
+            HeldArtifact(
+                updates.surface, updates.kind, capture.value, capture.round, capture.client
+            )
+            for capture in updates.captures
         ],
         judged,
         stated,
         budget,
-        {"worlds": made - began, "attacks": done - made, "total": done - began},
+        {"worlds": training_end - began, "attacks": done - training_end, "total": done - began},
         facts,
         None,
         {
@@ -310,7 +318,7 @@ def _attacker_knowledge(
     local: LocalTraining,
     stated: StatedLimit,
 ) -> Knowledge:
-    told = {
+    settings = {
         **local.attack_settings(),
         "batch_records": len(train),
         "delta": stated.exchange_limit()[1],
@@ -325,7 +333,7 @@ def _attacker_knowledge(
     else:
         public = game.reference.x
     return Knowledge(
-        (shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=told
+        (shape[0], shape[1], shape[2]), classes, public, game.reference.y, model, settings=settings
     )
 
 
@@ -377,7 +385,7 @@ def _judge_inversions(
         kind = torch.float32
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x.to(kind), train.y, heldout.x.to(kind), heldout.y, counts)
-    found = [
+    judged = [
         _judge_inversion(name, attack, view, truth, keys, note) for name, attack in attacks.items()
     ]
     for name in ("label_counts", "analytic_inversion", search):
@@ -386,25 +394,25 @@ def _judge_inversions(
         else:
             family = Family.GRADIENT_INVERSION
         if name not in attacks:
-            found += games.findings_without_attack(view.surface, [name], why, note, family)
-    return found
+            judged += games.findings_without_attack(view.surface, [name], why, note, family)
+    return judged
 
 
 def _inversion_attacks(surface: Surface, records: int) -> dict[str, Attack]:
     search = InvertingGradients(
         objective="cosine", iterations=INVERSION_ITERATIONS, tv=TOTAL_VARIATION_WEIGHT, lr=0.03
     )
-    found: dict[str, Attack] = {
+    attacks: dict[str, Attack] = {
         "label_counts": LabelCounts(),
         "analytic_inversion": AnalyticInversion(),
     }
     if surface == Surface.UPDATE:
-        found["update_inversion"] = UpdateInversion(
+        attacks["update_inversion"] = UpdateInversion(
             search, INVERSION_BUDGET, min(records, MAX_BATCH_RECORDS)
         )
     elif records <= MAX_BATCH_RECORDS:
-        found["gradient_inversion"] = GradientInversion(search)
-    return found
+        attacks["gradient_inversion"] = GradientInversion(search)
+    return attacks
 
 
 def _judge_inversion(
@@ -416,8 +424,8 @@ def _judge_inversion(
     began = time.monotonic()
     evidence = attack.run(view, attack_stream(keys, name, str(view.surface), note))
     finding = attack.judge(evidence, view, truth)
-    kept = {key: value for key, value in finding.figures.items() if not key.startswith("roc_")}
+    figures = {key: value for key, value in finding.figures.items() if not key.startswith("roc_")}
     return games.JudgedAttack(
         games.annotate_finding(finding.with_measures(seconds=time.monotonic() - began), name, note),
-        kept,
+        figures,
     )

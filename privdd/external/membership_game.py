@@ -100,25 +100,27 @@ def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> Duplica
     """Records that are the only ones of their kind in both files are audited, a fair game, if they
     are half of all kinds; else one of each kind."""
     kind = _number_equal_records(train.x, heldout.x)
-    own, other = kind.split([len(train), len(heldout)])
-    count, apart = (torch.bincount(one, minlength=len(kind)) for one in (own, other))
-    alone = (count[own] == 1) & (apart[own] == 0)
-    apart_alone = (apart[other] == 1) & (count[other] == 0)
-    first = _is_first(own) & (apart[own] == 0)
-    first_apart = _is_first(other) & (count[other] == 0)
-    single = 2 * int(alone.sum()) >= int(_is_first(own).sum())
+    train_kind, heldout_kind = kind.split([len(train), len(heldout)])
+    count, apart = (
+        torch.bincount(numbers, minlength=len(kind)) for numbers in (train_kind, heldout_kind)
+    )
+    alone = (count[train_kind] == 1) & (apart[train_kind] == 0)
+    apart_alone = (apart[heldout_kind] == 1) & (count[heldout_kind] == 0)
+    first = _is_first(train_kind) & (apart[train_kind] == 0)
+    first_apart = _is_first(heldout_kind) & (count[heldout_kind] == 0)
+    single = 2 * int(alone.sum()) >= int(_is_first(train_kind).sum())
     if single:
-        inside = alone
+        train_rows = alone
         outside = apart_alone
     else:
-        inside = first
+        train_rows = first
         outside = first_apart
     return DuplicateRecords(
-        torch.nonzero(inside).flatten(),
+        torch.nonzero(train_rows).flatten(),
         torch.nonzero(outside).flatten(),
-        len(own) - int(_is_first(own).sum()),
-        len(other) - int(_is_first(other).sum()),
-        int((count[other] > 0).sum()),
+        len(train_kind) - int(_is_first(train_kind).sum()),
+        len(heldout_kind) - int(_is_first(heldout_kind).sum()),
+        int((count[heldout_kind] > 0).sum()),
         single,
     )
 
@@ -127,22 +129,24 @@ def _number_equal_records(*sets: Tensor) -> Tensor:
     """(n,): one number for records that are equal, number by number; what single precision cannot
     tell apart is, unless all sets are of higher precision."""
     exact = torch.promote_types(sets[0].dtype, sets[-1].dtype)
-    if exact == torch.float64 and any(one.dtype != exact for one in sets):
+    if exact == torch.float64 and any(records.dtype != exact for records in sets):
         exact = torch.float32
-    whole = torch.cat([one.flatten(1).to(exact) for one in sets]) + 0  # minus zero is zero
-    if whole.is_floating_point():
-        whole = torch.nan_to_num(whole, nan=math.pi * 1e30)
-    rows = np.ascontiguousarray(whole.numpy())
+    all_rows = (
+        torch.cat([records.flatten(1).to(exact) for records in sets]) + 0
+    )  # minus zero is zero
+    if all_rows.is_floating_point():
+        all_rows = torch.nan_to_num(all_rows, nan=math.pi * 1e30)
+    rows = np.ascontiguousarray(all_rows.numpy())
     place: dict[bytes, int] = {}
     return torch.tensor([place.setdefault(sha256(row).digest(), len(place)) for row in rows])
 
 
 def _is_first(kind: Tensor) -> Tensor:
     """(n,) bool: whether no earlier record is of the same kind."""
-    seen = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(
+    first_place = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(
         0, kind, torch.arange(len(kind)), "amin"
     )
-    return seen[kind] == torch.arange(len(kind))
+    return first_place[kind] == torch.arange(len(kind))
 
 
 @dataclass(frozen=True)
@@ -186,40 +190,45 @@ def draw_coin_game(
     """The game with ``shadows`` worlds beside the target. Raises BadConfig where the sets are too
     small."""
     repeats = find_duplicates(train, heldout)
-    others = repeats.outside
-    reference = min(MAX_REFERENCE, len(others) // 3)
-    shuffled = others[torch.randperm(len(others), generator=keys.fold("held-out").torch())]
+    non_members = repeats.outside
+    reference = min(MAX_REFERENCE, len(non_members) // 3)
+    shuffled = non_members[
+        torch.randperm(len(non_members), generator=keys.fold("held-out").torch())
+    ]
     aside = shuffled[:reference]
-    left = shuffled[reference:]
-    count = audited_count(len(repeats.inside), len(left), records)
+    unreferenced = shuffled[reference:]
+    count = audited_count(len(repeats.inside), len(unreferenced), records)
     if repeats.shared == len(heldout):
-        said = f"each of its {len(heldout)} records is in target.train too"
-        raise BadConfig(f"target.heldout: {said}; records that were not used are needed")
+        reason = f"each of its {len(heldout)} records is in target.train too"
+        raise BadConfig(f"target.heldout: {reason}; records that were not used are needed")
     if count < 8:
         if repeats.shared:
-            same = f" (of which {repeats.shared} equal a training record)"
+            duplicates_text = f" (of which {repeats.shared} equal a training record)"
         else:
-            same = ""
+            duplicates_text = ""
         raise BadConfig(
-            f"target.train, target.heldout: {len(train)} and {len(heldout)} records{same} "
+            f"target.train, target.heldout: {len(train)} and {len(heldout)} "
+            f"records{duplicates_text} "
             f"leave {count} to audit; "
             "at least 8 are needed, better 1000"
         )
     order = repeats.inside[
         torch.randperm(len(repeats.inside), generator=keys.fold("train").torch())
     ]
-    member = _draw_coins(count, min(len(order), len(left)), keys.fold("coins", "target").torch())
-    inside = order[: int(member.sum())]
-    outside = left[: int((~member).sum())]
+    member = _draw_coins(
+        count, min(len(order), len(unreferenced)), keys.fold("coins", "target").torch()
+    )
+    member_rows = order[: int(member.sum())]
+    outside = unreferenced[: int((~member).sum())]
     row = torch.empty(count, dtype=torch.long)
-    row[member], row[~member] = inside, outside
+    row[member], row[~member] = member_rows, outside
     x = torch.empty(count, *train.record_shape, dtype=train.x.dtype)
-    x[member], x[~member] = train.x[inside], heldout.x[outside].to(train.x.dtype)
+    x[member], x[~member] = train.x[member_rows], heldout.x[outside].to(train.x.dtype)
     y = torch.empty(count, dtype=torch.long)
-    y[member], y[~member] = train.y[inside], heldout.y[outside]
+    y[member], y[~member] = train.y[member_rows], heldout.y[outside]
     tossed = [_draw_coins(count, count, keys.fold("coins", k).torch()) for k in range(shadows)]
     masks = torch.stack([member, *tossed])
-    rest = train.select_rows(_unaudited_rows(train, order, inside))
+    rest = train.select_rows(_unaudited_rows(train, order, member_rows))
     records_of_game = replace(train, x=x, y=y)
     return CoinGame(records_of_game, masks, row, rest, heldout.select_rows(aside), repeats)
 
@@ -229,17 +238,17 @@ def _unaudited_rows(train: LabelledRecords, order: Tensor, audited: Tensor) -> T
     first, as they were drawn."""
     kind = _number_equal_records(train.x)
     free = ~torch.isin(kind, kind[audited])
-    others = torch.ones(len(train), dtype=torch.bool)
-    others[order] = False
-    return torch.cat([order[len(audited) :], torch.nonzero(free & others).flatten()])
+    is_unaudited = torch.ones(len(train), dtype=torch.bool)
+    is_unaudited[order] = False
+    return torch.cat([order[len(audited) :], torch.nonzero(free & is_unaudited).flatten()])
 
 
 def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
     """``count`` fair coins (n,) bool with at most ``most`` of either side."""
     while True:
-        found = torch.rand(count, generator=generator) < 0.5
-        if max(int(found.sum()), count - int(found.sum())) <= most:
-            return found
+        coins = torch.rand(count, generator=generator) < 0.5
+        if max(int(coins.sum()), count - int(coins.sum())) <= most:
+            return coins
 
 
 def view_of_signals(
@@ -274,22 +283,33 @@ def view_of_outputs(
     public = game.reference.x
     if records.has_gaps or game.reference.has_gaps:
         x, public = fill_gaps(x, public)
-    own, theirs, copies = logits.split(
+    record_logits, theirs, copies = logits.split(
         [len(records), len(public), logits.shape[1] - len(records) - len(public)], 1
     )
     blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
-    signals = {"confidence": logit_scaled(own, records.y)}
+    signals = {"confidence": logit_scaled(record_logits, records.y)}
     queries = {}
     if copies.shape[1]:
-        asked = [own, *copies.split(len(records), 1)]
-        queries = {"confidence": torch.stack([logit_scaled(one, records.y) for one in asked], -1)}
+        answers = [record_logits, *copies.split(len(records), 1)]
+        queries = {
+            "confidence": torch.stack(
+                [logit_scaled(logits_of_query, records.y) for logits_of_query in answers], -1
+            )
+        }
     worlds = Worlds(
-        signals, game.masks, blind, records.y, own, theirs, records=x.double(), queries=queries
+        signals,
+        game.masks,
+        blind,
+        records.y,
+        record_logits,
+        theirs,
+        records=x.double(),
+        queries=queries,
     )
-    known = Knowledge(
+    knowledge = Knowledge(
         (1, 1, 1), classes, public.double(), game.reference.y, settings={"delta": delta}
     )
-    return View(surface, adversary, (), known, worlds)
+    return View(surface, adversary, (), knowledge, worlds)
 
 
 @dataclass(frozen=True)
@@ -313,22 +333,22 @@ def judge_attacks(
     says why, as do
     ``missing`` ones. note: where the view comes from, which also names the random stream."""
     best = next((name for name in RANKING_ATTACKS if name in attacks), "")
-    found = []
+    judged = []
     for name, attack in attacks.items():
         try:
-            found.append(_judge_attack(name, attack, view, game, keys, budget, note, name == best))
+            judged.append(_judge_attack(name, attack, view, game, keys, budget, note, name == best))
         except (
             ValueError,
             ArithmeticError,
             torch.linalg.LinAlgError,
         ) as error:  # on few records, or odd ones
             why = " ".join(str(error).split())[:200]
-            found += findings_without_attack(
+            judged += findings_without_attack(
                 view.surface, [name], f"it could not run ({why})", note
             )
     for name, why in missing.items():
-        found += findings_without_attack(view.surface, [name], why, note)
-    return found
+        judged += findings_without_attack(view.surface, [name], why, note)
+    return judged
 
 
 def _judge_attack(
@@ -393,7 +413,7 @@ def _judge_attack(
         seconds=time.monotonic() - began
     )
     count = len(row)
-    kept = {
+    figures = {
         "scores": scores[0].double(),
         "members": target.masks.flatten().to(torch.uint8),
         "place": row,
@@ -401,22 +421,22 @@ def _judge_attack(
         "record": torch.arange(count),
         "world": torch.zeros(count, dtype=torch.long),
     }
-    return JudgedAttack(finding, kept)
+    return JudgedAttack(finding, figures)
 
 
 def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
     file = f"{finding.surface}.{name}.safetensors"
-    said = [*notes, str(finding.measures.get("note", ""))]
+    sentences = [*notes, str(finding.measures.get("note", ""))]
     return replace(
-        finding.with_measures(note="; ".join(filter(None, said)), figure=file), attack=name
+        finding.with_measures(note="; ".join(filter(None, sentences)), figure=file), attack=name
     )
 
 
 def most_exposed_rows(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
     """Places in the training file of the members with the highest scores, highest first."""
-    inside = torch.nonzero(member).flatten()
-    order = scores[inside].argsort(descending=True, stable=True)[:MAX_EXPOSED]
-    return row[inside[order]].tolist()
+    member_rows = torch.nonzero(member).flatten()
+    order = scores[member_rows].argsort(descending=True, stable=True)[:MAX_EXPOSED]
+    return row[member_rows[order]].tolist()
 
 
 def findings_without_attack(
@@ -446,12 +466,12 @@ def target_facts(
     """``target`` of findings.json. accuracies: on training and held-out records; notes, more: what
     the caller knows."""
     repeats = game.repeats
-    inside = train.select_rows(repeats.inside)
+    distinct_train = train.select_rows(repeats.inside)
     outside = heldout.select_rows(repeats.outside)
-    near = _near_copy_doubts(inside, outside)
+    near = _near_copy_doubts(distinct_train, outside)
     # The files' own difference comes first; what the target shows of it counts only where these
     # show none
-    doubts = [*near[1:], *_difference_doubts(judged), *_label_doubts(inside, outside)]
+    doubts = [*near[1:], *_difference_doubts(judged), *_label_doubts(distinct_train, outside)]
     doubts = doubts or _accuracy_doubts(
         accuracies, min(len(train), MAX_ACCURACY_RECORDS), len(heldout)
     )
@@ -474,34 +494,38 @@ def target_facts(
 def _near_copy_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
     """Whether held-out records are near-copies of training records more often than these of each
     other; then what follows."""
-    own, other = fill_gaps(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
-    if len(own) < 2 * MIN_RECORDS or len(other) < MIN_RECORDS:
+    train_rows, heldout_rows = fill_gaps(train.x[:MOST_AMONG], heldout.x[:MOST_COMPARED])
+    if len(train_rows) < 2 * MIN_RECORDS or len(heldout_rows) < MIN_RECORDS:
         return []
-    spread = torch.cat([own, other]).std(0).clamp_min(1e-12)
-    own = own / spread
-    other = other / spread
-    between = nearest_records(own[:MOST_COMPARED], own, 2)[0][:, 1]
+    spread = torch.cat([train_rows, heldout_rows]).std(0).clamp_min(1e-12)
+    train_rows = train_rows / spread
+    heldout_rows = heldout_rows / spread
+    between = nearest_records(train_rows[:MOST_COMPARED], train_rows, 2)[0][:, 1]
     close = CLOSE * float(between.median())
     among = int((between < close).sum())
-    found = int((nearest_records(other, own)[0][:, 0] < close).sum())
+    close_rows = int((nearest_records(heldout_rows, train_rows)[0][:, 0] < close).sum())
     if (
-        _chance_of_gap(among / len(between), found / len(other), len(between), len(other))
+        _chance_of_gap(
+            among / len(between), close_rows / len(heldout_rows), len(between), len(heldout_rows)
+        )
         > RARE_CHANCE
     ):
         return []
-    said = (
-        f"{found} of {len(other)} held-out records that were compared with {len(own)} "
+    text = (
+        f"{close_rows} of {len(heldout_rows)} held-out records that were compared with "
+        f"{len(train_rows)} "
         "training records are near-copies of one: "
         f"nearer than a tenth of the usual distance, as {among} of {len(between)} "
         "training records are to another."
     )
     doubt = (
-        f"Held-out records are near-copies of training records ({found} of {len(other)}), "
+        f"Held-out records are near-copies of training records ({close_rows} of "
+        f"{len(heldout_rows)}), "
         f"{UNREADABLE_NOTE}."
     )
-    if found >= MANY_CLOSE * len(other):
-        return [said, doubt]
-    return [said]
+    if close_rows >= MANY_CLOSE * len(heldout_rows):
+        return [text, doubt]
+    return [text]
 
 
 def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]:
@@ -511,31 +535,31 @@ def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]
     classes = 1 + max(int(train.y.max()), int(heldout.y.max()))
     if classes < 2 or size < 2 * MIN_RECORDS or len(heldout) < MIN_RECORDS:
         return []
-    x, other = fill_gaps(train.x[:size], heldout.x[:size])
+    x, heldout_rows = fill_gaps(train.x[:size], heldout.x[:size])
     centre = x.mean(0)
     spread = x.std(0).clamp_min(1e-12)
-    x, other = ((one - centre) / spread for one in (x, other))
+    x, heldout_rows = ((rows - centre) / spread for rows in (x, heldout_rows))
     if x.shape[1] > CLASSIFIER_COMPONENTS:
         axes = torch.linalg.svd(x, full_matrices=False).Vh[:CLASSIFIER_COMPONENTS].T
         x = x @ axes
-        other = other @ axes
+        heldout_rows = heldout_rows @ axes
     half = torch.arange(size) % 2 == 0
-    asked = add_constant(torch.cat([x[~half], other]))
+    queries = add_constant(torch.cat([x[~half], heldout_rows]))
     guess = ridge_readout(
-        add_constant(x[half]).float(), train.y[:size][half], asked.float(), classes
+        add_constant(x[half]).float(), train.y[:size][half], queries.float(), classes
     ).argmax(1)
     right = guess == torch.cat([train.y[:size][~half], heldout.y[:size]])
     count = int((~half).sum())
-    own = float(right[:count].double().mean())
+    train_accuracy = float(right[:count].double().mean())
     apart = float(right[count:].double().mean())
     chances = (
-        _chance_of_gap(own, apart, count, len(other)),
-        _chance_of_gap(apart, own, len(other), count),
+        _chance_of_gap(train_accuracy, apart, count, len(heldout_rows)),
+        _chance_of_gap(apart, train_accuracy, len(heldout_rows), count),
     )
     if min(chances) > RARE_CHANCE:
         return []
     right_on = (
-        f"right on {format_share(own)} of other training records, and on "
+        f"right on {format_share(train_accuracy)} of other training records, and on "
         f"{format_share(apart)} of held-out ones"
     )
     return [
@@ -553,50 +577,53 @@ def add_constant(x: Tensor) -> Tensor:
 def _chance_of_gap(less: float, more: float, first: int, second: int) -> float:
     """The chance that two shares of the same distribution lie so far apart in this direction (two
     proportions, one-sided)."""
-    both = (less * first + more * second) / (first + second)
-    spread = math.sqrt(both * (1 - both) * (1 / first + 1 / second))
+    pooled = (less * first + more * second) / (first + second)
+    spread = math.sqrt(pooled * (1 - pooled) * (1 / first + 1 / second))
     if spread:
         return float(norm.sf((more - less) / spread))
     return 1.0
 
 
 def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[str]:
-    found = game.repeats
-    said = []
-    if found.shared:
+    repeats = game.repeats
+    sentences = []
+    if repeats.shared:
         why = (
             "they say nothing of records that were not used, and were left out with these "
             "training records"
         )
-        said.append(f"{found.shared} of {heldout} held-out records equal a training record: {why}.")
-    if found.single:
+        sentences.append(
+            f"{repeats.shared} of {heldout} held-out records equal a training record: {why}."
+        )
+    if repeats.single:
         then = "only records that occur once were audited"
     else:
         then = (
             "each was audited once for all its copies, and no bound on ε is given, since it "
             "would be for all copies together"
         )
-    for count, whole, what in (
-        (found.training, training, "training"),
-        (found.heldout, heldout, "held-out"),
+    for count, total, what in (
+        (repeats.training, training, "training"),
+        (repeats.heldout, heldout, "held-out"),
     ):
         if count:
-            said.append(
-                f"{count} of {whole} {what} records repeat another one of their file: {then}."
+            sentences.append(
+                f"{count} of {total} {what} records repeat another one of their file: {then}."
             )
-    return said
+    return sentences
 
 
 def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
-    found = [
-        one.finding.measures
-        for one in judged
-        if FILES_DIFFER_NOTE in str(one.finding.measures.get("note", ""))
+    controls = [
+        measures.finding.measures
+        for measures in judged
+        if FILES_DIFFER_NOTE in str(measures.finding.measures.get("note", ""))
     ]
-    if not found:
+    if not controls:
         return []
     auc = (
-        f"blind control, AUC {format_share(max(float(one.get('blind_auc', 0.5)) for one in found))}"
+        "blind control, AUC "
+        f"{format_share(max(float(measures.get('blind_auc', 0.5)) for measures in controls))}"
     )
     why = f"the files differ in more than in what was used, {UNREADABLE_NOTE}"
     return [f"Training and held-out records can be told apart without the target ({auc}): {why}."]
@@ -604,8 +631,14 @@ def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
 
 def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     """Attacks that rank held-out records above training records, beyond chance over all of them."""
-    found = [one.finding.measures for one in judged if one.finding.family == Family.MEMBERSHIP]
-    rows = [(float(one["auc"]), one["auc_ci"][1]) for one in found if "auc_ci" in one]
+    rates = [
+        finding.finding.measures
+        for finding in judged
+        if finding.finding.family == Family.MEMBERSHIP
+    ]
+    rows = [
+        (float(finding["auc"]), finding["auc_ci"][1]) for finding in rates if "auc_ci" in finding
+    ]
     wide = norm.isf(RARE_CHANCE / max(1, len(rows))) / norm.isf(0.025)
     below = [auc for auc, high in rows if auc + wide * (high - auc) < 0.5]
     if not below:
@@ -622,8 +655,9 @@ def _accuracy_doubts(
         return []
     if _chance_of_gap(*accuracies, training, heldout) > RARE_CHANCE:
         return []
-    own, other = map(format_share, accuracies)
+    train_accuracy, heldout_accuracy = map(format_share, accuracies)
     return [
-        f"The model is right on {own} of the training records and on {other} of the "
+        f"The model is right on {train_accuracy} of the training records and on "
+        f"{heldout_accuracy} of the "
         f"held-out ones: {EXCHANGED_NOTE}"
     ]

@@ -107,38 +107,38 @@ class Predictor:
 
     def _query_batch(self, x: Tensor) -> NDArray[Any]:
         try:
-            given = self.ask(x)
+            response = self.ask(x)
         except BadConfig:
             raise
         except Exception as error:  # whatever the model raises
-            said = " ".join(str(error).split())[:200]
+            message = " ".join(str(error).split())[:200]
             raise BadConfig(
-                f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {said}"
+                f"{self.key}: cannot read records of shape {tuple(x.shape[1:])}: {message}"
             ) from error
-        found = _as_output_array(given, self.key)
-        if found.ndim == 2 and found.shape[1] == 1:
-            found = found[:, 0]
-        if found.ndim not in (1, 2) or found.dtype.kind not in "biufUSO":
-            raise BadConfig(f"{self.key}: gives {found.dtype} {found.shape}; {NEEDED_OUTPUTS}")
-        if len(found) != len(x):
+        outputs = _as_output_array(response, self.key)
+        if outputs.ndim == 2 and outputs.shape[1] == 1:
+            outputs = outputs[:, 0]
+        if outputs.ndim not in (1, 2) or outputs.dtype.kind not in "biufUSO":
+            raise BadConfig(f"{self.key}: gives {outputs.dtype} {outputs.shape}; {NEEDED_OUTPUTS}")
+        if len(outputs) != len(x):
             raise BadConfig(
-                f"{self.key}: gives {found.shape} for {len(x)} records; ({len(x)}, "
+                f"{self.key}: gives {outputs.shape} for {len(x)} records; ({len(x)}, "
                 "classes) is needed"
             )
         if (
-            found.dtype.kind == "f" and found.ndim == 2 and found.max() <= 0
+            outputs.dtype.kind == "f" and outputs.ndim == 2 and outputs.max() <= 0
         ):  # logarithms of probabilities, some of 0
-            found = np.maximum(found, np.log(PROBABILITY_FLOOR).astype(found.dtype))
-        if found.dtype.kind == "f" and not np.isfinite(found).all():
+            outputs = np.maximum(outputs, np.log(PROBABILITY_FLOOR).astype(outputs.dtype))
+        if outputs.dtype.kind == "f" and not np.isfinite(outputs).all():
             if x.is_floating_point() and bool(x.isnan().any()):
                 holes = " for records with missing values"
             else:
                 holes = ""
             odd = f"with NaN or infinity{holes}"
             raise BadConfig(
-                f"{self.key}: gives {found.dtype} {found.shape} {odd}; {NEEDED_OUTPUTS}"
+                f"{self.key}: gives {outputs.dtype} {outputs.shape} {odd}; {NEEDED_OUTPUTS}"
             )
-        return found
+        return outputs
 
     def to_logits(self, answers: NDArray[Any], classes: int) -> Tensor:
         """(n, C >= classes) float64 of answers, each column the class of its number. Raises
@@ -146,18 +146,22 @@ class Predictor:
         if self.order is not None and answers.ndim == 2 and answers.shape[1] != len(self.order):
             count = f"{answers.shape[1]} numbers for each record"
             raise BadConfig(f"{self.key}: gives {count}, and has {len(self.order)} classes")
-        own = len(self.order) if self.order is not None else classes
-        reading = self.reading or infer_output_kind(answers, self.key, own, self.method)
+        width = len(self.order) if self.order is not None else classes
+        reading = self.reading or infer_output_kind(answers, self.key, width, self.method)
         if reading == "labels":
             return _log_probabilities(np.eye(classes)[self._label_positions(answers, classes)])
-        found = outputs_to_logits(answers, reading)
+        logits = outputs_to_logits(answers, reading)
         if self.order is None or self.names is None or np.array_equal(self.order, self.names):
-            return found
-        at = {name: place for place, name in enumerate(self.order.tolist())}
+            return logits
+        place_of = {name: place for place, name in enumerate(self.order.tolist())}
         # of a class that this model was not trained on
-        least = found.min(1).values + float(np.log(PROBABILITY_FLOOR))
+        least = logits.min(1).values + float(np.log(PROBABILITY_FLOOR))
         return torch.stack(
-            [found[:, at[name]] if name in at else least for name in self.names.tolist()], 1
+            [
+                logits[:, place_of[name]] if name in place_of else least
+                for name in self.names.tolist()
+            ],
+            1,
         )
 
     def _label_positions(self, answers: NDArray[Any], classes: int) -> NDArray[np.int64]:
@@ -166,14 +170,14 @@ class Predictor:
             names = range(classes)
         else:
             names = self.names.tolist()
-        place = {name: at for at, name in enumerate(names)}
-        known, back = np.unique(
+        place = {name: index for index, name in enumerate(names)}
+        distinct, back = np.unique(
             answers.astype(str) if answers.dtype.kind in "USO" else answers, return_inverse=True
         )
-        if unknown := [name for name in known.tolist() if name not in place]:
+        if unknown := [name for name in distinct.tolist() if name not in place]:
             known_ones = f"the labels that are known go from {min(place)} to {max(place)}"
             raise BadConfig(f"{self.key}: predicts the label {unknown[0]}; {known_ones}")
-        return np.array([place[name] for name in known.tolist()], np.int64)[back]
+        return np.array([place[name] for name in distinct.tolist()], np.int64)[back]
 
     def count_classes(self, x: Tensor, labels: Tensor) -> int:
         """How many classes it knows. Raises BadConfig where it cannot read such records, or a label
@@ -182,12 +186,12 @@ class Predictor:
         answers = self.query_outputs(x[:2])
         if infer_output_kind(answers, self.key, max(2, most), self.method) == "labels":
             return max(2, most)  # predicted labels: they do not say which other classes there are
-        known = self.to_logits(answers, max(2, most)).shape[1]
-        if most > known:
+        width = self.to_logits(answers, max(2, most)).shape[1]
+        if most > width:
             raise BadConfig(
-                f"{self.key}: knows {known} classes, {_describe_high_label(labels, known)}"
+                f"{self.key}: knows {width} classes, {_describe_high_label(labels, width)}"
             )
-        return known
+        return width
 
 
 def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_FORMAT) -> Predictor:
@@ -201,13 +205,13 @@ def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_F
             )
         model.eval()
         return Predictor(lambda x: _call_module(model, x, key), key)
-    given = PLAIN_FORMAT if form.kind == "torch" else form
+    output_form = PLAIN_FORMAT if form.kind == "torch" else form
     for name in METHODS:
         method = getattr(model, name, None)
         if callable(method):
 
             def predict(x: Any, method: Any = method) -> Any:
-                return method(given.original_rows(x))
+                return method(output_form.original_rows(x))
 
             return Predictor(predict, key, name, _class_order(model, key))
     if callable(model):
@@ -215,7 +219,7 @@ def build_predictor(model: Any, key: str = "model", form: RecordFormat = PLAIN_F
         name = str(getattr(model, "__name__", ""))
         if name in METHODS:
             return Predictor(
-                lambda x: model(given.original_rows(x)), key, name, _class_order(owner, key)
+                lambda x: model(output_form.original_rows(x)), key, name, _class_order(owner, key)
             )
         return Predictor(lambda x: model(form.original_rows(x)), key)
     needed = "a torch module, a scikit-learn estimator or a function is needed"
@@ -238,16 +242,16 @@ def resolve_classes(
     if names is None:
         names, notes = _infer_classes(predict.key, answers, labels)
     numbered = [
-        one.number_labels(names, f"target.{name}")
-        for name, one in (("train", train), ("heldout", heldout))
+        records.number_labels(names, f"target.{name}")
+        for name, records in (("train", train), ("heldout", heldout))
     ]
     plain = np.array_equal(names, np.arange(len(names)))
     predict = replace(predict, names=None if plain and predict.order is None else names)
     predict = replace(
         predict, reading=infer_output_kind(answers, predict.key, len(names), predict.method)
     )
-    known = predict.to_logits(answers[:2], len(names)).shape[1]
-    return predict, numbered[0], numbered[1], known, notes
+    width = predict.to_logits(answers[:2], len(names)).shape[1]
+    return predict, numbered[0], numbered[1], width, notes
 
 
 def _infer_classes(
@@ -255,14 +259,16 @@ def _infer_classes(
 ) -> tuple[NDArray[Any], list[str]]:
     """Which classes a model without names for them knows, in the order of its outputs; and a note
     where that was guessed."""
-    if len({one.dtype.kind == "U" for one in labels}) > 1:
+    if len({label.dtype.kind == "U" for label in labels}) > 1:
         raise BadConfig("target.heldout: y holds text in one file, and numbers in the other")
-    seen = np.unique(np.concatenate(labels))
+    distinct = np.unique(np.concatenate(labels))
     if (
         answers.ndim == 1 and answers.dtype.kind in "biuUSO"
     ):  # predicted labels: they name their classes
         every = np.unique(
-            np.concatenate([seen, answers.astype(str) if answers.dtype.kind in "USO" else answers])
+            np.concatenate(
+                [distinct, answers.astype(str) if answers.dtype.kind in "USO" else answers]
+            )
         )
         if (
             every.dtype.kind == "U"
@@ -271,28 +277,29 @@ def _infer_classes(
         ):
             return every, []
         return np.arange(max(2, int(every.max()) + 1)), []
-    if answers.ndim == 1 and len(seen) <= 2:
+    if answers.ndim == 1 and len(distinct) <= 2:
         count = 2
     elif answers.ndim == 2:
         count = answers.shape[1]
     else:
-        count = len(seen)
-    if seen.dtype.kind == "U":
+        count = len(distinct)
+    if distinct.dtype.kind == "U":
         raise BadConfig(
-            f"{key}: y holds text ({str(seen[0])!r}, ...), and the model does not say "
+            f"{key}: y holds text ({str(distinct[0])!r}, ...), and the model does not say "
             f"which of its {count} outputs is which class; "
             "give whole numbers from 0 in the order of its outputs, or an estimator with classes_"
         )
-    if seen.tolist() == [-1, 1] and count == 2:
-        return seen, ["The labels -1 and 1 were read as the model's first and second class."]
-    if answers.ndim == 1 and len(seen) > 2:
-        count = int(seen[-1]) + 1
+    if distinct.tolist() == [-1, 1] and count == 2:
+        return distinct, ["The labels -1 and 1 were read as the model's first and second class."]
+    if answers.ndim == 1 and len(distinct) > 2:
+        count = int(distinct[-1]) + 1
         if not _are_labels(answers, count):
-            said = f"gives one number for each record, and y holds {len(seen)} classes"
-            raise BadConfig(f"{key}: {said}; a classifier is needed")
-    if seen[0] < 0 or seen[-1] >= count:
+            reason = f"gives one number for each record, and y holds {len(distinct)} classes"
+            raise BadConfig(f"{key}: {reason}; a classifier is needed")
+    if distinct[0] < 0 or distinct[-1] >= count:
         raise BadConfig(
-            f"{key}: knows {count} classes, {_describe_high_label(torch.from_numpy(seen), count)}"
+            f"{key}: knows {count} classes, "
+            f"{_describe_high_label(torch.from_numpy(distinct), count)}"
         )
     return np.arange(count), []
 
@@ -302,14 +309,14 @@ def _describe_high_label(labels: Tensor, known: int) -> str:
     low = int(labels.min())
     high = int(labels.max())
     if low >= 0:
-        said = f"labels go up to {high} (0 is the first)"
+        range_text = f"labels go up to {high} (0 is the first)"
     else:
-        said = f"labels go down to {low} (0 is the first)"
+        range_text = f"labels go down to {low} (0 is the first)"
     if low == 1 and high == known:
-        return f"{said}; give y - 1 if they count from 1"
+        return f"{range_text}; give y - 1 if they count from 1"
     if low < 0:
-        return f"{said}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order"
-    return said
+        return f"{range_text}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order"
+    return range_text
 
 
 def _class_order(model: Any, key: str) -> NDArray[Any] | None:
@@ -322,7 +329,7 @@ def _class_order(model: Any, key: str) -> NDArray[Any] | None:
             f"{key}: predicts {len(named)} labels for each record; one class a record is needed"
         )
     order = np.asarray(named)
-    if order.dtype.kind == "O" and all(isinstance(one, str) for one in order):
+    if order.dtype.kind == "O" and all(isinstance(name, str) for name in order):
         return order.astype(str)
     return order
 
@@ -366,18 +373,20 @@ def infer_output_kind(
 
 def outputs_to_logits(answers: NDArray[Any], reading: OutputKind) -> Tensor:
     """(n, C) float64, softmax of which are probabilities."""
-    found = answers.astype(np.float64)
+    probabilities = answers.astype(np.float64)
     if reading == "logits":
-        return torch.from_numpy(found)
+        return torch.from_numpy(probabilities)
     if reading == "decisions":
-        value = torch.from_numpy(found)
+        value = torch.from_numpy(probabilities)
         return torch.stack([torch.zeros_like(value), value], 1)
     if reading in ("positive", "percent"):
-        second = found / (100 if reading == "percent" else 1)
+        second = probabilities / (100 if reading == "percent" else 1)
         return _log_probabilities(np.stack([1 - second, second], 1))
     if reading != "probabilities":
-        found = found / np.maximum(found.sum(1, keepdims=True), PROBABILITY_FLOOR)
-    return _log_probabilities(found)
+        probabilities = probabilities / np.maximum(
+            probabilities.sum(1, keepdims=True), PROBABILITY_FLOOR
+        )
+    return _log_probabilities(probabilities)
 
 
 def _are_labels(values: NDArray[Any], classes: int) -> bool:
@@ -389,10 +398,10 @@ def _as_output_array(values: Any, key: str) -> NDArray[Any]:
         if isinstance(values, Tensor):
             plain = values.detach().cpu()
             return (plain.float() if plain.dtype == torch.bfloat16 else plain).numpy()
-        found = np.asarray(values)
-        if found.dtype.kind == "O" and not isinstance(found.flat[0], str):
-            return found.astype(np.float64)
-        return found
+        array = np.asarray(values)
+        if array.dtype.kind == "O" and not isinstance(array.flat[0], str):
+            return array.astype(np.float64)
+        return array
     except (ValueError, TypeError) as error:  # lists of unequal lengths
         raise BadConfig(
             f"{key}: gives no array of numbers ({' '.join(str(error).split())[:100]})"
@@ -410,10 +419,10 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
     if not (looks_up and not x.is_floating_point()):
         x = x.to(torch.float32 if first is None else first.dtype)
     with torch.no_grad():
-        found = model(x if first is None else x.to(first.device))
-    if not isinstance(found, Tensor):
-        raise BadConfig(f"{key}: gives {type(found).__name__}; {_describe_way_out(found)}")
-    return found
+        output = model(x if first is None else x.to(first.device))
+    if not isinstance(output, Tensor):
+        raise BadConfig(f"{key}: gives {type(output).__name__}; {_describe_way_out(output)}")
+    return output
 
 
 def _describe_way_out(outputs: Any) -> str:
@@ -470,40 +479,43 @@ def load_target_model(
 def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Load a file of weights into ``model`` -> how they were read. Raises BadConfig naming missing,
     unknown and misshapen ones."""
-    found = read_weights(path)
-    own = model.state_dict()
+    weights = read_weights(path)
+    state = model.state_dict()
     notes = list[str]()
     kind = type(model).__name__
-    if isinstance(found, list):
-        if len(found) != len(own):
+    if isinstance(weights, list):
+        if len(weights) != len(state):
             raise BadConfig(
-                f"target.weights={path}: {len(found)} arrays without names; {kind} has {len(own)}"
+                f"target.weights={path}: {len(weights)} arrays without names; {kind} has "
+                f"{len(state)}"
             )
-        found = dict(zip(own, found))
+        weights = dict(zip(state, weights))
         order = "they were taken in the order of the model's state_dict"
-        notes.append(f"The {len(own)} arrays of {path.name} have no names; {order}.")
-    found, taken = _strip_prefix(found, own)
-    notes += [f"The names in {path.name} begin with {taken}, which was taken off."] if taken else []
-    missing = sorted(own.keys() - found.keys())
-    unknown = sorted(found.keys() - own.keys())
-    other = [
-        f"{name} is {tuple(found[name].shape)}, the model's is {tuple(own[name].shape)}"
-        for name in sorted(own.keys() & found.keys())
-        if found[name].shape != own[name].shape
+        notes.append(f"The {len(state)} arrays of {path.name} have no names; {order}.")
+    weights, prefix = _strip_prefix(weights, state)
+    notes += (
+        [f"The names in {path.name} begin with {prefix}, which was taken off."] if prefix else []
+    )
+    missing = sorted(state.keys() - weights.keys())
+    unknown = sorted(weights.keys() - state.keys())
+    wrong_shapes = [
+        f"{name} is {tuple(weights[name].shape)}, the model's is {tuple(state[name].shape)}"
+        for name in sorted(state.keys() & weights.keys())
+        if weights[name].shape != state[name].shape
     ]
     wrong = [
-        f"{word} {_list_names(some)}"
-        for word, some in (("missing", missing), ("unknown", unknown))
-        if some
+        f"{word} {_list_names(names)}"
+        for word, names in (("missing", missing), ("unknown", unknown))
+        if names
     ]
-    wrong += other[:3]
+    wrong += wrong_shapes[:3]
     if wrong:
         raise BadConfig(f"target.weights={path}: do not fit {kind}: {'; '.join(wrong)}")
     if broken := [
-        name for name, value in found.items() if not torch.isfinite(value.double()).all()
+        name for name, value in weights.items() if not torch.isfinite(value.double()).all()
     ]:
         raise BadConfig(f"target.weights={path}: NaN or infinity in {_list_names(broken)}")
-    model.load_state_dict(dict(found))
+    model.load_state_dict(dict(weights))
     return notes
 
 
@@ -537,35 +549,35 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
     if suffix == ".npz":
         return _read_archive(path)
     if suffix not in (".pt", ".pth", ".ckpt"):
-        said = f".safetensors, .npz or a state_dict in .pt is read, never a pickle; {PYTHON_HINT}"
-        raise BadConfig(f"target.weights={path}: {said}")
+        advice = f".safetensors, .npz or a state_dict in .pt is read, never a pickle; {PYTHON_HINT}"
+        raise BadConfig(f"target.weights={path}: {advice}")
     try:
-        found = torch.load(
+        weights = torch.load(
             io.BytesIO(read_bytes(path, LARGEST_TENSORS)), map_location="cpu", weights_only=True
         )
     except Exception as error:  # zip, pickle and torch raise their own
         if "weights" in str(error).lower():
-            said = "objects of Python"
+            advice = "objects of Python"
         else:
-            said = " ".join(str(error).split())[:80]
-        said = f"holds more than tensors, or is damaged ({said}); save model.state_dict()"
-        raise BadConfig(f"target.weights={path}: {said}") from error
-    found = _unwrap_state_dict(found)
+            advice = " ".join(str(error).split())[:80]
+        advice = f"holds more than tensors, or is damaged ({advice}); save model.state_dict()"
+        raise BadConfig(f"target.weights={path}: {advice}") from error
+    weights = _unwrap_state_dict(weights)
     if (
-        isinstance(found, list | tuple)
-        and found
-        and all(isinstance(value, Tensor) for value in found)
+        isinstance(weights, list | tuple)
+        and weights
+        and all(isinstance(value, Tensor) for value in weights)
     ):
-        return list(found)
+        return list(weights)
     if (
-        not isinstance(found, Mapping)
-        or not found
-        or not all(isinstance(value, Tensor) for value in found.values())
+        not isinstance(weights, Mapping)
+        or not weights
+        or not all(isinstance(value, Tensor) for value in weights.values())
     ):
         raise BadConfig(
             f"target.weights={path}: no state_dict (name -> tensor); save model.state_dict()"
         )
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in weights.items()}
 
 
 def _unwrap_state_dict(found: Any) -> Any:
@@ -593,8 +605,8 @@ def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
         raise BadConfig(
             f"target.weights={path}: not an .npz of plain numbers ({str(error)[:80]})"
         ) from error
-    if set(arrays) == {f"arr_{at}" for at in range(len(arrays))}:
-        return [arrays[f"arr_{at}"] for at in range(len(arrays))]
+    if set(arrays) == {f"arr_{index}" for index in range(len(arrays))}:
+        return [arrays[f"arr_{index}"] for index in range(len(arrays))]
     return arrays
 
 

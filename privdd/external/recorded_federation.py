@@ -114,8 +114,8 @@ def find_claimed_limit(recording: Recording, node: int, stated: Mapping[str, Any
 
 
 def _claim_entry(epsilon: float, delta: float, source: str, why: str) -> dict[str, Any]:
-    told = "inf" if math.isinf(epsilon) else epsilon
-    return {"source": source, "epsilon": told, "sound": False, "why": why, "delta": delta}
+    stated = "inf" if math.isinf(epsilon) else epsilon
+    return {"source": source, "epsilon": stated, "sound": False, "why": why, "delta": delta}
 
 
 def _claim_source(why: str) -> str:
@@ -199,8 +199,10 @@ def audit_recorded_client(
     attacks = [_attacks_on_view(view, settings.confidence) for view in views]
     budget = error_budget(settings.confidence, sum(map(len, attacks)), 0)
     judged: list[JudgedAttack] = []
-    for view, those in zip(views, attacks):
-        judged += judge_attacks(view, those, {}, game, Keys(settings.seed), budget, RECORDED_NOTE)
+    for view, attacks_on_view in zip(views, attacks):
+        judged += judge_attacks(
+            view, attacks_on_view, {}, game, Keys(settings.seed), budget, RECORDED_NOTE
+        )
     counts = judge_reported_counts(replies, train.y, 1 + int(torch.cat([train.y, heldout.y]).max()))
     judged += counts
     about = {
@@ -260,10 +262,10 @@ def _update_view(
 ) -> View:
     """Signals of the client's updates: "joint", over the rounds, and "confidence", of the last
     local model."""
-    at = np.unique(
+    rows = np.unique(
         np.linspace(0, len(replies) - 1, min(MAX_ROUNDS_READ, len(replies))).round().astype(int)
     )
-    parts = [_record_parts(recording, replies[i], model, game) for i in at]
+    parts = [_record_parts(recording, replies[i], model, game) for i in rows]
     joint = torch.stack([part / part.std(correction=0).clamp_min(1e-300) for part in parts]).sum(0)
     sent = recording.broadcast_before(replies[-1]).read_arrays()
     replied = recording.replied_parameters(replies[-1])
@@ -295,13 +297,13 @@ def _record_parts(
 
 
 def _attacks_on_view(view: View, confidence: float) -> dict[str, MembershipAttack]:
-    given: dict[str, Any] = {"confidence": confidence}
-    found: dict[str, MembershipAttack] = {
-        "loss_threshold": LossThreshold(**given, signal="confidence")
+    settings: dict[str, Any] = {"confidence": confidence}
+    attacks: dict[str, MembershipAttack] = {
+        "loss_threshold": LossThreshold(**settings, signal="confidence")
     }
     if view.worlds is not None and "joint" in view.worlds.signals:
-        found["tracing"] = LossThreshold(**given, signal="joint")
-    return found | {"quantile_regression": QuantileRegression(**given, signal="confidence")}
+        attacks["tracing"] = LossThreshold(**settings, signal="joint")
+    return attacks | {"quantile_regression": QuantileRegression(**settings, signal="confidence")}
 
 
 def _held_artifacts(
@@ -333,7 +335,7 @@ def _held_counts(
 
 
 def _is_text(value: Any) -> bool:
-    return any(isinstance(one, str) for one in (value if isinstance(value, list) else [value]))
+    return any(isinstance(item, str) for item in (value if isinstance(value, list) else [value]))
 
 
 def _protection_note(claims: Sequence[Mapping[str, Any]]) -> str:

@@ -80,9 +80,9 @@ def _join_class_names(metrics: Mapping[str, Any], classes: int) -> dict[str, Any
     joined = dict(metrics)
     stems: dict[str, dict[int, Any]] = {}
     for name, value in metrics.items():
-        found = re.fullmatch(r"(.*?)[-_./ ]?(\d+)", name)
-        if found and not isinstance(value, list):
-            stems.setdefault(found[1], {})[int(found[2])] = value
+        match = re.fullmatch(r"(.*?)[-_./ ]?(\d+)", name)
+        if match and not isinstance(value, list):
+            stems.setdefault(match[1], {})[int(match[2])] = value
     for stem, values in stems.items():
         if sorted(values) == list(range(classes)):
             joined[stem] = [values[c] for c in range(classes)]
@@ -121,8 +121,8 @@ def judge_reported_counts(
         f"changes show records that came or left: {'; '.join(changes[:SHOWN])}" if changes else "",
     ]
     finding = Finding(Surface.COUNTS, "label_counts", Family.LABEL, Adversary.SERVER, measures)
-    kept = {"sent": torch.tensor([count for _, _, count in _all_counts(reported)])}
-    return [JudgedAttack(annotate_finding(finding, "label_counts", *filter(None, notes)), kept)]
+    tensors = {"sent": torch.tensor([count for _, _, count in _all_counts(reported)])}
+    return [JudgedAttack(annotate_finding(finding, "label_counts", *filter(None, notes)), tensors)]
 
 
 def _all_counts(reported: ReportedCounts) -> Iterator[tuple[str, int, int]]:
@@ -136,15 +136,15 @@ def _all_counts(reported: ReportedCounts) -> Iterator[tuple[str, int, int]]:
 
 def _small_groups(reported: ReportedCounts) -> Iterator[str]:
     """Every count that is once below ``SMALL_GROUP``, in the first round where it is."""
-    seen: set[str] = set()
+    reported_groups: set[str] = set()
     for name, t, count in _all_counts(reported):
-        if 0 < count < SMALL_GROUP and name not in seen:
-            seen.add(name)
+        if 0 < count < SMALL_GROUP and name not in reported_groups:
+            reported_groups.add(name)
             if count == 1:
-                whole = "one record, which is open"
+                size_text = "one record, which is open"
             else:
-                whole = f"{count} records"
-            yield f"{name}: {whole} (round {t})"
+                size_text = f"{count} records"
+            yield f"{name}: {size_text} (round {t})"
 
 
 def _changes(reported: ReportedCounts) -> Iterator[str]:

@@ -85,8 +85,10 @@ class LabelledRecords:
     @property
     def has_pictures(self) -> bool:
         """Whether a record is (c, h, w) with 1 or 3 channels and values in [0, 1]."""
-        whole = self.x.ndim == 4 and self.x.shape[1] in (1, 3) and self.x.is_floating_point()
-        return whole and bool(self.x.min() >= 0) and bool(self.x.max() <= 1)
+        has_image_shape = (
+            self.x.ndim == 4 and self.x.shape[1] in (1, 3) and self.x.is_floating_point()
+        )
+        return has_image_shape and bool(self.x.min() >= 0) and bool(self.x.max() <= 1)
 
     @property
     def has_gaps(self) -> bool:
@@ -98,8 +100,8 @@ class LabelledRecords:
 
     def original_labels(self) -> NDArray[Any]:
         """(n,): as they were brought."""
-        own = self.y.numpy()
-        return own if self.names is None else self.names[own]
+        labels = self.y.numpy()
+        return labels if self.names is None else self.names[labels]
 
     def original_arrays(self) -> tuple[Any, Any]:
         """(x, y) as the kind of array that was brought."""
@@ -110,17 +112,17 @@ class LabelledRecords:
     def number_labels(self, names: NDArray[Any], key: str) -> LabelledRecords:
         """The records with labels as positions in ``names``, the classes of a model. Raises
         BadConfig for a label that is none."""
-        place = {name: at for at, name in enumerate(names.tolist())}
-        known, back = np.unique(self.original_labels(), return_inverse=True)
-        unknown = [name for name in known.tolist() if name not in place]
+        place = {name: positions for positions, name in enumerate(names.tolist())}
+        distinct, back = np.unique(self.original_labels(), return_inverse=True)
+        unknown = [name for name in distinct.tolist() if name not in place]
         if unknown:
             raise BadConfig(
                 f"{key}: y holds {_list_few(unknown)}, the model's classes are "
                 f"{_list_few(names.tolist())}"
             )
-        at = np.array([place[name] for name in known.tolist()], np.int64)[back]
+        positions = np.array([place[name] for name in distinct.tolist()], np.int64)[back]
         plain = np.array_equal(names, np.arange(len(names)))
-        return replace(self, y=torch.from_numpy(at), names=None if plain else names)
+        return replace(self, y=torch.from_numpy(positions), names=None if plain else names)
 
 
 def read_records(
@@ -136,12 +138,12 @@ def read_records(
             f"{where}: an .npz with arrays x and y is needed (np.savez('{path.stem}.npz', "
             "x=x, y=y))"
         )
-    arrays, found = read_archive(where, path, ("x", "y", *KERAS_NAMES))
+    arrays, present = read_archive(where, path, ("x", "y", *KERAS_NAMES))
     if not {"x", "y"} & set(arrays):  # arrays as Keras names them
         arrays = {KERAS_NAMES[name]: value for name, value in arrays.items()}
     if not {"x", *["y"] * labels} <= set(arrays):
         needed = "arrays x and y are" if labels else "an array x is"
-        raise BadConfig(f"{where}: {needed} needed, found {', '.join(found)[:200] or 'none'}")
+        raise BadConfig(f"{where}: {needed} needed, found {', '.join(present)[:200] or 'none'}")
     return records_from_arrays(where, arrays["x"], arrays.get("y"), least=least)
 
 
@@ -179,8 +181,8 @@ def records_from_arrays(
     if labels.ndim == 2 and labels.shape[1] == 1:
         labels = labels[:, 0]
     if values.ndim < 2 or labels.ndim != 1 or len(values) != len(labels):
-        said = f"got {values.shape} and {labels.shape}{_one_hot_hint(labels)}"
-        raise BadConfig(f"{key}: x (n, ...) and y (n,) are needed, {said}")
+        shapes = f"got {values.shape} and {labels.shape}{_one_hot_hint(labels)}"
+        raise BadConfig(f"{key}: x (n, ...) and y (n,) are needed, {shapes}")
     if len(values) < least:
         raise BadConfig(f"{key}: {len(values)} records; at least {least} are needed")
     if values.dtype.kind not in "biuf" or not values[0].size:
@@ -193,19 +195,19 @@ def records_from_arrays(
         raise BadConfig(
             f"{key}: x must hold finite numbers or NaN for missing ones; {where} is infinite"
         )
-    whole, names = number_labels(key, labels)
-    return LabelledRecords(_scale_bytes(values), torch.from_numpy(whole), form, names)
+    numbered, names = number_labels(key, labels)
+    return LabelledRecords(_scale_bytes(values), torch.from_numpy(numbered), form, names)
 
 
 def check_network_records(train: LabelledRecords, heldout: LabelledRecords) -> None:
     """Raises BadConfig for sets of different shapes, labels that are no whole numbers from 0, and
     missing values."""
     check_same_shape("target.train", train, "target.heldout", heldout)
-    for key, one in (("target.train", train), ("target.heldout", heldout)):
-        if one.names is not None:
+    for key, records in (("target.train", train), ("target.heldout", heldout)):
+        if records.names is not None:
             needed = "whole numbers from 0 in the order of the model's outputs are needed"
-            raise BadConfig(f"{key}: y holds {_list_few(one.names.tolist())}; {needed}")
-        check_no_gaps(key, one)
+            raise BadConfig(f"{key}: y holds {_list_few(records.names.tolist())}; {needed}")
+        check_no_gaps(key, records)
 
 
 def check_no_gaps(key: str, one: LabelledRecords) -> None:
@@ -219,12 +221,14 @@ def check_no_gaps(key: str, one: LabelledRecords) -> None:
 def align_columns(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
     """Sets by what messages call them, with text of tables coded in one way. Raises BadConfig where
     their records differ."""
-    (first, one), *others = sets.items()
-    made = [one]
-    for key, other in others:
-        check_same_shape(first, one, key, other)
-        made.append(_recode_columns(first, made[-1].form.columns, key, other))
-    return [replace(each, form=replace(each.form, columns=made[-1].form.columns)) for each in made]
+    (first, first_records), *remaining = sets.items()
+    aligned = [first_records]
+    for key, records in remaining:
+        check_same_shape(first, first_records, key, records)
+        aligned.append(_recode_columns(first, aligned[-1].form.columns, key, records))
+    return [
+        replace(each, form=replace(each.form, columns=aligned[-1].form.columns)) for each in aligned
+    ]
 
 
 def _recode_columns(
@@ -234,24 +238,27 @@ def _recode_columns(
     theirs = other.form.columns
     names = [[column.name for column in columns] for columns in (mine, theirs)]
     if names[0] != names[1]:
-        ours, others = (_list_few(one) or "without names" for one in names)
-        raise BadConfig(f"{key}: columns {others}; those of {first} are {ours}")
+        ours, their_names = (_list_few(name) or "without names" for name in names)
+        raise BadConfig(f"{key}: columns {their_names}; those of {first} are {ours}")
     x = other.x.clone()
-    made = []
-    for at, (left, right) in enumerate(zip(mine, theirs)):
-        if (left.values is None) != (right.values is None):
+    recoded = []
+    for index, (my_column, right) in enumerate(zip(mine, theirs)):
+        if (my_column.values is None) != (right.values is None):
             raise BadConfig(
-                f"{key}: column {left.name} holds {right.dtype}; that of {first} holds {left.dtype}"
+                f"{key}: column {my_column.name} holds {right.dtype}; that of {first} "
+                f"holds {my_column.dtype}"
             )
         values = None
-        if left.values is not None and right.values is not None:
-            values = tuple(dict.fromkeys((*left.values, *right.values)))
+        if my_column.values is not None and right.values is not None:
+            values = tuple(dict.fromkeys((*my_column.values, *right.values)))
             codes = torch.tensor(
                 [*(values.index(value) for value in right.values), math.nan], dtype=torch.float64
             )
-            x[:, at] = codes[torch.where(x[:, at].isnan(), len(right.values), x[:, at]).long()]
-        made.append(replace(left, values=values))
-    return replace(other, x=x, form=replace(other.form, columns=tuple(made)))
+            x[:, index] = codes[
+                torch.where(x[:, index].isnan(), len(right.values), x[:, index]).long()
+            ]
+        recoded.append(replace(my_column, values=values))
+    return replace(other, x=x, form=replace(other.form, columns=tuple(recoded)))
 
 
 def check_same_shape(first: str, one: LabelledRecords, second: str, other: LabelledRecords) -> None:
@@ -266,15 +273,16 @@ def check_same_shape(first: str, one: LabelledRecords, second: str, other: Label
 def fill_gaps(*sets: Tensor) -> list[Tensor]:
     """Sets (n, ...) as (n, d) float64: NaN becomes the column's mean over all, and each column with
     gaps is followed by one that shows them."""
-    whole = [x.flatten(1).double() for x in sets]
-    every = torch.cat(whole)
+    flat_sets = [x.flatten(1).double() for x in sets]
+    every = torch.cat(flat_sets)
     holes = every.isnan()
     if not holes.any():
-        return whole
-    some = holes.any(0)
+        return flat_sets
+    has_holes = holes.any(0)
     mean = torch.nan_to_num(every.nanmean(0))
     return [
-        torch.cat([torch.where(x.isnan(), mean, x), x.isnan()[:, some].double()], 1) for x in whole
+        torch.cat([torch.where(x.isnan(), mean, x), x.isnan()[:, has_holes].double()], 1)
+        for x in flat_sets
     ]
 
 
@@ -307,8 +315,8 @@ def _encode_table(key: str, table: Any) -> tuple[NDArray[Any], RecordFormat]:
 
     columns = []
     parts = []
-    for at, name in enumerate(table.columns):
-        series = table.iloc[:, at]
+    for index, name in enumerate(table.columns):
+        series = table.iloc[:, index]
         if is_numeric_dtype(series.dtype) or is_bool_dtype(series.dtype):
             columns.append(RecordColumn(name, series.dtype))
             parts.append(series.to_numpy(dtype=np.float64, na_value=np.nan))
@@ -353,21 +361,21 @@ def _days_to_dates(days: NDArray[Any], dtype: Any) -> Any:
 def _decode_table(x: NDArray[Any], columns: Sequence[RecordColumn]) -> Any:
     from pandas import CategoricalDtype, DataFrame, Series
 
-    made = []
-    for own, column in zip(x.T, columns):
+    series_of_columns = []
+    for values, column in zip(x.T, columns):
         if column.dtype.kind == "M":
-            made.append(_days_to_dates(own, column.dtype))
+            series_of_columns.append(_days_to_dates(values, column.dtype))
             continue
         if column.values is None:
-            made.append(Series(own).astype(column.dtype))
+            series_of_columns.append(Series(values).astype(column.dtype))
             continue
-        at = np.where(np.isnan(own), len(column.values), own).astype(int)
-        series = Series(np.array([*column.values, None], dtype=object)[at])
+        codes = np.where(np.isnan(values), len(column.values), values).astype(int)
+        series = Series(np.array([*column.values, None], dtype=object)[codes])
         kind = column.dtype
         if isinstance(kind, CategoricalDtype) and not set(kind.categories) >= set(column.values):
             kind = CategoricalDtype(column.values)
-        made.append(series.astype(kind))
-    table = DataFrame({at: series for at, series in enumerate(made)})
+        series_of_columns.append(series.astype(kind))
+    table = DataFrame({codes: series for codes, series in enumerate(series_of_columns)})
     table.columns = [column.name for column in columns]  # type: ignore[assignment]
     return table
 
@@ -388,9 +396,9 @@ def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], ND
     """-> (labels as whole numbers from 0, None); for text, and for numbers below 0 or above
     ``MAX_LABEL``, (positions in the sorted names, these names). Raises BadConfig."""
     if labels.dtype.kind == "O":
-        if any(one is None or one != one for one in labels.tolist()):
+        if any(label is None or label != label for label in labels.tolist()):
             raise BadConfig(f"{key}: y must hold a label for each record; some are missing")
-        kinds = {type(one) for one in labels.tolist()}
+        kinds = {type(label) for label in labels.tolist()}
         if kinds <= {str, np.str_}:
             labels = labels.astype(str)
         else:
@@ -403,18 +411,18 @@ def number_labels(key: str, labels: NDArray[Any]) -> tuple[NDArray[np.int64], ND
         or not np.isfinite(labels).all()
         or not (labels == np.floor(labels)).all()
     ):
-        said = f"{labels.dtype}"
+        kind_text = f"{labels.dtype}"
         if labels.dtype.kind == "f":
-            said += f" with {labels[~np.isfinite(labels) | (labels != np.floor(labels))][0]:g}"
+            kind_text += f" with {labels[~np.isfinite(labels) | (labels != np.floor(labels))][0]:g}"
         raise BadConfig(
-            f"{key}: y must hold whole numbers or text, one class for each record, got {said}"
+            f"{key}: y must hold whole numbers or text, one class for each record, got {kind_text}"
         )
     if (most := np.abs(labels.astype(np.float64)).max()) > 2**53:
         raise BadConfig(f"{key}: y must number or name classes, got labels up to {most:.3g}")
-    whole = labels.astype(np.int64)
-    if whole.min() >= 0 and whole.max() <= MAX_LABEL:
-        return whole, None
-    names, back = np.unique(whole, return_inverse=True)
+    integers = labels.astype(np.int64)
+    if integers.min() >= 0 and integers.max() <= MAX_LABEL:
+        return integers, None
+    names, back = np.unique(integers, return_inverse=True)
     return back.astype(np.int64), names
 
 
@@ -447,10 +455,12 @@ def _locate_first(wrong: NDArray[Any]) -> str:
 
 
 def _list_few(names: Sequence[Any]) -> str:
-    shown = ", ".join(repr(name) if isinstance(name, str) else f"{name}" for name in names[:5])
+    first_names = ", ".join(
+        repr(name) if isinstance(name, str) else f"{name}" for name in names[:5]
+    )
     if len(names) > 5:
-        return f"{shown} and {len(names) - 5} more"
-    return shown
+        return f"{first_names} and {len(names) - 5} more"
+    return first_names
 
 
 def flatten_records(x: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -465,5 +475,5 @@ def coordinate_scales(x: Tensor, pictures: bool) -> Tensor:
     values = flatten_records(x)
     if pictures:
         return torch.ones(values.shape[1], dtype=torch.float64)
-    found = values.std(0)
-    return torch.where(found > 0, found, torch.ones_like(found))
+    deviations = values.std(0)
+    return torch.where(deviations > 0, deviations, torch.ones_like(deviations))

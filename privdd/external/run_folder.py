@@ -104,11 +104,11 @@ def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
     else may be given."""
     if given and given.get("epsilon") is None:
         raise BadConfig(f"stated.{next(iter(given))}: stated.epsilon is needed beside it")
-    known = ("epsilon", "delta", "relation", "unit")
-    if unknown := [name for name in given if name not in known]:
+    keys = ("epsilon", "delta", "relation", "unit")
+    if unknown := [name for name in given if name not in keys]:
         raise BadConfig(
             f"stated.{unknown[0]}: unknown; known are "
-            f"{', '.join(f'stated.{name}' for name in known)}"
+            f"{', '.join(f'stated.{name}' for name in keys)}"
         )
     return StatedLimit(**given)
 
@@ -174,9 +174,10 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
         ledger = Ledger("replace", "record", run.stated.exchange_limit()[1])
         for artifact in run.seen:  # unprotected: epsilon is infinite, whatever is stated
             ledger.append([artifact.ledger_row()])
-        for one in run.judged:
+        for judged_attack in run.judged:
             write_tensors(
-                folder.path / "evidence" / str(one.finding.measures["figure"]), one.evidence_tensors
+                folder.path / "evidence" / str(judged_attack.finding.measures["figure"]),
+                judged_attack.evidence_tensors,
             )
         write_ledger(folder.ledger_file, ledger)
         result = validate_findings(
@@ -221,9 +222,11 @@ def _findings_document(run: ExternalAudit, ledger: Ledger) -> dict[str, Any]:
         "surfaces": surfaces,
         "findings": [
             finding_row(
-                one.finding, _stated_epsilon(run), refutes_limit(one.finding, _stated_epsilon(run))
+                judged_attack.finding,
+                _stated_epsilon(run),
+                refutes_limit(judged_attack.finding, _stated_epsilon(run)),
             )
-            for one in run.judged
+            for judged_attack in run.judged
         ],
         "verdict": worst_verdict(row["verdict"] for row in surfaces),
     }
@@ -239,7 +242,11 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
     for release in ledger.releases:
         rows.setdefault(release.surface, []).append(release)
     for surface, releases in rows.items():
-        mine = [one.finding for one in run.judged if str(one.finding.surface) == surface]
+        mine = [
+            judged_attack.finding
+            for judged_attack in run.judged
+            if str(judged_attack.finding.surface) == surface
+        ]
         notes = [str(finding.measures.get("note", "")) for finding in mine][:3]
         tried = any(MEASURE_KEYS & set(finding.measures) for finding in mine)
         epsilon = ledger.epsilon_by_accountant(surfaces=[surface])

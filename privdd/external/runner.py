@@ -173,8 +173,8 @@ def _audit_arrays(
     check_folder_free(path)
     sets = [_records_of_pair(key, pair) for key, pair in (("train", train), ("heldout", heldout))]
     about = {"name": name, "data": "arrays"}
-    found = audit(target, *sets, function, parse_stated_limit(stated or {}), settings, about)
-    return with_views(write_audit_folder(found, path, PYTHON_COMMAND), path)
+    result = audit(target, *sets, function, parse_stated_limit(stated or {}), settings, about)
+    return with_views(write_audit_folder(result, path, PYTHON_COMMAND), path)
 
 
 def choose_output_folder(out: Path | str | None) -> Path:
@@ -214,9 +214,11 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
     files = {name: file_sha256(path) for name, path in paths.items() if path.is_file()}
     about: dict[str, Any] = {"name": label, "data": typed.file_path("train").name, "files": files}
     if typed.get("target.synthetic"):
-        made = read_records("target.synthetic", typed.file_path("synthetic"), least=2, labels=False)
+        synthetic = read_records(
+            "target.synthetic", typed.file_path("synthetic"), least=2, labels=False
+        )
         return audit_synthetic_data(
-            made, train, heldout, _generator_function(typed), stated, settings, about
+            synthetic, train, heldout, _generator_function(typed), stated, settings, about
         )
     if typed.get("target.message"):
         return _audit_message_file(typed, train, heldout, stated, settings, about)
@@ -235,7 +237,7 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
         client = typed.get("target.client")
         local = LocalTraining(**_sgd_settings(typed))
         if client is None:
-            whose = min(one.client for one in updates.captures)
+            whose = min(capture.client for capture in updates.captures)
         else:
             whose = client
         fit = typed.get("target.training")
@@ -298,8 +300,8 @@ def _generator_function(typed: TargetArguments) -> TrainingFunction | None:
 
 def _sgd_settings(typed: TargetArguments) -> dict[str, Any]:
     """Those that were typed."""
-    given = {name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS}
-    return {name: value for name, value in given.items() if value is not None}
+    settings = {name: typed.get(TARGET_PREFIX + name) for name in SGD_SETTINGS}
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def read_target_records(typed: TargetArguments, name: str) -> LabelledRecords:
@@ -311,10 +313,10 @@ def audit_settings(typed: TargetArguments, **usual: int) -> ExternalAuditSetting
     engine: dict[str, Any] = {"kind": typed.get("engine") or "serial"}
     if typed.get("engine.workers") is not None:
         engine["workers"] = typed.get("engine.workers")
-    given: dict[str, Any] = {name: typed.get(name) for name in ("seed", "confidence")}
-    given |= {
+    typed_values: dict[str, Any] = {name: typed.get(name) for name in ("seed", "confidence")}
+    typed_values |= {
         name: typed.get(TARGET_PREFIX + name)
         for name in ("records", "shadows", "transform", "queries")
     }
-    known = {name: value for name, value in given.items() if value is not None}
-    return ExternalAuditSettings(**(usual | known), engine=Engine(**engine))
+    set_values = {name: value for name, value in typed_values.items() if value is not None}
+    return ExternalAuditSettings(**(usual | set_values), engine=Engine(**engine))

@@ -80,8 +80,8 @@ def shadow_outputs(
     gives no model."""
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
     tasks = [ShadowModelTask(fit, key, game.shadow_set(k), seed, asked, names) for k, seed in seeds]
-    outputs, drew = run_tasks(train_shadow_model, tasks, "train shadow models", engine)
-    return torch.stack(outputs), drew
+    outputs, draws_randomly = run_tasks(train_shadow_model, tasks, "train shadow models", engine)
+    return torch.stack(outputs), draws_randomly
 
 
 def transformed_copies(
@@ -99,30 +99,31 @@ def transformed_copies(
         function = load_target(transform, TRANSFORM_KEY)
     else:
         function = transform
-    found = []
-    for at in range(1, queries):
+    copies = []
+    for index in range(1, queries):
         try:
-            made = function(
+            transformed = function(
                 records.form.original_rows(records.x.clone()),
-                keys.fold("queries", at).integer() % MAX_SEED,
+                keys.fold("queries", index).integer() % MAX_SEED,
             )
-            copy_of_records = torch.as_tensor(made).to(records.x.dtype)
+            copy_of_records = torch.as_tensor(transformed).to(records.x.dtype)
         except Exception as error:  # whatever the function raises
-            said = " ".join(str(error).split())[:200]
+            message = " ".join(str(error).split())[:200]
             raise BadConfig(
-                f"{TRANSFORM_KEY}: failed on {len(records)} records: {type(error).__name__}: {said}"
+                f"{TRANSFORM_KEY}: failed on {len(records)} records: "
+                f"{type(error).__name__}: {message}"
             ) from error
         if (
             copy_of_records.shape != records.x.shape
             or not torch.isfinite(copy_of_records.double()).all()
         ):
-            said = (
+            message = (
                 f"gives {tuple(copy_of_records.shape)}; finite numbers "
                 f"{tuple(records.x.shape)}, one copy a record, are needed"
             )
-            raise BadConfig(f"{TRANSFORM_KEY}: {said}")
-        found.append(copy_of_records)
-    return found
+            raise BadConfig(f"{TRANSFORM_KEY}: {message}")
+        copies.append(copy_of_records)
+    return copies
 
 
 def draw_shadow_seeds(game: CoinGame, keys: Keys) -> list[int]:
@@ -139,15 +140,15 @@ def run_tasks(
         for result in engine.map(function, tasks):
             done.append(result)
             bar.advance()
-    return [made for made, _ in done], any(drew for _, drew in done)
+    return [outcome for outcome, _ in done], any(draws_randomly for _, draws_randomly in done)
 
 
 def train_shadow_model(task: ShadowModelTask) -> tuple[Tensor, bool]:
     """Outputs (n, C) of one shadow model; whether its training drew from torch's global
     generator."""
-    model, drew = call_user_function(task.fit, task.key, task.records, task.seed)
+    model, draws_randomly = call_user_function(task.fit, task.key, task.records, task.seed)
     predict = replace(build_predictor(model, task.key, task.records.form), names=task.names)
-    return predict(task.asked, len(task.names)), drew
+    return predict(task.asked, len(task.names)), draws_randomly
 
 
 def call_user_function(
@@ -163,13 +164,13 @@ def call_user_function(
         raise BadConfig(f"{key}: for updates a function (model, x, y, seed) is needed")
     before = torch.get_rng_state()
     try:
-        made = function(*sent, *records.original_arrays(), seed)
+        returned = function(*sent, *records.original_arrays(), seed)
     except Exception as error:  # whatever the function raises
-        said = " ".join(str(error).split())[:200]
+        message = " ".join(str(error).split())[:200]
         raise BadConfig(
-            f"{key}: failed on {len(records)} records: {type(error).__name__}: {said}"
+            f"{key}: failed on {len(records)} records: {type(error).__name__}: {message}"
         ) from error
-    return made, not torch.equal(before, torch.get_rng_state())
+    return returned, not torch.equal(before, torch.get_rng_state())
 
 
 def target_and_shadow_signals(
@@ -184,28 +185,33 @@ def target_and_shadow_signals(
     attack of Nasr, Shokri and Houmansadr 2019); "joint": the same for all records at once, by ridge
     regression, where their gradients fit into memory; "confidence": by how much the client's
     training raised it, not of a sent gradient."""
-    found: dict[str, list[Tensor]] = {}
+    signals: dict[str, list[Tensor]] = {}
     for same_round in zip(*worlds, strict=True):
         sent = same_round[0]
         names = [name for name, _ in model.named_parameters()]
-        steps = torch.stack([_update_step(one, names, gradients_sent) for one in same_round])
+        steps = torch.stack(
+            [_update_step(capture, names, gradients_sent) for capture in same_round]
+        )
         joint = len(records) * steps.shape[1] <= MAX_JOINT_NUMBERS
         cosines = []
-        kept = []
+        blocks = []
         for block in iterate_record_gradients(model, sent, records):
             rows = block.double()
             cosines.append(torch.stack([gradient_alignment(step.double(), rows) for step in steps]))
-            kept += [block] if joint else []
-        found.setdefault("alignment", []).append(torch.cat(cosines, 1))
+            blocks += [block] if joint else []
+        signals.setdefault("alignment", []).append(torch.cat(cosines, 1))
         if joint:
-            found.setdefault("joint", []).append(
-                ridge_coefficients(steps, -torch.cat(kept), SMALL_RIDGE_SHARE)
+            signals.setdefault("joint", []).append(
+                ridge_coefficients(steps, -torch.cat(blocks), SMALL_RIDGE_SHARE)
             )
         if not gradients_sent:
             before = _confidence_of(model, sent.broadcast, sent, records, classes)
-            after = [_confidence_of(model, one.value, one, records, classes) for one in same_round]
-            found.setdefault("confidence", []).append(torch.stack(after) - before)
-    return {name: torch.stack(values).double().mean(0) for name, values in found.items()}
+            after = [
+                _confidence_of(model, capture.value, capture, records, classes)
+                for capture in same_round
+            ]
+            signals.setdefault("confidence", []).append(torch.stack(after) - before)
+    return {name: torch.stack(values).double().mean(0) for name, values in signals.items()}
 
 
 def _update_step(capture: Capture, names: Sequence[str], gradients_sent: bool) -> Tensor:
@@ -279,8 +285,8 @@ class PlainSGD:
             rows = waiting[:size]
             waiting = waiting[size:]
             optimizer.zero_grad()
-            given = x[rows].to(kind) if x.is_floating_point() else x[rows]
-            nn.functional.cross_entropy(model(given), y[rows]).backward()
+            inputs = x[rows].to(kind) if x.is_floating_point() else x[rows]
+            nn.functional.cross_entropy(model(inputs), y[rows]).backward()
             optimizer.step()
         return model
 
@@ -323,18 +329,18 @@ def train_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, ...], bo
     """Each round's weights, from the model that was sent in it; whether the global generator was
     drawn from."""
     before = torch.get_rng_state()
-    made = tuple(
-        replace(one, value=_trained_weights(task, one, task.seed + at))
-        for at, one in enumerate(task.rounds)
+    updates = tuple(
+        replace(capture, value=_trained_weights(task, capture, task.seed + index))
+        for index, capture in enumerate(task.rounds)
     )
-    return made, not torch.equal(before, torch.get_rng_state())
+    return updates, not torch.equal(before, torch.get_rng_state())
 
 
 def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, ...], bool]:
     """The mean gradient over the world's records, at the model that was sent; nothing is drawn."""
-    found = []
-    for one in task.rounds:
-        plain = copy_with_weights(task.model, one.broadcast)
+    gradients = []
+    for capture in task.rounds:
+        plain = copy_with_weights(task.model, capture.broadcast)
         x = task.records.x
         kind = next(plain.parameters()).dtype
         nn.functional.cross_entropy(
@@ -344,24 +350,28 @@ def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, 
             name: torch.zeros_like(p) if p.grad is None else p.grad
             for name, p in plain.named_parameters()
         }
-        found.append(
-            replace(one, value={name: grads.get(name, value) for name, value in one.value.items()})
+        gradients.append(
+            replace(
+                capture,
+                value={name: grads.get(name, value) for name, value in capture.value.items()},
+            )
         )
-    return tuple(found), False
+    return tuple(gradients), False
 
 
 def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[str, Tensor]:
     started = copy_with_weights(task.model, one.broadcast).train()
     records = task.records
     if isinstance(task.fit, PlainSGD):
-        made: Any = task.fit(started, records.x, records.y, seed)
+        trained: Any = task.fit(started, records.x, records.y, seed)
     else:
-        made, _ = call_user_function(task.fit, TRAINING_KEY, records, seed, started)
-    if not isinstance(made, nn.Module):
+        trained, _ = call_user_function(task.fit, TRAINING_KEY, records, seed, started)
+    if not isinstance(trained, nn.Module):
         raise BadConfig(
-            f"{TRAINING_KEY}: returned a {type(made).__name__}; the trained torch module is needed"
+            f"{TRAINING_KEY}: returned a {type(trained).__name__}; the trained torch "
+            "module is needed"
         )
-    state = {name: value.detach() for name, value in made.state_dict().items()}
+    state = {name: value.detach() for name, value in trained.state_dict().items()}
     for name, value in sorted(one.value.items()):
         if name not in state or state[name].shape != value.shape:
             raise BadConfig(
@@ -396,18 +406,18 @@ class NetworkRetraining:
 
     def __post_init__(self) -> None:
         for name, part in self.model.named_modules():
-            own = [
+            layers = [
                 leaf
                 for leaf, _ in (
                     *part.named_parameters(recurse=False),
                     *part.named_buffers(recurse=False),
                 )
             ]
-            if own and not isinstance(part, DRAWN_LAYERS + NORM_LAYERS):
+            if layers and not isinstance(part, DRAWN_LAYERS + NORM_LAYERS):
                 raise BadConfig(
                     f"target.training=sgd: {name or type(part).__name__} "
                     f"({type(part).__name__}) holds "
-                    f"{', '.join(own)}, whose first values are not known here; give a "
+                    f"{', '.join(layers)}, whose first values are not known here; give a "
                     "function (x, y, seed) -> model"
                 )
 
@@ -418,9 +428,9 @@ class NetworkRetraining:
 
 def copy_with_new_weights(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """A copy with new first values."""
-    made = copy.deepcopy(model)
+    network = copy.deepcopy(model)
     with torch.no_grad():
-        for part in made.modules():
+        for part in network.modules():
             if isinstance(part, DRAWN_LAYERS):
                 bound = 1 / math.sqrt(_fan_in(part))
                 for parameter in part.parameters(recurse=False):
@@ -431,7 +441,7 @@ def copy_with_new_weights(model: nn.Module, generator: torch.Generator) -> nn.Mo
                     *part.named_buffers(recurse=False),
                 ):
                     value.fill_(1 if name in ("weight", "running_var") else 0)
-    return made.requires_grad_(True)
+    return network.requires_grad_(True)
 
 
 def _fan_in(part: nn.Module) -> int:

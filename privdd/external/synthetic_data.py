@@ -94,19 +94,26 @@ def synthetic_signals(
     "density": the logarithm of the distance to the reference over that, a nearest-neighbour form of
     the density ratio of van Breugel et al. (2023, DOMIAS); "confidence": logit-scaled, of a ridge
     classifier trained on the synthetic set, where it has two classes."""
-    own, made, known = (flatten_records(one.x, scale) for one in (records, synthetic, reference))
-    distance = nearest_records(own, made)[0][:, 0]
-    around = nearest_records(own, known, min(REFERENCE_NEIGHBOURS, len(known)))[0].mean(1)
-    found = {
+    record_rows, synthetic_rows, reference_rows = (
+        flatten_records(records_set.x, scale) for records_set in (records, synthetic, reference)
+    )
+    distance = nearest_records(record_rows, synthetic_rows)[0][:, 0]
+    around = nearest_records(
+        record_rows, reference_rows, min(REFERENCE_NEIGHBOURS, len(reference_rows))
+    )[0].mean(1)
+    signals = {
         "distance": -distance,
         "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log(),
     }
     if classes > 1 and len(synthetic.y.unique()) > 1 and int(synthetic.y.max()) < classes:
         outputs = ridge_readout(
-            games.add_constant(made).float(), synthetic.y, games.add_constant(own).float(), classes
+            games.add_constant(synthetic_rows).float(),
+            synthetic.y,
+            games.add_constant(record_rows).float(),
+            classes,
         )
-        found["confidence"] = logit_scaled(outputs.double(), records.y)
-    return found
+        signals["confidence"] = logit_scaled(outputs.double(), records.y)
+    return signals
 
 
 # Giomi, Boenisch, Wehmeyer and Tasnadi, "A unified framework for quantifying privacy risk in
@@ -154,25 +161,25 @@ def singling_out_risk(
     """Section 4.1, multivariate: predicates that name one synthetic record of (m, d); a hit names
     exactly one training record of (n, d)."""
     size = min(len(train), len(heldout))
-    inside, outside = (
+    train_rows, outside = (
         x[torch.randperm(len(x), generator=generator)[:size]] for x in (train, heldout)
     )
     kinds = _kind_columns(synthetic, train, heldout)
     middle = synthetic.median(0).values
-    hits = control = made = tried = 0
-    while made < PREDICATE_COUNT and tried < PREDICATE_COUNT * TRIES_PER_PREDICATE:
+    hits = control = guesses = tried = 0
+    while guesses < PREDICATE_COUNT and tried < PREDICATE_COUNT * TRIES_PER_PREDICATE:
         tried += 1
         row = synthetic[int(torch.randint(len(synthetic), (1,), generator=generator))]
         columns = torch.randperm(len(row), generator=generator)[:PREDICATE_COLUMNS]
         picked = [
             int(_matches_predicate(x, row, columns, kinds, middle).sum())
-            for x in (synthetic, inside, outside)
+            for x in (synthetic, train_rows, outside)
         ]
         if picked[0] == 1:
-            made += 1
+            guesses += 1
             hits = hits + (picked[1] == 1)
             control = control + (picked[2] == 1)
-    return TableRisk(hits, control, made)
+    return TableRisk(hits, control, guesses)
 
 
 def _matches_predicate(
@@ -196,12 +203,14 @@ def linkability_risk(
     size = min(len(train), len(heldout), MAX_RISK_ATTACKS)
     order = torch.randperm(synthetic.shape[1], generator=generator)
     halves = order[: len(order) // 2], order[len(order) // 2 :]
-    found = []
+    rates = []
     for x in (train, heldout):
-        asked = x[torch.randperm(len(x), generator=generator)[:size]]
-        first, second = (nearest_records(asked[:, half], synthetic[:, half])[1] for half in halves)
-        found.append(int((first == second).sum()))
-    return TableRisk(found[0], found[1], size)
+        targets = x[torch.randperm(len(x), generator=generator)[:size]]
+        first, second = (
+            nearest_records(targets[:, half], synthetic[:, half])[1] for half in halves
+        )
+        rates.append(int((first == second).sum()))
+    return TableRisk(rates[0], rates[1], size)
 
 
 def inference_risk(
@@ -213,23 +222,23 @@ def inference_risk(
         raise ValueError("inference: at least 2 columns are needed")
     size = min(len(train), len(heldout), MAX_RISK_ATTACKS)
     kinds = _kind_columns(synthetic, train, heldout)
-    found = []
+    rates = []
     for x in (train, heldout):
-        asked = x[torch.randperm(len(x), generator=generator)[:size]]
+        targets = x[torch.randperm(len(x), generator=generator)[:size]]
         secret = torch.randint(x.shape[1], (size,), generator=generator)
         columns = secret.unique().tolist()
-        found.append(
+        rates.append(
             sum(
-                _count_right_guesses(asked[secret == c], synthetic, c, bool(kinds[c]))
+                _count_right_guesses(targets[secret == c], synthetic, c, bool(kinds[c]))
                 for c in columns
             )
         )
-    return TableRisk(found[0], found[1], size)
+    return TableRisk(rates[0], rates[1], size)
 
 
 def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bool) -> int:
-    others = torch.arange(synthetic.shape[1]) != column
-    guess = synthetic[nearest_records(asked[:, others], synthetic[:, others])[1][:, 0], column]
+    is_known = torch.arange(synthetic.shape[1]) != column
+    guess = synthetic[nearest_records(asked[:, is_known], synthetic[:, is_known])[1][:, 0], column]
     true = asked[:, column]
     return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
 
@@ -262,21 +271,27 @@ def audit_synthetic_data(
     """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit
     together."""
     began = time.monotonic()
-    given = {"target.train": train, "target.heldout": heldout, "target.synthetic": synthetic}
+    records_by_key = {
+        "target.train": train,
+        "target.heldout": heldout,
+        "target.synthetic": synthetic,
+    }
     if generator is not None and settings.shadows:  # it is given the records as they were brought
-        for key, one in given.items():
-            check_no_gaps(key, one)
-    gaps = sum(int(one.x.isnan().sum()) for one in given.values() if one.has_gaps)
+        for key, records in records_by_key.items():
+            check_no_gaps(key, records)
+    gaps = sum(
+        int(records.x.isnan().sum()) for records in records_by_key.values() if records.has_gaps
+    )
     train, heldout, synthetic = _align_sets(train, heldout, synthetic)
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
     if generator and shadows:
-        sets, drew = _generate_shadow_sets(generator, game, keys, settings)
+        sets, draws_randomly = _generate_shadow_sets(generator, game, keys, settings)
     else:
         sets = []
-        drew = False
-    made = time.monotonic()
+        draws_randomly = False
+    training_end = time.monotonic()
     pictures = train.has_pictures and heldout.has_pictures
     scale = coordinate_scales(game.reference.x, pictures)
     view = _synthetic_view([synthetic, *sets], game, scale, pictures, stated, keys)
@@ -295,7 +310,7 @@ def audit_synthetic_data(
     notes_on_gaps = [GAPS_NOTE.format(gaps)] if gaps else []
     facts = games.target_facts("synthetic", train, heldout, game, judged, notes=notes_on_gaps)
     done = time.monotonic()
-    if drew:
+    if draws_randomly:
         notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")}
     else:
         notes = {}
@@ -307,7 +322,7 @@ def audit_synthetic_data(
         judged,
         stated,
         budget,
-        {"worlds": made - began, "attacks": done - made, "total": done - began},
+        {"worlds": training_end - began, "attacks": done - training_end, "total": done - began},
         facts,
         None,
         {
@@ -323,24 +338,26 @@ def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:
     """Training, held-out and synthetic records with columns and labels coded alike. Raises
     BadConfig where they are not alike."""
     keys = ("target.train", "target.heldout", "target.synthetic")
-    made = align_columns(dict(zip(keys, sets)))
-    if any(one.has_gaps for one in made):
-        made = _fill_table_gaps(dict(zip(keys, made)))
-    names = np.unique(np.concatenate([one.original_labels() for one in made]))
-    if all(one.names is None for one in made) and names[-1] <= MAX_LABEL_SPREAD * len(names):
-        return made
-    return [one.number_labels(names, key) for key, one in zip(keys, made)]
+    aligned = align_columns(dict(zip(keys, sets)))
+    if any(records.has_gaps for records in aligned):
+        aligned = _fill_table_gaps(dict(zip(keys, aligned)))
+    names = np.unique(np.concatenate([records.original_labels() for records in aligned]))
+    if all(records.names is None for records in aligned) and names[-1] <= MAX_LABEL_SPREAD * len(
+        names
+    ):
+        return aligned
+    return [records.number_labels(names, key) for key, records in zip(keys, aligned)]
 
 
 def _fill_table_gaps(sets: Mapping[str, LabelledRecords]) -> list[LabelledRecords]:
     """Tables whose missing values are the column's mean over all sets, each such column followed by
     one that shows where they were (``fill_gaps``). Raises BadConfig for missing values in anything
     but tables."""
-    if any(one.x.ndim != 2 for one in sets.values()):
-        for key, one in sets.items():
-            check_no_gaps(key, one)
-    filled = fill_gaps(*(one.x for one in sets.values()))
-    return [replace(one, x=x) for one, x in zip(sets.values(), filled)]
+    if any(records.x.ndim != 2 for records in sets.values()):
+        for key, records in sets.items():
+            check_no_gaps(key, records)
+    filled = fill_gaps(*(records.x for records in sets.values()))
+    return [replace(records, x=x) for records, x in zip(sets.values(), filled)]
 
 
 def _generate_shadow_sets(
@@ -348,24 +365,32 @@ def _generate_shadow_sets(
 ) -> tuple[list[LabelledRecords], bool]:
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
     tasks = [ShadowSetTask(generator, game.shadow_set(k), seed) for k, seed in seeds]
-    found, drew = run_tasks(generate_shadow_set, tasks, "generate shadow sets", settings.engine)
-    made = []
+    generated, draws_randomly = run_tasks(
+        generate_shadow_set, tasks, "generate shadow sets", settings.engine
+    )
+    shadow_sets = []
     names = game.records.names
-    for one in found:
-        one = align_columns({"target.train": game.records, "target.generator": one})[1]
-        check_no_gaps("target.generator", one)
-        made.append(one if names is None else one.number_labels(names, "target.generator"))
-    return made, drew
+    for shadow_set in generated:
+        shadow_set = align_columns({"target.train": game.records, "target.generator": shadow_set})[
+            1
+        ]
+        check_no_gaps("target.generator", shadow_set)
+        shadow_sets.append(
+            shadow_set if names is None else shadow_set.number_labels(names, "target.generator")
+        )
+    return shadow_sets, draws_randomly
 
 
 def generate_shadow_set(task: ShadowSetTask) -> tuple[LabelledRecords, bool]:
     """The synthetic set that the generator makes from one shadow set: (x, y), or x alone."""
-    made, drew = call_user_function(task.generator, "target.generator", task.records, task.seed)
-    if isinstance(made, tuple | list) and len(made) == 2:
-        pair = made
+    shadow_set, draws_randomly = call_user_function(
+        task.generator, "target.generator", task.records, task.seed
+    )
+    if isinstance(shadow_set, tuple | list) and len(shadow_set) == 2:
+        pair = shadow_set
     else:
-        pair = (made, None)
-    return records_from_arrays("target.generator", *pair, least=1), drew
+        pair = (shadow_set, None)
+    return records_from_arrays("target.generator", *pair, least=1), draws_randomly
 
 
 def _synthetic_view(
@@ -377,18 +402,27 @@ def _synthetic_view(
     keys: Keys,
 ) -> View:
     classes = int(torch.cat([game.records.y, game.reference.y, game.rest.y]).max()) + 1
-    found = [synthetic_signals(one, game.records, game.reference, scale, classes) for one in sets]
-    names = [name for name in found[0] if all(name in one for one in found)]
-    signals = {name: torch.stack([one[name] for one in found]) for name in names}
+    signals_by_set = [
+        synthetic_signals(shadow_set, game.records, game.reference, scale, classes)
+        for shadow_set in sets
+    ]
+    names = [
+        name
+        for name in signals_by_set[0]
+        if all(name in shadow_set for shadow_set in signals_by_set)
+    ]
+    signals = {
+        name: torch.stack([shadow_set[name] for shadow_set in signals_by_set]) for name in names
+    }
     delta = {"delta": stated.exchange_limit()[1]}
-    known = Knowledge(
+    knowledge = Knowledge(
         (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta
     )
     if pictures:
         surface = Surface.SYNTHETIC_IMAGES
     else:
         surface = Surface.SYNTHETIC_REPRESENTATIONS
-    return games.view_of_signals(surface, Adversary.PUBLIC, game, signals, known, keys)
+    return games.view_of_signals(surface, Adversary.PUBLIC, game, signals, knowledge, keys)
 
 
 def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str, MembershipAttack]:
@@ -397,15 +431,15 @@ def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str,
         readable = ()
     else:
         readable = tuple(view.worlds.signals)
-    found: dict[str, MembershipAttack] = {
+    attacks: dict[str, MembershipAttack] = {
         "nearest_synthetic": LossThreshold("distance", confidence),
         "density_ratio": LossThreshold("density", confidence),
     }
     if "confidence" in readable:
-        found["loss_threshold"] = LossThreshold("confidence", confidence)
+        attacks["loss_threshold"] = LossThreshold("confidence", confidence)
     if shadows:
-        found |= {"lira": Lira("distance", confidence), "rmia": Rmia("distance", confidence)}
-    return found
+        attacks |= {"lira": Lira("distance", confidence), "rmia": Rmia("distance", confidence)}
+    return attacks
 
 
 def _judge_copies(
@@ -413,41 +447,44 @@ def _judge_copies(
 ) -> list[games.JudgedAttack]:
     """sets: synthetic, training and held-out records."""
     synthetic, train, _ = sets
-    made, own, other = (flatten_records(one.x, scale) for one in sets)
-    found = count_copies(made, own, other)
-    report = compare_copies(made, own, other, keys.fold("copies").torch())
+    synthetic_rows, train_rows, heldout_rows = (
+        flatten_records(records.x, scale) for records in sets
+    )
+    copies = count_copies(synthetic_rows, train_rows, heldout_rows)
+    report = compare_copies(synthetic_rows, train_rows, heldout_rows, keys.fold("copies").torch())
     measures: dict[str, Any] = {
         "identified": report.closer,
         "identified_chance": 0.5,
         "n": len(synthetic),
         "diagnostics": {
-            **found.to_measures(),
+            **copies.to_measures(),
             "closer_interval": list(report.interval),
             "compared": report.compared,
-            "distance_member": float(found.distance.mean()),
+            "distance_member": float(copies.distance.mean()),
         },
     }
-    said = (
-        f"of {found.released} synthetic records {found.exact} equal one of "
-        f"{found.training} training records "
-        f"({found.exact_heldout} one of {found.heldout} held-out ones) and {found.near} "
+    note = (
+        f"of {copies.released} synthetic records {copies.exact} equal one of "
+        f"{copies.training} training records "
+        f"({copies.exact_heldout} one of {copies.heldout} held-out ones) and {copies.near} "
         "lie nearer to one than any held-out "
-        f"record does ({found.near_heldout} the other way round)"
+        f"record does ({copies.near_heldout} the other way round)"
     )
-    told = (
+    rate_note = (
         "identified: share that is nearer to a training record than to any of as many held-out ones"
     )
     finding = Finding(surface, "copy_detection", Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
-    kept: dict[str, Tensor] = {"distance": found.distance, "place": found.place}
+    tensors: dict[str, Tensor] = {"distance": copies.distance, "place": copies.place}
     if pictures:
-        shown = found.distance.argsort(stable=True)[:SHOWN_PAIRS]
-        kept |= {
-            "real": train.x[found.place[shown]].float(),
-            "reconstructed": synthetic.x[shown].float().clamp(0, 1),
+        closest = copies.distance.argsort(stable=True)[:SHOWN_PAIRS]
+        tensors |= {
+            "real": train.x[copies.place[closest]].float(),
+            "reconstructed": synthetic.x[closest].float().clamp(0, 1),
         }
     return [
         games.JudgedAttack(
-            games.annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, said, told), kept
+            games.annotate_finding(finding, "copy_detection", SYNTHETIC_NOTE, note, rate_note),
+            tensors,
         )
     ]
 
@@ -457,17 +494,19 @@ def _judge_risks(
 ) -> list[games.JudgedAttack]:
     """Judge the risks of tables; the class is a column like any other. sets: synthetic, training
     and held-out records."""
-    if any(one.x.ndim != 2 for one in sets):
+    if any(records.x.ndim != 2 for records in sets):
         return games.findings_without_attack(
             surface, [*TABLE_RISKS], NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION
         )
-    made, own, other = (
-        torch.cat([flatten_records(one.x, scale), one.y[:, None].double()], 1) for one in sets
+    synthetic_rows, train_rows, heldout_rows = (
+        torch.cat([flatten_records(records.x, scale), records.y[:, None].double()], 1)
+        for records in sets
     )
-    found = {
-        name: risk(made, own, other, keys.fold(name).torch()) for name, risk in TABLE_RISKS.items()
+    risks = {
+        name: risk(synthetic_rows, train_rows, heldout_rows, keys.fold(name).torch())
+        for name, risk in TABLE_RISKS.items()
     }
-    return [_judge_risk(surface, name, risk) for name, risk in found.items()]
+    return [_judge_risk(surface, name, risk) for name, risk in risks.items()]
 
 
 def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAttack:
@@ -482,13 +521,13 @@ def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAtt
         "n": risk.attacks,
         "diagnostics": {"risk": risk.excess_risk, "hits": risk.hits, "control_hits": risk.control},
     }
-    said = (
+    note = (
         f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, "
         f"{risk.control} on held-out ones"
     )
-    told = "chance: upper end of the control's 95 % interval"
+    baseline = "chance: upper end of the control's 95 % interval"
     finding = Finding(surface, name, Family.RECONSTRUCTION, Adversary.PUBLIC, measures)
-    finding = games.annotate_finding(finding, name, SYNTHETIC_NOTE, said, told)
+    finding = games.annotate_finding(finding, name, SYNTHETIC_NOTE, note, baseline)
     return games.JudgedAttack(finding, {"hits": torch.tensor([risk.hits, risk.control])})
 
 
@@ -540,8 +579,8 @@ class DistributionMatching:
         )
         start = draw_initial_images(self.start, cells, self.per_class, shape, keys.fold("start"))
         streams = MatchingStreams(keys.fold("batch"), keys.fold("augment"))
-        made = match_distributions(cells, start, networks, settings, streams)
-        images, own = labelled_images(cells, made, 0)
+        synthetic = match_distributions(cells, start, networks, settings, streams)
+        images, own = labelled_images(cells, synthetic, 0)
         return images.clamp(0, 1), own
 
 
@@ -550,7 +589,7 @@ RECIPES = {"distribution_matching": DistributionMatching}
 
 def make_recipe(name: str, args: dict[str, Any]) -> DistributionMatching:
     """The recipe of this name. Raises BadConfig, one line, for settings that it does not have."""
-    known = [field.name for field in fields(RECIPES[name])]
-    if unknown := [key for key in args if key not in known]:
-        raise BadConfig(f"target.args.{unknown[0]}: {name} takes {', '.join(known)}")
+    settings = [field.name for field in fields(RECIPES[name])]
+    if unknown := [key for key in args if key not in settings]:
+        raise BadConfig(f"target.args.{unknown[0]}: {name} takes {', '.join(settings)}")
     return RECIPES[name](**args)

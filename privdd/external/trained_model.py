@@ -128,11 +128,11 @@ def audit_trained_model(
     and the like."""
     began = time.monotonic()
     check_same_shape("target.train", train, "target.heldout", heldout)
-    some = np.unique(
+    probed_rows = np.unique(
         np.linspace(0, len(train) - 1, min(len(train), games.MAX_ACCURACY_RECORDS)).astype(np.int64)
     )
     predict = build_predictor(model, "target.model", train.form)
-    predict, train, heldout, classes, told = resolve_classes(predict, train, heldout, some)
+    predict, train, heldout, classes, told = resolve_classes(predict, train, heldout, probed_rows)
     if predict.names is None:
         names = np.arange(classes)
     else:
@@ -143,8 +143,10 @@ def audit_trained_model(
     copies = transformed_copies(
         settings.transform if shadows else None, game.records, settings.queries, keys
     )
-    asked = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
-    logits, drew = _model_outputs(predict, fit, game, asked, names, keys, settings.engine)
+    queries = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
+    logits, draws_randomly = _model_outputs(
+        predict, fit, game, queries, names, keys, settings.engine
+    )
     trained = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
     if shadows:
@@ -160,9 +162,9 @@ def audit_trained_model(
     judged = games.judge_attacks(
         view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE
     )
-    at = torch.from_numpy(some)
+    places = torch.from_numpy(probed_rows)
     right = (
-        _accuracy_of(predict, train.select_rows(at), classes),
+        _accuracy_of(predict, train.select_rows(places), classes),
         _accuracy_of(predict, heldout, classes),
     )
     read = OUTPUT_KINDS[predict.reading]
@@ -182,7 +184,7 @@ def audit_trained_model(
     else:
         value = {"outputs": logits[0]}
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS} if drew else {}
+    notes = {"note": GLOBAL_DRAWS} if draws_randomly else {}
     return ExternalAudit(
         str(about.get("name", "model")),
         str(about.get("data", "arrays")),
@@ -214,35 +216,38 @@ def _model_outputs(
     engine: Engine,
 ) -> tuple[Tensor, bool]:
     """(K, a, C) outputs for ``asked`` (a, ...), the target's first; see ``shadow_outputs``."""
-    own = predict(asked, len(names))[None]
+    target_outputs = predict(asked, len(names))[None]
     if fit is None or len(game.masks) == 1:
-        return own, False
-    others, drew = shadow_outputs(fit, "target.training", game, asked, names, keys, engine)
-    if others.shape[1:] != own.shape[1:]:
+        return target_outputs, False
+    shadow_model_outputs, draws_randomly = shadow_outputs(
+        fit, "target.training", game, asked, names, keys, engine
+    )
+    if shadow_model_outputs.shape[1:] != target_outputs.shape[1:]:
         raise BadConfig(
-            f"target.training: gives models of {others.shape[2]} classes, target.model "
-            f"has {own.shape[2]}"
+            f"target.training: gives models of {shadow_model_outputs.shape[2]} classes, "
+            "target.model "
+            f"has {target_outputs.shape[2]}"
         )
-    return torch.cat([own, others]), drew
+    return torch.cat([target_outputs, shadow_model_outputs]), draws_randomly
 
 
 def _model_attacks(
     predict: Predictor, game: games.CoinGame, classes: int, shadows: int, confidence: float
 ) -> dict[str, MembershipAttack]:
-    given: dict[str, Any] = {"confidence": confidence}
-    found: dict[str, MembershipAttack] = {"loss_threshold": LossThreshold(**given)}
-    found["quantile_regression"] = QuantileRegression(**given)
+    settings: dict[str, Any] = {"confidence": confidence}
+    attacks: dict[str, MembershipAttack] = {"loss_threshold": LossThreshold(**settings)}
+    attacks["quantile_regression"] = QuantileRegression(**settings)
     records = game.records
     if records.x.is_floating_point() and not records.form.has_codes and not records.has_gaps:
-        found["label_only"] = LabelQueries(
-            **given,
+        attacks["label_only"] = LabelQueries(
+            **settings,
             labels_of=lambda x: predict(x.to(records.x.dtype), classes).argmax(1),
             pictures=records.has_pictures,
             copies=8 if len(records) <= MANY_RECORDS else 2,
         )
     if shadows:
-        found |= {name: attack(**given) for name, attack in SHADOW_ATTACKS.items()}
-    return found
+        attacks |= {name: attack(**settings) for name, attack in SHADOW_ATTACKS.items()}
+    return attacks
 
 
 def _accuracy_of(predict: Predictor, records: LabelledRecords, classes: int) -> float:

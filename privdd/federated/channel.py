@@ -240,14 +240,14 @@ class ClientContext:
 
     def _merge_into_last_row(self, row: LedgerRow) -> bool:
         """Fold a repeated application into the last row of the same query (count grows)."""
-        for at, last in reversed(list(enumerate(self.rows))):
+        for index, last in reversed(list(enumerate(self.rows))):
             if (last.name, last.partition, last.event, last.flags) == (
                 row.name,
                 row.partition,
                 row.event,
                 row.flags,
             ):
-                self.rows[at] = replace(last, count=last.count + 1, digest=row.digest)
+                self.rows[index] = replace(last, count=last.count + 1, digest=row.digest)
                 return True
         return False
 

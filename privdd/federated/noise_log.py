@@ -122,8 +122,8 @@ def autocorrelation_peak(values: Tensor) -> tuple[int, float, int]:
     sums = torch.cat([torch.zeros(1).double(), v.square().cumsum(0)])
     energy = (sums[widths] * (sums[-1] - sums[:-1])).clamp_min(1e-30).sqrt()
     r = (products.abs() / energy).clamp_max(1.0)[1:-7]  # at least 8 numbers
-    at = int((r.square() * widths[1:-7]).argmax())
-    return int(widths[1 + at]), float(r[at]), len(r)
+    index = int((r.square() * widths[1:-7]).argmax())
+    return int(widths[1 + index]), float(r[index]), len(r)
 
 
 def count_magnitudes(values: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

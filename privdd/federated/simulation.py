@@ -333,7 +333,9 @@ def run_round(
     if inbox or not plan.trust.is_summed:
         state, messages = to_device((server, inbox), plan.problem.device)
         read = set[str]()
-        watched = [replace(one, values=WatchedValues(one.values, read)) for one in messages]
+        watched = [
+            replace(message, values=WatchedValues(message.values, read)) for message in messages
+        ]
         server = to_device(_aggregate_messages(plan, t, state, watched), "cpu")
         unread = {*plan.method.uploads} - read
         ids = [at for at in ids if ledger.releases[at].name not in unread]

@@ -199,9 +199,9 @@ def _stored_reply(context: Context, client: int, round: int, asked: str) -> Reco
     if latest is None or int(latest["round"]) < round:  # type: ignore[arg-type]
         return None
     if latest["round"] != round:
-        at = int(latest["round"])  # type: ignore[arg-type]
+        index = int(latest["round"])  # type: ignore[arg-type]
         raise FederationFailed(
-            f"client {client} remembers round {at} and cannot repeat round {round}"
+            f"client {client} remembers round {index} and cannot repeat round {round}"
         )
     if latest["asked"] != asked:
         raise FederationFailed(

@@ -25,7 +25,7 @@ STRATEGY_MODS = {  # that every client of a strategy has, as its documentation a
 
 
 def _array_record(arrays: Arrays) -> ArrayRecord:
-    return ArrayRecord({str(at): Array(np.array(one)) for at, one in enumerate(arrays)})
+    return ArrayRecord({str(index): Array(np.array(one)) for index, one in enumerate(arrays)})
 
 
 class _Federation:

@@ -84,7 +84,7 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
         component.logger.setLevel(logging.CRITICAL)
 
         def process(update: Sequence[np.ndarray]) -> list[np.ndarray]:
-            named = {str(at): part for at, part in enumerate(update)}
+            named = {str(index): part for index, part in enumerate(update)}
             sent = from_shareable(
                 component.process(DXO(DataKind.WEIGHT_DIFF, named).to_shareable(), context)
             )
@@ -128,7 +128,7 @@ def adapt_statistics_cleanser(
 def _pfl_statistics(update: Sequence[np.ndarray]) -> Any:
     from pfl.stats import MappedVectorStatistics
 
-    return MappedVectorStatistics({str(at): part for at, part in enumerate(update)}, weight=1)
+    return MappedVectorStatistics({str(index): part for index, part in enumerate(update)}, weight=1)
 
 
 def _adapt_pfl_local(
@@ -148,7 +148,7 @@ def _adapt_pfl_local(
 
         def privatize(update: Sequence[np.ndarray]) -> list[np.ndarray]:
             released, metrics = mechanism.privatize(_pfl_statistics(update))
-            sent = [released[str(at)] for at in range(len(update))]
+            sent = [released[str(index)] for index in range(len(update))]
             if told:
                 return [*sent, np.array([value.overall_value for _, value in metrics])]
             return sent
@@ -246,10 +246,10 @@ def _adapt_pfl_central(
                 mechanism.postprocess_one_user(
                     stats=_pfl_statistics(update),
                     user_context=UserContext(
-                        num_datapoints=1, seed=secrets.randbits(31), user_id=str(at)
+                        num_datapoints=1, seed=secrets.randbits(31), user_id=str(index)
                     ),
                 )[0]
-                for at, update in enumerate(updates)
+                for index, update in enumerate(updates)
             ]
             central = CentralContext(
                 current_central_iteration=0,
@@ -265,7 +265,7 @@ def _adapt_pfl_central(
                 central_context=central,
                 aggregate_metrics=Metrics(),
             )
-            sent = [total[str(at)] for at in range(len(updates[0]))]
+            sent = [total[str(index)] for index in range(len(updates[0]))]
             if adaptive:
                 return [*sent, np.array(get_param_value(mechanism.mutable_clipping_bound))]
             return sent

@@ -385,8 +385,8 @@ def derive_rows(
     """The ledger rows of what was received. stated: the client's, for the digests that only it
     knows."""
     rows = []
-    for at, row in enumerate(expected.rows):
-        if at >= expected.inner_row_count:
+    for index, row in enumerate(expected.rows):
+        if index >= expected.inner_row_count:
             rows.append(
                 replace(
                     row,
@@ -394,12 +394,13 @@ def derive_rows(
                     digest=digest_tensors(values[row.name]),
                 )
             )
-        elif len(stated[at].digest) != 32 or not HEX_DIGITS.issuperset(stated[at].digest):
+        elif len(stated[index].digest) != 32 or not HEX_DIGITS.issuperset(stated[index].digest):
             raise BadReply(
-                f"row {at} ({row.name}) states digest {printable_line(stated[at].digest, 40)!r}"
+                f"row {index} ({row.name}) states digest "
+                f"{printable_line(stated[index].digest, 40)!r}"
             )
         else:
-            rows.append(replace(row, digest=stated[at].digest))
+            rows.append(replace(row, digest=stated[index].digest))
     return rows
 
 
@@ -407,7 +408,7 @@ def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> 
     """The derived rows, where the client's agree field by field. Raises BadReply, naming the first
     that does not."""
     kept = []
-    for at, (row, theirs) in enumerate(zip(rows, stated, strict=True)):
+    for index, (row, theirs) in enumerate(zip(rows, stated, strict=True)):
         row = _admit_failed_condition(row, theirs)
         for field in fields(LedgerRow):
             mine = getattr(row, field.name)
@@ -420,7 +421,7 @@ def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> 
                 row = replace(row, noise_std=other)
             elif mine != other:
                 said = (
-                    f"row {at} ({row.name}) states {field.name} {printable_line(other, 50)}; "
+                    f"row {index} ({row.name}) states {field.name} {printable_line(other, 50)}; "
                     "the plan and what came say "
                 )
                 costs = field.name == "event" and not isinstance(theirs.event, dpa.NoOpDpEvent)

@@ -567,6 +567,6 @@ def _projection_layers(channels: int, width: int, depth: int) -> list[nn.Module]
         return [nn.Conv2d(channels, width, 7, stride=4, padding=3)]
     filters = [8, *[16] * (depth - 2)]
     layers: list[nn.Module] = []
-    for at, (before, after) in enumerate(zip([channels, *filters], filters)):
-        layers += [nn.Conv2d(before, after, 3, stride=1 if at else 2, padding=1), nn.ReLU()]
+    for index, (before, after) in enumerate(zip([channels, *filters], filters)):
+        layers += [nn.Conv2d(before, after, 3, stride=1 if index else 2, padding=1), nn.ReLU()]
     return [*layers, nn.Conv2d(filters[-1], width, 3, stride=2, padding=1)]

@@ -131,7 +131,7 @@ def _first_sizes(trial: Callable[[Tensor], State]) -> PassSizes:
     whole = trial(torch.arange(most))
     for least, step in SIZES:
         sizes = range(least, most + 1, step)
-        if sizes and all(_same(trial(at), whole, at) for at in _places(sizes, most)):
+        if sizes and all(_same(trial(index), whole, index) for index in _places(sizes, most)):
             return PassSizes(least, step, most, final=len(sizes) == 1)
     warnings.warn(
         "this machine computes a record with other bits in other batches: records go one by one",

@@ -270,9 +270,11 @@ class _LongProducts:
         )
         left = _truncate(_zero_rows(self.left, bad), weights / share)
         right = _truncate(_zero_rows(self.right, bad), share)
-        for at in range(0, max(1, len(left)), EXACT_ROWS):
-            product = torch.mm(left[at : at + EXACT_ROWS].T, right[at : at + EXACT_ROWS]).view(-1)
-            if at == 0:
+        for index in range(0, max(1, len(left)), EXACT_ROWS):
+            product = torch.mm(
+                left[index : index + EXACT_ROWS].T, right[index : index + EXACT_ROWS]
+            ).view(-1)
+            if index == 0:
                 total.copy_(product)
             else:
                 total += product.to(torch.int64)

@@ -126,7 +126,7 @@ class Ledger:
         first = len(self._releases)
         base = 0 if absolute else first
         kept = []
-        for at, row in enumerate(rows):
+        for index, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
             if isinstance(row.event, UNPROTECTED_EVENTS):
@@ -135,7 +135,7 @@ class Ledger:
                 shared_fields = SHARED_FIELDS
             for name in shared_fields:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
-            kept.append(Release(**values, id=first + at))
+            kept.append(Release(**values, id=first + index))
             self._check_release(kept[-1])
         self._releases.extend(kept)
         self._totals.clear()
@@ -266,9 +266,9 @@ class Ledger:
             _typed_value(data, "unit", str, "ledger"),
             _finite_value(data, "delta", "ledger"),
         )
-        for at, item in enumerate(releases):
-            if not isinstance(item, Mapping) or item.get("id") != at:
-                raise ValueError(f"ledger.releases[{at}]: an object with id {at} is needed")
+        for index, item in enumerate(releases):
+            if not isinstance(item, Mapping) or item.get("id") != index:
+                raise ValueError(f"ledger.releases[{index}]: an object with id {index} is needed")
             ledger.append([_row_from_json(item)], absolute=True)
         return ledger
 

@@ -36,27 +36,30 @@ def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Ten
     """The arrays by the names of the model's state: equal names, names with one prefix, or in the
     state's order. Raises BadConfig."""
     state = model.state_dict()
-    found = dict(arrays)
-    if set(found) != set(state):
+    aligned = dict(arrays)
+    if set(aligned) != set(state):
         prefixes = {
-            name[: -len(last)] for last in list(state)[:1] for name in found if name.endswith(last)
+            name[: -len(last)]
+            for last in list(state)[:1]
+            for name in aligned
+            if name.endswith(last)
         }
         cuts = [
-            {n[len(prefix) :]: a for n, a in found.items() if n.startswith(prefix)}
+            {n[len(prefix) :]: a for n, a in aligned.items() if n.startswith(prefix)}
             for prefix in prefixes
         ]
-        found = next((cut for cut in cuts if set(cut) >= set(state)), found)
-    if not set(found) >= set(state):
-        if len(found) != len(state):
+        aligned = next((cut for cut in cuts if set(cut) >= set(state)), aligned)
+    if not set(aligned) >= set(state):
+        if len(aligned) != len(state):
             raise BadConfig(
-                f"model=: its state has {len(state)} tensors, the recorded message {len(found)}"
+                f"model=: its state has {len(state)} tensors, the recorded message {len(aligned)}"
             )
-        found = dict(zip(state, found.values()))
+        aligned = dict(zip(state, aligned.values()))
     for name, value in state.items():
-        if found[name].shape != value.shape:
-            there = f"the recorded one {tuple(found[name].shape)}"
-            raise BadConfig(f"model=: {name} has shape {tuple(value.shape)}, {there}")
-    return {name: found[name] for name in state}
+        if aligned[name].shape != value.shape:
+            shapes = f"the recorded one {tuple(aligned[name].shape)}"
+            raise BadConfig(f"model=: {name} has shape {tuple(value.shape)}, {shapes}")
+    return {name: aligned[name] for name in state}
 
 
 def load_parameters(model: nn.Module, arrays: Mapping[str, Tensor]) -> None:
@@ -90,18 +93,18 @@ def thinning_step(model: nn.Module, count: int) -> int:
 def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Cross-entropy of each record, (n,) float64. Raises BadConfig for outputs that are no logits
     of these labels."""
-    found = []
+    losses = []
     with torch.no_grad():
-        for at in range(0, len(y), GRADIENT_BATCH):
-            part = x[at : at + GRADIENT_BATCH]
-            labels = y[at : at + GRADIENT_BATCH]
+        for start in range(0, len(y), GRADIENT_BATCH):
+            part = x[start : start + GRADIENT_BATCH]
+            labels = y[start : start + GRADIENT_BATCH]
             out = _network_logits(model, part, labels).double()
-            found.append(
+            losses.append(
                 nn.functional.cross_entropy(
                     out, torch.from_numpy(labels).long(), reduction="none"
                 ).numpy()
             )
-    return np.concatenate(found)
+    return np.concatenate(losses)
 
 
 def record_descents(
@@ -117,12 +120,12 @@ def class_descent_sums(
 ) -> np.ndarray:
     """The sum of the descents of the records of each class that there is, (classes, p / k)
     float64."""
-    labels, at = np.unique(y, return_inverse=True)
+    labels, label_index = np.unique(y, return_inverse=True)
     sums: Any = 0
     start = 0
     for rows in _iterate_descents(model, x, y, every, clip):
         ones = torch.nn.functional.one_hot(
-            torch.from_numpy(at[start : start + len(rows)]), len(labels)
+            torch.from_numpy(label_index[start : start + len(rows)]), len(labels)
         ).double()
         sums = sums + ones.T @ rows.double()
         start = start + len(rows)
@@ -141,8 +144,8 @@ def _iterate_descents(
         ),
     )
     together = True
-    for at in range(0, len(y), size):
-        part = x[at : at + size], y[at : at + size]
+    for start in range(0, len(y), size):
+        part = x[start : start + size], y[start : start + size]
         try:
             if together:
                 rows = _gradients_together(model, *part)
@@ -158,34 +161,34 @@ def _iterate_descents(
 
 
 def _gradients_together(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
-    own = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    parameters_now = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     rest = {
         name: v.detach()
         for name, v in (*model.named_parameters(), *model.named_buffers())
-        if name not in own
+        if name not in parameters_now
     }
 
     def loss_of_record(parameters: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
         out = torch.func.functional_call(model, {**parameters, **rest}, (one[None],))
         return nn.functional.cross_entropy(out, label[None])
 
-    kind = next((p.dtype for p in own.values()), torch.float32)
+    kind = next((p.dtype for p in parameters_now.values()), torch.float32)
     records = torch.from_numpy(np.ascontiguousarray(x)).to(kind)
     labels = torch.from_numpy(y).long()
-    found = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))(
-        own, records, labels
+    gradients = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))(
+        parameters_now, records, labels
     )
-    return torch.cat([value.reshape(len(y), -1) for value in found.values()], 1)
+    return torch.cat([value.reshape(len(y), -1) for value in gradients.values()], 1)
 
 
 def _gradients_one_by_one(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tensor:
     parameters = [p for p in model.parameters() if p.requires_grad]
     rows = []
-    for at in range(len(y)):
-        one = x[at : at + 1]
-        label = y[at : at + 1]
+    for index in range(len(y)):
+        record = x[index : index + 1]
+        label = y[index : index + 1]
         loss = nn.functional.cross_entropy(
-            _network_logits(model, one, label), torch.from_numpy(label).long()
+            _network_logits(model, record, label), torch.from_numpy(label).long()
         )
         grads = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
         rows.append(torch.cat([g.reshape(-1) for g in grads]))

@@ -119,13 +119,13 @@ def write_message(path: Path, heading: MessageHeading, arrays: Mapping[str, np.n
     """Keep a message -> the digest of its arrays. Raises OSError, and TypeError for arrays without
     a torch type. Not forced onto the disk, which would cost most of a tap's time: a file that is
     cut short is refused when it is read."""
-    whole = {
+    tensors_by_name = {
         name: np.ascontiguousarray(array).reshape(array.shape) for name, array in arrays.items()
     }
-    tensors = {name: torch.from_numpy(array) for name, array in whole.items()}
+    tensors = {name: torch.from_numpy(array) for name, array in tensors_by_name.items()}
     mark = digest_tensors(tensors)
-    told = {**asdict(heading), "order": list(tensors), "digest": mark}
-    data = safetensors.torch.save(tensors, {HEADING_KEY: json.dumps(told, allow_nan=False)})
+    metadata = {**asdict(heading), "order": list(tensors), "digest": mark}
+    data = safetensors.torch.save(tensors, {HEADING_KEY: json.dumps(metadata, allow_nan=False)})
     write_bytes(path, data, durable=False)
     return mark
 
@@ -139,9 +139,9 @@ def read_heading(path: Path) -> tuple[MessageHeading, str, dict[str, tuple[int, 
             if size > LARGEST_HEADER:
                 raise ValueError(f"a header of more than {LARGEST_HEADER >> 20} MiB")
             head = json.loads(file.read(size))
-        told = head.pop("__metadata__")
+        metadata = head.pop("__metadata__")
         shapes = {str(name): tuple(int(n) for n in entry["shape"]) for name, entry in head.items()}
-        return (*_parse_heading(json.loads(told[HEADING_KEY])), shapes)
+        return (*_parse_heading(json.loads(metadata[HEADING_KEY])), shapes)
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except (
@@ -153,38 +153,42 @@ def read_heading(path: Path) -> tuple[MessageHeading, str, dict[str, tuple[int, 
         OverflowError,
         RecursionError,
     ) as error:
-        said = " ".join(str(error).split())[:100]
-        raise DamagedRun(f"{path}: no recorded message ({type(error).__name__}: {said})") from None
+        message = " ".join(str(error).split())[:100]
+        raise DamagedRun(
+            f"{path}: no recorded message ({type(error).__name__}: {message})"
+        ) from None
 
 
 def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
     """The arrays in the order in which they were sent. Raises DamagedRun where they are not those
     that were recorded."""
     heading, mark, _ = read_heading(path)
-    tensors, told = read_tensors_and_header(path, limit)
+    tensors, metadata = read_tensors_and_header(path, limit)
     try:
-        found = {name: tensors[name] for name in json.loads(told[HEADING_KEY])["order"]}
+        ordered = {name: tensors[name] for name in json.loads(metadata[HEADING_KEY])["order"]}
     except (KeyError, TypeError) as error:
         raise DamagedRun(
             f"{path}: not readable as safetensors with what it says of itself ({error})"
         ) from None
-    if len(found) != len(tensors) or digest_tensors(found) != mark:
+    if len(ordered) != len(tensors) or digest_tensors(ordered) != mark:
         raise DamagedRun(
             f"{path}: its arrays of round {heading.round} are not those that were recorded"
         )
-    return found
+    return ordered
 
 
 HEADING = TypeAdapter(MessageHeading)
 
 
 def _parse_heading(told: Any) -> tuple[MessageHeading, str]:
-    names = [one.name for one in fields(MessageHeading)]
+    names = [field.name for field in fields(MessageHeading)]
     if not isinstance(told, dict) or set(told) != {*names, "order", "digest"}:
         raise ValueError("the heading has other parts than a recording of this version")
     heading = HEADING.validate_json(json.dumps({name: told[name] for name in names}), strict=True)
     settings = [claim.get("settings", {}) for claim in heading.claims]
-    if not isinstance(told["digest"], str) or not all(isinstance(one, dict) for one in settings):
+    if not isinstance(told["digest"], str) or not all(
+        isinstance(field, dict) for field in settings
+    ):
         raise ValueError("digest: text, and claims: objects with settings are needed")
     return heading, told["digest"]
 
@@ -250,11 +254,11 @@ class MessageRecorder:
 def free_path(path: Path) -> Path:
     """``path``, or the first of path-2, path-3, ... that is not there yet."""
     number = 1
-    found = path
-    while found.exists():
+    candidate = path
+    while candidate.exists():
         number += 1
-        found = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return found
+        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return candidate
 
 
 class PendingMark:
@@ -312,11 +316,11 @@ class Recording:
         """The server's message to which the client replied. Raises DamagedRun if it is missing."""
         asked = reply.heading
         for node in (asked.node, SERVER_NODE):
-            for found in self.messages:
-                heading = found.heading
+            for message in self.messages:
+                heading = message.heading
                 place = heading.part, heading.round, heading.kind, heading.node
                 if place == (BROADCAST, asked.round, asked.kind, node):
-                    return found
+                    return message
         raise DamagedRun(
             f"{self.folder}: what client {asked.node} was sent in round {asked.round} was "
             "not recorded"
@@ -342,24 +346,24 @@ def read_recording(folder: Path) -> Recording:
     """One recorder's folder, checked as a whole. Raises DamagedRun, one line, for one that is not
     complete."""
     head = read_json(folder / HEAD_FILE)
-    known = isinstance(head, dict) and head.get("schema") == RECORDING_SCHEMA
-    if not known or head.get("by") not in ("server", "client"):
+    is_readable = isinstance(head, dict) and head.get("schema") == RECORDING_SCHEMA
+    if not is_readable or head.get("by") not in ("server", "client"):
         raise DamagedRun(f"{folder / HEAD_FILE}: no recording of schema {RECORDING_SCHEMA}")
-    others = f"{CLIENTS_FOLDER}/", *AUDIT_FILES
+    ignored = f"{CLIENTS_FOLDER}/", *AUDIT_FILES
     names = [
         name
         for name in sorted(list_plain_files(folder))
-        if name != HEAD_FILE and not name.startswith(others)
+        if name != HEAD_FILE and not name.startswith(ignored)
     ]
     _check_complete(folder, head, names)
-    found = tuple(sorted(_read_messages(folder, head, names), key=_message_order))
-    runs = {m.heading.run for m in found if m.heading.part != FINAL}
+    messages = tuple(sorted(_read_messages(folder, head, names), key=_message_order))
+    runs = {m.heading.run for m in messages if m.heading.part != FINAL}
     if len(runs) > 1:
         several = ", ".join(map(str, sorted(runs)))
         raise DamagedRun(f"{folder}: messages of several runs ({several}); audit one at a time")
-    if not any(m.heading.part == REPLY for m in found):
+    if not any(m.heading.part == REPLY for m in messages):
         raise DamagedRun(f"{folder}: no reply of a client was recorded")
-    return Recording(folder, head, found)
+    return Recording(folder, head, messages)
 
 
 def read_recordings(folder: Path) -> list[Recording]:
@@ -370,11 +374,11 @@ def read_recordings(folder: Path) -> list[Recording]:
     folders += sorted(path.parent for path in folder.glob(f"{CLIENTS_FOLDER}/*/{HEAD_FILE}"))
     if not folders:
         raise DamagedRun(f"{folder}: no recording (no {HEAD_FILE})")
-    found = [read_recording(one) for one in folders]
-    if found[0].head["by"] == "server":
-        for other in found[1:]:
-            _check_agreement(found[0], other)
-    return found
+    recordings = [read_recording(one) for one in folders]
+    if recordings[0].head["by"] == "server":
+        for recording in recordings[1:]:
+            _check_agreement(recordings[0], recording)
+    return recordings
 
 
 def all_client_nodes(recordings: Sequence[Recording]) -> list[int]:
@@ -504,16 +508,16 @@ def _build_row(
 ) -> LedgerRow:
     """The final model's row counts for the aggregates of all rounds: each of them was sent to the
     clients."""
-    beside = surface == Surface.STATISTICS
-    told: dict[str, Any] = {
+    is_statistic = surface == Surface.STATISTICS
+    fields_of_row: dict[str, Any] = {
         "event": dpa.NonPrivateDpEvent(),
         "nonprivate_reason": BESIDE_REASON
-        if message.heading.claims and beside
+        if message.heading.claims and is_statistic
         else UNPROTECTED_REASON,
     }
     if claim is not None:
         settings = ", ".join(f"{name}={value:g}" for name, value in _claimed_numbers(claim))
-        told = {
+        fields_of_row = {
             "event": dpa.GaussianDpEvent(_claimed_multiplier(message, claim)),
             "flags": {"unit:client": True, "relation:zero_out": True},
             "why": f"claimed by {str(claim.get('component'))[:60]}({settings}), not checked here",
@@ -523,8 +527,10 @@ def _build_row(
         viewers = ("server",)
     else:
         viewers = ("clients", "server")
-    shapes = {} if beside else dict(message.shapes)
-    return LedgerRow(round, client, name, str(surface), viewers, shapes, message.digest, **told)
+    shapes = {} if is_statistic else dict(message.shapes)
+    return LedgerRow(
+        round, client, name, str(surface), viewers, shapes, message.digest, **fields_of_row
+    )
 
 
 def _claimed_multiplier(message: RecordedMessage, claim: Mapping[str, Any]) -> float:

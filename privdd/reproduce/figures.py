@@ -165,12 +165,12 @@ def measure_losses(row: StoredRow) -> tuple[Points, Points]:
     for direction in range(DIRECTIONS):
         generator = Keys(0).fold("surrogate", direction).torch()
         end = draw_in_ball(centre, names, 1.0, generator)
-        for at, distance in enumerate(far):
+        for index, distance in enumerate(far):
             state = {
                 name: centre[name] + float(distance) * (end[name] - centre[name]) for name in centre
             }
             for kind, records in enumerate((shard.train, images)):
-                found[kind, direction, at] = mean_cross_entropy(model, state, records)
+                found[kind, direction, index] = mean_cross_entropy(model, state, records)
     return far, found
 
 
@@ -286,7 +286,7 @@ def tsne_map(sets: Sequence[Points], seed: int) -> list[Points]:
     joined = np.concatenate(sets)
     perplexity = min(PERPLEXITY, (len(joined) - 1) / 3)
     flat = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(joined)
-    return list(np.split(flat, np.cumsum([len(one) for one in sets])[:-1]))
+    return list(np.split(flat, np.cumsum([len(records) for records in sets])[:-1]))
 
 
 def record_features(row: StoredRow) -> list[Points]:
@@ -300,7 +300,7 @@ def record_features(row: StoredRow) -> list[Points]:
 def virtual_image_features(row: StoredRow) -> list[Points]:
     """Features of each client's virtual images, each class in proportion."""
     images = [row.virtual_images(client)[0] for client in range(len(row.experiment.shards))]
-    return [row.embed_images(one[:: max(1, -(-len(one) // MAX_POINTS))]) for one in images]
+    return [row.embed_images(image[:: max(1, -(-len(image) // MAX_POINTS))]) for image in images]
 
 
 def _mean_of_known(values: Sequence[float]) -> float:
@@ -341,9 +341,9 @@ def distillation_analysis(
         tuple(
             (
                 f"{a} and {b}",
-                *(format_spread([run[at][side] for run in values], 100) for side in (0, 1)),
+                *(format_spread([run[index][side] for run in values], 100) for side in (0, 1)),
             )
-            for at, (a, b) in enumerate(combinations(names, 2))
+            for index, (a, b) in enumerate(combinations(names, 2))
         ),
         "Squared MMD times 100 of up to 100 records and 100 images of each client, with "
         "the same Gaussian kernel in both columns; mean ± standard deviation over seeds. "
@@ -377,7 +377,8 @@ def regulariser_analysis(
             continue
         features = [record_features(row) for row in made]
         means = [
-            _mean_of_known([real for real, _ in client_distances(one, one)]) for one in features
+            _mean_of_known([real for real, _ in client_distances(feature, feature)])
+            for feature in features
         ]
         body.append((name, format_spread(means, 100)))
         panels[name], names = features[0], made[0].client_names

@@ -144,7 +144,7 @@ class RowResult:
     def first_round(self, target: float) -> int | None:
         """The first round after which the mean accuracy is at least ``target``; None where it never
         is."""
-        return next((at + 1 for at, value in enumerate(self.curve) if value >= target), None)
+        return next((index + 1 for index, value in enumerate(self.curve) if value >= target), None)
 
     def bytes_to(self, target: float) -> float | None:
         """Bytes that a client has uploaded by then."""

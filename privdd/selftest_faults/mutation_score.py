@@ -438,7 +438,7 @@ def _cell_text(
 
 def format_aligned_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A Markdown table whose columns stand below each other."""
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
     for number, row in enumerate(rows):
         yield f"| {' | '.join(text.ljust(width) for text, width in zip(row, widths))} |"
         if not number:

@@ -60,8 +60,8 @@ def find_disagreements(file: str, key: str, stored: Any, found: Any) -> Iterator
         for name in dict.fromkeys([*stored, *found]):
             yield from find_disagreements(file, f"{key}.{name}", stored.get(name), found.get(name))
     elif _is_list(stored) and _is_list(found) and len(stored) == len(found):
-        for at, (one, other) in enumerate(zip(stored, found, strict=True)):
-            yield from find_disagreements(file, f"{key}.{at}", one, other)
+        for index, (stored_item, recomputed_item) in enumerate(zip(stored, found, strict=True)):
+            yield from find_disagreements(file, f"{key}.{index}", stored_item, recomputed_item)
     elif not is_same_value(stored, found):
         yield Disagreement(file, key, _printable_value(stored), _printable_value(found))
 
@@ -90,11 +90,11 @@ def is_same_value(stored: Any, found: Any) -> bool:
         count[0] += 1
     if isinstance(stored, bool) or isinstance(found, bool) or stored is None or found is None:
         return stored is found
-    one = _to_number(stored)
-    other = _to_number(found)
-    if one is None or other is None:
+    stored_number = _to_number(stored)
+    recomputed_number = _to_number(found)
+    if stored_number is None or recomputed_number is None:
         return bool(stored == found)
-    return math.isclose(one, other, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
+    return math.isclose(stored_number, recomputed_number, rel_tol=RELATIVE_TOLERANCE, abs_tol=1e-9)
 
 
 def _to_number(value: Any) -> float | None:
@@ -119,17 +119,17 @@ def _printable_value(value: Any) -> str:
 def check_file_digests(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Disagreement]:
     """Files that are missing or changed, and unlisted files that privdd would read."""
     listed = seal.listed_digests(manifest)
-    found = seal.file_digests(folder, listed.keys())
+    digests = seal.file_digests(folder, listed.keys())
     if manifest.get(seal.SEAL_KEY) != (expected := seal.compute_seal(manifest)):
         yield Disagreement(
             MANIFEST, seal.SEAL_KEY, str(manifest.get(seal.SEAL_KEY))[:16], expected[:16]
         )
     for name in sorted({*listed} - seal.UNSEALED):
-        if listed[name] != (there := found.get(name, "no such file")):
-            yield Disagreement(name, "sha256", listed[name][:16], there[:16])
-    for name in sorted({*found} - {*listed}):
+        if listed[name] != (digest := digests.get(name, "no such file")):
+            yield Disagreement(name, "sha256", listed[name][:16], digest[:16])
+    for name in sorted({*digests} - {*listed}):
         yield Disagreement(
-            name, "sha256", "nothing (not listed in manifest.json)", found[name][:16]
+            name, "sha256", "nothing (not listed in manifest.json)", digests[name][:16]
         )
 
 
@@ -160,15 +160,17 @@ def check_sent_values(folder: Path, ledger: Ledger) -> Iterator[Disagreement]:
         if r.visible_to != ("analyst",)
     }
     for name in sorted(list_plain_files(folder)):
-        at = ARTIFACT_FILE.fullmatch(name)
-        if at is None:
+        match = ARTIFACT_FILE.fullmatch(name)
+        if match is None:
             continue
-        whole = run_folder.read_tensors(folder / name)
-        for sent in dict.fromkeys(key.split("/", 1)[0] for key in whole):
-            stored = rows.get((int(at[1]), SUM_CLIENT if at[2] is None else int(at[2]), sent))
-            found = digest_tensors(unpack(sent, whole))
-            if stored != found:
-                yield Disagreement(name, sent, f"{stored} in ledger.json", found)
+        tensors = run_folder.read_tensors(folder / name)
+        for sent in dict.fromkeys(key.split("/", 1)[0] for key in tensors):
+            stored = rows.get(
+                (int(match[1]), SUM_CLIENT if match[2] is None else int(match[2]), sent)
+            )
+            digest = digest_tensors(unpack(sent, tensors))
+            if stored != digest:
+                yield Disagreement(name, sent, f"{stored} in ledger.json", digest)
 
 
 def sign_run(folder: Path, key: Path) -> Path:
@@ -260,8 +262,8 @@ def _load_key(file: Path, *, private: bool) -> Any:
         else:
             what = "no public key"
         raise DamagedRun(f"{file}: {what} ({' '.join(str(error).split())[:80]})") from None
-    known = _import_cryptography(ED25519)
-    if not isinstance(key, known.Ed25519PrivateKey if private else known.Ed25519PublicKey):
+    key_class = _import_cryptography(ED25519)
+    if not isinstance(key, key_class.Ed25519PrivateKey if private else key_class.Ed25519PublicKey):
         raise DamagedRun(f"{file}: not an Ed25519 key")
     return key
 

@@ -109,12 +109,12 @@ def recompute_epsilons(
 def check_ledger_numbers(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
     """Every number of ``findings.json`` that follows from the ledger alone."""
     findings = record.findings
-    found: dict[str, Any] = {"epsilon": recompute_epsilons(ledger)}
+    recomputed: dict[str, Any] = {"epsilon": recompute_epsilons(ledger)}
     if ledger is not None:
-        found |= {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
-    stored = findings.privacy.model_dump(include=set(found))
+        recomputed |= {"delta": ledger.delta, "unit": ledger.unit, "relation": ledger.relation}
+    stored = findings.privacy.model_dump(include=set(recomputed))
     stored["epsilon"] = accountant_pair(findings.privacy.epsilon)
-    yield from compare_findings("privacy", stored, found)
+    yield from compare_findings("privacy", stored, recomputed)
     if ledger is not None:
         yield from _check_surfaces(findings, ledger)
         yield from _check_client_counts(findings, ledger)
@@ -145,21 +145,21 @@ def _check_surfaces(findings: Findings, ledger: Ledger) -> Iterator[Disagreement
     for key in dict.fromkeys([*stored, *rows]):
         name = f"surfaces.{key[0]}"
         if key not in stored or key not in rows:
-            words = [" ".join(key) if key in one else None for one in (stored, rows)]
+            words = [" ".join(key) if key in keys else None for keys in (stored, rows)]
             yield from compare_findings(name, *words)
             continue
         releases = rows[key]
-        found = {
+        recomputed = {
             "names": list(dict.fromkeys(r.name for r in releases)),
             "rounds": len({r.round for r in releases}),
             "bytes": audit_findings.size_in_bytes(releases),
             "epsilon": recompute_epsilons(ledger, [key[0]]),
         }
-        said = {
-            **stored[key].model_dump(include=set(found)),
+        stored_row = {
+            **stored[key].model_dump(include=set(recomputed)),
             "epsilon": accountant_pair(stored[key].epsilon),
         }
-        yield from compare_findings(name, said, found)
+        yield from compare_findings(name, stored_row, recomputed)
 
 
 def _check_client_counts(findings: Findings, ledger: Ledger) -> Iterator[Disagreement]:
@@ -186,13 +186,13 @@ def _check_sizes(record: RunRecord) -> Iterator[Disagreement]:
         counts = record.manifest.get(f"{word}_bytes")
         if isinstance(counts, list):
             try:
-                found = audit_findings.bytes_per_client(counts, clients)
+                sizes = audit_findings.bytes_per_client(counts, clients)
             except (AttributeError, TypeError) as error:
                 raise DamagedRun(
                     f"{record.path / 'manifest.json'}: {word}_bytes: {error}"
                 ) from None
             key = f"{word}_bytes_per_client"
-            yield from compare_findings(f"utility.{key}", getattr(utility, key), found)
+            yield from compare_findings(f"utility.{key}", getattr(utility, key), sizes)
     if utility.accuracy_by_round:
         yield from compare_findings(
             "utility.accuracy", utility.accuracy, utility.accuracy_by_round[-1]
@@ -219,13 +219,13 @@ def scored_rows(record: RunRecord) -> list[tuple[int, FindingRow]]:
     """(position, row) of the findings of membership attacks, but for attacks on a diverged run:
     they say no number."""
     rows = [
-        (at, row)
-        for at, row in enumerate(record.findings.findings)
+        (index, row)
+        for index, row in enumerate(record.findings.findings)
         if row.family == Family.MEMBERSHIP
     ]
     return [
-        (at, row)
-        for at, row in rows
+        (index, row)
+        for index, row in rows
         if row.status != "not_attacked" or row.figure or row.rate_count
     ]
 
@@ -241,18 +241,18 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
     else:
         seeds = []
     budget = error_budget_of(record, len(rows))
-    for place, (at, row) in enumerate(rows):
+    for place, (index, row) in enumerate(rows):
         held = read_evidence_scores(record, row)
         if held is None:  # of an attack that brings no scores: see ``list_not_recomputable``
             continue
         options = _attack_options(record, row)
         if brought:
-            found = _recompute_external(held, options, seeds[place], len(rows))
+            scores = _recompute_external(held, options, seeds[place], len(rows))
         else:
-            found = _recompute_own(record, row, held, options, budget)
+            scores = _recompute_own(record, row, held, options, budget)
         if row.tpr_at_fpr_per_record is not None:  # of scores that are the signal itself
-            found = _with_rates_per_record(found, held, options)
-        yield from _compare_scores(at, row, found)
+            scores = _with_rates_per_record(scores, held, options)
+        yield from _compare_scores(index, row, scores)
 
 
 def _with_rates_per_record(
@@ -285,20 +285,20 @@ def _attack_options(record: RunRecord, row: FindingRow) -> AttackOptions:
         node = attacks.get(row.attack)
     else:
         node = None
-    given = node if isinstance(node, Mapping) else {}
-    delta = given.get("delta")
-    targets = given.get("targets", 1)
-    confidence = given.get("confidence", row.confidence)
-    known = [
+    settings = node if isinstance(node, Mapping) else {}
+    delta = settings.get("delta")
+    targets = settings.get("targets", 1)
+    confidence = settings.get("confidence", row.confidence)
+    options = [
         record.findings.privacy.delta if delta is None else delta,
         0.95 if confidence is None else confidence,
     ]
-    if not all(isinstance(v, int | float) and 0 <= v < 1 for v in known) or not isinstance(
+    if not all(isinstance(v, int | float) and 0 <= v < 1 for v in options) or not isinstance(
         targets, int
     ):
         why = "delta, confidence or targets are no numbers"
         raise DamagedRun(f"{record.path / 'config.yaml'}: attack.{row.attack}: {why}")
-    return AttackOptions(float(known[0]), float(known[1]), max(1, targets))
+    return AttackOptions(float(options[0]), float(options[1]), max(1, targets))
 
 
 def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Tensor] | None:
@@ -327,13 +327,16 @@ def read_evidence_scores(record: RunRecord, row: FindingRow) -> tuple[Worlds, Te
         shape = (worlds, records)
         masks = flat[1].bool().reshape(shape)
         kinds = {
-            name.removeprefix("kind_"): at.long()
-            for name, at in parts.items()
+            name.removeprefix("kind_"): positions.long()
+            for name, positions in parts.items()
             if name.startswith("kind_")
         }
         if any(
-            at.ndim != 1 or not len(at) or at.min() < 0 or at.max() >= records
-            for at in kinds.values()
+            positions.ndim != 1
+            or not len(positions)
+            or positions.min() < 0
+            or positions.max() >= records
+            for positions in kinds.values()
         ):
             raise ValueError("a kind's places must be those of records")
         worlds_held = Worlds({}, masks, blind.reshape(shape), torch.zeros(records), kinds=kinds)
@@ -389,35 +392,38 @@ def _recompute_own(
 def check_copy_tests(record: RunRecord) -> Iterator[Disagreement]:
     """Members identified by the nearest row, from the distances of all members and non-members in
     the evidence."""
-    for at, row in enumerate(record.findings.findings):
+    for index, row in enumerate(record.findings.findings):
         if row.copy_test is None:
             continue
         path = record.path / "evidence" / safe_name(row.evidence_name)
         held = read_tensors(path, LIMIT)
         try:
-            found = copy_test(held["near_members"], held["near_nonmembers"])
+            recomputed = copy_test(held["near_members"], held["near_nonmembers"])
         except (KeyError, ValueError) as error:
             raise DamagedRun(f"{path}: no distances of members and non-members ({error})") from None
-        key = f"findings.{at} ({row.surface} {row.attack}).copy_test"
-        yield from compare_findings(key, row.copy_test.model_dump(), found)
+        key = f"findings.{index} ({row.surface} {row.attack}).copy_test"
+        yield from compare_findings(key, row.copy_test.model_dump(), recomputed)
 
 
 def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
     """The PSNR of what was rebuilt, where the evidence holds all pictures of the finding beside the
     records."""
-    for at, row in enumerate(record.findings.findings):
+    for index, row in enumerate(record.findings.findings):
         if (held := pictures_of(record, row)) is None:
             continue
-        key = f"findings.{at} ({row.surface} {row.attack})"
-        seen = row.pictures
+        key = f"findings.{index} ({row.surface} {row.attack})"
+        pictures = row.pictures
         pairs = [("psnr", row.psnr, held.mean())]
-        if seen is not None:
-            nearest = held[np.abs(held - seen.best).argmin()]
-            pairs += [("pictures.n", seen.n, len(held)), ("pictures.best", seen.best, nearest)]
-            pairs += [("pictures.median", seen.median, np.median(held))]
-        for name, stored, found in pairs:
-            if abs(stored - found) > ROUNDING:
-                yield from compare_findings(f"{key}.{name}", stored, float(found))
+        if pictures is not None:
+            nearest = held[np.abs(held - pictures.best).argmin()]
+            pairs += [
+                ("pictures.n", pictures.n, len(held)),
+                ("pictures.best", pictures.best, nearest),
+            ]
+            pairs += [("pictures.median", pictures.median, np.median(held))]
+        for name, stored, recomputed in pairs:
+            if abs(stored - recomputed) > ROUNDING:
+                yield from compare_findings(f"{key}.{name}", stored, float(recomputed))
 
 
 def pictures_of(record: RunRecord, row: FindingRow) -> np.ndarray | None:
@@ -457,16 +463,17 @@ def _check_budget(record: RunRecord, membership: int) -> Iterator[Disagreement]:
     canaries = attack_tasks.CANARY_TESTS * any(
         row.attack.startswith("one_run_") for row in record.findings.findings
     )
-    known = membership + canaries + (shared.replaced or 0)
+    planned_tests = membership + canaries + (shared.replaced or 0)
     mechanisms = max(
         0,
         math.ceil(
-            (shared.tests - known - attack_tasks.WHOLE_RUN_TESTS) / attack_tasks.TESTS_PER_MECHANISM
+            (shared.tests - planned_tests - attack_tasks.WHOLE_RUN_TESTS)
+            / attack_tasks.TESTS_PER_MECHANISM
         ),
     )
     counted = max(
         1,
-        known
+        planned_tests
         + attack_tasks.TESTS_PER_MECHANISM * mechanisms
         + attack_tasks.WHOLE_RUN_TESTS * (mechanisms > 0),
     )
@@ -478,21 +485,23 @@ def _recompute_external(
 ) -> RecomputedScores:
     """Measures of external scores: the bound at the confidence shared by all attacks decides."""
     worlds, scores = held
-    found = [
+    measures_by_level = [
         membership_measures(
             scores,
             worlds,
             delta=options.delta,
             generator=np.random.default_rng(seed),
-            confidence=one,
+            confidence=confidence,
         )[0]
-        for one in (options.confidence, shared_confidence(options.confidence, tests))
+        for confidence in (options.confidence, shared_confidence(options.confidence, tests))
     ]
     members = int(worlds.masks[0].sum())
     fair = binomial_p_value(members, worlds.masks.shape[1], 0.5) >= UNFAIR_COINS_P_VALUE
     left_out = {"blind_auc", "worlds", *(() if fair else BOUND_MEASURES)}
-    kept = {name: value for name, value in found[0].items() if name not in left_out}
-    return RecomputedScores(kept, {"epsilon_familywise": found[1]["epsilon_shown"]} if fair else {})
+    measures = {name: value for name, value in measures_by_level[0].items() if name not in left_out}
+    return RecomputedScores(
+        measures, {"epsilon_familywise": measures_by_level[1]["epsilon_shown"]} if fair else {}
+    )
 
 
 def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
@@ -509,16 +518,20 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
     findings = record.findings
     every = [attack_tasks.as_finding(row) for row in record.findings.findings]
     keys = [(str(row.surface), row.sender) for row in findings.surfaces]
-    found = []
+    verdicts_found = []
     limits = []
     for row, key in zip(findings.surfaces, keys, strict=True):
         surface = str(row.surface)
         mine = [
-            (at, one) for at, one in enumerate(findings.findings) if str(one.surface) == surface
+            (index, one)
+            for index, one in enumerate(findings.findings)
+            if str(one.surface) == surface
         ]
         stated = stated_epsilon(record, ledger, surface)
-        for at, one in mine:
-            yield from _check_stated(record, at, one, _printed_epsilon(ledger, every[at], stated))
+        for index, one in mine:
+            yield from _check_stated(
+                record, index, one, _printed_epsilon(ledger, every[index], stated)
+            )
         read = findings_on_surface(every, key, keys)
         about = (one for one in read if is_about_releases(one.family, one.adversary))
         attacked = any(audit_findings.MEASURE_KEYS & one.measures.keys() for one in about)
@@ -531,17 +544,19 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
         yield from compare_findings(f"surfaces.{surface}.untested", row.untested, missing)
         epsilon = recompute_epsilons(ledger, [surface])
         limits.append(SurfaceLimit(surface, row.sender, epsilon, stated, missing))
-        found.append(decide_verdict(epsilon, stated, [every[at] for at, _ in mine], missing))
+        verdicts_found.append(
+            decide_verdict(epsilon, stated, [every[index] for index, _ in mine], missing)
+        )
     if ledger is None:
-        yield from _compare_verdicts(findings, found)
-        yield from compare_findings("verdict", findings.verdict, worst_verdict(found))
+        yield from _compare_verdicts(findings, verdicts_found)
+        yield from compare_findings("verdict", findings.verdict, worst_verdict(verdicts_found))
         return
     verdicts = judge_run(ledger, limits, every)
     yield from _compare_verdicts(findings, [verdicts.surfaces[key] for key in keys])
     yield from compare_findings("verdict", findings.verdict, verdicts.verdict)
     judged = zip(findings.findings, verdicts.refuting, strict=True)
-    for at, (finding, refutes) in enumerate(judged):
-        yield from compare_findings(f"findings.{at}.refutes", bool(finding.refutes), refutes)
+    for index, (finding, refutes) in enumerate(judged):
+        yield from compare_findings(f"findings.{index}.refutes", bool(finding.refutes), refutes)
     yield from _check_shown(record, ledger, every)
 
 
@@ -578,8 +593,8 @@ def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> fl
 def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | None) -> float | None:
     """The stated ε of a row; one that follows from a client-level statement is printed only if a
     bound breaks it."""
-    whole = ledger is None or audit_findings.states_records(ledger)
-    if whole or (stated is not None and deciding_bound(finding) > stated):
+    is_of_records = ledger is None or audit_findings.states_records(ledger)
+    if is_of_records or (stated is not None and deciding_bound(finding) > stated):
         return stated
     return None
 
@@ -622,16 +637,16 @@ def check_training_numbers(folder: Path) -> Iterator[Disagreement]:
         ledger = Ledger.from_json(read_json(place))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedRun(f"{place}: {' '.join(str(error).split())[:200]}") from None
-    found: dict[str, Any] = {
+    recomputed: dict[str, Any] = {
         "delta": ledger.delta,
         "unit": ledger.unit,
         "relation": ledger.relation,
     }
-    found |= {"epsilon": recompute_epsilons(ledger), "accuracy_by_round": head.get("accuracy")}
+    recomputed |= {"epsilon": recompute_epsilons(ledger), "accuracy_by_round": head.get("accuracy")}
     by_round = stored.get("accuracy_by_round")
     if isinstance(by_round, list) and by_round:
-        found["accuracy"] = by_round[-1]
-    for key, value in found.items():
+        recomputed["accuracy"] = by_round[-1]
+    for key, value in recomputed.items():
         yield from find_disagreements(TRAINING_FILE, key, stored.get(key), value)
     seed = read_run_config(folder / "config.yaml").get("seed")
     manifest = read_json_object(RunFolder(folder).manifest_file)

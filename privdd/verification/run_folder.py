@@ -101,33 +101,37 @@ def check_page(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     if not file.is_file():
         return
     stored = read_bytes(file, MAX_PAGE_BYTES)
-    found = render_report(record, draw_report(record), picture_albums(record)).encode(
+    rendered = render_report(record, draw_report(record), picture_albums(record)).encode(
         errors="replace"
     )
-    if stored == found:
+    if stored == rendered:
         return
-    if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", found):
+    if DRAWING_PATTERN.sub(b"", stored) == DRAWING_PATTERN.sub(b"", rendered):
         if not other_plotting_library(record):
             yield file_checks.Disagreement(
                 PAGE, "drawings", "other ones", "those of the evidence (the text agrees)"
             )
         return
-    at = next(
-        (i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(found))) if a != b), 0
+    first_difference = next(
+        (i for i, (a, b) in enumerate(zip(_text_lines(stored), _text_lines(rendered))) if a != b), 0
     )
-    one, other = (
-        b"".join(_text_lines(text)[at : at + 1]).decode(errors="replace").strip()
-        for text in (stored, found)
+    stored_excerpt, rendered_excerpt = (
+        b"".join(_text_lines(text)[first_difference : first_difference + 1])
+        .decode(errors="replace")
+        .strip()
+        for text in (stored, rendered)
     )
-    yield file_checks.Disagreement(PAGE, f"line {at + 1}", repr(one[:80]), repr(other[:80]))
+    yield file_checks.Disagreement(
+        PAGE, f"line {first_difference + 1}", repr(stored_excerpt[:80]), repr(rendered_excerpt[:80])
+    )
 
 
 def other_plotting_library(record: RunRecord) -> str:
     """The plotting library of the page if this machine has another version; else ""."""
-    drawn = record.manifest.get(seal.PLOTTING_KEY)
-    if drawn in (None, seal.plotting_library()):
+    version = record.manifest.get(seal.PLOTTING_KEY)
+    if version in (None, seal.plotting_library()):
         return ""
-    return str(drawn)[:60]
+    return str(version)[:60]
 
 
 def _text_lines(page: bytes) -> list[bytes]:
@@ -164,29 +168,33 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
     else:
         record = read_run_record(folder)
         manifest = record.manifest
-    found = list(file_checks.check_file_digests(folder, manifest))
+    disagreements = list(file_checks.check_file_digests(folder, manifest))
     signer = ""
     if key is not None or (folder / SIGNATURE).is_file():
         signer, wrong = file_checks.check_signature(folder, manifest, key)
-        found += wrong
+        disagreements += wrong
     with file_checks.count_comparisons() as computed, torch_threads(1):
         if only_trained:
-            found += recomputed.check_training_numbers(folder)
-            kept, (trusted, deciding) = (
+            disagreements += recomputed.check_training_numbers(folder)
+            unrecomputed, (trusted, deciding) = (
                 ["accuracy: needs the data and the model"],
                 (1, tuple[str, ...]()),
             )
         else:
             ledger = recomputed.run_ledger(record)
-            found += _check_numbers(record, ledger)
-            found += file_checks.check_sent_values(folder, ledger) if ledger is not None else ()
-            found += check_page(record)
-            kept, (trusted, deciding) = (
+            disagreements += _check_numbers(record, ledger)
+            disagreements += (
+                file_checks.check_sent_values(folder, ledger) if ledger is not None else ()
+            )
+            disagreements += check_page(record)
+            unrecomputed, (trusted, deciding) = (
                 list(list_not_recomputable(record, ledger)),
                 on_trust(record),
             )
-    beside = tuple(file_checks.list_unlisted_files(folder, manifest))
-    return Verification(tuple(found), tuple(kept), beside, signer, computed[0], trusted, deciding)
+    unlisted = tuple(file_checks.list_unlisted_files(folder, manifest))
+    return Verification(
+        tuple(disagreements), tuple(unrecomputed), unlisted, signer, computed[0], trusted, deciding
+    )
 
 
 def load_run(folder: Path | str) -> RunRecord:
@@ -252,17 +260,19 @@ def _missing(record: RunRecord) -> Iterator[file_checks.Disagreement]:
     diverged = record.findings.utility is not None and record.findings.utility.diverged is not None
     if not isinstance(unread, list) or diverged:
         return
-    asked: dict[str, str] = {}
-    for one in attack_commands(record):
-        asked |= dict.fromkeys(one.attacks, f"it was run on {one.date[:10]} ({one.command})")
-    there = {row.attack for row in record.findings.findings} | {*map(str, unread)}
+    wanted: dict[str, str] = {}
+    for command in attack_commands(record):
+        wanted |= dict.fromkeys(
+            command.attacks, f"it was run on {command.date[:10]} ({command.command})"
+        )
+    present = {row.attack for row in record.findings.findings} | {*map(str, unread)}
     stored = record.config.get("attack")
-    for name in sorted({*asked, *(stored if isinstance(stored, Mapping) else ())} - there):
+    for name in sorted({*wanted, *(stored if isinstance(stored, Mapping) else ())} - present):
         yield file_checks.Disagreement(
             "findings.json",
             "findings",
             f"none of {name}",
-            asked.get(name, "config.yaml asks for it"),
+            wanted.get(name, "config.yaml asks for it"),
         )
 
 
@@ -299,13 +309,13 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
         yield "utility.accuracy: needs the data and the model"
     if findings.target is not None:
         yield "target: needs the files"
-    if (drawn := other_plotting_library(record)) and (record.path / PAGE).is_file():
-        yield f"{PAGE}: drawings: made by {drawn!r}, here is {seal.plotting_library()}"
+    if (library := other_plotting_library(record)) and (record.path / PAGE).is_file():
+        yield f"{PAGE}: drawings: made by {library!r}, here is {seal.plotting_library()}"
     for claim in findings.privacy.claims:
         yield f"privacy.claims ({claim.source}): the theorem needs the run's settings"
-    scored = {at for at, _ in recomputed.scored_rows(record)}
-    for at, row in enumerate(findings.findings):
-        name = f"findings.{at} ({row.surface} {row.attack})"
+    scored = {index for index, _ in recomputed.scored_rows(record)}
+    for index, row in enumerate(findings.findings):
+        name = f"findings.{index} ({row.surface} {row.attack})"
         if row.family != Family.MEMBERSHIP:
             if recomputed.pictures_of(record, row) is not None:
                 again = {"psnr", "n"}
@@ -314,7 +324,7 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
             measured = sorted(row.model_fields_set - FINDING_HEAD - {"diagnostics"} - again)
             if measured:
                 yield f"{name}: {', '.join(measured)}: needs the run's records"
-        elif at in scored and recomputed.read_evidence_scores(record, row) is None:
+        elif index in scored and recomputed.read_evidence_scores(record, row) is None:
             yield f"{name}: its evidence holds no scores"
         elif row.epsilon_stated is not None and row.epsilon_stated != recomputed.stated_epsilon(
             record, ledger, str(row.surface)
@@ -357,15 +367,15 @@ def load_runs(folders: Sequence[Path | str], load: Callable[[Path], RunRecord]) 
     """The runs, of which ``load`` (``load_run``) has found each to agree with itself. Raises as it
     does."""
     places = [(place := Path(folder), find_note(place)) for folder in folders]
-    found = [_load_noted(folder, note) for folder, note in places]
-    fresh = [place for place, known in zip(places, found) if known is None]
+    loaded = [_load_noted(folder, note) for folder, note in places]
+    fresh = [place for place, run in zip(places, loaded) if run is None]
     many = len(fresh) >= MANY_RUNS and usable_cores() > 1
     if many:
         start_forkserver(WORKER_MODULES, "cpu")
     checked = Engine("processes" if many else "serial").map(
         functools.partial(check_and_note, load=load), fresh
     )
-    return [next(checked) if known is None else known for known in found]
+    return [next(checked) if run is None else run for run in loaded]
 
 
 def check_and_note(place: tuple[Path, Path | None], load: Callable[[Path], RunRecord]) -> RunRecord:

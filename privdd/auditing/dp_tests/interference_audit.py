@@ -40,8 +40,8 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     broken = list[RecordDependence]()
     # the first of them in every round that was kept, the others in a few
     others = {
-        says: (shard, looks.chosen if at else looks.kept)
-        for at, (says, shard) in enumerate(sets.items())
+        says: (shard, looks.chosen if index else looks.kept)
+        for index, (says, shard) in enumerate(sets.items())
     }
     diagnostics: dict[str, Any] = {}
     accused = names

@@ -248,22 +248,23 @@ def _judge_scale(run: CheckRun, strongest: PairedReplays, sources: FrozenSources
     ratio = noise_ratio(replays)
     if ratio is None:
         return
-    at = int(np.argmax(np.abs(np.log(ratio))))
+    index = int(np.argmax(np.abs(np.log(ratio))))
     says = (
-        f"the noise of number {at} is {ratio[at]:.6g} times as wide with the record as without it"
+        f"the noise of number {index} is {ratio[index]:.6g} times as wide with the record as "
+        "without it"
     )
     _add_dependence(run, SCALE, says, pair.says)
-    noise = replays.absent[:, [at]] - np.median(replays.absent[:, at])
+    noise = replays.absent[:, [index]] - np.median(replays.absent[:, index])
     law = next((law for law in ("gaussian", "laplace") if follows_law(law, noise)), None)
     if law is None:
         return
     scale, error = fit_scale(law, noise)
-    gap = abs(float(np.median(replays.present[:, at]) - np.median(replays.absent[:, at])))
+    gap = abs(float(np.median(replays.present[:, index]) - np.median(replays.absent[:, index])))
     shift = gap / float(scale[0])
     error += 2 / math.sqrt(len(noise)) / max(shift, 1e-9)
     tail = float(stats.norm.isf(run.next_level().error))
     share = max(0.0, 1 - tail * error)
-    bound = rescaled_epsilon(law, shift * share, float(ratio[at]), run.claim.delta)
+    bound = rescaled_epsilon(law, shift * share, float(ratio[index]), run.claim.delta)
     sample = _judging_sample(replays, None, pair)
     bound = confirmed_epsilon(run, run.stated_calls(pair.absent), sample, law, bound, exact=True)
     if not bound:
@@ -278,8 +279,8 @@ def _compare_lines(run: CheckRun, sources: FrozenSources) -> None:
     with_record_only: dict[CodeLine, str] = {}
     without_record_only: dict[CodeLine, str] = {}
     places = np.linspace(0, len(pairs) - 1, min(TRACED, len(pairs))).astype(int)
-    for at in np.unique(places):
-        pair = pairs[at]
+    for index in np.unique(places):
+        pair = pairs[index]
         present = lines_of(partial(_call_restarted, run, pair.present, sources))
         absent = lines_of(partial(_call_restarted, run, pair.absent, sources))
         for line in sorted(present - absent):

@@ -72,11 +72,11 @@ def tail_residuals(present: Transcripts, absent: Transcripts) -> TailResiduals |
     if not (spread > 0).all():
         return None
     gaps = (a.mean(0) - b.mean(0)) / spread
-    at = int(np.argmax(np.abs(gaps)))
-    is_alike = _numbers_alike(np.maximum(a.std(0), b.std(0)), (b - b.mean(0)) / spread, at)
-    sign = math.copysign(1.0, gaps[at])
+    index = int(np.argmax(np.abs(gaps)))
+    is_alike = _numbers_alike(np.maximum(a.std(0), b.std(0)), (b - b.mean(0)) / spread, index)
+    sign = math.copysign(1.0, gaps[index])
     own_absent, own_present = (
-        sign * (side[:, at] - side[:, at].mean()) / spread[at] for side in (b, a)
+        sign * (side[:, index] - side[:, index].mean()) / spread[index] for side in (b, a)
     )
     pooled = np.concatenate(
         [(sign * (side - side.mean(0)) / spread)[:, is_alike].ravel() for side in (b, a)]
@@ -88,8 +88,8 @@ def tail_residuals(present: Transcripts, absent: Transcripts) -> TailResiduals |
     if min(with_record, with_others) < NOT_REJECTED:
         return None
     error = MEAN_ERRORS / math.sqrt(min(len(a), len(b)))
-    moved = sign * (a[:, at] - b[:, at].mean()) / spread[at]
-    return TailResiduals(pooled, moved, abs(gaps[at]) - 4 * error)
+    moved = sign * (a[:, index] - b[:, index].mean()) / spread[index]
+    return TailResiduals(pooled, moved, abs(gaps[index]) - 4 * error)
 
 
 def _numbers_alike(size: np.ndarray, residuals: np.ndarray, at: int) -> np.ndarray:

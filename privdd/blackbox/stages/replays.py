@@ -85,8 +85,8 @@ def _replays_of_neighbours(run: CheckRun, sources: FrozenSources) -> Iterator[Pa
         return
     last = len(evidence.pairs) - 1
     places = np.linspace(0, last, min(count, len(evidence.pairs))).astype(int)
-    for at in np.unique(places):
-        pair = evidence.pairs[at]
+    for index in np.unique(places):
+        pair = evidence.pairs[index]
         try:
             replays = replay(run, pair, sources, FEW)
         except InputRefused:
