@@ -13,12 +13,15 @@ from privdd.core.validation import BadConfig
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The result on stdout; errors are one line on stderr and status 1."""
-    given = sys.argv[1:] if argv is None else list(argv)
-    if {"-h", "--help"} & {*given} or not given:
-        *whole, last = COMMANDS.values()
-        print("\n".join([ABOUT, *(one.help_text() for one in whole), last.describe(), ""]), end="")
-        return 0 if given else 1
-    return run_reporting_errors(lambda: _run_command(given[0], given[1:]))
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if {"-h", "--help"} & {*arguments} or not arguments:
+        *commands, last = COMMANDS.values()
+        print(
+            "\n".join([ABOUT, *(command.help_text() for command in commands), last.describe(), ""]),
+            end="",
+        )
+        return 0 if arguments else 1
+    return run_reporting_errors(lambda: _run_command(arguments[0], arguments[1:]))
 
 
 def _run_command(command: str, argv: Sequence[str]) -> int:

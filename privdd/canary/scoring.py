@@ -113,15 +113,15 @@ def score_by_loss(
 def read_scores(path: Path, count: int) -> np.ndarray:
     """(m,) from an npz with id and score, or a csv with columns id and score. Raises DamagedRun."""
     if path.suffix == ".npz":
-        found = read_npz(path, ("id", "score"))
+        stored = read_npz(path, ("id", "score"))
         if (
-            found["id"].dtype.kind not in "iu"
-            or found["score"].dtype.kind not in "fiu"
-            or found["id"].ndim != 1
+            stored["id"].dtype.kind not in "iu"
+            or stored["score"].dtype.kind not in "fiu"
+            or stored["id"].ndim != 1
         ):
             raise DamagedRun(f"{path}: id (m,) whole numbers and score (m,) numbers are needed")
-        ids = found["id"].astype(np.int64)
-        values = found["score"].astype(np.float64)
+        ids = stored["id"].astype(np.int64)
+        values = stored["score"].astype(np.float64)
     else:
         ids, values = _read_csv_scores(path)
     if ids.shape != values.shape or sorted(ids.tolist()) != [*range(count)]:
@@ -187,12 +187,12 @@ def score_artifact(
     scores = score_by_loss(
         model, read_tensors(before) if before else None, read_tensors(after), x, y
     )
-    told = {
+    description = {
         "signal": "loss",
         "after": file_sha256(after),
         **({"before": file_sha256(before)} if before else {}),
     }
-    return scores, told
+    return scores, description
 
 
 def _score_recorded_loss(
@@ -216,12 +216,12 @@ def _score_recorded_updates(
     sealed: SealedCanaries, given: Mapping[str, Any], model: Any, recordings: list[Recording]
 ) -> tuple[np.ndarray, dict[str, Any]]:
     scores = np.empty(len(sealed.canaries.y))
-    told = {}
-    known = {
+    digests = {}
+    known_records = {
         site: _read_known_records(site, Path(path), sealed)
         for site, path in given.get("known", {}).items()
     }
-    if unknown := sorted(set(known) - set(sealed.site_counts)):
+    if unknown := sorted(set(known_records) - set(sealed.site_counts)):
         raise BadConfig(f"known.{unknown[0]}=: no such site")
     for site in sealed.site_counts:
         recording, node = _find_client(recordings, site, given["client"], len(sealed.site_counts))
@@ -231,14 +231,20 @@ def _score_recorded_updates(
         rounds = zip(sent, map(recording.replied_parameters, replies))
         x = sealed.canaries.x[ids]
         y = sealed.canaries.y[ids]
-        scores[ids] = score_by_updates(model, rounds, x, y, given.get("clip"), known.get(site))
-        told[site] = [reply.digest for reply in replies]
+        scores[ids] = score_by_updates(
+            model, rounds, x, y, given.get("clip"), known_records.get(site)
+        )
+        digests[site] = [reply.digest for reply in replies]
     if given.get("clip") is None:
-        more = {}
+        extra = {}
     else:
-        more = {"clip": given["clip"]}
-    more |= {"known": {site: digest_arrays(*pair) for site, pair in known.items()}} if known else {}
-    return scores, {"signal": "update", "replies": told, **more}
+        extra = {"clip": given["clip"]}
+    extra |= (
+        {"known": {site: digest_arrays(*pair) for site, pair in known_records.items()}}
+        if known_records
+        else {}
+    )
+    return scores, {"signal": "update", "replies": digests, **extra}
 
 
 def _read_known_records(
@@ -248,9 +254,11 @@ def _read_known_records(
     the scores their coins."""
     x, y = read_records(path)
     theirs = _record_set(sealed.canaries.x, sealed.canaries.y)
-    if there := len(theirs & _record_set(x, y)):
-        said = f"holds {there} of the canaries, and so their coins"
-        raise BadConfig(f"known.{site}={path}: {said}; the site's other records alone are needed")
+    if shared := len(theirs & _record_set(x, y)):
+        complaint = f"holds {shared} of the canaries, and so their coins"
+        raise BadConfig(
+            f"known.{site}={path}: {complaint}; the site's other records alone are needed"
+        )
     return x, y
 
 

@@ -95,8 +95,8 @@ def coins_to_text(coins: np.ndarray) -> str:
 
 def compute_commitment(salt: bytes, coins: Mapping[str, str], statement: Mapping[str, Any]) -> str:
     """The published commitment: 64 hexadecimal digits."""
-    told = {"salt": salt.hex(), "coins": dict(coins), "statement": dict(statement)}
-    data = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    content = {"salt": salt.hex(), "coins": dict(coins), "statement": dict(statement)}
+    data = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     return hashlib.sha256(HASH_PURPOSE + data).hexdigest()
 
 
@@ -149,7 +149,7 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     try:
         check_archive(path, MAX_NPZ_BYTES)
         with np.load(path, allow_pickle=False) as stored:
-            found = {name: stored[name] for name in names if name in stored.files}
+            arrays = {name: stored[name] for name in names if name in stored.files}
     except FileNotFoundError:
         raise DamagedRun(f"{path}: no such file") from None
     except (
@@ -158,19 +158,19 @@ def read_npz(path: Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:
         raise DamagedRun(
             f"{path}: not an npz of plain arrays ({' '.join(str(error).split())[:120]})"
         ) from None
-    if missing := sorted(set(names) - set(found)):
+    if missing := sorted(set(names) - set(arrays)):
         raise DamagedRun(
             f"{path}: arrays {', '.join(names)} are needed, {', '.join(missing)} is missing"
         )
-    return found
+    return arrays
 
 
 def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """x (n, ...) of finite numbers and y (n,) of whole numbers from 0, of any npz. Raises
     DamagedRun."""
-    found = read_npz(path, ("x", "y"))
-    x = found["x"]
-    y = found["y"]
+    arrays = read_npz(path, ("x", "y"))
+    x = arrays["x"]
+    y = arrays["y"]
     if (
         x.ndim < 2
         or y.shape != (len(x),)
@@ -178,8 +178,10 @@ def read_records(path: Path) -> tuple[np.ndarray, np.ndarray]:
         or x.dtype.kind not in "fiub"
         or y.dtype.kind not in "iu"
     ):
-        said = f"got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
-        raise DamagedRun(f"{path}: x (n, ...) numbers and y (n,) whole numbers are needed, {said}")
+        shapes = f"got {x.dtype} {x.shape}, {y.dtype} {y.shape}"
+        raise DamagedRun(
+            f"{path}: x (n, ...) numbers and y (n,) whole numbers are needed, {shapes}"
+        )
     if not np.isfinite(x).all() or y.min() < 0:
         raise DamagedRun(f"{path}: x must be finite and y at least 0")
     return x, y.astype(np.int64)
@@ -239,8 +241,8 @@ def write_sealed(
 def read_sealed(folder: Path) -> SealedCanaries:
     """The public files, which have to agree with each other. Raises DamagedRun, one line."""
     path = folder / PUBLIC_FILE
-    told = read_json(path)
-    if not isinstance(told, dict) or told.get("schema") != CANARY_SCHEMA:
+    statement = read_json(path)
+    if not isinstance(statement, dict) or statement.get("schema") != CANARY_SCHEMA:
         raise DamagedRun(f"{path}: no sealed canaries of schema {CANARY_SCHEMA}")
     wanted = {
         "schema",
@@ -253,15 +255,16 @@ def read_sealed(folder: Path) -> SealedCanaries:
         "stated",
         "commitment",
     }
-    if set(told) != wanted:
+    if set(statement) != wanted:
         raise DamagedRun(
-            f"{path}: missing {sorted(wanted - set(told))}, unknown {sorted(set(told) - wanted)}"
+            f"{path}: missing {sorted(wanted - set(statement))}, unknown "
+            f"{sorted(set(statement) - wanted)}"
         )
-    _check_statement(path, told)
-    mark = told.pop("commitment")
-    found = read_npz(folder / CANARIES_FILE, ("x", "y", "id", "site"))
-    canaries = _check_canaries(folder / CANARIES_FILE, found, told)
-    return SealedCanaries(told, mark, canaries)
+    _check_statement(path, statement)
+    mark = statement.pop("commitment")
+    arrays = read_npz(folder / CANARIES_FILE, ("x", "y", "id", "site"))
+    canaries = _check_canaries(folder / CANARIES_FILE, arrays, statement)
+    return SealedCanaries(statement, mark, canaries)
 
 
 class _Site(BaseModel, extra="forbid", strict=True):
@@ -323,10 +326,10 @@ def _check_canaries(
 
 def read_secret(path: Path) -> tuple[bytes, dict[str, str]]:
     """(salt, coins by site) as they are told. Raises DamagedRun."""
-    told = read_json(path)
-    if not isinstance(told, dict):
+    secret = read_json(path)
+    if not isinstance(secret, dict):
         raise DamagedRun(f"{path}: an object with salt and coins is needed")
-    return parse_secret(told, path)
+    return parse_secret(secret, path)
 
 
 def parse_secret(told: Mapping[str, Any], path: Path) -> tuple[bytes, dict[str, str]]:
@@ -382,11 +385,11 @@ def craft_records(shape: Sequence[int], classes: int, count: int, seed: int) -> 
     fair coins. Raises BadConfig where too few different ones are found."""
     pool = _draw_candidates(shape, count, seed)
     if len(pool) < count:
-        said = (
+        reason = (
             f"{len(pool)} different canaries were drawn, {count} are needed; lower count= or "
             "take a larger shape"
         )
-        raise BadConfig(f"shape={','.join(map(str, shape))}: {said}")
+        raise BadConfig(f"shape={','.join(map(str, shape))}: {reason}")
     rows = pool.reshape(len(pool), -1)
     chosen = select_independent(rows - rows.mean(), count)
     return np.ascontiguousarray(pool[chosen], np.float32), np.arange(
@@ -402,9 +405,9 @@ def _draw_candidates(shape: Sequence[int], count: int, seed: int) -> np.ndarray:
     pool = np.zeros((0, *shape), np.float32)
     new = 1
     while len(pool) < count and new:
-        more = np.concatenate([pool, draw(total)])
-        more = more[_distinct_rows(more)]
-        pool, new = more, (len(more) - len(pool)) * LAST_DRAW_SHARE // total
+        candidates = np.concatenate([pool, draw(total)])
+        candidates = candidates[_distinct_rows(candidates)]
+        pool, new = candidates, (len(candidates) - len(pool)) * LAST_DRAW_SHARE // total
     return pool
 
 
@@ -428,9 +431,9 @@ def mislabel_tail_records(
         raise BadConfig(
             "from=: its records have one class; at least 2 are needed for a wrong label"
         )
-    kept = _distinct_rows(x)
-    x = x[kept]
-    y = y[kept]
+    distinct = _distinct_rows(x)
+    x = x[distinct]
+    y = y[distinct]
     if count > len(y):
         raise BadConfig(f"from=: {len(y)} different records are too few for {count} canaries")
     flat = x.reshape(len(x), -1).astype(np.float64)
@@ -464,26 +467,29 @@ def opened_result(
 ) -> dict[str, Any]:
     """The content of opened.json. scores: (m,), larger = in, by id. Raises DamagedRun for a
     commitment that does not fit."""
-    inside = check_commitment(sealed, salt, coins)
-    told = sealed.statement
-    if scores.shape != inside.shape or not np.isfinite(scores).all():
+    is_member = check_commitment(sealed, salt, coins)
+    statement = sealed.statement
+    if scores.shape != is_member.shape or not np.isfinite(scores).all():
         raise DamagedRun(
-            f"scores {scores.shape}: {len(inside)} finite numbers are needed, one for each canary"
+            f"scores {scores.shape}: {len(is_member)} finite numbers are needed, one for "
+            "each canary"
         )
-    pairs = [(int(i), int(o)) for i, o in told["guesses"]]
+    pairs = [(int(i), int(o)) for i, o in statement["guesses"]]
     # fixed with the coins, so that nobody can draw until it fits
     ties = np.random.default_rng(derive_seed(salt, "ties"))
-    counts = right_guesses(scores, inside, pairs, ties)
-    bounds = one_run_bounds(len(inside), counts, delta=told["delta"], confidence=told["confidence"])
+    counts = right_guesses(scores, is_member, pairs, ties)
+    bounds = one_run_bounds(
+        len(is_member), counts, delta=statement["delta"], confidence=statement["confidence"]
+    )
     value = max(bounds.values())
-    stated = told["stated"]
+    stated = statement["stated"]
     return {
         "schema": CANARY_SCHEMA,
         "salt": salt.hex(),
         "coins": dict(coins),
         "scores": [float(score) for score in scores],
         "artifact": dict(artifact),
-        "guesses_right": [[made, right] for made, right in counts],
+        "guesses_right": [[guesses, right] for guesses, right in counts],
         "bounds": bounds,
         "bound": value,
         "stated": stated,
@@ -498,24 +504,28 @@ def opened_result(
 def check_opened_file(sealed: SealedCanaries, path: Path) -> dict[str, Any]:
     """opened.json, every number of it computed again. Raises DamagedRun, one line, for the first
     that differs."""
-    told = read_json(path)
-    known = isinstance(told, dict) and set(told) == OPENED_KEYS and told["schema"] == CANARY_SCHEMA
-    if not known or not isinstance(told["artifact"], dict):
+    opened = read_json(path)
+    is_readable = (
+        isinstance(opened, dict)
+        and set(opened) == OPENED_KEYS
+        and opened["schema"] == CANARY_SCHEMA
+    )
+    if not is_readable or not isinstance(opened["artifact"], dict):
         raise DamagedRun(f"{path}: no {OPENED_FILE} of schema {CANARY_SCHEMA}")
-    salt, coins = parse_secret(told, path)
-    scores = told["scores"]
+    salt, coins = parse_secret(opened, path)
+    scores = opened["scores"]
     if not isinstance(scores, list) or not all(
         type(s) is float and math.isfinite(s) for s in scores
     ):
         raise DamagedRun(f"{path}: scores: a list of finite numbers is needed")
     again = opened_result(
-        sealed, salt, coins, np.asarray(scores, dtype=np.float64), told["artifact"]
+        sealed, salt, coins, np.asarray(scores, dtype=np.float64), opened["artifact"]
     )
-    if not isinstance(told["bounds"], dict) or set(told["bounds"]) != set(again["bounds"]):
+    if not isinstance(opened["bounds"], dict) or set(opened["bounds"]) != set(again["bounds"]):
         raise DamagedRun(f"{path}: bounds are not {', '.join(again['bounds'])}")
-    pairs = {name: (told[name], again[name]) for name in sorted(OPENED_KEYS - {"bounds"})}
+    pairs = {name: (opened[name], again[name]) for name in sorted(OPENED_KEYS - {"bounds"})}
     for name, (theirs, mine) in (
-        pairs | {n: (told["bounds"][n], one) for n, one in again["bounds"].items()}
+        pairs | {n: (opened["bounds"][n], recomputed) for n, recomputed in again["bounds"].items()}
     ).items():
         if not (
             _is_same_bound(theirs, mine) if name in {"bound", *again["bounds"]} else theirs == mine
@@ -534,9 +544,12 @@ def _is_same_bound(theirs: Any, mine: float) -> bool:
 def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
     """One line for the terminal."""
     m = len(found["scores"])
-    told = sealed.statement
-    right = ", ".join(f"{right} of {made}" for made, right in found["guesses_right"])
-    bound = f"epsilon >= {found['bound']:.3g} at delta {told['delta']:g} ({told['confidence']:.0%})"
+    statement = sealed.statement
+    right = ", ".join(f"{right} of {guesses}" for guesses, right in found["guesses_right"])
+    bound = (
+        f"epsilon >= {found['bound']:.3g} at delta {statement['delta']:g} "
+        f"({statement['confidence']:.0%})"
+    )
     line = f"{m} canaries, coins read: {right}; {bound}"
     if found["stated"] is None:
         return line

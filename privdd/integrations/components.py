@@ -470,12 +470,12 @@ def known_cells(page: Path, row: ComponentRow) -> Cells | None:
         found = [
             cells for cells in csv.DictReader(file) if cells.get("Command") == row.check_command
         ]
-    known = (
+    reference = (
         cells
         for cells in found
         if row.version in (None, cells.get("Version")) and set(cells) == set(COLUMNS)
     )
-    return next((cells | _reason_cell(row, cells["Verdict"]) for cells in known), None)
+    return next((cells | _reason_cell(row, cells["Verdict"]) for cells in reference), None)
 
 
 def checked_cells(row: ComponentRow, result: Checked) -> Cells:
@@ -487,13 +487,15 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
         exact = "–"
     else:
         exact = f"{result.exact.epsilon:.4g}"
-    refuting = [look for look in result.looks if look.outcome == "refuted"]
+    refuting = [
+        result_of_test for result_of_test in result.looks if result_of_test.outcome == "refuted"
+    ]
     if refuting:
-        shown = max(refuting, key=lambda look: look.epsilon).says
+        reason = max(refuting, key=lambda result_of_test: result_of_test.epsilon).says
     else:
-        shown = ""
+        reason = ""
     verdict = _verdict_cell(result)
-    said = (
+    verdict_text = (
         row.what,
         str(row.version),
         row.configuration,
@@ -502,19 +504,19 @@ def checked_cells(row: ComponentRow, result: Checked) -> Cells:
         bounds,
         exact,
         verdict,
-        shown,
+        reason,
         "",
         str(result.calls),
         row.check_command,
         result.worst or "",
     )
-    return dict(zip(COLUMNS, said)) | _reason_cell(row, verdict)
+    return dict(zip(COLUMNS, verdict_text)) | _reason_cell(row, verdict)
 
 
 def missing_cells(row: ComponentRow, why: str = "not checked here") -> Cells:
     """A row that was not checked: its library is not installed, and was not when the table was
     made, or the check broke off."""
-    said = (
+    reason = (
         row.what,
         row.library,
         row.configuration,
@@ -529,7 +531,7 @@ def missing_cells(row: ComponentRow, why: str = "not checked here") -> Cells:
         row.check_command,
         "",
     )
-    return dict(zip(COLUMNS, said))
+    return dict(zip(COLUMNS, reason))
 
 
 def format_component_page(rows: Iterable[Cells], command: str) -> str:

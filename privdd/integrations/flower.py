@@ -107,8 +107,8 @@ def client_app(
         words = message.content.config_records["words"]
         sent_here = tensors_from_message(message.content)
         round = int(words["round"])  # type: ignore[arg-type]
-        asked = digest_tensors(sent_here)
-        sent = _stored_reply(context, shard.client, round, asked)
+        digest = digest_tensors(sent_here)
+        sent = _stored_reply(context, shard.client, round, digest)
         if sent is None:
             _check_plan(plan, simulation)
             memory = _load_memory(context, shard.client, bool(words["remembers"]))
@@ -120,24 +120,28 @@ def client_app(
                 flatten_values(received.values),
                 client=shard.client,
                 round=received.round,
-                asked=asked,
+                asked=digest,
                 rows=json.dumps(ledger.to_json()),
                 remembers=int(bool(memory)),
             )
-            _store_memory(context, memory, sent, round=round, asked=asked)
+            _store_memory(context, memory, sent, round=round, asked=digest)
         return Message(sent, reply_to=message)
 
     @app.evaluate()
     def answer_evaluate(message: Message, context: Context) -> Message:
         plan, _, shard = own(context)
-        told = {}
+        accuracies = {}
         if tells_accuracy:
             memory = _load_memory(
                 context, shard.client, bool(message.content.config_records["words"]["remembers"])
             )
-            told = _own_accuracy(plan, tensors_from_message(message.content), memory, shard.test)
+            accuracies = _own_accuracy(
+                plan, tensors_from_message(message.content), memory, shard.test
+            )
         return Message(
-            to_message_records({}, client=shard.client, refuses=int(not tells_accuracy), **told),
+            to_message_records(
+                {}, client=shard.client, refuses=int(not tells_accuracy), **accuracies
+            ),
             reply_to=message,
         )
 
@@ -256,7 +260,7 @@ class GridEngine:
         """
         work = list(tasks)
         sent = {t.client: flatten_values(t.broadcast) for t in work}
-        asked = [
+        messages = [
             Message(
                 to_message_records(sent[t.client], round=t.round, remembers=int(bool(t.memory))),
                 self.nodes[t.client],
@@ -265,7 +269,7 @@ class GridEngine:
             )
             for t in work
         ]
-        replies = self._collect_replies(asked)
+        replies = self._collect_replies(messages)
         marks: dict[int, str] = {}  # by identity: the clients of a round are sent the same
         results = []
         for task in work:
@@ -292,13 +296,13 @@ class GridEngine:
         sent = flatten_values(plan.method.broadcast(progress.server))
         group = str(progress.round)
         clients = sorted(progress.memories)
-        asked = [
+        messages = [
             Message(
                 to_message_records(sent, remembers=1), self.nodes[k], "evaluate", group_id=group
             )
             for k in clients
         ]
-        replies = self._collect_replies(asked)
+        replies = self._collect_replies(messages)
         values = []
         for client in clients:
             if not replies[client]:
@@ -315,16 +319,16 @@ class GridEngine:
     def _collect_replies(self, messages: Sequence[Message]) -> dict[int, list[Message]]:
         """client -> its replies, told apart by the node that they came from, whatever they say."""
         clients = {node: client for client, node in self.nodes.items()}
-        found: dict[int, list[Message]] = {client: [] for client in self.nodes}
+        replies: dict[int, list[Message]] = {client: [] for client in self.nodes}
         for reply in self.grid.send_and_receive(messages, timeout=self.timeout):
             node = reply.metadata.src_node_id
             if node in clients:
-                found[clients[node]].append(reply)
+                replies[clients[node]].append(reply)
             else:
                 LOG.warning(
                     "node %d answers without having been asked; it is not listened to", node
                 )
-        return found
+        return replies
 
     def _receive_result(
         self, task: ClientTask, replies: Sequence[Message], mark: str
@@ -379,10 +383,10 @@ def _read_accuracy(plan: Plan, client: int, replies: Sequence[Message]) -> list[
             else "answered more than once"
         )
     content = replies[0].content
-    told = "words" in content.config_records and "accuracy" in content.config_records["words"]
+    has_words = "words" in content.config_records and "accuracy" in content.config_records["words"]
     words = read_reply_words(
         content,
-        {"client": int, "refuses": int, "order": str, **({"accuracy": float} if told else {})},
+        {"client": int, "refuses": int, "order": str, **({"accuracy": float} if has_words else {})},
     )
     if words["client"] != client:
         raise BadReply(f"answers as client {words['client']}")
@@ -392,9 +396,9 @@ def _read_accuracy(plan: Plan, client: int, replies: Sequence[Message]) -> list[
             f"client {client}: {name} is measured at the clients, which takes "
             "client_app(own, tells_accuracy=True)"
         )
-    if told and not (math.isfinite(words["accuracy"]) and 0 <= words["accuracy"] <= 1):
+    if has_words and not (math.isfinite(words["accuracy"]) and 0 <= words["accuracy"] <= 1):
         raise BadReply(f"accuracy={words['accuracy']!r}: a number from 0 to 1 is needed")
-    return [words["accuracy"]] if told else []
+    return [words["accuracy"]] if has_words else []
 
 
 def find_clients(grid: Grid, clients: int, timeout: float = 60.0) -> dict[int, int]:

@@ -25,7 +25,7 @@ STRATEGY_MODS = {  # that every client of a strategy has, as its documentation a
 
 
 def _array_record(arrays: Arrays) -> ArrayRecord:
-    return ArrayRecord({str(index): Array(np.array(one)) for index, one in enumerate(arrays)})
+    return ArrayRecord({str(index): Array(np.array(array)) for index, array in enumerate(arrays)})
 
 
 class _Federation:
@@ -84,13 +84,13 @@ def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, A
     It states its epsilon and delta, one message at a time.
     """
     _begin_run()
-    said = {key: stated[key] for key in ("epsilon", "delta") if key in stated}
-    given = {"delta": DELTA, **said, **args}
-    _construct_component(target, given)
+    stated_limit = {key: stated[key] for key in ("epsilon", "delta") if key in stated}
+    settings = {"delta": DELTA, **stated_limit, **args}
+    _construct_component(target, settings)
 
     class LocalDp:
         def __init__(self) -> None:
-            self.federation = _Federation([target(**given)])
+            self.federation = _Federation([target(**settings)])
 
         def __call__(self, update: Arrays) -> list[np.ndarray]:
             self.federation.replies[1] = (update, 100)
@@ -101,8 +101,8 @@ def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, A
             return next(iter(reply.content.array_records.values())).to_numpy_ndarrays()
 
     return LocalDp, {
-        "epsilon": given["epsilon"],
-        "delta": given["delta"],
+        "epsilon": settings["epsilon"],
+        "delta": settings["delta"],
         "kind": "update",
         "relation": "zero_out",
     }
@@ -138,7 +138,9 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
     clients = check_integer("args.clients", args.get("clients", 10), 1, most=1000)
     delta = float(stated.get("delta", DELTA))
     accounted = bool(args.get("accountant", False))
-    given = {name: value for name, value in args.items() if name not in ("accountant", "clients")}
+    settings = {
+        name: value for name, value in args.items() if name not in ("accountant", "clients")
+    }
 
     class Strategy:
         def __init__(self) -> None:
@@ -157,21 +159,23 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
                 named: dict[str, Any] = {"num_sampled_clients": len(updates), "strategy": over}
                 if accounted:
                     self.accountant = named["accountant"] = _make_accountant(len(updates), delta)
-                self.strategy = _construct_component(target, {**named, **given})
+                self.strategy = _construct_component(target, {**named, **settings})
             self.federation.replies.clear()
-            told = [100 for _ in weights] if accounted else weights  # its accountant refuses others
-            self.federation.replies.update(enumerate(zip(updates, told), 1))
+            weights_told = (
+                [100 for _ in weights] if accounted else weights
+            )  # its accountant refuses others
+            self.federation.replies.update(enumerate(zip(updates, weights_told), 1))
             zeros = _array_record([np.zeros_like(one) for one in updates[0]])
             strategy: Any = self.strategy
-            made = strategy.start(
+            total = strategy.start(
                 grid=self.federation,
                 initial_arrays=zeros,
                 num_rounds=1,
                 train_config=ConfigRecord(),
             )
-            if not made.arrays:
+            if not total.arrays:
                 raise ValueError("the strategy did not aggregate")
-            return made.arrays.to_numpy_ndarrays()
+            return total.arrays.to_numpy_ndarrays()
 
     first = Strategy()
     first([[np.ones(4)] for _ in range(clients)], [100 for _ in range(clients)])

@@ -63,13 +63,13 @@ def mods_below(call_next: Callable[..., Any]) -> Iterator[Any]:
     """The mods that a message still goes through: Flower keeps them in the closures that it chains
     them by."""
     for _ in range(MAX_MODS):
-        inside: dict[str, Any] = {}
+        enclosed: dict[str, Any] = {}
         if isinstance(call_next, FunctionType):
-            inside = dict(zip(call_next.__code__.co_freevars, call_next.__closure__ or ()))
-        if not {"_ffn", "_mod"} <= set(inside):
+            enclosed = dict(zip(call_next.__code__.co_freevars, call_next.__closure__ or ()))
+        if not {"_ffn", "_mod"} <= set(enclosed):
             return
-        yield inside["_mod"].cell_contents
-        call_next = inside["_ffn"].cell_contents
+        yield enclosed["_mod"].cell_contents
+        call_next = enclosed["_ffn"].cell_contents
 
 
 def claims_of_mods(call_next: Callable[..., Any]) -> tuple[dict[str, Any], ...]:
@@ -136,15 +136,15 @@ def message_arrays(content: RecordDict) -> dict[str, np.ndarray]:
 
 def message_numbers(content: RecordDict) -> dict[str, Any]:
     """The numbers that travel beside the arrays: RECORD/NAME -> a number or a list of numbers."""
-    found = {
+    numbers = {
         f"{name}/{key}": value
         for name, record in content.metric_records.items()
         for key, value in record.items()
     }
     text = lambda value: value if np.isfinite(value) else str(value)  # noqa: E731
     return {
-        name: [text(one) for one in value] if isinstance(value, list) else text(value)
-        for name, value in found.items()
+        name: [text(item) for item in value] if isinstance(value, list) else text(value)
+        for name, value in numbers.items()
     }
 
 
@@ -217,14 +217,14 @@ def _record_received(
     pending = PendingMark(recorder.folder, heading.round, heading.kind)
     if not (recorder.folder / HEAD_FILE).is_file():
         recorder.write_head()
-    told = replace(heading, metrics=message_numbers(message.content), claims=())
-    recorder.record_message(told, message_arrays(message.content))
+    received = replace(heading, metrics=message_numbers(message.content), claims=())
+    recorder.record_message(received, message_arrays(message.content))
     return pending
 
 
 def _record_sent(recorder: MessageRecorder, heading: MessageHeading, reply: Message) -> None:
-    kept = replace(heading, part=REPLY, metrics=message_numbers(reply.content))
-    recorder.record_message(kept, message_arrays(reply.content))
+    sent = replace(heading, part=REPLY, metrics=message_numbers(reply.content))
+    recorder.record_message(sent, message_arrays(reply.content))
 
 
 def tapped(
@@ -279,8 +279,8 @@ def _server_recorder(strategy: Strategy, run: Path) -> MessageRecorder:
     kind = type(strategy)
     name = f"{kind.__module__}.{kind.__qualname__}"
     claims = list(claims_of_strategy(strategy))
-    more = {"library": flower_version(), "strategy": name, "claims": claims}
-    recorder = MessageRecorder(folder, "server", more)
+    run_facts = {"library": flower_version(), "strategy": name, "claims": claims}
+    recorder = MessageRecorder(folder, "server", run_facts)
     recorder.run_safely("the head of the recording", recorder.write_head)
     return recorder
 
@@ -319,10 +319,10 @@ class _ServerRecorder:
     def wrap_configure(
         self, kind: str, own: Callable[..., Iterable[Message]]
     ) -> Callable[..., Any]:
-        def configure_and_record(server_round: int, *args: Any, **more: Any) -> Any:
+        def configure_and_record(server_round: int, *args: Any, **settings: Any) -> Any:
             if kind == "train":
                 self._check_budget(server_round)
-            messages = list(own(server_round, *args, **more))
+            messages = list(own(server_round, *args, **settings))
             self.recorder.run_safely(
                 f"what round {server_round} sent",
                 lambda: self._record_broadcast(server_round, kind, messages),
@@ -333,14 +333,14 @@ class _ServerRecorder:
 
     def wrap_aggregate(self, kind: str, own: Callable[..., Any]) -> Callable[..., Any]:
         def record_and_aggregate(
-            server_round: int, replies: Iterable[Message], *args: Any, **more: Any
+            server_round: int, replies: Iterable[Message], *args: Any, **settings: Any
         ) -> Any:
             held = list(replies)  # before the strategy reads them: some take the arrays out
             self.recorder.run_safely(
                 f"what round {server_round} received",
                 lambda: self._record_replies(server_round, kind, held),
             )
-            result = own(server_round, held, *args, **more)
+            result = own(server_round, held, *args, **settings)
             if kind == "train":
                 self.recorder.run_safely(
                     f"the model after round {server_round}",
@@ -351,10 +351,10 @@ class _ServerRecorder:
         return record_and_aggregate
 
     def wrap_start(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        def start_and_record(*args: Any, **more: Any) -> Any:
+        def start_and_record(*args: Any, **settings: Any) -> Any:
             state = STOPPED
             try:
-                result = own(*args, **more)
+                result = own(*args, **settings)
                 state = COMPLETE
                 return result
             except BudgetExceeded:
@@ -369,11 +369,11 @@ class _ServerRecorder:
 
     def _record_broadcast(self, round: int, kind: str, messages: list[Message]) -> None:
         """One file for a content that all clients get, one for each client otherwise."""
-        same = len({id(message.content) for message in messages}) == 1
-        for message in messages[:1] if same else messages:
+        is_same_content = len({id(message.content) for message in messages}) == 1
+        for message in messages[:1] if is_same_content else messages:
             self._record_message(
                 round,
-                SERVER_NODE if same else message.metadata.dst_node_id,
+                SERVER_NODE if is_same_content else message.metadata.dst_node_id,
                 kind,
                 BROADCAST,
                 message,

@@ -76,11 +76,11 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)
     logging.getLogger(target.__name__).setLevel(logging.CRITICAL)
     numbers = check_integer("args.numbers", args.get("numbers", 20), 1, most=1_000_000)
-    given = _without(args, "numbers")
+    settings = _without(args, "numbers")
     context = FLContext()
 
     def make() -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
-        component = target(**given)
+        component = target(**settings)
         component.logger.setLevel(logging.CRITICAL)
 
         def process(update: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -93,12 +93,12 @@ def adapt_update_filter(target: Any, args: Mapping[str, Any], stated: Mapping[st
         process.component = component  # type: ignore[attr-defined]
         return process
 
-    said: dict[str, Any] = {"kind": "update", "relation": "zero_out"}
+    limit: dict[str, Any] = {"kind": "update", "relation": "zero_out"}
     first: Any = make()
     if hasattr(target, "get_privacy_spent"):
         first([np.zeros(numbers)])
-        said |= {"epsilon": float(first.component.get_privacy_spent()), "delta": 0.0}
-    return _callable_class(make), said
+        limit |= {"epsilon": float(first.component.get_privacy_spent()), "delta": 0.0}
+    return _callable_class(make), limit
 
 
 def adapt_statistics_cleanser(
@@ -140,7 +140,7 @@ def _adapt_pfl_local(
     from pfl.internal.ops.selector import set_framework_module
 
     set_framework_module(numpy_ops)
-    told = bool(args.get("with_metrics", False))
+    with_metrics = bool(args.get("with_metrics", False))
     first = functools.cache(make)
 
     def privatize_copy() -> Callable[[Sequence[np.ndarray]], list[np.ndarray]]:
@@ -149,7 +149,7 @@ def _adapt_pfl_local(
         def privatize(update: Sequence[np.ndarray]) -> list[np.ndarray]:
             released, metrics = mechanism.privatize(_pfl_statistics(update))
             sent = [released[str(index)] for index in range(len(update))]
-            if told:
+            if with_metrics:
                 return [*sent, np.array([value.overall_value for _, value in metrics])]
             return sent
 
@@ -171,16 +171,16 @@ def adapt_gaussian_mechanism(
     bound = float(args.get("clipping_bound", 1.0))
     epsilon = number_argument(args, "epsilon")
     delta = float(args.get("delta", stated.get("delta", DELTA)))
-    said = {"epsilon": epsilon, "delta": delta}
+    limit = {"epsilon": epsilon, "delta": delta}
     if not args.get("accountant", False):
         return _adapt_pfl_local(
-            lambda: target.construct_single_iteration(bound, epsilon, delta), args, said
+            lambda: target.construct_single_iteration(bound, epsilon, delta), args, limit
         )
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
 
     accountant = _pfl_accountant(epsilon, delta)
     central = CentrallyAppliedPrivacyMechanism(target.from_privacy_accountant(accountant, bound))
-    return _adapt_pfl_central(lambda: central, said)
+    return _adapt_pfl_central(lambda: central, limit)
 
 
 def _pfl_accountant(epsilon: float, delta: float) -> Any:
@@ -207,7 +207,7 @@ def adapt_adaptive_clipping(
     epsilon = number_argument(args, "epsilon")
     delta = float(args.get("delta", stated.get("delta", DELTA)))
     accountant = _pfl_accountant(epsilon, delta)
-    given = {
+    settings = {
         "initial_clipping_bound": 1.0,
         "clipping_indicator_noise_stddev": 5.0,
         "adaptive_clipping_norm_quantile": 0.5,
@@ -215,7 +215,7 @@ def adapt_adaptive_clipping(
         **_without(args, "epsilon", "delta"),
     }
     make = functools.partial(
-        target.construct_from_privacy_accountant, accountant=accountant, **given
+        target.construct_from_privacy_accountant, accountant=accountant, **settings
     )
     return _adapt_pfl_central(make, {"epsilon": epsilon, "delta": delta}, adaptive=True)
 
@@ -371,10 +371,10 @@ def adapt_statistics_tool(
     args: its keywords; bounds and range are pairs. It states its epsilon.
     """
     epsilon = number_argument(args, "epsilon")
-    given = {
+    settings = {
         name: tuple(value) if isinstance(value, list) else value for name, value in args.items()
     }
-    release = lambda x: target(x[:, 0], **given)  # noqa: E731
+    release = lambda x: target(x[:, 0], **settings)  # noqa: E731
     if "histogram" in target.__name__:
         relation = "add_remove"
     else:
@@ -467,10 +467,10 @@ class _Training:
         self.engine = PrivacyEngine(accountant=self.given["accountant"])
 
     def __call__(self, x: np.ndarray) -> list[np.ndarray]:
-        given = self.given
+        settings = self.given
         reduction = self.asked.get("loss_reduction", "mean")
         width = x.shape[1]
-        layers = given["layers"]
+        layers = settings["layers"]
         model: Any
         if layers > 1:
             model = _Parts(width, layers)
@@ -479,7 +479,9 @@ class _Training:
         criterion = _ScoreLoss(reduction)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         data = TensorDataset(torch.from_numpy(x).float(), torch.zeros(len(x)))
-        loader: Any = DataLoader(data, batch_size=given["batch_size"], shuffle=given["shuffle"])
+        loader: Any = DataLoader(
+            data, batch_size=settings["batch_size"], shuffle=settings["shuffle"]
+        )
         model, optimizer, *wrapped, loader = self.engine.make_private(
             module=model, optimizer=optimizer, criterion=criterion, data_loader=loader, **self.asked
         )
@@ -490,7 +492,7 @@ class _Training:
             (wrapped[0] if wrapped else criterion)(model(rows), labels).backward()
             optimizer.step()
             released.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters()]))
-            if len(released) == given["steps"]:
+            if len(released) == settings["steps"]:
                 break
         return released
 
@@ -512,7 +514,7 @@ def adapt_privacy_engine(
     once = _Training(args)
     once(np.ones((once.given["records"], 4)))
     epsilon = float(once.engine.get_epsilon(delta))
-    said: dict[str, Any] = {
+    limit: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
         "kind": "records",
@@ -521,15 +523,15 @@ def adapt_privacy_engine(
     if not once.asked.get(
         "poisson_sampling", True
     ):  # batches of a fixed size: how many records there are is public
-        said["relation"] = "zero_out"
+        limit["relation"] = "zero_out"
         if once.given["shuffle"]:
-            said |= {
+            limit |= {
                 "sampling": "shuffled",
                 "batches": once.batches,
                 "noise_multiplier": noise_multiplier,
             }
 
-    return _callable_class(lambda: _Training(args)), said
+    return _callable_class(lambda: _Training(args)), limit
 
 
 def adapt_accountant(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
@@ -540,15 +542,19 @@ def adapt_accountant(target: type, args: Mapping[str, Any], stated: Mapping[str,
     """
     relation = NeighboringRelation[str(args.get("relation", "ADD_OR_REMOVE_ONE"))]
     spent: Any = target(neighboring_relation=relation)
-    whole = {
+    settings = {
         "batch_size": 10_000,
         "loss_reduction": "sum",
         **{k: v for k, v in args.items() if k != "relation"},
     }
-    training, said = adapt_privacy_engine(PrivacyEngine, whole, stated)
+    training, limit = adapt_privacy_engine(PrivacyEngine, settings, stated)
     spent.compose(GaussianDpEvent(float(args["noise_multiplier"])))
     if relation is NeighboringRelation.REPLACE_ONE:
         kind = "replace"
     else:
         kind = "add_remove"
-    return training, {**said, "epsilon": float(spent.get_epsilon(said["delta"])), "relation": kind}
+    return training, {
+        **limit,
+        "epsilon": float(spent.get_epsilon(limit["delta"])),
+        "relation": kind,
+    }

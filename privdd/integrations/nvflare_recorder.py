@@ -103,6 +103,6 @@ def _message_round(folder: Path, shareable: Shareable, out: bool) -> int:
         value = shareable.get_header(name)
         if isinstance(value, int):
             return value
-    known = [int(path.name.removeprefix("round-")) for path in folder.glob("round-*")]
-    latest = max(known, default=-1)
+    rounds = [int(path.name.removeprefix("round-")) for path in folder.glob("round-*")]
+    latest = max(rounds, default=-1)
     return max(latest, 0) if out else latest + 1

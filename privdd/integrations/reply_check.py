@@ -321,13 +321,13 @@ def _read_values(
         raise BadReply(f"sends {unknown[:5]}, which the plan does not have", uncovered=True)
     if missing := sorted(set(wanted) - set(arrays)):
         raise BadReply(f"lacks {missing[:5]}")
-    found = {
+    tensors = {
         name: read_reply_tensor(name, array, wanted[name].dtype) for name, array in arrays.items()
     }
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         _check_tensor(name, tensor, wanted[name], rules, expected.classes)
-    _check_lengths(found, wanted)
-    return nest_values({name: found[name] for name in wanted})
+    _check_lengths(tensors, wanted)
+    return nest_values({name: tensors[name] for name in wanted})
 
 
 def _check_tensor(
@@ -357,10 +357,15 @@ def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Tenso
     """Images and their labels are as many; so are features and labels, as often as each is
     shared."""
     sets = [name for name in wanted if wanted[name].free and wanted[name].shape[0]]
-    for one, other in pairwise(sets):
-        if len(found[one]) * wanted[other].shape[0] != len(found[other]) * wanted[one].shape[0]:
-            counts = f"{len(found[one])} and {len(found[other])}"
-            raise BadReply(f"{one} and {other} have {counts} entries, which do not match")
+    for lengths, next_lengths in pairwise(sets):
+        if (
+            len(found[lengths]) * wanted[next_lengths].shape[0]
+            != len(found[next_lengths]) * wanted[lengths].shape[0]
+        ):
+            counts = f"{len(found[lengths])} and {len(found[next_lengths])}"
+            raise BadReply(
+                f"{lengths} and {next_lengths} have {counts} entries, which do not match"
+            )
 
 
 def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
@@ -371,10 +376,10 @@ def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
         for release in releases
     ]
     if len(rows) != len(expected.rows):
-        more = len(rows) > len(expected.rows)
+        has_extra = len(rows) > len(expected.rows)
         raise BadReply(
             f"states {len(rows)} ledger rows where the plan has {len(expected.rows)}",
-            uncovered=more,
+            uncovered=has_extra,
         )
     return rows
 
@@ -407,27 +412,28 @@ def derive_rows(
 def countersign_rows(rows: Sequence[LedgerRow], stated: Sequence[LedgerRow]) -> list[LedgerRow]:
     """The derived rows, where the client's agree field by field. Raises BadReply, naming the first
     that does not."""
-    kept = []
+    countersigned = []
     for index, (row, theirs) in enumerate(zip(rows, stated, strict=True)):
         row = _admit_failed_condition(row, theirs)
         for field in fields(LedgerRow):
             mine = getattr(row, field.name)
-            other = getattr(theirs, field.name)
+            their_value = getattr(theirs, field.name)
             if field.name == "event":
                 mine = event_to_json(mine)
-                other = event_to_json(other)
+                their_value = event_to_json(their_value)
             if field.name == "noise_std" and isinstance(row.event, dpa.NonPrivateDpEvent):
                 # nothing is promised; the scale may be the data's
-                row = replace(row, noise_std=other)
-            elif mine != other:
-                said = (
-                    f"row {index} ({row.name}) states {field.name} {printable_line(other, 50)}; "
+                row = replace(row, noise_std=their_value)
+            elif mine != their_value:
+                complaint = (
+                    f"row {index} ({row.name}) states {field.name} "
+                    f"{printable_line(their_value, 50)}; "
                     "the plan and what came say "
                 )
                 costs = field.name == "event" and not isinstance(theirs.event, dpa.NoOpDpEvent)
-                raise BadReply(f"{said}{printable_line(mine, 50)}", uncovered=costs)
-        kept.append(row)
-    return kept
+                raise BadReply(f"{complaint}{printable_line(mine, 50)}", uncovered=costs)
+        countersigned.append(row)
+    return countersigned
 
 
 def _admit_failed_condition(row: LedgerRow, theirs: LedgerRow) -> LedgerRow:

@@ -143,12 +143,12 @@ def initial(
     total = sum(e.shape.numel() for e in entries if e.bound is not None)
     draw = torch.empty(total, device=generator.device).uniform_(-1, 1, generator=generator)
     state = {}
-    at = 0
+    start = 0
     for e in entries:
         if e.bound is None:
             state[e.name] = torch.full(e.shape, e.fill, dtype=e.dtype, device=generator.device)
             continue
         size = e.shape.numel()
-        state[e.name] = (draw[at : at + size] * e.bound).reshape(e.shape)
-        at += size
+        state[e.name] = (draw[start : start + size] * e.bound).reshape(e.shape)
+        start += size
     return state

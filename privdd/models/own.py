@@ -52,25 +52,25 @@ class OwnModel(ModelSpec):
 
     def build_module(self, shape: Shape, classes: int) -> nn.Module:
         """The user's own module. Raises ValueError, one line, where it cannot be found or made."""
-        found = self._load_class()
-        takes = inspect.signature(found).parameters
-        known = {
+        model_class = self._load_class()
+        takes = inspect.signature(model_class).parameters
+        arguments = {
             name: value for name, value in (("shape", shape), ("classes", classes)) if name in takes
         }
         try:
-            return found(**{**known, **dict(self.args)})
+            return model_class(**{**arguments, **dict(self.args)})
         except Exception as error:  # whatever the class raises
             raise ValueError(
                 f"model.target={self.target}: {type(error).__name__}: {format_error(error)}"
             ) from None
 
     def _load_class(self) -> Any:
-        found = import_object(
+        model_class = import_object(
             "model.target", self.target, "module:Class is needed, as in model.target=net:Net"
         )
-        if not (inspect.isclass(found) and issubclass(found, nn.Module)):
+        if not (inspect.isclass(model_class) and issubclass(model_class, nn.Module)):
             raise ValueError(f"model.target={self.target}: no class of torch modules")
-        return found
+        return model_class
 
 
 class OwnNetwork(Classifier):
@@ -81,12 +81,12 @@ class OwnNetwork(Classifier):
         super().__init__()
         if not isinstance(spec, OwnModel):
             raise ValueError("model=own: model.target=module:Class is needed")
-        whole = spec.build_module(shape, classes)
-        _check_layers(spec, whole)
-        uncut = copy.deepcopy(whole)
-        name, head = _cut_head(spec, whole, classes)
+        network = spec.build_module(shape, classes)
+        _check_layers(spec, network)
+        uncut = copy.deepcopy(network)
+        name, head = _cut_head(spec, network, classes)
         # in this order: attacks take the last parameters for the classifier's
-        self.body = whole
+        self.body = network
         self.head = head
         with torch.device("cpu"):
             _check_forward(spec, self, uncut, name, shape)
@@ -124,10 +124,10 @@ def _check_untied(spec: OwnModel, whole: nn.Module) -> None:
         *whole.named_buffers(remove_duplicate=False),
     )
     for name, value in named:
-        other = first.setdefault(id(value), name)
-        if other != name:
+        first_name = first.setdefault(id(value), name)
+        if first_name != name:
             raise ValueError(
-                f"model.target={spec.target}: {name} and {other} are one tensor (tied "
+                f"model.target={spec.target}: {name} and {first_name} are one tensor (tied "
                 "weights), which a message would send "
                 "twice; call one layer twice, or let each have weights of its own"
             )
@@ -138,17 +138,17 @@ def _check_layers(spec: OwnModel, whole: nn.Module) -> None:
     that was said."""
     _check_untied(spec, whole)
     for name, part in whole.named_modules():
-        own = [
+        layers = [
             leaf
             for leaf, _ in (
                 *part.named_parameters(recurse=False),
                 *part.named_buffers(recurse=False),
             )
         ]
-        if own and not isinstance(part, INITIALISED_LAYERS + NORM_LAYERS):
+        if layers and not isinstance(part, INITIALISED_LAYERS + NORM_LAYERS):
             raise ValueError(
                 f"model.target={spec.target}: {name or type(part).__name__} "
-                f"({type(part).__name__}) holds {', '.join(own)}, "
+                f"({type(part).__name__}) holds {', '.join(layers)}, "
                 "whose first values are not known here; use Linear, Conv2d, "
                 "ConvTranspose2d and norms"
             )
@@ -210,7 +210,7 @@ def _check_forward(
         with torch.no_grad():
             wanted = whole(x)
             features = trial.features(x)
-            same = features.ndim == 2 and torch.allclose(
+            agrees = features.ndim == 2 and torch.allclose(
                 trial.head(features), wanted, rtol=1e-4, atol=1e-4
             )
     except Exception as error:  # whatever the module raises
@@ -218,7 +218,7 @@ def _check_forward(
             f"model.target={spec.target}: cannot read records of shape {shape}: "
             f"{format_error(error)}"
         ) from None
-    if not same:
+    if not agrees:
         raise ValueError(
             f"model.target={spec.target}: its last linear layer has to be its last step, "
             "for (b, d) features"

@@ -303,11 +303,11 @@ def _find_noise(
         raise BadConfig("epsilon: noise is found only for lines of noised steps")
     if len(open_lines) != 1:
         raise BadConfig("epsilon: exactly one line must lack noise_multiplier")
-    at = open_lines[0]
+    index = open_lines[0]
 
     def lines_with(noise_multiplier: float) -> tuple[NoisedSteps, ...]:
         filled = list(training)
-        filled[at] = replace(training[at], noise_multiplier=noise_multiplier)
+        filled[index] = replace(training[index], noise_multiplier=noise_multiplier)
         return tuple(filled)
 
     def event_with(noise_multiplier: float) -> dpa.DpEvent:

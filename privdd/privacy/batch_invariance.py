@@ -68,8 +68,8 @@ def compute_rows(function: RowFunction, params: Tensors, *rows: Tensor, at_most:
     passes = zip(*(tensor.split(min(sizes.holding(size), sizes.most)) for tensor in rows))
     parts = []
     for part in passes:
-        made = function(params, *(filled(tensor, sizes.holding(len(tensor))) for tensor in part))
-        parts.append({name: value[: len(part[0])] for name, value in made.items()})
+        outputs = function(params, *(filled(tensor, sizes.holding(len(tensor))) for tensor in part))
+        parts.append({name: value[: len(part[0])] for name, value in outputs.items()})
     if len(parts) == 1:
         return parts[0]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -105,13 +105,15 @@ def _trial(
 ) -> Callable[[Tensor], State]:
     """Numbers of rows (n,) -> what the function makes of these random rows, at random
     parameters."""
-    drawn = {
+    tensors = {
         name: _random(value, value.shape[1:], name, value.shape) for name, value in params.items()
     }
 
     def of(at: Tensor) -> State:
-        some = [torch.stack([_random(t, (), i, t.shape[1:]) for i in at.tolist()]) for t in rows]
-        return dict(function(drawn, *some))
+        rows_of_trial = [
+            torch.stack([_random(t, (), i, t.shape[1:]) for i in at.tolist()]) for t in rows
+        ]
+        return dict(function(tensors, *rows_of_trial))
 
     return of
 
@@ -128,10 +130,10 @@ def _random(like: Tensor, inputs: Sequence[int], name: str | int, shape: Sequenc
 def _first_sizes(trial: Callable[[Tensor], State]) -> PassSizes:
     numbers = sum(value.numel() for value in trial(torch.arange(LEAST)).values()) // LEAST
     most = min(MOST, max(2 * LEAST, HELD // max(1, numbers)) // 16 * 16)
-    whole = trial(torch.arange(most))
+    outputs = trial(torch.arange(most))
     for least, step in SIZES:
         sizes = range(least, most + 1, step)
-        if sizes and all(_same(trial(index), whole, index) for index in _places(sizes, most)):
+        if sizes and all(_same(trial(index), outputs, index) for index in _places(sizes, most)):
             return PassSizes(least, step, most, final=len(sizes) == 1)
     warnings.warn(
         "this machine computes a record with other bits in other batches: records go one by one",
@@ -153,10 +155,12 @@ def _larger_sizes(trial: Callable[[Tensor], State], known: PassSizes, size: int)
     """``known``, or for passes of ``size`` rows and a quarter more."""
     most = known.holding(size + size // 4)
     now = known.holding(size)
-    whole = trial(torch.arange(most))
+    outputs = trial(torch.arange(most))
     parts = [*torch.arange(most).split(known.most), torch.arange(most - now, most)]
-    same = all(_same(trial(at), whole, at) for at in parts if len(at) == known.holding(len(at)))
-    if same:
+    is_invariant = all(
+        _same(trial(at), outputs, at) for at in parts if len(at) == known.holding(len(at))
+    )
+    if is_invariant:
         return known._replace(most=most)
     return known._replace(final=True)
 

@@ -110,14 +110,14 @@ class Claim:
                 f"{'; '.join(filter(None, (self.not_applicable, why)))}"
             )
             choices.insert(0, f"the formula gives {self.epsilon:.3g}")
-        more = {
+        optional = {
             "delta": self.delta,
             "choices": choices,
             "neighbours": self.neighbours,
             "tested_by": list(self.tested_by),
         }
         head = {"source": self.source, "epsilon": value, "sound": self.sound, "why": why}
-        return head | {name: part for name, part in more.items() if part}
+        return head | {name: part for name, part in optional.items() if part}
 
 
 def _claim_in_words(
@@ -313,7 +313,7 @@ def _composition_claim(
     source: str, run: FeatureRun, compose: Callable[[float, int, float], float], *notes: str
 ) -> Claim:
     each = run.lemma_value()
-    own = compose(run.paper_value, PAPER_CLIENTS, run.delta_hat)
+    composed = compose(run.paper_value, PAPER_CLIENTS, run.delta_hat)
     why = (
         f"the {run.clients} clients hold different records, so the least protected client "
         "decides and nothing has to be composed",
@@ -325,7 +325,7 @@ def _composition_claim(
         *run.describe_choices,
         f"delta_hat = {run.delta_hat:g}; the paper states no value",
         f"for the paper's own R = {PAPER_ROUNDS}, k = {PAPER_CLIENTS} and sigma_s^2 = "
-        f"{PAPER_VARIANCE:g}: {own:.3g}",
+        f"{PAPER_VARIANCE:g}: {composed:.3g}",
         "appendix D.7's typesetting; the brackets of section 3.3 differ",
     )
     return Claim(
@@ -522,12 +522,12 @@ def _theorem_claim(source: str, run: MatchingRun, neighbours: str) -> Claim:
     if run.noise_multiplier is None or run.clipping == "none":
         return Claim(source, math.inf, True, NO_NOISE)
     first, second = _solve_forms(run, math.log(1 / run.delta))
-    own = ", ".join(f"{2 * math.log(1 / DELTA) / sigma**2:.3g}" for sigma in (1, 3, 5))
+    epsilons = ", ".join(f"{2 * math.log(1 / DELTA) / sigma**2:.3g}" for sigma in (1, 3, 5))
     choices = (
         f'the theorem says "or", so the smaller counts: {_describe_forms(run, first, second)}',
         "the logarithm is natural, as in the moments bound that the theorem comes from",
         *_describe_choices(run),
-        f"for the paper's own sigma = 1, 3, 5 at delta = {DELTA:g} the second form gives {own}",
+        f"for the paper's own sigma = 1, 3, 5 at delta = {DELTA:g} the second form gives {epsilons}",
     )
     return _claim_with_preconditions(source, run, min(first, second), [], choices, neighbours)
 

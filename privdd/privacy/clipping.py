@@ -97,18 +97,18 @@ def count_records(contributions: Tensors) -> int:
 
 def take_records(contributions: Tensors, index: Any) -> Tensors:
     """The contributions of the records at ``index``: a slice, positions, or a mask."""
-    taken: dict[str, Any] = {name: part[index] for name, part in parts_of(contributions).items()}
+    chosen: dict[str, Any] = {name: part[index] for name, part in parts_of(contributions).items()}
     if isinstance(contributions, FactoredRows):
-        return FactoredRows(taken)
-    return taken
+        return FactoredRows(chosen)
+    return chosen
 
 
 def scale_records(contributions: Tensors, times: Tensor) -> Tensors:
     """Each record's contribution times its number of ``times`` (n,)."""
     scaled: dict[str, Any] = {}
     for name, part in parts_of(contributions).items():
-        whole = part if isinstance(part, Tensor) else part.left
-        rows = whole * times.to(whole).reshape(-1, *(1,) * (whole.ndim - 1))
+        tensor = part if isinstance(part, Tensor) else part.left
+        rows = tensor * times.to(tensor).reshape(-1, *(1,) * (tensor.ndim - 1))
         if isinstance(part, Tensor):
             scaled[name] = rows
         else:
@@ -268,11 +268,11 @@ class _LongProducts:
         share = 2.0**FACTOR_BITS / (
             self.rights if bad is None else self.rights.masked_fill(bad, 1.0)
         )
-        left = _truncate(_zero_rows(self.left, bad), weights / share)
+        scaled = _truncate(_zero_rows(self.left, bad), weights / share)
         right = _truncate(_zero_rows(self.right, bad), share)
-        for index in range(0, max(1, len(left)), EXACT_ROWS):
+        for index in range(0, max(1, len(scaled)), EXACT_ROWS):
             product = torch.mm(
-                left[index : index + EXACT_ROWS].T, right[index : index + EXACT_ROWS]
+                scaled[index : index + EXACT_ROWS].T, right[index : index + EXACT_ROWS]
             ).view(-1)
             if index == 0:
                 total.copy_(product)
@@ -322,13 +322,13 @@ class RecordLayout:
 
     def to_tensors(self, flat: Tensor) -> dict[str, Tensor]:
         """``clipped_sum``'s numbers (d,) as tensors with memory of their own."""
-        alike = len(set(self.kinds)) == 1
+        is_uniform = len(set(self.kinds)) == 1
         # one conversion instead of many small ones
-        flat = flat.to(self.kinds[0]) if alike else flat
+        flat = flat.to(self.kinds[0]) if is_uniform else flat
         parts: Any = torch.split_with_sizes_copy(flat, [s.numel() for s in self.shapes])  # type: ignore[func-returns-value]
         shaped = [p if len(s) == 1 else p.view(s) for p, s in zip(parts, self.shapes)]
         return dict(
-            zip(self.names, shaped if alike else (p.to(k) for p, k in zip(shaped, self.kinds)))
+            zip(self.names, shaped if is_uniform else (p.to(k) for p, k in zip(shaped, self.kinds)))
         )
 
 

@@ -94,8 +94,8 @@ def check_count(value: Any) -> int:
     """The count itself. Raises UnsupportedEvent for any but an integer from 0 to ``MOST_TIMES``."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_TIMES:
         is_long = isinstance(value, int) and abs(value) > MOST_TIMES
-        shown = "a number of more digits" if is_long else str(value)
-        raise UnsupportedEvent(f"count={shown}: an integer from 0 to {MOST_TIMES} is needed")
+        count_text = "a number of more digits" if is_long else str(value)
+        raise UnsupportedEvent(f"count={count_text}: an integer from 0 to {MOST_TIMES} is needed")
     return value
 
 
@@ -190,12 +190,12 @@ def tally_events(events: Iterable[tuple[dpa.DpEvent, int]]) -> Tally:
     for event, times in events:
         _collect_leaves(event_to_json(event), check_count(times), leaves)
     leaves = _bound_noise(leaves)
-    others = NOISE_LAWS.keys() - {"gaussian"}
+    other_laws = NOISE_LAWS.keys() - {"gaussian"}
     return Tally(
         private=NON_PRIVATE not in leaves,
         squared_mu=_squared_mu(leaves),
         poisson=tuple(sorted((leaf[1:], n) for leaf, n in leaves.items() if leaf[0] == "poisson")),
-        other_laws=tuple(sorted((leaf, n) for leaf, n in leaves.items() if leaf[0] in others)),
+        other_laws=tuple(sorted((leaf, n) for leaf, n in leaves.items() if leaf[0] in other_laws)),
     )
 
 

@@ -124,14 +124,15 @@ class Lattice:
     ) -> dict[str, Any]:
         """For a mechanism of one's own: clipped values of any shapes, noised, as arguments of
         ``Output`` (float32)."""
-        whole = {
+        lattice_points = {
             name: self.round_contributions(value.unsqueeze(0), torch.ones(1))[0]
             for name, value in values.items()
         }
         noised = {
-            name: self.to_numbers(self.add_noise(units, std, draw)) for name, units in whole.items()
+            name: self.to_numbers(self.add_noise(units, std, draw))
+            for name, units in lattice_points.items()
         }
-        exact = {name: self.to_numbers(units) for name, units in whole.items()}
+        exact = {name: self.to_numbers(units) for name, units in lattice_points.items()}
         return {"value": noised, "exact": exact, "noise_std": std, "lattice": self.step}
 
     def to_numbers(self, whole: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -125,7 +125,7 @@ class Ledger:
         """
         first = len(self._releases)
         base = 0 if absolute else first
-        kept = []
+        ids = []
         for index, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
@@ -135,11 +135,11 @@ class Ledger:
                 shared_fields = SHARED_FIELDS
             for name in shared_fields:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
-            kept.append(Release(**values, id=first + index))
-            self._check_release(kept[-1])
-        self._releases.extend(kept)
+            ids.append(Release(**values, id=first + index))
+            self._check_release(ids[-1])
+        self._releases.extend(ids)
         self._totals.clear()
-        return tuple(release.id for release in kept)
+        return tuple(release.id for release in ids)
 
     def _check_release(self, release: Release) -> None:
         if not release.is_protected:
@@ -167,7 +167,7 @@ class Ledger:
             if release.surface in wanted or release.id in keep:
                 keep.add(release.id)
                 keep.update(release.post_of)
-        return [self._releases[at] for at in sorted(keep)]
+        return [self._releases[id_] for id_ in sorted(keep)]
 
     def behind(self, surfaces: Collection[str]) -> set[int]:
         """Ids of all rows of these surfaces and of those that they were computed from."""
@@ -276,7 +276,7 @@ class Ledger:
 def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
     """The distinct compositions of all (client, partition cell); the server's own rows touch
     everyone."""
-    own: dict[int, dict[str | None, list[tuple[dpa.DpEvent, int]]]] = {}
+    events_of_client: dict[int, dict[str | None, list[tuple[dpa.DpEvent, int]]]] = {}
     shared: dict[str | None, list[tuple[dpa.DpEvent, int]]] = {}
     for row in rows:
         if row.client != SERVER and client not in (None, row.client):
@@ -284,10 +284,10 @@ def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
         if row.client == SERVER:
             cells = shared
         else:
-            cells = own.setdefault(row.client, {})
+            cells = events_of_client.setdefault(row.client, {})
         cells.setdefault(row.partition, []).append((row.event, row.count))
     totals = set()
-    for cells in own.values() or [{}]:
+    for cells in events_of_client.values() or [{}]:
         names = {*cells, *shared} - {None} or {None}
         for name in names:
             both = (None,) if name is None else (None, name)
@@ -301,11 +301,11 @@ def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
 
 def _largest_totals(totals: set[Tally]) -> set[Tally]:
     """The totals that no other one covers: only they need the accountant."""
-    kept: set[Tally] = set()
+    largest: set[Tally] = set()
     for total in totals:
-        if not any(other.covers(total) for other in kept):
-            kept = {other for other in kept if not total.covers(other)} | {total}
-    return kept
+        if not any(candidate.covers(total) for candidate in largest):
+            largest = {candidate for candidate in largest if not total.covers(candidate)} | {total}
+    return largest
 
 
 def _release_to_json(release: Release) -> dict[str, Any]:
@@ -339,13 +339,13 @@ def _row_from_json(item: Mapping[str, Any]) -> LedgerRow:
     _check_keys(item, RELEASE_KEYS, where)
     sensitivity = _typed_value(item, "sensitivity", dict, where)
     _check_keys(sensitivity, {"value", "why"}, f"{where}.sensitivity")
-    whole = {name: _typed_value(item, name, int, where) for name in ("round", "client", "count")}
+    integers = {name: _typed_value(item, name, int, where) for name in ("round", "client", "count")}
     text = {name: _typed_value(item, name, str, where) for name in ("name", "surface", "digest")}
     shape = _typed_value(item, "shape", dict, where)
     flags = _typed_value(item, "flags", dict, where)
     _typed_list(list(flags.values()), bool, f"{where}.flags")
     return LedgerRow(
-        **whole,
+        **integers,
         **text,
         visible_to=tuple(_typed_list(item["visible_to"], str, f"{where}.visible_to")),
         shape={

@@ -72,8 +72,8 @@ class Mechanism(ABC):
         for_queries: bool = False
         sensitivity_kind: SensitivityKind = "sum"
 
-    def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
-        super().__init_subclass__(**more)
+    def __init_subclass__(cls, hooks: Sequence[str] = (), **settings: Any) -> None:
+        super().__init_subclass__(**settings)
         cls._hooks = cls._hooks | frozenset(hooks)
         check_hook_names(cls, "a mechanism", cls._hooks)
 

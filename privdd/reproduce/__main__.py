@@ -17,20 +17,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(argv: Sequence[str]) -> int:
     from privdd.reproduce.catalogue import COMMANDS, find_entry, parse_arguments
 
-    asked = parse_arguments(argv)
-    if asked.name not in COMMANDS:
-        find_entry(asked.name)  # a mistyped name is refused at once
-    if asked.name == "list":
+    arguments = parse_arguments(argv)
+    if arguments.name not in COMMANDS:
+        find_entry(arguments.name)  # a mistyped name is refused at once
+    if arguments.name == "list":
         from privdd.reproduce.catalogue_table import print_catalogue
 
-        return print_catalogue(asked)
+        return print_catalogue(arguments)
     from privdd.reproduce.claims import decide_sentences
     from privdd.reproduce.page import print_overview, run_all, run_entry
     from privdd.runtime.startup import keep_freed_memory
 
     keep_freed_memory()
     run = {"all": run_all, "overview": print_overview, "privacy": decide_sentences}
-    return run.get(asked.name, run_entry)(asked)
+    return run.get(arguments.name, run_entry)(arguments)
 
 
 if __name__ == "__main__":

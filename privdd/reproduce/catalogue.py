@@ -123,8 +123,8 @@ class PaperEntry:
 
 @cache
 def _read_catalogue() -> Mapping[str, Any]:
-    found: dict[str, Any] = read_shipped_yaml(CATALOGUE_FILE)
-    return found
+    catalogue: dict[str, Any] = read_shipped_yaml(CATALOGUE_FILE)
+    return catalogue
 
 
 @cache
@@ -134,12 +134,12 @@ def load_catalogue() -> Mapping[str, PaperEntry]:
 
 
 def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
-    given: dict[str, Any] = {
+    settings: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in part.items()
     }
-    ahead = tuple(StatedOrder(**one) for one in given.pop("ahead", ()))
-    own = {scale: tuple(items) for scale, items in given.pop("overrides", {}).items()}
-    return PaperEntry(name, ahead=ahead, overrides=own, **given)
+    ahead = tuple(StatedOrder(**order) for order in settings.pop("ahead", ()))
+    overrides = {scale: tuple(items) for scale, items in settings.pop("overrides", {}).items()}
+    return PaperEntry(name, ahead=ahead, overrides=overrides, **settings)
 
 
 @cache
@@ -177,8 +177,10 @@ def scale_overrides(
 
 def differences_at_scale(scale: str) -> Mapping[str, Mapping[str, str]]:
     """term -> start of a row -> why its rows are on unequal terms at this scale alone."""
-    found: Mapping[str, Mapping[str, str]] = _read_catalogue()["scales"][scale].get("differs", {})
-    return found
+    differences: Mapping[str, Mapping[str, str]] = _read_catalogue()["scales"][scale].get(
+        "differs", {}
+    )
+    return differences
 
 
 def starts_with_words(row: str, start: str) -> bool:
@@ -188,14 +190,14 @@ def starts_with_words(row: str, start: str) -> bool:
 
 def find_entry(name: str) -> PaperEntry:
     """Raises BadConfig, with the nearest name, for one that is not in the catalogue."""
-    known = load_catalogue()
-    if name in known:
-        return known[name]
-    raise BadConfig(f"{name}: no such entry; {_suggest_name(name, [*known, *COMMANDS])}")
+    entries = load_catalogue()
+    if name in entries:
+        return entries[name]
+    raise BadConfig(f"{name}: no such entry; {_suggest_name(name, [*entries, *COMMANDS])}")
 
 
-def _suggest_name(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, 1, cutoff=0.6)
+def _suggest_name(word: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, names, 1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]}?"
     return "python -m privdd.reproduce list shows all"

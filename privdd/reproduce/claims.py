@@ -61,8 +61,8 @@ def audit_folder_name(name: str) -> str:
     """The name changes with every setting of the audit, so that no finding under other settings is
     used."""
     config = config_of("audit", *AUDITS[name], *SMALL_AUDIT)
-    more = [to_plain_settings(config[part]) for part in ("audit", "attack", "capture")]
-    return f"{name}-{config_digest(config, more)}"
+    audit_settings = [to_plain_settings(config[part]) for part in ("audit", "attack", "capture")]
+    return f"{name}-{config_digest(config, audit_settings)}"
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class ClaimEvidence:
         path = self.asked.out / "privacy" / audit_folder_name(name)
         if not (path / "findings.json").is_file():
             audit_row((*AUDITS[name], *SMALL_AUDIT), path)
-        found: dict[str, Any] = read_json(path / "findings.json")
-        return found
+        findings: dict[str, Any] = read_json(path / "findings.json")
+        return findings
 
     def entry_results(self, entry: str) -> dict[str, Any]:
         """results.json of an entry, at scale=small."""
@@ -98,11 +98,11 @@ class ClaimVerdict:
 FindingRow = dict[str, Any]
 
 
-def strongest_membership(found: dict[str, Any], surface: str) -> FindingRow | None:
+def strongest_membership(findings: dict[str, Any], surface: str) -> FindingRow | None:
     """The finding on a surface whose interval of the AUC begins highest."""
     rows = [
         r
-        for r in found["findings"]
+        for r in findings["findings"]
         if r["surface"] == surface and r["family"] == "membership" and r.get("auc_ci")
     ]
     return max(rows, key=lambda row: float(row["auc_ci"][0]), default=None)
@@ -206,11 +206,11 @@ def _compare_with_fedlgd(evidence: ClaimEvidence, other: str, named: str) -> Cla
 def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     """Features against whole images, from the results of fedfed.figure11."""
     column = evidence.entry_results("fedfed.figure11")["columns"][0]
-    said = next(one for one in column["text"] if one["worse"] == "algo=fedfed_raw")
-    p = "one seed" if said["p"] is None else f"p {said['p']:.2g}"
-    lines = (f"features {100 * said['gain']:+.1f} points beside whole images ({p})",)
+    statement = next(order for order in column["text"] if order["worse"] == "algo=fedfed_raw")
+    p = "one seed" if statement["p"] is None else f"p {statement['p']:.2g}"
+    lines = (f"features {100 * statement['gain']:+.1f} points beside whole images ({p})",)
     return ClaimVerdict(
-        {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(said["verdict"], UNDECIDED), lines
+        {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(statement["verdict"], UNDECIDED), lines
     )
 
 
@@ -248,13 +248,13 @@ def decide_feddm_theorem(evidence: ClaimEvidence) -> ClaimVerdict:
 def decide_fedrd_table_two(evidence: ClaimEvidence) -> ClaimVerdict:
     natural = [2 * math.log(1 / DELTA) / sigma**2 for sigma in SIGMAS]
     common = [2 * math.log10(1 / DELTA) / sigma**2 for sigma in SIGMAS]
-    same = [abs(a - b) < 0.01 for a, b in zip(natural, PRINTED_EPSILONS, strict=True)]
+    agrees = [abs(a - b) < 0.01 for a, b in zip(natural, PRINTED_EPSILONS, strict=True)]
     lines = (
         f"natural logarithm: {', '.join(f'{v:.3g}' for v in natural)}",
         f"base 10: {', '.join(f'{v:.3g}' for v in common)}",
         f"printed: {', '.join(f'{v:g}' for v in PRINTED_EPSILONS)}",
     )
-    return ClaimVerdict(HOLDS_HERE if all(same) else FAILS_HERE, lines)
+    return ClaimVerdict(HOLDS_HERE if all(agrees) else FAILS_HERE, lines)
 
 
 def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
@@ -313,16 +313,18 @@ def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
     noise = torch.randn(pictures.shape, generator=Keys(0).fold("lpips").torch())
     steps = (0.05, 0.1, 0.2, 0.4)
     try:
-        found = [float(lpips((pictures + s * noise).clamp(0, 1), pictures).mean()) for s in steps]
+        distances = [
+            float(lpips((pictures + s * noise).clamp(0, 1), pictures).mean()) for s in steps
+        ]
     except LpipsUnavailable:
         return ClaimVerdict(UNDECIDED, ("no pretrained weights of LPIPS on this machine",))
     lines = (
         "LPIPS between 32 pictures and themselves under noise of "
-        + ", ".join(f"{s:g}: {v:.3f}" for s, v in zip(steps, found, strict=True)),
+        + ", ".join(f"{s:g}: {v:.3f}" for s, v in zip(steps, distances, strict=True)),
         "a smaller LPIPS means more alike, so the paper's numbers as printed say that "
         "the attack got better",
     )
-    return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(found) > 0)) else HOLDS_HERE, lines)
+    return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(distances) > 0)) else HOLDS_HERE, lines)
 
 
 @dataclass(frozen=True)
@@ -455,9 +457,9 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
 
 def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:
     """ "3 hold here, 4 do not, 2 are undecided"."""
-    found = Counter(decision.verdict for decision in decisions.values())
+    counts = Counter(decision.verdict for decision in decisions.values())
     return (
-        f"{found[HOLDS_HERE]} hold here, {found[FAILS_HERE]} do not, {found[UNDECIDED]} are "
+        f"{counts[HOLDS_HERE]} hold here, {counts[FAILS_HERE]} do not, {counts[UNDECIDED]} are "
         "undecided"
     )
 
@@ -470,9 +472,9 @@ def write_sentences(
 ) -> Path:
     """``privacy.html`` and ``privacy.json`` in ``folder`` -> the page."""
     folder.mkdir(parents=True, exist_ok=True)
-    said = ("name", "where", "quote", "reading", "by")
+    columns = ("name", "where", "quote", "reading", "by")
     rows = [
-        {name: getattr(s, name) for name in said} | asdict(decisions[s.name]) for s in sentences
+        {name: getattr(s, name) for name in columns} | asdict(decisions[s.name]) for s in sentences
     ]
     write_json(folder / "privacy.json", {"schema": 1, "command": command, "sentences": rows})
     tones = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", UNDECIDED: "unprotected"}

@@ -68,10 +68,10 @@ def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1)
     if not values:
         return "–"
     if len(values) > 1:
-        more = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}"
+        spread = f" ± {factor * float(np.std(values, ddof=1)):.{digits}f}"
     else:
-        more = ""
-    return f"{factor * float(np.mean(values)):.{digits}f}{more}"
+        spread = ""
+    return f"{factor * float(np.mean(values)):.{digits}f}{spread}"
 
 
 def plot_curves(column: TableColumn) -> list[Plot]:
@@ -86,7 +86,7 @@ def plot_curves(column: TableColumn) -> list[Plot]:
     sizes = "; ".join(
         f"{row_label(row.cell.row)}: {format_bytes(row.uploaded[-1])}" for row in rows
     )
-    told = (
+    description = (
         "What one client has uploaded so far, on a logarithmic axis; releases without a "
         "trained model included."
     )
@@ -99,7 +99,7 @@ def plot_curves(column: TableColumn) -> list[Plot]:
         Plot(
             f"bytes-{name}",
             by_bytes,
-            told,
+            description,
             f"Accuracy against bytes. {ends}; {sizes}",
             _draw_accuracies(rows, True),
         ),
@@ -161,7 +161,7 @@ def measure_losses(row: StoredRow) -> tuple[Points, Points]:
     rho = float(row.experiment.plan.method.rho)  # type: ignore[attr-defined]
     names = [name for name, _ in model.named_parameters()]
     far = np.linspace(0, 2 * rho, DISTANCES)
-    found = np.zeros((2, DIRECTIONS, DISTANCES))
+    losses = np.zeros((2, DIRECTIONS, DISTANCES))
     for direction in range(DIRECTIONS):
         generator = Keys(0).fold("surrogate", direction).torch()
         end = draw_in_ball(centre, names, 1.0, generator)
@@ -170,8 +170,8 @@ def measure_losses(row: StoredRow) -> tuple[Points, Points]:
                 name: centre[name] + float(distance) * (end[name] - centre[name]) for name in centre
             }
             for kind, records in enumerate((shard.train, images)):
-                found[kind, direction, index] = mean_cross_entropy(model, state, records)
-    return far, found
+                losses[kind, direction, index] = mean_cross_entropy(model, state, records)
+    return far, losses
 
 
 def mean_cross_entropy(model: torch.nn.Module, state: State, records: Records) -> float:
@@ -186,15 +186,19 @@ def surrogate_analysis(
     body = []
     plots = []
     for cell in cells:
-        made = [row for row in load_stored_rows(cell, seeds, rows) if row.progress.snapshots]
-        if not made:
+        stored_rows = [row for row in load_stored_rows(cell, seeds, rows) if row.progress.snapshots]
+        if not stored_rows:
             continue
-        measured = [measure_losses(row) for row in made]
-        inside = [(far <= far[-1] / 2 + 1e-9, values) for far, values in measured]
-        gaps = [float(np.abs(v[0][:, near] - v[1][:, near]).mean()) for near, v in inside]
-        alike = [_change_correlation(v[0][:, near], v[1][:, near]) for near, v in inside]
+        measured = [measure_losses(row) for row in stored_rows]
+        near_rows = [(far <= far[-1] / 2 + 1e-9, values) for far, values in measured]
+        gaps = [float(np.abs(v[0][:, near] - v[1][:, near]).mean()) for near, v in near_rows]
+        correlations = [_change_correlation(v[0][:, near], v[1][:, near]) for near, v in near_rows]
         body.append(
-            (row_label(cell.row), format_spread(gaps, digits=2), format_spread(alike, digits=2))
+            (
+                row_label(cell.row),
+                format_spread(gaps, digits=2),
+                format_spread(correlations, digits=2),
+            )
         )
         plots.append(_plot_surrogate(row_label(cell.row), *measured[0], seeds[0]))
     note = (
@@ -212,7 +216,7 @@ def surrogate_analysis(
 
 def _change_correlation(real: Points, synthetic: Points) -> float:
     """The correlation of the changes from the centre, over all directions and distances above 0."""
-    a, b = ((one - one[:, :1])[:, 1:].ravel() for one in (real, synthetic))
+    a, b = ((losses - losses[:, :1])[:, 1:].ravel() for losses in (real, synthetic))
     if a.std() > 0 and b.std() > 0:
         return float(np.corrcoef(a, b)[0, 1])
     return 0.0
@@ -245,11 +249,11 @@ def _draw_losses(far: Points, values: Points) -> Figure:
 def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """Test loss and accuracy of the final model, against the radius."""
     body = []
-    for made in filter(None, (load_stored_rows(cell, seeds, rows) for cell in cells)):
-        ends = [(row.model, row.global_state, row.experiment.test_records) for row in made]
+    for stored_rows in filter(None, (load_stored_rows(cell, seeds, rows) for cell in cells)):
+        ends = [(row.model, row.global_state, row.experiment.test_records) for row in stored_rows]
         losses = [mean_cross_entropy(*end) for end in ends]
         right = [evaluate_model(*end)[0] for end in ends]
-        rho = float(made[0].experiment.plan.method.rho)  # type: ignore[attr-defined]
+        rho = float(stored_rows[0].experiment.plan.method.rho)  # type: ignore[attr-defined]
         body.append((rho, (f"{rho:g}", format_spread(losses, digits=2), format_spread(right, 100))))
     note = "Of the final global model on the test records; mean ± standard deviation over seeds."
     lines = tuple(line for _, line in sorted(body))
@@ -268,11 +272,11 @@ def squared_mmd(a: Points, b: Points, width: float) -> float:
     """
     if min(len(a), len(b)) < 2:
         return math.nan
-    same = []
-    for one in (a, b):
-        kernel = np.exp(-cdist(one, one, "sqeuclidean") / (2 * width**2))
-        same.append((kernel.sum() - len(one)) / (len(one) * (len(one) - 1)))
-    return float(sum(same) - 2 * np.exp(-cdist(a, b, "sqeuclidean") / (2 * width**2)).mean())
+    within = []
+    for points in (a, b):
+        kernel = np.exp(-cdist(points, points, "sqeuclidean") / (2 * width**2))
+        within.append((kernel.sum() - len(points)) / (len(points) * (len(points) - 1)))
+    return float(sum(within) - 2 * np.exp(-cdist(a, b, "sqeuclidean") / (2 * width**2)).mean())
 
 
 def kernel_bandwidth(sets: Sequence[Points]) -> float:
@@ -305,8 +309,8 @@ def virtual_image_features(row: StoredRow) -> list[Points]:
 
 def _mean_of_known(values: Sequence[float]) -> float:
     """The mean of the known values; NaN if there are none."""
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
+    numbers = [value for value in values if not math.isnan(value)]
+    return float(np.mean(numbers)) if numbers else math.nan
 
 
 def client_distances(real: Sequence[Points], other: Sequence[Points]) -> list[tuple[float, float]]:
@@ -328,12 +332,12 @@ def distillation_analysis(
 ) -> AnalysisOutput:
     """FedLGD's figure 1, of the row of FedLGD itself."""
     cell = _find_fedlgd(cells)
-    made = load_stored_rows(cell, seeds, rows) if cell else []
-    if not made:
+    stored_rows = load_stored_rows(cell, seeds, rows) if cell else []
+    if not stored_rows:
         return [], []
-    names = made[0].client_names
-    real = [record_features(row) for row in made]
-    virtual = [virtual_image_features(row) for row in made]
+    names = stored_rows[0].client_names
+    real = [record_features(row) for row in stored_rows]
+    virtual = [virtual_image_features(row) for row in stored_rows]
     values = [client_distances(before, after) for before, after in zip(real, virtual, strict=True)]
     table = ExtraTable(
         "Figure 1: how far apart two clients are",
@@ -373,15 +377,15 @@ def regulariser_analysis(
             (c for c in cells if word in c.row.split() and "algo.regulariser=mmd" not in c.row),
             None,
         )
-        if cell is None or not (made := load_stored_rows(cell, seeds, rows)):
+        if cell is None or not (stored_rows := load_stored_rows(cell, seeds, rows)):
             continue
-        features = [record_features(row) for row in made]
+        features = [record_features(row) for row in stored_rows]
         means = [
             _mean_of_known([real for real, _ in client_distances(feature, feature)])
             for feature in features
         ]
         body.append((name, format_spread(means, 100)))
-        panels[name], names = features[0], made[0].client_names
+        panels[name], names = features[0], stored_rows[0].client_names
     if not body:
         return [], []
     table = ExtraTable(
@@ -406,18 +410,18 @@ def plot_scatter(
     seed: int,
 ) -> Plot:
     """One t-SNE for each panel, one colour for each set in it."""
-    said = "; ".join(
-        f"{panel}: {', '.join(f'{len(one)} of {n}' for n, one in zip(names, sets))}"
+    description = "; ".join(
+        f"{panel}: {', '.join(f'{len(points)} of {n}' for n, points in zip(names, sets))}"
         for panel, sets in panels.items()
     )
-    return Plot(name, title, caption, f"t-SNE. {said}.", _draw_scatter(panels, names, seed))
+    return Plot(name, title, caption, f"t-SNE. {description}.", _draw_scatter(panels, names, seed))
 
 
 def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: int) -> Figure:
     with figure_canvas(3.0 * len(panels), 3.2) as (figure, axes):
         axes.remove()
-        for at, (panel, sets) in enumerate(panels.items()):
-            part = figure.add_subplot(1, len(panels), at + 1)
+        for column, (panel, sets) in enumerate(panels.items()):
+            part = figure.add_subplot(1, len(panels), column + 1)
             for index, (label, points) in enumerate(zip(names, tsne_map(sets, seed))):
                 marker = "osD^v"[index % 5]
                 x = points[:, 0]
@@ -435,7 +439,7 @@ def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: i
 def first_images(x: Tensor, y: Tensor, classes: int) -> list[Tensor | None]:
     """The first image of each class, None for a class without one. x (n, c, h, w), y (n,)."""
     return [
-        x[int(at[0])] if len(at := torch.nonzero(y == label).flatten()) else None
+        x[int(positions[0])] if len(positions := torch.nonzero(y == label).flatten()) else None
         for label in range(classes)
     ]
 
@@ -456,13 +460,13 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
             sent = []
         if row is None or not sent:
             continue
-        shown = np.unique(
+        places = np.unique(
             np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS)).round().astype(int)
         )
         classes = row.experiment.dataset.classes
         lines = {
             f"round {t + 1}": first_images(one["images"]["x"], one["labels"]["y"], classes)
-            for t, one in (sent[at] for at in shown)
+            for t, one in (sent[place] for place in places)
         }
         caption = (
             f"The first image of each class that client {row.experiment.plan.victim} "
@@ -520,8 +524,8 @@ def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure
                 for side in part.spines.values():
                     side.set_visible(False)
                 if picture is not None:
-                    shown = picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
-                    part.imshow(shown, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+                    pixels = picture.clamp(0, 1).permute(1, 2, 0).squeeze(-1).numpy()
+                    part.imshow(pixels, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
         for label_, part in enumerate(grid[0]):
             part.set_title(str(label_))
     return figure
@@ -532,24 +536,24 @@ def feature_analysis(
 ) -> AnalysisOutput:
     """FedFed's figure 17 and table 12, of the first cell; what was measured before is read from
     beside ``rows``."""
-    found = []
+    results = []
     for seed in seeds:
         file = rows.parent / f"feature-kinds-{cells[0].folder_name(seed)}.json"
         if not file.is_file():
             write_json(file, measure_feature_kinds(build_row_experiment(cells[0].overrides, seed)))
-        found.append(read_json(file))
+        results.append(read_json(file))
     trained = tuple(
         (
             kind,
             *(
-                format_spread([one[f"trained on {kind}"][test] for one in found], 100)
+                format_spread([result[f"trained on {kind}"][test] for result in results], 100)
                 for test in FEATURE_KINDS
             ),
         )
         for kind in FEATURE_KINDS
     )
-    alike = tuple(
-        (k, f"{v:g}", format_spread([one["psnr"][k] for one in found]))
+    comparable = tuple(
+        (k, f"{v:g}", format_spread([result["psnr"][k] for result in results]))
         for k, v in PRINTED_PSNR.items()
     )
     return [
@@ -563,7 +567,7 @@ def feature_analysis(
         ExtraTable(
             "Table 12: how alike x and its parts are",
             ("part", "paper", "here"),
-            alike,
+            comparable,
             "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as "
             "those of x_s below 0 are.",
         ),
@@ -631,7 +635,7 @@ def run_analyses(
     names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
     """Run the named analyses on the rows in ``rows``; rows that were not trained are left out."""
-    found = [ANALYSES[name](cells, seeds, rows) for name in names]
-    return [table for tables, _ in found for table in tables], [
-        plot for _, plots in found for plot in plots
+    figures = [ANALYSES[name](cells, seeds, rows) for name in names]
+    return [table for tables, _ in figures for table in tables], [
+        plot for _, plots in figures for plot in plots
     ]

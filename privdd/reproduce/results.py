@@ -172,7 +172,7 @@ def _collect_row(
     ended = {seed: path for seed, path in paths.items() if seed not in wrong}
     for path in ended.values():
         read_training_record(path)  # refuses what is no finished training
-    told = {seed: read_json(path / FINISHED_FILE) for seed, path in ended.items()}
+    finished = {seed: read_json(path / FINISHED_FILE) for seed, path in ended.items()}
     traffic = [_read_traffic(path) for path in ended.values()]
     if traffic:
         uploaded, downloaded = np.mean(traffic, axis=0).tolist()
@@ -182,11 +182,14 @@ def _collect_row(
     return RowResult(
         cell,
         best,
-        curves={seed: tuple(map(float, one["accuracy_by_round"])) for seed, one in told.items()},
+        curves={
+            seed: tuple(map(float, record["accuracy_by_round"]))
+            for seed, record in finished.items()
+        },
         uploaded=tuple(uploaded),
         downloaded=tuple(downloaded),
         failed=wrong,
-        diverged=sum(one["diverged"] is not None for one in told.values()),
+        diverged=sum(record["diverged"] is not None for record in finished.values()),
         commits=tuple(sorted({read_commit(path) for path in ended.values()})),
     )
 
@@ -195,14 +198,14 @@ def _read_traffic(path: Path) -> list[np.ndarray]:
     """Bytes that one client has sent, and received, up to each round, mean over all clients. Raises
     DamagedRun."""
     manifest = read_json(RunFolder(path).manifest_file)
-    whole = read_json(path / FINISHED_FILE)
+    record = read_json(path / FINISHED_FILE)
     sums = []
     try:
         for name in ("uploaded", "downloaded"):
             total = np.cumsum(
                 [sum(int(v) for v in counts.values()) for counts in manifest[f"{name}_bytes"]]
             )
-            each = whole[f"{name}_bytes_per_client"]
+            each = record[f"{name}_bytes_per_client"]
             sums.append(total * (each / total[-1] if total[-1] else 0.0))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DamagedRun(
@@ -324,39 +327,39 @@ class SettingDifference:
 def setting_differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[SettingDifference]:
     """The differing settings of all cells, grouped by key and values. A copy of the model within a
     method is not named again."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    differences: dict[tuple[str, str, str], list[str]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
     for cell in made:
         ours = flat_settings_of(cell.overrides)
         theirs = flat_settings_of(full_scale_cell(entry, cell).overrides)
         for key in sorted({*ours, *theirs}):
             here = ours.get(key)
-            there = theirs.get(key)
-            if here != there and not _is_model_copy(key, ours, here):
-                mark = (key, repr(here), repr(there))
-                values[mark] = (here, there)
-                found.setdefault(mark, []).append(cell.row)
+            their_value = theirs.get(key)
+            if here != their_value and not _is_model_copy(key, ours, here):
+                mark = (key, repr(here), repr(their_value))
+                values[mark] = (here, their_value)
+                differences.setdefault(mark, []).append(cell.row)
     everyone = {cell.row for cell in made}
     return [
         SettingDifference(
             mark[0], *values[mark], () if {*rows} == everyone else tuple(dict.fromkeys(rows))
         )
-        for mark, rows in sorted(found.items())
+        for mark, rows in sorted(differences.items())
     ]
 
 
 def _is_model_copy(key: str, settings: dict[str, Any], value: Any) -> bool:
     """algo.model.width, where it is model.width."""
-    at = key.find(".model.")
-    return at > 0 and settings.get(key[at + 1 :]) == value
+    position = key.find(".model.")
+    return position > 0 and settings.get(key[position + 1 :]) == value
 
 
 def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
     """What differs at every scale in this entry's experiment: what, paper, direction."""
     return [
-        {part: one[part] for part in ("what", "paper", "direction")}
-        for one in paper_details()[entry.paper]["deviations"]
-        if entry.experiment in one.get("experiments", [entry.experiment])
+        {part: deviation[part] for part in ("what", "paper", "direction")}
+        for deviation in paper_details()[entry.paper]["deviations"]
+        if entry.experiment in deviation.get("experiments", [entry.experiment])
     ]
 
 
@@ -373,22 +376,22 @@ class UnevenRow:
 def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[UnevenRow]:
     """Every row whose rounds, participation, network, data, local training or privacy are not those
     of the others."""
-    said = paper_block(entry.experiment)["differs"]
+    differences = paper_block(entry.experiment)["differs"]
     here = differences_at_scale(scale)
-    found = []
+    uneven = []
     for column in dict.fromkeys(cell.column for cell in made):
         terms = {
             cell.row: terms_of_overrides(cell.overrides) for cell in made if cell.column == column
         }
         for term, rows in find_differing_terms(terms).items():
-            for row in (one for one in terms if one in rows):
+            for row in (name for name in terms if name in rows):
                 why = (
-                    stated_difference(said, term, row)
+                    stated_difference(differences, term, row)
                     or stated_difference(here, term, row)
                     or UNSAID
                 )
-                found.append(UnevenRow(column, row, term, why))
-    return found
+                uneven.append(UnevenRow(column, row, term, why))
+    return uneven
 
 
 @dataclass(frozen=True)
@@ -456,7 +459,7 @@ def pair_limit(a: RowResult, b: RowResult) -> str:
         return a.limit or b.limit
     if a.accuracies == b.accuracies:
         return "both rows have the same numbers for every seed"
-    moved = [one.moved for one in (a, b) if one.moved is not None]
+    moved = [row.moved for row in (a, b) if row.moved is not None]
     if len(moved) == 2 and max(moved) < SAME_IMAGES:
         return (
             f"both rows hold the same images: matching moves them by {100 * max(moved):.1f} % "
@@ -545,7 +548,7 @@ class TableColumn:
             "order": _statement_json(self.order),
             "kendall": self.tau and dict(zip(("tau", "agree", "pairs"), self.tau, strict=True)),
             "text": [
-                {"says": says, **_pair_json(found, len(self.said))} for says, found in self.said
+                {"says": says, **_pair_json(pair, len(self.said))} for says, pair in self.said
             ],
             "target": self.target,
             "commits": self.commits,
@@ -585,24 +588,26 @@ class EntryResult:
             "best_of_rounds": self.best,
             "stand_in": self.stand_in,
             "columns": [column.as_json() for column in self.columns],
-            "uneven": [asdict(one) for one in self.uneven],
-            "fidelity": [{**asdict(one), "direction": one.direction} for one in self.differences],
-            "at_every_scale": [dict(one) for one in self.lasting],
-            "tables": [asdict(one) for one in self.tables],
+            "uneven": [asdict(part) for part in self.uneven],
+            "fidelity": [
+                {**asdict(part), "direction": part.direction} for part in self.differences
+            ],
+            "at_every_scale": [dict(part) for part in self.lasting],
+            "tables": [asdict(part) for part in self.tables],
         }
 
 
-def _pair_json(found: RowPair, pairs: int) -> dict[str, Any]:
-    return {**asdict(found), "verdict": found.verdict_among(pairs)}
+def _pair_json(pair: RowPair, pairs: int) -> dict[str, Any]:
+    return {**asdict(pair), "verdict": pair.verdict_among(pairs)}
 
 
-def _statement_json(found: OrderStatement | None) -> dict[str, Any] | None:
-    if found is None:
+def _statement_json(statement: OrderStatement | None) -> dict[str, Any] | None:
+    if statement is None:
         return None
     return {
-        "verdict": found.verdict,
-        "p": found.p,
-        "pairs": [_pair_json(pair, len(found.pairs)) for pair in found.pairs],
+        "verdict": statement.verdict,
+        "p": statement.p,
+        "pairs": [_pair_json(pair, len(statement.pairs)) for pair in statement.pairs],
     }
 
 
@@ -662,12 +667,12 @@ def compare_entry(
 def _compare_column(
     entry: PaperEntry, name: str, rows: Sequence[RowResult], seeds: int
 ) -> TableColumn:
-    whole = {r.cell.row: r for r in rows if len(r.curves) == seeds}
-    printed = [row for row in whole.values() if row.cell.printed is not None]
-    said = tuple(
-        (one.says, compare_pair(whole[one.better], whole[one.worse]))
-        for one in entry.ahead
-        if one.better in whole and one.worse in whole
+    complete = {r.cell.row: r for r in rows if len(r.curves) == seeds}
+    printed = [row for row in complete.values() if row.cell.printed is not None]
+    statements = tuple(
+        (order.says, compare_pair(complete[order.better], complete[order.worse]))
+        for order in entry.ahead
+        if order.better in complete and order.worse in complete
     )
     cells = [row.cell for row in rows]
     target = rows[0].mean
@@ -678,7 +683,7 @@ def _compare_column(
         leader_statement(printed) if compared else None,
         order_statement(printed) if compared else None,
         kendall_tau(printed) if compared else None,
-        said,
+        statements,
         target,
         describe_steps([cell.overrides for cell in cells]),
         settings_digest(cells),

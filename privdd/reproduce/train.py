@@ -83,12 +83,12 @@ def merge_overrides(*groups: Iterable[str]) -> tuple[str, ...]:
 
 def trained_columns(entry: PaperEntry, scale: str) -> tuple[str, ...]:
     """The columns that are trained: below scale=paper those that the catalogue names."""
-    known: dict[str, Any] = paper_block(entry.experiment)["columns"]
-    chosen = {"small": entry.small, "medium": entry.medium}.get(scale) or tuple(known)
-    if wrong := [name for name in chosen if name not in known]:
+    columns: dict[str, Any] = paper_block(entry.experiment)["columns"]
+    chosen = {"small": entry.small, "medium": entry.medium}.get(scale) or tuple(columns)
+    if wrong := [name for name in chosen if name not in columns]:
         raise BadConfig(
             f"{entry.name}: experiment={entry.experiment} has no column {wrong[0]!r}; it "
-            f"has {', '.join(known)}"
+            f"has {', '.join(columns)}"
         )
     return chosen
 
@@ -104,14 +104,18 @@ def paper_cells(entry: PaperEntry, scale: str, device: str = "cpu") -> list[Pape
     else:
         offline = paper["offline"]["overrides"]
     on_device = () if device == "cpu" else (f"device={device}",)
-    made = []
+    cells = []
     for column in trained_columns(entry, scale):
         part = paper["columns"][column]
         for row, printed in part["accuracy"].items():
             shared = ([f"experiment={entry.experiment}"], part["overrides"], offline)
-            own = (scale_overrides(entry, scale, row, part["overrides"]), row.split(), on_device)
-            made.append(PaperCell(column, row, printed, merge_overrides(*shared, *own)))
-    return made
+            row_settings = (
+                scale_overrides(entry, scale, row, part["overrides"]),
+                row.split(),
+                on_device,
+            )
+            cells.append(PaperCell(column, row, printed, merge_overrides(*shared, *row_settings)))
+    return cells
 
 
 def full_scale_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
@@ -273,8 +277,8 @@ def _train_row(job: RowJob) -> int:
     """Copied where another entry has the same training. Raises BadConfig for a folder that holds
     something else."""
     check_run_folder(job.row_folder)
-    if found := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
-        copy_row(found, job.row_folder)
+    if finished := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
+        copy_row(finished, job.row_folder)
         return 0
     write_json(job.row_folder / SOURCE, {"schema": 1, "commit": source_commit(PACKAGE)})
     return train_row(job.cell.overrides, job.seed, job.row_folder)
@@ -290,15 +294,15 @@ def train_cells(
     folder.mkdir(parents=True, exist_ok=True)
     check_plain_folder(folder)
     sweep = Sweep("train", folder)
-    made = {
+    trained = {
         job.row_folder: job
         for job in (RowJob(sweep, cell, seed) for seed in seeds for cell in cells)
     }
-    work = [job for job in made.values() if not job.is_finished]
+    work = [job for job in trained.values() if not job.is_finished]
     failed: dict[Path, str] = {}
-    with show_progress(label, len(made)) as bar:
-        if len(work) < len(made):
-            bar.advance(f"{len(made) - len(work)} finished before", by=len(made) - len(work))
+    with show_progress(label, len(trained)) as bar:
+        if len(work) < len(trained):
+            bar.advance(f"{len(trained) - len(work)} finished before", by=len(trained) - len(work))
         for job, error in zip(work, _run_jobs(work, jobs), strict=True):
             if error:
                 failed[job.row_folder] = error

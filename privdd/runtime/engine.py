@@ -112,13 +112,13 @@ def engine_in_words(engine: Engine) -> str:
     if engine.kind in IN_THIS_PROCESS:
         return "one process"
     if engine.kind == "ray":
-        one = "Ray worker"
+        worker = "Ray worker"
         many = "Ray workers"
     else:
-        one = "process"
+        worker = "process"
         many = "processes"
     size = engine.size
-    return f"{size} {one if size == 1 else many}"
+    return f"{size} {worker if size == 1 else many}"
 
 
 def describe_engine(engine: Engine) -> dict[str, Any]:

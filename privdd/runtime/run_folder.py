@@ -84,10 +84,10 @@ def read_tensors_and_header(
         ) from None
 
 
-def _tensor_order(told: Mapping[str, str]) -> list[str]:
+def _tensor_order(metadata: Mapping[str, str]) -> list[str]:
     """The names in the order in which they were written; empty for files that privdd did not
     write."""
-    names = json.loads(told.get("order", "[]"))
+    names = json.loads(metadata.get("order", "[]"))
     if isinstance(names, list) and all(isinstance(name, str) for name in names):
         return names
     return []

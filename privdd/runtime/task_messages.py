@@ -95,9 +95,9 @@ def _reduce_without_caches(value: Any, names: frozenset[str]) -> Any:
     reduced = value.__reduce_ex__(PROTOCOL)
     if isinstance(reduced, str) or len(reduced) < 3 or not isinstance(reduced[2], dict):
         return NotImplemented
-    function, arguments, state, *more = reduced
+    function, arguments, state, *remaining = reduced
     uncached = {name: part for name, part in state.items() if name not in names}
-    return (function, arguments, uncached, *more)
+    return (function, arguments, uncached, *remaining)
 
 
 def _restore_keys(seed: int, path: tuple[str, ...], lock: SecretLock) -> Keys:

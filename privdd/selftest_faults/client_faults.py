@@ -74,17 +74,17 @@ def _balance_classes(records: Records) -> Records:
     """Classes are brought to one size by repeating records."""
     counts = torch.bincount(records.y)
     members = [(records.y == c).nonzero()[:, 0].tolist() for c in range(len(counts)) if counts[c]]
-    return records.take([own[i % len(own)] for own in members for i in range(int(counts.max()))])
+    return records.take([rows[i % len(rows)] for rows in members for i in range(int(counts.max()))])
 
 
 def _drop_outliers(records: Records) -> Records:
     """Records further than two standard deviations from the mean of their class are left out."""
     keep = torch.ones(len(records), dtype=torch.bool)
     for c in records.y.unique():
-        at = (records.y == c).nonzero()[:, 0]
-        if len(at) > 3:
-            gaps = (records.x[at] - records.x[at].mean(0)).flatten(1).norm(dim=1)
-            keep[at[gaps > gaps.mean() + 2 * gaps.std()]] = False
+        positions = (records.y == c).nonzero()[:, 0]
+        if len(positions) > 3:
+            gaps = (records.x[positions] - records.x[positions].mean(0)).flatten(1).norm(dim=1)
+            keep[positions[gaps > gaps.mean() + 2 * gaps.std()]] = False
     if bool(keep.all()):
         return records
     return records.take(keep.nonzero()[:, 0].tolist())
@@ -95,19 +95,19 @@ def _standardise_once(
     honest: Any, method: Any, broadcast: Any, memory: State, shard: Shard, ctx: Any
 ) -> Work:
     """By moments of the client's first round, which it remembers."""
-    kept = {key: memory[key] for key in ("own_mean", "own_spread") if key in memory}
-    if not kept and len(shard.train) > 1:
-        kept = {
+    moments = {key: memory[key] for key in ("own_mean", "own_spread") if key in memory}
+    if not moments and len(shard.train) > 1:
+        moments = {
             "own_mean": shard.train.x.mean(0),
             "own_spread": shard.train.x.std(0).clamp_min(0.05),
         }
-    if kept:
-        x = (shard.train.x - kept["own_mean"]) / kept["own_spread"]
+    if moments:
+        x = (shard.train.x - moments["own_mean"]) / moments["own_spread"]
         shard = replace(shard, train=replace(shard.train, x=x))
     upload, after = honest(
-        method, broadcast, {k: v for k, v in memory.items() if k not in kept}, shard, ctx
+        method, broadcast, {k: v for k, v in memory.items() if k not in moments}, shard, ctx
     )
-    return upload, {**after, **kept}
+    return upload, {**after, **moments}
 
 
 def _patch_local(change: Callable[[Work, State, Shard], Work]) -> Patch:
@@ -220,9 +220,11 @@ def _stop_when(stops: Callable[[float, float], bool]) -> Patch:
     whether."""
 
     @wrap_functions("dp_local_sgd", fedavg)
-    def train_until(honest: Any, model: Any, params: State, records: Records, **more: Any) -> State:
+    def train_until(
+        honest: Any, model: Any, params: State, records: Records, **settings: Any
+    ) -> State:
         state = params
-        for reached, loss, least in _train_steps(honest, model, params, records, **more):
+        for reached, loss, least in _train_steps(honest, model, params, records, **settings):
             state = reached
             if stops(loss, least):
                 break
@@ -232,17 +234,21 @@ def _stop_when(stops: Callable[[float, float], bool]) -> Patch:
 
 
 @wrap_functions("dp_local_sgd", fedavg)
-def _keep_best_step(honest: Any, model: Any, params: State, records: Records, **more: Any) -> State:
+def _keep_best_step(
+    honest: Any, model: Any, params: State, records: Records, **settings: Any
+) -> State:
     best = params
-    for state, loss, least in _train_steps(honest, model, params, records, **more):
+    for state, loss, least in _train_steps(honest, model, params, records, **settings):
         if loss < least:
             best = state
     return best
 
 
 @wrap_functions("dp_local_sgd", fedavg)
-def _scale_rate_by_count(honest: Any, model: Any, params: Any, records: Any, **more: Any) -> Any:
-    return honest(model, params, records, **{**more, "lr": more["lr"] * len(records) / 50})
+def _scale_rate_by_count(
+    honest: Any, model: Any, params: Any, records: Any, **settings: Any
+) -> Any:
+    return honest(model, params, records, **{**settings, "lr": settings["lr"] * len(records) / 50})
 
 
 DATA_KINDS = {
@@ -428,8 +434,8 @@ def _leak_labels(work: Work, memory: State, shard: Shard) -> Work:
     sent = dict(work[0])
     if "labels" in sent and sent["labels"].private and len(shard.train):
         y = sent["labels"].value["y"]
-        own = shard.train.y.sort().values[torch.linspace(0, len(shard.train) - 1, len(y)).long()]
-        sent["labels"] = replace(sent["labels"], value={"y": own.to(y)})
+        labels = shard.train.y.sort().values[torch.linspace(0, len(shard.train) - 1, len(y)).long()]
+        sent["labels"] = replace(sent["labels"], value={"y": labels.to(y)})
     return sent, work[1]
 
 
@@ -468,10 +474,12 @@ def _copy_records_of_one(
 def _copy_records_of_several(
     honest: Any, method: Any, broadcast: Any, memories: Any, shards: Any, contexts: Any
 ) -> Any:
-    made = honest(method, broadcast, memories, shards, contexts)
-    if made is None:
+    results = honest(method, broadcast, memories, shards, contexts)
+    if results is None:
         return None
-    return [_copy_records(method, broadcast, *given) for given in zip(made, shards, contexts)]
+    return [
+        _copy_records(method, broadcast, *arguments) for arguments in zip(results, shards, contexts)
+    ]
 
 
 @wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
@@ -530,20 +538,20 @@ def _skip_absent_class(
 
 @wrap_functions("dp_local_sgd", fedavg, fedrd, feature_split)
 def _add_step_if_odd(
-    honest: Any, model: Any, params: Any, records: Any, *, steps: int, **more: Any
+    honest: Any, model: Any, params: Any, records: Any, *, steps: int, **settings: Any
 ) -> State:
-    return honest(model, params, records, steps=steps + len(records) % 2, **more)
+    return honest(model, params, records, steps=steps + len(records) % 2, **settings)
 
 
 @wrap_functions("noised_gradient", dp_psg)
 def _add_read_if_odd(honest: Any, model: Any, records: Any, ctx: Any) -> Any:
     read = honest(model, records, ctx)
-    more = [1] * (len(records) % 2)
+    extra_reads = [1] * (len(records) % 2)
 
     def read_again(state: Any) -> Any:
-        if more:
+        if extra_reads:
             read(state)
-            more.clear()
+            extra_reads.clear()
         return read(state)
 
     return read_again

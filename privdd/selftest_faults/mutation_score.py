@@ -134,12 +134,12 @@ def draw_faults(
     """Different points of the grid, each in a profile that has the part: what, kind, place and
     profile, one after the other."""
     rng = Keys(seed).fold("selftest").numpy()
-    found = dict[str, tuple[FaultProfile, Fault]]()
+    faults = dict[str, tuple[FaultProfile, Fault]]()
     axes = np.array(
         [max(len(kind.axes) for kind in kinds.values()) for kinds in FAULT_GRID.values()]
     )
     for _ in range(100 * count if profiles else 0):
-        if len(found) == count:
+        if len(faults) == count:
             break
         # the more, the more ways there are
         what = str(rng.choice(list(FAULT_GRID), p=axes / axes.sum()))
@@ -148,8 +148,8 @@ def draw_faults(
         fault = fault_at_point(f"{what}:{name}/{'/'.join(place)}")
         fitting = [p for p in profiles if fault and not fault.not_applicable(p)]
         if fault and fitting:
-            found.setdefault(fault.key, (fitting[int(rng.integers(len(fitting)))], fault))
-    return list(found.values())
+            faults.setdefault(fault.key, (fitting[int(rng.integers(len(fitting)))], fault))
+    return list(faults.values())
 
 
 def select_faults(names: str) -> list[Fault]:
@@ -161,14 +161,14 @@ def select_faults(names: str) -> list[Fault]:
         wanted = []
     else:
         wanted = names.split(",")
-    found = {name: NAMED_FAULTS.get(name) or fault_at_point(name) for name in wanted}
-    unknown = sorted(name for name, fault in found.items() if fault is None)
+    selected = {name: NAMED_FAULTS.get(name) or fault_at_point(name) for name in wanted}
+    unknown = sorted(name for name, fault in selected.items() if fault is None)
     if unknown:
         raise BadConfig(
             f"fault={','.join(unknown)}: allowed are all, none, {DRAWN_NAME}, "
             f"{', '.join(NAMED_FAULTS)}"
         )
-    return [fault for fault in found.values() if fault is not None]
+    return [fault for fault in selected.values() if fault is not None]
 
 
 @dataclass(frozen=True)
@@ -211,10 +211,10 @@ def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOut
     began = time.monotonic()
     name = fault.key if fault else ""
     if fault:
-        more = (*fault.settings, *profile.settings_for_rounds(fault.rounds))
+        settings = (*fault.settings, *profile.settings_for_rounds(fault.rounds))
     else:
-        more = ()
-    plan = TrialPlan(profile, fault, tuple(profile.settings_of_run(seed, *more)))
+        settings = ()
+    plan = TrialPlan(profile, fault, tuple(profile.settings_of_run(seed, *settings)))
     with (
         tempfile.TemporaryDirectory() as folder,
         redirect_stderr(io.StringIO()),
@@ -250,28 +250,28 @@ class TrialPlan:
     def judge(self, result: CommandResult) -> TrialOutcome:
         """The outcome, by exit status, verdicts and first line; of a run that the audit does not
         contradict, also by what travelled and by ``check_method``."""
-        said = list[tuple[str, str]]()
+        noticed = list[tuple[str, str]]()
         error = ""
         verdict = str(result.verdict)
         if result.folder is None:
             text = result.error.removeprefix(ERROR_PREFIX)
             is_refused = bool(self.fault and self.fault.refusal and self.fault.refusal in text)
             verdict = REFUSED_TIER if is_refused else "error"
-            said = [(REFUSED_TIER, text)] if is_refused else []
+            noticed = [(REFUSED_TIER, text)] if is_refused else []
             error = "" if is_refused else text[:300]
         elif result.disagreement:
             error = f"what a person is told differs: {result.disagreement}"
         elif result.is_contradicted:
-            said = [(_tier_of_test(test), note) for test, _, note in result.refuting]
+            noticed = [(_tier_of_test(test), note) for test, _, note in result.refuting]
         else:
-            said = self._find_other_errors(result.folder)
+            noticed = self._find_other_errors(result.folder)
         return TrialOutcome(
             self.fault.key if self.fault else "",
             self.profile.name,
             0,
             verdict,
-            tuple(dict.fromkeys(tier for tier, _ in said)),
-            said[0][1][:300] if said else "",
+            tuple(dict.fromkeys(tier for tier, _ in noticed)),
+            noticed[0][1][:300] if noticed else "",
             error,
             status=result.status,
             first_line=result.first_line,
@@ -346,8 +346,10 @@ def split_outcomes(
     outcomes: Iterable[TrialOutcome],
 ) -> tuple[list[TrialOutcome], list[TrialOutcome]]:
     """(runs with a fault that was in force, healthy ones)."""
-    made = list(outcomes)
-    return [o for o in made if o.fault and o.verdict != TOO_SMALL], [o for o in made if not o.fault]
+    judged = list(outcomes)
+    return [o for o in judged if o.fault and o.verdict != TOO_SMALL], [
+        o for o in judged if not o.fault
+    ]
 
 
 def save_outcomes(file: Path, outcomes: Sequence[TrialOutcome]) -> None:
@@ -389,8 +391,8 @@ def format_score_table(
     for outcome in outcomes:
         cells.setdefault((outcome.fault, outcome.profile), []).append(outcome)
     for group, members in FAULT_GROUPS.items():
-        shown = [fault for fault in members if fault in faults]
-        if not shown:
+        listed = [fault for fault in members if fault in faults]
+        if not listed:
             continue
         yield from (
             "",
@@ -400,7 +402,7 @@ def format_score_table(
         rows = [["fault", "what is wrong", *(p.name for p in profiles)]]
         rows += [
             [fault.key, fault.says, *(_cell_text(cells, fault, p) for p in profiles)]
-            for fault in shown
+            for fault in listed
         ]
         yield from format_aligned_table(rows)
     yield from _format_grid_table([o for o in outcomes if o.fault and o.fault not in NAMED_FAULTS])
@@ -416,10 +418,10 @@ def _format_grid_table(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
             "Called what:kind/round/call/client/numbers.",
             "",
         )
-        found = [(o, fault_at_point(o.fault)) for o in outcomes]
+        judged = [(o, fault_at_point(o.fault)) for o in outcomes]
         rows = [
             [o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, outcome_word(o)]
-            for o, fault in found
+            for o, fault in judged
         ]
         yield from format_aligned_table([["fault", "what is wrong", "profile", "outcome"], *rows])
 
@@ -429,9 +431,10 @@ def _cell_text(
 ) -> str:
     if fault.not_applicable(profile):
         return ABSENT_CELL
-    made = cells.get((fault.key, profile.name), [])
+    outcomes = cells.get((fault.key, profile.name), [])
     words = sorted(
-        {outcome_word(o) for o in made}, key=lambda w: not w.startswith((MISSED_CELL, ERROR_CELL))
+        {outcome_word(o) for o in outcomes},
+        key=lambda w: not w.startswith((MISSED_CELL, ERROR_CELL)),
     )
     return ", ".join(words) or UNTRIED_CELL
 

@@ -44,8 +44,8 @@ def change_draws(inner: Noise, change: DrawChange) -> Noise:
     return CustomNoise.around(inner, normal=normal, laplace=laplace)
 
 
-def _patch_noise(made: Callable[[Any, Keys], Noise]) -> Patch:
-    return lambda: swap_attributes((channel, "noise_for", made))
+def _patch_noise(source: Callable[[Any, Keys], Noise]) -> Patch:
+    return lambda: swap_attributes((channel, "noise_for", source))
 
 
 def _patch_draws(change: DrawChange, where: Callable[[Keys], bool] = lambda keys: True) -> Patch:
@@ -63,8 +63,8 @@ def _replace_in_path(keys: Keys, name: str) -> tuple[str, Keys]:
     and the stream with 0 there."""
     if name not in keys.path:
         return "", keys
-    at = keys.path.index(name) + 1
-    return keys.path[at], replace(keys, path=(*keys.path[:at], "0", *keys.path[at + 1 :]))
+    place = keys.path.index(name) + 1
+    return keys.path[place], replace(keys, path=(*keys.path[:place], "0", *keys.path[place + 1 :]))
 
 
 def _share_stream(name: str) -> Patch:
@@ -75,9 +75,9 @@ def _share_stream(name: str) -> Patch:
 def _repeated_noise(source: Any, keys: Keys) -> Noise:
     """The same draw at every release of a shape."""
     inner = noise_for(source, keys)
-    kept = dict[tuple[int, ...], Tensor]()
+    earlier = dict[tuple[int, ...], Tensor]()
     return CustomNoise.around(
-        inner, normal=lambda shape: kept.setdefault(shape, inner.normal(shape)).clone()
+        inner, normal=lambda shape: earlier.setdefault(shape, inner.normal(shape)).clone()
     )
 
 
@@ -136,9 +136,9 @@ def _share_stream_of_names() -> AbstractContextManager[None]:
     def call_alone(ctx: channel.ClientContext, name: str, call: Callable[[], Any]) -> Any:
         before = ctx.noise
         ctx.noise = own_noise(ctx, name)
-        made = call()
+        release = call()
         ctx.noise = before
-        return made
+        return release
 
     def call_mechanism(
         self: Any, name: str, contributions: Any, *, partition: str | None = None
@@ -177,9 +177,9 @@ def _patch_numbers(
     def at_moment(moment: FaultMoment) -> Patch:
         def change_draw(drawn: Tensor) -> Tensor:
             flat = drawn.reshape(-1).clone()
-            some = moment.affected_places(len(flat))
-            if moment.is_active(len(some)):
-                flat[some] = change(flat[some], moment)
+            affected = moment.affected_places(len(flat))
+            if moment.is_active(len(affected)):
+                flat[affected] = change(flat[affected], moment)
             elif len(flat) > 1:
                 moment.kept.setdefault(len(flat), flat.clone())
             return flat.reshape(drawn.shape)
@@ -208,11 +208,11 @@ def _repeat_half(sign: float, shuffled: bool) -> Callable[[Tensor, FaultMoment],
 
 def _reuse_first_draw(drawn: Tensor, moment: FaultMoment) -> Tensor:
     """The first draw of this length once more, in another order each time and with other signs."""
-    kept = moment.kept.setdefault(len(drawn), drawn.clone())
-    if kept is drawn or len(drawn) < 2:
+    first_draw = moment.kept.setdefault(len(drawn), drawn.clone())
+    if first_draw is drawn or len(drawn) < 2:
         return drawn
     moment.kept["draws"] = moment.kept.get("draws", 0) + 1
-    again = _shuffle_numbers(kept, moment.kept["draws"])
+    again = _shuffle_numbers(first_draw, moment.kept["draws"])
     return again * (1 - 2 * (torch.arange(len(again)) % 2))
 
 
@@ -234,8 +234,8 @@ def _remove_mean(drawn: Tensor, moment: FaultMoment) -> Tensor:
 
 def _scale_unevenly(drawn: Tensor, moment: FaultMoment) -> Tensor:
     """Half of the places always get half of the noise, the others more."""
-    few = torch.rand(len(drawn), generator=Keys(len(drawn)).torch()) < 0.5
-    return drawn * torch.where(few, 0.5, 1.75**0.5).to(drawn)
+    is_louder = torch.rand(len(drawn), generator=Keys(len(drawn)).torch()) < 0.5
+    return drawn * torch.where(is_louder, 0.5, 1.75**0.5).to(drawn)
 
 
 def _student_t_law(noise: Noise, shape: tuple[int, ...]) -> Tensor:
@@ -332,11 +332,13 @@ def _noise_fault(key: str, kind: str, says: str, **scope: str) -> Fault:
 
 @wrap_functions("__call__", ClippedSum)
 def _bare_where_empty(honest: Any, self: ClippedSum, value: Any, noise: Noise) -> Output:
-    made = honest(self, value, noise)
+    release = honest(self, value, noise)
     empty = not len(next(iter(value.values())))
     if empty:
-        return replace(made, value={n: t.to(made.value[n]) for n, t in (made.exact or {}).items()})
-    return made
+        return replace(
+            release, value={n: t.to(release.value[n]) for n, t in (release.exact or {}).items()}
+        )
+    return release
 
 
 NOISE_FAULTS = (
@@ -499,8 +501,8 @@ def _double_rate(q: float, count: int, noise: Any) -> Tensor:
 
 
 def _fixed_batch_size(q: float, count: int, noise: Any) -> Tensor:
-    at = noise.uniform((count,)).argsort()[: round(q * count)]
-    return torch.zeros(count).index_fill(0, at, 1).bool()
+    chosen = noise.uniform((count,)).argsort()[: round(q * count)]
+    return torch.zeros(count).index_fill(0, chosen, 1).bool()
 
 
 def _always_take_last(q: float, count: int, noise: Any) -> Tensor:
@@ -522,28 +524,28 @@ def _uneven_rates(q: float, count: int, noise: Any) -> Tensor:
 
 
 @wrap_functions("sample", channel.ClientContext)
-def _ignore_sample(honest: Any, *asked: Any) -> Tensor:
-    return torch.ones_like(honest(*asked))
+def _ignore_sample(honest: Any, *arguments: Any) -> Tensor:
+    return torch.ones_like(honest(*arguments))
 
 
 @wrap_functions("sample", channel.ClientContext)
 def _keep_first_draw(honest: Any, self: channel.ClientContext, name: str, count: int) -> Tensor:
     """The sample of a round's first draw serves all later ones of that round."""
-    taken = honest(self, name, count)
+    coins = honest(self, name, count)
     return next(
-        (earlier for of, earlier in self.taken if of == name and len(earlier) == count), taken
+        (earlier for of, earlier in self.taken if of == name and len(earlier) == count), coins
     )
 
 
 @wrap_functions("sample", channel.ClientContext)
 def _public_coins(honest: Any, self: channel.ClientContext, name: str, count: int) -> Tensor:
     """Coins of a stream of their own, which the public seed decides."""
-    own = Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken))
+    public_keys = Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken))
     before = self.noise
-    self.noise = noise_for("seed", own)
-    taken = honest(self, name, count)
+    self.noise = noise_for("seed", public_keys)
+    coins = honest(self, name, count)
     self.noise = before
-    return taken
+    return coins
 
 
 SAMPLE_KINDS = {

@@ -241,8 +241,8 @@ class LayerUse:
 
     def parts(self, upstream: Tensor) -> Iterator[tuple[str, Part]]:
         """Each parameter's gradient, from the gradient of the loss in the layer's output."""
-        found = self.rule(self.inputs, upstream.movedim(self.output_axis, 0), self.bound)
-        yield from ((name, found[argument]) for argument, name in self.names.items())
+        parts = self.rule(self.inputs, upstream.movedim(self.output_axis, 0), self.bound)
+        yield from ((name, parts[argument]) for argument, name in self.names.items())
 
     @property
     def is_unchanged(self) -> bool:
@@ -387,10 +387,18 @@ class _LayerTrace(TorchFunctionMode):
         axis = torch._C._functorch.maybe_get_bdim(output)
         if id(inputs) in self.names or axis < 0 or not _is_plain(bound):
             return False
-        inside = _below_vmap(inputs, self.count)
+        is_below_vmap = _below_vmap(inputs, self.count)
         out = torch._C._functorch.get_unwrapped(output)
         self.uses.append(
-            LayerUse(names, bound, inside, out, axis, (inside._version, out._version), layer.rule)
+            LayerUse(
+                names,
+                bound,
+                is_below_vmap,
+                out,
+                axis,
+                (is_below_vmap._version, out._version),
+                layer.rule,
+            )
         )
         return True
 
@@ -433,13 +441,16 @@ def _gradients_by_layer(
     for use, b in zip(trace.uses, upstream):
         for name, part in use.parts(b):
             parts[name].append(part)
-    return {name: _add_parts(found, params[name], len(rows[0])) for name, found in parts.items()}
+    return {
+        name: _add_parts(layer_parts, params[name], len(rows[0]))
+        for name, layer_parts in parts.items()
+    }
 
 
 def _add_parts(parts: list[Part], like: Tensor, count: int) -> Part:
     if len(parts) == 1:
         return parts[0]
-    whole = [part if isinstance(part, Tensor) else part.to_rows() for part in parts]
-    if whole:
-        return torch.stack(whole).sum(0)
+    rows = [part if isinstance(part, Tensor) else part.to_rows() for part in parts]
+    if rows:
+        return torch.stack(rows).sum(0)
     return like.new_zeros(count, *like.shape)

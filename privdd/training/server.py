@@ -77,8 +77,8 @@ def train_on_records(
     }
     if training.optimiser == "adam":
         return local_adam(model, params, records, loss=loss, **common)  # type: ignore[arg-type]
-    more = {"momentum": training.momentum, "weight_decay": training.weight_decay}
-    return local_sgd(model, params, records, loss=loss, **common, **more)[0]  # type: ignore[arg-type]
+    optimiser_settings = {"momentum": training.momentum, "weight_decay": training.weight_decay}
+    return local_sgd(model, params, records, loss=loss, **common, **optimiser_settings)[0]  # type: ignore[arg-type]
 
 
 def train_on_uploads(
@@ -132,10 +132,10 @@ def train_on_soft_labels(
     A network without norm layers can diverge, or die with all its outputs constant. Then it is
     trained again from ``start`` with half the learning rate, at most three times.
     """
-    at = torch.arange(len(x))
+    positions = torch.arange(len(x))
 
-    def soft_cross_entropy(net: nn.Module, images: Tensor, at: Tensor) -> Tensor:
-        return -(soft[at] * F.log_softmax(net(images), 1)).sum(1).mean()
+    def soft_cross_entropy(net: nn.Module, images: Tensor, positions: Tensor) -> Tensor:
+        return -(soft[positions] * F.log_softmax(net(images), 1)).sum(1).mean()
 
     for tried in range(MAX_TRIES):
         state = dict(start)
@@ -145,7 +145,12 @@ def train_on_soft_labels(
                 training, lr=rate * training.lr / 2**tried, epochs=part * training.epochs
             )
             state = train_on_records(
-                network, state, Records(x, at, at), phase, generator, soft_cross_entropy
+                network,
+                state,
+                Records(x, positions, positions),
+                phase,
+                generator,
+                soft_cross_entropy,
             )
         if is_better_than_constant(predict_logits(network, state, x), soft):
             break

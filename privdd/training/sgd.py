@@ -370,7 +370,7 @@ def _take_batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     x = records.x.to(like)
     y = records.y.to(like.device)
-    return ((x[at].to(memory_format=order), y[at]) for at in indices)
+    return ((x[batch].to(memory_format=order), y[batch]) for batch in indices)
 
 
 @torch.no_grad()
@@ -427,8 +427,8 @@ def local_adam(
     optimiser = torch.optim.Adam([flat], lr=lr)
     for _ in timed_steps(range(total)):
         replica.grad.zero_()
-        at = next(index)
-        loss(net, x[at], y[at]).backward()
+        batch = next(index)
+        loss(net, x[batch], y[batch]).backward()
         optimiser.step()
     return replica.copy_state()
 
@@ -565,14 +565,17 @@ def plan_batches(
     """
     width = min(batch_size, max(len(r) for r in rows))
     longest = max(steps)
-    at = torch.zeros(longest, width, len(rows), dtype=torch.long)
+    positions = torch.zeros(longest, width, len(rows), dtype=torch.long)
     weight = torch.zeros(longest, width, len(rows))
-    for k, (own, count, generator) in enumerate(zip(rows, steps, generators)):
-        drawn = draw_batches(len(own), batch_size, generator, torch.device("cpu"))
+    for k, (rows_of_replay, count, generator) in enumerate(zip(rows, steps, generators)):
+        batches = draw_batches(len(rows_of_replay), batch_size, generator, torch.device("cpu"))
         for s in range(count):
-            index = next(drawn)
-            at[s, : len(index), k], weight[s, : len(index), k] = own[index], 1 / len(index)
-    return at, weight
+            index = next(batches)
+            positions[s, : len(index), k], weight[s, : len(index), k] = (
+                rows_of_replay[index],
+                1 / len(index),
+            )
+    return positions, weight
 
 
 def pool_records(parts: Sequence[Records]) -> tuple[Records, list[Tensor]]:
@@ -617,7 +620,7 @@ def vectorised_sgd(
         )
     counts = [_total_steps(records, batch_size, epochs, steps) for records in clients]
     pool, rows = pool_records(clients)
-    at, weight = plan_batches(rows, batch_size, counts, generators)
+    positions, weight = plan_batches(rows, batch_size, counts, generators)
     ensemble = ModelEnsemble(model, params, len(clients))
     pool = pool.to(ensemble.flat.device)
     ended: dict[int, State] = {}
@@ -626,7 +629,7 @@ def vectorised_sgd(
     else:
         velocity = None
     for s in range(max(counts)):
-        now = at[s].to(pool.y.device)
+        now = positions[s].to(pool.y.device)
         share = weight[s].to(ensemble.flat)
         ensemble.grad.zero_()
         logits = ensemble.module(pool.x[now].to(ensemble.flat).flatten(1, 2)).view(*now.shape, -1)

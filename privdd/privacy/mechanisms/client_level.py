@@ -55,8 +55,8 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
         lattice = self._noise_lattice
         std = self.noise_std
         alone = {name: tensor.detach().unsqueeze(0) for name, tensor in value.items()}
-        whole = clipped_sum(alone, self.clip_norm, lattice)
-        released = lattice.add_noise(whole, std, noise.normal)
+        total = clipped_sum(alone, self.clip_norm, lattice)
+        released = lattice.add_noise(total, std, noise.normal)
         layout = RecordLayout.from_contributions(alone)
         return Output(
             layout.to_tensors(lattice.to_numbers(released, torch.float64)),
@@ -67,5 +67,5 @@ class ClientLevel(Mechanism, hooks=("noise_std",)):
             noise_std=std,
             lattice=lattice.step,
             flags={"unit:client": True},
-            exact=LazyTensors(whole, lattice, layout),
+            exact=LazyTensors(total, lattice, layout),
         )

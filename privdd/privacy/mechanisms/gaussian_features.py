@@ -50,13 +50,13 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
     sensitivity_kind: ClassVar[SensitivityKind] = "rows"
 
     def __post_init__(self) -> None:
-        given = [
+        set_scales = [
             n for n in ("noise_std", "variance", "noise_multiplier") if getattr(self, n) is not None
         ]
-        if len(given) != 1:
+        if len(set_scales) != 1:
             raise ValueError(
                 "noise: exactly one of noise_std, variance, noise_multiplier is needed, "
-                f"got {given}"
+                f"got {set_scales}"
             )
         for name in ("clip_norm", "rho", "variance", "noise_multiplier"):
             if getattr(self, name) is not None:
@@ -94,8 +94,8 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
             return (self.noise_multiplier * (norm or math.nan),) * self.copies
         if self.variance is not None:
             return (math.sqrt(self.variance),) * self.copies
-        one = isinstance(self.noise_std, int | float)
-        many = (self.noise_std,) * self.copies if one else tuple(self.noise_std or ())  # type: ignore[arg-type]
+        is_single = isinstance(self.noise_std, int | float)
+        many = (self.noise_std,) * self.copies if is_single else tuple(self.noise_std or ())  # type: ignore[arg-type]
         return tuple(require_positive(std, "noise_std") for std in many)
 
     def public_constants(self, numbers: int) -> Mapping[str, Any]:
@@ -182,16 +182,16 @@ class FeatureNoise(Mechanism, hooks=("norm_for_size", "copy_stds", "event_at")):
         exact = {}
         released = {}
         for name, tensor in value.items():
-            whole = lattice.round_contributions(tensor, factors)
+            lattice_points = lattice.round_contributions(tensor, factors)
             copies = [
-                lattice.add_noise(whole, std, self._noise_sampler(noise))
+                lattice.add_noise(lattice_points, std, self._noise_sampler(noise))
                 for std in self.copy_stds(norm)
             ]
             if tensor.is_floating_point():
                 kind = tensor.dtype
             else:
                 kind = torch.float32
-            exact[name] = lattice.to_numbers(whole, kind)
+            exact[name] = lattice.to_numbers(lattice_points, kind)
             released[name] = lattice.to_numbers(torch.cat(copies), kind)
         return exact, released
 
