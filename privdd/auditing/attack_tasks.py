@@ -155,7 +155,7 @@ class AttackTask:
         ]
         began = time.monotonic()
         refused = [_finding_without_attack(job) for job in self.jobs]
-        open_jobs = [i for i, found in enumerate(refused) if found is None]
+        open_jobs = [i for i, finding in enumerate(refused) if finding is None]
         evidence: dict[int, Evidence] = {}
         for i, result in zip(open_jobs, self._collect_evidence(open_jobs, streams)):
             if isinstance(result, Evidence):
@@ -191,10 +191,10 @@ class AttackTask:
         self, at: int, job: AttackJob, refused: Finding | None, evidence: Evidence, spent: float
     ) -> AttackOutcome:
         began = time.monotonic()
-        there = self.jobs[at]
+        job_on_device = self.jobs[at]
         try:
             if refused is None:
-                finding = job.attack.judge(evidence, there.view, there.truth)
+                finding = job.attack.judge(evidence, job_on_device.view, job_on_device.truth)
             else:
                 finding = refused
         except Exception as error:
@@ -204,9 +204,9 @@ class AttackTask:
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
-            own = finding.measures.get("epsilon_shown")
+            shown_alone = finding.measures.get("epsilon_shown")
             bound = familywise_bound(
-                evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, own
+                evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, shown_alone
             )
             finding = finding.with_measures(
                 diagnostics={**finding.measures.get("diagnostics", {}), **bound}
@@ -249,7 +249,7 @@ def collect_attack_jobs(
 ) -> list[AttackJob]:
     """Every attack on every view that it reads. views: each with its truth and note; chosen: with
     the attack that it is for."""
-    found = [
+    jobs = [
         AttackJob(view, truth, note, name, attack)
         for view, truth, note in views
         for name, attack in attacks.items()
@@ -260,7 +260,7 @@ def collect_attack_jobs(
             0 if view.worlds is None else len(view.worlds.masks),
         )
     ]
-    return found + [AttackJob(*one) for one in chosen]
+    return jobs + [AttackJob(*arguments) for arguments in chosen]
 
 
 def run_attacks(
@@ -274,21 +274,21 @@ def run_attacks(
     already, by evidence file."""
     files = evidence_file_names(jobs)
     found = _found_before(jobs, files, terms, folder, earlier)
-    fresh = [at for at in range(len(jobs)) if at not in found]
-    tasks = group_attack_tasks([jobs[at] for at in fresh], terms)
+    fresh = [index for index in range(len(jobs)) if index not in found]
+    tasks = group_attack_tasks([jobs[index] for index in fresh], terms)
     with show_progress("attack", len(fresh)) as bar:
         for (rows, _), outcomes in zip(
             tasks, engine.map(AttackTask.run, [task for _, task in tasks])
         ):
-            for at, done in zip([fresh[row] for row in rows], outcomes):
-                job = jobs[at]
+            for index, done in zip([fresh[row] for row in rows], outcomes):
+                job = jobs[index]
                 note = "; ".join(
                     filter(None, [job.note, *job.remarks, done.finding.measures.get("note", "")])
                 )
-                found[at] = done.finding.with_measures(note=note, figure=files[at])
-                write_tensors(folder / files[at], done.evidence_tensors)
+                found[index] = done.finding.with_measures(note=note, figure=files[index])
+                write_tensors(folder / files[index], done.evidence_tensors)
                 bar.advance(f"{job.view.surface} {job.name}")
-    return [found[at] for at in range(len(jobs))]
+    return [found[index] for index in range(len(jobs))]
 
 
 def _found_before(
@@ -299,19 +299,19 @@ def _found_before(
     earlier: Mapping[str, Finding],
 ) -> dict[int, Finding]:
     """Place of a job -> its finding, where the folder holds it already."""
-    found = {}
+    outcomes = {}
     for index, (job, file) in enumerate(zip(jobs, files, strict=True)):
         before = earlier.get(file)
         if before is not None and _is_of(before, job):
-            found[index] = decided_again(before, read_tensors(folder / file), job, terms)
-    return found
+            outcomes[index] = decided_again(before, read_tensors(folder / file), job, terms)
+    return outcomes
 
 
 def _is_of(finding: Finding, job: AttackJob) -> bool:
     """Whether a finding came of the same attack on the same view."""
-    asked = (job.view.message, job.view.surface, job.name, job.view.adversary)
-    same = (finding.message, finding.surface, finding.attack, finding.adversary) == asked
-    return same and str(finding.measures.get("note", "")).startswith(job.note)
+    job_key = (job.view.message, job.view.surface, job.name, job.view.adversary)
+    is_same = (finding.message, finding.surface, finding.attack, finding.adversary) == job_key
+    return is_same and str(finding.measures.get("note", "")).startswith(job.note)
 
 
 def evidence_file_names(jobs: Sequence[AttackJob]) -> list[str]:
@@ -389,16 +389,16 @@ def decided_again(
     masks = kept["members"].bool().reshape(shape)
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
-    own = finding.measures.get("epsilon_shown")
+    shown_alone = finding.measures.get("epsilon_shown")
     bound = familywise_bound(
-        kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, own
+        kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, shown_alone
     )
     return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
 
 
 def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
     """The data of the report's figures: images, and exact scores with their membership bits."""
-    found = {
+    tensors = {
         name: tensor for name, tensor in finding.figures.items() if not name.startswith("roc_")
     }
     if evidence.scores is not None and view.worlds is not None:
@@ -408,13 +408,13 @@ def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[s
         world, record = torch.meshgrid(
             torch.arange(count), torch.arange(masks.shape[1]), indexing="ij"
         )
-        found |= {
+        tensors |= {
             "scores": evidence.scores.double().flatten(),
             "members": masks.flatten().to(torch.uint8),
         }
-        found |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
-        found |= {f"kind_{kind}": at for kind, at in view.worlds.kinds.items()}
-    return found
+        tensors |= {"blind": blind.flatten(), "record": record.flatten(), "world": world.flatten()}
+        tensors |= {f"kind_{kind}": positions for kind, positions in view.worlds.kinds.items()}
+    return tensors
 
 
 def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
@@ -430,8 +430,11 @@ def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
         or records.shape[1] not in (1, 3)
     ):
         return {}
-    at = torch.tensor([row["record"] for row in rows])
-    return {"exposed": records[at].clone(), "exposed_label": view.worlds.labels[at].clone()}
+    indices = torch.tensor([row["record"] for row in rows])
+    return {
+        "exposed": records[indices].clone(),
+        "exposed_label": view.worlds.labels[indices].clone(),
+    }
 
 
 @dataclass(frozen=True)
@@ -448,14 +451,15 @@ class EarlierFindings:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def of_canaries(self) -> tuple[Finding, ...]:
-        return tuple(one for one in self.rest if one.attack.startswith(ONE_RUN))
+        return tuple(finding for finding in self.rest if finding.attack.startswith(ONE_RUN))
 
     def not_lost(self, tests: Iterable[Finding]) -> tuple[Finding, ...]:
         """Findings of guarantee tests; the earlier one where it left less untested, as of noise
         that nobody can draw again."""
-        before = {_identity(one): one for one in self.rest}
+        before = {_identity(finding): finding for finding in self.rest}
         return tuple(
-            min(one, before.get(_identity(one), one), key=_count_untested) for one in tests
+            min(finding, before.get(_identity(finding), finding), key=_count_untested)
+            for finding in tests
         )
 
 
@@ -466,11 +470,13 @@ def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool)
         return EarlierFindings()
     record = read_run_record(folder.path)
     rows = [(row, as_finding(row)) for row in record.findings.findings]
-    found = attack_commands(record)
+    commands = attack_commands(record)
     sealed = _sealed(record)
     now = (__version__, run_provenance()["commit"])
-    last = {name: (look.version, look.commit) for look in found for name in look.attacks}
-    kept = {
+    last = {
+        name: (command.version, command.commit) for command in commands for name in command.attacks
+    }
+    findings = {
         row.figure: replace(
             finding, measures={k: v for k, v in finding.measures.items() if k != "epsilon_stated"}
         )
@@ -488,7 +494,9 @@ def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool)
         untouched = sum(row.attack not in asked for row in membership)
         canaries = CANARY_TESTS * any(row.attack.startswith(ONE_RUN) for row, _ in rows)
         before = shared.tests - untouched - canaries  # all the rest is looked for anew
-    return EarlierFindings(kept, rest, found, before, record.findings.run.seconds.model_dump())
+    return EarlierFindings(
+        findings, rest, commands, before, record.findings.run.seconds.model_dump()
+    )
 
 
 def _sealed(record: RunRecord) -> frozenset[str]:
@@ -501,8 +509,8 @@ def _sealed(record: RunRecord) -> frozenset[str]:
 
     if "findings.json" not in listed or not same("findings.json"):
         return frozenset()
-    found = [name for name in listed if name.startswith("evidence/") and same(name)]
-    return frozenset(name.removeprefix("evidence/") for name in found)
+    sealed_names = [name for name in listed if name.startswith("evidence/") and same(name)]
+    return frozenset(name.removeprefix("evidence/") for name in sealed_names)
 
 
 def as_finding(row: FindingRow) -> Finding:

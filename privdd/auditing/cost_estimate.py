@@ -101,7 +101,7 @@ def least_needs(experiment: Experiment) -> ResourceNeeds:
 def _artifact_bytes(experiment: Experiment) -> int:
     plan = experiment.plan
     capture = experiment.capture
-    kept = {
+    kept_surfaces = {
         s
         for s in plan.method.uploads.values()
         if capture.surfaces == "all" or s in capture.surfaces
@@ -111,8 +111,8 @@ def _artifact_bytes(experiment: Experiment) -> int:
         * plan.problem.classes
         * math.prod(plan.problem.shape)
     )
-    each = count_model_numbers(experiment) * (Surface.UPDATE in kept) + images * bool(
-        kept & IMAGE_SURFACES
+    each = count_model_numbers(experiment) * (Surface.UPDATE in kept_surfaces) + images * bool(
+        kept_surfaces & IMAGE_SURFACES
     )
     sent = 0
     for t in (t for t in range(plan.method.rounds) if plan.method.audit_hooks.phase(t) == "train"):
@@ -134,19 +134,19 @@ def _memory_bytes(experiment: Experiment) -> int:
         * math.prod(plan.problem.shape)
         * sum(len(s.train) for s in experiment.shards)
     )
-    own = (
+    model_bytes = (
         (1 + workers) * PROCESS_BYTES
         + records
         + 2 * model * min(SNAPSHOTS_PER_PHASE, plan.method.rounds)
     )
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
-        return own
+        return model_bytes
     gradients = model * min(
         experiment.audit_settings.records, len(experiment.shards[plan.victim].train)
     )
     if gradients > MAX_MATRIX_BYTES:
         gradients = max(2 * MAX_BLOCK_BYTES, model)  # a block, and its parts
-    return own + gradients * (1 + workers)
+    return model_bytes + gradients * (1 + workers)
 
 
 def count_model_numbers(experiment: Experiment) -> int:
@@ -185,24 +185,24 @@ def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> Non
 def free_disk(folder: Path) -> int:
     """Bytes free where ``folder`` is, or will be; no limit for what is no disk (/proc): writing to
     it fails by itself."""
-    there = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
-    found = shutil.disk_usage(there)
-    return found.free if found.total else sys.maxsize
+    existing = next(p for p in (folder.absolute(), *folder.absolute().parents) if p.exists())
+    usage = shutil.disk_usage(existing)
+    return usage.free if usage.total else sys.maxsize
 
 
 def free_memory() -> int | None:
     """Bytes that this process may still take, None where the system does not say."""
-    known = []
+    limits = []
     if MEMINFO.is_file():
         rows = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines() if ":" in line)
         if "MemAvailable" in rows:
-            known.append(int(rows["MemAvailable"].split()[0]) * 1024)
+            limits.append(int(rows["MemAvailable"].split()[0]) * 1024)
     for file in CGROUP_LIMITS:
         if file.is_file() and (text := file.read_text().strip()).isdigit():
-            known.append(int(text))
-    if not known and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        known.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(known, default=None)
+            limits.append(int(text))
+    if not limits and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(limits, default=None)
 
 
 def _size_text(size: float) -> str:
@@ -291,26 +291,31 @@ def _take_out_start(took: Mapping[int, float], shards: Sequence[Shard]) -> dict[
     their numbers of records."""
     sizes = {client: len(shards[client].train) for client in took}
     return {
-        one: min(took[other] * max(1.0, sizes[one] / max(1, sizes[other])) for other in took)
-        for one in took
+        phase: min(
+            took[timed_phase] * max(1.0, sizes[phase] / max(1, sizes[timed_phase]))
+            for timed_phase in took
+        )
+        for phase in took
     }
 
 
 def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
     """CPU seconds that accuracy takes after a round, from a few test records of each set."""
     began = time.process_time()
-    whole = experiment.test_records
-    personal = [one.test for one in experiment.shards]
-    few = [test.take(range(min(len(test), TIMED_TEST_RECORDS))) for test in (whole, *personal)]
-    shards = [replace(one, test=test) for one, test in zip(experiment.shards, few[1:])]
-    measure_accuracy(experiment.plan, progress, few[0], shards)
+    test_set = experiment.test_records
+    personal = [shard.test for shard in experiment.shards]
+    test_parts = [
+        test.take(range(min(len(test), TIMED_TEST_RECORDS))) for test in (test_set, *personal)
+    ]
+    shards = [replace(shard, test=test) for shard, test in zip(experiment.shards, test_parts[1:])]
+    measure_accuracy(experiment.plan, progress, test_parts[0], shards)
     is_global = experiment.plan.method.audit_hooks.accuracy_kind == "global"
     if is_global:
-        all_tests = [whole]
-        timed = few[:1]
+        all_tests = [test_set]
+        timed = test_parts[:1]
     else:
         all_tests = personal
-        timed = few[1:]
+        timed = test_parts[1:]
     return (time.process_time() - began) * sum(map(len, all_tests)) / max(1, sum(map(len, timed)))
 
 
@@ -318,11 +323,13 @@ def rounds_to_time(plan: Plan) -> dict[int, bool]:
     """Round -> whether an estimate needs it. Rounds from which everybody drops out have no work to
     time."""
     kinds = dict[str, list[int]]()
-    taken = [t for t in range(plan.method.rounds) if plan.participants(t)]
-    for t in taken:
+    active_rounds = [t for t in range(plan.method.rounds) if plan.participants(t)]
+    for t in active_rounds:
         kinds.setdefault(plan.method.audit_hooks.timing_group(t), []).append(t)
-    found = {t: False for rounds in kinds.values() for t in rounds[1:2]} | {taken[-1]: False}
-    return dict(sorted((found | {rounds[0]: True for rounds in kinds.values()}).items()))
+    timed_rounds = {t: False for rounds in kinds.values() for t in rounds[1:2]} | {
+        active_rounds[-1]: False
+    }
+    return dict(sorted((timed_rounds | {rounds[0]: True for rounds in kinds.values()}).items()))
 
 
 def _progress_at(progress: Progress, t: int) -> Progress:
@@ -339,13 +346,13 @@ def _progress_at(progress: Progress, t: int) -> Progress:
 def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> RoundTiming:
     """A round's own, or that of the latest before it of its kind, else of the latest before it at
     all."""
-    known = [s for s in timed if s <= t] or [min(timed)]
-    alike = [
+    earlier = [s for s in timed if s <= t] or [min(timed)]
+    same_kind = [
         s
-        for s in known
+        for s in earlier
         if plan.method.audit_hooks.timing_group(s) == plan.method.audit_hooks.timing_group(t)
     ]
-    return timed[max(alike or known)]
+    return timed[max(same_kind or earlier)]
 
 
 @dataclass(frozen=True)
@@ -406,17 +413,21 @@ def choose_engine(
             replace(experiment, engine=replace(experiment.engine, kind=k))
             for k in ("serial", "processes")
         ]
-        possible = [one for one in kinds if one.engine.kind == "serial" or can_spread(one)]
+        possible = [
+            candidate
+            for candidate in kinds
+            if candidate.engine.kind == "serial" or can_spread(candidate)
+        ]
     untimed = experiment.engine.clients_remember or trains_by_own_code(experiment)
     if untimed or (
         experiment.auditing is None and len(possible) == 1
     ):  # a training says nothing of its price
         return possible[0], None
     timing = time_rounds(experiment, seconds)
-    first, *others = (price_rounds(one, attacks, *timing) for one in possible)
-    for made, cost in zip(possible[1:], others):
+    first, *other_costs = (price_rounds(candidate, attacks, *timing) for candidate in possible)
+    for alternative, cost in zip(possible[1:], other_costs):
         if first.wall_seconds - cost.wall_seconds > cost.stages["workers' start"].cpu:
-            return made, cost
+            return alternative, cost
     return possible[0], first
 
 
@@ -453,11 +464,11 @@ def price_rounds(
     rounds = {t: timing_of_round(plan, timed, t) for t in range(plan.method.rounds)}
     trained = {}
     # clients in waves, the audited one as long as it takes, then the server in this process
-    for t, one in rounds.items():
+    for t, stage in rounds.items():
         count = len(plan.participants(t))
-        local = spread_tasks(one.usual, count, engine.size)
+        local = spread_tasks(stage.usual, count, engine.size)
         trained[t] = Stage(
-            local.cpu + one.server, max(local.wall, one.audited * bool(count)) + one.server
+            local.cpu + stage.server, max(local.wall, stage.audited * bool(count)) + stage.server
         )
     stages = {
         "start": Stage(START_SECONDS, START_SECONDS),
@@ -472,7 +483,10 @@ def price_rounds(
         "share is rough"
     )
     return CostEstimate(
-        {k: one for k, one in stages.items() if one.cpu}, engine, least_needs(experiment), source
+        {k: stage for k, stage in stages.items() if stage.cpu},
+        engine,
+        least_needs(experiment),
+        source,
     )
 
 
@@ -490,8 +504,8 @@ def _audit_stages(
     size = experiment.engine.size
     shared = count_shared_rounds(plan.method, audit.federation_rounds)
     replays = federation_count(experiment, attacks) - 1  # one of them is the run itself
-    once = _add(*(one for t, one in trained.items() if t < shared))
-    later = sum(one.cpu for t, one in trained.items() if t >= shared)
+    once = _add(*(stage for t, stage in trained.items() if t < shared))
+    later = sum(stage.cpu for t, stage in trained.items() if t >= shared)
     searches = _search_seconds(experiment, attacks)
     tests = audit.guarantee.slow_runs * bool(plan.mechanisms)
     searched = sum(searches) + SIGNAL_SECONDS * replay_count(experiment, attacks)
@@ -534,7 +548,9 @@ def _replay_stage(
         often = len(rounds)
     else:
         often = min(audit.rounds, SNAPSHOTS_PER_PHASE)
-    one = sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
+    seconds_of_replay = sum(
+        sum(took) / len(took) * min(often, len(took)) for took in phases.values()
+    )
     replays = replay_count(experiment, attacks) - 1
     wide = plan.method.audit_hooks.shares_work or prefers_wide_network(
         plan.method, plan.problem, replays
@@ -550,7 +566,9 @@ def _replay_stage(
         share = SHARED_SHARE
     else:
         share = WIDE_SHARE
-    return spread_tasks(one * share * group, math.ceil(replays / group), experiment.engine.size)
+    return spread_tasks(
+        seconds_of_replay * share * group, math.ceil(replays / group), experiment.engine.size
+    )
 
 
 def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> list[float]:
@@ -558,7 +576,9 @@ def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> li
     method = experiment.plan.method
     shard = experiment.shards[experiment.plan.victim]
     sent = {*method.uploads.values(), *method.broadcasts.values()}
-    lengths = {name: longest_search(one) for name, one in attacks.items() if sent & one.surfaces}
+    lengths = {
+        name: longest_search(attack) for name, attack in attacks.items() if sent & attack.surfaces
+    }
     if not any(lengths.values()):
         return []
     local = int(method.audit_hooks.settings(len(shard.train)).get("local_steps") or 1)
@@ -582,12 +602,12 @@ def time_pass(experiment: Experiment) -> float:
     # nothing else has values
     state = {name: torch.full_like(value, 0.01) for name, value in model.state_dict().items()}
     learned = [state[name].requires_grad_() for name, _ in model.named_parameters()]
-    few = train.take(range(min(len(train), PASS_RECORDS)))
+    records = train.take(range(min(len(train), PASS_RECORDS)))
     times = list[float]()
     with torch_threads(experiment.engine.threads):
         while len(times) < 2 or (sum(times) < PASS_SECONDS and len(times) < PASSES):
             began = time.process_time()
-            loss = functional.cross_entropy(functional_call(model, state, (few.x,)), few.y)
+            loss = functional.cross_entropy(functional_call(model, state, (records.x,)), records.y)
             torch.autograd.grad(loss, learned, allow_unused=True)
             times.append(time.process_time() - began)
     return min(times)
@@ -596,8 +616,8 @@ def time_pass(experiment: Experiment) -> float:
 def longest_search(attack: Any) -> int:
     """Steps of an attack's longest search; 0 where it does not search."""
     held = vars(attack) if is_dataclass(attack) else {}
-    own = [v for name, v in held.items() if name in SEARCH_LENGTHS and isinstance(v, int)]
-    return max([*own, *map(longest_search, held.values())], default=0)
+    lengths = [v for name, v in held.items() if name in SEARCH_LENGTHS and isinstance(v, int)]
+    return max([*lengths, *map(longest_search, held.values())], default=0)
 
 
 def trains_by_own_code(experiment: Experiment) -> bool:

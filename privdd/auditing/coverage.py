@@ -137,9 +137,9 @@ def check_coverage(
                 f"audit.waive.{surface}='reason'"
             )
     if missing := uncovered_surfaces(method, attacks, audit):
-        more = _suggest_attacks(method, attacks, shipped(), missing, audit)
-        if more:
-            adding = f"ask for attack=[{','.join([*attacks, *more])}], or "
+        advice = _suggest_attacks(method, attacks, shipped(), missing, audit)
+        if advice:
+            adding = f"ask for attack=[{','.join([*attacks, *advice])}], or "
         else:
             adding = ""
         waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
@@ -212,15 +212,15 @@ def _suggest_attacks(
         for name in known
         if name not in attacks
     }
-    left = set(missing)
+    unread = set(missing)
     chosen = []
-    while left and reach:
-        best = max(sorted(reach), key=lambda name: len(reach[name] & left))
-        if not reach[best] & left:
+    while unread and reach:
+        best = max(sorted(reach), key=lambda name: len(reach[name] & unread))
+        if not reach[best] & unread:
             return []
         chosen.append(best)
-        left -= reach.pop(best)
-    return chosen if not left else []
+        unread -= reach.pop(best)
+    return chosen if not unread else []
 
 
 def findings_of_diverged_run(
@@ -228,7 +228,7 @@ def findings_of_diverged_run(
 ) -> tuple[Finding, ...]:
     """The findings of a run whose training diverged: without a measure, one for every surface and
     attack that would have read it."""
-    found: dict[tuple[str, str, str], Finding] = {}
+    findings_by_key: dict[tuple[str, str, str], Finding] = {}
     for surface, adversary, worlds in expected_views(
         experiment.plan.method, experiment.audit_settings
     ):
@@ -236,8 +236,8 @@ def findings_of_diverged_run(
             if is_applicable_to(attack, surface, adversary, worlds):
                 measures = {"n": 0, "status": "not_attacked", "note": DIVERGED_NOTE}
                 row = Finding(surface, name, attack.family, adversary, measures)
-                found.setdefault((surface, name, adversary), row)
-    return tuple(found.values())
+                findings_by_key.setdefault((surface, name, adversary), row)
+    return tuple(findings_by_key.values())
 
 
 def covered_diagnostics(test: str, rounds: Collection[int]) -> dict[str, Any]:
@@ -264,7 +264,9 @@ def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) ->
             rows.setdefault(row.name, []).append(row)
     tests = [f for f in findings if f.family == Family.GUARANTEE]
     needed = [
-        (name, part) for name, made in sorted(rows.items()) for part in _needed_parts(made, tests)
+        (name, part)
+        for name, rounds in sorted(rows.items())
+        for part in _needed_parts(rounds, tests)
     ]
     reasons = {of: _why_untested(*of, tests) for of in needed}
     return [f"{name}, {part}: {why}" for (name, part), why in reasons.items() if why]
@@ -284,30 +286,30 @@ def _why_untested(name: str, part: str, tests: Sequence[Finding]) -> str:
     """What a test of this part had to leave out, else why none looked at it; "" where it was
     covered."""
     able = [f for f in tests if f.attack in TESTS_BY_PART[part]]
-    found = [f for f in able if name in str(f.measures.get("signal", "")).split(", ")]
-    for one in found:
-        if why := _untested_reason(one, part):
+    of_mechanism = [f for f in able if name in str(f.measures.get("signal", "")).split(", ")]
+    for finding in of_mechanism:
+        if why := _untested_reason(finding, part):
             return why
-    if any(_is_covered(one, part) for one in found):
+    if any(_is_covered(finding, part) for finding in of_mechanism):
         return ""
-    note = str(found[0].measures.get("note", "")) if found else ""
+    note = str(of_mechanism[0].measures.get("note", "")) if of_mechanism else ""
     return note or "no test applies to it"
 
 
 def _diagnostics_of(finding: Finding) -> Mapping[str, Any]:
-    made: Mapping[str, Any] = finding.measures.get("diagnostics") or {}
-    return made
+    diagnostics: Mapping[str, Any] = finding.measures.get("diagnostics") or {}
+    return diagnostics
 
 
 def _is_covered(finding: Finding, part: str) -> bool:
     """Whether a test looked at a part in some round, as it says itself; a row of a run that was
     stored before tests said so covers what it has measured."""
-    said = _diagnostics_of(finding)
-    if "covers" in said or "untested" in said:
-        return bool(said.get("covers", {}).get(part))
-    return part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in said)
+    diagnostics = _diagnostics_of(finding)
+    if "covers" in diagnostics or "untested" in diagnostics:
+        return bool(diagnostics.get("covers", {}).get(part))
+    return part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in diagnostics)
 
 
 def _untested_reason(finding: Finding, part: str) -> str:
-    said = _diagnostics_of(finding).get("untested") or {}
-    return str(said if isinstance(said, str) else said.get(part, ""))
+    reasons = _diagnostics_of(finding).get("untested") or {}
+    return str(reasons if isinstance(reasons, str) else reasons.get(part, ""))

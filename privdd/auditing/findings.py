@@ -76,10 +76,12 @@ MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_shown"}
 def shown_entries(findings: Sequence[Finding]) -> dict[str, Any]:
     """``shown`` and ``shown_by`` of the run, or nothing where no bound for the whole run
     was taken."""
-    found = [f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})]
-    if not found:
+    certified = [
+        f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})
+    ]
+    if not certified:
         return {}
-    best = max(found, key=lambda measures: float(measures["epsilon_shown"]))
+    best = max(certified, key=lambda measures: float(measures["epsilon_shown"]))
     return {
         "shown": best["epsilon_shown"],
         "shown_by": best["diagnostics"][CERTIFICATE_KEY],
@@ -146,56 +148,58 @@ def noise_settings_of(experiment: Experiment) -> dict[str, Any] | None:
 def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str, str]]:
     """[{"what", "value"}] in words, for the report."""
     plan = experiment.plan
-    found = [
+    facts = [
         *_describe_rounds(plan),
         *_describe_mechanisms(plan, ledger),
         *_describe_shapes(ledger),
     ]
-    found += _describe_relation(experiment)
+    facts += _describe_relation(experiment)
     personal = plan.method.audit_hooks.accuracy_kind == "personal"
-    found.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
-    found += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
-    return [{"what": what, "value": value[:1000]} for what, value in found]
+    facts.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
+    facts += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
+    return [{"what": what, "value": value[:1000]} for what, value in facts]
 
 
 def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     clients = plan.problem.clients
     all_in = [t for t in range(plan.method.rounds) if plan.method.needs_all_clients(t)]
-    taken = max(1, round_half_up(plan.fraction * clients))
+    participants = max(1, round_half_up(plan.fraction * clients))
     yield "rounds", str(plan.method.rounds)
-    if taken == clients:
+    if participants == clients:
         clients_text = f"all {clients} clients in every round"
     else:
-        clients_text = f"{taken} of {clients} clients a round"
+        clients_text = f"{participants} of {clients} clients a round"
     clients_text += (
-        f", all in round {', '.join(map(str, all_in))}" if all_in and taken < clients else ""
+        f", all in round {', '.join(map(str, all_in))}" if all_in and participants < clients else ""
     )
     yield (
         "participation",
         clients_text
-        if taken == clients
+        if participants == clients
         else f"{clients_text}, drawn from the seed: who takes part is no secret",
     )
     if plan.trust.is_summed:
         yield "what the server sees", _describe_secure_sum(plan)
-    drawn = "initial model, networks, augmentation and the order of batches are drawn from it"
-    yield "seed", f"{drawn}; the noise's source is separate"
+    seed_text = "initial model, networks, augmentation and the order of batches are drawn from it"
+    yield "seed", f"{seed_text}; the noise's source is separate"
 
 
 def _describe_secure_sum(plan: Plan) -> str:
     trust = plan.trust
-    asked = len(plan.asked_clients(0))
-    said = (
+    clients = len(plan.asked_clients(0))
+    description = (
         "the sum over the clients of a round, never of fewer than "
-        f"{trust.min_clients(asked)}, and no single upload"
+        f"{trust.min_clients(clients)}, and no single upload"
     )
     if plan.mechanisms:
-        said += f"; each client adds one of {trust.noise_shares(asked)} shares of the noise"
+        description += (
+            f"; each client adds one of {trust.noise_shares(clients)} shares of the noise"
+        )
     if plan.mechanisms and trust.colluding:
-        said += (
+        description += (
             f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
         )
-    return f"{said}. Secure aggregation is taken on trust: its protocol is not run"
+    return f"{description}. Secure aggregation is taken on trust: its protocol is not run"
 
 
 def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]]:
@@ -209,14 +213,14 @@ def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]
 def _describe_settings(mechanism: Mechanism) -> str:
     """The mechanism's name and every setting: noise, clip norm, sampling rate, normaliser."""
     held = vars(mechanism).items()
-    found = {
+    settings = {
         n.replace("_", " "): v for n, v in held if isinstance(v, int | float | str | list | tuple)
     }
-    said = [
+    setting_texts = [
         f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in found.items()
+        for name, value in settings.items()
     ]
-    return ", ".join([type(mechanism).__name__, *said])
+    return ", ".join([type(mechanism).__name__, *setting_texts])
 
 
 def _describe_applications(plan: Plan, name: str) -> str:
@@ -257,11 +261,11 @@ def _describe_shapes(ledger: Ledger) -> Iterator[tuple[str, str]]:
     for name, releases in rows.items():
         sizes = sorted({sum(map(math.prod, r.shape.values())) for r in releases})
         if len(sizes) == 1:
-            said = f"{sizes[0]} numbers"
+            size_text = f"{sizes[0]} numbers"
         else:
-            said = f"{sizes[0]} to {sizes[-1]} numbers"
+            size_text = f"{sizes[0]} to {sizes[-1]} numbers"
         count = max(len(r.shape) for r in releases)
-        yield f"shape of {name}", f"{said} in {count} tensor{'s' if count > 1 else ''}"
+        yield f"shape of {name}", f"{size_text} in {count} tensor{'s' if count > 1 else ''}"
 
 
 def _describe_relation(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -290,14 +294,14 @@ def hold_to_claims(
     held = []
     for finding in findings:
         limit = limits.get(str(finding.surface), math.inf)
-        own = finding.measures.get("epsilon_stated", math.inf)
+        stated = finding.measures.get("epsilon_stated", math.inf)
         exceeds = (
             finding.measures.get("epsilon_validity") in DECISIVE_VALIDITIES
             and deciding_bound(finding) > limit
         )
         if exceeds:
             finding = replace(
-                finding, measures={**finding.measures, "epsilon_stated": min(limit, float(own))}
+                finding, measures={**finding.measures, "epsilon_stated": min(limit, float(stated))}
             )
         held.append(finding)
     return held
@@ -310,15 +314,15 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
     progress = finished_run.progress
     ledger = progress.ledger
     stated = stated_epsilons(record_level_ledger(ledger))
-    found = hold_to_claims(audited.findings, paper_claims_of(experiment), ledger.delta)
-    surfaces = list(_surface_rows(audited, found))
+    findings = hold_to_claims(audited.findings, paper_claims_of(experiment), ledger.delta)
+    surfaces = list(_surface_rows(audited, findings))
     keys = [(row["surface"], row["sender"]) for row in surfaces]
-    verdicts = judge_run(ledger, surface_limits(ledger, keys, stated, found), found)
+    verdicts = judge_run(ledger, surface_limits(ledger, keys, stated, findings), findings)
     for key, row in zip(keys, surfaces, strict=True):
         row |= verdicts.surface_entries(key)
     rows = [
         finding_row(finding, _printed_epsilon(finding, stated, ledger), refutes)
-        for finding, refutes in zip(found, verdicts.refuting, strict=True)
+        for finding, refutes in zip(findings, verdicts.refuting, strict=True)
     ]
     return to_plain_json(
         {
@@ -472,7 +476,7 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             rows.setdefault((release.surface, sender), []).append(release)
     for key, releases in rows.items():
         surface, sender = key
-        shown = shown_entries_of_surface(experiment.plan.victim, ledger, surface, findings)
+        entries = shown_entries_of_surface(experiment.plan.victim, ledger, surface, findings)
         yield {
             "surface": surface,
             "sender": sender,
@@ -480,7 +484,7 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             "rounds": len({r.round for r in releases}),
             "bytes": size_in_bytes(releases),
             "mechanism": _name_mechanisms(experiment, releases),
-            "epsilon": ledger.epsilon_by_accountant(surfaces=[surface]) | shown,
+            "epsilon": ledger.epsilon_by_accountant(surfaces=[surface]) | entries,
             "audited": _describe_attacks(state, findings_on_surface(findings, key, rows), key),
             **_missing_map_entry(experiment, key),
         }
@@ -597,12 +601,12 @@ def write_audit(
         about["date"], shlex.join(argv), about["version"], about["commit"], tuple(sorted(asked))
     )
     worlds = [{"round": t, **asdict(choice)} for t, choice in audited.signals.training.items()]
-    found = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}
+    numbers = {"worlds": worlds, "attacks_not_run": list(audited.not_run)}
     if commands:
-        found["command"] = shlex.split(commands[0].command) or list(argv)
+        numbers["command"] = shlex.split(commands[0].command) or list(argv)
     write_json(
         folder.manifest_file,
-        about | found | {ATTACKED: [look.to_json() for look in (*commands, now)]},
+        about | numbers | {ATTACKED: [command.to_json() for command in (*commands, now)]},
     )
     checked = validate_findings(result, str(folder.findings_file))
     write_findings(checked, folder.findings_file)

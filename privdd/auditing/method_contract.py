@@ -119,9 +119,9 @@ def check_method(
     for line in unmapped_uploads(method):
         warnings.warn(line, UnmappedUpload, stacklevel=2)
     leaks: list[tuple[str, str]] = []
-    found = list(_unreadable_uploads(method))
+    faults = list(_unreadable_uploads(method))
     for images in DEFAULT_SHAPES if shape is None else (shape,):
-        if found:
+        if faults:
             break
         plan = Plan(
             Keys(seed),
@@ -131,15 +131,15 @@ def check_method(
             relation=relation,
         )
         try:
-            found = list(_find_faults(plan, _random_shards(images, classes, records, seed), leaks))
+            faults = list(_find_faults(plan, _random_shards(images, classes, records, seed), leaks))
         except Exception as problem:  # of a stranger's code
             if shape is not None:
                 raise
-            said = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+            message = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
             hint = "give shape=(c, h, w) if the method is written for images of one size"
-            raise BrokenContract(f"on images of shape {images}: {said}; {hint}") from problem
-    if found:
-        broken = BrokenContract("\n".join(dict.fromkeys(found)))
+            raise BrokenContract(f"on images of shape {images}: {message}; {hint}") from problem
+    if faults:
+        broken = BrokenContract("\n".join(dict.fromkeys(faults)))
         broken.leaks = tuple(leaks)
         raise broken
 
@@ -190,8 +190,10 @@ def _random_shards(
 ) -> list[Shard]:
     count = records * CHECKED_CLIENTS
     x = torch.rand((count, *shape), generator=Keys(seed).fold("images").torch())
-    whole = Records(x, torch.arange(count) % classes, torch.arange(count))
-    parts = [whole.take(range(k * records, (k + 1) * records)) for k in range(CHECKED_CLIENTS)]
+    records_of_all = Records(x, torch.arange(count) % classes, torch.arange(count))
+    parts = [
+        records_of_all.take(range(k * records, (k + 1) * records)) for k in range(CHECKED_CLIENTS)
+    ]
     return [Shard(k, part, part, parts[1 - k], classes) for k, part in enumerate(parts)]
 
 
@@ -310,7 +312,7 @@ def _local_faults(trial: CheckedRound) -> Iterator[str]:
     round = trial.round
     state = torch.get_rng_state()
     before = _copy_arguments(trial)
-    (sent, kept), (sent_again, kept_again) = trial.run(), trial.run()
+    (sent, memory), (sent_again, kept_again) = trial.run(), trial.run()
     if undeclared := sorted(set(sent) - set(method.uploads)):
         yield from (
             f"local, round {round}: sends {name!r}, which uploads does not declare"
@@ -320,7 +322,7 @@ def _local_faults(trial: CheckedRound) -> Iterator[str]:
     for name, artifact in sent.items():
         if not all(torch.isfinite(value).all() for value in artifact.value.values()):
             yield f"local, round {round}: {name!r} is not finite"
-    if not (_is_same_upload(sent, sent_again) and _is_equal(kept, kept_again)):
+    if not (_is_same_upload(sent, sent_again) and _is_equal(memory, kept_again)):
         yield (
             f"local, round {round}: called twice, it gives two results; draw from ctx.keys "
             "and keep no state"
@@ -331,13 +333,13 @@ def _local_faults(trial: CheckedRound) -> Iterator[str]:
         yield f"local, round {round}: changes its arguments in place"
     ctx = trial.plan.client_context(round, 0)
     if not _is_equal(
-        kept,
+        memory,
         method.audit_hooks.memory_after(
             method.broadcast(trial.server), trial.memory, trial.shard.client_data, ctx
         ),
     ):
         yield f"memory_after, round {round}: keeps something else than local"
-    yield from _batched_faults(trial, sent, kept)
+    yield from _batched_faults(trial, sent, memory)
 
 
 def _copy_arguments(trial: CheckedRound) -> State:
@@ -349,10 +351,10 @@ def _batched_faults(trial: CheckedRound, sent: Upload, kept: State) -> Iterator[
     contexts = [trial.plan.client_context(trial.round, 0) for _ in range(2)]
     method = trial.plan.method
     broadcast = method.broadcast(trial.server)
-    found = method.audit_hooks.local_batched(
+    results = method.audit_hooks.local_batched(
         broadcast, [trial.memory] * 2, [trial.shard.client_data] * 2, contexts
     )
-    for upload, memory in found or ():
+    for upload, memory in results or ():
         close = upload.keys() == sent.keys()
         close = close and all(
             _is_equal(upload[name].value, a.value, 1e-4) for name, a in sent.items()
@@ -367,19 +369,22 @@ def _interference_faults(trial: CheckedRound, other: Shard) -> Iterator[tuple[st
     most records gone."""
     plan = trial.plan
     shard = trial.shard
-    few = shard.train.take(range(2 * len(shard.train) // 3, len(shard.train)))
-    sets = [shard.with_train(replace(shard.train, x=other.train.x)), zero_out_others(shard, few)]
+    last_third = shard.train.take(range(2 * len(shard.train) // 3, len(shard.train)))
+    sets = [
+        shard.with_train(replace(shard.train, x=other.train.x)),
+        zero_out_others(shard, last_third),
+    ]
     if plan.relation == "add_remove":
         relabelled = replace(shard.train, y=(shard.train.y + 1) % shard.classes)
-        sets += [shard.with_train(relabelled), shard.with_train(few)]
-    at = trial.round, plan.method.broadcast(trial.server), trial.memory
-    own = trace_round(plan, *at, shard)
+        sets += [shard.with_train(relabelled), shard.with_train(last_third)]
+    place = trial.round, plan.method.broadcast(trial.server), trial.memory
+    alone = trace_round(plan, *place, shard)
     for records in sets:
         try:
-            found = list(compare_traces(own, trace_round(plan, *at, records, own.outputs)))
+            leaks = list(compare_traces(alone, trace_round(plan, *place, records, alone.outputs)))
         except TranscriptEnded:
-            found = [MessageLeak("how often mechanisms are applied depends on the records")]
-        yield from ((f"round {trial.round}: {leak.says}", leak.message) for leak in found)
+            leaks = [MessageLeak("how often mechanisms are applied depends on the records")]
+        yield from ((f"round {trial.round}: {leak.says}", leak.message) for leak in leaks)
 
 
 def _signal_faults(
@@ -389,8 +394,8 @@ def _signal_faults(
     _warn_of_class_counts(plan, sent)
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
     records = shards[0].train
-    others = shards[1].train
-    held = (snapshot, records, others, memory, frozenset[str](), {})
+    other_records = shards[1].train
+    held = (snapshot, records, other_records, memory, frozenset[str](), {})
     images = plan.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
     adversary = AdversaryView(plan.method, plan.problem, *held, public_images=images)
     try:
@@ -403,8 +408,8 @@ def _signal_faults(
         group = signal_group(plan.method, name)
         if surface in (Surface.COUNTS, Surface.LABELS):
             continue
-        own = [value for key, value in signals.items() if key.startswith(f"{group}|")]
-        mine = [value.flatten(1) if value.ndim > 1 else value for value in own]
+        signals_of_group = [value for key, value in signals.items() if key.startswith(f"{group}|")]
+        mine = [value.flatten(1) if value.ndim > 1 else value for value in signals_of_group]
         if not any(bool((value != value[:1]).any()) for value in mine):
             yield f"round {round}: every signal of surface {surface} is the same for all records"
 

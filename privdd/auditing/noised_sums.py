@@ -100,10 +100,10 @@ class TranscriptReader:
 
     def on_sample(self, name: str, probability: float, taken: Tensor) -> None:
         if self.observed is not None:
-            asked, coins = next(self._coins, ("nothing", torch.zeros(0)))
-            if asked != name:
+            expected, coins = next(self._coins, ("nothing", torch.zeros(0)))
+            if expected != name:
                 raise ValueError(
-                    f"{asked} was sampled in the run and {name} in its repetition: local "
+                    f"{expected} was sampled in the run and {name} in its repetition: local "
                     "work must repeat"
                 )
             self.drawn[name] = coins
@@ -141,9 +141,9 @@ def score_canaries(
     present: how many of them were in, after its own records, which tells their sampling coins
         apart. Releases that are no noised sums are
     left out: that costs strength, not validity."""
-    found = CanaryScores(len(canaries))
+    canary_scores = CanaryScores(len(canaries))
     base = shard.train
-    whole = shard.with_train(Records.concat([base, canaries]))
+    shard_with_canaries = shard.with_train(Records.concat([base, canaries]))
 
     def add_observed(asked: ObservedRelease) -> None:
         mechanism = plan.mechanisms[asked.name]
@@ -152,12 +152,14 @@ def score_canaries(
         if asked.taken is not None and len(asked.taken) == len(base) + present:
             asked = replace(asked, taken=asked.taken[: len(base)])
         if release := noised_sum_of_release(mechanism, asked, base, canaries):
-            found.add_release(*release)
+            canary_scores.add_release(*release)
 
     for observed in transcript:
         ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, add_observed))
-        plan.method.local(observed.broadcast, dict(observed.memory), whole.client_data, ctx)
-    return found
+        plan.method.local(
+            observed.broadcast, dict(observed.memory), shard_with_canaries.client_data, ctx
+        )
+    return canary_scores
 
 
 NoisedSumRelease = tuple[np.ndarray, np.ndarray, np.ndarray, float, float]
@@ -187,32 +189,33 @@ def noised_sum_of_release(
         theirs = torch.ones(len(candidates), dtype=torch.bool)
     else:
         theirs = (candidates.y == label).cpu()
-    at = theirs.nonzero()[:, 0].numpy()
+    positions = theirs.nonzero()[:, 0].numpy()
     rows = asked.rows
     size = int(base_positions.sum())
-    if not len(at):
+    if not len(positions):
         return None
-    if count_records(rows) != size + len(at):
+    if count_records(rows) != size + len(positions):
         raise ValueError(
-            f"{asked.name}: {count_records(rows)} contributions of {size} + {len(at)} records"
+            f"{asked.name}: {count_records(rows)} contributions of {size} + "
+            f"{len(positions)} records"
         )
-    taken = torch.ones(size, dtype=torch.bool)
+    coins = torch.ones(size, dtype=torch.bool)
     if (
         asked.taken is not None
     ):  # one coin for each of the client's records, or for each of this partition
         if len(asked.taken) == len(base):
-            taken = asked.taken[base_positions]
+            coins = asked.taken[base_positions]
         else:
-            taken = asked.taken[:size]
-    silent = mechanism(take_records(rows, taken.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
+            coins = asked.taken[:size]
+    silent = mechanism(take_records(rows, coins.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
     effects = [
         clean_numbers(mechanism, take_records(rows, slice(size + i, size + i + 1)))
-        for i in range(len(at))
+        for i in range(len(positions))
     ]
     observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
     stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
     return (
-        at,
+        positions,
         stack,
         observed.cpu().numpy(),
         silent.noise_std,
@@ -279,8 +282,8 @@ def draw_canaries(plan: Plan, shard: Shard, count: int, keys: Keys) -> CanaryGam
     first = int(shard.train.ids.max()) + 1
     candidates = Records(pool.to(shard.train.x), y.to(shard.train.y), torch.arange(len(y)) + first)
     chosen = candidates.take(_choose_spread(plan, shard, candidates, count))
-    inside = torch.rand(count, generator=keys.fold("secret", "canaries").torch()) < 0.5
-    return CanaryGame(Records(chosen.x, chosen.y, torch.arange(count) + first), inside)
+    is_member = torch.rand(count, generator=keys.fold("secret", "canaries").torch()) < 0.5
+    return CanaryGame(Records(chosen.x, chosen.y, torch.arange(count) + first), is_member)
 
 
 def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) -> Tensor:
@@ -290,12 +293,12 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
     def note_contributions(asked: ObservedRelease) -> None:
         mechanism = plan.mechanisms[asked.name]
         if is_noised_sum(mechanism) and count_records(asked.rows):
-            made = single_contributions(mechanism, asked.rows).double()
+            single = single_contributions(mechanism, asked.rows).double()
             if (
                 asked.partition not in effects_by_cell
-                or made.shape[1] > effects_by_cell[asked.partition].shape[1]
+                or single.shape[1] > effects_by_cell[asked.partition].shape[1]
             ):
-                effects_by_cell[asked.partition] = made
+                effects_by_cell[asked.partition] = single
 
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
     ctx = instrumented_context(plan, 0, TranscriptReader(None, note_contributions))
@@ -324,9 +327,9 @@ def worst_event(ledger: Ledger, client: int, delta: float) -> dpa.DpEvent:
                 dpa.SelfComposedDpEvent(row.event, row.count)
             )
     common = cells.pop(None, [])
-    events = [dpa.ComposedDpEvent([*common, *own]) for own in cells.values()] or [
-        dpa.ComposedDpEvent(common)
-    ]
+    events = [
+        dpa.ComposedDpEvent([*common, *events_of_cell]) for events_of_cell in cells.values()
+    ] or [dpa.ComposedDpEvent(common)]
     return max(
         events, key=lambda event: epsilon_at(event, delta, relation=ledger.relation, scale=1.0)
     )
@@ -348,14 +351,16 @@ def canary_findings(
     in one run. shard: the client without canaries. The bounds hold for any mechanism; the curve's
     finding is above what is stated exactly where the accountant's curve for the whole run is
     refuted. Each is at ``confidence`` by itself."""
-    found = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript)
+    canary_scores = score_canaries(plan, shard, game.records, int(game.inside.sum()), transcript)
     member = game.inside.numpy()
-    counts = right_guesses(found.canary_scores(), member, guess_counts(len(member)), keys.numpy())
+    counts = right_guesses(
+        canary_scores.canary_scores(), member, guess_counts(len(member)), keys.numpy()
+    )
     stated = ledger.epsilon(delta, client=plan.victim)
     m = len(member)
     best = one_run_bounds(m, counts, delta=delta, confidence=confidence)
     method = max(best, key=best.__getitem__)
-    what = _describe_scores(found, counts, m, len(transcript), plan.method.rounds)
+    what = _describe_scores(canary_scores, counts, m, len(transcript), plan.method.rounds)
     terms = (surface, stated, confidence, what, m)
     yield _canary_finding(*terms, "one_run_canaries", best[method], method, "finite_sample")
     if math.isfinite(stated):
@@ -378,8 +383,8 @@ def canary_findings_of_run(
         )
     plan = run.plan
     out = set(game.records.ids[game.inside].tolist())
-    own = torch.tensor([int(id) not in out for id in run.shard.train.ids])
-    shard = run.shard.with_train(run.shard.train.take(own))
+    is_member = torch.tensor([int(record_id) not in out for record_id in run.shard.train.ids])
+    shard = run.shard.with_train(run.shard.train.take(is_member))
     names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and is_noised_sum(m)]
     budget = run.experiment.audit_settings.guarantee
     keys = plan.keys.fold("audit", "canaries")
@@ -431,7 +436,7 @@ def _refuted_epsilon(
 def _describe_scores(
     found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, observed: int, rounds: int
 ) -> str:
-    right = ", ".join(f"{correct} of {made}" for made, correct in counts)
+    right = ", ".join(f"{correct} of {guesses}" for guesses, correct in counts)
     return (
         f"{m} canaries by fair coins, {found.releases} noised sums of {observed} of "
         f"{rounds} rounds; guesses right: {right}; "
@@ -466,11 +471,11 @@ def _canary_finding(
 def is_closed_form(plan: Plan) -> bool:
     """Whether a run's mechanisms are all noised sums over records that local work asks for, a few a
     round: not DP-SGD, whose many steps would each be gone through with every record."""
-    asked = plan.mechanisms.keys() <= plan.method.queries.keys() and all(
+    reads_queries = plan.mechanisms.keys() <= plan.method.queries.keys() and all(
         map(is_noised_sum, plan.mechanisms.values())
     )
     single = plan.relation == "add_remove" and not plan.trust.is_summed
-    return bool(plan.mechanisms) and asked and QUERY not in plan.mechanisms and single
+    return bool(plan.mechanisms) and reads_queries and QUERY not in plan.mechanisms and single
 
 
 def needs_releases(experiment: Experiment, attacks: Mapping[str, Attack]) -> bool:
@@ -549,10 +554,14 @@ def score_noised_sums(
 def _is_complete(ledger: Ledger, victim: int, transcript: Sequence[ObservedRound]) -> bool:
     """Whether all that the client sent is post-processing of its releases, and all of these are in
     the transcript."""
-    own = [row for row in ledger.releases if row.client == victim]
-    inner = [row for row in own if row.visible_to == ("analyst",)]
-    sent = [row for row in own if row.visible_to != ("analyst",)]
-    observed = {one.round: len(one.outputs) for one in transcript if one.outputs}
+    releases = [row for row in ledger.releases if row.client == victim]
+    inner = [row for row in releases if row.visible_to == ("analyst",)]
+    sent = [row for row in releases if row.visible_to != ("analyst",)]
+    observed = {
+        observed_round.round: len(observed_round.outputs)
+        for observed_round in transcript
+        if observed_round.outputs
+    }
     count = {
         t: sum(row.count for row in inner if row.round == t) for t in {row.round for row in inner}
     }
@@ -578,17 +587,17 @@ def collect_noised_sums(
     """All noised sums of the transcript, by the method's own local work with every audited record
     in. trained: what the client trained on, in its order, which tells its sampling coins apart.
     Raises NotPerRecord."""
-    found = NoisedSums(len(game.audited))
-    kept = torch.ones(len(game.whole), dtype=torch.bool)
-    kept[game.audited] = False
-    base = game.whole.take(kept)
+    sums = NoisedSums(len(game.audited))
+    is_kept = torch.ones(len(game.whole), dtype=torch.bool)
+    is_kept[game.audited] = False
+    base = game.whole.take(is_kept)
     candidates = game.audited_records
     everyone = whole.with_train(Records.concat([base, candidates]))
     place = torch.isin(trained.ids, base.ids)
     for observed in sorted(transcript, key=lambda one: one.round):
         if observed.outputs:
             note = _SumCollector(
-                found, plan, base, candidates, place, trained.y.cpu(), len(observed.outputs)
+                sums, plan, base, candidates, place, trained.y.cpu(), len(observed.outputs)
             )
             ctx = instrumented_context(plan, observed.round, TranscriptReader(observed, note))
             try:
@@ -608,7 +617,7 @@ def collect_noised_sums(
                 raise NotPerRecord(why) from problem
             lost = f"{note.left} of {len(observed.outputs)} releases"
             raise NotPerRecord(f"round {observed.round}: {lost} are not asked for again")
-    return found
+    return sums
 
 
 @dataclass
@@ -659,8 +668,8 @@ def analyst_view(run: FinishedRun, reads: NoisedSumScores, round: int) -> tuple[
         signals, reads.masks, blind, candidates.y, records=candidates.x, kinds=game.kinds
     )
     surface = guarantee_subject(run, run.experiment.audit_settings.confidence).surface_of(name)
-    asked = ", ".join(n for n in run.plan.mechanisms if n in run.plan.method.queries)
+    queries = ", ".join(n for n in run.plan.mechanisms if n in run.plan.method.queries)
     view = View(
-        surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds, message=asked
+        surface, Adversary.ANALYST, (), run.adversary_knowledge(round), worlds, message=queries
     )
     return view, run.ground_truth(), ANALYST_NOTE

@@ -132,14 +132,14 @@ def train_federation(
     its coins left in."""
     plan = experiment.plan
     engine = experiment.engine
-    whole = experiment.shards[plan.victim]
+    shard = experiment.shards[plan.victim]
     game = membership_game_of(experiment)
     canaries = canary_game_of(experiment)
     if canaries is not None:
-        whole = canaries.add_to_shard(whole)
-        game = replace(game, whole=whole.train)
+        shard = canaries.add_to_shard(shard)
+        game = replace(game, whole=shard.train)
     shards = list(experiment.shards)
-    shards[plan.victim] = game.shard_of_replay(whole, 0)
+    shards[plan.victim] = game.shard_of_replay(shard, 0)
     released = list[ObservedRound]()
     log = NoiseLog(plan.victim)
     is_read = needs_releases(experiment, attacks)
@@ -171,7 +171,7 @@ def train_federation(
         attacks,
         folder,
         earlier,
-        whole,
+        shard,
         canaries,
         finished,
         budget,
@@ -214,10 +214,10 @@ def attack_views(state: AuditState) -> AuditState:
     pictures = experiment.audit_settings.worst_pictures
     device = experiment.plan.problem.device
     terms = AttackTerms(experiment.plan.keys, experiment.privacy.delta, budget, pictures, device)
-    found = run_attacks(
+    attacked = run_attacks(
         jobs, terms, experiment.engine, state.folder.path / "evidence", state.earlier.by_file
     )
-    return replace(state, budget=budget, findings=tuple(found))
+    return replace(state, budget=budget, findings=tuple(attacked))
 
 
 def audit_guarantees(state: AuditState) -> AuditState:
@@ -227,17 +227,17 @@ def audit_guarantees(state: AuditState) -> AuditState:
     engine = state.experiment.engine
     subject = guarantee_subject(run, state.budget.confidence)
     with torch_threads(engine.threads):
-        found = run_log_tests(subject, run.record)
+        findings = run_log_tests(subject, run.record)
     tests = guarantee_tests(subject)
     if (
         type(run.plan.method).__module__.partition(".")[0] != "privdd"
     ):  # a user's own; the shipped ones are tested
         tests.append(GuaranteeTest(subject, contract_findings))
     with show_progress("test", len(tests)) as bar:
-        for one, rows in zip(tests, engine.map(GuaranteeTest.run, tests)):
-            found += rows
-            bar.advance(one.progress_label)
-    kept = state.earlier.not_lost(without_single_ratios(subject, found))
+        for test, rows in zip(tests, engine.map(GuaranteeTest.run, tests)):
+            findings += rows
+            bar.advance(test.progress_label)
+    decided = state.earlier.not_lost(without_single_ratios(subject, findings))
     played: tuple[Finding, ...] = ()
     if state.canaries is not None:
         if not state.transcript:
@@ -247,7 +247,7 @@ def audit_guarantees(state: AuditState) -> AuditState:
         played = played or tuple(
             canary_findings_of_run(run, state.canaries, state.transcript, state.budget.confidence)
         )
-    return replace(state, findings=(*state.findings, *kept, *played))
+    return replace(state, findings=(*state.findings, *decided, *played))
 
 
 def audit_error_budget(experiment: Experiment, membership: int, replaced: int = 0) -> ErrorBudget:
@@ -274,10 +274,10 @@ def _has_sound_noise(run: FinishedRun) -> bool:
     stated. They accuse more easily here than for the verdict, whose error all tests share: a sound
     run may take all replays by chance."""
     with torch_threads(run.experiment.engine.threads):
-        found = run_log_tests(
+        findings = run_log_tests(
             guarantee_subject(run, run.experiment.audit_settings.confidence), run.record
         )
     return not any(
         {"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys()
-        for finding in found
+        for finding in findings
     )

@@ -90,10 +90,12 @@ def draw_membership_game(
         raise ValueError(
             f"audit.client={shard.client}: it holds {size} records, too few to audit (4 are needed)"
         )
-    drawn = draw_audited_positions(size, records, keys)
-    audited = drawn.sort().values
-    made_hard = positions_by_kind(tail or HardExamples(), drawn).items()
-    kinds = {kind: torch.searchsorted(audited, at).sort().values for kind, at in made_hard}
+    positions = draw_audited_positions(size, records, keys)
+    audited = positions.sort().values
+    made_hard = positions_by_kind(tail or HardExamples(), positions).items()
+    kinds = {
+        kind: torch.searchsorted(audited, of_kind).sort().values for kind, of_kind in made_hard
+    }
     generator = keys.fold("secret", "coins").torch()
     masks = torch.rand(worlds, len(audited), generator=generator) < 0.5
     return MembershipGame(shard.train, audited, masks, relation, kinds)
@@ -141,9 +143,9 @@ def other_uploads(
         ctx.noise = scale_noise(ctx.noise, 0.0)
         upload, memory = plan.method.local(broadcast, {}, shards[client].client_data, ctx)
         if memory:
-            who = type(plan.method).__name__
+            method_name = type(plan.method).__name__
             raise ValueError(
-                f"trust={plan.trust.name}: what {who}'s clients remember is not replayed"
+                f"trust={plan.trust.name}: what {method_name}'s clients remember is not replayed"
             )
         for name, value in plan.channel.send(upload, ctx)[0].values.items():
             into = total.setdefault(name, {})
@@ -216,10 +218,10 @@ class ClientReplay:
     def run(self) -> list[Mapping[str, Tensors]] | None:
         """The messages of the client in the last round of the chain, for each replay; None as of
         ``run_by_round``."""
-        found = self.run_by_round()
-        if found is None:
+        results = self.run_by_round()
+        if results is None:
             return None
-        return [rounds[self.chain[-1].round].sent for rounds in found]
+        return [rounds[self.chain[-1].round].sent for rounds in results]
 
     def run_by_round(self) -> list[dict[int, ReplayedRound]] | None:
         """The messages (and the memory after it) of the last round and of those in ``passing``, by
@@ -266,20 +268,20 @@ class ClientReplay:
     def _replay_batched(
         self, plans: Sequence[Plan], shards: Sequence[Shard]
     ) -> list[ResultsByRound] | None:
-        made: list[ResultsByRound] = [{} for _ in plans]
+        results: list[ResultsByRound] = [{} for _ in plans]
         memories: list[State] = [{} for _ in plans]
         for snapshot in self.chain:
             contexts = [replay_context(plan, snapshot.round) for plan in plans]
-            found = self.plan.method.audit_hooks.local_batched(
+            replayed = self.plan.method.audit_hooks.local_batched(
                 snapshot.broadcast, memories, [shard.client_data for shard in shards], contexts
             )
-            if found is None:
+            if replayed is None:
                 return None
-            memories = [memory for _, memory in found]
+            memories = [memory for _, memory in replayed]
             if self._is_wanted_round(snapshot):
-                for done, (upload, memory), ctx in zip(made, found, contexts):
+                for done, (upload, memory), ctx in zip(results, replayed, contexts):
                     done[snapshot.round] = (upload, ctx, memory)
-        return made
+        return results
 
 
 def round_chain(plan: Plan, snapshots: Mapping[int, Snapshot], round: int) -> tuple[Snapshot, ...]:
@@ -324,11 +326,11 @@ def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
     if not is_remote_memory(progress.memories.get(plan.victim, {})):
         return progress
     # others act on what is sent, after local work
-    drawn = sorted(set(plan.mechanisms) & set(plan.method.queries))
-    if drawn and plan.noise_source != "seed":
+    noised_queries = sorted(set(plan.mechanisms) & set(plan.method.queries))
+    if noised_queries and plan.noise_source != "seed":
         raise ValueError(
             f"privacy.noise_source={plan.noise_source}: what client {plan.victim} "
-            f"remembers depends on noise of {', '.join(drawn)} that "
+            f"remembers depends on noise of {', '.join(noised_queries)} that "
             "cannot be drawn again; allowed is seed where a deployment with client "
             "memory is audited"
         )
@@ -369,27 +371,33 @@ def recover_noise_log(
     if not wanted or plan.noise_source == "os" or engine.clients_remember:
         return
     again = NoiseLog(plan.victim)
-    made = start_training(plan, empty)
-    said = list[ObservedRound]()
+    training = start_training(plan, empty)
+    heard_rounds = list[ObservedRound]()
     last = max(round for round, _ in wanted)
-    heard = None if observed is None else said
+    heard = None if observed is None else heard_rounds
     with show_progress("note the noise of rounds trained before", last + 1) as bar:
         broadcast = None
-        while made.round <= last:
-            made, _, broadcast = run_round(plan, made, shards, engine, broadcast, heard, again)
-            bar.advance(f"round {made.round - 1}")
+        while training.round <= last:
+            training, _, broadcast = run_round(
+                plan, training, shards, engine, broadcast, heard, again
+            )
+            bar.advance(f"round {training.round - 1}")
     before = _digests_by_client_round(ledger)
-    after = _digests_by_client_round(made.ledger)
+    after = _digests_by_client_round(training.ledger)
     for at in wanted & again.rounds.keys():
         if before[at] == after.get(at):
             record.add_round(again.rounds[at])
             if observed is not None:
-                observed.extend(one for one in said if at == (one.round, plan.victim))
+                observed.extend(
+                    observed_round
+                    for observed_round in heard_rounds
+                    if at == (observed_round.round, plan.victim)
+                )
 
 
 def _digests_by_client_round(ledger: Ledger) -> dict[tuple[int, int], list[str]]:
-    found: dict[tuple[int, int], list[str]] = {}
+    digests: dict[tuple[int, int], list[str]] = {}
     for row in ledger.releases:
         if row.client != SERVER:
-            found.setdefault((row.round, row.client), []).append(row.digest)
-    return found
+            digests.setdefault((row.round, row.client), []).append(row.digest)
+    return digests

@@ -86,13 +86,13 @@ class ReplayTask:
     passing: Mapping[int, AdversaryView] = field(default_factory=dict)
 
     def run(self) -> list[Signals] | None:
-        found = self.replay.run_by_round()
+        results = self.replay.run_by_round()
         last = self.replay.chain[-1].round
-        if found is None:
+        if results is None:
             return None
         return [
             extract_all_signals(self.adversary, self.passing, rounds.pop(last), rounds)
-            for rounds in found
+            for rounds in results
         ]
 
 
@@ -104,10 +104,12 @@ def extract_all_signals(
 ) -> Signals:
     """The signals of the audited round, and as "round@surface|signal" those of rounds that its
     replay passes."""
-    found = _read_round(adversary, last)
-    for t, at in passing.items():
-        found |= {f"{t}@{key}": value for key, value in _read_round(at, earlier[t]).items()}
-    return found
+    signals = _read_round(adversary, last)
+    for t, view_then in passing.items():
+        signals |= {
+            f"{t}@{key}": value for key, value in _read_round(view_then, earlier[t]).items()
+        }
+    return signals
 
 
 def _read_round(adversary: AdversaryView, replayed: ReplayedRound) -> Signals:
@@ -164,11 +166,11 @@ class ShadowTraining:
             return TrainingChoice(
                 "loop", "as asked for" if self.replay_groups else "nothing to replay"
             )
-        asked = self.training == "vectorised"
+        is_vectorised = self.training == "vectorised"
         replays = len(self.game.masks) - 1
         if not (
             hooks.shares_work
-            or asked
+            or is_vectorised
             or prefers_wide_network(self.plan.method, self.plan.problem, replays)
         ):
             return TrainingChoice(
@@ -194,7 +196,8 @@ class ShadowTraining:
         else:
             shared = ""
         return TrainingChoice(
-            "vectorised", shared or ("as asked for" if asked else "many worlds of small images")
+            "vectorised",
+            shared or ("as asked for" if is_vectorised else "many worlds of small images"),
         )
 
     @cached_property
@@ -221,7 +224,8 @@ class ShadowTraining:
     def _real_signals(self) -> Signals:
         """Signals of what was really sent, which is world 0."""
         passed = {
-            t: ReplayedRound(self.snapshots[t].sent, at.memory) for t, at in self.passing.items()
+            t: ReplayedRound(self.snapshots[t].sent, view_then.memory)
+            for t, view_then in self.passing.items()
         }
         last = ReplayedRound(self.snapshots[self.round].sent, self.adversary.memory)
         return extract_all_signals(self.adversary, self.passing, last, passed)
@@ -276,14 +280,14 @@ class ShadowTraining:
     def _read_cached(self, place: Path, real: Signals) -> dict[int, Signals]:
         """Worlds that an earlier start finished; a file that does not fit these worlds is
         ignored."""
-        found = {}
+        cached = {}
         for world in range(len(self.game.masks)):
             with contextlib.suppress(DamagedRun):
                 signals = read_tensors(_replay_file(place, world))
-                kept = {key: signals[key] for key in real if key in signals}
-                if tensor_shapes(kept) == tensor_shapes(real):
-                    found[world] = kept
-        return found
+                known_signals = {key: signals[key] for key in real if key in signals}
+                if tensor_shapes(known_signals) == tensor_shapes(real):
+                    cached[world] = known_signals
+        return cached
 
     def _write_signals(self, place: Path, world: int, signals: Signals) -> Signals:
         bad = sorted(key for key, value in signals.items() if not torch.isfinite(value).all())
@@ -311,13 +315,13 @@ StackedSignals = Mapping[str, Tensor]  # "surface|signal" -> (K, n, ...)
 def rounds_to_combine(snapshots: Mapping[int, Snapshot], most: int) -> dict[int, tuple[int, ...]]:
     """Audited round -> at most ``most`` rounds of its phase and kind of upload, evenly spaced,
     itself the last."""
-    found = {}
+    rounds_by_kind = {}
     for last in audited_rounds(snapshots):
         kind = (snapshots[last].phase, frozenset(snapshots[last].sent))
-        alike = sorted(t for t, s in snapshots.items() if (s.phase, frozenset(s.sent)) == kind)
-        at = np.linspace(len(alike) - 1, 0, min(most, len(alike))).round().astype(int)
-        found[last] = tuple(sorted(alike[i] for i in at))
-    return found
+        same_kind = sorted(t for t, s in snapshots.items() if (s.phase, frozenset(s.sent)) == kind)
+        places = np.linspace(len(same_kind) - 1, 0, min(most, len(same_kind))).round().astype(int)
+        rounds_by_kind[last] = tuple(sorted(same_kind[i] for i in places))
+    return rounds_by_kind
 
 
 def plan_shadow_trainings(
@@ -350,9 +354,9 @@ def stack_over_rounds(
         keys = [
             key
             for key, value in by_round[-1].items()
-            if value.ndim == 2 and all(key in one for one in by_round)
+            if value.ndim == 2 and all(key in signals for signals in by_round)
         ]
-        found[last] = {key: torch.stack([one[key] for one in by_round], -1) for key in keys}
+        found[last] = {key: torch.stack([signals[key] for signals in by_round], -1) for key in keys}
     return found
 
 
@@ -397,13 +401,15 @@ def train_shadow_models(
     grouped = rounds_to_combine(run.progress.snapshots, run.experiment.audit_settings.rounds)
     trainings = shadow_trainings_at(run, whole, folder, grouped, replays)
     with show_progress(
-        "shadow models", sum(len(one.game.masks) for one in trainings.values())
+        "shadow models", sum(len(training.game.masks) for training in trainings.values())
     ) as bar:
-        stacked = {t: one.collect_signals(bar) for t, one in trainings.items()}
+        stacked = {t: training.collect_signals(bar) for t, training in trainings.items()}
     sent = stack_server_signals(run, whole, folder, federations)
-    own = signals_of_audited_rounds(stacked, grouped)
+    client_signals = signals_of_audited_rounds(stacked, grouped)
     over = stack_over_rounds(stacked, grouped)
-    return ShadowSignals(own, over, sent, {t: trainings[t].training_choice for t in grouped})
+    return ShadowSignals(
+        client_signals, over, sent, {t: trainings[t].training_choice for t in grouped}
+    )
 
 
 def shadow_trainings_at(
@@ -460,15 +466,15 @@ def stack_server_signals(
         / "worlds"
         / f"federation-{replay_cache_key(plan, (adversary.snapshot,), game, config)}"
     )
-    found: dict[int, Signals] = {0: real}
+    signals_by_replay: dict[int, Signals] = {0: real}
     for world in range(1, replays):
         with contextlib.suppress(DamagedRun):  # a damaged file is computed again
             signals = read_tensors(_replay_file(place, world))
             if tensor_shapes(signals) == tensor_shapes(real):
-                found[world] = signals
-    missing = [w for w in range(1, replays) if w not in found]
+                signals_by_replay[world] = signals
+    missing = [w for w in range(1, replays) if w not in signals_by_replay]
     with show_progress("shadow federations", replays) as bar:
-        bar.advance(by=len(found))
+        bar.advance(by=len(signals_by_replay))
         first = shared if missing else 0
         held = (plan, experiment.new_ledger(), experiment.shards, whole, game)
         begun = _run_shared_rounds(*held, first, experiment.engine)
@@ -478,9 +484,12 @@ def stack_server_signals(
         tasks = [FederationReplay(plan, shards[w], adversary, w, begun) for w in missing]
         for w, signals in zip(missing, experiment.engine.map(run_federation_replay, tasks)):
             write_tensors(_replay_file(place, w), signals, durable=False)
-            found[w] = signals
+            signals_by_replay[w] = signals
             bar.advance()
-    return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
+    return {
+        key: torch.stack([signals_by_replay[w][key] for w in sorted(signals_by_replay)])
+        for key in real
+    }
 
 
 def _replay_file(place: Path, world: int) -> Path:
@@ -508,7 +517,7 @@ def describe_replays(run: FinishedRun, view: View) -> str:
     method = run.plan.method
     audit = run.experiment.audit_settings
     apart = audit.federation_rounds
-    asked = min(audit.federations, audit.worlds)
+    federations = min(audit.federations, audit.worlds)
     if view.worlds is None:
         return ""
     sent = (
@@ -516,23 +525,23 @@ def describe_replays(run: FinishedRun, view: View) -> str:
         and view.surface != Surface.SHARED_FEATURES
     )
     if not sent:
-        few = (
+        last_rounds_text = (
             view.adversary in (Adversary.SERVER, Adversary.PEER)
             and len(view.worlds.masks) < audit.worlds
         )
-        kept = (
+        kept_text = (
             f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays "
             "(audit.processed_worlds)"
         )
-        return kept if few else ""
-    if len(view.worlds.masks) < asked:
+        return kept_text if last_rounds_text else ""
+    if len(view.worlds.masks) < federations:
         # one is the run itself
         if len(view.worlds.masks) > 1:
             count = len(view.worlds.masks)
         else:
             count = 0
         return (
-            f"{FEWER_REPLAYS_NOTE} {count} of {asked} replays of the federation "
+            f"{FEWER_REPLAYS_NOTE} {count} of {federations} replays of the federation "
             "(audit.processed_federations)"
         )
     if len(view.worlds.masks) < 2 or not count_shared_rounds(method, apart):
@@ -557,11 +566,11 @@ def server_signals(
         adversary.on_device,
         to_device((server, final), adversary.problem.device),
     )
-    found: Signals = {}
+    signals_by_name: Signals = {}
     with torch.no_grad():
         for name, value in final.items():
             surface = plan.method.broadcasts[name]
-            if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in found:
+            if surface == Surface.GLOBAL_MODEL and f"{surface}|confidence" in signals_by_name:
                 # of several networks: the method predicts with one, whichever names they have
                 continue
             if surface == Surface.GLOBAL_MODEL:
@@ -579,8 +588,10 @@ def server_signals(
                         adversary, name, value, final
                     )
                 )
-            found |= {f"{surface}|{signal}": scores.float() for signal, scores in signals.items()}
-    return to_device(found, "cpu")
+            signals_by_name |= {
+                f"{surface}|{signal}": scores.float() for signal, scores in signals.items()
+            }
+    return to_device(signals_by_name, "cpu")
 
 
 @dataclass(frozen=True)
@@ -602,8 +613,8 @@ class FederationReplay:
         begun = replace(self.begun, ledger=self.begun.ledger.copy_rows())
         progress = run_rounds_until(plan, begun, self.shards, plan.method.rounds, here)
         final = plan.method.broadcast(progress.server)
-        own = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))
-        return server_signals(plan, progress.server, own, final)
+        adversary = replace(self.adversary, memory=progress.memories.get(plan.victim, {}))
+        return server_signals(plan, progress.server, adversary, final)
 
 
 def run_rounds_until(
@@ -638,9 +649,9 @@ def _run_shared_rounds(
         return begun
     keys = plan.keys.fold("world", "shared")
     coins = torch.rand(1, game.masks.shape[1], generator=keys.fold("secret", "coins").torch()) < 0.5
-    own = replace(game, masks=coins).shard_of_replay(whole, 0)
+    shard = replace(game, masks=coins).shard_of_replay(whole, 0)
     return run_rounds_until(
-        replace(plan, keys=keys), begun, _with_shard(shards, plan, own), rounds, engine
+        replace(plan, keys=keys), begun, _with_shard(shards, plan, shard), rounds, engine
     )
 
 

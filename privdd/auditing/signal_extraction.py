@@ -122,20 +122,20 @@ class RecordGradients:
             max(1, MAX_BLOCK_BYTES // max(self.parameter_count * self._item_bytes, 1)),
         )
         for x, y in zip(self.x.split(step), self.y.split(step)):
-            found = pull(self._parameter_values, x, y)
-            yield torch.cat([found[name].flatten(1) for name in self.names], 1)
+            gradients = pull(self._parameter_values, x, y)
+            yield torch.cat([gradients[name].flatten(1) for name in self.names], 1)
 
     @cached_property
     def gradient_matrix(self) -> Tensor:
         """(n, p). Ask ``is_one_matrix`` first."""
-        whole = self.x.new_empty(0)
-        at = 0
+        matrix = self.x.new_empty(0)
+        row = 0
         for block in self.iterate_blocks():
-            if not at:
-                whole = block.new_empty(len(self), self.parameter_count)
-            whole[at : at + len(block)] = block
-            at += len(block)
-        return whole
+            if not row:
+                matrix = block.new_empty(len(self), self.parameter_count)
+            matrix[row : row + len(block)] = block
+            row += len(block)
+        return matrix
 
     @cached_property
     def gradient_norms(self) -> Tensor:
@@ -167,17 +167,17 @@ class RecordGradients:
         all later ones, made anew."""
         if self.is_one_matrix:
             return self.gradient_matrix.double() @ self.gradient_matrix.double().T
-        found = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.x.device)
-        at = 0
+        gram = torch.zeros(len(self), len(self), dtype=torch.float64, device=self.x.device)
+        row = 0
         for block in self.iterate_blocks():
-            rest = RecordGradients(self.model, self.state, self.x[at:], self.y[at:], self.names)
+            rest = RecordGradients(self.model, self.state, self.x[row:], self.y[row:], self.names)
             below = torch.cat(
-                [other.double() @ block.double().T for other in rest.iterate_blocks()]
+                [later_block.double() @ block.double().T for later_block in rest.iterate_blocks()]
             )
-            found[at:, at : at + len(block)] = below
-            found[at : at + len(block), at:] = below.T
-            at += len(block)
-        return found
+            gram[row:, row : row + len(block)] = below
+            gram[row : row + len(block), row:] = below.T
+            row += len(block)
+        return gram
 
     def _derivatives_along(self, vector: Tensor) -> Tensor:
         parts = vector.split([self.state[name].numel() for name in self.names])
@@ -314,8 +314,8 @@ class AdversaryView:
         copies = self.copies_of_records()
         if not copies:
             return {}
-        asked = [sig.logit_scaled(predict(copy), self.candidates.y) for copy in copies]
-        return {QUERIED_CONFIDENCE: torch.stack([confidence, *asked], 1)}
+        answers = [sig.logit_scaled(predict(copy), self.candidates.y) for copy in copies]
+        return {QUERIED_CONFIDENCE: torch.stack([confidence, *answers], 1)}
 
     @cached_property
     def record_gradients(self) -> RecordGradients | None:
@@ -339,8 +339,12 @@ class AdversaryView:
         The server knows the end from the upload. Where that is mostly noise it must not drown the
         start, so no point counts for more than the start does. None, for the start alone, where no
         model was sent back or there is no room."""
-        own = self.record_gradients
-        if own is None or self.broadcast_state is None or own.numel > self._max_held_numbers:
+        gradients = self.record_gradients
+        if (
+            gradients is None
+            or self.broadcast_state is None
+            or gradients.numel > self._max_held_numbers
+        ):
             return None
         sent = self.snapshot.sent
         uploads = self.method.uploads
@@ -354,13 +358,13 @@ class AdversaryView:
         start = self.broadcast_state
         end = ends[0]
         middle = {n: (t + end[n]) / 2 if t.is_floating_point() else t for n, t in start.items()}
-        size = own.gradient_matrix.norm()
-        total = own.gradient_matrix
-        for there in (middle, end):
-            at = self.record_gradients_at(there)
-            found = None if at is None else at.gradient_matrix
-            if found is not None and torch.isfinite(found).all():
-                total = total + found * (size / found.norm().clamp_min(1e-30)).clamp(max=1)
+        size = gradients.gradient_matrix.norm()
+        total = gradients.gradient_matrix
+        for state in (middle, end):
+            gradients_there = self.record_gradients_at(state)
+            matrix = None if gradients_there is None else gradients_there.gradient_matrix
+            if matrix is not None and torch.isfinite(matrix).all():
+                total = total + matrix * (size / matrix.norm().clamp_min(1e-30)).clamp(max=1)
         return total / 3
 
     @cached_property
@@ -371,28 +375,31 @@ class AdversaryView:
         any case: by the records' inner products where its gradients are too many for one matrix."""
         if self.record_gradients is None or self.model is None:
             return {}
-        found: dict[str, tuple[slice, Tensor | LayerCoefficients]] = {}
-        left = self._max_held_numbers
+        solvers: dict[str, tuple[slice, Tensor | LayerCoefficients]] = {}
+        numbers_left = self._max_held_numbers
         gradients = self.record_gradients
         for layer, place in self._last_layers(self.model):
-            left -= len(gradients) * (place.stop - place.start)
-            if left >= 0:
-                found[layer] = (
+            numbers_left -= len(gradients) * (place.stop - place.start)
+            if numbers_left >= 0:
+                solvers[layer] = (
                     place,
                     ridge_solver(self._layer_directions(layer, place), SMALL_RIDGE_SHARE).float(),
                 )
-            elif not found:
-                own = gradients.of_parameters(_parameters_of_layer(self.model, layer))
-                found[layer] = (place, LayerCoefficients.from_gradients(own, SMALL_RIDGE_SHARE))
-        return found
+            elif not solvers:
+                layer_gradients = gradients.of_parameters(_parameters_of_layer(self.model, layer))
+                solvers[layer] = (
+                    place,
+                    LayerCoefficients.from_gradients(layer_gradients, SMALL_RIDGE_SHARE),
+                )
+        return solvers
 
     def _last_layers(self, model: nn.Module) -> list[tuple[str, slice]]:
         ends: dict[str, tuple[int, int]] = {}
-        at = 0
+        start = 0
         for name, value in model.named_parameters():
             layer = _layer_of(name)
-            ends[layer] = (ends.get(layer, (at, at))[0], at + value.numel())
-            at += value.numel()
+            ends[layer] = (ends.get(layer, (start, start))[0], start + value.numel())
+            start += value.numel()
         last = [
             (layer, slice(*span))
             for layer, span in reversed(ends.items())
@@ -608,10 +615,10 @@ def _gradient_signals(
     vector = torch.cat(
         [value[n].flatten() for n, _ in adversary.model.named_parameters() if n in value]
     )
-    found = adversary.record_gradients.alignment_signals(vector)
+    signals = adversary.record_gradients.alignment_signals(vector)
     if len(vector) == adversary.record_gradients.parameter_count:
-        return found | coefficients_by_layer(adversary, vector)
-    return found
+        return signals | coefficients_by_layer(adversary, vector)
+    return signals
 
 
 def _feature_signals(
@@ -668,8 +675,8 @@ def _shared_noise_signal(
 ) -> Signals:
     """The best of all copies: each has noise of its own, and one coincidence is enough."""
     parts = zip(rows.chunk(len(stds)), labels.chunk(len(stds)), stds)
-    found = [noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]
-    return {COINCIDENCE_SIGNAL: torch.stack(found).amax(0)}
+    coincidences = [noise_coincidence(r, c, clean, y, batch, std) for r, c, std in parts]
+    return {COINCIDENCE_SIGNAL: torch.stack(coincidences).amax(0)}
 
 
 def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
@@ -688,27 +695,32 @@ def _synthetic_image_signals(
     y = values["labels"]["y"]
     records = adversary.candidates
     centre = adversary.embed_images(adversary.public.x).mean(0)
-    inside = adversary.embed_images(x) - centre
-    own = adversary.embed_images(records.x) - centre
-    others = adversary.embed_images(adversary.public.x[:POPULATION_RECORDS]) - centre
-    found = {
+    image_features = adversary.embed_images(x) - centre
+    record_features = adversary.embed_images(records.x) - centre
+    public_features = adversary.embed_images(adversary.public.x[:POPULATION_RECORDS]) - centre
+    signals = {
         **_readout_signals(
-            inside, y, own, others, adversary, lambda x: adversary.embed_images(x) - centre
+            image_features,
+            y,
+            record_features,
+            public_features,
+            adversary,
+            lambda x: adversary.embed_images(x) - centre,
         ),
-        "alignment": _class_mean_alignment(adversary, inside, y, own),
+        "alignment": _class_mean_alignment(adversary, image_features, y, record_features),
         "distance": distance_to_synthetic(
             records.x, x, records.x[0].numel() ** 0.5
         ),  # from black to white
         "patch_distance": patch_distance(records.x, x),
         "joint": coefficients_in_means(adversary, x.flatten(1), y, records.x.flatten(1)),
-        "joint_embedding": coefficients_in_means(adversary, inside, y, own),
+        "joint_embedding": coefficients_in_means(adversary, image_features, y, record_features),
     }
     if adversary.public_map is not None:
         middle, mapped = adversary.public_map_features
         there = embed_in_batches(adversary.public_map, x) - middle
-        found["embedding_alignment"] = _class_mean_alignment(adversary, there, y, mapped)
-        found["joint_public_map"] = coefficients_in_means(adversary, there, y, mapped)
-    return found
+        signals["embedding_alignment"] = _class_mean_alignment(adversary, there, y, mapped)
+        signals["joint_public_map"] = coefficients_in_means(adversary, there, y, mapped)
+    return signals
 
 
 def _readout_signals(
@@ -753,21 +765,23 @@ def _representation_signals(
         adversary.snapshot.broadcast, adversary.memory, adversary.problem
     )
     project = maps.get("projection") or (lambda x: x)
-    own = project(adversary.candidates.x).flatten(1)
-    inside = value["x"].flatten(1)
+    record_rows = project(adversary.candidates.x).flatten(1)
+    released_rows = value["x"].flatten(1)
     y = values["labels"]["y"]
-    if own.shape[1] != inside.shape[1]:
+    if record_rows.shape[1] != released_rows.shape[1]:
         return {}
     public = project(adversary.public.x).flatten(1)
     centre = public.mean(0)
     # no bound is known: the diameter of the records' ball
-    farthest = 2 * float(own.norm(dim=1).max())
-    rows = (inside - centre, y, own - centre, public[:POPULATION_RECORDS] - centre)
+    farthest = 2 * float(record_rows.norm(dim=1).max())
+    rows = (released_rows - centre, y, record_rows - centre, public[:POPULATION_RECORDS] - centre)
     return {
         **_readout_signals(*rows, adversary, lambda x: project(x).flatten(1) - centre),
-        "alignment": _class_mean_alignment(adversary, inside - centre, y, own - centre),
-        "distance": distance_to_synthetic(own, inside, farthest),
-        "joint": coefficients_in_means(adversary, inside - centre, y, own - centre),
+        "alignment": _class_mean_alignment(
+            adversary, released_rows - centre, y, record_rows - centre
+        ),
+        "distance": distance_to_synthetic(record_rows, released_rows, farthest),
+        "joint": coefficients_in_means(adversary, released_rows - centre, y, record_rows - centre),
     }
 
 
@@ -783,16 +797,16 @@ def _prototype_signals(
     record, which is that record in the map."""
     y = adversary.candidates.y
     mean = value["mean" if "mean" in value else "sum"].flatten(1)
-    found = {"row": mean.norm(dim=1)[y]}
+    signals = {"row": mean.norm(dim=1)[y]}
     if "count" in value:
-        found["count"] = value["count"][y]
+        signals["count"] = value["count"][y]
     opening = adversary.opening_features
     if opening is not None and opening.shape[1:] == mean.shape[1:]:
         if "count" in value:
             absent = value["count"] == 0
         else:
             absent = mean.new_zeros(len(mean), dtype=torch.bool)
-        found["joint_opening"] = class_ridge_coefficients(
+        signals["joint_opening"] = class_ridge_coefficients(
             mean.masked_fill(absent[:, None], torch.nan), opening, y
         )
     if adversary.broadcast_state is not None:
@@ -800,16 +814,20 @@ def _prototype_signals(
     else:
         see = adversary.public_map
     if see is not None:
-        own = embed_in_batches(see, adversary.candidates.x)
+        record_rows = embed_in_batches(see, adversary.candidates.x)
     else:
-        own = mean[:0]
-    if own.shape[1:] != mean.shape[1:] or see is None:
-        return found
+        record_rows = mean[:0]
+    if record_rows.shape[1:] != mean.shape[1:] or see is None:
+        return signals
     alone = single_record_means(mean, value.get("count"))
-    found["distance"] = distance_to_synthetic(own, alone, 2 * float(own.norm(dim=1).max()))
+    signals["distance"] = distance_to_synthetic(
+        record_rows, alone, 2 * float(record_rows.norm(dim=1).max())
+    )
     centre = embed_in_batches(see, adversary.public.x).mean(0)
-    found["alignment"] = sig.embedding_alignment(mean - centre, own - centre, y, cosine=False)
-    return found
+    signals["alignment"] = sig.embedding_alignment(
+        mean - centre, record_rows - centre, y, cosine=False
+    )
+    return signals
 
 
 def _statistics_signals(
@@ -926,12 +944,12 @@ def extract_signals(adversary: AdversaryView, values: Values) -> Signals:
     """Every message among ``values`` (one client's upload) gets at least one signal, unless waived
     and unreadable. Raises UnreadableUpload where no signal could depend on the record."""
     adversary, values = adversary.on_device, to_device(values, adversary.problem.device)
-    found: Signals = {}
+    signals: Signals = {}
     with torch.no_grad():
         for name, value in values.items():
             surface = adversary.method.uploads[name]
             if str(surface) in adversary.waived and missing_hooks(adversary.method, surface):
                 continue
             for signal, scores in SIGNAL_READERS[surface](adversary, name, value, values).items():
-                found[f"{signal_group(adversary.method, name)}|{signal}"] = scores.float()
-    return to_device(found, "cpu")
+                signals[f"{signal_group(adversary.method, name)}|{signal}"] = scores.float()
+    return to_device(signals, "cpu")

@@ -117,10 +117,10 @@ def upload_faults(method: Method, problem: Problem, values: Values) -> Iterator[
 def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterator[str]:
     if rule.free:
         return
-    known = {tensor.name: tensor for tensor in rule.tensors}
-    names = ", ".join(name for name, tensor in known.items() if tensor not in NOISE_TERMS)
+    rules = {tensor.name: tensor for tensor in rule.tensors}
+    names = ", ".join(name for name, tensor in rules.items() if tensor not in NOISE_TERMS)
     yield from (
-        f"holds {name!r}; attacks read {names} alone" for name in value if name not in known
+        f"holds {name!r}; attacks read {names} alone" for name in value if name not in rules
     )
     yield from (
         f"lacks {tensor.name!r} ({tensor.meaning})"
@@ -130,8 +130,8 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
     if rule.choice and not any(tensor.name in value for tensor in rule.choice):
         yield f"lacks one of {', '.join(repr(tensor.name) for tensor in rule.choice)}"
     for name, tensor in value.items():
-        if name in known:
-            yield from _shape_faults(known[name], tensor, problem)
+        if name in rules:
+            yield from _shape_faults(rules[name], tensor, problem)
 
 
 def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterator[str]:

@@ -143,9 +143,9 @@ class FinishedRun:
                 return None
             found.append(rows + before)
             before += copies * (len(shard.train) + (0 if shard.nulls is None else len(shard.nulls)))
-        whole = any(len(c.value["x"]) == before for c in view.captures if "x" in c.value)
+        is_whole_client = any(len(c.value["x"]) == before for c in view.captures if "x" in c.value)
         # another pool than that: its rows say nothing of their owners
-        return torch.cat(found) if whole else None
+        return torch.cat(found) if is_whole_client else None
 
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
         """The position of each record's row in a release of one row per record (ordered by id);
@@ -190,9 +190,9 @@ class FinishedRun:
         }
         public_constants = {"delta": self.experiment.privacy.delta, **noise}
         settings = {**method.audit_hooks.settings(size), **public_constants, "batch_records": size}
-        known = self.known_records(int(settings.get("broadcast_batch") or 64))
+        known_records = self.known_records(int(settings.get("broadcast_batch") or 64))
         return Knowledge(
-            problem.shape, problem.classes, public.x, public.y, model, maps, settings, known
+            problem.shape, problem.classes, public.x, public.y, model, maps, settings, known_records
         )
 
 
@@ -273,7 +273,9 @@ def client_views(
         if surface in MAPPED_SURFACES:
             same_map = _rounds_with_same_map(run, round)
             captures += tuple(
-                _capture_message(run, other, name) for other in same_map if name in other.sent
+                _capture_message(run, snapshot_then, name)
+                for snapshot_then in same_map
+                if name in snapshot_then.sent
             )
         if surface in ROW_SURFACES:
             other_rounds = tuple(_views_of_other_rounds(run, round, name))
@@ -309,10 +311,10 @@ def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
             return {name: f(run.public_records.x[:4]) for name, f in maps.items()}
 
     snapshots = run.progress.snapshots
-    own = map_outputs(snapshots[round])
-    for t in sorted(set(snapshots) - {round}, reverse=True) if own else ():
-        other = map_outputs(snapshots[t])
-        if snapshots[t].phase == snapshots[round].phase and same_tensors(own, other):
+    outputs = map_outputs(snapshots[round])
+    for t in sorted(set(snapshots) - {round}, reverse=True) if outputs else ():
+        other_outputs = map_outputs(snapshots[t])
+        if snapshots[t].phase == snapshots[round].phase and same_tensors(outputs, other_outputs):
             yield snapshots[t]
 
 
@@ -355,8 +357,8 @@ def server_views(
             adversary = Adversary.PUBLIC
         else:
             adversary = Adversary.PEER
-        known = any(key.startswith(f"{surface}|") for key in stacked)
-        if known:
+        has_signals = any(key.startswith(f"{surface}|") for key in stacked)
+        if has_signals:
             replays = signals_to_worlds(stacked, str(surface), run.game, run.public_records)
         else:
             replays = None
@@ -391,8 +393,8 @@ def describe_other_networks(view: View) -> str:
     where there are none."""
     if view.surface != Surface.GLOBAL_MODEL or view.knowledge.model is None:
         return ""
-    own: Mapping[str, Tensor] = view.knowledge.model.state_dict()
-    shapes = {name: value.shape for name, value in own.items()}
+    state: Mapping[str, Tensor] = view.knowledge.model.state_dict()
+    shapes = {name: value.shape for name, value in state.items()}
     names = [
         c.name for c in view.captures if any(shapes.get(k) != t.shape for k, t in c.value.items())
     ]
@@ -443,22 +445,22 @@ def single_record_view(
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
     adversary = run.adversary_view(round)
     if names:
-        others = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards)
+        uploads = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards)
     else:
-        others = {}
+        uploads = {}
     if not names or adversary.broadcast_state is None or not records:
         return None
     captures = []
     virtual = []
-    for at in records:
-        alone = replace(run.shard, train=run.shard.train.take([at]))
-        ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", at)), round)
+    for position in records:
+        alone = replace(run.shard, train=run.shard.train.take([position]))
+        ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", position)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone.client_data, ctx)
         virtual.append(plan.method.audit_hooks.surrogate_images(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[
             0
         ].values
-        sent = uploads_seen_by_server(plan, round, sent, others)
+        sent = uploads_seen_by_server(plan, round, sent, uploads)
         state = adversary.state_of_upload(names[0], sent[names[0]])
         if state is None:
             return None
@@ -498,9 +500,9 @@ def signals_to_worlds(
     masks = game.masks[: len(next(iter(mine.values())))]
     blind = blind_scores(candidates, public)
     later = _signals_of_surface(rounds or {}, surface)
-    shown = (masks, blind, candidates.y, logits, population)
+    arguments = (masks, blind, candidates.y, logits, population)
     return Worlds(
-        mine, *shown, rounds=later, records=candidates.x, kinds=game.kinds, queries=queries
+        mine, *arguments, rounds=later, records=candidates.x, kinds=game.kinds, queries=queries
     )
 
 
@@ -547,23 +549,23 @@ def _answer_to_attack(
     network = replace(
         method.model, name="mlp", width=width, depth=2, norm=None, pooling=None, scale=None
     )
-    asked = replace(method, model=network)
-    plan = replace(run.plan, method=asked, keys=run.plan.keys.fold("chosen", name))
-    model = asked.classifier(problem)
+    method_asked = replace(method, model=network)
+    plan = replace(run.plan, method=method_asked, keys=run.plan.keys.fold("chosen", name))
+    model = method_asked.classifier(problem)
     attack.set_parameters(
         model, run.public_records.x, len(shard.train), plan.keys.fold("plant").torch()
     )
-    broadcast, memory = _broadcast_of_state(plan, asked, dict(model.state_dict()))
+    broadcast, memory = _broadcast_of_state(plan, method_asked, dict(model.state_dict()))
     ctx = replay_context(plan, 0)
-    upload, _ = asked.local(broadcast, memory, shard.client_data, ctx)
-    others = other_uploads(plan, 0, broadcast, run.experiment.shards)
-    sent = uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, others)
+    upload, _ = method_asked.local(broadcast, memory, shard.client_data, ctx)
+    uploads = other_uploads(plan, 0, broadcast, run.experiment.shards)
+    sent = uploads_seen_by_server(plan, 0, plan.channel.send(upload, ctx)[0].values, uploads)
     message = next(key for key in sent if method.uploads[key] == surface)
     value = sent[message]
     if surface == Surface.UPDATE:
-        value = asked.model_state("update", value, broadcast) or value
+        value = method_asked.model_state("update", value, broadcast) or value
     capture = Capture(0, plan.victim, message, value, broadcast.get("model", {}))
-    settings = {**asked.settings(len(shard.train)), "batch_records": len(shard.train)}
+    settings = {**method_asked.settings(len(shard.train)), "batch_records": len(shard.train)}
     public = run.public_records
     knowledge = Knowledge(
         problem.shape, problem.classes, public.x, public.y, model, settings=settings

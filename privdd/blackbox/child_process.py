@@ -104,8 +104,8 @@ def _read_answer(reader: int, seconds: float, read_note: Callable[[Note], None])
     ends = time.monotonic() + seconds
     waiting = b""
     while True:
-        left = ends - time.monotonic()
-        if left <= 0 or not select.select([reader], [], [], left)[0]:
+        seconds_left = ends - time.monotonic()
+        if seconds_left <= 0 or not select.select([reader], [], [], seconds_left)[0]:
             raise ChildStopped(f"the mechanism was stopped after {seconds:g} s without an answer")
         block = os.read(reader, BLOCK)
         if not block:

@@ -78,8 +78,8 @@ class CheckedClaim:
             if not 0.0 <= value < most:
                 raise setting_error(f"stated.{name}", value, f"a number in [0, {most:g}) is needed")
         for name, limit in (("calls", 100_000), ("batches", 10**7), ("epochs", 10**5)):
-            whole = check_integer(name, getattr(self, name), 1, most=limit)  # 12.0 is 12
-            object.__setattr__(self, name, whole)
+            integer = check_integer(name, getattr(self, name), 1, most=limit)  # 12.0 is 12
+            object.__setattr__(self, name, integer)
         for name, allowed in (("kind", Kind), ("relation", Neighbours), ("inputs", Inputs)):
             check_choice(name, getattr(self, name), get_args(allowed))
         for name, allowed in (("noise", Law), ("sampling", Sampling)):
@@ -153,11 +153,11 @@ class CheckedClaim:
         over = f" over {self.calls} calls" if self.calls > 1 else ""
         guessed = ", guessed" if self.kind_is_guessed else ""
         terms = f"kind={self.kind}{guessed}, {self.relation}"
-        at = f"epsilon {self.epsilon:.4g} at delta {plain_number(self.delta)}"
+        limit_text = f"epsilon {self.epsilon:.4g} at delta {plain_number(self.delta)}"
         if self.rho is not None:
-            return f"rho {self.rho:g} of zCDP{over} ({at}; {terms})"
+            return f"rho {self.rho:g} of zCDP{over} ({limit_text}; {terms})"
         if self.mu is not None:
-            return f"mu {self.mu:g} of Gaussian DP{over} ({at}; {terms})"
+            return f"mu {self.mu:g} of Gaussian DP{over} ({limit_text}; {terms})"
         return f"epsilon {self.epsilon:g} at delta {plain_number(self.delta)}{over} ({terms})"
 
 
@@ -198,11 +198,11 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     """The mu whose Gaussian DP has this epsilon at ``delta`` (at 1e-12 if delta is 0): the root of
     delta = Phi(-epsilon / mu + mu / 2) - e^epsilon Phi(-epsilon / mu - mu / 2) (Balle and Wang
     2018, theorem 8), by bisection."""
-    at = max(delta, TINY)
+    level = max(delta, TINY)
     high = 1.0
-    while gaussian_epsilon(high, at) < epsilon:
+    while gaussian_epsilon(high, level) < epsilon:
         high *= 2
-    if gaussian_epsilon(LEAST_MU, at) >= epsilon:
+    if gaussian_epsilon(LEAST_MU, level) >= epsilon:
         return LEAST_MU
-    root = brentq(lambda mu: gaussian_epsilon(mu, at) - epsilon, LEAST_MU, high, xtol=1e-9)
+    root = brentq(lambda mu: gaussian_epsilon(mu, level) - epsilon, LEAST_MU, high, xtol=1e-9)
     return float(root)

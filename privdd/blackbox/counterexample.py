@@ -181,16 +181,16 @@ def learn_odds(
 def learn_likelihood_ratio(present: np.ndarray, absent: np.ndarray, bins: int = BINS) -> Statistic:
     """The log ratio of two histograms of each number, summed as if numbers were independent:
     outputs are (n, numbers)."""
-    both = np.concatenate([present, absent])
+    samples = np.concatenate([present, absent])
     shares = np.linspace(0, 1, bins + 1)[1:-1]
-    edges = [np.unique(np.quantile(column, shares)) for column in both.T]
+    edges = [np.unique(np.quantile(column, shares)) for column in samples.T]
 
     def log_counts(rows: np.ndarray, index: int) -> np.ndarray:
         cells = np.searchsorted(edges[index], rows[:, index])
         return np.log(np.bincount(cells, minlength=len(edges[index]) + 1) + 0.5)
 
     ratios = [
-        log_counts(present, index) - log_counts(absent, index) for index in range(both.shape[1])
+        log_counts(present, index) - log_counts(absent, index) for index in range(samples.shape[1])
     ]
 
     def sum_ratios(side: list[Output]) -> np.ndarray:

@@ -163,12 +163,12 @@ def enlarge_neighbours(pair: NeighbouringInputs, kind: str) -> list[Neighbouring
     present = _split_members(pair.present, kind)
     absent = _split_members(pair.absent, kind)
     place = _place_of_record(present, absent)
-    others = [*present[:place], *present[place + 1 :]]
+    other_inputs = [*present[:place], *present[place + 1 :]]
     instead = absent[place : place + len(absent) - len(present) + 1]
     enlarged = []
     for times in TIMES:
-        if 0 < len(others) * times <= MOST_OTHERS:
-            repeated = others * times
+        if 0 < len(other_inputs) * times <= MOST_OTHERS:
+            repeated = other_inputs * times
             enlarged.append(
                 NeighbouringInputs(
                     _join_members([present[place], *repeated], kind),

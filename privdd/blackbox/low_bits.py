@@ -93,17 +93,17 @@ def _bound_low_bits(
     share = budget.split_share(mechanism, CONDITION_SHARE)
     level = shared_confidence(confidence, 2 * TRIED)
     best = (0.0, "")
-    looked = 0
+    looks = 0
     for pair in pairs:
-        if looked and not claim.low_bits and share.is_spent(mechanism):
+        if looks and not claim.low_bits and share.is_spent(mechanism):
             break
-        looked += 1
+        looks += 1
         sides = _draw_sides(mechanism, pair, count, budget)
         if sides is None or not (claim.low_bits or _varies(sides, count)):
             continue
         for epsilon in _epsilons_of_bits(pair, sides, claim.delta, level):
             best = max(best, (epsilon, pair.says))
-    return LowBitBound(best[0], best[1], looked, len(pairs))
+    return LowBitBound(best[0], best[1], looks, len(pairs))
 
 
 def _revealing_pairs(

@@ -152,17 +152,17 @@ def follows_law(law: str, noise: np.ndarray, pool: int = POOL) -> bool:
     step = lattice_step(noise)
     if step == 0:
         return False
-    whole = np.rint(noise.ravel() / step).astype(int)[:pool]
+    multiples = np.rint(noise.ravel() / step).astype(int)[:pool]
     scales, _ = fit_scale(law, noise / step)
     scale = float(scales[0])
-    furthest = np.abs(whole).max()
+    furthest = np.abs(multiples).max()
     k = np.arange(-(furthest + 1), furthest + 2)
     if law == "discrete laplace":
         weight = np.exp(-np.abs(k) / scale)
     else:
         weight = np.exp(-(k**2) / (2 * scale**2))
-    expected = weight / weight.sum() * len(whole)
-    counts = np.bincount(whole - k[0], minlength=len(k))
+    expected = weight / weight.sum() * len(multiples)
+    counts = np.bincount(multiples - k[0], minlength=len(k))
     return _passes_chi_squared(counts, expected)
 
 

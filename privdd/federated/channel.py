@@ -344,11 +344,11 @@ def link_to_broadcast(
     read = [
         row.why == POST_PROCESSING or not isinstance(row.event, UNPROTECTED_EVENTS) for row in rows
     ]
-    own = [
+    ids = [
         tuple(first + of for of in row.post_of) + (sent if reads else ())
         for row, reads in zip(rows, read)
     ]
-    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, own)]
+    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, ids)]
 
 
 def count_bytes(value: Mapping[str, Tensors]) -> int:

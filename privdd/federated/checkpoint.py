@@ -199,11 +199,11 @@ def _parse_counts(rounds: Any) -> tuple[dict[int, int], ...]:
 
 
 def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:
-    whole = read_tensors(_snapshot_file(folder, round))
+    tensors = read_tensors(_snapshot_file(folder, round))
     return Snapshot(
         round,
-        nest_values(unpack("broadcast", whole)),
-        unpack("memory", whole),
-        nest_values(unpack("sent", whole)),
+        nest_values(unpack("broadcast", tensors)),
+        unpack("memory", tensors),
+        nest_values(unpack("sent", tensors)),
         plan.method.audit_hooks.phase(round),
     )

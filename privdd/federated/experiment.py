@@ -27,7 +27,7 @@ def check_capture(capture: CaptureSettings) -> None:
     for name, words in (("rounds", ("all", "first_last")), ("clients", ("all", "auto", "victim"))):
         value = getattr(capture, name)
         chosen = isinstance(value, list | tuple) and all(
-            type(one) is int and one >= 0 for one in value
+            type(item) is int and item >= 0 for item in value
         )
         if not chosen and value not in words:
             raise ValueError(
@@ -51,11 +51,11 @@ class CaptureSettings:
 
     def __post_init__(self) -> None:
         check_capture(self)
-        known = {str(surface) for surface in Surface}
+        surfaces = {str(surface) for surface in Surface}
         if self.surfaces != "all" and not (
-            isinstance(self.surfaces, list | tuple) and {*self.surfaces} <= known
+            isinstance(self.surfaces, list | tuple) and {*self.surfaces} <= surfaces
         ):
-            allowed = f"all or a list of surfaces ({', '.join(sorted(known))})"
+            allowed = f"all or a list of surfaces ({', '.join(sorted(surfaces))})"
             raise ValueError(f"capture.surfaces={self.surfaces}: allowed are {allowed}")
 
     def check_selection(self, plan: Plan) -> None:
@@ -76,8 +76,10 @@ class CaptureSettings:
         else:
             in_round = round in self.rounds
         victim = received.client in (plan.victim, SUM_CLIENT)
-        whole = size * plan.method.rounds * len(plan.asked_clients(0))  # where no client drops out
-        clients = {"all": True, "victim": victim, "auto": victim or whole <= MAX_CAPTURED_BYTES}
+        all_bytes = (
+            size * plan.method.rounds * len(plan.asked_clients(0))
+        )  # where no client drops out
+        clients = {"all": True, "victim": victim, "auto": victim or all_bytes <= MAX_CAPTURED_BYTES}
         if isinstance(self.clients, str):
             of_client = clients[self.clients]
         else:

@@ -80,7 +80,7 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
         raise ValueError(f"its noise is of no known law ({type(output.event).__name__})")
     if not output.exact:
         raise ValueError("it shows no value before its noise (exact)")
-    found = {}
+    residuals = {}
     for name, clean in output.exact.items():
         released = output.value[name]
         if clean.numel():
@@ -95,8 +95,8 @@ def compute_residuals(mechanism: Mechanism, output: Output) -> dict[str, Tensor]
             gap = (gap / output.lattice).round_() * output.lattice
         gap = gap / scale.to(gap.device)
         gap = gap.cpu()
-        found[name] = NOISE_LAWS[law].normal_scores(gap)
-    return found
+        residuals[name] = NOISE_LAWS[law].normal_scores(gap)
+    return residuals
 
 
 def _noise_scales(mechanism: Mechanism, output: Output, clean: Tensor, copies: int) -> Tensor:
@@ -104,10 +104,10 @@ def _noise_scales(mechanism: Mechanism, output: Output, clean: Tensor, copies: i
     scales: Any = [output.noise_std] * copies
     if copies > 1:
         scales = mechanism.public_constants(clean[0].numel()).get("noise_stds", scales)
-    made = torch.tensor([float(scale) for scale in scales], dtype=torch.float64)
-    if len(made) != copies or not bool((made > 0).all() and made.isfinite().all()):
+    values = torch.tensor([float(scale) for scale in scales], dtype=torch.float64)
+    if len(values) != copies or not bool((values > 0).all() and values.isfinite().all()):
         raise ValueError(f"it states noise of scale {[float(s) for s in scales]}")
-    return made
+    return values
 
 
 def autocorrelation_peak(values: Tensor) -> tuple[int, float, int]:
@@ -144,9 +144,9 @@ def count_magnitudes(values: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def chosen_sizes(values: Tensor, share: float) -> Tensor:
     """The sizes of about this share of all residuals but zeros: which, their float32 bits alone
     decide."""
-    found = values.abs().float()
-    bits = (found.contiguous().view(torch.int32).long() * 2654435761) & 0xFFFFFFFF
-    return found[(found > 0) & (bits <= share * 0xFFFFFFFF)]
+    sizes = values.abs().float()
+    bits = (sizes.contiguous().view(torch.int32).long() * 2654435761) & 0xFFFFFFFF
+    return sizes[(sizes > 0) & (bits <= share * 0xFFFFFFFF)]
 
 
 def _take_evenly(value: Tensor) -> Tensor:
@@ -172,10 +172,12 @@ def residual_spacing(output: Output) -> float:
         else:
             kind = torch.float64
         step = max(step, float(value.abs().max()) * torch.finfo(kind).eps)
-        some = _take_evenly(value).double()
-        gaps = some.unique().diff()  # sorted
+        sample = _take_evenly(value).double()
+        gaps = sample.unique().diff()  # sorted
         least = float(gaps.min()) if len(gaps) else 0.0
-        if least / std * len(some) ** 2 > 100:  # of so many independent numbers two would be closer
+        if (
+            least / std * len(sample) ** 2 > 100
+        ):  # of so many independent numbers two would be closer
             step = max(step, least)
     return step / std
 
@@ -290,9 +292,9 @@ class RoundLog:
             noted.autocorrelation = autocorrelation_peak(every)
         for value in output.value.values():
             if value.numel():
-                seen = examine_low_bits(_take_evenly(value), output.noise_std, output.lattice)
-                noted.low_bits_checked += seen.judged
-                noted.off_lattice += seen.off
+                low_bits = examine_low_bits(_take_evenly(value), output.noise_std, output.lattice)
+                noted.low_bits_checked += low_bits.judged
+                noted.off_lattice += low_bits.off
         if self.audited:
             self._add_columns(
                 name, gaps, rows=given is None and bool(output.flags.get("relation:zero_out"))
@@ -311,9 +313,9 @@ class RoundLog:
         head = values[: min(size, FIRST_RESIDUALS)]
         rest = values[FIRST_RESIDUALS:]
         step = max(1, len(rest) // max(size - FIRST_RESIDUALS, 1))
-        some = torch.cat([head, rest[::step][: max(size - FIRST_RESIDUALS, 0)]]).float()
-        self.residuals_kept += len(some)
-        return some
+        selected = torch.cat([head, rest[::step][: max(size - FIRST_RESIDUALS, 0)]]).float()
+        self.residuals_kept += len(selected)
+        return selected
 
     def _add_columns(self, name: str, gaps: Mapping[str, Tensor], *, rows: bool) -> None:
         """Add up squares number by number: over releases, or over the rows of one that has a row
@@ -340,8 +342,8 @@ class NoiseLog:
         """Keep what was noted; once ``RUN_RESIDUALS`` residuals of other clients are kept, their
         first ones, and at last only sums."""
         if not watch.audited:
-            kept = self.residuals_kept + watch.residuals_kept
-            if kept <= RUN_RESIDUALS:
+            residuals_kept = self.residuals_kept + watch.residuals_kept
+            if residuals_kept <= RUN_RESIDUALS:
                 most = RESIDUALS_PER_RELEASE
             else:
                 most = FIRST_RESIDUALS

@@ -56,10 +56,12 @@ def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
     Dropped one by one, the one that leaves the smallest gap first: so rounds that arrive one at a
     time stay spread over all of them, without it being known how many will come.
     """
-    left = list(rounds)
-    while len(left) > most:
-        left.pop(min(range(1, len(left) - 1), key=lambda i: left[i + 1] - left[i - 1]))
-    return left
+    remaining = list(rounds)
+    while len(remaining) > most:
+        remaining.pop(
+            min(range(1, len(remaining) - 1), key=lambda i: remaining[i + 1] - remaining[i - 1])
+        )
+    return remaining
 
 
 @dataclass(frozen=True)
@@ -338,7 +340,7 @@ def run_round(
         ]
         server = to_device(_aggregate_messages(plan, t, state, watched), "cpu")
         unread = {*plan.method.uploads} - read
-        ids = [at for at in ids if ledger.releases[at].name not in unread]
+        ids = [index for index in ids if ledger.releases[index].name not in unread]
     snapshots = _update_snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
     moved = replace(
         progress,
@@ -397,7 +399,7 @@ def _replace_by_sum(
     if kind is None or not inbox:
         return [], []
     total = sum_uploads(inbox, kind)
-    rows = [ledger.releases[at] for at in ids]
+    rows = [ledger.releases[index] for index in ids]
     of = {name: [row.id for row in rows if row.name == name] for name in total.values}
     return [total], list(
         ledger.append(
@@ -433,12 +435,12 @@ def _record_broadcast(
     origin = tuple(sorted({*progress.sent_ids, *progress.inbox_ids}))
     for name, value in broadcast.items():
         last = last_broadcast.get(name)
-        same = (
+        is_unchanged = (
             last is not None
             and last.keys() == value.keys()
             and all(last[key] is t for key, t in value.items())
         )
-        mark = digests[name] if same else digest_tensors(value)
+        mark = digests[name] if is_unchanged else digest_tensors(value)
         if digests.get(name) == mark:
             continue
         digests[name] = mark
@@ -483,11 +485,11 @@ def _update_snapshots(
         s.memory for s in kept.values()
     ):
         return {**kept, round: new}
-    alike = sorted(
+    same_phase = sorted(
         t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent)
     )
-    left = select_spread_rounds([*alike, round], SNAPSHOTS_PER_PHASE)
-    return {**{t: s for t, s in kept.items() if t not in alike or t in left}, round: new}
+    chosen = select_spread_rounds([*same_phase, round], SNAPSHOTS_PER_PHASE)
+    return {**{t: s for t, s in kept.items() if t not in same_phase or t in chosen}, round: new}
 
 
 def noise_to_signal(plan: Plan) -> tuple[float, int] | None:
@@ -517,10 +519,10 @@ def too_few_clients_warning(plan: Plan) -> str:
     if found is None or found[0] <= MAX_NOISE_TO_SIGNAL:
         return ""
     ratio, needed = found
-    more = "" if plan.trust.is_summed else ", or trust=secagg"
+    advice = "" if plan.trust.is_summed else ", or trust=secagg"
     return (
         f"privacy.unit=client: {len(plan.asked_clients(0))} clients a round are too few: "
         "over all rounds the noise of the averaged update "
         f"is {ratio:.3g} times as long as what can be learned; about {needed} clients are "
-        f"needed, or a smaller model{more}"
+        f"needed, or a smaller model{advice}"
     )

@@ -134,8 +134,8 @@ class Trainer:
         )
         run_folder.record_library_versions(self.folder, goes_on=begun)
         if len(progress.accuracy) < total:
-            away = any(map(is_remote_memory, progress.memories.values()))
-            if away and not self.engine.clients_remember:
+            is_away = any(map(is_remote_memory, progress.memories.values()))
+            if is_away and not self.engine.clients_remember:
                 raise ValueError(
                     f"{self.folder.path}: stopped after round {progress.round - 1} of a "
                     "real federation, whose clients keep "
@@ -208,8 +208,8 @@ def record_accuracy(progress: Progress, value: float) -> Progress:
     value: NaN where the model predicts nothing, which is kept as 0: nothing it says is right.
     """
     gone = math.isnan(value) or not is_finite_state(progress.server)
-    kept = replace(progress, accuracy=(*progress.accuracy, 0.0 if gone else value))
+    recorded = replace(progress, accuracy=(*progress.accuracy, 0.0 if gone else value))
     if not gone or progress.diverged is not None:
-        return kept
+        return recorded
     LOG.warning("%s", divergence_message(progress.round - 1))
-    return replace(kept, diverged=progress.round - 1)
+    return replace(recorded, diverged=progress.round - 1)

@@ -36,10 +36,10 @@ class InstrumentedContext(ClientContext):
 
     def sample(self, name: str, count: int) -> Tensor:
         everyone = torch.ones(count, dtype=torch.bool)
-        taken = self._player.on_sample(
+        coins = self._player.on_sample(
             name, float(self.mechanisms[name].sampling_probability), everyone
         )
-        return everyone if taken is None else taken
+        return everyone if coins is None else coins
 
     def mechanism(
         self, name: str, contributions: Tensors, *, partition: str | None = None
@@ -48,8 +48,8 @@ class InstrumentedContext(ClientContext):
             raise UndeclaredArtifact(
                 f"query {name!r} is not declared; declared are {sorted(self.queries)}"
             )
-        given = to_device(contributions, "cpu")  # what is noted is compared there
-        value = self._player.on_release(self.mechanisms[name], name, None, partition, given) or {}
+        rows = to_device(contributions, "cpu")  # what is noted is compared there
+        value = self._player.on_release(self.mechanisms[name], name, None, partition, rows) or {}
         self.outputs.append(value)
         return to_device(value, device_of(contributions))
 

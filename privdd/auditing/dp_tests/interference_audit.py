@@ -39,7 +39,7 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     sets = other_data_sets(subject)
     broken = list[RecordDependence]()
     # the first of them in every round that was kept, the others in a few
-    others = {
+    other_shards = {
         says: (shard, looks.chosen if index else looks.kept)
         for index, (says, shard) in enumerate(sets.items())
     }
@@ -49,27 +49,29 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same "
         f"for {', '.join(sets)}"
     )
-    for told in find_interference(
-        subject.plan_with_few_images(), subject.snapshots, subject.shard, others
+    for leak in find_interference(
+        subject.plan_with_few_images(), subject.snapshots, subject.shard, other_shards
     ):
-        if told.broken:
-            broken.append(told)
+        if leak.broken:
+            broken.append(leak)
             continue
-        note = f"round {told.round}: {told.says} (it is not the same for {told.with_other})"
+        note = f"round {leak.round}: {leak.says} (it is not the same for {leak.with_other})"
         diagnostics |= {"refuted": True}
-        accused = [told.message] if told.message else names
+        accused = [leak.message] if leak.message else names
         break
-    note += "".join(f"; for {one.with_other} the method stops: {one.says}" for one in broken)
+    note += "".join(
+        f"; for {failure.with_other} the method stops: {failure.says}" for failure in broken
+    )
     ran = len(broken) < len(sets)
     if ran:
         diagnostics |= covered_diagnostics(INTERFERENCE_TEST, looks.kept)
     else:
         why = note if sets else "the client holds one record"
         diagnostics |= untested_diagnostics(INTERFERENCE_TEST, why)
-    found = subject.run_finding(
+    finding = subject.run_finding(
         INTERFERENCE_TEST, ", ".join(accused), len(sets) - len(broken), note, diagnostics
     )
-    yield found.with_measures(signal=", ".join(names))
+    yield finding.with_measures(signal=", ".join(names))
 
 
 def other_data_sets(subject: GuaranteeSubject) -> dict[str, Shard]:
@@ -126,8 +128,13 @@ def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, 
     the brightest where there is none. Under zero_out their labels are those of the client's own;
     otherwise the hard one is of its rarest class."""
     shard = subject.shard
-    own = shard.train.take(range(min(MAX_SEARCHED_IMAGES, len(shard.train))))
-    pool = Records.concat([replace(own, x=x) for x in (own.x, 1 - own.x, 0 * own.x, 0 * own.x + 1)])
+    records = shard.train.take(range(min(MAX_SEARCHED_IMAGES, len(shard.train))))
+    pool = Records.concat(
+        [
+            replace(records, x=x)
+            for x in (records.x, 1 - records.x, 0 * records.x, 0 * records.x + 1)
+        ]
+    )
     losses = _losses_by_label(subject, pool)
     theirs = torch.nn.functional.one_hot(pool.y, losses.shape[1]).bool()
     rarest = torch.arange(losses.shape[1]).expand_as(losses) == spare_label(shard)
@@ -139,8 +146,10 @@ def extreme_records(subject: GuaranteeSubject, relation: str) -> tuple[Records, 
         losses.masked_fill(barred[0], torch.inf).argmin(),
         losses.masked_fill(barred[1], -torch.inf).argmax(),
     )
-    easy, hard = (divmod(int(at), losses.shape[1]) for at in places)
-    return tuple(replace(pool.take([at]), y=torch.tensor([label])) for at, label in (easy, hard))  # type: ignore[return-value]
+    easy, hard = (divmod(int(place), losses.shape[1]) for place in places)
+    return tuple(
+        replace(pool.take([place]), y=torch.tensor([label])) for place, label in (easy, hard)
+    )  # type: ignore[return-value]
 
 
 def _losses_by_label(subject: GuaranteeSubject, pool: Records) -> Tensor:

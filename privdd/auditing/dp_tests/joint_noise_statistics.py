@@ -87,8 +87,8 @@ def direction_alignment_p_value(groups: Mapping[str, Tensor]) -> CheckOutcome:
     if not mean:
         return CheckOutcome(1.0)
     p = float(stats.gamma.sf(total, mean**2 / variance, scale=variance / mean))
-    alike = f"they are {(total / mean) ** 0.5:.3g} times as alike as independent ones"
-    return CheckOutcome(p, f"the noise of releases lies in few directions: {alike}")
+    description = f"they are {(total / mean) ** 0.5:.3g} times as alike as independent ones"
+    return CheckOutcome(p, f"the noise of releases lies in few directions: {description}")
 
 
 def block_variance_p_value(power: Tensor, degrees: int, what: str) -> CheckOutcome:

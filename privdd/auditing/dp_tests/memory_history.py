@@ -41,15 +41,17 @@ def memory_history_of(
 ) -> MemoryHistory:
     """The client's history; other: data that tells whether memory depends on it."""
     transcripts = dict[int, Sequence[Tensors]]()
-    same = True
+    is_same = True
     memory: State = {}
-    others: State = {}
+    other_memory: State = {}
     for t in sorted(snapshots) if has_linked_rounds(plan, snapshots) else ():
-        own = trace_round(plan, t, snapshots[t].broadcast, memory, shard)
+        traced = trace_round(plan, t, snapshots[t].broadcast, memory, shard)
         try:
-            again = trace_round(plan, t, snapshots[t].broadcast, others, other, own.outputs)
+            again = trace_round(
+                plan, t, snapshots[t].broadcast, other_memory, other, traced.outputs
+            )
         except TranscriptEnded:  # that is a fault of its own
             return MemoryHistory(plan, snapshots)
-        transcripts[t], memory, others = own.outputs, own.memory, again.memory
-        same = same and digest_tensors(memory) == digest_tensors(others)
-    return MemoryHistory(plan, snapshots, {} if same else transcripts)
+        transcripts[t], memory, other_memory = traced.outputs, traced.memory, again.memory
+        is_same = is_same and digest_tensors(memory) == digest_tensors(other_memory)
+    return MemoryHistory(plan, snapshots, {} if is_same else transcripts)

@@ -83,10 +83,10 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
     if subject.plan.trust.is_summed and not why:
         sums, why = sum_residuals(subject, name, releases)
     audited = _audited_releases(releases)
-    look = RunLook(NOISE_TEST, name, len(audited))
+    run_look = RunLook(NOISE_TEST, name, len(audited))
     if why:
         note = f"the noise of this run was not looked at: {why}"
-        return unexamined_finding(subject, look, note, why)
+        return unexamined_finding(subject, run_look, note, why)
     outcomes = list(noise_outcomes(subject, record, name, releases))
     if sums:
         outcomes += sum_noise_outcomes(subject, name, sums)
@@ -100,7 +100,7 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
         "the noise is what is stated, and no two releases share it; "
         f"{_describe_blind_spots(subject, releases, len(outcomes))}"
     )
-    return examined_finding(subject, look, combine_outcomes(outcomes), text, sound, rounds)
+    return examined_finding(subject, run_look, combine_outcomes(outcomes), text, sound, rounds)
 
 
 def _audited_releases(releases: list[LoggedRelease]) -> list[LoggedRelease]:
@@ -221,9 +221,9 @@ def _tie_outcomes(record: NoiseLog, name: str) -> Iterator[CheckOutcome]:
     samples = [release.sample for _, release in releases]
     steps = [release.step for _, release in releases]
     names = _name_compared(releases)
-    own = [release.name == name for _, release in releases]
-    yield tie_p_value(samples, steps, names, own)
-    yield near_tie_p_value(samples, steps, names, own)
+    is_of_mechanism = [release.name == name for _, release in releases]
+    yield tie_p_value(samples, steps, names, is_of_mechanism)
+    yield near_tie_p_value(samples, steps, names, is_of_mechanism)
     # The same of all numbers, of which those of some sizes are kept.
     releases = _compared_releases(record, lambda release: release.marked)
     yield tie_p_value(

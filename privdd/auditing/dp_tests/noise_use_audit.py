@@ -52,20 +52,20 @@ def noise_use_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
 def ignores_noise(mechanism: Mechanism, value: Tensors, subject: GuaranteeSubject) -> bool:
     """Whether a mechanism's output is the same, bit by bit, under streams that differ."""
     generators = [subject.keys.fold(NOISE_USE_TEST, stream).torch() for stream in range(STREAMS)]
-    made = [
+    outputs = [
         flatten_tensors(mechanism(value, SeededNoise(generator)).value) for generator in generators
     ]
-    return made[0].numel() > 0 and all(torch.equal(made[0], again) for again in made[1:])
+    return outputs[0].numel() > 0 and all(torch.equal(outputs[0], again) for again in outputs[1:])
 
 
 def _first_inputs(subject: GuaranteeSubject, names: list[str]) -> dict[str, Tensors]:
     """Name -> what its mechanism was first given in the last round that was kept: contributions of
     records, or an upload."""
-    asked = frozenset(name for name in names if name in subject.plan.method.queries)
+    queries = frozenset(name for name in names if name in subject.plan.method.queries)
     inputs = dict[str, Tensors]()
     for round in sorted({subject.client_rounds(name).last for name in names} - {-1}):
         snapshot = subject.snapshots[round]
-        seen = _FirstInputs(asked if asked == {*names} else frozenset({""}))
+        seen = _FirstInputs(queries if queries == {*names} else frozenset({""}))
         ctx = recording_context(subject.plan, round, subject.keys.fold(NOISE_USE_TEST), seen)
         try:
             upload, _ = subject.plan.method.local(

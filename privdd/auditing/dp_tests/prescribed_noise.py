@@ -272,14 +272,14 @@ def release_prescribed(
     """
     scale = empty.scale
     shifts = _measure_shifts(mechanism, empty.numbers, alone)
-    others = _measure_shifts(mechanism, empty.numbers, against)
+    other_shifts = _measure_shifts(mechanism, empty.numbers, against)
     if present is None:
         clean = empty.numbers
     elif present is alone[0]:
         clean = empty.numbers + shifts[0]
     else:
         clean = value_at_draw(mechanism, present)
-    _check_all_apart(shifts, others, empty)
+    _check_all_apart(shifts, other_shifts, empty)
     draws, mus = _draws_along(shifts, scale, noise, generator)
     source = PrescribedNoise(draws, generator=generator)
     output = mechanism(nobody if present is None else present, source)
@@ -291,16 +291,16 @@ def release_prescribed(
         )
     visible = None
     if empty.has_noiseless_numbers:
-        if len(others):
-            visible = (shifts != 0) | (others != 0)
+        if len(other_shifts):
+            visible = (shifts != 0) | (other_shifts != 0)
         else:
             visible = shifts != 0
     numbers = torch.where(scale > 0, (clean + gap - empty.numbers) / scale, 0.0)
     release = _WhitenedRelease(numbers, clean - empty.numbers, scale, visible)
     q = float(mechanism.sampling_probability)
     losses = release.log_likelihoods(shifts, q)
-    if len(others):
-        losses = losses - release.log_likelihoods(others, q)
+    if len(other_shifts):
+        losses = losses - release.log_likelihoods(other_shifts, q)
     elif (
         visible is not None
     ):  # else nobody's likelihood is that of N(0, I), to which it is relative

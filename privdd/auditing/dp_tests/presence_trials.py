@@ -173,8 +173,8 @@ class _PresenceTrial:
         present_start = examined.snapshot_of(present)
         if absent_run is None:
             absent_run = examined.run_forced(absent, SeenContributions(limit), None, absent_start)
-        seen = SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS)
-        present_run = examined.run_forced(present, seen, absent_run.outputs, present_start)
+        contributions = SeenContributions(limit, COMPARED_RECORDS + EXTRA_RECORDS)
+        present_run = examined.run_forced(present, contributions, absent_run.outputs, present_start)
         self._add_leak(present_run.problem)
         for leak in _list_differences(examined.plan, absent_run.upload, present_run.upload):
             self.message_leaks.setdefault(leak.message, leak.says)
@@ -210,22 +210,22 @@ class _PresenceTrial:
         """
         shard = self.examined.shard
         crowd = crowd_around(shard, guests.take([0]))
-        few = Records.concat([guests, crowd.take(range(CROWD_AMONG_FEW))])
+        small_set = Records.concat([guests, crowd.take(range(CROWD_AMONG_FEW))])
         rest = crowd.take(range(CROWD_AMONG_FEW, len(crowd)))
-        records = Records.concat([few, shard.train, rest])
+        records = Records.concat([small_set, shard.train, rest])
         records = replace(records, ids=torch.arange(len(records)).to(records.ids))
         client = with_records(shard, records)
-        low = len(few)
+        low = len(small_set)
         high = len(records)
         if not self._breaks_additivity(client, low, high, limit):
             return
         while high - low > 1:
             middle = (low + high) // 2
-            if self._breaks_additivity(client, len(few), middle, limit):
+            if self._breaks_additivity(client, len(small_set), middle, limit):
                 high = middle
             else:
                 low = middle
-        for start in (0, len(few)):
+        for start in (0, len(small_set)):
             if start < low:
                 absent = self._with_some(client, range(start, low))
                 present = self._with_some(client, range(start, high))
@@ -246,11 +246,15 @@ class _PresenceTrial:
         outputs = None
         for places in (range(size), range(few), range(few, size)):
             part = self._with_some(client, places)
-            seen = SeenContributions(limit, 0)  # sums are enough, whatever the number of records
-            run = self.examined.run_forced(part, seen, outputs, self.examined.snapshot_of(part))
+            contributions = SeenContributions(
+                limit, 0
+            )  # sums are enough, whatever the number of records
+            run = self.examined.run_forced(
+                part, contributions, outputs, self.examined.snapshot_of(part)
+            )
             self._add_leak(run.problem)
             outputs = outputs or run.outputs
-            totals.append(seen.totals)
+            totals.append(contributions.totals)
         together, first, second = totals
         for name, sums in together.items():
             parts = [a + b for a, b in zip(first.get(name, []), second.get(name, []))]
@@ -356,17 +360,17 @@ class _PresenceTrial:
         drawn: Callable[[int], Tensor] | None = None,
     ) -> ForcedRun:
         shard = with_records(self.examined.shard, records)
-        seen = SeenContributions(limit)
-        return self.examined.run_forced(shard, seen, absent_run.outputs, drawn=drawn)
+        contributions = SeenContributions(limit)
+        return self.examined.run_forced(shard, contributions, absent_run.outputs, drawn=drawn)
 
     def records_to_remove(self, absent_run: ForcedRun) -> list[int]:
         """Places of own records that leave: the first, and the one that contributes most to each
         query."""
         labels = self.examined.shard.train.y.tolist()
         places = {0} if len(labels) > 1 else set()
-        seen = absent_run.seen
-        for name, (_, (release, cell, row)) in seen.largest.items():
-            fingerprints = seen.fingerprints[name][release]
+        contributions = absent_run.seen
+        for name, (_, (release, cell, row)) in contributions.largest.items():
+            fingerprints = contributions.fingerprints[name][release]
             in_cell = [
                 number
                 for number, label in enumerate(labels)

@@ -184,11 +184,13 @@ def shifted_reuse_p_value(own: Mapping[str, Tensor], every: Mapping[str, Tensor]
     tried = 0
     changes: tuple[Callable[[Tensor], Tensor], ...] = (Tensor.double, _normal_sizes)
     for change in changes:
-        others = _FourierParts.from_samples([change(every[name][:SHIFT_LENGTH]) for name in names])
+        shifted_parts = _FourierParts.from_samples(
+            [change(every[name][:SHIFT_LENGTH]) for name in names]
+        )
         for name, backwards in product(own_names, (False, True)):
             head = change(every[name][:SHIFT_LENGTH])
             head = head.flip(0) if backwards else head
-            log_p, r2, width = _FourierParts.from_samples([head]).correlate_with(others)
+            log_p, r2, width = _FourierParts.from_samples([head]).correlate_with(shifted_parts)
             # A release equals itself at shift 0; backwards no shift of it is independent.
             log_p[names.index(name), slice(None) if backwards else 0] = 0.0
             tried += int((width >= MIN_OVERLAP).sum())
@@ -329,11 +331,11 @@ def magnitude_count_p_value(
     places = [list(releases) for releases in groups.values()]
     total = np.array([int(counts[place].sum()) for place in places])[:, None]
     room = LATTICE_ROOM * np.array([float(step[place].max()) for place in places])[:, None]
-    inside = torch.stack([near[place].sum(0) for place in places]).numpy()
+    counts_inside = torch.stack([near[place].sum(0) for place in places]).numpy()
     beyond = torch.stack([far[place].sum(0) for place in places]).numpy()
     inside_chance = 1 - 2 * stats.norm.sf(np.asarray(NEAR_BOUNDS) + room)
     beyond_chance = 2 * stats.norm.sf(np.asarray(FAR_BOUNDS) + room)
-    p_near = chance_of_at_least(inside, total, inside_chance)
+    p_near = chance_of_at_least(counts_inside, total, inside_chance)
     p_far = chance_of_at_most(beyond, total, beyond_chance)
     p_values = np.concatenate([p_near, p_far], 1)
     row, column = np.unravel_index(int(p_values.argmin()), p_values.shape)
@@ -341,7 +343,7 @@ def magnitude_count_p_value(
     if column < len(NEAR_BOUNDS):
         where = f"within {NEAR_BOUNDS[column]:.2g} standard deviations of zero"
         where = where if column else "exactly zero"
-        says = f"{inside[row, column]} of {total[row, 0]} noise values are {where}"
+        says = f"{counts_inside[row, column]} of {total[row, 0]} noise values are {where}"
     else:
         bound = column - len(NEAR_BOUNDS)
         where = f"above {FAR_BOUNDS[bound]} standard deviations"

@@ -193,13 +193,13 @@ def find_interference(
     memories: dict[str | None, State] = {}
     for round in sorted(set(snapshots) & set[int]().union(*wanted.values())):
         broadcast = snapshots[round].broadcast
-        own = trace_round(
+        alone = trace_round(
             plan, round, broadcast, memories.get(None, snapshots[round].memory), shard
         )
         for name in [name for name in wanted if round in wanted[name]]:
             try:
                 again = trace_round(
-                    plan, round, broadcast, memories.get(name, {}), others[name][0], own.outputs
+                    plan, round, broadcast, memories.get(name, {}), others[name][0], alone.outputs
                 )
             except TranscriptEnded:
                 yield RecordDependence(
@@ -214,10 +214,10 @@ def find_interference(
                 )
                 wanted[name] = set()
                 continue
-            for leak in compare_traces(own, again):
+            for leak in compare_traces(alone, again):
                 yield RecordDependence(round, name, leak.says, message=leak.message)
             memories |= {name: again.memory} if linked else {}
-        memories |= {None: own.memory} if linked else {}
+        memories |= {None: alone.memory} if linked else {}
 
 
 def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:

@@ -226,7 +226,9 @@ class ScriptPlayer:
         if self.by_contribution:
             hosts = [0] if count else []
         else:
-            hosts = [host for host, own in enumerate(self.labels) if label in (None, own)]
+            hosts = [
+                host for host, host_label in enumerate(self.labels) if label in (None, host_label)
+            ]
         if self.script.exchanged:
             needed = 2 * len(hosts)
         else:

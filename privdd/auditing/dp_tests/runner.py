@@ -41,8 +41,8 @@ class GuaranteeTest:
 
     def iterate_findings(self) -> Iterator[Finding]:
         """Finding by finding: those before an error are kept by whoever iterates."""
-        found = _add_seconds(self.findings(self.subject, *self.names))
-        yield from map(_note_sums, found) if self.subject.plan.trust.is_summed else found
+        findings = _add_seconds(self.findings(self.subject, *self.names))
+        yield from map(_note_sums, findings) if self.subject.plan.trust.is_summed else findings
 
     @property
     def progress_label(self) -> str:
@@ -97,10 +97,10 @@ def run_log_tests(subject: GuaranteeSubject, record: NoiseLog | None) -> list[Fi
 def subject_of_sums(subject: GuaranteeSubject) -> GuaranteeSubject:
     """The subject as the server's sums show it: one client's contribution under the noise of all
     shares together."""
-    whole = {
+    sums = {
         name: unshared_mechanism(mechanism) for name, mechanism in subject.plan.mechanisms.items()
     }
-    return replace(subject, plan=replace(subject.plan, mechanisms=whole))
+    return replace(subject, plan=replace(subject.plan, mechanisms=sums))
 
 
 def _note_sums(finding: Finding) -> Finding:

@@ -72,14 +72,14 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
     why = why_not_examined(subject, name, logged_releases(record, name))
     if not why and not draws:
         why = "the method does not draw by ctx.sample, so who was taken is not known"
-    look = RunLook(SAMPLING_TEST, name, draws)
+    run_look = RunLook(SAMPLING_TEST, name, draws)
     if why and outcome.p >= p_value_limit(subject.confidence):
         note = f"the sampling of this run was not looked at: {why}"
-        return unexamined_finding(subject, look, note, why)
+        return unexamined_finding(subject, run_look, note, why)
     text = f"{draws} draw(s) of the run, of {len(round_logs)} client round(s)"
     sound = f"coins of probability {probability:.3g}, independent of each other"
     rounds = {round_log.round for round_log in round_logs if round_log.audited}
-    return examined_finding(subject, look, outcome, text, sound, rounds)
+    return examined_finding(subject, run_look, outcome, text, sound, rounds)
 
 
 def _logged_draws(round_logs: list[RoundLog], name: str) -> list[LoggedDraw]:

@@ -35,12 +35,12 @@ def sampling_rate_p_value(
         probability: q in (0, 1].
         what: whose draws these are, in words.
     """
-    asked = int(sum(expected))
-    if asked:
-        p = binomial_p_value(taken, asked, probability)
+    draws = int(sum(expected))
+    if draws:
+        p = binomial_p_value(taken, draws, probability)
     else:
         p = 1.0
-    share = taken / max(asked, 1)
+    share = taken / max(draws, 1)
     says = f"{what}: {share:.3g} of the records are taken, {probability:.3g} is stated"
     return CheckOutcome(p, says)
 
@@ -68,12 +68,12 @@ def batch_size_p_value(
         of: what the sizes are of, in words.
     """
     records = np.asarray(asked, float)
-    taken = np.asarray(sizes, float)
+    batch_sizes = np.asarray(sizes, float)
     variance = records * probability * (1 - probability)
     keep = variance >= MIN_BATCH_VARIANCE
     if keep.sum() < 2:
         return CheckOutcome(1.0)
-    score = np.square(taken - records * probability)[keep] / variance[keep]
+    score = np.square(batch_sizes - records * probability)[keep] / variance[keep]
     score_variance = 2 + (1 - 6 * probability * (1 - probability)) / variance[keep]
     mean = float(keep.sum())
     total_variance = float(score_variance.sum())
@@ -133,10 +133,10 @@ def same_coins_p_value(draws: Mapping[str, Tensor], probability: float) -> Check
         for name in names
     ]
     heads = torch.stack(padded)
-    asked = torch.stack([(torch.arange(width) < len(draws[name])).double() for name in names])
-    tails = asked - heads
+    is_asked = torch.stack([(torch.arange(width) < len(draws[name])).double() for name in names])
+    tails = is_asked - heads
     agreements = heads @ heads.T + tails @ tails.T
-    common = asked @ asked.T
+    common = is_asked @ is_asked.T
     agreement_chance = probability**2 + (1 - probability) ** 2
     p_values = chance_of_at_least(agreements.numpy(), common.numpy(), agreement_chance)
     np.fill_diagonal(p_values, 1.0)

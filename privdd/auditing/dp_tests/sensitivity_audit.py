@@ -219,8 +219,8 @@ class SensitivityExaminer:
         tally = self.tallies.setdefault(release.name, SensitivityTally())
         tally.calls[release.partition] += 1
         output = release.released
-        drawn = flatten_tensors(output.value) - flatten_tensors(output.exact or {})
-        tally.add_noise(drawn / output.noise_std)
+        noise = flatten_tensors(output.value) - flatten_tensors(output.exact or {})
+        tally.add_noise(noise / output.noise_std)
         is_unknown = class_of_cell(release.partition) == UNKNOWN_CELL
         if is_unknown or (release.guests and self._has_other_rows(release)):
             self._add_unknown_rows(release, tally, is_unknown=is_unknown)

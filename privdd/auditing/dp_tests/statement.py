@@ -53,10 +53,10 @@ class ExaminedRounds:
     def describe_rounds(self, looked_at: Sequence[int]) -> str:
         """Which rounds were examined, and which were not."""
         rest = sorted({*self.kept, *self.lost} - set(looked_at))
-        seen = f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}"
+        rounds_text = f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}"
         if rest:
-            return f"{seen}; not looked at: {format_ranges(rest)}"
-        return seen
+            return f"{rounds_text}; not looked at: {format_ranges(rest)}"
+        return rounds_text
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -99,13 +99,15 @@ class GuaranteeSubject:
 
     def client_rounds(self, name: str | None = None) -> ExaminedRounds:
         """Rounds in which the client sent something, or released what is called ``name``."""
-        made = sorted({row.round for row in self.own_releases(*filter(None, [name]))})
-        kept = tuple(t for t in made if t in self.snapshots)
+        rounds = sorted({row.round for row in self.own_releases(*filter(None, [name]))})
+        replayable = tuple(t for t in rounds if t in self.snapshots)
         phases = dict[str, list[int]]()
-        for t in kept:
+        for t in replayable:
             phases.setdefault(self.snapshots[t].phase, []).append(t)
         chosen = {t for of in phases.values() for t in (of[0], of[len(of) // 2], of[-1])}
-        return ExaminedRounds(kept, tuple(sorted(chosen)), tuple(t for t in made if t not in kept))
+        return ExaminedRounds(
+            replayable, tuple(sorted(chosen)), tuple(t for t in rounds if t not in replayable)
+        )
 
     def memory_history(self, other: Records) -> MemoryHistory:
         """The client's memory before each round; other: records whose effect on that memory is
@@ -130,8 +132,8 @@ class GuaranteeSubject:
         """The uploads, in the order in which the method declares them, that were computed from a
         client's query ``name``."""
         rows = [row for row in self.ledger.releases if row.client != SERVER]
-        asked = {row.id for row in rows if row.name == name}
-        sent = {row.name for row in rows if asked.intersection(row.post_of)}
+        ids = {row.id for row in rows if row.name == name}
+        sent = {row.name for row in rows if ids.intersection(row.post_of)}
         return [message for message in self.plan.method.uploads if message in sent]
 
     @property
@@ -148,8 +150,8 @@ class GuaranteeSubject:
     ) -> Finding:
         """A row about the run itself (T0, messages): of the releases ``name`` (several are joined
         by ", "), ``count`` of which were examined."""
-        told = {"unit": self.ledger.unit, **diagnostics}
-        measures = {"signal": name, "n": count, "note": note, "diagnostics": told}
+        facts = {"unit": self.ledger.unit, **diagnostics}
+        measures = {"signal": name, "n": count, "note": note, "diagnostics": facts}
         surface = self.surface_of(name.split(", ")[-1])
         return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, measures, message=name)
 
@@ -160,8 +162,8 @@ class GuaranteeSubject:
     def plan_with_few_images(self) -> Plan:
         """The plan with as few synthetic images per class as the guarantee settings say."""
         hooks = self.plan.method.audit_hooks
-        few = min(hooks.images_per_class(), self.budget.images)
-        return replace(self.plan, method=hooks.with_images_per_class(few))
+        images = min(hooks.images_per_class(), self.budget.images)
+        return replace(self.plan, method=hooks.with_images_per_class(images))
 
 
 @dataclass(frozen=True)
@@ -202,13 +204,13 @@ class Statement:
         **more: Any,
     ) -> Finding:
         """A row with a lower bound on epsilon."""
-        found: dict[str, Any] = {
+        measures: dict[str, Any] = {
             "epsilon_shown": value,
             "epsilon_method": method,
             "epsilon_validity": validity,
         }
         return self.guarantee_finding(
-            attack, note, **found, confidence=self.subject.confidence, n=runs, **more
+            attack, note, **measures, confidence=self.subject.confidence, n=runs, **more
         )
 
     def untested_sensitivity(self, why: str) -> Finding:
@@ -324,8 +326,10 @@ class Statement:
         """
         each = shared_confidence(self.subject.confidence, 2)
         orders = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
-        made = [likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders]
-        return max((c.epsilon for c in made if self.subject.delta < c.delta_below), default=0.0)
+        bounds = [
+            likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders
+        ]
+        return max((c.epsilon for c in bounds if self.subject.delta < c.delta_below), default=0.0)
 
     def _describe_verdict(self, value: float) -> str:
         if value > self.epsilon:
@@ -370,22 +374,22 @@ def curve_finding(
     runs = min(len(inside), len(outside))
     point = most_testable_point(curve_at_scale(1.0), runs, confidence=subject.confidence)
     ratios = inside.double().numpy(), outside.double().numpy()
-    found = curve_test(
+    test = curve_test(
         *ratios, curve_at_scale, threshold=point.threshold, confidence=subject.confidence
     )
-    implied = epsilon_at(event, subject.delta, relation=relation, scale=found.scale)
+    implied = epsilon_at(event, subject.delta, relation=relation, scale=test.scale)
     # both epsilons are rounded: the curve decides which one is the larger
     above = statement.epsilon * (1 + 1e-9)
-    if found.refuted:
+    if test.refuted:
         implied = max(implied, above)
     else:
         implied = min(implied, statement.epsilon)
-    where = f"false alarms at most {found.fpr:.3g} and misses at most {found.fnr:.3g}"
-    lies = "below" if found.refuted else "not below"
+    where = f"false alarms at most {test.fpr:.3g} and misses at most {test.fnr:.3g}"
+    lies = "below" if test.refuted else "not below"
     text = (
-        f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(found.scale)}"
+        f"{note}; {where}, {lies} the accountant's curve; refuted is {_describe_scale(test.scale)}"
     )
-    return statement.bound_finding("t3_curve", implied, "curve", "curve", found.runs, text)
+    return statement.bound_finding("t3_curve", implied, "curve", "curve", test.runs, text)
 
 
 def _describe_scale(scale: float) -> str:

@@ -79,11 +79,11 @@ def tie_p_value(
     share = min(share, EXPECTED_TIES / max(1.0, _expected_ties(sizes, step)))
     chosen = [chosen_sizes(sample, share).numpy() for sample in samples]
     values, which = _sorted_values(chosen)
-    asked = np.asarray(own, bool)
-    releases = _ComparedReleases(sizes, step, names, asked, share)
+    is_asked = np.asarray(own, bool)
+    releases = _ComparedReleases(sizes, step, names, is_asked, share)
     everywhere = _tie_outcome(_equal_pairs(values, which), releases, "equal or opposite")
-    coarsest = float(step[asked].max(initial=0.0))
-    large = _large_tie_outcome(values[asked[which]], coarsest / share)
+    coarsest = float(step[is_asked].max(initial=0.0))
+    large = _large_tie_outcome(values[is_asked[which]], coarsest / share)
     return combine_outcomes([everywhere, large])
 
 
@@ -203,25 +203,25 @@ def _tie_outcome(
     sizes = releases.sizes
     step = releases.step
     share = releases.share
-    asked = releases.own[pairs[0]] | releases.own[pairs[1]]
-    outcomes = [_total_outcome(int(asked.sum()), releases, how)]
+    is_asked = releases.own[pairs[0]] | releases.own[pairs[1]]
+    outcomes = [_total_outcome(int(is_asked.sum()), releases, how)]
     count = len(sizes)
-    keys, counts = np.unique(pairs[0][asked] * count + pairs[1][asked], return_counts=True)
+    keys, counts = np.unique(pairs[0][is_asked] * count + pairs[1][is_asked], return_counts=True)
     first = keys // count
     second = keys % count
-    same = first == second
+    is_tied = first == second
     product = sizes[first] * sizes[second]
     coarse = np.maximum(step[first], step[second])
-    mean = share * coarse * product / np.sqrt(np.pi) / np.where(same, 2, 1)
-    members = np.where(same, sizes[first], sizes[first] + sizes[second])
+    mean = share * coarse * product / np.sqrt(np.pi) / np.where(is_tied, 2, 1)
+    members = np.where(is_tied, sizes[first], sizes[first] + sizes[second])
     triples = TRIPLE_COVARIANCE * product * members * coarse**2
-    quadruples = (1 - share) * QUADRUPLE_CHANCE * product**2 * coarse**3 / np.where(same, 4, 1)
+    quadruples = (1 - share) * QUADRUPLE_CHANCE * product**2 * coarse**3 / np.where(is_tied, 4, 1)
     extra = share * (triples + quadruples)
     p_values = _pair_count_p_values(counts, mean, extra)
     if len(p_values):
         place = int(p_values.argmin())
         where = releases.names[first[place]]
-        if not same[place]:
+        if not is_tied[place]:
             where = f"{where} and {releases.names[second[place]]}"
         says = (
             f"{counts[place]} pairs of noise values of {where} are {how}, {mean[place]:.3g} are "
@@ -238,8 +238,8 @@ def _total_outcome(total: int, releases: _ComparedReleases, how: str) -> tuple[f
     sizes = releases.sizes
     step = releases.step
     share = releases.share
-    others = ~releases.own
-    mean = share * (_expected_ties(sizes, step) - _expected_ties(sizes[others], step[others]))
+    is_other = ~releases.own
+    mean = share * (_expected_ties(sizes, step) - _expected_ties(sizes[is_other], step[is_other]))
     residuals = float(sizes.sum())
     coarsest = float(step.max())
     triples = TRIPLE_COVARIANCE * residuals**3 * coarsest**2

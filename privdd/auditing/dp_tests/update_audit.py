@@ -110,8 +110,8 @@ def trained_updates(subject: GuaranteeSubject, snapshot: Snapshot, name: str) ->
     """Name -> update: the client's own, and those of clients with other records."""
     own = subject.shard.train
     flipped = replace(own, y=(own.y + 1) % subject.shard.classes)
-    few = own.take(torch.zeros(min(4, len(own)), dtype=torch.long))
-    white = replace(few, x=torch.ones_like(few.x))
+    repeated = own.take(torch.zeros(min(4, len(own)), dtype=torch.long))
+    white = replace(repeated, x=torch.ones_like(repeated.x))
     held = {"the client": own, "all labels wrong": flipped, "copies of a white record": white}
     return {says: _train_update(subject, snapshot, name, records) for says, records in held.items()}
 
@@ -176,8 +176,8 @@ def compare_updates(
     tally.changes = dict(enumerate(changes.norm(dim=1).tolist()))
     tally.pairs = float(torch.cdist(changes, changes).max())
     for output in outputs:
-        drawn = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double()
-        tally.add_noise(drawn / output.noise_std)
+        noise = (flatten_tensors(output.value) - flatten_tensors(output.exact or {})).double()
+        tally.add_noise(noise / output.noise_std)
     return tally
 
 

@@ -83,23 +83,25 @@ def record_upload_findings(subject: GuaranteeSubject, name: str) -> Iterator[Fin
 def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]:
     plan = subject.plan
     shard = subject.shard
-    own = shard.train
+    records = shard.train
     guests = craft_guests(subject)
     name = guests.names[0]
     guest = Records(guests.x[:1], guests.y[:1], torch.zeros(1, dtype=torch.long))
     if plan.relation == "replace":
         crafted = _exchange_first(shard, guest)
-        unchanged = with_records(shard, own)
+        unchanged = with_records(shard, records)
         yield _NeighbouringSets(f"{name!r} in place of a record", unchanged, crafted)
         negative = _exchange_first(shard, replace(guest, x=1 - guest.x))
         yield _NeighbouringSets(f"{name!r} in place of its negative", negative, crafted)
         return
-    yield _NeighbouringSets(f"{name!r} added", *pair_with_guest(plan, shard, own, guest))
-    if len(own) > 1:
+    yield _NeighbouringSets(f"{name!r} added", *pair_with_guest(plan, shard, records, guest))
+    if len(records) > 1:
         # A record that is zeroed out comes after the others, if it is released row by row.
-        pair = pair_without_record(plan, shard, len(own) - 1)
+        pair = pair_without_record(plan, shard, len(records) - 1)
         yield _NeighbouringSets("the last record left out", *pair)
-    dim = replace(own.take([0]), x=DIM_BRIGHTNESS * guest.x.to(own.x), y=guest.y.to(own.y))
+    dim = replace(
+        records.take([0]), x=DIM_BRIGHTNESS * guest.x.to(records.x), y=guest.y.to(records.y)
+    )
     for label in range(1, min(shard.classes, 3)):
         outweighing = replace(guest, y=(guest.y + label) % shard.classes)
         pair = pair_with_guest(plan, with_records(shard, dim), dim, outweighing)
@@ -109,9 +111,9 @@ def _neighbouring_sets(subject: GuaranteeSubject) -> Iterator[_NeighbouringSets]
 
 def _exchange_first(shard: Shard, record: Records) -> Shard:
     """The client with another record in place of its first."""
-    own = shard.train
-    exchanged = replace(own.take([0]), x=record.x.to(own.x), y=record.y.to(own.y))
-    return with_records(shard, Records.concat([exchanged, own.take(range(1, len(own)))]))
+    records = shard.train
+    exchanged = replace(records.take([0]), x=record.x.to(records.x), y=record.y.to(records.y))
+    return with_records(shard, Records.concat([exchanged, records.take(range(1, len(records)))]))
 
 
 def _clip_ball_diameter(subject: GuaranteeSubject, snapshot: Snapshot, name: str) -> float:

@@ -121,8 +121,8 @@ def draw_sides(
 
 def _wanted_to_learn(count: int, earlier: Sides | None) -> int:
     """Of ``count`` transcripts half, or what is missing to a third if earlier ones are known."""
-    known = len(earlier[0]) if earlier else 0
-    return max(0, count // 3 - known) if known else count // 2
+    learned = len(earlier[0]) if earlier else 0
+    return max(0, count // 3 - learned) if learned else count // 2
 
 
 def _merge_sides(earlier: Sides | None, later: Sides) -> Sides:
