@@ -8,13 +8,14 @@ from collections.abc import Sequence
 
 from privdd.canary.commands import ABOUT, COMMANDS, parse_canary_arguments
 from privdd.cli.errors import run_reporting_errors
+from privdd.core.command import HELP_OPTIONS
 from privdd.core.validation import BadConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The result on stdout; errors are one line on stderr and status 1."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    if {"-h", "--help"} & {*arguments} or not arguments:
+    if HELP_OPTIONS & {*arguments} or not arguments:
         *commands, last = COMMANDS.values()
         print(
             "\n".join([ABOUT, *(command.help_text() for command in commands), last.describe(), ""]),

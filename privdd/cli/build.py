@@ -36,7 +36,7 @@ from privdd.core.types import Problem, Shard
 from privdd.core.validation import BadConfig, check_text
 from privdd.data.dataset import Dataset, Scale, digest_split, published_scale
 from privdd.data.partition import Partition, add_hard_examples, hard_example_counts, make_shards
-from privdd.data.sources import load_dataset
+from privdd.data.sources import check_data_settings, load_dataset
 from privdd.federated.aggregation import Trust
 from privdd.federated.experiment import CaptureSettings, Experiment
 from privdd.federated.method import Method
@@ -47,6 +47,7 @@ from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine
+from privdd.runtime.yaml_files import TARGET
 
 # text or null
 COMMAND_SETTINGS = ("name", "run", "resume", "scores", "tracking", "scores_surface", "policy")
@@ -132,13 +133,20 @@ def typed_settings(config: DictConfig) -> TypedSettings:
     Raises:
         ValueError: One line with key, value and what is allowed.
     """
+    data = mapping_at(config, "data")
+    check_data_settings(
+        data["name"],
+        size=data.get("size"),
+        limit=data.get("limit"),
+        test_limit=data.get("test_limit"),
+    )
     return TypedSettings(
         command=settings.command_settings(config),
         partition=Partition(**mapping_at(config, "partition")),
         engine=Engine(**mapping_at(config, "engine")),
         capture=CaptureSettings(**mapping_at(config, "capture")),
         trust=settings.trust_settings(config),
-        data=mapping_at(config, "data"),
+        data=data,
     )
 
 
@@ -152,7 +160,7 @@ def standardise_classifiers(config: DictConfig) -> Any:
     data = config.get("data") or {}
     if not data.get("standardise"):
         return algo
-    name = str(algo["_target_"]).rsplit(".", 1)[-1]
+    name = str(algo[TARGET]).rsplit(".", 1)[-1]
     if name in NO_IMAGE_INPUT:
         raise BadConfig(f"data.standardise=true: not for {name}: {NO_IMAGE_INPUT[name]}")
     changed = _add_scale(algo, published_scale(str(data["name"])))
@@ -167,9 +175,9 @@ def _add_scale(node: Any, scale: Scale) -> Any:
     if not isinstance(node, dict):
         return node
     scaled = {key: _add_scale(value, scale) for key, value in node.items()}
-    is_own = str(node.get("_target_")).endswith(".OwnModel")
+    is_own = str(node.get(TARGET)).endswith(".OwnModel")
     if is_own or (
-        str(node.get("_target_")).endswith(".ModelSpec")
+        str(node.get(TARGET)).endswith(".ModelSpec")
         and node.get("name") in STANDARDISED_CLASSIFIERS
     ):
         scaled["scale"] = [list(part) for part in scale]

@@ -41,6 +41,7 @@ from privdd.cli.sweeps import (
     pin_sweep_folder,
     sweep_folder_name,
 )
+from privdd.core.command import HELP_OPTIONS
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
@@ -182,7 +183,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
 
 def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:
     """Whether the arguments asked for help or for the version, which was then printed."""
-    if any(word in ("--help", "-h") for word in argv):
+    if HELP_OPTIONS & {*argv}:
         print(help_text(command, compose.user_config_folders(argv)), file=out)
     elif "--version" in argv:
         print(f"privdd {__version__}", file=out)
@@ -233,7 +234,7 @@ def audit_external_target(argv: list[str], *, is_target: bool = False) -> int | 
         None where the command line names nothing of others.
     """
     names_target = is_target or any(item.startswith("target.") for item in argv)
-    asks_help = bool({"-h", "--help"} & {*argv})
+    asks_help = bool(HELP_OPTIONS & {*argv})
     recording = _typed_path("recording", argv)
     stored = _typed_path("run", argv)
     for key, path in (("recording", recording), ("run", stored)):

@@ -34,8 +34,8 @@ from privdd.data.locations import reads_files
 from privdd.federated.settings import PrivacySettings
 from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
 from privdd.runtime.run_files import TRUST_CODE
+from privdd.runtime.yaml_files import TARGET
 
-TARGET_KEY = "_target_"
 HYDRA_OPTIONS = (
     "--hydra-help",
     "--info",
@@ -125,7 +125,7 @@ def check_value_kinds(config: DictConfig, base: DictConfig) -> None:
         typed_key = types.source_key_of(key)
         check_setting_numbers(key, value, typed_key)
         needed = _needed_kind(default, value)
-        if needed and not key.endswith(TARGET_KEY):
+        if needed and not key.endswith(TARGET):
             raise setting_error(typed_key, value, needed)
 
 
@@ -418,7 +418,7 @@ def _check_privacy_setting(config: DictConfig, key: str, links: set[str]) -> Non
     leaves = _iterate_leaves(
         OmegaConf.to_container(privacy.mechanisms, resolve=False), "privacy.mechanisms"
     )
-    settings = ((leaf, value) for leaf, value in leaves if not leaf.endswith("_target_"))
+    settings = ((leaf, value) for leaf, value in leaves if not leaf.endswith(TARGET))
     fixed = [
         leaf
         for leaf, value in settings
@@ -442,7 +442,7 @@ def _unused_error(config: DictConfig, key: str, why: str) -> BadConfig:
 def _chosen_name(config: DictConfig, group: str) -> str:
     """What a group's node calls itself."""
     node = config[group]
-    return str(node.get("name") or str(node.get("_target_")).rsplit(".", 1)[-1].lower())
+    return str(node.get("name") or str(node.get(TARGET)).rsplit(".", 1)[-1].lower())
 
 
 def _linked_keys(config: DictConfig) -> set[str]:
@@ -456,7 +456,7 @@ def _linked_keys(config: DictConfig) -> set[str]:
 def _model_keys(node: Any, key: str) -> Iterator[str]:
     """Where below ``key`` a model is described."""
     if OmegaConf.is_dict(node):
-        if str(node.get("_target_")).endswith((".ModelSpec", ".OwnModel")):
+        if str(node.get(TARGET)).endswith((".ModelSpec", ".OwnModel")):
             yield key
         for name in node:
             yield from _model_keys(node.get(name), f"{key}.{name}")

@@ -16,8 +16,8 @@ import yaml
 from privdd.cli import compose
 from privdd.core.validation import BadConfig
 from privdd.runtime.own_yaml import compose_own_yaml
+from privdd.runtime.yaml_files import TARGET
 
-CLASS_KEY = "_target_"
 DEFAULTS = "defaults"
 BUILT_GROUPS = ("algo", "model")  # one object each, of the class that the file names
 # Hydra's own words, and what is known only when it composes
@@ -70,12 +70,12 @@ def _check_choice(group: str, name: str, own: Sequence[str], seen: set[Path]) ->
         entries = _values_by_key(node)
         if (
             group in BUILT_GROUPS
-            and not {CLASS_KEY, DEFAULTS} & {*entries}
+            and not {TARGET, DEFAULTS} & {*entries}
             and not name.startswith("_")
         ):
             start = "defaults: [NAME, _self_], NAME being the file that this one changes"
             raise BadConfig(
-                f"{file}:1: names no {CLASS_KEY}, and no file that does; begin it with {start}"
+                f"{file}:1: names no {TARGET}, and no file that does; begin it with {start}"
             )
         if DEFAULTS in entries:
             for chosen_group, entry, line in _default_entries(group, file, entries[DEFAULTS]):

@@ -9,7 +9,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from privdd.core.validation import setting_error
 
-TARGET = "_target_"
 NOT_FINGERPRINTED = (
     "attack",
     "audit",

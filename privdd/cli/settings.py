@@ -23,6 +23,7 @@ from privdd.federated.settings import (
     RunSettings,
 )
 from privdd.runtime.renames import use_original_names
+from privdd.runtime.yaml_files import TARGET
 
 if TYPE_CHECKING:
     from privdd.federated.aggregation import Trust
@@ -66,7 +67,7 @@ def is_forced(config: DictConfig) -> bool:
 def algo_name(config: DictConfig) -> str:
     """The label of a run: ``name`` (by default the chosen algo's file name), else the method's
     class name."""
-    return str(config.get("name") or str(config.algo["_target_"]).rsplit(".", 1)[-1].lower())
+    return str(config.get("name") or str(config.algo[TARGET]).rsplit(".", 1)[-1].lower())
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from attacks.types import Attack
 from privdd.cli.compose import PRESETS, compose_config, override_value, user_config_folders
 from privdd.cli.overrides import check_engine_settings_used
-from privdd.cli.plain_config import NOT_FINGERPRINTED, TARGET, to_plain_settings
+from privdd.cli.plain_config import NOT_FINGERPRINTED, to_plain_settings
 from privdd.cli.secret import remove_secret
 from privdd.cli.user_code import check_code_digests, user_code_of_config
 from privdd.core.user_modules import import_user_module
@@ -31,7 +31,7 @@ from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.files import DamagedRun, check_plain_folder, check_schema, read_json_object
 from privdd.runtime.run_files import CONFIG_KEYS, MANIFEST, TRUST_CODE
-from privdd.runtime.yaml_files import read_yaml
+from privdd.runtime.yaml_files import TARGET, read_yaml
 
 ALLOWED_ROLES = (Method, Mechanism, Attack)
 # of the classes right below these keys

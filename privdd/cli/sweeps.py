@@ -207,9 +207,8 @@ class Sweep:
         failure, else 0."""
         statuses = self.point_statuses()
         # A training that diverged has status 1 and is shown too. A point that says that it ended
-        # and is not as it
-        # was sealed stays in the list: reading it ends in one line, where leaving it out would say
-        # nothing.
+        # and is not as it was sealed stays in the list: reading it ends in one line, but leaving
+        # it out would say nothing.
         done = [
             path
             for path, status in statuses.items()

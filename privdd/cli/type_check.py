@@ -19,8 +19,9 @@ from omegaconf import DictConfig, OmegaConf
 from privdd.cli.plain_config import children, iterate_settings
 from privdd.cli.suggestions import suggest_name
 from privdd.core.validation import BadConfig, check_finite, is_number, setting_error
+from privdd.runtime.yaml_files import TARGET
 
-HYDRA_KEYS = ("_target_", "_convert_", "_recursive_", "_partial_")
+HYDRA_KEYS = (TARGET, "_convert_", "_recursive_", "_partial_")
 SCALAR_TYPES: dict[
     Any, tuple[tuple[str, str], Callable[[Any], bool]]
 ] = {  # names (singular, plural), and the check
@@ -73,22 +74,22 @@ class TypeCheck:
 
     def check_built_node(self, key: str, value: Any) -> None:
         """A node that an object is made from."""
-        if not isinstance(value, dict) or "_target_" not in value:
+        if not isinstance(value, dict) or TARGET not in value:
             raise setting_error(
-                self.source_key_of(key), value, "a mapping with a _target_ is needed"
+                self.source_key_of(key), value, f"a mapping with a {TARGET} is needed"
             )
         self.check_nested_targets(key, value)
 
     def check_nested_targets(self, key: str, value: Any) -> None:
         """Every ``_target_`` at or below ``key``."""
-        if isinstance(value, dict) and "_target_" in value:
+        if isinstance(value, dict) and TARGET in value:
             self._check_target(key, value)
             return
         for name, inner in children(value):
             self.check_nested_targets(f"{key}.{name}", inner)
 
     def _check_target(self, key: str, value: Mapping[str, Any]) -> None:
-        path = value["_target_"]
+        path = value[TARGET]
         try:
             target = pkgutil.resolve_name(path)
             declared, open_ended = declared_parameters(target)
@@ -141,7 +142,7 @@ def own_network_hint(path: Any) -> str:
 def contains_target(value: Any) -> bool:
     """Whether a value contains a ``_target_`` at any depth."""
     if isinstance(value, dict):
-        return "_target_" in value or any(contains_target(v) for v in value.values())
+        return TARGET in value or any(contains_target(v) for v in value.values())
     return isinstance(value, list) and any(contains_target(v) for v in value)
 
 

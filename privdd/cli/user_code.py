@@ -17,9 +17,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from privdd.cli.plain_config import NOT_FINGERPRINTED, TARGET, children, to_plain_settings
+from privdd.cli.plain_config import NOT_FINGERPRINTED, children, to_plain_settings
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import SCHEMA, DamagedRun, read_json, write_json
+from privdd.runtime.yaml_files import TARGET
 
 OWN_PACKAGES = ("privdd", "attacks")
 CODE_SETTINGS = (TARGET, "training", "target")  # the settings that name code

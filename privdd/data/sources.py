@@ -324,9 +324,18 @@ def _join_domains(name: str, note: str, classes: int, parts: list[Domain]) -> Da
     return replace(flat, domains=names, domain=domain, test_domain=test_domain)
 
 
-def _check_name_and_sizes(
-    name: str, size: int | None, limit: int | None, test_limit: int | None
+def check_data_settings(
+    name: str,
+    *,
+    size: int | None = None,
+    limit: int | None = None,
+    test_limit: int | None = None,
 ) -> None:
+    """Check the settings that ``load_dataset`` can refuse before it reads anything.
+
+    Raises:
+        ValueError: One line with key, value and what is allowed.
+    """
     for field, value in (("size", size), ("limit", limit), ("test_limit", test_limit)):
         if value is not None:
             check_count(f"data.{field}", value, "an integer >= 1 or null is needed")
@@ -359,7 +368,7 @@ def load_dataset(
     here; the note says so. Raises ValueError for an unknown name or bad number and DataNotFound
     (a ValueError) where the data cannot be had.
     """
-    _check_name_and_sizes(name, size, limit, test_limit)
+    check_data_settings(name, size=size, limit=limit, test_limit=test_limit)
     if standardise:
         published_scale(name)
         found = load_dataset(

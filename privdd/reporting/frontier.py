@@ -9,6 +9,7 @@ from statistics import variance
 from typing import Any, Literal
 
 from privdd.reporting.settings import Setting, lower_median
+from privdd.runtime.yaml_files import TARGET
 
 # A setting is dominated where another, of the same data, clients, unit, relation, delta and kind of
 # accuracy, has no larger, and a finite, proven epsilon and no smaller accuracy, one of them
@@ -107,8 +108,8 @@ def public_data_of(config: Mapping[str, Any]) -> str:
 
 def _target_paths(node: Any) -> Iterator[str]:
     if isinstance(node, Mapping):
-        if "_target_" in node:
-            yield str(node["_target_"])
+        if TARGET in node:
+            yield str(node[TARGET])
         for part in node.values():
             yield from _target_paths(part)
 

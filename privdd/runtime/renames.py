@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-TARGET = "_target_"
+from privdd.runtime.yaml_files import TARGET
 
 RENAMED = {  # the name in configs of an earlier version -> today's
     "attacks.inversion.audit.AnalyticInversion": "attacks.inversion.analytic.AnalyticInversion",

@@ -14,6 +14,7 @@ import yaml
 
 from privdd.runtime.files import DamagedRun, read_bytes
 
+TARGET = "_target_"  # the key by which a node of a config names its class
 MAX_YAML_BYTES = 2**20
 MAX_DEPTH = 50  # mappings and lists inside each other
 START_TOKENS = (

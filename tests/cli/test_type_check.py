@@ -354,3 +354,18 @@ def test_what_is_no_number_is_refused_anywhere(value: object) -> None:
         BadConfig, match=r"^typed\.key=.*: a finite number below 2\*\*63 is needed$"
     ):
         check_setting_numbers("partition.alpha", value, "typed.key")
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("data.size=-1", "data.size=-1: an integer >= 1 or null is needed"),
+        ("data.size=100000", "data.size=100000: from 1 to "),
+        ("data.test_limit=0", "data.test_limit=0: an integer >= 1 or null is needed"),
+        ("data.name=nosuch", "data.name='nosuch': one of digits"),
+    ],
+)
+def test_settings_of_data_are_refused_before_data_are_read(typed: str, line: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        check_config_types(compose_config("train", [typed]))
+    assert str(refused.value).startswith(line)
