@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,9 +33,10 @@ from privdd.cli.user_code import user_code_of_config, write_code_digests
 from privdd.core.device import deterministic_kernels
 from privdd.core.types import is_remote_memory
 from privdd.core.validation import BadConfig
-from privdd.distillation.diagnostics import diagnose_distillation
+from privdd.distillation.diagnostics import DistillationDiagnostics, diagnose_distillation
 from privdd.federated.checkpoint import check_same_data
 from privdd.federated.experiment import Experiment
+from privdd.federated.simulation import Progress
 from privdd.federated.trainer import Trainer, divergence_message
 from privdd.reporting.policy import policy_of_settings
 from privdd.reporting.schema import Findings
@@ -179,15 +180,18 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             by_round = ()
         track_run(config.tracking, path, by_round, tracked_scalars(result))
         seal_folder(path)
-        notes = []
-        if audited.not_run:
-            notes.append(
-                f"not run, as {config.name} releases nothing that they read: "
-                f"{', '.join(audited.not_run)}"
-            )
-        if kept_attacks:
-            notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept_attacks))}")
+        notes = _attack_notes(config.name, audited.not_run, kept_attacks)
         return conclude_audit(result, path, policy, sys.stdout, notes)
+
+
+def _attack_notes(method: str, not_run: Sequence[str], kept: Collection[str]) -> list[str]:
+    """A line for attacks without anything to read, and one for those of earlier commands."""
+    notes = []
+    if not_run:
+        notes.append(f"not run, as {method} releases nothing that they read: {', '.join(not_run)}")
+    if kept:
+        notes.append(f"found by earlier commands, and kept: {', '.join(sorted(kept))}")
+    return notes
 
 
 def announce_run(
@@ -297,57 +301,71 @@ def run_training(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         )
         with print_resume_command("train", path, config):
             progress = trainer.run()
-        victim = experiment.shards[experiment.plan.victim]
-        distillation = None
-        if progress.diverged is None and not is_remote_memory(
-            progress.memories.get(experiment.plan.victim, {})
-        ):  # what a remote client remembers stays with it
-            distillation = diagnose_distillation(experiment.plan, progress, victim)
+        distillation = _diagnose_training(experiment, progress)
         seconds = {"train": time.monotonic() - began}
-        if (
-            not folder.findings_file.exists()
-        ):  # else it says how that was found, and nothing was trained
+        # findings say how they were found; with them in the folder, nothing was trained now
+        if not folder.findings_file.exists():
             write_json(
                 folder.manifest_file,
                 audit_findings.manifest_json(experiment, progress, seconds, argv),
             )
-        ledger = progress.ledger
-        clients = experiment.plan.problem.clients
-        epsilon = ledger.epsilon_by_accountant()
-        accuracy = progress.accuracy[-1]
-        summary: dict[str, Any] = {
-            "schema": SCHEMA,
-            "accuracy": accuracy,
-            "epsilon": epsilon,
-            "delta": ledger.delta,
-            "unit": ledger.unit,
-            "relation": ledger.relation,
-            "uploaded_bytes_per_client": audit_findings.bytes_per_client(
-                progress.uploaded, clients
-            ),
-            "downloaded_bytes_per_client": audit_findings.bytes_per_client(
-                progress.downloaded, clients
-            ),
-            "accuracy_by_round": list(progress.accuracy),
-            "diverged": progress.diverged,
-            **audit_findings.distillation_entry(distillation),
-        }
+        summary = _summarise_training(experiment, progress, distillation)
         write_json(path / "training.json", summary)
         track_run(
             config.tracking,
             path,
             progress.accuracy,
-            {f"epsilon/{name}": e for name, e in epsilon.items()},
+            {f"epsilon/{name}": e for name, e in summary["epsilon"].items()},
         )
         seal_folder(path)
-    outcome = f"accuracy {accuracy:.4f}"
-    if progress.diverged is not None:
-        outcome = divergence_message(progress.diverged)
-    print(
-        f"{outcome}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
-        f"delta {ledger.delta:g} per {ledger.unit}, {ledger.relation}; {path}"
-    )
+    print(f"{_describe_training(summary)}; {path}")
     return 0 if progress.diverged is None else EXIT_DIVERGED
+
+
+def _diagnose_training(
+    experiment: Experiment, progress: Progress
+) -> DistillationDiagnostics | None:
+    """None for a run that diverged, and where what the client remembers stays with it."""
+    plan = experiment.plan
+    memory = progress.memories.get(plan.victim, {})
+    if progress.diverged is not None or is_remote_memory(memory):
+        return None
+    return diagnose_distillation(plan, progress, experiment.shards[plan.victim])
+
+
+def _summarise_training(
+    experiment: Experiment, progress: Progress, distillation: DistillationDiagnostics | None
+) -> dict[str, Any]:
+    """What ``training.json`` holds."""
+    ledger = progress.ledger
+    clients = experiment.plan.problem.clients
+    return {
+        "schema": SCHEMA,
+        "accuracy": progress.accuracy[-1],
+        "epsilon": ledger.epsilon_by_accountant(),
+        "delta": ledger.delta,
+        "unit": ledger.unit,
+        "relation": ledger.relation,
+        "uploaded_bytes_per_client": audit_findings.bytes_per_client(progress.uploaded, clients),
+        "downloaded_bytes_per_client": audit_findings.bytes_per_client(
+            progress.downloaded, clients
+        ),
+        "accuracy_by_round": list(progress.accuracy),
+        "diverged": progress.diverged,
+        **audit_findings.distillation_entry(distillation),
+    }
+
+
+def _describe_training(summary: Mapping[str, Any]) -> str:
+    """Accuracy, or why there is none, and epsilon, of the contents of ``training.json``."""
+    outcome = f"accuracy {summary['accuracy']:.4f}"
+    if summary["diverged"] is not None:
+        outcome = divergence_message(summary["diverged"])
+    epsilon = summary["epsilon"]
+    return (
+        f"{outcome}, epsilon {epsilon['pld']:.4g} by PLD ({epsilon['rdp']:.4g} by RDP) at "
+        f"delta {summary['delta']:g} per {summary['unit']}, {summary['relation']}"
+    )
 
 
 @contextmanager

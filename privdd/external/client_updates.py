@@ -232,9 +232,9 @@ def audit_client_updates(
     shadow_updates = list[tuple[Capture, ...]]()
     draws_randomly = False
     if shadows:
-        each = None if sent else training_function_of(fit, local)
+        training = None if sent else training_function_of(fit, local)
         shadow_updates, draws_randomly = compute_shadow_updates(
-            each, model, mine, game, keys, settings.engine
+            training, model, mine, game, keys, settings.engine
         )
     signals = target_and_shadow_signals(model, [mine, *shadow_updates], game.records, classes, sent)
     training_end = time.monotonic()
@@ -242,19 +242,9 @@ def audit_client_updates(
     view = games.view_of_signals(
         updates.surface, Adversary.SERVER, game, signals, knowledge, keys, mine[:1]
     )
-    readable = {name: signal for name, signal in SIGNAL_OF_ATTACK.items() if signal in signals}
-    attacks: dict[str, MembershipAttack] = {
-        n: LossThreshold(s, settings.confidence) for n, s in readable.items()
-    }
-    best = "joint" if "joint" in signals else "alignment"
-    attacks |= (
-        {"lira": Lira(best, settings.confidence), "rmia": Rmia(best, settings.confidence)}
-        if shadows
-        else {}
-    )
-    if shadows:
-        missing = {}
-    else:
+    attacks = _membership_attacks(signals, shadows, settings.confidence)
+    missing: dict[str, str] = {}
+    if not shadows:
         missing = dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     keys = Keys(settings.seed)
@@ -267,19 +257,17 @@ def audit_client_updates(
     facts = games.target_facts(
         "updates", train, heldout, game, judged, None, about.get("notes", [])
     )
-    clients, rounds = (
-        1 + max(getattr(capture, of) for capture in updates.captures) for of in ("client", "round")
-    )
+    clients = 1 + max(capture.client for capture in updates.captures)
+    rounds = 1 + max(capture.round for capture in updates.captures)
+    artifacts = [
+        HeldArtifact(updates.surface, updates.kind, capture.value, capture.round, capture.client)
+        for capture in updates.captures
+    ]
     return ExternalAudit(
         str(about.get("name", "updates")),
         str(about.get("data", "arrays")),
         settings.seed,
-        [
-            HeldArtifact(
-                updates.surface, updates.kind, capture.value, capture.round, capture.client
-            )
-            for capture in updates.captures
-        ],
+        artifacts,
         judged,
         stated,
         budget,
@@ -296,6 +284,22 @@ def audit_client_updates(
         clients,
         rounds,
     )
+
+
+def _membership_attacks(
+    signals: Mapping[str, Tensor], shadows: int, confidence: float
+) -> dict[str, MembershipAttack]:
+    """A threshold on each signal that can be read; with shadow updates, LiRA and RMIA on the
+    strongest one."""
+    attacks: dict[str, MembershipAttack] = {}
+    for name, signal in SIGNAL_OF_ATTACK.items():
+        if signal in signals:
+            attacks[name] = LossThreshold(signal, confidence)
+    if shadows:
+        strongest = "joint" if "joint" in signals else "alignment"
+        attacks["lira"] = Lira(strongest, confidence)
+        attacks["rmia"] = Rmia(strongest, confidence)
+    return attacks
 
 
 def _count_classes(model: nn.Module, train: LabelledRecords, heldout: LabelledRecords) -> int:

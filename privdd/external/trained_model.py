@@ -149,11 +149,11 @@ def audit_trained_model(
     )
     trained = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
-    if shadows:
-        missing = {}
-    else:
+    missing: dict[str, str] = {}
+    if not shadows:
         missing = dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
-    missing |= {} if "label_only" in attacks else {"label_only": NO_COPIES}
+    if "label_only" not in attacks:
+        missing["label_only"] = NO_COPIES
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     delta = stated.exchange_limit()[1]
     view = games.view_of_outputs(
@@ -163,22 +163,12 @@ def audit_trained_model(
         view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE
     )
     places = torch.from_numpy(probed_rows)
-    right = (
-        _accuracy_of(predict, train.select_rows(places), classes),
-        _accuracy_of(predict, heldout, classes),
-    )
+    train_accuracy = _accuracy_of(predict, train.select_rows(places), classes)
+    heldout_accuracy = _accuracy_of(predict, heldout, classes)
+    right = train_accuracy, heldout_accuracy
     read = OUTPUT_KINDS[predict.reading]
-    told += (
-        [f"The model's outputs were read as {read}."] if predict.reading in GUESSED_KINDS else []
-    )
-    if copies:
-        told.append(
-            f"Each record was asked about as it is and in {len(copies)} copies under the "
-            "training's transform."
-        )
-    facts = games.target_facts(
-        "model", train, heldout, game, judged, right, [*about.get("notes", []), *told], outputs=read
-    )
+    remarks = [*about.get("notes", []), *told, *_query_remarks(predict, len(copies))]
+    facts = games.target_facts("model", train, heldout, game, judged, right, remarks, outputs=read)
     if isinstance(model, nn.Module):
         value = model.state_dict()
     else:
@@ -204,6 +194,19 @@ def audit_trained_model(
             "classes": classes,
         },
     )
+
+
+def _query_remarks(predict: Predictor, copies: int) -> list[str]:
+    """How the outputs were read if that was guessed, and how often a record was asked about."""
+    remarks = []
+    if predict.reading in GUESSED_KINDS:
+        remarks.append(f"The model's outputs were read as {OUTPUT_KINDS[predict.reading]}.")
+    if copies:
+        remarks.append(
+            f"Each record was asked about as it is and in {copies} copies under the training's "
+            "transform."
+        )
+    return remarks
 
 
 def _model_outputs(
