@@ -363,7 +363,6 @@ def _judge_attack(
 ) -> JudgedAttack:
     began = time.monotonic()
     worlds = require_worlds(view)
-    row = game.row
     why = attack.nothing_to_read(view)
     if why:
         return JudgedAttack(annotate_finding(unreadable_finding(attack, view, why), name, note))
@@ -377,51 +376,61 @@ def _judge_attack(
     finding = attack.judge(evidence, replace(view, worlds=target), NO_TRUTH)
     if finding.measures.get("status") == "nothing_to_read":
         return JudgedAttack(annotate_finding(finding, name, note))
-    rng = np.random.default_rng(second)
-    delta = float(view.knowledge.settings["delta"])
-    bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
-    joint = corrected_bound(bound.value, finding.measures.get("epsilon_shown"))
-    decisive: dict[str, Any] = {"epsilon_familywise": joint, "tests": budget.tests}
     unlike = bool(is_separable(worlds.blind, worlds.masks[0]))
+    diagnostics = dict(finding.measures.get("diagnostics", {}))
     if unlike or not game.repeats.single:
-        finding = replace(
-            finding, measures={k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES}
-        )
-        decisive = {}
-    if naming:
-        exposed = most_exposed_rows(scores[0], worlds.masks[0], row)
+        # without fair inclusion bits, record by record, no bound on epsilon holds
+        measures = {k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES}
+        finding = replace(finding, measures=measures)
     else:
-        exposed = []
-    decisive |= {"most_exposed": exposed} if exposed else {}
-    if diagnostics := {**finding.measures.get("diagnostics", {}), **decisive}:
+        rng = np.random.default_rng(second)
+        delta = float(view.knowledge.settings["delta"])
+        bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
+        joint = corrected_bound(bound.value, finding.measures.get("epsilon_shown"))
+        diagnostics |= {"epsilon_familywise": joint, "tests": budget.tests}
+    exposed = most_exposed_rows(scores[0], worlds.masks[0], game.row) if naming else []
+    if exposed:
+        diagnostics["most_exposed"] = exposed
+    if diagnostics:
         finding = finding.with_measures(diagnostics=diagnostics)
+    notes = [note, *_game_notes(game, unlike, exposed, len(worlds.masks) - 1)]
+    finding = annotate_finding(finding, name, *notes).with_measures(
+        seconds=time.monotonic() - began
+    )
+    return JudgedAttack(finding, _attack_tensors(scores[0], target, game.row))
+
+
+def _game_notes(game: CoinGame, unlike: bool, exposed: Sequence[int], shadows: int) -> list[str]:
+    """What a reader of a membership finding has to know of the game; unlike: the blind control
+    tells members from non-members; exposed: rows of the most exposed training records."""
     places = (
         "most exposed training records, by their place in the file from 0: "
         f"{', '.join(map(str, exposed))}"
     )
-    if len(worlds.masks) > 1:
-        shadows = f"{len(worlds.masks) - 1} shadow models"
-    else:
-        shadows = ""
-    notes = [
-        note,
-        FILES_DIFFER_NOTE * unlike,
-        COPIES_TOGETHER_NOTE * (not game.repeats.single),
-        places * bool(exposed),
-    ]
-    finding = annotate_finding(finding, name, *notes, shadows).with_measures(
-        seconds=time.monotonic() - began
-    )
+    notes = []
+    if unlike:
+        notes.append(FILES_DIFFER_NOTE)
+    if not game.repeats.single:
+        notes.append(COPIES_TOGETHER_NOTE)
+    if exposed:
+        notes.append(places)
+    if shadows:
+        notes.append(f"{shadows} shadow models")
+    return notes
+
+
+def _attack_tensors(scores: Tensor, target: Worlds, row: Tensor) -> dict[str, Tensor]:
+    """The evidence of an attack: scores (n,) of the audited records, and what they are compared
+    with."""
     count = len(row)
-    figures = {
-        "scores": scores[0].double(),
+    return {
+        "scores": scores.double(),
         "members": target.masks.flatten().to(torch.uint8),
         "place": row,
         "blind": target.blind.double().expand(1, count).flatten(),
         "record": torch.arange(count),
         "world": torch.zeros(count, dtype=torch.long),
     }
-    return JudgedAttack(finding, figures)
 
 
 def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
