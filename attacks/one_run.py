@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from one run that includes many records, each by a fair coin.
+"""Lower bounds on epsilon from one run that includes many records, each by a fair bit.
 
 One bound is against (epsilon, delta)-DP, the other against a whole trade-off curve. Imports no
 torch."""

@@ -74,8 +74,8 @@ def thin_curve(curve: Roc, points: int = 200) -> tuple[Tensor, Tensor]:
     below a log-spaced FPR."""
     grid = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, points)])
     vertices = np.searchsorted(curve.fpr.numpy(), grid, side="right") - 1
-    shown = torch.from_numpy(np.unique(np.append(vertices, len(curve.fpr) - 1)))
-    return curve.fpr[shown], curve.tpr[shown]
+    positions = torch.from_numpy(np.unique(np.append(vertices, len(curve.fpr) - 1)))
+    return curve.fpr[positions], curve.tpr[positions]
 
 
 def tpr_at_fpr(

@@ -116,12 +116,18 @@ def run_selftest(runs: int, trials: int, seed: int = 0) -> list[CoverageRow]:
             scores = draw(member, rng)
             for name, estimate in estimators.items():
                 bounds[name].append(estimate(scores, member, rng))
-        for name, found in bounds.items():
-            values = np.array([bound.value for bound in found])
+        for name, bound_values in bounds.items():
+            values = np.array([bound.value for bound in bound_values])
             above = int((values > epsilon).sum())
             rows.append(
                 CoverageRow(
-                    mechanism, epsilon, name, found[0].validity, above, runs, float(values.mean())
+                    mechanism,
+                    epsilon,
+                    name,
+                    bound_values[0].validity,
+                    above,
+                    runs,
+                    float(values.mean()),
                 )
             )
     return rows
@@ -136,8 +142,8 @@ def format_table(rows: Sequence[CoverageRow]) -> str:
     for row in rows:
         share = f"{100 * row.above / row.runs:.1f} %"
         mark = "  exceeds its level" if row.exceeds_level else ""
-        left = f"{row.mechanism:<10}{row.truth:>8.2f}  {row.estimator:<28}{row.validity:<15}"
-        lines.append(f"{left}{share:>11}{row.mean:>7.2f}{mark}")
+        row_start = f"{row.mechanism:<10}{row.truth:>8.2f}  {row.estimator:<28}{row.validity:<15}"
+        lines.append(f"{row_start}{share:>11}{row.mean:>7.2f}{mark}")
     return "\n".join(lines)
 
 

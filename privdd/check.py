@@ -108,14 +108,14 @@ def _check_components(given: Mapping[str, Any]) -> int:
     command = f"python -m privdd.check components={given['components']}"
     cells = [table.known_cells(page, row) for row in table.ROWS]
     with show_progress("components", len(table.ROWS)) as bar:
-        for at, row in enumerate(table.ROWS):
-            if cells[at] is None and row.version is not None:
+        for index, row in enumerate(table.ROWS):
+            if cells[index] is None and row.version is not None:
                 request = check_request(CHECK.parse(row.check_arguments), adapt_component)
                 try:
-                    cells[at] = table.checked_cells(row, run_check(request))
+                    cells[index] = table.checked_cells(row, run_check(request))
                 except BadConfig as error:  # the other rows are checked all the same
-                    cells[at] = table.missing_cells(row, f"no check: {error}")
-            done = [one or table.missing_cells(row) for one, row in zip(cells, table.ROWS)]
+                    cells[index] = table.missing_cells(row, f"no check: {error}")
+            done = [cell or table.missing_cells(row) for cell, row in zip(cells, table.ROWS)]
             write_markdown_page(page, table.format_component_page(done, command))
             bar.advance(row.what)
     return 0

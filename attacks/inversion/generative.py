@@ -164,14 +164,14 @@ class WganGp:
         def generate_images(z: Tensor, rows: Tensor) -> Tensor:
             return maker(z, None if auxiliary is None else auxiliary[rows])  # type: ignore[no-any-return]
 
-        for drawn in draw_ahead(
+        for draws in draw_ahead(
             lambda: self._draw_step(len(images), rng), self.steps, images.device
         ):
-            *before, rows, z = drawn
-            for own, code, mix in zip(before[::3], before[1::3], before[2::3]):
-                fake = generate_images(code, own).detach()
+            *before, rows, z = draws
+            for batch, code, mix in zip(before[::3], before[1::3], before[2::3]):
+                fake = generate_images(code, batch).detach()
                 judging.zero_grad()
-                self._critic_loss(critic, images[own], fake, mix).backward()
+                self._critic_loss(critic, images[batch], fake, mix).backward()
                 judging.step()
             making.zero_grad()
             (-critic(generate_images(z, rows)).mean()).backward()
@@ -365,13 +365,15 @@ class RoleInversion(Attack):
                 notes={"skipped": "needs image-like features with labels, and the classifier"}
             )
         labels = value["y"].unique()
-        shown = torch.stack([z[value["y"] == c][0] for c in labels])
-        prior, given = self._train_prior(
-            role, z, shown, knowledge.public_x, true_map(view), generator
+        anchors = torch.stack([z[value["y"] == c][0] for c in labels])
+        prior, auxiliary = self._train_prior(
+            role, z, anchors, knowledge.public_x, true_map(view), generator
         )
         model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
-        found = self.search.reconstruct(model, prior, labels, generator, auxiliary=given)
-        return Evidence(images=found.images, labels=labels, notes={"role": str(role)})
+        reconstruction = self.search.reconstruct(
+            model, prior, labels, generator, auxiliary=auxiliary
+        )
+        return Evidence(images=reconstruction.images, labels=labels, notes={"role": str(role)})
 
     def _train_prior(
         self,
@@ -421,7 +423,7 @@ class RoleInversion(Attack):
                 psnr(images, means), [*blind.values()], torch.stack([*blind.values()]).amax(0)
             )
         measures["baselines"] = {
-            **{f"psnr_{name}": float(one.mean()) for name, one in blind.items()},
+            **{f"psnr_{name}": float(scores.mean()) for name, scores in blind.items()},
             "label_accuracy_class_mean": class_accuracy(referee, public, labels),
         }
         measures["diagnostics"] = {"role": evidence.notes["role"]}

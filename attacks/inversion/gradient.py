@@ -70,7 +70,7 @@ def sent_statistics(
     kept * before) / (1 - kept), kept = (1 - m)^steps, is a mean over the batches, the last ones
     weighing most. Variances are the unbiased ones that layers keep. Layers without momentum (a
     cumulative mean) or whose buffers did not travel are left out."""
-    found = {}
+    statistics = {}
     for name, module in model.named_modules():
         keys = f"{name}.running_mean", f"{name}.running_var"
         if (
@@ -78,10 +78,12 @@ def sent_statistics(
             and module.momentum
             and all(k in before and k in after for k in keys)
         ):
-            kept = (1 - module.momentum) ** steps
-            mean, var = ((after[k] - kept * before[k]) / (1 - kept) for k in keys)
-            found[name] = mean.detach(), var.detach().clamp_min(0)
-    return found
+            remaining_weight = (1 - module.momentum) ** steps
+            mean, var = (
+                (after[k] - remaining_weight * before[k]) / (1 - remaining_weight) for k in keys
+            )
+            statistics[name] = mean.detach(), var.detach().clamp_min(0)
+    return statistics
 
 
 def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: LayerStatistics) -> Tensor:
@@ -504,7 +506,8 @@ class InvertingGradients(DescentInverter):
         if can_share_batch(models) and not self.soften:
             return self._solve_problems(posed, pixels, generators[0], local)
         return [
-            self._solve_problems([one], pixels, g, local)[0] for one, g in zip(posed, generators)
+            self._solve_problems([problem], pixels, g, local)[0]
+            for problem, g in zip(posed, generators)
         ]
 
 

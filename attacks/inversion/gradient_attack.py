@@ -352,7 +352,7 @@ class UpdateInversion(Attack):
         counts = label_counts_of_update(view, capture, generator)
         labels = self._draw_labels(counts, held, generator)
         method = self._method_within_budget(problem, len(labels))
-        found = method.reconstruct_each(
+        reconstructions = method.reconstruct_each(
             problem.model,
             [g[None] for g in problem.gradients],
             (len(labels), *knowledge.shape),
@@ -368,9 +368,13 @@ class UpdateInversion(Attack):
         norm = torch.tensor(gradient_norm(problem.gradients))
         notes = {"held": held, "simulated": problem.simulated, "iterations": method.iterations}
         return Evidence(
-            images=found.images,
+            images=reconstructions.images,
             labels=labels,
-            extra={"objective": torch.tensor(found.objective), "norm": norm, "counts": counts},
+            extra={
+                "objective": torch.tensor(reconstructions.objective),
+                "norm": norm,
+                "counts": counts,
+            },
             notes=notes,
         )
 

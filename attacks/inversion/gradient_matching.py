@@ -335,10 +335,13 @@ def join_parameters(posed: Sequence[MatchingProblems]) -> dict[str, Tensor]:
     alone."""
     if len(posed) == 1:
         return {}
-    rows = [dict(one.model.named_parameters()) for one in posed]
+    rows = [dict(problem.model.named_parameters()) for problem in posed]
     return {
         name: torch.cat(
-            [row[name].detach().expand(len(one.starts), *p.shape) for row, one in zip(rows, posed)]
+            [
+                row[name].detach().expand(len(problem.starts), *p.shape)
+                for row, problem in zip(rows, posed)
+            ]
         )
         for name, p in rows[0].items()
     }
@@ -352,11 +355,11 @@ def can_share_batch(models: Sequence[nn.Module]) -> bool:
         return False
     buffers = dict(first.named_buffers())
     return all(
-        repr(other) == repr(first)
-        and other.training == first.training
-        and _state_shapes(other) == _state_shapes(first)
-        and all(torch.equal(b, buffers[name]) for name, b in other.named_buffers())
-        for other in models[1:]
+        repr(model) == repr(first)
+        and model.training == first.training
+        and _state_shapes(model) == _state_shapes(first)
+        and all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
+        for model in models[1:]
     )
 
 
@@ -439,8 +442,8 @@ def record_if_long(matching: GradientMatching, iterations: int) -> MatchingObjec
     """The matching problem, recorded where its search is long enough and all problems go through at
     once."""
     problems = len(matching.labels)
-    whole = not 0 < matching.together < problems
-    if iterations >= MIN_RECORDED_ITERATIONS and whole and matching.runs_as_batch(problems):
+    is_split = not 0 < matching.together < problems
+    if iterations >= MIN_RECORDED_ITERATIONS and is_split and matching.runs_as_batch(problems):
         return RecordedMatching(matching)
     return matching
 
@@ -587,14 +590,14 @@ class DescentInverter(GradientInverter):
         statistics: LayerStatistics | None = None,
     ) -> list[list[Reconstruction]]:
         """The reconstructions of every model's problems, from one descent on all of them."""
-        starts = torch.cat([one.starts for one in posed])
-        labels = torch.cat([one.labels for one in posed])
+        starts = torch.cat([problem.starts for problem in posed])
+        labels = torch.cat([problem.labels for problem in posed])
         victim = Victim(posed[0].model, local)
         count = self.start_count
         matching = GradientMatching(
             victim,
             self.distance,
-            [torch.cat(part) for part in zip(*(one.observed for one in posed))],
+            [torch.cat(part) for part in zip(*(problem.observed for problem in posed))],
             labels.repeat_interleave(count, 0),
             self.tv,
             join_parameters(posed),
@@ -605,11 +608,11 @@ class DescentInverter(GradientInverter):
             objective, starts, self.descent_rule(), pixels.input_box(starts), generator, skip=skip
         )
         best = [
-            _best_start(trace, own, range(i * count, (i + 1) * count), pixels)
-            for i, own in enumerate(labels)
+            _best_start(trace, problem_labels, range(i * count, (i + 1) * count), pixels)
+            for i, problem_labels in enumerate(labels)
         ]
-        ends = torch.tensor([len(one.labels) for one in posed]).cumsum(0).tolist()
-        return [best[end - len(one.labels) : end] for end, one in zip(ends, posed)]
+        ends = torch.tensor([len(problem.labels) for problem in posed]).cumsum(0).tolist()
+        return [best[end - len(problem.labels) : end] for end, problem in zip(ends, posed)]
 
 
 def _best_start(

@@ -42,7 +42,7 @@ class KnownNeighbour(Attack):
         """images: every row's feature estimate, (n, c, h, w) in [-1, 1]; extra: the rows of the
         known records."""
         settings = view.knowledge.settings
-        known = view.knowledge.known
+        known_records = view.knowledge.known
         f = view.knowledge.maps["feature"]
         released = view.captures[0].value["x"]
         copies = int(settings.get("copies", 1))
@@ -50,10 +50,12 @@ class KnownNeighbour(Attack):
         sets = list(released.chunk(copies))
         if batch:
             with torch.no_grad():
-                clean = f(known["x"])
-            sets = [self._remove_known_noise(x, known["row"], clean, int(batch)) for x in sets]
+                clean = f(known_records["x"])
+            sets = [
+                self._remove_known_noise(x, known_records["row"], clean, int(batch)) for x in sets
+            ]
         images = average_copies(torch.cat(sets), copies)
-        return Evidence(images=images, extra={"known": known["row"]})
+        return Evidence(images=images, extra={"known": known_records["row"]})
 
     @staticmethod
     def _remove_known_noise(rows: Tensor, known: Tensor, clean: Tensor, batch: int) -> Tensor:

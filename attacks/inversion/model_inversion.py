@@ -66,13 +66,13 @@ class MiFace:
         lowest = torch.full((len(labels),), torch.inf, device=labels.device)
         window = torch.full((self.patience, len(labels)), torch.inf, device=labels.device)
         active = torch.ones(len(labels), dtype=torch.bool, device=labels.device)
-        taken = torch.zeros((), dtype=torch.int64, device=labels.device)
+        steps = torch.zeros((), dtype=torch.int64, device=labels.device)
         for step in range(self.iterations):
             going = active.any()
             # what happens between two looks changes nothing
             if step % steps_between_reads(labels.device) == 0 and not going:
                 break
-            taken += going
+            steps += going
             cost, slope = self._cost_and_gradient(model, images, labels)
             better = active & (cost < lowest)
             best = torch.where(better.view(-1, 1, 1, 1), images, best)
@@ -82,7 +82,7 @@ class MiFace:
             moved = (images - self.lr * slope).clamp(0, 1)
             images = torch.where(active.view(-1, 1, 1, 1), moved, images)
         return Reconstruction(
-            best, labels, float(lowest.mean()), diagnostics={"steps": float(taken)}
+            best, labels, float(lowest.mean()), diagnostics={"steps": float(steps)}
         )
 
     @staticmethod
@@ -125,14 +125,14 @@ class ModelInversion(Attack):
         model = copy.deepcopy(knowledge.model).eval().requires_grad_(False)
         means = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)
         informed = self.miface.reconstruct(model, labels, knowledge.shape, start=means).images
-        found = {
+        images = {
             "from_class_mean": informed,
             "mi_face": self.miface.reconstruct(model, labels, knowledge.shape).images,
         }
         if self.prior is not None:
             prior = self.prior.fit(knowledge.public_x, generator)
-            found["gmi"] = self.search.reconstruct(model, prior, labels, generator).images
-        return Evidence(images=informed, labels=labels, extra=found)
+            images["gmi"] = self.search.reconstruct(model, prior, labels, generator).images
+        return Evidence(images=informed, labels=labels, extra=images)
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """label_accuracy: share of images that an independent classifier puts in their class."""

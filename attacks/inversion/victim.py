@@ -283,9 +283,9 @@ def victim_model(view: View, capture: Capture) -> nn.Module:
         raise ValueError(f"surface={view.surface}: the attack needs knowledge.model")
     model = copy.deepcopy(view.knowledge.model)
     if capture.broadcast:
-        known = model.state_dict()
+        state = model.state_dict()
         model.load_state_dict(
-            {**known, **{k: v for k, v in capture.broadcast.items() if k in known}}
+            {**state, **{k: v for k, v in capture.broadcast.items() if k in state}}
         )
     return model.train(bool(view.knowledge.settings.get("training", True)))
 

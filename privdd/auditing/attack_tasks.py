@@ -273,8 +273,8 @@ def run_attacks(
     """The finding of each job, its evidence written into ``folder``. earlier: what is there
     already, by evidence file."""
     files = evidence_file_names(jobs)
-    found = _found_before(jobs, files, terms, folder, earlier)
-    fresh = [index for index in range(len(jobs)) if index not in found]
+    done_before = _found_before(jobs, files, terms, folder, earlier)
+    fresh = [index for index in range(len(jobs)) if index not in done_before]
     tasks = group_attack_tasks([jobs[index] for index in fresh], terms)
     with show_progress("attack", len(fresh)) as bar:
         for (rows, _), outcomes in zip(
@@ -285,10 +285,10 @@ def run_attacks(
                 note = "; ".join(
                     filter(None, [job.note, *job.remarks, done.finding.measures.get("note", "")])
                 )
-                found[index] = done.finding.with_measures(note=note, figure=files[index])
+                done_before[index] = done.finding.with_measures(note=note, figure=files[index])
                 write_tensors(folder / files[index], done.evidence_tensors)
                 bar.advance(f"{job.view.surface} {job.name}")
-    return [found[index] for index in range(len(jobs))]
+    return [done_before[index] for index in range(len(jobs))]
 
 
 def _found_before(
@@ -330,15 +330,17 @@ def group_attack_tasks(
 ) -> list[tuple[tuple[int, ...], AttackTask]]:
     """(positions of its jobs, task) of all tasks, those that take longest first."""
     groups: dict[tuple[str, int], list[int]] = {}
-    for at, job in enumerate(jobs):
+    for index, job in enumerate(jobs):
         alone = type(job.attack).run_each is Attack.run_each
-        groups.setdefault((job.name, at if alone else -1), []).append(at)
-    rank = {family: at for at, family in enumerate(LONGEST_FIRST)}
+        groups.setdefault((job.name, index if alone else -1), []).append(index)
+    rank = {family: index for index, family in enumerate(LONGEST_FIRST)}
     order = sorted(
         groups.values(),
         key=lambda rows: (rank.get(jobs[rows[0]].attack.family, len(rank)), rows[0]),
     )
-    return [(tuple(rows), AttackTask(tuple(jobs[at] for at in rows), terms)) for rows in order]
+    return [
+        (tuple(rows), AttackTask(tuple(jobs[index] for index in rows), terms)) for rows in order
+    ]
 
 
 def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:

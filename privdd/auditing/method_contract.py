@@ -226,7 +226,7 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
     method = plan.method
     if type(method).__module__.startswith("privdd."):
         return []
-    said = [*unmapped_uploads(method)]
+    unmapped = [*unmapped_uploads(method)]
     shard = _random_shards(
         plan.problem.shape, plan.problem.classes, CHECKED_RECORDS * plan.problem.classes, 0
     )[0]
@@ -239,13 +239,13 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
     except Exception as problem:  # of a stranger's code, on data that it was not written for
         text = " ".join(f"{type(problem).__name__}: {problem}".split())
         return [
-            *said,
+            *unmapped,
             "uploads were not checked before training, as random records do not suit the "
             f"method ({text})",
         ]
     if faults := list(upload_faults(method, plan.problem, received.values)):
         raise BrokenContract("\n".join(faults))
-    return [*said, *_unknown_cells(rows)]
+    return [*unmapped, *_unknown_cells(rows)]
 
 
 def _unknown_cells(rows: Sequence[LedgerRow]) -> Iterator[str]:

@@ -199,15 +199,15 @@ def noised_sum_of_release(
             f"{asked.name}: {count_records(rows)} contributions of {size} + "
             f"{len(positions)} records"
         )
-    coins = torch.ones(size, dtype=torch.bool)
+    sampled = torch.ones(size, dtype=torch.bool)
     if (
         asked.taken is not None
     ):  # one coin for each of the client's records, or for each of this partition
         if len(asked.taken) == len(base):
-            coins = asked.taken[base_positions]
+            sampled = asked.taken[base_positions]
         else:
-            coins = asked.taken[:size]
-    silent = mechanism(take_records(rows, coins.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
+            sampled = asked.taken[:size]
+    silent = mechanism(take_records(rows, sampled.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
     effects = [
         clean_numbers(mechanism, take_records(rows, slice(size + i, size + i + 1)))
         for i in range(len(positions))

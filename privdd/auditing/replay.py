@@ -384,14 +384,14 @@ def recover_noise_log(
             bar.advance(f"round {training.round - 1}")
     before = _digests_by_client_round(ledger)
     after = _digests_by_client_round(training.ledger)
-    for at in wanted & again.rounds.keys():
-        if before[at] == after.get(at):
-            record.add_round(again.rounds[at])
+    for round_ in wanted & again.rounds.keys():
+        if before[round_] == after.get(round_):
+            record.add_round(again.rounds[round_])
             if observed is not None:
                 observed.extend(
                     observed_round
                     for observed_round in heard_rounds
-                    if at == (observed_round.round, plan.victim)
+                    if round_ == (observed_round.round, plan.victim)
                 )
 
 

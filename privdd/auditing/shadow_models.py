@@ -245,19 +245,19 @@ class ShadowTraining:
         # method always batches
         place = self._cache_folder(apart=batched and not self.plan.method.audit_hooks.shares_work)
         real = self._real_signals
-        found = self._read_cached(place, real)
-        if 0 not in found:
+        cached = self._read_cached(place, real)
+        if 0 not in cached:
             self._write_signals(place, 0, real)
-        found[0] = real
-        bar.advance(by=len(found))
-        missing = [w for w in range(len(self.game.masks)) if w not in found]
+        cached[0] = real
+        bar.advance(by=len(cached))
+        missing = [w for w in range(len(self.game.masks)) if w not in cached]
         for world, signals in self._replay_missing(missing, batched):
             if (
-                world not in found
+                world not in cached
             ):  # a group is always replayed as a whole; known worlds come out the same
-                found[world] = self._write_signals(place, world, signals)
+                cached[world] = self._write_signals(place, world, signals)
                 bar.advance()
-        return {key: torch.stack([found[w][key] for w in sorted(found)]) for key in real}
+        return {key: torch.stack([cached[w][key] for w in sorted(cached)]) for key in real}
 
     def _replay_missing(
         self, missing: Sequence[int], batched: bool
@@ -348,7 +348,7 @@ def stack_over_rounds(
 ) -> dict[int, dict[str, Tensor]]:
     """Audited round -> its signals in all its rounds: (K, n, R) by "surface|signal", the audited
     round the last."""
-    found = {}
+    signals_by_round = {}
     for last, rounds in grouped.items():
         by_round = [_signals_of_round(stacked, last, t) for t in rounds]
         keys = [
@@ -356,8 +356,10 @@ def stack_over_rounds(
             for key, value in by_round[-1].items()
             if value.ndim == 2 and all(key in signals for signals in by_round)
         ]
-        found[last] = {key: torch.stack([signals[key] for signals in by_round], -1) for key in keys}
-    return found
+        signals_by_round[last] = {
+            key: torch.stack([signals[key] for signals in by_round], -1) for key in keys
+        }
+    return signals_by_round
 
 
 def _signals_of_round(stacked: Mapping[int, StackedSignals], last: int, t: int) -> StackedSignals:

@@ -501,14 +501,14 @@ class LogitReading:
         rows = embed(images)
         centre = rows.mean(0)
         scale = (rows - centre).norm(dim=1).square().mean().sqrt().clamp_min(1e-12)
-        rows, own, others = (
+        rows, own_rows, other_rows = (
             (embed(x) - centre) / scale
             for x in (images, records.x, adversary.public.x[:POPULATION_RECORDS])
         )
-        labels = F.one_hot(records.y, adversary.problem.classes).to(own)
+        labels = F.one_hot(records.y, adversary.problem.classes).to(own_rows)
         residual = labels - predict(records.x).softmax(1)
-        influence = LogitInfluence(own @ rows.T + 1, residual)
-        return cls(rows, own, others, predict(images), influence)
+        influence = LogitInfluence(own_rows @ rows.T + 1, residual)
+        return cls(rows, own_rows, other_rows, predict(images), influence)
 
 
 def _layer_of(parameter: str) -> str:
@@ -717,9 +717,9 @@ def _synthetic_image_signals(
     }
     if adversary.public_map is not None:
         middle, mapped = adversary.public_map_features
-        there = embed_in_batches(adversary.public_map, x) - middle
-        signals["embedding_alignment"] = _class_mean_alignment(adversary, there, y, mapped)
-        signals["joint_public_map"] = coefficients_in_means(adversary, there, y, mapped)
+        public_rows = embed_in_batches(adversary.public_map, x) - middle
+        signals["embedding_alignment"] = _class_mean_alignment(adversary, public_rows, y, mapped)
+        signals["joint_public_map"] = coefficients_in_means(adversary, public_rows, y, mapped)
     return signals
 
 
@@ -936,7 +936,7 @@ def signal_group(method: Method, name: str) -> str:
     """What the names of a message's signals begin with: its surface, and its own name where it is
     not the first message that the method declares on that surface."""
     surface = method.uploads[name]
-    first = next(other for other, of in method.uploads.items() if of == surface)
+    first = next(upload for upload, of in method.uploads.items() if of == surface)
     return str(surface) if name == first else f"{surface}:{name}"
 
 

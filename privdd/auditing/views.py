@@ -125,8 +125,10 @@ class FinishedRun:
         whose rows it holds."""
         if view.surface != Surface.SHARED_FEATURES:
             return self.ground_truth()
-        own = {self.plan.victim: self.shard}
-        shards = [own.get(client, shard) for client, shard in enumerate(self.experiment.shards)]
+        held_shards = {self.plan.victim: self.shard}
+        shards = [
+            held_shards.get(client, shard) for client, shard in enumerate(self.experiment.shards)
+        ]
         held = zip(*((s.train.x, s.train.y, s.heldout.x, s.heldout.y) for s in shards))
         x, y, held_x, held_y = map(torch.cat, held)
         counts = torch.bincount(y, minlength=self.shard.classes)
@@ -137,15 +139,15 @@ class FinishedRun:
         its copies."""
         copies = int(feature_noise_constants(self.plan).get("copies", 1))
         before = 0
-        found = []
+        positions = []
         for shard in shards:
             if (rows := self._rows_of_records(shard)) is None:
                 return None
-            found.append(rows + before)
+            positions.append(rows + before)
             before += copies * (len(shard.train) + (0 if shard.nulls is None else len(shard.nulls)))
         is_whole_client = any(len(c.value["x"]) == before for c in view.captures if "x" in c.value)
         # another pool than that: its rows say nothing of their owners
-        return torch.cat(found) if is_whole_client else None
+        return torch.cat(positions) if is_whole_client else None
 
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
         """The position of each record's row in a release of one row per record (ordered by id);
@@ -377,13 +379,13 @@ def server_views(
 def _matching_parameters(values: Mapping[str, Tensors], model: nn.Module) -> State:
     """The parameters of this model among the server's messages; with several networks, those of the
     first that has them."""
-    own: Mapping[str, Tensor] = model.state_dict()
+    model_state: Mapping[str, Tensor] = model.state_dict()
     state: State = {}
     for _, value in _values_with_labels(values):
         state |= {
             k: t
             for k, t in value.items()
-            if k in own and own[k].shape == t.shape and k not in state
+            if k in model_state and model_state[k].shape == t.shape and k not in state
         }
     return state
 

@@ -109,9 +109,11 @@ class CheckReport:
     @property
     def is_refuted(self) -> bool:
         """Whether any look refutes the statement."""
-        return any(look.outcome == "refuted" for look in self.looks)
+        return any(result.outcome == "refuted" for result in self.looks)
 
     @property
     def is_certain(self) -> bool:
         """Whether every finite epsilon is refuted."""
-        return any(look.outcome == "refuted" and math.isinf(look.epsilon) for look in self.looks)
+        return any(
+            result.outcome == "refuted" and math.isinf(result.epsilon) for result in self.looks
+        )

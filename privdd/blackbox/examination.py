@@ -105,12 +105,12 @@ def find_counterexample(run: CheckRun) -> tuple[str, list[Data], list[Data]] | N
     """(words, calls with the record, calls without it) of the neighbours on which most was shown;
     None if none were judged."""
     refuted = [
-        look
-        for look in run.report.looks
-        if look.outcome == "refuted" and look.inputs in run.calls_by_words
+        result
+        for result in run.report.looks
+        if result.outcome == "refuted" and result.inputs in run.calls_by_words
     ]
     if refuted:
-        words = max(refuted, key=lambda look: look.epsilon).inputs
+        words = max(refuted, key=lambda result: result.epsilon).inputs
         present, absent = run.calls_by_words[words]
         return words, present, absent
     if not run.pairs:

@@ -508,7 +508,7 @@ def _repeating_part(
         data = [_candidate_data(game, seed, index) for _ in range(LOOKUP.repeats)]
         examples.append([mechanism.transcript([item]) for item in data])
     places = _repeating_places(examples)
-    words_repeat = all(len({release.signature for release in same}) == 1 for same in examples)
+    words_repeat = all(len({release.signature for release in repeats}) == 1 for repeats in examples)
 
     def keep_repeating(release: Outcomes) -> Part:
         fits = len(release.numbers) == len(places)
@@ -518,17 +518,17 @@ def _repeating_part(
             numbers = release.numbers[:0]
         return release.signature if words_repeat else "", numbers.tobytes()
 
-    parts = {keep_repeating(same[0]) for same in examples}
+    parts = {keep_repeating(repeats[0]) for repeats in examples}
     return keep_repeating if len(parts) > 1 else None
 
 
 def _repeating_places(examples: list[list[Outcomes]]) -> np.ndarray:
     """(M,) bool: numbers that are the same in all calls on the same data; none if releases differ
     in size."""
-    releases = [release for same in examples for release in same]
+    releases = [release for repeats in examples for release in repeats]
     if len({release.numbers.shape for release in releases}) != 1:
         return np.zeros(0, bool)
-    values = np.array([[release.numbers for release in same] for same in examples])
+    values = np.array([[release.numbers for release in repeats] for repeats in examples])
     return np.asarray((values == values[:, :1]).all((0, 1)))
 
 

@@ -140,9 +140,9 @@ def _aggregate_pairs(
             for clients in tried.crowds:
                 if relation == "add_remove" and clients == 1:
                     continue
-                for others, crowd in _other_members(u, clients - 1, rng):
+                for other_members, crowd in _other_members(u, clients - 1, rng):
                     yield from _client_pairs(
-                        relation, tried, (name, u), (others, crowd), clients, shapes
+                        relation, tried, (name, u), (other_members, crowd), clients, shapes
                     )
 
 
@@ -156,7 +156,7 @@ def _client_pairs(
 ) -> Iterator[NeighbouringInputs]:
     """One client among others, with all weights and norms that are tried."""
     name, u = direction
-    others, words = crowd
+    other_members, words = crowd
     place = clients - 1 if name == "random signs" else 0
     for weights, weighing in _client_weights(clients):
         if words == OUTWEIGHED and weighing != EQUAL:
@@ -170,7 +170,7 @@ def _client_pairs(
             says = f"one of {clients} clients ({weighing}), norm {scale:g}, {name}, others {words}"
             build = partial(
                 _client_data,
-                others=others,
+                others=other_members,
                 weights=weights,
                 place=place,
                 shapes=shapes,
@@ -183,11 +183,11 @@ def _client_weights(clients: int) -> list[tuple[list[int], str]]:
     """Weights with the record's first."""
     if clients == 1:
         return [([100], "its weight 100")]
-    others = clients - 1
+    other_clients = clients - 1
     return [
-        ([HEAVY] + [100] * others, f"weights {HEAVY} : {others} x 100"),
+        ([HEAVY] + [100] * other_clients, f"weights {HEAVY} : {other_clients} x 100"),
         ([100] * clients, EQUAL),
-        ([1] + [1000] * others, f"weights 1 : {others} x 1000"),
+        ([1] + [1000] * other_clients, f"weights 1 : {other_clients} x 1000"),
     ]
 
 
@@ -233,8 +233,8 @@ def _table_pairs(
         if relation == "add_remove" and n == 1:
             continue
         for name, u in unit_directions(d, rng, tried.along).items():
-            for others, words in _other_members(u, n - 1, rng):
-                yield from _row_pairs(relation, tried, (name, u), (others, words), n)
+            for other_members, words in _other_members(u, n - 1, rng):
+                yield from _row_pairs(relation, tried, (name, u), (other_members, words), n)
 
 
 def _row_pairs(
@@ -246,7 +246,7 @@ def _row_pairs(
 ) -> Iterator[NeighbouringInputs]:
     """One row among others, in all places and with all norms that are tried."""
     name, u = direction
-    others, words = crowd
+    other_members, words = crowd
     everywhere = words == "zeros" and name == PLAIN[0]
     for place, place_name in _row_places(n, everywhere):
         scales = [LARGE]
@@ -256,7 +256,7 @@ def _row_pairs(
                 scales += [HUGE, *BETWEEN]
         for scale in scales:
             says = f"the {place_name} of {n} records, norm {scale:g}, {name}, others {words}"
-            build = partial(_table_data, others=others, place=place, zeros=u * tried.nothing)
+            build = partial(_table_data, others=other_members, place=place, zeros=u * tried.nothing)
             yield from _pairs_around(relation, u, scale, build, tried, says)
 
 
@@ -294,7 +294,7 @@ def shared_row_pairs(relation: str, tried: InputShapes) -> Iterator[Neighbouring
         if n < 2:
             continue
         tables = [*_copied_rows(n, d, rng), *_grouped_rows(n, d), *_bounded_rows(n, d)]
-        for record, others, words in tables:
+        for record, other_rows, words in tables:
             norm = float(np.linalg.norm(record))
             if not norm and relation != "add_remove":
                 continue  # zeros against zeros
@@ -303,7 +303,7 @@ def shared_row_pairs(relation: str, tried: InputShapes) -> Iterator[Neighbouring
             else:
                 u = np.full(d, 1 / math.sqrt(d))
             zeros = np.full(d, tried.nothing / math.sqrt(d))
-            build = partial(_table_data, others=others, place=0, zeros=zeros)
+            build = partial(_table_data, others=other_rows, place=0, zeros=zeros)
             says = f"the first of {n} records, {words}"
             yield from _pairs_around(relation, u, norm, build, tried, says)
 
@@ -342,9 +342,9 @@ def _bounded_rows(n: int, d: int) -> Iterator[Table]:
         "the others evenly between": [np.full(d, share) for share in np.linspace(0, 1, n - 1)],
         "the others at the upper end": [high] * n,
     }
-    for crowd, others in crowds.items():
+    for crowd, other_rows in crowds.items():
         for name, record in records.items():
-            yield record, others[: n - 1], f"at {name} of the unit interval, {crowd}"
+            yield record, other_rows[: n - 1], f"at {name} of the unit interval, {crowd}"
 
 
 def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringInputs]:
@@ -360,8 +360,8 @@ def counted_neighbours(relation: str, tried: InputShapes) -> list[NeighbouringIn
     for n, d in tried.tables:
         name, u = next(iter(unit_directions(d, rng).items()))
         for k in range(1, n - 1):
-            others = [u * LARGE] * k + [0 * u] * (n - 1 - k)
+            other_rows = [u * LARGE] * k + [0 * u] * (n - 1 - k)
             says = f"one of {n} records, norm {LARGE:g}, {name}, others {k} alike and zeros"
-            build = partial(_table_data, others=others, place=0, zeros=u * tried.nothing)
+            build = partial(_table_data, others=other_rows, place=0, zeros=u * tried.nothing)
             pairs += _pairs_around(relation, u, LARGE, build, tried, says)
     return pairs

@@ -127,12 +127,12 @@ def replay_pair(
         sides.append(side)
     repeats = all(_is_same_release(side[0], side[-1]) for side in sides)
     with_record, without_record = (side[:-1] for side in sides)
-    alike = len({len(release.numbers) for release in with_record + without_record}) == 1
+    is_uniform = len({len(release.numbers) for release in with_record + without_record}) == 1
     return PairedReplays(
         pair,
-        _stack_numbers(with_record, alike),
-        _stack_numbers(without_record, alike),
-        alike,
+        _stack_numbers(with_record, is_uniform),
+        _stack_numbers(without_record, is_uniform),
+        is_uniform,
         (_codes_of(with_record), _codes_of(without_record)),
         is_random,
         repeats,

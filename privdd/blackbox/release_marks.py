@@ -63,10 +63,12 @@ class ReleaseMarks:
         of_words = of_words.reshape(len(block), len(self.words))
         if not self.atoms:
             return of_words
-        if any(at >= block.rows.shape[2] for at, _ in self.atoms):  # releases of another size
+        if any(
+            column >= block.rows.shape[2] for column, _ in self.atoms
+        ):  # releases of another size
             of_atoms = np.zeros((len(block), len(self.atoms)), bool)
         else:
-            columns = [(block.rows[:, :, at] == value).any(1) for at, value in self.atoms]
+            columns = [(block.rows[:, :, column] == value).any(1) for column, value in self.atoms]
             of_atoms = np.stack(columns, 1)
         return np.concatenate([of_words, of_atoms], 1)
 

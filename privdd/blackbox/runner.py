@@ -325,8 +325,8 @@ def _examine_in_child(
 
 def _first_calls_in_child(request: CheckRequest) -> dict[str, Any]:
     """The same first calls, in another process."""
-    few = replace(request, calls=FEWEST_CALLS)
-    run = _start_run(few)
+    first_request = replace(request, calls=FEWEST_CALLS)
+    run = _start_run(first_request)
     run.mechanism.on_transcript = run.budget.check_time
     first = first_numbers(run)
     third = len(first) // 3

@@ -94,11 +94,11 @@ class Checked:
         else:
             verdict = self.verdict
         head = f"{self.mechanism}: {self.stated.says}: {verdict}"
-        refuting = [look for look in self.looks if look.outcome == "refuted"]
+        refuting = [result for result in self.looks if result.outcome == "refuted"]
         if not refuting and not self.refuted:
             return head + self._sound_words()
         if refuting:
-            demonstrated = _words_for_bound(max(refuting, key=lambda look: look.epsilon))
+            demonstrated = _words_for_bound(max(refuting, key=lambda result: result.epsilon))
         else:
             demonstrated = ""
         if self.refuted:
@@ -137,10 +137,10 @@ def _check_keys(values: Mapping[str, Any], known: type) -> None:
         raise ValueError(f"unknown keys: {', '.join(sorted(map(str, unknown)))}")
 
 
-def _words_for_bound(look: SingleTestResult) -> str:
-    if 0 < look.epsilon < math.inf:
-        return f"epsilon is above {look.epsilon:.4g} ({WORDS[look.strength]}): {look.says}"
-    return look.says
+def _words_for_bound(result: SingleTestResult) -> str:
+    if 0 < result.epsilon < math.inf:
+        return f"epsilon is above {result.epsilon:.4g} ({WORDS[result.strength]}): {result.says}"
+    return result.says
 
 
 def _shorten(notes: Sequence[str]) -> list[str]:
@@ -159,9 +159,11 @@ def conclude_check(name: str, claim: CheckedClaim, report: CheckReport, **spent:
         report: of all stages.
         **spent: confidence, calls and seconds.
     """
-    conditions = tuple(look.says for look in report.looks if look.outcome == "condition")
-    bounds = [look for look in report.looks if look.outcome in ("refuted", "not refuted")]
-    for_any = [look.epsilon for look in bounds if look.strength not in ("noise_law", "declared")]
+    conditions = tuple(result.says for result in report.looks if result.outcome == "condition")
+    bounds = [result for result in report.looks if result.outcome in ("refuted", "not refuted")]
+    for_any = [
+        result.epsilon for result in bounds if result.strength not in ("noise_law", "declared")
+    ]
     undecided = tuple(report.undecided)
     if report.is_refuted and claim.kind_is_guessed:
         undecided = (GUESSED.format(kind=claim.kind),)
@@ -169,7 +171,7 @@ def conclude_check(name: str, claim: CheckedClaim, report: CheckReport, **spent:
         name,
         claim,
         verdict=_verdict(report, claim, undecided, conditions),
-        certified=max((look.epsilon for look in bounds), default=0.0),
+        certified=max((result.epsilon for result in bounds), default=0.0),
         certified_any=max(for_any, default=0.0),
         kappa=report.kappa,
         about=report.about,

@@ -135,8 +135,8 @@ Exit status: 0 done, 2 the bound is above the stated epsilon (open), or a file d
 def parse_canary_arguments(command: str, argv: Sequence[str]) -> dict[str, Any]:
     """Key -> value; ``args``, ``client`` and ``known`` hold what follows their dots. Raises
     BadConfig."""
-    found = COMMANDS[command].parse(argv)
-    if "sealed" not in found:
+    parsed = COMMANDS[command].parse(argv)
+    if "sealed" not in parsed:
         raise BadConfig("sealed=DIR is needed")
-    plain = {key: value for key, value in found.items() if key.partition(".")[0] not in GROUPS}
-    return plain | {group: values_below(found, group) for group in GROUPS}
+    plain = {key: value for key, value in parsed.items() if key.partition(".")[0] not in GROUPS}
+    return plain | {group: values_below(parsed, group) for group in GROUPS}

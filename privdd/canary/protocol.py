@@ -24,13 +24,13 @@ def issue_canaries(given: Mapping[str, Any]) -> int:
     salt = secrets.token_bytes(sealed_files.SALT_BYTES)
     canaries = sealed_files.draw_canary_set(given, names, sealed_files.derive_seed(salt, "records"))
     usual = {"signal": "update", "confidence": 0.95, "delta": 1e-5, "stated": None}
-    told = {name: given.get(name, value) for name, value in usual.items()}
+    statement = {name: given.get(name, value) for name, value in usual.items()}
     folder = Path(given["sealed"])
     if "secrets" in given:
         chosen = Path(given["secrets"])
     else:
         chosen = None
-    sealed = sealed_files.write_sealed(folder, salt, canaries, told, chosen)
+    sealed = sealed_files.write_sealed(folder, salt, canaries, statement, chosen)
     secret = chosen or sealed_files.secrets_folder(folder, sealed.commitment)
     for name in names:
         print(f"for site {name} alone: {secret / f'site-{name}.npz'}")
@@ -53,15 +53,15 @@ def open_canaries(given: Mapping[str, Any]) -> int:
     salt, coins = sealed_files.read_secret(Path(given.get("secret", secret_file)))
     sealed_files.check_commitment(sealed, salt, coins)
     scores, artifact = score_artifact(sealed, given)
-    found = sealed_files.opened_result(sealed, salt, coins, scores, artifact)
-    write_json(folder / sealed_files.OPENED_FILE, found)
+    result = sealed_files.opened_result(sealed, salt, coins, scores, artifact)
+    write_json(folder / sealed_files.OPENED_FILE, result)
     print(
-        sealed_files.describe_opened(found, sealed),
+        sealed_files.describe_opened(result, sealed),
         f"publish: {folder / sealed_files.OPENED_FILE}",
         sep="\n",
         flush=True,
     )
-    if found["verdict"] == "contradiction":
+    if result["verdict"] == "contradiction":
         return EXIT_CONTRADICTED
     return 0
 
@@ -74,8 +74,8 @@ def verify_canaries(given: Mapping[str, Any]) -> int:
             raise DamagedRun(f"{folder / name}: no such file")
     try:
         sealed = sealed_files.read_sealed(folder)
-        found = sealed_files.check_opened_file(sealed, folder / sealed_files.OPENED_FILE)
-        again = _recompute_scores(sealed, given, found)
+        opened = sealed_files.check_opened_file(sealed, folder / sealed_files.OPENED_FILE)
+        again = _recompute_scores(sealed, given, opened)
     except DamagedRun as differs:
         print(f"{folder}: DOES NOT AGREE\n{differs}", flush=True)
         return EXIT_DISAGREES
@@ -83,7 +83,7 @@ def verify_canaries(given: Mapping[str, Any]) -> int:
         note = ""
     else:
         note = " (scores taken as stored: give updates= and model= to compute them again)"
-    print(f"{folder}: agrees{note}\n{sealed_files.describe_opened(found, sealed)}", flush=True)
+    print(f"{folder}: agrees{note}\n{sealed_files.describe_opened(opened, sealed)}", flush=True)
     return 0
 
 

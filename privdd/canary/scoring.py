@@ -61,11 +61,11 @@ def score_by_updates(
                 network.class_descent_sums(model, *known, every, clip), rows, update
             )
         noise = noise_outside_span(rows, update, max(float(update.std()), 1e-12))
-        both = rows @ rows.T
+        products = rows @ rows.T
         along = rows @ update
-        gram = gram + both
+        gram = gram + products
         product = product + along
-        precision = precision + both / noise**2
+        precision = precision + products / noise**2
         moment = moment + along / noise**2
         heard = heard + 1
     if not heard:

@@ -43,9 +43,11 @@ class Records:
 
     def take(self, index: Tensor | np.ndarray | Sequence[int]) -> Records:
         """The records at ``index`` (integer positions or a bool mask)."""
-        at = torch.as_tensor(index, device=self.y.device)
-        at = at if at.numel() else at.long()  # an empty list has no integer type of its own
-        return Records(self.x[at], self.y[at], self.ids[at])
+        positions = torch.as_tensor(index, device=self.y.device)
+        positions = (
+            positions if positions.numel() else positions.long()
+        )  # an empty list has no integer type of its own
+        return Records(self.x[positions], self.y[positions], self.ids[positions])
 
     def to(self, device: str | torch.device) -> Records:
         return Records(self.x.to(device), self.y.to(device), self.ids.to(device))

@@ -93,11 +93,11 @@ def cut_cells(pool: Records, present: Tensor, classes: int) -> ClassCells:
     labels = pool.y.cpu()
     start = 0
     for label in labels.unique().tolist():
-        at = (labels == label).nonzero()[:, 0]
-        held = present[:, at].any(1)
+        positions = (labels == label).nonzero()[:, 0]
+        held = present[:, positions].any(1)
         count = int(held.sum())
         slot[held, label] = torch.arange(start, start + count)
-        groups.append(ClassSubsets(label, at, present[:, at][held]))
+        groups.append(ClassSubsets(label, positions, present[:, positions][held]))
         start += count
     return ClassCells(pool, tuple(groups), slot)
 
@@ -218,19 +218,22 @@ def draw_real_batches(
     """The batches of steps t = 0, ..., steps - 1, of ``size`` records of each cell, by the streams
     ``keys(t)``."""
     ids = cells.pool.ids.cpu()
-    for drawn in stream_to_device(
+    for draws in stream_to_device(
         lambda t: _draw_step_records(cells, ids, size, keys(t)), steps, cells.pool.x.device
     ):
-        at, *rows = drawn.values()
-        yield RealBatch(at, rows)
+        positions, *rows = draws.values()
+        yield RealBatch(positions, rows)
 
 
 def _draw_step_records(cells: ClassCells, ids: Tensor, size: int, keys: Keys) -> dict[str, Tensor]:
     priority = record_priorities(ids, keys)
     chosen = [take_smallest(priority[g.at], g.present, size) for g in cells.groups]
     used = [rows.any(0) for rows in chosen]
-    at = torch.cat([g.at[u] for g, u in zip(cells.groups, used)])
-    return {"at": at, **{f"group {i}": rows[:, u] for i, (rows, u) in enumerate(zip(chosen, used))}}
+    positions = torch.cat([g.at[u] for g, u in zip(cells.groups, used)])
+    return {
+        "at": positions,
+        **{f"group {i}": rows[:, u] for i, (rows, u) in enumerate(zip(chosen, used))},
+    }
 
 
 Init = Literal["real", "noise", "smooth", "statistics"]
@@ -253,12 +256,12 @@ def draw_noise_images(
         streams = [keys] * len(labels)
     else:
         streams = keys
-    drawn = [
+    noise_by_cell = [
         torch.randn((ipc, *shape), generator=stream.fold("noise", label).torch())
         for stream, label in zip(streams, labels.tolist(), strict=True)
     ]
-    if drawn:
-        return torch.stack(drawn)
+    if noise_by_cell:
+        return torch.stack(noise_by_cell)
     return torch.zeros((0, ipc, *shape))
 
 
@@ -321,7 +324,9 @@ def draw_initial_images(
     held = copy_to_device(
         [g.at[present] for g in cells.groups for present in g.present], cells.pool.x.device
     )
-    return scale_noise(noise, *_stack_statistics([cells.pool.x[at] for at in held], total))
+    return scale_noise(
+        noise, *_stack_statistics([cells.pool.x[positions] for positions in held], total)
+    )
 
 
 def _select_real_images(
@@ -334,8 +339,8 @@ def _select_real_images(
         streams = keys
     held = [(g.at, present[None]) for g in cells.groups for present in g.present]
     rows = [
-        at[first_records(record_priorities(ids[at], key.fold("real")), present, ipc)]
-        for (at, present), key in zip(held, streams, strict=True)
+        positions[first_records(record_priorities(ids[positions], key.fold("real")), present, ipc)]
+        for (positions, present), key in zip(held, streams, strict=True)
     ]
     if rows:
         return cells.pool.x[torch.cat(rows).to(cells.pool.x.device)]
@@ -346,8 +351,8 @@ def carry_over_images(fresh: Tensor, labels: Tensor, memory: Mapping[str, Tensor
     """``fresh`` images (M, ipc, ...) with those of classes that ``memory`` holds in their place."""
     if "images/x" not in memory or not len(labels):
         return fresh
-    known = dict(zip(memory["images/label"].tolist(), memory["images/x"].to(fresh)))
-    return torch.stack([known.get(label, new) for label, new in zip(labels.tolist(), fresh)])
+    earlier = dict(zip(memory["images/label"].tolist(), memory["images/x"].to(fresh)))
+    return torch.stack([earlier.get(label, new) for label, new in zip(labels.tolist(), fresh)])
 
 
 def images_to_memory(images: Tensor, labels: Tensor) -> State:

@@ -137,9 +137,9 @@ def _diagnose_bound(plan: Plan, progress: Progress, shard: Shard) -> tuple[float
     hooks = plan.method.audit_hooks
     memory = progress.memories.get(plan.victim, {})
     for round, snapshot in sorted(progress.snapshots.items(), reverse=True):
-        found = hooks.share_at_bound(snapshot.broadcast, memory, shard.train.x, plan.problem)
-        if found is not None:
-            return found, round
+        share = hooks.share_at_bound(snapshot.broadcast, memory, shard.train.x, plan.problem)
+        if share is not None:
+            return share, round
     return None, 0
 
 
@@ -198,14 +198,16 @@ def compare_rows(
         project = None
     sent = torch.isin(start[1], end[1])  # a noised count may leave a class out at the end
     start = (start[0][sent], start[1][sent])
-    few = _first_records(records)
+    first_records = _first_records(records)
     if project is not None:
-        few = Records(embed_images(project, few.x), few.y, few.ids)
+        first_records = Records(
+            embed_images(project, first_records.x), first_records.y, first_records.ids
+        )
         every = embed_images(project, records.x)
     else:
         every = records.x
-    loss_before = _mean_loss(model, start, few, plan.problem.classes, plan.keys)
-    loss_after = _mean_loss(model, end, few, plan.problem.classes, plan.keys)
+    loss_before = _mean_loss(model, start, first_records, plan.problem.classes, plan.keys)
+    loss_after = _mean_loss(model, end, first_records, plan.problem.classes, plan.keys)
     return DistillationDiagnostics(
         plan.victim,
         round,

@@ -50,8 +50,8 @@ def _shift_image(x: Tensor, rows: int, columns: int) -> Tensor:
     h, w = x.shape[-2:]
     padded = F.pad(x, (max(columns, 0), max(-columns, 0), max(rows, 0), max(-rows, 0)))
     top = max(-rows, 0)
-    left = max(-columns, 0)
-    return padded[..., top : top + h, left : left + w]
+    first_column = max(-columns, 0)
+    return padded[..., top : top + h, first_column : first_column + w]
 
 
 def _erase_square(x: Tensor, top: int, left: int, height: int, width: int) -> Tensor:
@@ -136,8 +136,8 @@ def _draw_cutout(h: int, w: int, g: torch.Generator) -> dict[str, float]:
     height = int(h * CUTOUT + 0.5)
     width = int(w * CUTOUT + 0.5)
     top = _draw_integer(0, h - 1, g) - height // 2
-    left = _draw_integer(0, w - 1, g) - width // 2
-    return {"top": top, "left": left, "height": height, "width": width}
+    first_column = _draw_integer(0, w - 1, g) - width // 2
+    return {"top": top, "left": first_column, "height": height, "width": width}
 
 
 def _draw_scale(h: int, w: int, g: torch.Generator) -> dict[str, float]:
@@ -195,16 +195,16 @@ def sample_grid(x: Tensor, grid: Tensor) -> Tensor:
     height, width = x.shape[-2:]
     across = ((grid[..., 0] + 1) * width - 1) / 2
     down = ((grid[..., 1] + 1) * height - 1) / 2
-    left = across.floor()
+    left_column = across.floor()
     top = down.floor()
     total = torch.zeros_like(x)
-    for column in (left, left + 1):
+    for column in (left_column, left_column + 1):
         for row in (top, top + 1):
             share = (1 - (across - column).abs()) * (1 - (down - row).abs())
-            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            at = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
-            total = total + x.flatten(2).index_select(2, at.long().flatten()).view_as(x) * (
-                share * inside
+            is_inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            positions = row.clamp(0, height - 1) * width + column.clamp(0, width - 1)
+            total = total + x.flatten(2).index_select(2, positions.long().flatten()).view_as(x) * (
+                share * is_inside
             )
     return total
 
@@ -294,7 +294,7 @@ def _draw_moves(
         for name in names
     }
     norm = _joint_norm(noise)
-    return {name: drawn * (rho / norm) for name, drawn in noise.items()}
+    return {name: draws * (rho / norm) for name, draws in noise.items()}
 
 
 def _apply_moves(state: Mapping[str, Tensor], moves: Mapping[str, Tensor]) -> State:
@@ -323,8 +323,8 @@ class DrawnNetworks:
     device: torch.device
 
     def __call__(self, t: int) -> Embed:
-        drawn = self.draw(t)
-        return self.network(dict(zip(drawn, copy_to_device(list(drawn.values()), self.device))))
+        network = self.draw(t)
+        return self.network(dict(zip(network, copy_to_device(list(network.values()), self.device))))
 
     def iterate_networks(self, steps: int) -> Iterator[Embed]:
         """The networks of iterations 0, ..., steps - 1, sent to the device many at a time."""

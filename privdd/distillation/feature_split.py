@@ -105,10 +105,10 @@ class FeatureSplit(nn.Module):
         normal."""
         q, mu, logvar = self.generator(x, noise["latent"])
         shared = bound_features(x - q, x, loss.rho)
-        drawn = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
+        draws = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
         if loss.distribution == "laplace":
-            drawn = [laplace_from_normal(z) for z in drawn]
-        copies = [shared + std * z for std, z in zip(loss.stds, drawn)]
+            draws = [laplace_from_normal(z) for z in draws]
+        copies = [shared + std * z for std, z in zip(loss.stds, draws)]
         logits = self.classifier(torch.cat([*copies, x]))
         parts = logits.split(len(x))
         feature_ce = sum((F.cross_entropy(p, y) for p in parts[:-1]), logits.new_zeros(()))
@@ -215,8 +215,8 @@ def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved:
     for name, parameter in learned.items():
         parts = unpack(name, saved)
         if parts:
-            kept = {key: value.clone() for key, value in parts.items()}
-            adam.state[parameter] = {**kept, "step": kept["step"].to(parameter.device)}
+            moments = {key: value.clone() for key, value in parts.items()}
+            adam.state[parameter] = {**moments, "step": moments["step"].to(parameter.device)}
 
 
 def _collect_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor]) -> State:

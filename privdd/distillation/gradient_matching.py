@@ -59,10 +59,10 @@ def gradient_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tenso
     for name in a:
         if a[name].ndim < 2:
             continue
-        left = a[name].flatten(1)
+        rows_a = a[name].flatten(1)
         right = b[name].flatten(1)
-        norms = left.norm(dim=1) * right.norm(dim=1)
-        total = total + (1 - (left * right).sum(1) / (norms + EPSILON)).sum()
+        norms = rows_a.norm(dim=1) * right.norm(dim=1)
+        total = total + (1 - (rows_a * right).sum(1) / (norms + EPSILON)).sum()
     return total
 
 
@@ -168,12 +168,12 @@ class GradientImages(Distiller):
             velocity = torch.zeros_like(images)
             for t, batch in zip(timed_steps(range(self.matches)), batches):
                 if t:
-                    whole = as_records(images.flatten(0, 1), labels)
+                    records = as_records(images.flatten(0, 1), labels)
                     stream = gradient.fold(k, "training", t).torch()
                     state = local_sgd(
                         network,
                         state,
-                        whole,
+                        records,
                         lr=self.network_lr,
                         generator=stream,
                         steps=self.network_steps,
@@ -196,15 +196,19 @@ def class_matching_gradient(
     """Gradient (M, ipc, c, h, w), by the images, of the distance of each class's gradient to that
     of real records."""
     parts = []
-    for group, own, at in zip(
+    for group, class_images, positions in zip(
         cells.groups, images, batch.at.split([rows.shape[1] for rows in batch.taken])
     ):
-        target = weight_gradients(network, state, cells.pool.x[at], cells.pool.y[at])
-        x = own.detach().requires_grad_(True)
-        found = weight_gradients(
-            network, state, x, torch.full((len(own),), group.label, device=own.device), graph=True
+        target = weight_gradients(network, state, cells.pool.x[positions], cells.pool.y[positions])
+        x = class_images.detach().requires_grad_(True)
+        gradients = weight_gradients(
+            network,
+            state,
+            x,
+            torch.full((len(class_images),), group.label, device=class_images.device),
+            graph=True,
         )
-        parts.append(torch.autograd.grad(gradient_distance(found, target), x)[0])
+        parts.append(torch.autograd.grad(gradient_distance(gradients, target), x)[0])
     return torch.stack(parts)
 
 
@@ -284,12 +288,12 @@ def _generate_in_new_networks(
     """Where no network learns from the images, no read depends on them. The reads come first: a
     test of what is released stops after the last one."""
     for first in timed_steps(range(0, settings.networks, NETWORKS_AT_ONCE)):
-        some = range(first, min(first + NETWORKS_AT_ONCE, settings.networks))
+        network_range = range(first, min(first + NETWORKS_AT_ONCE, settings.networks))
         noised = [
             (state, [read(state) for _ in timed_steps(range(settings.reads))])
-            for state in map(draw, timed_steps(some))
+            for state in map(draw, timed_steps(network_range))
         ]
-        for network in timed_steps(range(len(some))):
+        for network in timed_steps(range(len(network_range))):
             # fewer were read where a price runs a part
             state, gradients = noised[network % len(noised)]
             for number in timed_steps(range(settings.reads)):
@@ -306,9 +310,11 @@ def noised_gradient(model: nn.Module, records: Records, ctx: ClientContext) -> G
         def loss_of_record(weights: State, x: Tensor, y: Tensor) -> Tensor:
             return loss({**state, **weights}, x, y)
 
-        taken = ctx.sample(SET_GRADIENT_QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        x = records.x[taken]
-        y = records.y[taken]
+        positions = (
+            ctx.sample(SET_GRADIENT_QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
+        )
+        x = records.x[positions]
+        y = records.y[positions]
         weights = compared_weights(model, state)
         released = ctx.mechanism(
             SET_GRADIENT_QUERY, dp_sgd.record_gradients(loss_of_record, weights, x, y)

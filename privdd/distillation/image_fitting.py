@@ -185,14 +185,14 @@ class ClassModel:
 
     def draw_records(self, labels: Tensor, generator: torch.Generator) -> Tensor:
         """One record of each label (m,) -> (m, p)."""
-        found = self.means[labels].clone()
-        drawn = torch.randn(len(labels), self.spread.shape[-2], generator=generator).to(found)
+        records = self.means[labels].clone()
+        normals = torch.randn(len(labels), self.spread.shape[-2], generator=generator).to(records)
         if self.spread.ndim == 3:
-            by_label = [drawn[i : i + 1] @ self.spread[k] for i, k in enumerate(labels)]
+            by_label = [normals[i : i + 1] @ self.spread[k] for i, k in enumerate(labels)]
         else:
             by_label = []
-        found[:, self.at] += torch.cat(by_label) if by_label else drawn @ self.spread
-        return found
+        records[:, self.at] += torch.cat(by_label) if by_label else normals @ self.spread
+        return records
 
 
 def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) -> ClassModel:
@@ -210,9 +210,11 @@ def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) 
     apart = sums["sum"] / count[:, None] - centre
     means = _shrink_to_signal(centre, sums["variance"] * len(count) / count.sum() ** 2, bands)
     means = means + _shrink_to_signal(apart, noise.mean(), bands)
-    known = means[:, at]
+    class_means = means[:, at]
     moments = sums["moments"]
-    within = moments.sum(0) / count.sum() - known.T @ (known * (count / count.sum())[:, None])
+    within = moments.sum(0) / count.sum() - class_means.T @ (
+        class_means * (count / count.sum())[:, None]
+    )
     values, vectors = torch.linalg.eigh(within)
     edge = (
         2 * len(at) * len(moments) * sums["moments_variance"]
@@ -221,15 +223,20 @@ def estimate_class_model(sums: Mapping[str, Tensor], bands: Tensor, at: Tensor) 
     real = values > edge * (1 + len(at) ** (-2 / 3))
     # noise lifts an eigenvalue v to v + (edge / 2)^2 / v
     clean = values[real] - edge**2 / (4 * values[real])
-    found = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
+    factors = (vectors[:, real] * clean.clamp_min(0).sqrt()).T
     # what no direction that stands out explains
-    left = _average_by_band((within - found.T @ found).diag(), bands[at])
-    spread = torch.cat([found, left.clamp_min(0).sqrt().diag()])
+    remaining_variance = _average_by_band((within - factors.T @ factors).diag(), bands[at])
+    spread = torch.cat([factors, remaining_variance.clamp_min(0).sqrt().diag()])
     if len(moments) > 1:
-        own = moments / count[:, None, None] - known[:, :, None] * known[:, None]
+        class_moments = (
+            moments / count[:, None, None] - class_means[:, :, None] * class_means[:, None]
+        )
         edges = (2 * len(at) * sums["moments_variance"]).sqrt() / count
         spread = torch.stack(
-            [_class_spread(spread.T @ spread, one, limit) for one, limit in zip(own, edges)]
+            [
+                _class_spread(spread.T @ spread, class_moment, limit)
+                for class_moment, limit in zip(class_moments, edges)
+            ]
         )
     return ClassModel(means.float(), spread.float(), at)
 
@@ -411,20 +418,20 @@ def build_guided_set(
 
     def draw_start_images(count: int, keys: Keys) -> tuple[Tensor, Tensor]:
         y = torch.arange(count) % len(model.means)
-        drawn = looks.to_images(model.draw_records(y, keys.fold("draw").torch()), shape)
+        images = looks.to_images(model.draw_records(y, keys.fold("draw").torch()), shape)
         return vary_drawings(
-            drawn, guiding, keys.fold("start")
-        ) if guiding.silhouettes else drawn, y
+            images, guiding, keys.fold("start")
+        ) if guiding.silhouettes else images, y
 
     start, y = draw_start_images(guiding.drawn, keys)
     pool = push_images(start, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push"))
     if fit and guiding.fitted:
         start, y = draw_start_images(guiding.fitted, keys.fold("fit"))
-        known = fit(start, y)
+        fitted = fit(start, y)
         pushed = push_images(
-            known, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push fit")
+            fitted, y, scale_logits, guiding.steps, guiding.rate, keys.fold("push fit")
         )
-        pool = torch.cat([pool, known, pushed])
+        pool = torch.cat([pool, fitted, pushed])
     x = mix_and_move(pool, guiding.images, guiding.mixing, guiding.moves, keys.fold("vary").torch())
     clean = int(guiding.clean * len(x))  # which are in no order
     x = torch.cat(
@@ -450,9 +457,9 @@ def draw_silhouettes(images: Tensor, generator: torch.Generator) -> Tensor:
     edge, share = (
         torch.rand(len(images), 1, 1, 1, generator=generator).to(images) for _ in range(2)
     )
-    inside = torch.sigmoid(STEEP * (images - 0.1 - 0.3 * edge))
+    is_inside = torch.sigmoid(STEEP * (images - 0.1 - 0.3 * edge))
     share = 0.8 * share
-    return (inside * ((1 - share) * (0.5 * images + 0.4) + share * fill)).clamp(0, 1)
+    return (is_inside * ((1 - share) * (0.5 * images + 0.4) + share * fill)).clamp(0, 1)
 
 
 def add_texture(images: Tensor, amount: float, generator: torch.Generator) -> Tensor:
@@ -461,13 +468,13 @@ def add_texture(images: Tensor, amount: float, generator: torch.Generator) -> Te
     size = images.shape[-2:]
     out = images.clone()
     scale = torch.randint(len(SCALES), (len(images),), generator=generator)
-    for at, parts in ((scale == k, parts) for k, parts in enumerate(SCALES)):
+    for is_at_scale, parts in ((scale == k, parts) for k, parts in enumerate(SCALES)):
         knots = [max(2, side // parts + 1) for side in size]
-        drawn = torch.randn(int(at.sum()), images.shape[1], *knots, generator=generator)
-        much = amount * torch.rand(len(drawn), 1, 1, 1, generator=generator)
-        out[at] += (much * F.interpolate(drawn, size=size, mode="bicubic", align_corners=False)).to(
-            out
-        )
+        texture = torch.randn(int(is_at_scale.sum()), images.shape[1], *knots, generator=generator)
+        much = amount * torch.rand(len(texture), 1, 1, 1, generator=generator)
+        out[is_at_scale] += (
+            much * F.interpolate(texture, size=size, mode="bicubic", align_corners=False)
+        ).to(out)
     return out.clamp(0, 1)
 
 

@@ -150,10 +150,10 @@ def record_moments(rows: Tensor, y: Tensor, classes: int, share: float) -> dict[
         "xx" (n, d (d + 1) / 2): the upper triangle of r r^T, off its diagonal times sqrt(2);
         "xy" (n, C, d): e_y r^T.
     """
-    left, right = torch.triu_indices(rows.shape[1], rows.shape[1])
-    weight = torch.where(left == right, 1.0, math.sqrt(2.0)) * math.sqrt(share)
+    row_index, right = torch.triu_indices(rows.shape[1], rows.shape[1])
+    weight = torch.where(row_index == right, 1.0, math.sqrt(2.0)) * math.sqrt(share)
     label = F.one_hot(y, classes).to(rows) * math.sqrt(1 - share)
-    moments = rows[:, left] * rows[:, right] * weight
+    moments = rows[:, row_index] * rows[:, right] * weight
     return {"xx": moments, "xy": label[:, :, None] * rows[:, None, :]}
 
 
@@ -174,10 +174,10 @@ def ridge_head(sums: Mapping[str, Tensor], ridge: float, share: float) -> Tensor
         (C, d).
     """
     width = sums["xy"].shape[1]
-    left, right = torch.triu_indices(width, width)
+    row_index, right = torch.triu_indices(width, width)
     upper = sums["xx"].new_zeros(width, width)
-    weight = torch.where(left == right, 1.0, math.sqrt(2.0)) * math.sqrt(share)
-    upper[left, right] = sums["xx"] / weight.to(upper)
+    weight = torch.where(row_index == right, 1.0, math.sqrt(2.0)) * math.sqrt(share)
+    upper[row_index, right] = sums["xx"] / weight.to(upper)
     values, vectors = torch.linalg.eigh(torch.where(upper != 0, upper, upper.T))
     penalty = ridge * (width * sums["variance"] / share).sqrt() + MIN_PENALTY
     inverse = vectors / (values.clamp_min(0) + penalty)

@@ -77,11 +77,11 @@ def release_embeddings(
         raise ValueError(f"centres: one for each of {len(maps)} maps is needed, got {len(centres)}")
     targets = []
     for index, embed in enumerate(maps):
-        taken = ctx.sample(QUERY, len(records))
-        if bool(taken.all()):
+        sampled = ctx.sample(QUERY, len(records))
+        if bool(sampled.all()):
             batch = records
         else:
-            batch = records.take(taken.to(records.y.device))
+            batch = records.take(sampled.to(records.y.device))
         rows = record_embeddings(embed, batch.x, chunk)
         if centres is None:
             centre = torch.zeros(rows.shape[1:])
@@ -90,8 +90,10 @@ def release_embeddings(
         centre = centre.to(rows).expand(len(class_list), rows.shape[1])
         sums = []
         for label, middle in zip(class_list, centre):
-            own = {"embedding": rows[batch.y == label] - middle}
-            sums.append(ctx.mechanism(QUERY, own, partition=name_class_cell(label))["embedding"])
+            contributions = {"embedding": rows[batch.y == label] - middle}
+            sums.append(
+                ctx.mechanism(QUERY, contributions, partition=name_class_cell(label))["embedding"]
+            )
         moves = torch.stack(sums).to(centre)
         if counts is not None:
             mechanism = ctx.mechanisms[QUERY]
@@ -129,8 +131,8 @@ def release_class_counts(records: Records, class_list: Sequence[int], ctx: Clien
     """
     q = float(ctx.mechanisms["class_counts"].sampling_probability)
     y = records.y[ctx.sample("class_counts", len(records)).to(records.y.device)]
-    same = y.unsqueeze(1) == torch.tensor(list(class_list), device=y.device)
-    return ctx.mechanism("class_counts", {"count": same.float()})["count"].clamp_min(0) / q
+    is_of_class = y.unsqueeze(1) == torch.tensor(list(class_list), device=y.device)
+    return ctx.mechanism("class_counts", {"count": is_of_class.float()})["count"].clamp_min(0) / q
 
 
 def record_image_gradients(
@@ -174,7 +176,9 @@ def mean_image_gradients(
     rows = embed_images(real or embed, torch.cat(list(batches)), real_chunk).split(
         [len(x) for x in batches]
     )
-    targets = [part.mean(0) if len(part) else own.detach() for part, own in zip(rows, means)]
+    targets = [
+        part.mean(0) if len(part) else class_mean.detach() for part, class_mean in zip(rows, means)
+    ]
     (gradient,) = torch.autograd.grad((means - torch.stack(targets)).square().sum(), leaf)
     return gradient
 
@@ -210,12 +214,15 @@ def release_gradients(
     else:
         cells = records
     if ctx.mechanisms[GRADIENT_QUERY].per_record:
-        taken = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
-        rows = (record_image_gradients(own, embed, x, chunk=chunk) for own, x in zip(images, taken))
+        sampled = (_select_rows(x, ctx.sample(GRADIENT_QUERY, len(x))) for x in cells)
+        rows = (
+            record_image_gradients(class_images, embed, x, chunk=chunk)
+            for class_images, x in zip(images, sampled)
+        )
     else:
-        drawn = [_draw_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
-        means = mean_image_gradients(images, embed, drawn, real, real_chunk)
-        rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, drawn))
+        batches = [_draw_fixed_batch(x, batch, label, ctx) for x, label in zip(cells, class_list)]
+        means = mean_image_gradients(images, embed, batches, real, real_chunk)
+        rows = (mean.expand(max(len(x), 1), *mean.shape) for mean, x in zip(means, batches))
     released = [
         ctx.mechanism(GRADIENT_QUERY, {"gradient": gradients}, partition=name_class_cell(label))[
             "gradient"
@@ -400,13 +407,19 @@ def match_noised_gradients(
     ):
         transform = draw_transform(settings.augment, shape, streams.augment.fold(t).torch())  # type: ignore[arg-type]
         embed = compose_maps(transform, network)
-        own = dict[str, Any]()
+        settings_of_real = dict[str, Any]()
         if project is not None:
             real = compose_maps(compose_maps(transform, project), network)
             embed = network
-            own = {"real": real, "real_chunk": settings.chunk}
+            settings_of_real = {"real": real, "real_chunk": settings.chunk}
         gradient = release_gradients(
-            images, embed, cells, ctx.problem.class_list, ctx, batch=settings.batch, **own
+            images,
+            embed,
+            cells,
+            ctx.problem.class_list,
+            ctx,
+            batch=settings.batch,
+            **settings_of_real,
         )
         images, velocity = descend_images(images, velocity, gradient, settings)
     return images

@@ -138,9 +138,9 @@ def _filter(spectrum: Tensor, filters: Tensor, factor: int) -> Tensor:
 def _average(x: Tensor, scales: int, scale: int, rows: int, columns: int) -> Tensor:
     """(n, k, h, w), every 2**scale-th place -> (n, k, rows, columns): a normal window every
     2**scales pixels."""
-    left = _window(x.shape[-2], scales, scale, rows).to(x)
+    row_window = _window(x.shape[-2], scales, scale, rows).to(x)
     right = _window(x.shape[-1], scales, scale, columns).to(x)
-    return left @ x @ right.T
+    return row_window @ x @ right.T
 
 
 @lru_cache(maxsize=64)

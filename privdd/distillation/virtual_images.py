@@ -66,8 +66,10 @@ class Distiller(ABC):
         the images."""
         x = images["images/x"]
         label = images["images/label"]
-        own = as_records(x.flatten(0, 1), label.to(x.device).repeat_interleave(x.shape[1]))
-        return replace(shard, train=own, nulls=None)
+        image_records = as_records(
+            x.flatten(0, 1), label.to(x.device).repeat_interleave(x.shape[1])
+        )
+        return replace(shard, train=image_records, nulls=None)
 
     def without_matching(self) -> Distiller | None:
         """The same with no matching step; None if it matches nothing."""

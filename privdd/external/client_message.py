@@ -102,15 +102,17 @@ class ShadowMessageTask:
 def make_shadow_message(task: ShadowMessageTask) -> tuple[State, bool]:
     """What the client would have sent of these records; whether torch's global generator was drawn
     from."""
-    made, drew = call_user_function(task.map, MAP_KEY, task.records, task.seed)
-    message = check_message(made, MAP_KEY)
+    returned, draws_randomly = call_user_function(task.map, MAP_KEY, task.records, task.seed)
+    message = check_message(returned, MAP_KEY)
     for name, tensor in task.like.items():
         if name not in message:
             raise BadConfig(f"{MAP_KEY}: gives no {name}, which {MESSAGE_KEY} holds")
         if message[name].shape != tensor.shape:
-            there, here = tuple(message[name].shape), tuple(tensor.shape)
-            raise BadConfig(f"{MAP_KEY}: {name} is {there}, in {MESSAGE_KEY} it is {here}")
-    return {name: message[name] for name in task.like}, drew
+            expected_shape, shape = tuple(message[name].shape), tuple(tensor.shape)
+            raise BadConfig(
+                f"{MAP_KEY}: {name} is {expected_shape}, in {MESSAGE_KEY} it is {shape}"
+            )
+    return {name: message[name] for name in task.like}, draws_randomly
 
 
 def audit_message_tensors(
@@ -137,7 +139,7 @@ def audit_message_tensors(
         BadConfig: one line, for what does not fit.
     """
     began = time.monotonic()
-    check_choice("target.surface", surface, tuple(one.value for one in Surface))
+    check_choice("target.surface", surface, tuple(member.value for member in Surface))
     if settings.shadows < LEAST_SHADOWS:
         raise BadConfig(
             f"target.shadows={settings.shadows}: at least {LEAST_SHADOWS} messages of other "
@@ -148,8 +150,8 @@ def audit_message_tensors(
     game = games.draw_coin_game(train, heldout, settings.records, settings.shadows, keys)
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
     tasks = [ShadowMessageTask(map, game.shadow_set(k), seed, message) for k, seed in seeds]
-    shadows, drew = run_tasks(make_shadow_message, tasks, "messages", settings.engine)
-    made = time.monotonic()
+    shadows, draws_randomly = run_tasks(make_shadow_message, tasks, "messages", settings.engine)
+    training_end = time.monotonic()
     view = _message_view(kind, message, shadows, game, train, stated, keys)
     attacks: dict[str, MembershipAttack] = {
         "tracing": LossThreshold(SIGNAL, settings.confidence),
@@ -162,7 +164,7 @@ def audit_message_tensors(
     judged = games.judge_attacks(view, attacks, {}, game, keys, budget, note)
     judged += _judge_labels(view, train, heldout, keys, note)
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS.replace("training function", "map")} if drew else {}
+    notes = {"note": GLOBAL_DRAWS.replace("training function", "map")} if draws_randomly else {}
     facts = games.target_facts("message", train, heldout, game, judged)
     return ExternalAudit(
         str(about.get("name", "message")),
@@ -172,7 +174,7 @@ def audit_message_tensors(
         judged,
         stated,
         budget,
-        {"worlds": made - began, "attacks": done - made, "total": done - began},
+        {"worlds": training_end - began, "attacks": done - training_end, "total": done - began},
         facts,
         None,
         {
@@ -195,18 +197,18 @@ def _message_view(
     stated: StatedLimit,
     keys: Keys,
 ) -> View:
-    rows = torch.stack([_flatten_message(one) for one in (message, *shadows)])
+    rows = torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
     records = game.records
     signals = {SIGNAL: predicted_inclusion(rows, game.masks)}
     classes = int(torch.cat([records.y, game.reference.y, game.rest.y]).max()) + 1
     settings = {"delta": stated.exchange_limit()[1], "batch_records": len(train)}
-    known = Knowledge(
+    knowledge = Knowledge(
         (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=settings
     )
     last = _split_rounds(message)[-1]
     adversary = Adversary.PUBLIC if surface in SENT_BY_SERVER else Adversary.SERVER
     captures = (Capture(0, 0, "message", last),)
-    return games.view_of_signals(surface, adversary, game, signals, known, keys, captures)
+    return games.view_of_signals(surface, adversary, game, signals, knowledge, keys, captures)
 
 
 def _flatten_message(message: State) -> Tensor:

@@ -246,9 +246,9 @@ def _unaudited_rows(train: LabelledRecords, order: Tensor, audited: Tensor) -> T
 def _draw_coins(count: int, most: int, generator: torch.Generator) -> Tensor:
     """``count`` fair coins (n,) bool with at most ``most`` of either side."""
     while True:
-        coins = torch.rand(count, generator=generator) < 0.5
-        if max(int(coins.sum()), count - int(coins.sum())) <= most:
-            return coins
+        bits = torch.rand(count, generator=generator) < 0.5
+        if max(int(bits.sum()), count - int(bits.sum())) <= most:
+            return bits
 
 
 def view_of_signals(

@@ -595,9 +595,9 @@ def _unwrap_state_dict(found: Any) -> Any:
 def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
     """Arrays of ``numpy.savez``: by name, or in order where they were given none (arr_0, arr_1,
     ...)."""
-    found, _ = read_archive(f"target.weights={path}", path)
+    stored, _ = read_archive(f"target.weights={path}", path)
     try:
-        arrays = {name: torch.from_numpy(np.array(value)) for name, value in found.items()}
+        arrays = {name: torch.from_numpy(np.array(value)) for name, value in stored.items()}
     except (
         TypeError,
         ValueError,

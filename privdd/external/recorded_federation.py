@@ -94,10 +94,10 @@ def find_claimed_limit(recording: Recording, node: int, stated: Mapping[str, Any
     if stated:
         return parse_stated_limit(stated)
     ledger = recording_ledger(recording)
-    whole = ledger.epsilon(surfaces=[Surface.GLOBAL_MODEL])
+    proven = ledger.epsilon(surfaces=[Surface.GLOBAL_MODEL])
     whys = [row.why for row in ledger.releases if row.surface == Surface.GLOBAL_MODEL]
     also = tuple(
-        _claim_entry(whole, ledger.delta, _claim_source(one), AGGREGATES_SCOPE) for one in whys
+        _claim_entry(proven, ledger.delta, _claim_source(one), AGGREGATES_SCOPE) for one in whys
     )
     epsilon = ledger.epsilon(surfaces=[Surface.UPDATE], client=node)
     mine = [
@@ -159,12 +159,12 @@ def run_recorded_audit(path: Path, argv: Sequence[str]) -> int:
         number = int(client)
     else:
         number = -1
-    if (found := find_client(recordings, number)) is None:
+    if (place := find_client(recordings, number)) is None:
         raise BadConfig(
             f"target.client={client}: one of "
             f"{', '.join(map(str, all_client_nodes(recordings)))} is needed"
         )
-    recording, node = found
+    recording, node = place
     add_search_folder(Path.cwd())
     model = network.build_network(
         load_target(str(typed.get("target.model")), "target.model"), typed.args

@@ -68,10 +68,11 @@ def _whole_numbers(value: Any) -> list[int]:
     """The values as whole numbers of at least 0; [] where one of them is not."""
     values = value if isinstance(value, list) else [value]
     sound = [
-        isinstance(one, int | float) and not isinstance(one, bool) and one >= 0 for one in values
+        isinstance(number, int | float) and not isinstance(number, bool) and number >= 0
+        for number in values
     ]
-    if all(sound) and all(one == int(one) for one in values):
-        return [int(one) for one in values]
+    if all(sound) and all(number == int(number) for number in values):
+        return [int(number) for number in values]
     return []
 
 

@@ -188,9 +188,9 @@ def _matches_predicate(
     """(n,) bool: equal in columns of kinds; elsewhere at least as far from the middle as the
     record, on its side."""
     values = x[:, columns]
-    at = row[columns]
-    beyond = torch.where(at >= middle[columns], values >= at, values <= at)
-    return torch.where(kinds[columns], values == at, beyond).all(1)
+    row_values = row[columns]
+    beyond = torch.where(row_values >= middle[columns], values >= row_values, values <= row_values)
+    return torch.where(kinds[columns], values == row_values, beyond).all(1)
 
 
 def linkability_risk(
@@ -580,8 +580,8 @@ class DistributionMatching:
         start = draw_initial_images(self.start, cells, self.per_class, shape, keys.fold("start"))
         streams = MatchingStreams(keys.fold("batch"), keys.fold("augment"))
         synthetic = match_distributions(cells, start, networks, settings, streams)
-        images, own = labelled_images(cells, synthetic, 0)
-        return images.clamp(0, 1), own
+        images, image_labels = labelled_images(cells, synthetic, 0)
+        return images.clamp(0, 1), image_labels
 
 
 RECIPES = {"distribution_matching": DistributionMatching}

@@ -67,9 +67,9 @@ class LabelQueries(MembershipAttack):
         if worlds.records is None:
             raise ValueError(f"{self.name}: the view holds no records")
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        own = torch.Generator().manual_seed(seed)
+        noise_stream = torch.Generator().manual_seed(seed)
         ask = label_robustness if self.pictures else noised_robustness
-        scores = ask(self.labels_of, worlds.records, worlds.labels, self.copies, own)
+        scores = ask(self.labels_of, worlds.records, worlds.labels, self.copies, noise_stream)
         return Evidence(scores=scores[None], notes={"signal": "labels", "seed": seed})
 
 
@@ -132,7 +132,9 @@ def audit_trained_model(
         np.linspace(0, len(train) - 1, min(len(train), games.MAX_ACCURACY_RECORDS)).astype(np.int64)
     )
     predict = build_predictor(model, "target.model", train.form)
-    predict, train, heldout, classes, told = resolve_classes(predict, train, heldout, probed_rows)
+    predict, train, heldout, classes, class_notes = resolve_classes(
+        predict, train, heldout, probed_rows
+    )
     if predict.names is None:
         names = np.arange(classes)
     else:
@@ -167,7 +169,7 @@ def audit_trained_model(
     heldout_accuracy = _accuracy_of(predict, heldout, classes)
     right = train_accuracy, heldout_accuracy
     read = OUTPUT_KINDS[predict.reading]
-    remarks = [*about.get("notes", []), *told, *_query_remarks(predict, len(copies))]
+    remarks = [*about.get("notes", []), *class_notes, *_query_remarks(predict, len(copies))]
     facts = games.target_facts("model", train, heldout, game, judged, right, remarks, outputs=read)
     if isinstance(model, nn.Module):
         value = model.state_dict()

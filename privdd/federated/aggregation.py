@@ -62,18 +62,18 @@ def check_alike(clients: Sequence[Received], name: str) -> None:
     """Raises ValueError, one line, for a client whose upload ``name`` has other tensors than that
     of the first."""
     first = clients[0]
-    if absent := [one.client for one in clients if name not in one.values]:
+    if absent := [message.client for message in clients if name not in message.values]:
         raise ValueError(
             f"round {first.round}, client {absent[0]}: sent no {name!r}, which the server "
             "needs of each"
         )
-    for one in clients[1:]:
-        missing = sorted(first.values[name].keys() - one.values[name].keys())
-        extra = sorted(one.values[name].keys() - first.values[name].keys())
+    for message in clients[1:]:
+        missing = sorted(first.values[name].keys() - message.values[name].keys())
+        extra = sorted(message.values[name].keys() - first.values[name].keys())
         if missing or extra:
             says = [f"lacks {missing[0]!r}"] if missing else []
             says += [f"also has {extra[0]!r}"] if extra else []
-            what = f"round {one.round}, client {one.client}: {name!r} {' and '.join(says)}"
+            what = f"round {message.round}, client {message.client}: {name!r} {' and '.join(says)}"
             raise ValueError(
                 f"{what}, unlike that of client {first.client}: all must send the same tensors"
             )
@@ -176,9 +176,9 @@ class Trust:
         if not self.is_summed or not self.dropout:
             return list(asked)
         coins = torch.rand(len(asked), generator=keys.fold("dropouts").torch(), dtype=torch.float64)
-        left = [client for client, coin in zip(asked, coins.tolist()) if coin >= self.dropout]
-        if len(left) >= self.min_clients(len(asked)):
-            return left
+        remaining = [client for client, coin in zip(asked, coins.tolist()) if coin >= self.dropout]
+        if len(remaining) >= self.min_clients(len(asked)):
+            return remaining
         return []
 
     def split_mechanisms(

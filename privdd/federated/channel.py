@@ -176,11 +176,11 @@ class ClientContext:
         """
         self.sampled[name] = set()
         q = float(self.mechanisms[name].sampling_probability)
-        taken = draw_coins(q, count, self.noise)
+        sampled = draw_coins(q, count, self.noise)
         if self.observer is not None:
-            self.observer.on_sample(name, q, taken)
-        self.taken.append((name, taken))
-        return taken
+            self.observer.on_sample(name, q, sampled)
+        self.taken.append((name, sampled))
+        return sampled
 
     def mechanism(
         self, name: str, contributions: Tensors, *, partition: str | None = None
@@ -205,13 +205,15 @@ class ClientContext:
             )
         check_cell_name(partition, self.problem.class_list)
         self._spend_sample(name, partition)
-        there = self.mechanisms[name](contributions, self.noise)
+        released = self.mechanisms[name](contributions, self.noise)
         recorded = self.transcript
         if recorded is None:
             replayed = None
         else:
-            replayed = find_answer(recorded, len(self.outputs), name, there.value)
-        output = to_device(there, "cpu")  # what is kept of it; the client computes on where it is
+            replayed = find_answer(recorded, len(self.outputs), name, released.value)
+        output = to_device(
+            released, "cpu"
+        )  # what is kept of it; the client computes on where it is
         if self.observer is not None:
             self.observer.on_release(self.mechanisms[name], name, output, partition, contributions)
         row = _build_row(self, name, self.queries[name], output, ("analyst",), partition)
@@ -219,7 +221,7 @@ class ClientContext:
             self.rows.append(row)
         self.outputs.append(output.value if replayed is None else replayed)
         if replayed is None:
-            return there.value
+            return released.value
         return to_device(replayed, device_of(contributions))
 
     def _spend_sample(self, name: str, partition: str | None) -> None:

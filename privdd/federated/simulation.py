@@ -515,10 +515,10 @@ def noise_to_signal(plan: Plan) -> tuple[float, int] | None:
 
 def too_few_clients_warning(plan: Plan) -> str:
     """A warning in one line, "" where the clients are enough."""
-    found = noise_to_signal(plan)
-    if found is None or found[0] <= MAX_NOISE_TO_SIGNAL:
+    noise_ratio = noise_to_signal(plan)
+    if noise_ratio is None or noise_ratio[0] <= MAX_NOISE_TO_SIGNAL:
         return ""
-    ratio, needed = found
+    ratio, needed = noise_ratio
     advice = "" if plan.trust.is_summed else ", or trust=secagg"
     return (
         f"privacy.unit=client: {len(plan.asked_clients(0))} clients a round are too few: "

@@ -467,12 +467,12 @@ def known_cells(page: Path, row: ComponentRow) -> Cells | None:
     if not table.is_file():
         return None
     with table.open(newline="", encoding="utf-8") as file:
-        found = [
+        cells_of_row = [
             cells for cells in csv.DictReader(file) if cells.get("Command") == row.check_command
         ]
     reference = (
         cells
-        for cells in found
+        for cells in cells_of_row
         if row.version in (None, cells.get("Version")) and set(cells) == set(COLUMNS)
     )
     return next((cells | _reason_cell(row, cells["Verdict"]) for cells in reference), None)

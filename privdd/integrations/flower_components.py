@@ -94,7 +94,7 @@ def adapt_local_dp(target: type, args: Mapping[str, Any], stated: Mapping[str, A
 
         def __call__(self, update: Arrays) -> list[np.ndarray]:
             self.federation.replies[1] = (update, 100)
-            sent = RecordDict({"arrays": _array_record([np.zeros_like(one) for one in update])})
+            sent = RecordDict({"arrays": _array_record([np.zeros_like(array) for array in update])})
             reply = self.federation.send_message(
                 Message(content=sent, dst_node_id=1, message_type="train")
             )
@@ -165,7 +165,7 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
                 [100 for _ in weights] if accounted else weights
             )  # its accountant refuses others
             self.federation.replies.update(enumerate(zip(updates, weights_told), 1))
-            zeros = _array_record([np.zeros_like(one) for one in updates[0]])
+            zeros = _array_record([np.zeros_like(array) for array in updates[0]])
             strategy: Any = self.strategy
             total = strategy.start(
                 grid=self.federation,

@@ -314,15 +314,16 @@ class Recording:
 
     def broadcast_before(self, reply: RecordedMessage) -> RecordedMessage:
         """The server's message to which the client replied. Raises DamagedRun if it is missing."""
-        asked = reply.heading
-        for node in (asked.node, SERVER_NODE):
+        reply_heading = reply.heading
+        for node in (reply_heading.node, SERVER_NODE):
             for message in self.messages:
                 heading = message.heading
                 place = heading.part, heading.round, heading.kind, heading.node
-                if place == (BROADCAST, asked.round, asked.kind, node):
+                if place == (BROADCAST, reply_heading.round, reply_heading.kind, node):
                     return message
         raise DamagedRun(
-            f"{self.folder}: what client {asked.node} was sent in round {asked.round} was "
+            f"{self.folder}: what client {reply_heading.node} was sent in round "
+            f"{reply_heading.round} was "
             "not recorded"
         )
 
@@ -374,7 +375,7 @@ def read_recordings(folder: Path) -> list[Recording]:
     folders += sorted(path.parent for path in folder.glob(f"{CLIENTS_FOLDER}/*/{HEAD_FILE}"))
     if not folders:
         raise DamagedRun(f"{folder}: no recording (no {HEAD_FILE})")
-    recordings = [read_recording(one) for one in folders]
+    recordings = [read_recording(place) for place in folders]
     if recordings[0].head["by"] == "server":
         for recording in recordings[1:]:
             _check_agreement(recordings[0], recording)
@@ -400,7 +401,12 @@ def find_client(
     else:
         node = number if number in nodes else partitions.get(number)
     return next(
-        ((one, node) for one in recordings if node is not None and node in one.client_nodes), None
+        (
+            (candidate, node)
+            for candidate in recordings
+            if node is not None and node in candidate.client_nodes
+        ),
+        None,
     )
 
 

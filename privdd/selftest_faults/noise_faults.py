@@ -531,9 +531,9 @@ def _ignore_sample(honest: Any, *arguments: Any) -> Tensor:
 @wrap_functions("sample", channel.ClientContext)
 def _keep_first_draw(honest: Any, self: channel.ClientContext, name: str, count: int) -> Tensor:
     """The sample of a round's first draw serves all later ones of that round."""
-    coins = honest(self, name, count)
+    sampled = honest(self, name, count)
     return next(
-        (earlier for of, earlier in self.taken if of == name and len(earlier) == count), coins
+        (earlier for of, earlier in self.taken if of == name and len(earlier) == count), sampled
     )
 
 
@@ -543,9 +543,9 @@ def _public_coins(honest: Any, self: channel.ClientContext, name: str, count: in
     public_keys = Keys(self.keys.seed, self.keys.path).fold("coins", len(self.taken))
     before = self.noise
     self.noise = noise_for("seed", public_keys)
-    coins = honest(self, name, count)
+    sampled = honest(self, name, count)
     self.noise = before
-    return coins
+    return sampled
 
 
 SAMPLE_KINDS = {

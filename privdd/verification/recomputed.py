@@ -412,15 +412,15 @@ def check_pictures(record: RunRecord) -> Iterator[Disagreement]:
         if (held := pictures_of(record, row)) is None:
             continue
         key = f"findings.{index} ({row.surface} {row.attack})"
-        pictures = row.pictures
+        images = row.pictures
         pairs = [("psnr", row.psnr, held.mean())]
-        if pictures is not None:
-            nearest = held[np.abs(held - pictures.best).argmin()]
+        if images is not None:
+            nearest = held[np.abs(held - images.best).argmin()]
             pairs += [
-                ("pictures.n", pictures.n, len(held)),
-                ("pictures.best", pictures.best, nearest),
+                ("pictures.n", images.n, len(held)),
+                ("pictures.best", images.best, nearest),
             ]
-            pairs += [("pictures.median", pictures.median, np.median(held))]
+            pairs += [("pictures.median", images.median, np.median(held))]
         for name, stored, recomputed in pairs:
             if abs(stored - recomputed) > ROUNDING:
                 yield from compare_findings(f"{key}.{name}", stored, float(recomputed))
@@ -574,9 +574,9 @@ def _check_shown(record: RunRecord, ledger: Ledger, every: list[Finding]) -> Ite
     for row in findings.surfaces:
         entries = audit_findings.shown_entries_of_surface(victim, ledger, str(row.surface), every)
         pairs[f"surfaces.{row.surface}"] = (row.epsilon, entries)
-    for name, (pair, found) in pairs.items():
+    for name, (pair, recomputed) in pairs.items():
         stored = pair.model_dump(include={"shown", "shown_by"}, exclude_none=True)
-        yield from compare_findings(f"{name}.epsilon", stored, found)
+        yield from compare_findings(f"{name}.epsilon", stored, recomputed)
 
 
 def stated_epsilon(record: RunRecord, ledger: Ledger | None, surface: str) -> float | None:

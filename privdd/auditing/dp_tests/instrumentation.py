@@ -36,10 +36,10 @@ class InstrumentedContext(ClientContext):
 
     def sample(self, name: str, count: int) -> Tensor:
         everyone = torch.ones(count, dtype=torch.bool)
-        coins = self._player.on_sample(
+        sampled = self._player.on_sample(
             name, float(self.mechanisms[name].sampling_probability), everyone
         )
-        return everyone if coins is None else coins
+        return everyone if sampled is None else sampled
 
     def mechanism(
         self, name: str, contributions: Tensors, *, partition: str | None = None

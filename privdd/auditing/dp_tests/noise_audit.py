@@ -399,12 +399,12 @@ def _first_residuals(record: NoiseLog, name: str = "") -> dict[str, Tensor]:
         for release_name in dict.fromkeys(release.name for release in round_log.releases):
             if name not in ("", release_name):
                 continue
-            kept = [
+            first_residuals = [
                 release
                 for release in round_log.releases
                 if release.name == release_name and len(release.sample)
             ]
-            for place, release in enumerate(kept[:SHIFT_TEST_RELEASES]):
+            for place, release in enumerate(first_residuals[:SHIFT_TEST_RELEASES]):
                 which = f"{_name_release(round_log, release)}, {release_name!r} release {place}"
                 residuals[which] = release.sample
     return residuals

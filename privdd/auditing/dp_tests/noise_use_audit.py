@@ -65,8 +65,10 @@ def _first_inputs(subject: GuaranteeSubject, names: list[str]) -> dict[str, Tens
     inputs = dict[str, Tensors]()
     for round in sorted({subject.client_rounds(name).last for name in names} - {-1}):
         snapshot = subject.snapshots[round]
-        seen = _FirstInputs(queries if queries == {*names} else frozenset({""}))
-        ctx = recording_context(subject.plan, round, subject.keys.fold(NOISE_USE_TEST), seen)
+        first_inputs = _FirstInputs(queries if queries == {*names} else frozenset({""}))
+        ctx = recording_context(
+            subject.plan, round, subject.keys.fold(NOISE_USE_TEST), first_inputs
+        )
         try:
             upload, _ = subject.plan.method.local(
                 snapshot.broadcast, dict(snapshot.memory), subject.shard.client_data, ctx
@@ -74,5 +76,5 @@ def _first_inputs(subject: GuaranteeSubject, names: list[str]) -> dict[str, Tens
         except EnoughReleases:
             upload = {}
         sent = {name: artifact.value for name, artifact in upload.items() if name in names}
-        inputs = {**inputs, **seen.inputs, **sent}
+        inputs = {**inputs, **first_inputs.inputs, **sent}
     return {name: value for name, value in inputs.items() if name in names}

@@ -35,7 +35,7 @@ SLOW_SHARE = 0.7
 
 def refine_pairs(run: CheckRun) -> None:
     """Special looks, then closer and closer ones at the best pairs."""
-    for look in (
+    for stage in (
         examine_uneven_noise,
         examine_noise_tails,
         search_worst_directions,
@@ -43,7 +43,7 @@ def refine_pairs(run: CheckRun) -> None:
         search_larger_data,
     ):
         if not run.report.is_refuted:
-            look(run)
+            stage(run)
     if not _look_closer(run) or not _look_closest(run):
         return
     if not run.report.is_refuted:  # what is rare shows in many transcripts only

@@ -64,8 +64,8 @@ def check_nonfinite_inputs(
             absent = draw_transcripts(mechanism, [pair.absent], CONDITION_CALLS, budget)
         except InputRefused as refusal:
             says = f"is refused: {refusal}"
-            look = f"a record with {name}"
-            results.append(SingleTestResult(look, "not refuted", says, inputs=pair.says))
+            input_name = f"a record with {name}"
+            results.append(SingleTestResult(input_name, "not refuted", says, inputs=pair.says))
             continue
         if not set(present.codes) & set(absent.codes):
             says = (

@@ -109,8 +109,8 @@ def _describe_shift(run: CheckRun, pair: NeighbouringInputs) -> None:
     l2 = float(np.linalg.norm(shift))
     flat = shift.ravel()
     by_size = np.argsort(-np.abs(flat), kind="stable")[:SHOWN]
-    largest = sorted(int(at) for at in by_size if flat[at] != 0)
-    listed = ", ".join(f"{flat[at]:.4g} to number {at}" for at in largest)
+    largest = sorted(int(index) for index in by_size if flat[index] != 0)
+    listed = ", ".join(f"{flat[index]:.4g} to number {index}" for index in largest)
     if np.count_nonzero(flat) > len(largest):
         listed += " and more"
     says = (
@@ -311,8 +311,8 @@ def _call_restarted(run: CheckRun, data: Data, sources: FrozenSources) -> None:
 
 
 def _add_dependence(run: CheckRun, name: str, says: str, inputs: str) -> None:
-    look = SingleTestResult(name, "depends on the record", says, inputs=inputs)
-    run.report.looks.append(look)
+    result = SingleTestResult(name, "depends on the record", says, inputs=inputs)
+    run.report.looks.append(result)
 
 
 def _judging_sample(

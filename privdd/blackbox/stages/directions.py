@@ -52,8 +52,8 @@ def examine_directions(run: CheckRun) -> None:
 
 
 def _is_refuted_without_law(run: CheckRun) -> bool:
-    refuted = [look for look in run.report.looks if look.outcome == "refuted"]
-    return any(look.strength != "noise_law" for look in refuted)
+    refuted = [result for result in run.report.looks if result.outcome == "refuted"]
+    return any(result.strength != "noise_law" for result in refuted)
 
 
 def _play(run: CheckRun, name: str, examine: Callable[[], None]) -> None:
@@ -104,8 +104,8 @@ def examine_direction(
 
 def _add_pieces(run: CheckRun, name: str, bound: float | None, inputs: str) -> None:
     if bound is None:
-        look = SingleTestResult(name, "not looked at", NO_PIECES, inputs=inputs)
-        run.report.looks.append(look)
+        result = SingleTestResult(name, "not looked at", NO_PIECES, inputs=inputs)
+        run.report.looks.append(result)
     else:
         run.add_fault(name, bound, "finite_sample", WITHOUT_NOISE, inputs)
 

@@ -92,8 +92,8 @@ def _replays_of_neighbours(run: CheckRun, sources: FrozenSources) -> Iterator[Pa
         except InputRefused:
             continue
         if not replays.repeats:
-            look = SingleTestResult(REPLAYED, "not looked at", HELD, inputs=pair.says)
-            run.report.looks.append(look)
+            result = SingleTestResult(REPLAYED, "not looked at", HELD, inputs=pair.says)
+            run.report.looks.append(result)
             return
         evidence.compared += 1
         if replays.shift() is None:
