@@ -15,6 +15,7 @@ from privdd.auditing.attack_tasks import (
     error_budget,
     run_attacks,
 )
+from privdd.auditing.canary_game import CanaryGame, canary_findings_of_run, canary_game_of
 from privdd.auditing.coverage import findings_of_diverged_run
 from privdd.auditing.dp_tests.runner import (
     GuaranteeTest,
@@ -25,11 +26,8 @@ from privdd.auditing.dp_tests.runner import (
 )
 from privdd.auditing.method_contract import contract_findings
 from privdd.auditing.noised_sums import (
-    CanaryGame,
     NoisedSumScores,
     analyst_view,
-    canary_findings_of_run,
-    canary_game_of,
     federation_count,
     needs_releases,
     replay_count,

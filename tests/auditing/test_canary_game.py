@@ -10,7 +10,7 @@ import torch
 from attacks.canaries import draw_block_images, select_independent
 from attacks.tradeoff import gaussian_epsilon
 from attacks.types import Surface
-from privdd.auditing.noised_sums import (
+from privdd.auditing.canary_game import (
     CanaryGame,
     canary_findings,
     canary_findings_of_run,
