@@ -18,7 +18,8 @@ import torch
 
 from attacks.command_line import CommandParser
 from attacks.types import Surface
-from privdd.auditing.signal_extraction import AdversaryView, extract_signals
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.signal_extraction import extract_signals
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records
 from privdd.federated.simulation import Snapshot

@@ -42,7 +42,6 @@ from privdd.privacy.ledger import Ledger
 from privdd.privacy.trade_off import trade_off
 
 CANDIDATES_PER_CANARY = 4  # candidates for each canary
-
 MAX_NOISE_SCALE = 64.0  # times the stated noise: no larger fault is distinguished
 
 

@@ -25,8 +25,8 @@ from torch.nn import functional
 from attacks.inversion.gradient_attack import GradientInversion
 from attacks.types import IMAGE_SURFACES, Attack, Surface
 from privdd.auditing.noised_sums import federation_count, replay_count
+from privdd.auditing.record_gradients import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
-from privdd.auditing.signal_extraction import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
 from privdd.core.types import Received, Shard
 from privdd.core.validation import BadConfig

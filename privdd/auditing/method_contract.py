@@ -16,13 +16,13 @@ from torch import Tensor
 
 from attacks.inversion.labels import CLASS_SURFACES, sent_class_counts
 from attacks.types import Finding, Surface
+from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.coverage import MESSAGES_PART
 from privdd.auditing.dp_tests.crafted_records import zero_out_others
 from privdd.auditing.dp_tests.interference_audit import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.round_traces import MessageLeak, compare_traces, trace_round
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import (
-    AdversaryView,
     UnreadableUpload,
     extract_signals,
     missing_hooks,

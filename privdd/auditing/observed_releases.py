@@ -20,10 +20,10 @@ from privdd.privacy.clipping import count_records, take_records
 from privdd.privacy.mechanism import Mechanism, Output
 from privdd.privacy.noise import ZERO_NOISE
 
-# The analyst of the guarantee knows the client's other records and which of them were sampled, every
-# canary, the public maps, and every released output. So it runs the method's local work with all
-# canaries present, is handed the real outputs in turn, and notes for each release what each canary
-# would have added.
+# The analyst of the guarantee knows the client's other records and which of them were sampled,
+# every canary, the public maps, and every released output. So it runs the method's local work with
+# all canaries present, is handed the real outputs in turn, and notes for each release what each
+# canary would have added.
 
 
 @dataclass(frozen=True)

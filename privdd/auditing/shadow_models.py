@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attacks.membership import signals as sig
 from attacks.types import Adversary, Family, Surface, View
+from privdd.auditing.adversary_view import POPULATION_RECORDS, AdversaryView, Signals
 from privdd.auditing.replay import (
     ClientReplay,
     MembershipGame,
@@ -30,13 +31,7 @@ from privdd.auditing.replay import (
     replay_cache_key,
     round_chain,
 )
-from privdd.auditing.signal_extraction import (
-    POPULATION_RECORDS,
-    SIGNAL_READERS,
-    AdversaryView,
-    Signals,
-    extract_signals,
-)
+from privdd.auditing.signal_extraction import SIGNAL_READERS, extract_signals
 from privdd.auditing.views import FinishedRun, describe_granted_knowledge, describe_other_networks
 from privdd.core.device import to_device
 from privdd.core.types import Problem, Shard, State, Tensors

@@ -24,6 +24,7 @@ from attacks.types import (
     View,
     Worlds,
 )
+from privdd.auditing.adversary_view import QUERIED_CONFIDENCE, AdversaryView
 from privdd.auditing.replay import (
     SUM_GRANTED,
     SUM_NOT_GRANTED,
@@ -32,7 +33,7 @@ from privdd.auditing.replay import (
     replay_context,
     uploads_seen_by_server,
 )
-from privdd.auditing.signal_extraction import QUERIED_CONFIDENCE, AdversaryView, signal_group
+from privdd.auditing.signal_extraction import signal_group
 from privdd.core.types import Records, Shard, State, Tensors, pack
 from privdd.federated.experiment import Experiment
 from privdd.federated.method import Method

@@ -22,7 +22,7 @@ from attacks.membership.signals import (
     ridge_coefficients,
 )
 from attacks.types import Capture
-from privdd.auditing.signal_extraction import RecordGradients
+from privdd.auditing.record_gradients import RecordGradients
 from privdd.blackbox.target import load_target
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig

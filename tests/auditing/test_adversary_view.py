@@ -20,14 +20,11 @@ from torch.utils._pytree import tree_leaves
 from attacks.inversion.evaluation import empty_release_finding
 from attacks.membership.signals import distance_to_synthetic, ridge_coefficients, ridge_readout
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
-from privdd.auditing import signal_extraction
+from privdd.auditing import record_gradients
+from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.record_gradients import LayerCoefficients, RecordGradients
 from privdd.auditing.replay import draw_membership_game
-from privdd.auditing.signal_extraction import (
-    AdversaryView,
-    LayerCoefficients,
-    RecordGradients,
-    extract_signals,
-)
+from privdd.auditing.signal_extraction import extract_signals
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config
 from privdd.cli.run import run_audit
@@ -100,9 +97,9 @@ def test_products_lengths_and_grams_are_those_of_plain_gradients(
 ) -> None:
     one = posed(spec)
     if not held:
-        monkeypatch.setattr(signal_extraction, "MAX_MATRIX_BYTES", 0)
+        monkeypatch.setattr(record_gradients, "MAX_MATRIX_BYTES", 0)
         # blocks of three records
-        monkeypatch.setattr(signal_extraction, "MAX_BLOCK_BYTES", 8 * one.parameter_count * 3)
+        monkeypatch.setattr(record_gradients, "MAX_BLOCK_BYTES", 8 * one.parameter_count * 3)
         assert [len(block) for block in one.iterate_blocks()] == [3, 3, 3, 2]
     assert one.is_one_matrix == held
     rows = one_by_one(one)
@@ -153,7 +150,7 @@ class Backwards(nn.Module):
 def test_a_layer_without_a_derivative_in_forward_mode_is_read_from_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(signal_extraction, "MAX_MATRIX_BYTES", 0)
+    monkeypatch.setattr(record_gradients, "MAX_MATRIX_BYTES", 0)
     like = posed(SPECS[0])
     model = Backwards().double().eval()
     one = RecordGradients(
@@ -192,16 +189,16 @@ def lens(count: int = 60) -> tuple[AdversaryView, dict[str, Tensor]]:
 def test_signals_of_an_update_need_no_matrix_of_all_gradients(
     room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privdd.auditing.signal_extraction.MAX_HELD_NUMBERS", room)
+    monkeypatch.setattr("privdd.auditing.adversary_view.MAX_HELD_NUMBERS", room)
     whole, end = lens()
     with Largest() as seen:
         expected = extract_signals(whole, {"update": end})
     assert (
         whole.record_gradients is not None and seen.numel >= whole.record_gradients.numel
     )  # the hook sees such a matrix
-    monkeypatch.setattr(signal_extraction, "MAX_MATRIX_BYTES", 0)
+    monkeypatch.setattr(record_gradients, "MAX_MATRIX_BYTES", 0)
     monkeypatch.setattr(
-        signal_extraction, "MAX_BLOCK_BYTES", 4 * 4 * whole.record_gradients.parameter_count
+        record_gradients, "MAX_BLOCK_BYTES", 4 * 4 * whole.record_gradients.parameter_count
     )
     streamed, _ = lens()
     with Largest() as seen:

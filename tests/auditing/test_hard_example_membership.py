@@ -14,9 +14,10 @@ from torch import Tensor
 from attacks.membership.attack import score_leave_one_out
 from attacks.membership.lira import lira
 from attacks.roc import roc
+from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.pipeline import membership_game_of
 from privdd.auditing.replay import MembershipGame
-from privdd.auditing.signal_extraction import AdversaryView, extract_signals
+from privdd.auditing.signal_extraction import extract_signals
 from privdd.cli.build import build_experiment
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Snapshot

@@ -19,6 +19,7 @@ from attacks.membership.attack import PUBLISHED_QUERY_COUNT
 from attacks.membership.signals import logit_scaled
 from privdd.auditing import shadow_models as federations
 from privdd.auditing import shadow_models as replays
+from privdd.auditing.adversary_view import QUERIED_CONFIDENCE, AdversaryView
 from privdd.auditing.pipeline import membership_game_of
 from privdd.auditing.replay import (
     ClientReplay,
@@ -35,7 +36,7 @@ from privdd.auditing.shadow_models import (
     signals_of_audited_rounds,
     stack_over_rounds,
 )
-from privdd.auditing.signal_extraction import QUERIED_CONFIDENCE, AdversaryView, extract_signals
+from privdd.auditing.signal_extraction import extract_signals
 from privdd.auditing.views import FinishedRun, client_views
 from privdd.cli import main as command
 from privdd.cli.build import build_experiment

@@ -14,10 +14,9 @@ from torch.distributions import Normal
 from attacks.membership.signals import average_noisy_copies
 from attacks.roc import roc
 from attacks.types import Surface
+from privdd.auditing.adversary_view import MIN_LAYER_SIZE, AdversaryView
 from privdd.auditing.replay import draw_membership_game
 from privdd.auditing.signal_extraction import (
-    MIN_LAYER_SIZE,
-    AdversaryView,
     coefficients_by_layer,
     coefficients_in_means,
     extract_signals,
@@ -555,8 +554,8 @@ def apart(parts: Tensor) -> bool:
 
 
 def test_a_step_on_several_records_is_taken_apart(monkeypatch: Any) -> None:
-    monkeypatch.setattr("privdd.auditing.signal_extraction.MIN_LAYER_SIZE", 1)
-    monkeypatch.setattr("privdd.auditing.signal_extraction.SMALL_RIDGE_SHARE", 1e-6)
+    monkeypatch.setattr("privdd.auditing.adversary_view.MIN_LAYER_SIZE", 1)
+    monkeypatch.setattr("privdd.auditing.adversary_view.SMALL_RIDGE_SHARE", 1e-6)
     found = extract_signals(lens_joint(), {"update": stepped()})
     assert torch.allclose(found["update|joint_head"], 0.1 * MEMBER.float(), atol=2e-3)
     assert apart(found["update|joint_head"])

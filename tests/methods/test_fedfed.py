@@ -19,8 +19,9 @@ from torch.func import functional_call
 from attacks.inversion.known_neighbour import KnownNeighbour
 from attacks.roc import roc
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
+from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.findings import public_information
-from privdd.auditing.signal_extraction import AdversaryView, extract_signals
+from privdd.auditing.signal_extraction import extract_signals
 from privdd.cli.build import build_experiment
 from privdd.cli.overrides import check_overrides
 from privdd.core.rng import Keys

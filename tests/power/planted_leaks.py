@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.types import Adversary, Capture, Knowledge, Surface, View
+from privdd.auditing.adversary_view import AdversaryView
 from privdd.auditing.replay import MembershipGame
 from privdd.auditing.shadow_models import server_signals
-from privdd.auditing.signal_extraction import AdversaryView, extract_signals
+from privdd.auditing.signal_extraction import extract_signals
 from privdd.auditing.views import signals_to_worlds
 from privdd.core.types import Problem, Records, Tensors
 from privdd.federated.simulation import Snapshot
