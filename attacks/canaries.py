@@ -15,6 +15,8 @@ import torch
 from scipy.linalg import qr
 from torch import Tensor
 
+from attacks.types import RecordShape, is_image
+
 Pattern = Literal["white", "black", "stripes", "noise"]
 Contribution = Callable[[Tensor, Tensor], Tensor]
 
@@ -23,14 +25,14 @@ MIN_FREE_DIRECTIONS = 10  # directions free of canaries, at least, to measure th
 
 @dataclass(frozen=True)
 class Canaries:
-    """x (n, c, h, w) in [0, 1], y (n,) int64 and one short name each."""
+    """x (n, c, h, w) or (n, d) in [0, 1], y (n,) int64 and one short name each."""
 
     x: Tensor
     y: Tensor
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.x.ndim != 4 or not len(self.x) == len(self.y) == len(self.names):
+        if self.x.ndim not in (2, 4) or not len(self.x) == len(self.y) == len(self.names):
             raise ValueError(
                 f"x {tuple(self.x.shape)}, y {tuple(self.y.shape)}, {len(self.names)} names"
             )
@@ -58,7 +60,7 @@ def mislabel_records(x: Tensor, y: Tensor, classes: int, generator: torch.Genera
 
 
 def pattern_canary(
-    name: Pattern, shape: tuple[int, int, int], label: int, generator: torch.Generator | None = None
+    name: Pattern, shape: RecordShape, label: int, generator: torch.Generator | None = None
 ) -> Canaries:
     """One out-of-distribution image: all ones, all zeros, one-pixel vertical stripes, or uniform
     noise."""
@@ -69,25 +71,26 @@ def pattern_canary(
     elif name in ("white", "black"):
         image = torch.full(shape, float(name == "white"))
     elif name == "stripes":
-        image = (torch.arange(shape[2]) % 2).float().expand(shape).clone()
+        image = (torch.arange(shape[-1]) % 2).float().expand(shape).clone()
     else:
         raise ValueError(f"pattern={name!r}: white, black, stripes or noise")
     return Canaries(image.unsqueeze(0), torch.tensor([label]), (name,))
 
 
 def out_of_distribution_canaries(
-    shape: tuple[int, int, int], label: int, generator: torch.Generator
+    shape: RecordShape, label: int, generator: torch.Generator
 ) -> Canaries:
     """The four patterns under one label."""
     names: tuple[Pattern, ...] = ("white", "black", "stripes", "noise")
     return join_canaries(*(pattern_canary(name, shape, label, generator) for name in names))
 
 
-def draw_block_images(
-    shape: tuple[int, int, int], count: int, generator: torch.Generator
-) -> Tensor:
+def draw_block_images(shape: RecordShape, count: int, generator: torch.Generator) -> Tensor:
     """Images (count, c, h, w) of random black and white blocks, of one size and share of white
-    each: unlike one another."""
+    each: unlike one another. Rows of a table (count, d) have no blocks, but zeros and ones."""
+    if not is_image(shape):
+        shares = 0.1 + 0.8 * torch.rand(count, 1, generator=generator)
+        return (torch.rand(count, *shape, generator=generator) < shares).float()
     c, h, w = shape
     images = torch.empty(count, c, h, w)
     for image in range(count):

@@ -211,10 +211,10 @@ def _check_pair(a: Tensor, b: Tensor) -> None:
 
 @accepts_numpy
 def psnr(a: Tensor, b: Tensor) -> Tensor:
-    """Peak signal-to-noise ratio of image pairs, for pixels in [0, 1].
+    """Peak signal-to-noise ratio of pairs of images, or of rows of a table, in [0, 1].
 
     Args:
-        a: (b, c, h, w); values outside [0, 1] are clipped.
+        a: (b, c, h, w) or (b, d); values outside [0, 1] are clipped.
         b: likewise, compared with ``a`` image by image.
 
     Returns:
@@ -224,7 +224,11 @@ def psnr(a: Tensor, b: Tensor) -> Tensor:
         ValueError: for unequal shapes.
     """
     # -10 log10(mean (a - b)^2)
-    _check_pair(a, b)
+    if a.ndim not in (2, 4) or a.shape != b.shape:
+        raise ValueError(
+            f"shapes {tuple(a.shape)} and {tuple(b.shape)}: two equal (b, c, h, w) or (b, d) are "
+            "needed"
+        )
     error = (a.clamp(0, 1).double() - b.clamp(0, 1).double()).square().flatten(1).mean(1)
     return (-10 * error.clamp_min(10 ** (-MAX_PSNR / 10)).log10()).float()
 
@@ -325,7 +329,7 @@ def lpips(a: Tensor, b: Tensor, trunk: LpipsTrunk | None = None) -> Tensor:
 
 @accepts_numpy
 def negative_mse(a: Tensor, b: Tensor) -> Tensor:
-    """All pairs: (m, c, h, w), (n, c, h, w) -> (m, n), larger is more alike."""
+    """All pairs: (m, ...), (n, ...) -> (m, n), larger is more alike."""
     x = a.flatten(1).double()
     y = b.flatten(1).double()
     return -(torch.cdist(x, y, compute_mode="donot_use_mm_for_euclid_dist") ** 2) / x.shape[1]

@@ -191,6 +191,11 @@ def record_cuda_graph(
     return replay_graph
 
 
+def as_factor(values: Tensor, like: Tensor) -> Tensor:
+    """One number a record (b,) in the shape that multiplies, or selects, ``like`` (b, ...)."""
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
 def average_pool(x: Tensor, size: int | tuple[int, int]) -> Tensor:
     """``F.adaptive_avg_pool2d``: (..., h, w) -> (..., *size); off the CPU as two products, whose
     gradient is repeatable."""

@@ -17,6 +17,12 @@ from torch import Tensor, nn
 from attacks.validation import check_hook_names, declared_hooks
 
 Tensors = Mapping[str, Tensor]
+RecordShape = tuple[int, ...]  # of one record: (c, h, w) of an image, (d,) of a row of a table
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    """Whether a record of this shape is an image (c, h, w), and no row of a table (d,)."""
+    return len(shape) == 3
 
 
 class Surface(StrEnum):
@@ -75,19 +81,43 @@ class Capture:
 
 
 @dataclass(frozen=True)
+class TableColumn:
+    """A column of numbers from ``low`` to ``high``, or one of ``categories``.
+
+    Attributes:
+        name: Its heading.
+        low: The least number of the public range; it becomes 0.
+        high: The largest; it becomes 1.
+        categories: The public list of words, each with a number of its own that is 0 or 1; empty
+            for a column of numbers.
+    """
+
+    name: str
+    low: float = 0.0
+    high: float = 1.0
+    categories: tuple[str, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """How many numbers of a row belong to it."""
+        return len(self.categories) or 1
+
+
+@dataclass(frozen=True)
 class Knowledge:
     """What the adversary knows beside the artifact itself.
 
-    shape: (c, h, w) of a record in [0, 1]; public_x (m, c, h, w) and public_y (m,): records of the
-        same distribution that belong to no audited client; model: the architecture whose parameters
-        travel (in the victim's own mode), loaded with
-    the broadcast; maps: named callables, x (b, c, h, w) -> (b, ...), e.g. ``feature`` for FedFed's
+    shape: (c, h, w) or (d,) of a record in [0, 1]; public_x (m, ...) and public_y (m,): records of
+        the same distribution that belong to no audited client; model: the architecture whose
+        parameters travel (in the victim's own mode), loaded with
+    the broadcast; maps: named callables, x (b, ...) -> (b, ...), e.g. ``feature`` for FedFed's
     protected features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr,
     momentum, local_steps, batch_size, noise_std, ...); known: records that this adversary happens
-    to hold, with the row of the release that stems from each ("x" (k, c, h, w), "row" (k,)).
+    to hold, with the row of the release that stems from each ("x" (k, ...), "row" (k,));
+        columns: what the numbers of a row of a table stand for, () of images.
     """
 
-    shape: tuple[int, int, int]
+    shape: RecordShape
     classes: int
     public_x: Tensor
     public_y: Tensor
@@ -95,6 +125,7 @@ class Knowledge:
     maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     known: Tensors = field(default_factory=dict)
+    columns: tuple[TableColumn, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -242,7 +273,8 @@ class Attack(ABC):
             sent, instead of what it would send if it
     held one record. unmeasured: surfaces of which it reports what it read and measures nothing, so
     that they stay
-    unattacked. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are;
+    unattacked. images_only: whether it reads pixels beside each other, which rows of a table do not
+    have. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are;
     ``generator`` stays on the CPU."""
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack
@@ -267,6 +299,7 @@ class Attack(ABC):
     least_worlds: ClassVar[int] = 1
     whole_client: ClassVar[bool] = False
     unmeasured: ClassVar[frozenset[Surface]] = frozenset()
+    images_only: ClassVar[bool] = False
 
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)

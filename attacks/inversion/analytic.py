@@ -4,6 +4,7 @@ sec. 3)."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -94,11 +95,12 @@ def reconstruct_from_layer(
     std: Channelwise = 1.0,
     invert: Callable[[Tensor], Tensor] | None = None,
 ) -> Reconstruction:
-    """Images (b, c, h, w) from the first biased linear layer: exact if it reads the pixels.
+    """Images (b, c, h, w), or rows (b, d), from the first biased linear layer: exact if it
+    reads the records.
 
     invert: (b, d) layer inputs -> (b, c, h, w) images, for a layer that reads features; without it
-    the layer must have c*h*w inputs, else ValueError. Places beyond the distinct inputs repeat the
-    first one.
+    the layer must have as many inputs as a record has numbers, else ValueError. Places beyond the
+    distinct inputs repeat the first one.
     """
     check_gradient_request(gradients, list(model.parameters()), shape)
     layers = biased_linear_layers(model)
@@ -109,7 +111,7 @@ def reconstruct_from_layer(
     rows = torch.cat([rows, rows[:1].expand(shape[0] - distinct, -1)])
     if invert is not None:
         images = invert(rows)
-    elif rows.shape[1] == shape[1] * shape[2] * shape[3]:
+    elif rows.shape[1] == math.prod(shape[1:]):
         images = PixelScale(mean, std).to_image(rows.reshape(shape))
     else:
         raise ValueError(

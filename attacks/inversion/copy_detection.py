@@ -14,7 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attacks.inversion.evaluation import CLEAR, has_record_shape, image_qualities, pictures
+from attacks.inversion.evaluation import (
+    CLEAR,
+    column_errors,
+    has_record_shape,
+    image_qualities,
+    pictures,
+)
 from attacks.inversion.feature_inversion import release_as_images
 from attacks.membership.nearest_row import map_to_rows
 from attacks.statistics import binomial_interval
@@ -278,6 +284,9 @@ class CopyDetection(Attack):
         measures["pictures"] = pictures(member, [heldout], heldout) | {"chance": chance}
         released = _as_images(view.captures[0].value["x"].detach(), view)
         measures["diagnostics"] |= count_copies(released, truth.x, truth.heldout_x).to_measures()
+        if view.knowledge.columns:
+            errors = column_errors(images, nearest, view.knowledge.columns)
+            measures["diagnostics"]["columns"] = errors
         figures = {"real": nearest, "reconstructed": images}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -23,7 +23,17 @@ from attacks.images import (
     ssim,
 )
 from attacks.tensors import accepts_numpy
-from attacks.types import Attack, Evidence, Family, Finding, Truth, View
+from attacks.types import (
+    Attack,
+    Evidence,
+    Family,
+    Finding,
+    RecordShape,
+    TableColumn,
+    Truth,
+    View,
+    is_image,
+)
 
 EVALUATION_SEED = 20  # of the evaluator's own draws: bootstrap rows, random same-class records
 CLEAR = 3.0  # dB: half the squared error of the closest guess for the same record; a choice
@@ -116,17 +126,50 @@ class ComparedImages:
     rows: Tensor  # (m,): the record that each reconstruction belongs to
 
 
-def has_record_shape(images: Tensor, shape: tuple[int, int, int]) -> bool:
-    """Whether the images have the shape of records."""
-    return images.ndim == 4 and tuple(images.shape[1:]) == tuple(shape)
+def has_record_shape(images: Tensor, shape: RecordShape) -> bool:
+    """Whether the images, or rows, have the shape of records."""
+    return tuple(images.shape[1:]) == tuple(shape)
 
 
 def image_qualities(images: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """psnr, ssim and, if pretrained weights are at hand, lpips: (m,) each."""
-    scores = {"psnr": psnr(images, truth), "ssim": ssim(images, truth)}
+    """psnr; of images ssim and, if pretrained weights are at hand, lpips too: (m,) each."""
+    scores = {"psnr": psnr(images, truth)}
+    if not is_image(truth.shape[1:]):
+        return scores
+    scores["ssim"] = ssim(images, truth)
     if load_pretrained_trunk() is not None:
         scores["lpips"] = lpips(images, truth)
     return scores
+
+
+def column_errors(
+    rows: Tensor, truth: Tensor, columns: Sequence[TableColumn]
+) -> list[dict[str, Any]]:
+    """How well each column of a table is reconstructed.
+
+    Args:
+        rows: (m, d) in [0, 1], the numbers of the columns in order.
+        truth: (m, d), the record behind each row.
+        columns: what the numbers stand for.
+
+    Returns:
+        Of each column what it holds, and ``error``: of numbers the mean absolute error in their
+        ranges, in [0, 1]; of categories the share of wrong ones, in [0, 1]. The largest of a
+        column's numbers is its category; no category, where a value is missing, counts as wrong.
+    """
+    errors = []
+    start = 0
+    for column in columns:
+        own = rows[:, start : start + column.width]
+        real = truth[:, start : start + column.width]
+        start += column.width
+        if column.categories:
+            is_right = (own.argmax(1) == real.argmax(1)) & (real.amax(1) > 0)
+            error = 1 - float(is_right.double().mean())
+        else:
+            error = float((own - real).abs().double().mean())
+        errors.append({**asdict(column), "error": error})
+    return errors
 
 
 def compare_with_records(
@@ -166,9 +209,12 @@ def compare_with_records(
         _decibels(negative_mse(real, guesses)).amax(1),
         chance_of_gain(public, truth.heldout_x[:SEARCHED], same_class, choices),
     )
-    measures["lpips_trunk"] = getattr(load_pretrained_trunk(), "name", "not available")
+    if is_image(view.knowledge.shape):
+        measures["lpips_trunk"] = getattr(load_pretrained_trunk(), "name", "not available")
     interval = bootstrap_interval(scores["psnr"], generator)
     diagnostics: dict[str, Any] = {"psnr_interval": list(interval), "rows": rows.tolist()}
+    if view.knowledge.columns:
+        diagnostics["columns"] = column_errors(images, real, view.knowledge.columns)
     if len(truth.heldout_x):
         gallery = rank_in_gallery(images, real, truth.heldout_x)
         measures["identified"] = gallery.top_k_rate(1)

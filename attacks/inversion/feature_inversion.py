@@ -22,7 +22,7 @@ from torch.nn.utils import skip_init
 from attacks.inversion.evaluation import class_mean_images, compare_with_records, describe_no_gain
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.victim import Reconstruction
-from attacks.tensors import accepts_numpy, draw_ahead
+from attacks.tensors import accepts_numpy, as_factor, draw_ahead
 from attacks.types import (
     ANY_ADVERSARY,
     Attack,
@@ -33,6 +33,7 @@ from attacks.types import (
     Surface,
     Truth,
     View,
+    is_image,
 )
 from attacks.validation import check_counts, check_non_negative, check_positive
 
@@ -265,10 +266,12 @@ class WhiteBox:
                 costs = self._log_posterior_cost(maps, released, images, start, noise, doubt)
                 criterion = costs.detach()
             else:
-                costs = residual + self.tv * mean_total_variation(images)
+                costs = residual
+                if is_image(images.shape[1:]):
+                    costs = costs + self.tv * mean_total_variation(images)
                 criterion = residual.detach()
             better = criterion < lowest
-            best = torch.where(better.view(-1, 1, 1, 1), images.detach(), best)
+            best = torch.where(as_factor(better, images), images.detach(), best)
             lowest = torch.where(better, criterion, lowest)
             if step == self.iterations:
                 break
@@ -563,6 +566,7 @@ class FeatureInversion(Attack):
     decoder: DecoderTraining = field(default_factory=DecoderTraining)
     whitebox: WhiteBox = field(default_factory=WhiteBox)
     name: str = "feature_inversion"
+    images_only = True
     family = Family.RECONSTRUCTION
     on_gpu = True
     surfaces = frozenset(MAP_NAMES)

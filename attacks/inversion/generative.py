@@ -341,6 +341,7 @@ class RoleInversion(Attack):
     referee: EvaluationClassifier = field(default_factory=EvaluationClassifier)
     limit: int = 1000
     name: str = "role_inversion"
+    images_only = True
     family = Family.MODEL_INVERSION
     on_gpu = True
     surfaces = frozenset({Surface.FEATURES, Surface.SHARED_FEATURES})

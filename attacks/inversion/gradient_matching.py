@@ -28,6 +28,7 @@ from attacks.inversion.victim import (
     check_gradient_request,
 )
 from attacks.tensors import draw_ahead, memory_budget, record_cuda_graph, steps_between_reads
+from attacks.types import is_image
 from attacks.validation import check_counts, check_non_negative, check_positive
 
 Gradients = Sequence[Tensor]
@@ -599,7 +600,7 @@ class DescentInverter(GradientInverter):
             self.distance,
             [torch.cat(part) for part in zip(*(problem.observed for problem in posed))],
             labels.repeat_interleave(count, 0),
-            self.tv,
+            self.tv if is_image(starts.shape[2:]) else 0.0,  # numbers of a row have no neighbours
             join_parameters(posed),
             max_problems_per_batch(victim, starts[0]),
         )

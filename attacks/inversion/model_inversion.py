@@ -20,7 +20,17 @@ from attacks.inversion.generative import (
 )
 from attacks.inversion.victim import Reconstruction
 from attacks.tensors import steps_between_reads
-from attacks.types import ANY_ADVERSARY, Attack, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import (
+    ANY_ADVERSARY,
+    Attack,
+    Evidence,
+    Family,
+    Finding,
+    RecordShape,
+    Surface,
+    Truth,
+    View,
+)
 from attacks.validation import check_counts, check_positive
 
 
@@ -47,7 +57,7 @@ class MiFace:
         self,
         model: nn.Module,
         labels: Tensor,
-        shape: tuple[int, int, int],
+        shape: RecordShape,
         *,
         start: Tensor | None = None,
     ) -> Reconstruction:
@@ -110,6 +120,7 @@ class ModelInversion(Attack):
     )
     referee: EvaluationClassifier = field(default_factory=EvaluationClassifier)
     name: str = "model_inversion"
+    images_only = True
     family = Family.MODEL_INVERSION
     on_gpu = True
     surfaces = frozenset({Surface.GLOBAL_MODEL})

@@ -57,6 +57,8 @@ class PixelScale:
             numbers: Channelwise,
         ) -> Tensor:  # filled where they are needed: nothing travels to a GPU
             each = torch.as_tensor(numbers, dtype=torch.float64).reshape(-1).tolist()
+            if len(each) == 1:  # of images and of rows of a table
+                return like.new_full((), each[0])
             return torch.stack([like.new_full((1, 1), number) for number in each])
 
         return channel_column(self.mean), channel_column(self.std)
@@ -79,9 +81,11 @@ def check_gradient_request(
     gradients: Sequence[Tensor], parameters: Sequence[Tensor], shape: Sequence[int]
 ) -> None:
     """Raise ValueError unless there is one gradient of the same shape per parameter and shape is
-    (b, c, h, w)."""
-    if len(shape) != 4 or not all(int(side) >= 1 for side in shape):
-        raise ValueError(f"shape={tuple(shape)}: four positive integers (b, c, h, w) are needed")
+    (b, c, h, w) or (b, d)."""
+    if len(shape) not in (2, 4) or not all(int(side) >= 1 for side in shape):
+        raise ValueError(
+            f"shape={tuple(shape)}: positive integers (b, c, h, w) or (b, d) are needed"
+        )
     got = [tuple(g.shape) for g in gradients]
     need = [tuple(p.shape) for p in parameters]
     if got != need:

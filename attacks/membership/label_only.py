@@ -7,7 +7,7 @@ was sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.tensors import accepts_numpy
-from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds
+from attacks.types import Evidence, Finding, Surface, Truth, View, Worlds, is_image
 from attacks.validation import check_counts
 
 # pixels, wrapped around
@@ -36,12 +36,12 @@ def label_robustness(
     """The share of perturbed copies of each record that keep its label (Choquette-Choo et al.
     2021).
 
-    The copies are the nine PIXEL_SHIFTS, and ``copies`` with noise at each of NOISE_LEVELS, the
-    same noise for every record.
+    The copies are the nine PIXEL_SHIFTS (of rows of a table the record itself), and ``copies`` with
+    noise at each of NOISE_LEVELS, the same noise for every record.
 
     Args:
-        labels_of: the model, images (n, c, h, w) -> predicted labels (n,).
-        x: records (n, c, h, w) in [0, 1].
+        labels_of: the model, records (n, ...) -> predicted labels (n,).
+        x: records (n, c, h, w) or (n, d) in [0, 1].
         y: their labels (n,).
         copies: noised copies at each level.
         generator: draws the noise.
@@ -50,11 +50,16 @@ def label_robustness(
         (n,) float64 in [0, 1], larger = member.
     """
     noise = torch.randn(copies, *x.shape[1:], generator=generator).to(x)
-    batches = [torch.roll(x, shift, (-2, -1)) for shift in PIXEL_SHIFTS]
+    batches = [torch.roll(x, shift, (-2, -1)) for shift in _pixel_shifts(x.shape[1:])]
     for level in NOISE_LEVELS:
         batches += [x + level * image for image in noise]
     is_right = [(labels_of(batch) == y).double() for batch in batches]
     return torch.stack(is_right).mean(0)
+
+
+def _pixel_shifts(shape: Sequence[int]) -> Sequence[tuple[int, int]]:
+    """Of images the shifts, of rows of a table the row itself."""
+    return PIXEL_SHIFTS if is_image(shape) else PIXEL_SHIFTS[:1]
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ class LabelOnly(MembershipAttack):
 
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
         scores = label_robustness(labels_of, worlds.records, worlds.labels, self.copies, generator)
-        queries = len(PIXEL_SHIFTS) + self.copies * len(NOISE_LEVELS)
+        shifts = _pixel_shifts(view.knowledge.shape)
+        queries = len(shifts) + self.copies * len(NOISE_LEVELS)
         notes = {"signal": "labels", "seed": seed, "queries": queries}
         return Evidence(scores=scores[None], notes=notes)
 

@@ -193,6 +193,7 @@ class NearestPatch(NearestRow):
     """The same for parts of images: a patch of a record that was sent as a part of some image."""
 
     name: ClassVar[str] = "nearest_patch"
+    images_only: ClassVar[bool] = True
     surfaces: ClassVar[frozenset[Surface]] = IMAGE_SURFACES
     _distance: ClassVar[Distance] = staticmethod(
         lambda records, rows: -patch_distance(records, rows)

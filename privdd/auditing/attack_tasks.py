@@ -19,7 +19,17 @@ from torch import Tensor
 from attacks.inversion.evaluation import empty_release_finding
 from attacks.membership.attack import unreadable_finding
 from attacks.membership.measures import one_run_bound
-from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
+from attacks.types import (
+    Adversary,
+    Attack,
+    Evidence,
+    Family,
+    Finding,
+    Surface,
+    Truth,
+    View,
+    is_image,
+)
 from privdd import __version__
 from privdd.auditing.coverage import is_applicable_to
 from privdd.core.device import to_device
@@ -38,6 +48,7 @@ from privdd.runtime.seal import FILES_KEY, file_sha256
 TESTS_PER_MECHANISM = 6
 WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
+ROWS_ARE_NO_IMAGES = "the attack reads images, and the records are rows of a table"
 MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
 # families whose attacks start before all others, in this order
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)
@@ -216,6 +227,8 @@ class AttackTask:
             records = exposed_records(finding, job.view)
         else:
             records = {}
+            if not is_image(job.view.knowledge.shape):
+                finding = replace(finding, figures=_without_rows(finding.figures))
         named = replace(finding, attack=job.name, message=job.view.message)
         return AttackOutcome(named, evidence_tensors(finding, evidence, job.view) | records)
 
@@ -226,7 +239,10 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
     try:
         if (finding := empty_release_finding(job.attack, job.view)) is not None:
             return finding
-        why = job.attack.nothing_to_read(job.view)
+        if job.attack.images_only and not is_image(job.view.knowledge.shape):
+            why = ROWS_ARE_NO_IMAGES
+        else:
+            why = job.attack.nothing_to_read(job.view)
     except Exception as error:
         return _failed_finding(job, error)
     if why:
@@ -420,16 +436,15 @@ def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[s
 
 
 def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
-    """The most exposed records themselves (m, c, h, w) with their labels (m,), as the finding lists
-    them; {} if not pictures."""
+    """The most exposed records themselves, images (m, c, h, w) or rows (m, d), with their labels
+    (m,), as the finding lists them; {} if a page cannot show them."""
     rows = (finding.measures.get("worst_records") or {}).get("records", [])
     records = None if view.worlds is None else view.worlds.records
     if (
         not rows
         or view.worlds is None
         or records is None
-        or records.ndim != 4
-        or records.shape[1] not in (1, 3)
+        or (records.ndim != 2 and not (records.ndim == 4 and records.shape[1] in (1, 3)))
     ):
         return {}
     indices = torch.tensor([row["record"] for row in rows])
@@ -437,6 +452,11 @@ def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
         "exposed": records[indices].clone(),
         "exposed_label": view.worlds.labels[indices].clone(),
     }
+
+
+def _without_rows(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is kept of a finding's figures where rows of a table are not to be shown."""
+    return {name: value for name, value in figures.items() if name not in ("real", "reconstructed")}
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ from privdd.core.types import (
     Problem,
     Received,
     Records,
+    RecordShape,
     Shard,
     State,
     Upload,
@@ -92,7 +93,7 @@ def check_method(
     method: Method,
     *,
     mechanisms: Mapping[str, Mechanism] | None = None,
-    shape: tuple[int, int, int] | None = None,
+    shape: RecordShape | None = None,
     classes: int = 3,
     records: int = 24,
     seed: int = 0,
@@ -185,9 +186,7 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     )
 
 
-def _random_shards(
-    shape: tuple[int, int, int], classes: int, records: int, seed: int
-) -> list[Shard]:
+def _random_shards(shape: RecordShape, classes: int, records: int, seed: int) -> list[Shard]:
     count = records * CHECKED_CLIENTS
     x = torch.rand((count, *shape), generator=Keys(seed).fold("images").torch())
     records_of_all = Records(x, torch.arange(count) % classes, torch.arange(count))

@@ -195,7 +195,15 @@ class FinishedRun:
         settings = {**method.audit_hooks.settings(size), **public_constants, "batch_records": size}
         known_records = self.known_records(int(settings.get("broadcast_batch") or 64))
         return Knowledge(
-            problem.shape, problem.classes, public.x, public.y, model, maps, settings, known_records
+            problem.shape,
+            problem.classes,
+            public.x,
+            public.y,
+            model,
+            maps,
+            settings,
+            known_records,
+            problem.columns,
         )
 
 
@@ -571,7 +579,13 @@ def _answer_to_attack(
     settings = {**method_asked.settings(len(shard.train)), "batch_records": len(shard.train)}
     public = run.public_records
     knowledge = Knowledge(
-        problem.shape, problem.classes, public.x, public.y, model, settings=settings
+        problem.shape,
+        problem.classes,
+        public.x,
+        public.y,
+        model,
+        settings=settings,
+        columns=problem.columns,
     )
     return View(surface, Adversary.MALICIOUS_SERVER, (capture,), knowledge)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import dp_accounting as dpa
@@ -32,7 +32,7 @@ from privdd.cli.type_check import (
     error_with_place,
 )
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Shard
+from privdd.core.types import Problem, RecordShape, Shard, is_image
 from privdd.core.validation import BadConfig, check_text
 from privdd.data.dataset import Dataset, Scale, digest_split, published_scale
 from privdd.data.partition import Partition, add_hard_examples, hard_example_counts, make_shards
@@ -42,6 +42,8 @@ from privdd.federated.experiment import CaptureSettings, Experiment
 from privdd.federated.method import Method
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
 from privdd.federated.simulation import Plan, too_few_clients_warning
+from privdd.models import ModelSpec
+from privdd.models.networks import check_record_shape
 from privdd.privacy.calibration import calibrate
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import ClippedSum
@@ -233,7 +235,11 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     method.check_mechanisms(mechanisms)
     _check_device(run.device, method, typed.engine)
     dataset, shards = load_shards(typed, keys)
-    problem = Problem(dataset.shape, dataset.classes, len(shards), run.device)
+    problem = Problem(
+        dataset.shape, dataset.classes, len(shards), run.device, columns=dataset.columns
+    )
+    if not is_image(problem.shape):
+        check_rows_fit(method, problem.shape)
     if "update" in mechanisms:
         method = method.client_private()
     victim = _choose_victim(audit, shards)
@@ -262,6 +268,38 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     _warn_of_settings(privacy, plan, dataset.classes, shards)
     typed.capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, typed.engine, typed.capture)
+
+
+def check_rows_fit(method: Method, shape: RecordShape) -> None:
+    """Check that a method and all that it is made of can read rows of a table.
+
+    Args:
+        method: With its settings.
+        shape: Of a record, (d,).
+
+    Raises:
+        BadConfig: One line, with what needs images.
+    """
+    for part in _parts_of(method):
+        name = type(part).__name__
+        if isinstance(part, ModelSpec):
+            check_record_shape(part, shape)
+        if why := getattr(part, "images_only", ""):
+            raise BadConfig(f"algo: {name} needs images, and the records are rows: {why}")
+        if getattr(part, "augment", "none") != "none":
+            raise BadConfig(
+                f"{name}.augment={part.augment}: it transforms images, and the records are rows of "
+                "a table; allowed is none"
+            )
+
+
+def _parts_of(settings: Any) -> Iterator[Any]:
+    """An object and the objects among its settings, at any depth."""
+    yield settings
+    for field in fields(settings):
+        value = getattr(settings, field.name, None)
+        if is_dataclass(value):
+            yield from _parts_of(value)
 
 
 def load_shards(typed: TypedSettings, keys: Keys) -> tuple[Dataset, list[Shard]]:

@@ -40,6 +40,7 @@ CONFIG_GROUPS = (
 )
 PUBLIC_SIZES = {  # name -> training records, classes
     "digits": (1438, 10),
+    "breast_cancer": (456, 2),
     "mnist": (60_000, 10),
     "fashion_mnist": (60_000, 10),
     "emnist": (112_800, 47),

@@ -21,7 +21,9 @@ from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_files import MANIFEST
 from privdd.verification.file_checks import Disagreement
 
-OFFLINE = frozenset({"digits", "digit_domains"})  # sets that every installation has
+OFFLINE = frozenset(
+    {"digits", "digit_domains", "breast_cancer"}
+)  # sets that every installation has
 IDX_SETS = frozenset({"mnist", "fashion_mnist"})
 
 

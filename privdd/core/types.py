@@ -11,6 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.types import RecordShape as RecordShape
+from attacks.types import TableColumn as TableColumn
+from attacks.types import is_image as is_image
+
 Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
 Values = Mapping[str, Tensors]  # what travels, by name
@@ -27,16 +31,19 @@ REMOTE_MEMORY = "remembered"
 
 @dataclass(frozen=True)
 class Records:
-    """Private examples: x (n, c, h, w) float32 in [0, 1], y (n,) int64, ids (n,) int64 unique."""
+    """Private records: x (n, c, h, w) images or (n, d) rows of a table, float32 in [0, 1]; y (n,)
+    int64, ids (n,) int64 unique."""
 
     x: Tensor
     y: Tensor
     ids: Tensor
 
     def __post_init__(self) -> None:
-        if self.x.ndim != 4 or not len(self.x) == len(self.y) == len(self.ids):
+        if self.x.ndim not in (2, 4) or not len(self.x) == len(self.y) == len(self.ids):
             shapes = ", ".join(str(tuple(part.shape)) for part in (self.x, self.y, self.ids))
-            raise ValueError(f"records need x (n, c, h, w), y (n,), ids (n,); got {shapes}")
+            raise ValueError(
+                f"records need x (n, c, h, w) or (n, d), y (n,), ids (n,); got {shapes}"
+            )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -73,8 +80,8 @@ class ClientData:
     nulls: Records | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
+    def shape(self) -> RecordShape:
+        return tuple(self.train.x.shape[1:])
 
     def with_train(self, train: Records) -> ClientData:
         return replace(self, train=train)
@@ -91,9 +98,9 @@ class Shard:
     """One client's data, as the simulator holds them: train feeds its uploads, test its personal
     accuracy, heldout the audit.
 
-    nulls: records that zero-out adjacency has replaced: black images that keep id and label. They
-        contribute zero to every query; a method that releases one row per record releases theirs
-        too.
+    nulls: records that zero-out adjacency has replaced: black images, or rows of zeros, that keep
+        id and label. They contribute zero to every query; a method that releases one row per record
+        releases theirs too.
     """
 
     client: int
@@ -104,8 +111,8 @@ class Shard:
     nulls: Records | None = None
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
+    def shape(self) -> RecordShape:
+        return tuple(self.train.x.shape[1:])
 
     def with_train(self, train: Records) -> Shard:
         return replace(self, train=train)
@@ -153,14 +160,16 @@ class Received:
 
 @dataclass(frozen=True)
 class Problem:
-    """The public facts before training: record shape (c, h, w), classes, clients, rounds,
-    device."""
+    """The public facts before training: record shape (c, h, w) or (d,), classes, clients.
 
-    shape: tuple[int, int, int]
+    columns: what the numbers of a row of a table stand for; () of images."""
+
+    shape: RecordShape
     classes: int
     clients: int
     device: str = "cpu"
     class_list: tuple[int, ...] = field(default=())
+    columns: tuple[TableColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.class_list:

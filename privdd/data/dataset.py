@@ -1,5 +1,5 @@
-"""A labelled image set, split into train and test, with what it truly is. ``data.standardise``
-standardises by published
+"""A labelled set of images or of rows of a table, split into train and test, with what it truly is.
+``data.standardise`` standardises by published
 constants: nothing is computed from the records at hand, so that no statistic of theirs leaves a
     client."""
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from privdd.core.rng import Keys
-from privdd.core.types import Records, Shard
+from privdd.core.types import Records, RecordShape, Shard, TableColumn, is_image
 from privdd.core.validation import BadConfig
 
 # Constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and
@@ -54,7 +54,7 @@ class Dataset:
     """name: as asked for; note: one honest sentence on the source.
 
     domain, test_domain: (n,) int64, the domain of each record (None: one domain); domains: their
-        names."""
+        names. columns: what the numbers of a row of a table stand for; () of images."""
 
     train: Records
     test: Records
@@ -64,6 +64,7 @@ class Dataset:
     domains: tuple[str, ...] = ()
     domain: Tensor | None = None
     test_domain: Tensor | None = None
+    columns: tuple[TableColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.train) or not len(self.test):
@@ -72,19 +73,21 @@ class Dataset:
                 f"{len(self.test)} records"
             )
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
-            raise ValueError(f"data.name={self.name!r}: train and test images differ in shape")
+            raise ValueError(f"data.name={self.name!r}: train and test records differ in shape")
         for records in (self.train, self.test):
             if not 0 <= int(records.y.min()) <= int(records.y.max()) < self.classes:
                 raise ValueError(f"data.name={self.name!r}: labels outside 0..{self.classes - 1}")
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> RecordShape:
         return tuple(self.train.x.shape[1:])  # type: ignore[return-value]
 
     def resized(self, size: int | None) -> Dataset:
         """All images at size x size (bilinear, antialiased)."""
         if size is None or self.shape[1:] == (size, size):
             return self
+        if not is_image(self.shape):
+            raise BadConfig(f"data.size={size}: rows of a table have no side; leave data.size=null")
         return replace(
             self, train=_resize_records(self.train, size), test=_resize_records(self.test, size)
         )
@@ -132,14 +135,26 @@ def mark_unpublished(dataset: Dataset) -> Dataset:
 
 
 def dataset_from_pairs(
-    name: str, note: str, classes: int, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]
+    name: str,
+    note: str,
+    classes: int,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    columns: tuple[TableColumn, ...] = (),
 ) -> Dataset:
-    """From (x (n, c, h, w) uint8 or float in [0, 1], y (n,)) pairs; ids number train first, then
-    test."""
+    """From (x (n, c, h, w) uint8 or float in [0, 1], or rows (n, d) in [0, 1]; y (n,)) pairs; ids
+    number train first, then test."""
     n = len(train[1])
     m = len(test[1])
     ids = torch.arange(n + m)
-    return Dataset(_to_records(*train, ids[:n]), _to_records(*test, ids[n:]), classes, name, note)
+    return Dataset(
+        _to_records(*train, ids[:n]),
+        _to_records(*test, ids[n:]),
+        classes,
+        name,
+        note,
+        columns=columns,
+    )
 
 
 def _to_records(x: Tensor, y: Tensor, ids: Tensor) -> Records:

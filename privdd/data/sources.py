@@ -7,10 +7,11 @@ stand in for MNIST-M (Ganin et al. 2016) and SynthDigits and are named for what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ from privdd.data.readers import (
     load_npz,
     load_torchvision_dataset,
 )
+from privdd.data.tables import load_breast_cancer_dataset
 
 DIGIT_SIDE = 28
 FONTS = (
@@ -52,7 +54,7 @@ SOURCES = {
     **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
     "npz": load_npz,
 }
-DATASET_NAMES = (*SOURCES, "folder", "domain_folder", "digit_domains", "corrupted")
+DATASET_NAMES = (*SOURCES, "breast_cancer", "folder", "domain_folder", "digit_domains", "corrupted")
 LARGEST_SIDE = 4096
 
 
@@ -356,17 +358,19 @@ def load_dataset(
     severity: int = 3,
     corruptions: str | Sequence[str] = "all",
     standardise: bool = False,
+    columns: Mapping[str, Any] | list[float] | None = None,
     keys: Keys,
 ) -> Dataset:
-    """The data set ``name`` as images in [0, 1].
+    """The data set ``name`` as images, or rows of a table, in [0, 1].
 
     root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so
         many training records, test_limit (limit where None) test records, drawn by ``keys``; of
         each domain for
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of
     ``corrupt_domains`` only. standardise: networks standardise the images, which stay in [0, 1]
-    here; the note says so. Raises ValueError for an unknown name or bad number and DataNotFound
-    (a ValueError) where the data cannot be had.
+    here; the note says so. columns: of tables, what each column
+    holds (``privdd.data.tables``). Raises ValueError for an unknown name or bad number and
+    DataNotFound (a ValueError) where the data cannot be had.
     """
     check_data_settings(name, size=size, limit=limit, test_limit=test_limit)
     if standardise:
@@ -383,8 +387,8 @@ def load_dataset(
     if name == "domain_folder":
         return load_domain_folder(place, size, limits, here)
     if name == "corrupted":
-        if source in ("corrupted", "digit_domains", "domain_folder"):
-            raise ValueError(f"data.source={source!r}: a data set of one domain is needed")
+        if source in ("corrupted", "digit_domains", "domain_folder", "breast_cancer"):
+            raise ValueError(f"data.source={source!r}: images of one domain are needed")
         return corrupt_domains(
             load_dataset(source, root=root, size=size, keys=keys),
             severity,
@@ -392,9 +396,10 @@ def load_dataset(
             limits,
             here,
         )
-    if name == "folder":
+    if name == "breast_cancer":
+        dataset = load_breast_cancer_dataset(columns, here)
+    elif name == "folder":
         dataset = load_image_folder(name, place, here, size)
     else:
-        dataset = SOURCES[name](name, place, here)
-    dataset = mark_unpublished(dataset)
+        dataset = mark_unpublished(SOURCES[name](name, place, here))
     return dataset.limited(limits.train, limits.test, here.fold("limit")).resized(size)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -61,6 +62,8 @@ class AlexNet:
     Raises:
         ValueError: for settings out of range, and if the weights are not installed.
     """
+
+    images_only: ClassVar[str] = "it was trained on photos"
 
     layers: Sequence[int] = (1, 2, 3)
     grid: int = 3

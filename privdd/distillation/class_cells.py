@@ -23,7 +23,7 @@ from torch import Tensor
 
 from privdd.core.device import copy_to_device, stream_to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Artifact, ClientData, Records, State, Upload
+from privdd.core.types import Artifact, ClientData, Records, RecordShape, State, Upload, is_image
 from privdd.training.sgd import pool_records
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
@@ -246,7 +246,7 @@ def check_init(init: str) -> None:
 
 
 def draw_noise_images(
-    labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+    labels: Tensor, ipc: int, shape: RecordShape, keys: Keys | Sequence[Keys]
 ) -> Tensor:
     """N(0, 1) images (M, ipc, *shape): one stream per class, whatever other classes are there.
 
@@ -274,10 +274,12 @@ def start_streams(cells: ClassCells, keys: Keys, own: Sequence[Keys] | None) -> 
 
 
 def draw_smooth_images(
-    labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+    labels: Tensor, ipc: int, shape: RecordShape, keys: Keys | Sequence[Keys]
 ) -> Tensor:
     """Low-frequency noise in [0, 1], (M, ipc, *shape), from the same streams: matching need not
-    smooth it first."""
+    smooth it first. The numbers of a row of a table have no neighbours: each is drawn alone."""
+    if not is_image(shape):
+        return (MIDDLE + SPREAD * draw_noise_images(labels, ipc, shape, keys)).clamp(0, 1)
     channels, height, width = shape
     knots = draw_noise_images(labels, ipc, (channels, -(-height // BLOB), -(-width // BLOB)), keys)
     blown = F.interpolate(
@@ -287,7 +289,7 @@ def draw_smooth_images(
 
 
 def draw_public_start(
-    init: str, labels: Tensor, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+    init: str, labels: Tensor, ipc: int, shape: RecordShape, keys: Keys | Sequence[Keys]
 ) -> Tensor:
     """Images (M, ipc, *shape) of a start that reads no record: noise or smooth."""
     return (draw_smooth_images if init == "smooth" else draw_noise_images)(labels, ipc, shape, keys)
@@ -302,7 +304,7 @@ def draw_initial_images(
     init: str,
     cells: ClassCells,
     ipc: int,
-    shape: tuple[int, int, int],
+    shape: RecordShape,
     keys: Keys | Sequence[Keys],
     *,
     total: int | None = None,
@@ -330,7 +332,7 @@ def draw_initial_images(
 
 
 def _select_real_images(
-    cells: ClassCells, ipc: int, shape: tuple[int, int, int], keys: Keys | Sequence[Keys]
+    cells: ClassCells, ipc: int, shape: RecordShape, keys: Keys | Sequence[Keys]
 ) -> Tensor:
     ids = cells.pool.ids.cpu()
     if isinstance(keys, Keys):

@@ -17,11 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from attacks.tensors import as_factor
 from attacks.validation import check_non_negative
 from privdd.core.device import to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
-from privdd.core.types import Records, State, Tensors, Values, pack, unpack
+from privdd.core.types import Records, RecordShape, State, Tensors, Values, pack, unpack
 from privdd.distillation.class_cells import draw_record_normals
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
@@ -84,12 +85,12 @@ class SplitLoss:
 
 
 def bound_features(features: Tensor, x: Tensor, rho: float | None) -> Tensor:
-    """Scale each x_s (b, c, h, w) down to ||x_s|| <= rho ||x|| where it is larger."""
+    """Scale each x_s (b, ...) down to ||x_s|| <= rho ||x|| where it is larger."""
     if rho is None:
         return features
     limit = rho * x.flatten(1).norm(dim=1)
     norm = features.flatten(1).norm(dim=1).clamp_min(1e-12)
-    return features * (limit / norm).clamp(max=1.0)[:, None, None, None]
+    return features * as_factor((limit / norm).clamp(max=1.0), features)
 
 
 class FeatureSplit(nn.Module):
@@ -123,7 +124,7 @@ class FeatureSplit(nn.Module):
 
 @lru_cache(maxsize=8)
 def build_split_skeleton(
-    generator: ModelSpec, classifier: ModelSpec, shape: tuple[int, int, int], classes: int
+    generator: ModelSpec, classifier: ModelSpec, shape: RecordShape, classes: int
 ) -> FeatureSplit:
     """The module whose names the state uses; values come through functional_call."""
     return FeatureSplit(build(generator, shape, classes), build(classifier, shape, classes))

@@ -34,6 +34,7 @@ from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.device import max_images_per_batch
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
+from privdd.core.types import RecordShape, is_image
 from privdd.distillation.distribution_matching import CHUNK, Embed, embed_images
 
 BETAS = (0.9, 0.99)
@@ -68,7 +69,10 @@ class FittingSettings:
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Total variation of every image: (b, c, h, w) -> (b,)."""
+    """Total variation of every image: (b, c, h, w) -> (b,). Of rows (b, d) of a table 0, for their
+    numbers have no neighbours."""
+    if not is_image(images.shape[1:]):
+        return images.new_zeros(len(images))
     down = images[..., 1:, :] - images[..., :-1, :]
     right = images[..., 1:] - images[..., :-1]
     return down.abs().sum((1, 2, 3)) + right.abs().sum((1, 2, 3))
@@ -402,7 +406,7 @@ def build_guided_set(
     model: ClassModel,
     looks: CoarsePixels,
     score: Score,
-    shape: tuple[int, int, int],
+    shape: RecordShape,
     guiding: GuidanceSettings,
     keys: Keys,
     fit: Fit | None = None,

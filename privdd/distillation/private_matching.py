@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from privdd.core.loop_timing import timed_steps
-from privdd.core.types import ClientData, Records, name_class_cell
+from privdd.core.types import ClientData, Records, RecordShape, name_class_cell
 from privdd.distillation.distribution_matching import (
     CHUNK,
     Embed,
@@ -301,7 +301,7 @@ def check_fitting_settings(
 def draw_public_maps(
     networks: Networks,
     count: int,
-    shape: tuple[int, int, int],
+    shape: RecordShape,
     settings: MatchingSettings,
     streams: MatchingStreams,
     real_map: Embed | None = None,
@@ -455,7 +455,7 @@ def step_maps(
     networks: Networks,
     settings: MatchingSettings,
     streams: MatchingStreams,
-    shape: tuple[int, int, int],
+    shape: RecordShape,
 ) -> Networks:
     """Step -> map: that step's transform and then its network, as records and images are both
     seen."""

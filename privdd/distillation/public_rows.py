@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attacks.validation import check_counts, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import ClientData, Records
+from privdd.core.types import ClientData, Records, RecordShape
 from privdd.distillation.alexnet import AlexNet
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.distribution_matching import embed_images, record_embeddings
@@ -100,7 +100,7 @@ def _count_cached_numbers() -> int:
 
 @lru_cache(maxsize=16)
 def _public_constants(
-    extractor: PublicExtractor, width: int, shape: tuple[int, int, int], drawings: int
+    extractor: PublicExtractor, width: int, shape: RecordShape, drawings: int
 ) -> tuple[Tensor, Tensor]:
     """(the centre (p,), the projection (p, width)): public constants, the same in every run."""
     keys = Keys(0).fold("public rows")
@@ -138,7 +138,7 @@ def _principal_directions(embeddings: Tensor, width: int) -> tuple[Tensor, Tenso
 class PublicHead(Classifier):
     """head(rows(x)); the head has no bias of its own, for every row ends with the same constant."""
 
-    def __init__(self, rows: PublicRows, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, rows: PublicRows, shape: RecordShape, classes: int) -> None:
         super().__init__()
         self.rows = rows
         rows(torch.zeros(1, *shape))  # public constants are made here, not inside of a transform

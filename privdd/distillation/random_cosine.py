@@ -12,11 +12,12 @@ from torch import Tensor
 from attacks.tensors import average_pool
 from attacks.validation import check_counts, check_positive
 from privdd.core.rng import Keys
+from privdd.core.types import is_image
 
 
 @dataclass(frozen=True)
 class RandomCosine:
-    """Images (b, c, h, w) in [0, 1] -> (b, count), each of norm at most sqrt(2) and about 1.
+    """Images (b, ...), or rows (b, d), in [0, 1] -> (b, count), of norm at most sqrt(2), about 1.
 
         phi(x) = sqrt(2 / count) cos(W x + u)
 
@@ -27,7 +28,8 @@ class RandomCosine:
     Attributes:
         count: features of a row.
         scale: of the kernel, in the unit of pixel values.
-        side: images are averaged over at most side x side places first; 0: not at all.
+        side: images are averaged over at most side x side places first; 0: not at all, as rows
+            of a table.
     """
 
     count: int = 2000
@@ -40,7 +42,7 @@ class RandomCosine:
         check_positive(self, "scale", under="extractor.")
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.side:
+        if self.side and is_image(x.shape[1:]):
             x = average_pool(x, min(self.side, *x.shape[-2:]))
         pixels = x.flatten(1)
         weight, shift = _draw_projection(pixels.shape[1], self.count)

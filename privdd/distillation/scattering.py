@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -39,6 +40,8 @@ class Scattering:
     Raises:
         ValueError: for a number of groups that does not divide the channels.
     """
+
+    images_only: ClassVar[str] = "its wavelets lie in a plane"
 
     scales: int = 2
     angles: int = 8

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from attacks.validation import check_counts
 from privdd.core.rng import Keys
-from privdd.core.types import ClientData, Records, State, Values
+from privdd.core.types import ClientData, Records, RecordShape, State, Values
 from privdd.distillation.class_cells import (
     ClassCells,
     carry_over_images,
@@ -80,7 +80,7 @@ class Distiller(ABC):
         """Whether one image may hold several records, and one record be in several images."""
         return True
 
-    def record_transform(self, shape: tuple[int, int, int]) -> RecordTransform | None:
+    def record_transform(self, shape: RecordShape) -> RecordTransform | None:
         """How records of ``shape`` (c, h, w) are transformed at random before they are distilled;
         None if they are not."""
         return None
@@ -139,7 +139,7 @@ class VirtualImages(Distiller):
         check_counts(self, "ipc", "warmup_reads", "refine_reads", under="virtual.")
         check_init(self.start)
 
-    def record_transform(self, shape: tuple[int, int, int]) -> RecordTransform | None:
+    def record_transform(self, shape: RecordShape) -> RecordTransform | None:
         """The first distillation's, which all images come from; the refinements' if that one reads
         records as they are."""
         return record_transform_of(self.warmup.augment, shape) or record_transform_of(

@@ -36,6 +36,7 @@ class Method(ABC):
         broadcasts: name -> surface of everything that the server sends.
         rounds: how many rounds the whole method takes, phases included.
         queries: name -> surface of what goes through ``ctx.mechanism`` in local work.
+        images_only: why records must be images and no rows of a table, as a clause; "" if both do.
     """
 
     if TYPE_CHECKING:  # a class variable, a field or a property, as it suits the method
@@ -52,6 +53,7 @@ class Method(ABC):
         rounds: int
 
     queries: ClassVar[Mapping[str, Surface]] = {}
+    images_only: ClassVar[str] = ""
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 
@@ -93,7 +95,7 @@ class Method(ABC):
 
     @abstractmethod
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
-        """Logits (n, C) of images (n, c, h, w); memory: a client's own, None for the global
+        """Logits (n, C) of records (n, ...); memory: a client's own, None for the global
         model."""
 
     def broadcast(self, server: State) -> Values:

@@ -24,6 +24,7 @@ from privdd.core.types import (
     Problem,
     Received,
     Records,
+    RecordShape,
     State,
     Values,
     Work,
@@ -80,6 +81,7 @@ class FedDMGuided(DPHead):
     reach: float = 0.4
     clip_norm: float | None = None
 
+    images_only: ClassVar[str] = "its images begin as silhouettes"
     uploads: ClassVar[Mapping[str, Surface]] = {**DPHead.uploads, "prototypes": Surface.PROTOTYPES}
     queries: ClassVar[Mapping[str, Surface]] = {
         **DPHead.queries,
@@ -254,7 +256,7 @@ class FedDMGuided(DPHead):
         labels = {"y": soft.argmax(1), "soft": soft}
         return {"images/x": x, **pack("labels", labels), **pack("network", trained)}
 
-    def _estimate_classes(self, server: State, shape: tuple[int, int, int]) -> ClassModel:
+    def _estimate_classes(self, server: State, shape: RecordShape) -> ClassModel:
         """How the records of each class look, by the mean of all reads."""
         at = self.varied.positions_in(self.looks, shape)
         unit = self.reach / math.sqrt(1 - COUNTED**2)

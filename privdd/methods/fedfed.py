@@ -27,6 +27,7 @@ from privdd.core.types import (
     Problem,
     Received,
     Records,
+    RecordShape,
     Shard,
     State,
     Tensors,
@@ -148,7 +149,7 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
             self, loss=self.loss.for_mechanism(mechanisms.get("features"), math.prod(problem.shape))
         )
 
-    def _split_skeleton(self, shape: tuple[int, int, int], classes: int) -> FeatureSplit:
+    def _split_skeleton(self, shape: RecordShape, classes: int) -> FeatureSplit:
         return build_split_skeleton(self.generator, self.base.model, shape, classes)
 
     def init(self, problem: Problem, keys: Keys) -> State:

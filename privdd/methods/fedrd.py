@@ -25,6 +25,7 @@ from privdd.core.types import (
     ClientData,
     Problem,
     Received,
+    RecordShape,
     Shard,
     State,
     Tensors,
@@ -91,7 +92,7 @@ from privdd.training.dp_sgd import QUERY, count_private_steps, dp_local_sgd
 from privdd.training.server import ServerTraining, pool_uploads, train_on_records
 from privdd.training.sgd import local_adam, predict_images, split_state
 
-Shape = tuple[int, int, int]
+Shape = RecordShape
 UPLOAD_NAME = "representations"
 PRINTED = (
     "the projection is trained on the records and batch norm couples them, so no record has "

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from attacks.types import Surface
 from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.rng import Keys
-from privdd.core.types import Records
+from privdd.core.types import Records, RecordShape
 from privdd.methods.fedavg import FedAvg
 from privdd.models.networks import Classifier
 from privdd.training.sgd import ClientRound, Loss, draw_batches
@@ -27,7 +27,7 @@ STYLE_STD = 0.1
 
 
 @lru_cache(maxsize=1)  # every client and round needs the same images, and drawing them is slow
-def draw_anchors(shape: tuple[int, int, int], classes: int, per_class: int, keys: Keys) -> Records:
+def draw_anchors(shape: RecordShape, classes: int, per_class: int, keys: Keys) -> Records:
     """Labelled noise images from an untrained convolutional generator (n, c, h, w) in [0, 1].
 
     A class is a Gaussian in the style space; a linear map and random upsampling convolutions turn
@@ -87,6 +87,7 @@ class VHL(FedAvg):
     temperature: float = 0.07
     per_class: int = 200
 
+    images_only: ClassVar[str] = "its anchors are drawn by a convolutional generator"
     queries: ClassVar[Mapping[str, Surface]] = {}
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ from privdd.models.networks import (
     SimpleCNN,
     SmallCNN,
     ZeroGenerator,
+    check_record_shape,
 )
 from privdd.models.own import OwnNetwork
 
@@ -53,8 +54,9 @@ RANDOM_LAYERS = (nn.Conv2d, nn.ConvTranspose2d, nn.Linear)
 @lru_cache(maxsize=128)
 def build_skeleton(spec: ModelSpec, shape: Shape, classes: int) -> nn.Module:
     """The module on the meta device: names and shapes, no values. Shared: never change it."""
-    if len(shape) != 3 or min(shape) < 1:
-        raise ValueError(f"shape={shape}: (channels, height, width), each at least 1")
+    if len(shape) not in (1, 3) or min(shape) < 1:
+        raise ValueError(f"shape={shape}: (channels, height, width) or (columns,), at least 1 each")
+    check_record_shape(spec, shape)
     if not classes >= 1:
         raise ValueError(f"classes={classes}: at least 1")
     with torch.device("meta"):

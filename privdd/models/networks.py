@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from privdd.core.device import average_pool
+from privdd.core.types import RecordShape, is_image
 
 NORMS = ("instance", "group", "batch", "none")
 POOLINGS = ("avg", "max")
@@ -46,6 +47,7 @@ MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "zero": {},
     "projection": {"width": 16, "depth": 2},
 }
+TABLE_NETWORKS = ("mlp", "zero", "own")  # that read records of any shape; the others convolve
 LOGVAR_LIMIT = 20.0  # keeps exp(logvar / 2) finite for any weights; far outside trained values
 # FedFed gives no architecture for its ResNet generator; this many residual blocks are a reading
 RESIDUAL_BLOCKS = 4
@@ -113,7 +115,7 @@ class ModelSpec:
                 object.__setattr__(self, field, value)
 
 
-Shape = tuple[int, int, int]
+Shape = RecordShape
 
 
 def norm_layer(spec: ModelSpec, channels: int) -> nn.Module:
@@ -141,6 +143,19 @@ def relu_and_pool(pool: nn.Module) -> list[nn.Module]:
 
 
 Scale = tuple[tuple[float, ...], tuple[float, ...]]  # (mean, standard deviation) of each channel
+
+
+def check_record_shape(model: ModelSpec, shape: Shape) -> None:
+    """Checks that a network reads records of this shape.
+
+    Raises:
+        ValueError: for a network of convolutions and rows of a table.
+    """
+    if not is_image(shape) and model.name not in TABLE_NETWORKS:
+        raise ValueError(
+            f"model.name={model.name!r}: it reads images, and a record is a row of "
+            f"{math.prod(shape)} numbers; networks that read rows are {', '.join(TABLE_NETWORKS)}"
+        )
 
 
 class Classifier(nn.Module):

@@ -1,9 +1,11 @@
-"""Images beside their reconstructions, for pages."""
+"""Images, or rows of a table, beside their reconstructions, for pages."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from privdd.reporting.schema import FindingRow
 from privdd.reporting.wording import format_decibel
 
 PAIRS = 8  # pictures shown of one attack
+ROW_PAIRS = 2  # rows of a table shown of one attack
+SHOWN_COLUMNS = 12  # of a row
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,19 @@ class PicturePair:
 
 
 @dataclass(frozen=True)
+class RowColumn:
+    """A column of a table: its heading, real and reconstructed values in turn, and its error over
+    all attempts."""
+
+    heading: str
+    values: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True)
 class PictureAlbum:
-    """The pictures that one attack rebuilt, best first."""
+    """The pictures, or rows, that one attack reconstructed, best first; one of pairs and columns is
+    empty."""
 
     owner: str
     title: str
@@ -41,6 +56,13 @@ class PictureAlbum:
     total: int
     real: np.ndarray
     rebuilt: np.ndarray
+    columns: tuple[RowColumn, ...] = ()
+    more_columns: int = 0
+
+    @property
+    def shown(self) -> int:
+        """How many attempts are shown."""
+        return min(ROW_PAIRS, self.total) if self.columns else len(self.pairs)
 
     @property
     def typical(self) -> str:
@@ -66,16 +88,25 @@ class PictureAlbum:
         return first if "round" in first and len(first) < 40 else ""
 
     def save(self, folder: Path, name: str, pdf: bool = False) -> None:
+        if self.columns:
+            return
         figure = figures.draw_pictures(self.real, self.rebuilt, PAIRS)
         figures.save_figure(figure, figures.to_svg(figure), folder, name, pdf)
 
 
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
-    """The best pairs of one attack's pictures, or None where it left none."""
+    """The best pairs of one attack's pictures or rows, or None where it left none."""
     evidence = record.evidence(row)
     if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
         return None
     real = evidence.real
+    surface = wording.surface_title(row, record.findings.scope)
+    title = f"{surface}, {wording.attack_title(row.attack)}"
+    if real.ndim == 2:
+        columns = _row_columns(row, real, evidence.reconstructed)
+        album = PictureAlbum(owner, title, row, (), len(real), real, evidence.reconstructed)
+        more = max(len(columns) - SHOWN_COLUMNS, 0)
+        return replace(album, columns=tuple(columns[:SHOWN_COLUMNS]), more_columns=more)
     rebuilt = evidence.reconstructed
     quality = figures.psnr_of_arrays(real, rebuilt)
     order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
@@ -84,9 +115,50 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
         original = figures.png_uri(real[index])
         reconstruction = figures.png_uri(rebuilt[index])
         pairs.append(PicturePair(original, reconstruction, format_decibel(float(quality[index]))))
-    surface = wording.surface_title(row, record.findings.scope)
-    title = f"{surface}, {wording.attack_title(row.attack)}"
     return PictureAlbum(owner, title, row, tuple(pairs), len(real), real, rebuilt)
+
+
+def _row_columns(row: FindingRow, real: np.ndarray, reconstruction: np.ndarray) -> list[RowColumn]:
+    """The columns of the best reconstructed rows, in the units of the table where the finding says
+    what they hold, else number by number in [0, 1]."""
+    best = figures.order_by_psnr(real, reconstruction)[:ROW_PAIRS]
+    columns = []
+    start = 0
+    for column in _stated_columns(row, real.shape[1]):
+        at = slice(start, start + _width(column))
+        start = at.stop
+        values = []
+        for index in best:
+            values += [
+                _value_in_words(column, source[index, at]) for source in (real, reconstruction)
+            ]
+        error = wording.format_number(column["error"]) if "error" in column else ""
+        columns.append(RowColumn(str(column["name"]), tuple(values), error))
+    return columns
+
+
+def _stated_columns(row: FindingRow, width: int) -> list[Mapping[str, Any]]:
+    """What the finding says of the columns; headings alone if that is not of ``width`` numbers."""
+    columns = (row.diagnostics or {}).get("columns")
+    is_list = isinstance(columns, list) and all(
+        isinstance(c, dict) and "name" in c for c in columns
+    )
+    if is_list and sum(map(_width, columns)) == width:
+        return columns
+    return [{"name": f"number {place + 1}"} for place in range(width)]
+
+
+def _width(column: Mapping[str, Any]) -> int:
+    """How many numbers of a row belong to a column."""
+    return len(column.get("categories", ())) or 1
+
+
+def _value_in_words(column: Mapping[str, Any], numbers: np.ndarray) -> str:
+    """One value of a column, from its numbers in [0, 1]."""
+    if column.get("categories"):
+        return str(column["categories"][int(numbers.argmax())]) if numbers.max() > 0 else "none"
+    low = column.get("low", 0.0)
+    return f"{low + float(numbers[0]) * (column.get('high', 1.0) - low):.4g}"
 
 
 def picture_albums(record: RunRecord) -> list[PictureAlbum]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from privdd.reporting import finding_selection
 from privdd.reporting.figures import png_uri
 from privdd.reporting.findings_tables import chosen_text, interval_text, trials_text
@@ -13,13 +15,16 @@ from privdd.reporting.schema import (
     WorstRecords,
 )
 
+SHOWN_NUMBERS = 30  # of a row of a table
+
 
 @dataclass(frozen=True)
 class ExposedRecord:
-    """One record: its picture as a data URI or "", its label or "", and how often it is found, in
-    words."""
+    """One record: its picture as a data URI or "", the numbers of a row or "", its label or "", and
+    how often it is found, in words."""
 
     picture: str
+    numbers: str
     name: str
     found: str
     between: str
@@ -48,25 +53,39 @@ def most_exposed_records(record: RunRecord) -> list[ExposedSurface]:
     return [surface for surface in surfaces if surface.records]
 
 
+def _numbers_in_words(numbers: np.ndarray) -> str:
+    """The first numbers of a row of a table, in [0, 1]."""
+    text = " ".join(f"{number:.2f}" for number in numbers[:SHOWN_NUMBERS])
+    if len(numbers) > SHOWN_NUMBERS:
+        text += f" and {len(numbers) - SHOWN_NUMBERS} more"
+    return text
+
+
 def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords) -> ExposedSurface:
     evidence = record.evidence(row)
     count = len(worst.records)
     has_images = evidence.exposed is not None and len(evidence.exposed) == count
     images = [""] * count
+    rows = [""] * count
     labels = [""] * count
     if has_images and evidence.exposed is not None:
-        images = [png_uri(image) for image in evidence.exposed]
+        if evidence.exposed.ndim == 2:
+            rows = [_numbers_in_words(numbers) for numbers in evidence.exposed]
+        else:
+            images = [png_uri(image) for image in evidence.exposed]
     if has_images and evidence.exposed_label is not None:
         labels = [f", class {int(label)}" for label in evidence.exposed_label]
     ranked = sorted(
-        zip(worst.records, images, labels), key=lambda entry: (-entry[0].ci[0], entry[0].record)
+        zip(worst.records, images, rows, labels),
+        key=lambda entry: (-entry[0].ci[0], entry[0].record),
     )
     records = []
-    for exposed, image, label in ranked:
+    for exposed, image, numbers, label in ranked:
         if exposed.hits:
             name = f"record {exposed.record}{label}"
             rate = f"{exposed.hits} of {exposed.trials}"
-            records.append(ExposedRecord(image, name, rate, interval_text(exposed.ci)))
+            between = interval_text(exposed.ci)
+            records.append(ExposedRecord(image, numbers, name, rate, between))
     together = (
         f"{chosen_text(row, worst)} were chosen; they are identified in {trials_text(worst)} "
         f"replays that hold them (95 %: {interval_text(worst.ci)})"

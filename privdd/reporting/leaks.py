@@ -368,35 +368,42 @@ def _nearest_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]
 
 @dataclass(frozen=True)
 class _ImageWords:
-    """How an attack on images is told.
+    """How an attack on images, or on rows of a table, is told.
 
     Attributes:
         can: What it can do.
         cannot: What it was not shown to do.
         guess: The name of the guess that it is held against.
         clear: Which single images count.
+        some: What it finds or reconstructs.
     """
 
     can: str
     cannot: str
     guess: str
     clear: str
+    some: str
 
 
-RECONSTRUCTION_WORDS = _ImageWords(
-    "can reconstruct",
-    "was not shown to reconstruct images clearly closer than a guess",
-    "best guess without it",
-    "images clearly closer than every guess",
-)
-# Copies are compared with held-out records.
-COPY_WORDS = _ImageWords(
-    "finds",
-    "was not shown to find released images clearly closer to training images than held-out ones "
-    "are",
-    "nearest held-out",
-    "released images clearly closer to a training image than every held-out one is",
-)
+def _words_of(row: FindingRow) -> _ImageWords:
+    """The words for the attack's images, or for the rows of a table that it reconstructed."""
+    name = "row" if (row.diagnostics or {}).get("columns") else "image"
+    if row.attack in COPY_ATTACKS:  # copies are compared with held-out records
+        return _ImageWords(
+            "finds",
+            f"was not shown to find released {name}s clearly closer to training {name}s than "
+            "held-out ones are",
+            "nearest held-out",
+            f"released {name}s clearly closer to a training {name} than every held-out one is",
+            f"released {name}s near training {name}s",
+        )
+    return _ImageWords(
+        "can reconstruct",
+        f"was not shown to reconstruct {name}s clearly closer than a guess",
+        "best guess without it",
+        f"{name}s clearly closer than every guess",
+        f"{name}s",
+    )
 
 
 def picture_phrase(row: FindingRow, scope: Scope, brief: bool = False) -> str:
@@ -405,10 +412,7 @@ def picture_phrase(row: FindingRow, scope: Scope, brief: bool = False) -> str:
 
     brief: for the table.
     """
-    if row.attack in COPY_ATTACKS:
-        words = COPY_WORDS
-    else:
-        words = RECONSTRUCTION_WORDS
+    words = _words_of(row)
     images = row.pictures
     if images is None:
         return _mean_phrase(row, scope, words)
@@ -428,10 +432,7 @@ def picture_phrase(row: FindingRow, scope: Scope, brief: bool = False) -> str:
         clear = ""
         if images.clear and not brief:
             clear = f"; {count} {words.clear}"
-        name = "images"
-        if row.attack in COPY_ATTACKS:
-            name = "released images near training images"
-        return f"{words.can} {name}: {typical}{clear}"
+        return f"{words.can} {words.some}: {typical}{clear}"
     if not images.clear:
         return f"{words.cannot}: {typical}"
     return f"{words.cannot}: {count} are, too few to distinguish from chance, {extreme}{every}"
@@ -447,7 +448,7 @@ def _mean_phrase(row: FindingRow, scope: Scope, words: _ImageWords) -> str:
         guess = f" ({words.guess} {format_number(base)} dB)"
     mean = f"{format_number(row.psnr)} dB on average{count}{guess}"
     if base is None or finding_selection.rebuilds_records(row, scope):
-        return f"{words.can} images at {mean}"
+        return f"{words.can} {words.some} at {mean}"
     return f"{words.cannot}: {mean}"
 
 

@@ -23,10 +23,10 @@ LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 
 # Arrays of one shape, and how many dimensions it has.
 ALIKE = (
-    (("scores", "members", "blind", "record", "world"), 1),
-    (("real", "reconstructed"), 4),
-    (("exposed",), 4),
-    (("exposed_label",), 1),
+    (("scores", "members", "blind", "record", "world"), (1,)),
+    (("real", "reconstructed"), (2, 4)),
+    (("exposed",), (2, 4)),
+    (("exposed_label",), (1,)),
 )
 ATTACKED = "attacked"  # key of the manifest
 
@@ -34,10 +34,10 @@ ATTACKED = "attacked"  # key of the manifest
 @dataclass(frozen=True)
 class StoredEvidence:
     """The stored evidence of one attack: scores (m,), members (m,) bool, blind (m,), pictures (b,
-    c, h, w).
+    c, h, w) or rows of a table (b, d).
 
     record, world: (m,) labels of scores that may be correlated (world: the replay); the ROC's band
-    then allows for it. exposed (b, c, h, w), exposed_label (b,): the most exposed records
+    then allows for it. exposed (b, ...), exposed_label (b,): the most exposed records
     themselves, where they are kept."""
 
     scores: np.ndarray | None = None
@@ -91,13 +91,15 @@ def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvide
     for name, value in part.items():
         if not np.isfinite(value).all():
             raise DamagedRun(f"{path}: {name!r} holds NaN or infinity")
-    for names, ndim in ALIKE:
+    for names, allowed in ALIKE:
         shapes = {name: part[name].shape for name in names if name in part}
-        if len(set(shapes.values())) > 1 or any(len(shape) != ndim for shape in shapes.values()):
-            raise DamagedRun(
-                f"{path}: {shapes} must be equal shapes of {ndim} dimension{'s' * (ndim > 1)}"
-            )
+        if len(set(shapes.values())) > 1 or any(len(s) not in allowed for s in shapes.values()):
+            needed = " or ".join(map(str, allowed))
+            plural = "s" * (allowed != (1,))
+            raise DamagedRun(f"{path}: {shapes} must be equal shapes of {needed} dimension{plural}")
     for name in {"real", "exposed"} & part.keys():
+        if part[name].ndim == 2:
+            continue
         if 0 in part[name].shape[2:]:
             raise DamagedRun(f"{path}: pictures need at least one pixel, got {part[name].shape}")
         if part[name].shape[1] not in (1, 3):

@@ -10,8 +10,9 @@ from privdd.core.validation import DataNotFound
 from privdd.data.locations import OWN_DATA, own_data_place, reads_files
 
 
-def test_only_digits_read_no_file() -> None:
+def test_sets_of_scikit_learn_read_no_file() -> None:
     assert not reads_files("digits") and not reads_files("corrupted", "digits")
+    assert not reads_files("breast_cancer")
     assert reads_files("mnist") and reads_files("corrupted", "cifar10")
 
 

@@ -1,0 +1,179 @@
+"""Tables as records: named columns of numbers and of categories become rows of numbers in [0, 1].
+
+The range of a column of numbers and the categories of a column of words are public: the user states
+them. A range computed from the records would be a release of its own, of their extremes, which no
+guarantee of a run covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from privdd.core.rng import Keys
+from privdd.core.types import TableColumn
+from privdd.core.validation import BadConfig, is_number
+from privdd.data.dataset import Dataset, dataset_from_pairs
+
+MISSING_RULES = ("refuse", "middle")
+MISSING_WORDS = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "null", "None"})
+TEST_FRACTION = 0.2  # of a table without a test part
+LARGEST_TABLE = 2**28  # numbers that are written out, 1 GiB
+RANGES_ARE_PUBLIC = (
+    "state a public range or the categories of each column, as in "
+    "data.columns={age:[17,90],sex:[female,male]}; computed from the records they would be a "
+    "release of their extremes that no guarantee covers"
+)
+Values = NDArray[Any]  # (n,) of a column: numbers, or text
+Rows = tuple[Tensor, Tensor]  # x (n, d) in [0, 1] and y (n,)
+
+
+def parse_columns(stated: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
+    """The columns that ``data.columns`` states.
+
+    Args:
+        stated: name -> [low, high] or a list of words; or one [low, high] for all of ``names``.
+        names: the headings of the table, without its label.
+
+    Raises:
+        BadConfig: one line, for a column without a public range, or that the table does not have.
+    """
+    if isinstance(stated, Sequence) and not isinstance(stated, str):
+        return tuple(_parse_column(name, stated) for name in names)
+    if not isinstance(stated, Mapping) or not stated:
+        raise BadConfig(f"data.columns={stated!r}: {RANGES_ARE_PUBLIC}")
+    absent = [name for name in map(str, stated) if name not in names]
+    if absent:
+        raise BadConfig(
+            f"data.columns: the table has no column {absent[0]!r}; it has {_list_names(names)}"
+        )
+    return tuple(_parse_column(str(name), value) for name, value in stated.items())
+
+
+def _parse_column(name: str, stated: Any) -> TableColumn:
+    is_list = isinstance(stated, Sequence) and not isinstance(stated, str)
+    if is_list and len(stated) == 2 and all(map(is_number, stated)) and stated[0] < stated[1]:
+        return TableColumn(name, float(stated[0]), float(stated[1]))
+    words = list(stated) if is_list else []
+    if words and all(isinstance(word, str) for word in words) and len({*words}) == len(words):
+        return TableColumn(name, categories=tuple(words))
+    raise BadConfig(f"data.columns.{name}={stated!r}: {RANGES_ARE_PUBLIC}")
+
+
+def encode_columns(
+    table: Mapping[str, Values], columns: Sequence[TableColumn], missing: str, where: str
+) -> Tensor:
+    """The rows (n, d) float32 in [0, 1] of a table.
+
+    Numbers outside of their range are moved to its end.
+
+    Args:
+        table: heading -> values.
+        columns: those that are read, in order.
+        missing: "refuse"; or "middle": the middle of the range, and 0 for every category.
+        where: how messages begin.
+
+    Raises:
+        ValueError: one line, for a value that is missing, no number or no category.
+    """
+    parts = [_encode_column(table[column.name], column, missing, where) for column in columns]
+    if parts and len(parts[0]) * sum(part.shape[1] for part in parts) > LARGEST_TABLE:
+        raise ValueError(f"{where}: more than {LARGEST_TABLE} numbers; read fewer columns or rows")
+    return torch.from_numpy(np.concatenate(parts, 1))
+
+
+def _encode_column(
+    values: Values, column: TableColumn, missing: str, where: str
+) -> NDArray[np.float32]:
+    """(n, width) numbers in [0, 1]."""
+    is_absent = _is_missing(values)
+    if is_absent.any() and missing == "refuse":
+        raise ValueError(
+            f"{where}: column {column.name!r} lacks a value in record {int(is_absent.argmax())} "
+            "(from 0); data.missing=middle puts the middle of the public range in its place, or no "
+            "category"
+        )
+    if not column.categories:
+        numbers = _to_numbers(np.where(is_absent, "0", values), column.name, where)
+        scaled = ((numbers - column.low) / (column.high - column.low)).clip(0, 1)
+        return np.where(is_absent, 0.5, scaled).astype(np.float32)[:, None]
+    words = values.astype(str)
+    is_category = words[:, None] == np.array(column.categories)[None]
+    strange = ~is_absent & ~is_category.any(1)
+    if strange.any():
+        raise ValueError(
+            f"{where}: column {column.name!r} holds {str(words[strange.argmax()])!r}, none of its "
+            f"categories {_list_names(column.categories)}"
+        )
+    return (is_category & ~is_absent[:, None]).astype(np.float32)
+
+
+def _is_missing(values: Values) -> NDArray[np.bool_]:
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind in "biu":
+        return np.zeros(len(values), bool)
+    return np.array([value is None or str(value) in MISSING_WORDS for value in values])
+
+
+def _to_numbers(values: Values, name: str, where: str) -> NDArray[np.float64]:
+    try:
+        numbers = values.astype(np.float64)
+    except ValueError:
+        numbers = np.array([np.nan])
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{where}: column {name!r} holds what is no finite number")
+    return numbers
+
+
+def _list_names(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:8]))
+    return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
+
+
+def load_breast_cancer_dataset(stated: Any, keys: Keys) -> Dataset:
+    """scikit-learn's breast cancer: 569 rows of 30 numbers, malignant (0) or benign (1); every
+    fifth for test.
+
+    Args:
+        stated: ``data.columns``, the published range of each column.
+        keys: unused; the split is fixed.
+    """
+    from sklearn.datasets import load_breast_cancer  # slow to import, so only here
+
+    bunch = load_breast_cancer()
+    names = [str(name) for name in bunch.feature_names]
+    columns = parse_columns(stated, names)
+    table = dict(zip(names, bunch.data.T))
+    x = encode_columns(table, columns, "refuse", "data=breast_cancer")
+    y = torch.from_numpy(bunch.target).long()
+    is_test = torch.arange(len(y)) % 5 == 4
+    return table_from_pairs(
+        "breast_cancer",
+        "scikit-learn's breast cancer (UCI Breast Cancer Wisconsin, diagnostic): 569 tumours, 30 "
+        "columns scaled by the ranges that its documentation prints, every fifth for test",
+        2,
+        columns,
+        [(x[~is_test], y[~is_test]), (x[is_test], y[is_test])],
+    )
+
+
+def table_from_pairs(
+    name: str, note: str, classes: int, columns: Sequence[TableColumn], pairs: Sequence[Rows]
+) -> Dataset:
+    """A data set whose records are rows, with what its columns mean.
+
+    Args:
+        name: as asked for.
+        note: what it is, in a sentence.
+        classes: how many.
+        columns: those of a row, in order.
+        pairs: of the training and of the test part.
+    """
+    train, test = pairs
+    return dataset_from_pairs(name, note, classes, train, test, columns=tuple(columns))
