@@ -81,7 +81,7 @@ class Capture:
 
 
 @dataclass(frozen=True)
-class TableColumn:
+class DataColumn:
     """A column of numbers from ``low`` to ``high``, or one of ``categories``.
 
     Attributes:
@@ -125,7 +125,7 @@ class Knowledge:
     maps: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     known: Tensors = field(default_factory=dict)
-    columns: tuple[TableColumn, ...] = ()
+    columns: tuple[DataColumn, ...] = ()
 
 
 @dataclass(frozen=True)

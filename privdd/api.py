@@ -16,8 +16,8 @@ For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials
   randomness, and ``Lattice`` adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns
   a ``View`` into ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
-- a data set of your own is an npz file or a folder of pictures (``data=npz``, ``data=folder``), or
-  a ``Dataset``;
+- a data set of your own is an npz file, a folder of pictures or a table (``data=npz``,
+  ``data=folder``, ``data=table``), or a ``Dataset``;
 - ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private``
   does so in a test;
 - ``audit_model`` attacks a model that was trained elsewhere, of scikit-learn, torch or anything

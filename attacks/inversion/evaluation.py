@@ -25,11 +25,11 @@ from attacks.images import (
 from attacks.tensors import accepts_numpy
 from attacks.types import (
     Attack,
+    DataColumn,
     Evidence,
     Family,
     Finding,
     RecordShape,
-    TableColumn,
     Truth,
     View,
     is_image,
@@ -143,7 +143,7 @@ def image_qualities(images: Tensor, truth: Tensor) -> dict[str, Tensor]:
 
 
 def column_errors(
-    rows: Tensor, truth: Tensor, columns: Sequence[TableColumn]
+    rows: Tensor, truth: Tensor, columns: Sequence[DataColumn]
 ) -> list[dict[str, Any]]:
     """How well each column of a table is reconstructed.
 

@@ -32,7 +32,7 @@ from privdd.auditing.adversary_view import (
     embed_in_batches,
 )
 from privdd.core.device import to_device
-from privdd.core.types import Tensors, Values
+from privdd.core.types import Tensors, Values, is_image
 from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.method import Method
 
@@ -195,6 +195,16 @@ def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: 
     return {"count": counts[adversary.candidates.y]}
 
 
+def _distances_to_set(records: Tensor, synthetic: Tensor) -> Signals:
+    """Distance of each record to the nearest of a synthetic set, and of its nearest part to a part;
+    rows of a table have no parts."""
+    black_to_white = records[0].numel() ** 0.5
+    distances = {"distance": distance_to_synthetic(records, synthetic, black_to_white)}
+    if is_image(records.shape[1:]):
+        distances["patch_distance"] = patch_distance(records, synthetic)
+    return distances
+
+
 def _synthetic_image_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -218,10 +228,7 @@ def _synthetic_image_signals(
             lambda x: adversary.embed_images(x) - centre,
         ),
         "alignment": _class_mean_alignment(adversary, image_features, y, record_features),
-        "distance": distance_to_synthetic(
-            records.x, x, records.x[0].numel() ** 0.5
-        ),  # from black to white
-        "patch_distance": patch_distance(records.x, x),
+        **_distances_to_set(records.x, x),
         "joint": coefficients_in_means(adversary, x.flatten(1), y, records.x.flatten(1)),
         "joint_embedding": coefficients_in_means(adversary, image_features, y, record_features),
     }

@@ -61,7 +61,7 @@ def _why_not_here(config: DictConfig) -> str:
         return f"{place} is no file or folder of yours"
     if name in IDX_SETS and has_idx_files(name, place):
         return ""
-    if name == "npz" and place is not None and place.is_file():
+    if name in ("npz", "table", "location30") and place is not None and place.is_file():
         return ""
     return f"data={name} is not read here"
 

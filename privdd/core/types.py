@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attacks.types import DataColumn as DataColumn
 from attacks.types import RecordShape as RecordShape
-from attacks.types import TableColumn as TableColumn
 from attacks.types import is_image as is_image
 
 Tensors = Mapping[str, Tensor]
@@ -169,7 +169,7 @@ class Problem:
     clients: int
     device: str = "cpu"
     class_list: tuple[int, ...] = field(default=())
-    columns: tuple[TableColumn, ...] = ()
+    columns: tuple[DataColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.class_list:

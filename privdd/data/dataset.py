@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from privdd.core.rng import Keys
-from privdd.core.types import Records, RecordShape, Shard, TableColumn, is_image
+from privdd.core.types import DataColumn, Records, RecordShape, Shard, is_image
 from privdd.core.validation import BadConfig
 
 # Constants of the papers' code (the dataset condensation code of Zhao and Bilen, on which FedDM and
@@ -64,7 +64,7 @@ class Dataset:
     domains: tuple[str, ...] = ()
     domain: Tensor | None = None
     test_domain: Tensor | None = None
-    columns: tuple[TableColumn, ...] = ()
+    columns: tuple[DataColumn, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.train) or not len(self.test):
@@ -140,7 +140,7 @@ def dataset_from_pairs(
     classes: int,
     train: tuple[Tensor, Tensor],
     test: tuple[Tensor, Tensor],
-    columns: tuple[TableColumn, ...] = (),
+    columns: tuple[DataColumn, ...] = (),
 ) -> Dataset:
     """From (x (n, c, h, w) uint8 or float in [0, 1], or rows (n, d) in [0, 1]; y (n,)) pairs; ids
     number train first, then test."""

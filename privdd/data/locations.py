@@ -10,6 +10,9 @@ from privdd.core.validation import DataNotFound
 # data sets of the user's own: what data.root has to name, whether that is a file, and what it holds
 OWN_DATA = {
     "npz": ("FILE", True, "a .npz file with arrays x and y"),
+    "table": ("FILE", True, "a .npz, .csv or .parquet file"),
+    "adult": ("DIR", False, "a folder with adult.data and adult.test"),
+    "location30": ("FILE", True, "the file bangkok of Location-30"),
     "folder": ("DIR", False, "a folder with one subfolder for each class"),
     "domain_folder": ("DIR", False, "a folder with one subfolder for each domain"),
 }

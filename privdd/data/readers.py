@@ -327,7 +327,7 @@ def load_npz(name: str, root: Path | None, keys: Keys) -> Dataset:
     if {"x_test", "y_test"} <= set(arrays):
         test = _check_pair(root, arrays["x_test"], arrays["y_test"])
     else:
-        rows = _draw_split(len(train[1]), keys)
+        rows = draw_split(len(train[1]), keys)
         train, test = ((train[0][at], train[1][at]) for at in rows)
     classes = _count_classes(root, torch.cat([train[1], test[1]]))
     flat = dataset_from_pairs(name, f"the user's arrays in {root.name}", classes, train, test)
@@ -398,7 +398,7 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
         _count_classes(root, torch.from_numpy(y))
     train, test = (_tensors(*pair) for pair in (*pairs, pairs[0])[:2])
     if len(pairs) == 1:
-        train, test = ((train[0][at], train[1][at]) for at in _draw_split(len(train[1]), keys))
+        train, test = ((train[0][at], train[1][at]) for at in draw_split(len(train[1]), keys))
     return dataset_from_pairs(
         name, f"the user's images in {root.name}: {', '.join(names)}", len(names), train, test
     )
@@ -475,7 +475,7 @@ def _count_classes(root: Path, labels: Tensor) -> int:
     return len(found)
 
 
-def _draw_split(count: int, keys: Keys) -> Pair:
+def draw_split(count: int, keys: Keys) -> Pair:
     """Which records are for training, and which for testing."""
     order = torch.randperm(count, generator=keys.fold("split").torch())
     cut = max(1, round(TEST_FRACTION * count))

@@ -33,7 +33,7 @@ from privdd.data.readers import (
     load_npz,
     load_torchvision_dataset,
 )
-from privdd.data.tables import load_breast_cancer_dataset
+from privdd.data.tables import TableSettings, load_breast_cancer_dataset, load_table
 
 DIGIT_SIDE = 28
 FONTS = (
@@ -54,7 +54,9 @@ SOURCES = {
     **{name: load_torchvision_dataset for name in TORCHVISION_DATASETS},
     "npz": load_npz,
 }
-DATASET_NAMES = (*SOURCES, "breast_cancer", "folder", "domain_folder", "digit_domains", "corrupted")
+TABLE_FILES = ("table", "adult", "location30")
+TABLES = ("breast_cancer", *TABLE_FILES)
+DATASET_NAMES = (*SOURCES, *TABLES, "folder", "domain_folder", "digit_domains", "corrupted")
 LARGEST_SIDE = 4096
 
 
@@ -359,6 +361,8 @@ def load_dataset(
     corruptions: str | Sequence[str] = "all",
     standardise: bool = False,
     columns: Mapping[str, Any] | list[float] | None = None,
+    label: str | None = None,
+    missing: str = "refuse",
     keys: Keys,
 ) -> Dataset:
     """The data set ``name`` as images, or rows of a table, in [0, 1].
@@ -368,9 +372,9 @@ def load_dataset(
         each domain for
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of
     ``corrupt_domains`` only. standardise: networks standardise the images, which stay in [0, 1]
-    here; the note says so. columns: of tables, what each column
-    holds (``privdd.data.tables``). Raises ValueError for an unknown name or bad number and
-    DataNotFound (a ValueError) where the data cannot be had.
+    here; the note says so. columns, label, missing: of tables, what
+    each column holds and how it is read (``TableSettings``). Raises ValueError for an unknown name
+    or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
     check_data_settings(name, size=size, limit=limit, test_limit=test_limit)
     if standardise:
@@ -387,7 +391,7 @@ def load_dataset(
     if name == "domain_folder":
         return load_domain_folder(place, size, limits, here)
     if name == "corrupted":
-        if source in ("corrupted", "digit_domains", "domain_folder", "breast_cancer"):
+        if source in ("corrupted", "digit_domains", "domain_folder", *TABLES):
             raise ValueError(f"data.source={source!r}: images of one domain are needed")
         return corrupt_domains(
             load_dataset(source, root=root, size=size, keys=keys),
@@ -398,6 +402,8 @@ def load_dataset(
         )
     if name == "breast_cancer":
         dataset = load_breast_cancer_dataset(columns, here)
+    elif name in TABLE_FILES:
+        dataset = load_table(name, place, TableSettings(columns, label, missing), here)
     elif name == "folder":
         dataset = load_image_folder(name, place, here, size)
     else:

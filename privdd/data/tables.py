@@ -8,6 +8,8 @@ guarantee of a run covers.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from privdd.core.rng import Keys
-from privdd.core.types import TableColumn
-from privdd.core.validation import BadConfig, is_number
+from privdd.core.types import DataColumn
+from privdd.core.validation import BadConfig, check_choice, is_number
 from privdd.data.dataset import Dataset, dataset_from_pairs
+from privdd.data.readers import draw_split
+from privdd.data.table_files import read_adult, read_location30, read_table_file
 
 MISSING_RULES = ("refuse", "middle")
 MISSING_WORDS = frozenset({"", "?", "NA", "N/A", "NaN", "nan", "null", "None"})
-TEST_FRACTION = 0.2  # of a table without a test part
 LARGEST_TABLE = 2**28  # numbers that are written out, 1 GiB
 RANGES_ARE_PUBLIC = (
     "state a public range or the categories of each column, as in "
@@ -33,7 +36,7 @@ Values = NDArray[Any]  # (n,) of a column: numbers, or text
 Rows = tuple[Tensor, Tensor]  # x (n, d) in [0, 1] and y (n,)
 
 
-def parse_columns(stated: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
+def parse_columns(stated: Any, names: Sequence[str]) -> tuple[DataColumn, ...]:
     """The columns that ``data.columns`` states.
 
     Args:
@@ -55,18 +58,18 @@ def parse_columns(stated: Any, names: Sequence[str]) -> tuple[TableColumn, ...]:
     return tuple(_parse_column(str(name), value) for name, value in stated.items())
 
 
-def _parse_column(name: str, stated: Any) -> TableColumn:
+def _parse_column(name: str, stated: Any) -> DataColumn:
     is_list = isinstance(stated, Sequence) and not isinstance(stated, str)
     if is_list and len(stated) == 2 and all(map(is_number, stated)) and stated[0] < stated[1]:
-        return TableColumn(name, float(stated[0]), float(stated[1]))
+        return DataColumn(name, float(stated[0]), float(stated[1]))
     words = list(stated) if is_list else []
     if words and all(isinstance(word, str) for word in words) and len({*words}) == len(words):
-        return TableColumn(name, categories=tuple(words))
+        return DataColumn(name, categories=tuple(words))
     raise BadConfig(f"data.columns.{name}={stated!r}: {RANGES_ARE_PUBLIC}")
 
 
 def encode_columns(
-    table: Mapping[str, Values], columns: Sequence[TableColumn], missing: str, where: str
+    table: Mapping[str, Values], columns: Sequence[DataColumn], missing: str, where: str
 ) -> Tensor:
     """The rows (n, d) float32 in [0, 1] of a table.
 
@@ -88,7 +91,7 @@ def encode_columns(
 
 
 def _encode_column(
-    values: Values, column: TableColumn, missing: str, where: str
+    values: Values, column: DataColumn, missing: str, where: str
 ) -> NDArray[np.float32]:
     """(n, width) numbers in [0, 1]."""
     is_absent = _is_missing(values)
@@ -136,6 +139,89 @@ def _list_names(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 8} more" if len(names) > 8 else shown
 
 
+@dataclass(frozen=True)
+class TableSettings:
+    """How the columns of a table are read.
+
+    Attributes:
+        columns: name -> the public range [low, high] or the public list of words; or one range for
+            all columns.
+        label: The heading of the classes, in a file with headings.
+        missing: What stands for a missing value, "refuse" or "middle".
+
+    Raises:
+        BadConfig: for another rule of missing values.
+    """
+
+    columns: Any
+    label: str | None = None
+    missing: str = "refuse"
+
+    def __post_init__(self) -> None:
+        check_choice("data.missing", self.missing, MISSING_RULES)
+
+
+def load_table(name: str, root: Path | None, settings: TableSettings, keys: Keys) -> Dataset:
+    """A table from a file.
+
+    Args:
+        name: table, adult or location30.
+        root: The file, or the folder of Adult's files.
+        settings: How its columns are read.
+        keys: Which fifth is for test, if the file has no test part.
+
+    Raises:
+        DataNotFound: without the file.
+        ValueError: one line, for a file or columns that cannot be read.
+    """
+    if name == "adult":
+        file = read_adult(root)
+    elif name == "location30":
+        file = read_location30(root)
+    else:
+        file = read_table_file(root, settings.label)
+    headings = [heading for heading in file.train if heading != file.label]
+    columns = parse_columns(settings.columns, headings)
+    where = f"data.root={root}"
+    parts = [file.train] if file.test is None else [file.train, file.test]
+    classes = name_classes([part[file.label] for part in parts], where)
+    pairs = []
+    for part in parts:
+        x = encode_columns(part, columns, settings.missing, where)
+        pairs.append((x, _number_classes(part[file.label], classes)))
+    if file.test is None:
+        x, y = pairs[0]
+        pairs = [(x[rows], y[rows]) for rows in draw_split(len(y), keys)]
+    note = f"{file.note}; {len(columns)} columns in stated ranges, classes {_list_names(classes)}"
+    return table_from_pairs(name, note, len(classes), columns, pairs)
+
+
+def name_classes(labels: Sequence[Values], where: str) -> list[str]:
+    """The classes in their order: of numbers by size, else by the alphabet.
+
+    Args:
+        labels: (n,) of each part of a table.
+        where: how messages begin.
+
+    Raises:
+        ValueError: one line, for a label that is missing, and for fewer than two classes.
+    """
+    if any(_is_missing(part).any() for part in labels):
+        raise ValueError(f"{where}: some records have no label; leave them out")
+    names = sorted({str(value) for part in labels for value in part.tolist()})
+    if len(names) < 2:
+        raise ValueError(f"{where}: records of at least two classes are needed")
+    try:
+        return sorted(names, key=float)
+    except ValueError:
+        return names
+
+
+def _number_classes(labels: Values, classes: Sequence[str]) -> Tensor:
+    number = {name: place for place, name in enumerate(classes)}
+    return torch.tensor([number[str(value)] for value in labels.tolist()])
+
+
 def load_breast_cancer_dataset(stated: Any, keys: Keys) -> Dataset:
     """scikit-learn's breast cancer: 569 rows of 30 numbers, malignant (0) or benign (1); every
     fifth for test.
@@ -164,7 +250,7 @@ def load_breast_cancer_dataset(stated: Any, keys: Keys) -> Dataset:
 
 
 def table_from_pairs(
-    name: str, note: str, classes: int, columns: Sequence[TableColumn], pairs: Sequence[Rows]
+    name: str, note: str, classes: int, columns: Sequence[DataColumn], pairs: Sequence[Rows]
 ) -> Dataset:
     """A data set whose records are rows, with what its columns mean.
 

@@ -25,7 +25,7 @@ from attacks.validation import check_below_one, check_counts, check_positive
 from privdd.core.device import copy_to_device, max_images_per_batch, stream_to_device
 from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
-from privdd.core.types import RecordShape, State
+from privdd.core.types import RecordShape, State, is_image
 from privdd.distillation.class_cells import ClassCells, RealBatch, draw_real_batches
 from privdd.federated.audit_hooks import RecordTransform
 from privdd.federated.channel import ClientContext
@@ -104,7 +104,11 @@ def draw_transform(strategy: str, shape: RecordShape, generator: torch.Generator
     """One operation of ``strategy`` with its numbers, for images of ``shape`` (c, h, w)."""
     names = parse_strategy(strategy)
     name = names[_draw_integer(0, len(names) - 1, generator)]
-    return Transform(name, _OPERATIONS[name][1](shape[1], shape[2], generator))
+    if is_image(shape):
+        height, width = shape[1:]
+    else:  # "none" alone, which reads no side
+        height, width = 1, 1
+    return Transform(name, _OPERATIONS[name][1](height, width, generator))
 
 
 def record_transform_of(strategy: str, shape: RecordShape) -> RecordTransform | None:

@@ -29,6 +29,7 @@ from privdd.external.predictor import OUTPUT_KINDS, Predictor, build_predictor, 
 from privdd.external.records import LabelledRecords, check_same_shape
 from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
 from privdd.external.shadow_models import TrainingFunction, shadow_outputs, transformed_copies
+from privdd.external.stored_rows import describe_stored_rows
 from privdd.runtime.engine import Engine
 
 MODEL_NOTE = "the model as it was brought"
@@ -170,6 +171,7 @@ def audit_trained_model(
     right = train_accuracy, heldout_accuracy
     read = OUTPUT_KINDS[predict.reading]
     remarks = [*about.get("notes", []), *class_notes, *_query_remarks(predict, len(copies))]
+    remarks += describe_stored_rows(model, train)
     facts = games.target_facts("model", train, heldout, game, judged, right, remarks, outputs=read)
     if isinstance(model, nn.Module):
         value = model.state_dict()

@@ -12,7 +12,7 @@ from sklearn.datasets import load_breast_cancer
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.rng import Keys
-from privdd.core.types import Records, TableColumn
+from privdd.core.types import DataColumn, Records
 from privdd.core.validation import BadConfig
 from privdd.data.sources import load_dataset
 from privdd.data.tables import encode_columns, parse_columns
@@ -51,8 +51,8 @@ def test_columns_that_the_table_does_not_have_are_named():
 def test_numbers_and_categories_become_numbers_from_0_to_1():
     columns = parse_columns({"sex": ["f", "m", "x"], "age": [20, 60]}, ["age", "sex"])
     assert columns == (
-        TableColumn("sex", categories=("f", "m", "x")),
-        TableColumn("age", 20.0, 60.0),
+        DataColumn("sex", categories=("f", "m", "x")),
+        DataColumn("age", 20.0, 60.0),
     )
     table = {"age": np.array([20.0, 30, 60, 99]), "sex": np.array(["x", "f", "m", "f"])}
     rows = encode_columns(table, columns, "refuse", "here")

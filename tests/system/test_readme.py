@@ -104,7 +104,8 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
         (mine.parent / name).mkdir(parents=True)
         (mine.parent / name / "config.yaml").write_text("{}\n")
     (mine.parent / "policy.yaml").write_text("auc: 0.6\n")
-    (mine.parent / "mine.npz").write_bytes(b"")
+    for name in ("mine.npz", "patients.csv", "bangkok"):
+        (mine.parent / name).write_bytes(b"")
     (mine.parent / "pictures").mkdir()
     module, *argv = shlex.split(line)
     if "--help" in argv:
