@@ -16,7 +16,16 @@ from attacks.types import Surface
 from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, Received, Records, State, Tensors, pack
+from privdd.core.types import (
+    Problem,
+    Received,
+    Records,
+    RecordShape,
+    State,
+    Tensors,
+    is_image,
+    pack,
+)
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.image_fitting import draw_silhouettes
 from privdd.federated.aggregation import sort_by_client
@@ -36,14 +45,16 @@ LEAST_PROBABILITY = 1e-6  # of a class, after trimming
 
 
 @lru_cache(maxsize=4)
-def draw_public_images(count: int, shape: tuple[int, int, int], seed: int) -> Tensor:
+def draw_public_images(count: int, shape: RecordShape, seed: int) -> Tensor:
     """Drawings (count, c, h, w) in [0, 1] that stand for the papers' public records: silhouettes of
-    smooth noise.
+    smooth noise; of rows (count, d) of a table, each number is drawn by itself.
 
     Everybody draws the same ones, so they are never sent. Kept between calls: do not change them.
     """
     keys = Keys(seed).fold("public", "fedmd", "images")
     smooth = draw_smooth_images(torch.zeros(1, dtype=torch.long), count, shape, keys)[0]
+    if not is_image(shape):
+        return smooth
     return draw_silhouettes(smooth, keys.fold("silhouettes").torch())
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
-from privdd.core.types import Problem, State, Tensors, pack, unpack
+from privdd.core.types import Problem, RecordShape, State, Tensors, pack, unpack
 from privdd.methods.fedavg import FedAvg
 from privdd.models import build_skeleton, initial
 from privdd.training.sgd import ClientRound, split_state
@@ -45,6 +45,6 @@ class PersonalNetworks(FedAvg):
         common = {**unpack("model", server), **unpack("buffers", server)}
         return unpack("personal", memory or {}) or common
 
-    def _initial_model(self, shape: tuple[int, int, int], classes: int, seed: int) -> State:
+    def _initial_model(self, shape: RecordShape, classes: int, seed: int) -> State:
         keys = Keys(seed).fold("public", self._stream, "model")
         return initial(self.model, shape, classes, keys.torch())
