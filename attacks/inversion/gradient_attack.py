@@ -258,9 +258,8 @@ def _norm_layers(model: nn.Module) -> str:
 # All records of a client at once, from the update that it really sent. An update of few local steps
 # is simulated: images are sought whose unrolled update is the one observed. One of many steps is
 # the displacement times a gradient of all records somewhere on the way, so that images are sought
-# whose gradient half-way between the two models is the mean one (surrogate
-# model: Zhu, Yao, Blaschko 2023, "Surrogate model extension", eq. 5, with their alpha fixed at
-# 1/2).
+# whose gradient half-way between the two models is the mean one (surrogate model: Zhu, Yao,
+# Blaschko 2023, "Surrogate model extension", eq. 5, with their alpha fixed at 1/2).
 
 
 @dataclass(frozen=True)
@@ -314,10 +313,9 @@ class UpdateInversion(Attack):
     """Reconstruct the audited client's records from its own update, whatever their number.
 
     budget: gradients of single records that one reconstruction may compute, restarts included; it
-        sets the number of iterations, up to the method's own. records: images that are sought at
-        most; simulated: local steps that are
-    unrolled at most; spread: standard deviation of the noise around the start, the public mean
-    image of each class."""
+    sets the number of iterations, up to the method's own. records: images that are sought at most;
+    simulated: local steps that are unrolled at most; spread: standard deviation of the noise around
+    the start, the public mean image of each class."""
 
     method: InvertingGradients = field(
         default_factory=lambda: InvertingGradients(objective="absolute")

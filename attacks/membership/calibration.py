@@ -30,9 +30,8 @@ SMALLEST_SPREAD = 1e-12
 # For record i in replay k let the other replays without it, m of them, have scores of mean a and
 # standard deviation s (with m - 1). If these are Gaussian and replay k is without i too, then
 #     T = (signal - a) / (s sqrt(1 + 1 / m))
-# follows Student's law with m - 1 degrees of freedom,
-# so p = P(T_{m-1} > T) is uniform for every record, however high it scores. The calibrated score is
-# -log p.
+# follows Student's law with m - 1 degrees of freedom, so p = P(T_{m-1} > T) is uniform for every
+# record, however high it scores. The calibrated score is -log p.
 @accepts_numpy
 def calibrate_by_record(signals: Tensor, masks: Tensor) -> Tensor:
     """-log p of each signal (K, n), p from the record's signals in the other replays without it:

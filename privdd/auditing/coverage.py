@@ -24,10 +24,9 @@ DIVERGED_NOTE = "not run: training diverged, so there is no model whose signals 
 # why a surface is not attacked where audit.require=some
 UNREAD_REASON = "not read by the attacks asked for"
 # A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its
-# ``signal`` names, and
-# in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or could not read is
-# ``untested`` = {part: why}. A part that no test covers is untested, and so is one that any test
-# had to leave out.
+# ``signal`` names, and in which rounds: ``covers`` = {part: rounds}. What it declined, left out, or
+# could not read is ``untested`` = {part: why}. A part that no test covers is untested, and so is
+# one that any test had to leave out.
 NOISE_PART = "noise"  # the law of each number's noise
 # numbers, releases, rounds and clients do not share it; it does not take itself off
 JOINT_NOISE_PART = "joint noise"

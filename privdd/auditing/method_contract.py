@@ -102,16 +102,15 @@ def check_method(
     """Run a few rounds of a method and raise BrokenContract, one line for each thing that is wrong.
 
     Checked: it is a ``Method``; its uploads are declared and finite, can be read by an attack, and
-        depend on nothing but their arguments; ``memory_after`` and ``local_batched`` agree with
-        ``local``; what claims to be
-    private depends on the records only through ``mechanisms``, and ledger rows not at all;
-    ``predict`` gives one score a class. Images are random, (c, h, w) = ``shape``; None: grey and
-    colour ones of 8 x 8 pixels, one after the other. The arguments must suit the method's settings.
-    relation: of neighbouring data sets; under add_remove labels and the number of records are
-        private too, and exchanged. Tensors are named and shaped as
-        ``privdd.auditing.upload_schema`` says. Warns (UnmappedUpload) of uploads which no attack
-        can compare
-    with a record until a hook is defined: an audit runs, and says that they were not tested.
+    depend on nothing but their arguments; ``memory_after`` and ``local_batched`` agree with
+    ``local``; what claims to be private depends on the records only through ``mechanisms``, and
+    ledger rows not at all; ``predict`` gives one score a class. Images are random, (c, h, w) =
+    ``shape``; None: grey and colour ones of 8 x 8 pixels, one after the other. The arguments must
+    suit the method's settings. relation: of neighbouring data sets; under add_remove labels and the
+    number of records are private too, and exchanged. Tensors are named and shaped as
+    ``privdd.auditing.upload_schema`` says. Warns (UnmappedUpload) of uploads which no attack can
+    compare with a record until a hook is defined: an audit runs, and says that they were not
+    tested.
     """
     if not isinstance(method, Method):
         raise BrokenContract(

@@ -98,9 +98,8 @@ def noised_sum_of_release(
     """One release as a noised sum over candidates; None where none of them is in its class.
 
     asked.taken: of ``base``, or of its records in this partition first. (which candidates (g,),
-        what each adds (g, p), the release less what ``base`` adds (p,), noise scale, chance to be
-        sampled.) Raises ValueError where contributions are not
-    one a record, ``base`` first.
+    what each adds (g, p), the release less what ``base`` adds (p,), noise scale, chance to be
+    sampled.) Raises ValueError where contributions are not one a record, ``base`` first.
     """
     label = class_of_cell(asked.partition)
     if label == UNKNOWN_CELL:

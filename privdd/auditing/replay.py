@@ -201,10 +201,9 @@ class ClientReplay:
     """Some worlds of one audited round, self-contained so that any worker can run them.
 
     chain: the client's rounds, from the first that the audited one depends on to the audited one;
-        shard: the client's data before any coin flip; batched: all worlds at once by
-            ``local_batched``, else one by one; passing: earlier rounds of the
-    chain whose uploads are wanted too; others: round -> what the other clients add, where the
-    server sees sums."""
+    shard: the client's data before any coin flip; batched: all worlds at once by ``local_batched``,
+    else one by one; passing: earlier rounds of the chain whose uploads are wanted too; others:
+    round -> what the other clients add, where the server sees sums."""
 
     plan: Plan
     chain: tuple[Snapshot, ...]

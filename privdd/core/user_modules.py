@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 # Beside a CPU build of torch, a CUDA build of torchvision cannot register its operators, and the
-# import fails although data
-# sets and transforms need none of them: they are declared without an implementation.
+# import fails although data sets and transforms need none of them: they are declared without an
+# implementation.
 
 MISSING_OPERATORS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",

@@ -121,10 +121,9 @@ class VirtualImages(Distiller):
     """How a client's virtual images are distilled, by distribution matching.
 
     ipc: images per class; start: real | noise | statistics; released_statistics: class statistics
-        as the published code computes them (see ``class_statistics``); warmup, refine: settings of
-        the first
-    distillation and of each refinement; warmup_reads, refine_reads: noised reads of the records
-    that each takes where a mechanism is set for "embedding".
+    as the published code computes them (see ``class_statistics``); warmup, refine: settings of the
+    first distillation and of each refinement; warmup_reads, refine_reads: noised reads of the
+    records that each takes where a mechanism is set for "embedding".
     """
 
     warmup: MatchingSettings

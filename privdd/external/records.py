@@ -170,9 +170,8 @@ def records_from_arrays(
     key: str, x: Any, y: Any = None, *, least: int = MIN_RECORDS
 ) -> LabelledRecords:
     """Checked records and labels of arrays, tensors, tables of pandas, sparse matrices; NaN comes
-    through, and a column of dates is one of days since 1970. Raises
-    BadConfig, naming ``key``, for other shapes, values that are no numbers or infinite, and labels
-    that name no class."""
+    through, and a column of dates is one of days since 1970. Raises BadConfig, naming ``key``, for
+    other shapes, values that are no numbers or infinite, and labels that name no class."""
     values, form = _values_and_format(key, x)
     if y is None:
         labels = np.zeros(len(values) if values.ndim else 0, np.int64)

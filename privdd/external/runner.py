@@ -75,12 +75,10 @@ def audit_model(
     ``out``.
 
     model: a torch module, a scikit-learn estimator, or a function of records (see
-        ``external.predictor``); train,
-    heldout: (x, y), x (n, ...) of any shape and y (n,) labels from 0, NumPy or torch, drawn from
-        one distribution;
-    fit: (x, y, seed) -> model, trained as this one was: with it, ``shadows`` models give each
-        record its own scale (LiRA, RMIA); transform: (x, seed) -> x, as that training transforms a
-        batch, if it does: these attacks then ask about
+    ``external.predictor``); train, heldout: (x, y), x (n, ...) of any shape and y (n,) labels from
+    0, NumPy or torch, drawn from one distribution; fit: (x, y, seed) -> model, trained as this one
+    was: with it, ``shadows`` models give each record its own scale (LiRA, RMIA); transform: (x,
+    seed) -> x, as that training transforms a batch, if it does: these attacks then ask about
     ``queries`` copies of each record, the record among them; stated: {"epsilon": 3, "delta": 1e-5,
     "relation": "add_remove", "unit": "record"}, which a bound above it contradicts. Raises
     ValueError, one line, for what cannot be audited."""

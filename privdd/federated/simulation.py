@@ -107,12 +107,10 @@ class Plan:
     """How a federation runs: who takes part, which noise, which client is audited.
 
     fraction: share of clients drawn each round (at least one); victim: the audited client.
-        settings: a digest of the settings that this run differs in from others with its seed;
-            paired_noise: draw the same noise all the same;
-    trust: what the server sees of the uploads (mechanisms: as each client applies them under it).
-        data: a digest of all
-    records, labels and their split ("" = not known): results of other data do not belong to this
-    run."""
+    settings: a digest of the settings that this run differs in from others with its seed;
+    paired_noise: draw the same noise all the same; trust: what the server sees of the uploads
+    (mechanisms: as each client applies them under it). data: a digest of all records, labels and
+    their split ("" = not known): results of other data do not belong to this run."""
 
     keys: Keys
     problem: Problem

@@ -100,9 +100,9 @@ class Trainer:
     """Everything that a run needs besides its state.
 
     measure: accuracy after a round, in [0, 1]; transcript, record: of an audit, are given what the
-        audited client releases, and what the clients' noise was, as far as it is trained here.
-        budget: the largest epsilon allowed; a round that would
-    exceed it is refused before it runs, and those that ran are kept.
+    audited client releases, and what the clients' noise was, as far as it is trained here. budget:
+    the largest epsilon allowed; a round that would exceed it is refused before it runs, and those
+    that ran are kept.
     """
 
     plan: Plan

@@ -129,9 +129,8 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
     """One round of ``Strategy.start``, with Flower's mods in every client where it clips there.
 
     args: of the strategy; accountant=true: Flower's own accountant counts along, and all clients
-        weigh the same. Its statement is what its accountant says after the round, else the Gaussian
-        mechanism's for its noise multiplier, for
-    one client zeroed.
+    weigh the same. Its statement is what its accountant says after the round, else the Gaussian
+    mechanism's for its noise multiplier, for one client zeroed.
     """
     _begin_run()
     noise_multiplier = number_argument(args, "noise_multiplier")

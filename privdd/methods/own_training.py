@@ -27,11 +27,10 @@ class OwnTraining(FedAvg):
     takes it.
 
     model: the network as the server sent it, in train mode; x (n, c, h, w), y (n,): a client's
-        records on the run's device; seed: another one for each client and round. What it draws has
-        to come from the seed, or from torch's global
-    generator, which is seeded with it for the time of the call. Shadow clients of an audit are
-    trained by it too. Client-level privacy clips and noises what it gives; DP-SGD would have to act
-    inside of it and is refused."""
+    records on the run's device; seed: another one for each client and round. What it draws has to
+    come from the seed, or from torch's global generator, which is seeded with it for the time of
+    the call. Shadow clients of an audit are trained by it too. Client-level privacy clips and
+    noises what it gives; DP-SGD would have to act inside of it and is refused."""
 
     training: str = "privdd.methods.own_training:example"
 

@@ -186,10 +186,9 @@ class Ledger:
         ledger's).
 
         surfaces: only what these surfaces let out (and what they were computed from). Infinite
-            where any of it is unprotected, or where this accountant has no bound under this
-            relation (a warning
-        says why). Raises ValueError for a relation other than the ledger's: add/remove and zero-out
-        rows are accounted alike, but a proof for one is not a proof for the other.
+        where any of it is unprotected, or where this accountant has no bound under this relation (a
+        warning says why). Raises ValueError for a relation other than the ledger's: add/remove and
+        zero-out rows are accounted alike, but a proof for one is not a proof for the other.
         """
         if relation not in (None, self.relation):
             raise ValueError(

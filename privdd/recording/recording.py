@@ -80,11 +80,10 @@ class MessageHeading:
     """What is known of a message beside its arrays.
 
     part: broadcast (server to client), reply (client to server) or final (the latest aggregate);
-        kind: train, evaluate or a name of the app's own; node: the client's number, SERVER where
-            the message went to all of them alike; run: the
-    library's number of the run; partition: what the client's own machine calls it, None = not told;
-    metrics: numbers that travelled beside the arrays; claims: what components that were recognised
-        say of their own privacy."""
+    kind: train, evaluate or a name of the app's own; node: the client's number, SERVER where the
+    message went to all of them alike; run: the library's number of the run; partition: what the
+    client's own machine calls it, None = not told; metrics: numbers that travelled beside the
+    arrays; claims: what components that were recognised say of their own privacy."""
 
     round: Annotated[int, Field(ge=0)]
     node: Annotated[int, Field(ge=SERVER_NODE)]

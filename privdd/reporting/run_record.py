@@ -112,8 +112,7 @@ def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvide
 
 
 def read_run_config(path: Path) -> Mapping[str, Any]:
-    """A run's config.yaml, empty where there is none. Raises DamagedRun if
-    damaged."""
+    """A run's config.yaml, empty where there is none. Raises DamagedRun if damaged."""
     if not path.is_file():
         return {}
     data = read_yaml(path)

@@ -92,11 +92,10 @@ class PaperEntry:
     """One table or figure.
 
     experiment: the file in configs/experiment whose rows it shows, "" where none are trained for
-        it; kind: one of ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``;
-        why: of the last three; needs: data sets of the paper that do not come
-    with privdd; small, medium: the columns that this scale trains (empty: all);
-    also: further tables and figures (``ANALYSES`` of ``figures``); seeds: how many it has where
-        none are asked for."""
+    it; kind: one of ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``; why:
+    of the last three; needs: data sets of the paper that do not come with privdd; small, medium:
+    the columns that this scale trains (empty: all); also: further tables and figures (``ANALYSES``
+    of ``figures``); seeds: how many it has where none are asked for."""
 
     name: str
     shows: str

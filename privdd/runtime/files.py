@@ -93,9 +93,8 @@ def write_bytes(
     one.
 
     data: in one or several parts. private: for the owner alone from the first byte, else as the
-        umask has it. durable: file and name are on the disk afterwards, whatever happens. Raises
-        OSError, naming the file, where the disk is full or the
-    folder cannot be written.
+    umask has it. durable: file and name are on the disk afterwards, whatever happens. Raises
+    OSError, naming the file, where the disk is full or the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -148,8 +148,8 @@ class RayCluster:
         self.ray = ray
         self.workers = min(workers or processors, processors)
         # Ray starts every message that it has a free CPU for. So a second message per worker is
-        # sent ahead only if all
-        # CPUs are used: elsewhere it would run on a CPU that the user did not grant.
+        # sent ahead only if all CPUs are used: elsewhere it would run on a CPU that the user did
+        # not grant.
         if self.workers == processors:
             self.in_flight = 2 * self.workers
         else:
