@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,57 +140,28 @@ def registry_entry(record: RunRecord) -> str:
     """YAML of tier 3. Raises DamagedRun for a run without a proven epsilon, or whose epsilon was
     contradicted: there is nothing to register."""
     findings = record.findings
-    privacy = findings.privacy
-    facts = dict(assessment.guarantee_facts(findings, record.ledger))
     _require_standing_limit(record)
+    facts = dict(assessment.guarantee_facts(findings, record.ledger))
     sent = []
     for row in findings.surfaces:
         surface = wording.surface_title(row, findings.scope).lower()
         sent.append(f"{surface} ({wording.mechanism_title(row.mechanism)})")
-    synthetic = bool(SYNTHETIC & {str(row.surface) for row in findings.surfaces})
-    shown = format_number(card.decision_card(record)["epsilon"]["shown"])
-    date = card.manifest_text(record, "date")[:10]
-    audited = f"Audited by `{reproduction_recipe(record).command}`."
-    notes = audited
-    if wording.is_simulation_noise(privacy):
-        notes = f"A simulation, not for release: its noise can be drawn again. {audited}"
-    viewers = facts["who sees what is sent (the trust model)"]
-    noise = facts["where the noise comes from"]
-    tests = facts["whether the code does what the proof says"].rstrip(".")
-    verdict = wording.VERDICT[findings.verdict].lower()
     deployment = {
-        "basic": {
-            "name": findings.run.algo,
-            "data_curators": [FILL_IN],
-            "intended_use": FILL_IN,
-            "data_product_type": "Synthetic data" if synthetic else "Machine learning model",
-            "data_product_region": FILL_IN,
-            "description": (
-                f"{findings.run.algo}, trained by {findings.run.clients} clients on "
-                f"{findings.run.data} in {findings.run.rounds} rounds. Sent: {'; '.join(sent)}."
-            ),
-            "publication_date": date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else UNKNOWN_DATE,
-        },
+        "basic": _product_section(record, sent),
         "dp_variant": {
-            "variant_name": "Approximate DP" if privacy.delta else "Pure DP",
+            "variant_name": "Approximate DP" if findings.privacy.delta else "Pure DP",
             "data_domain": f"{findings.run.data}: {FILL_IN}",
             "unprotected_quantities": (
                 "None of what was sent; how settings were chosen, and what the audit published of "
                 "its findings."
             ),
         },
-        "privacy_loss": {
-            "privacy_unit": f"one {privacy.unit}",
-            "privacy_unit_details": wording.relation_text(privacy),
-            "privacy_parameters": {"epsilon": privacy.epsilon.proven, "delta": privacy.delta},
-            "privacy_parameters_details": (
-                "Epsilon is an upper bound by accounting; attacks and tests showed at least "
-                f"{shown}."
-            ),
-        },
+        "privacy_loss": _privacy_loss_section(record),
         "deployment_model": {
             "model_name": "Federated",
-            "model_name_details": f"Who sees what is sent: {viewers}.",
+            "model_name_details": (
+                f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}."
+            ),
             "actors": f"Audited against {card.attacking_parties(record)}.",
             "release_type": "One release",
             "data_source_type": "Static",
@@ -201,16 +172,8 @@ def registry_entry(record: RunRecord) -> str:
             "composition": "All releases of all rounds are composed by privacy loss distributions "
             "(dp-accounting).",
         },
-        "implementation": {
-            "preprocessing_and_hyperparameter_tuning": (
-                "How settings were chosen is not accounted for."
-            ),
-            "mechanisms": f"{'; '.join(sent)}. Noise: {noise}. privdd {findings.run.version}.",
-            "justification": (
-                f"Whether the code does what the proof says: {tests}; verdict: {verdict}."
-            ),
-        },
-        "administrative": {"notes": notes, "registry_authors": [FILL_IN]},
+        "implementation": _implementation_section(record, sent, facts),
+        "administrative": {"notes": _registry_notes(record), "registry_authors": [FILL_IN]},
     }
     entry = {
         "url_slug": "privdd_" + re.sub(r"[^a-z0-9]+", "_", findings.run.algo.lower()),
@@ -219,6 +182,62 @@ def registry_entry(record: RunRecord) -> str:
         "deployment": deployment,
     }
     return yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100_000)
+
+
+def _product_section(record: RunRecord, sent: Sequence[str]) -> dict[str, Any]:
+    """What is published, by whom and when."""
+    run = record.findings.run
+    synthetic = bool(SYNTHETIC & {str(row.surface) for row in record.findings.surfaces})
+    date = card.manifest_text(record, "date")[:10]
+    return {
+        "name": run.algo,
+        "data_curators": [FILL_IN],
+        "intended_use": FILL_IN,
+        "data_product_type": "Synthetic data" if synthetic else "Machine learning model",
+        "data_product_region": FILL_IN,
+        "description": (
+            f"{run.algo}, trained by {run.clients} clients on {run.data} in {run.rounds} rounds. "
+            f"Sent: {'; '.join(sent)}."
+        ),
+        "publication_date": date if re.fullmatch(r"\d{4}-\d\d-\d\d", date) else UNKNOWN_DATE,
+    }
+
+
+def _privacy_loss_section(record: RunRecord) -> dict[str, Any]:
+    """The proven epsilon with its unit, and the largest that was shown."""
+    privacy = record.findings.privacy
+    shown = format_number(card.decision_card(record)["epsilon"]["shown"])
+    return {
+        "privacy_unit": f"one {privacy.unit}",
+        "privacy_unit_details": wording.relation_text(privacy),
+        "privacy_parameters": {"epsilon": privacy.epsilon.proven, "delta": privacy.delta},
+        "privacy_parameters_details": (
+            f"Epsilon is an upper bound by accounting; attacks and tests showed at least {shown}."
+        ),
+    }
+
+
+def _implementation_section(
+    record: RunRecord, sent: Sequence[str], facts: Mapping[str, str]
+) -> dict[str, str]:
+    """Mechanisms, where their noise comes from, and what the tests of the code found."""
+    noise = facts["where the noise comes from"]
+    tests = facts["whether the code does what the proof says"].rstrip(".")
+    verdict = wording.VERDICT[record.findings.verdict].lower()
+    version = record.findings.run.version
+    return {
+        "preprocessing_and_hyperparameter_tuning": "How settings were chosen is not accounted for.",
+        "mechanisms": f"{'; '.join(sent)}. Noise: {noise}. privdd {version}.",
+        "justification": f"Whether the code does what the proof says: {tests}; verdict: {verdict}.",
+    }
+
+
+def _registry_notes(record: RunRecord) -> str:
+    """The command of the audit, after a warning if the noise can be drawn again."""
+    audited = f"Audited by `{reproduction_recipe(record).command}`."
+    if wording.is_simulation_noise(record.findings.privacy):
+        return f"A simulation, not for release: its noise can be drawn again. {audited}"
+    return audited
 
 
 FORMS: Mapping[str, tuple[str, Callable[[RunRecord], str]]] = {  # name -> file, what writes it
