@@ -4,7 +4,7 @@ learn from the consensus."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar, Literal, get_args
 
@@ -17,20 +17,24 @@ from attacks.validation import check_counts, check_non_negative, check_positive
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.core.types import (
+    ClientData,
     Problem,
     Received,
     Records,
     RecordShape,
     State,
     Tensors,
+    Values,
+    Work,
     is_image,
     pack,
 )
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.image_fitting import draw_silhouettes
 from privdd.federated.aggregation import sort_by_client
+from privdd.federated.channel import ClientContext
 from privdd.methods.personal import PersonalNetworks
-from privdd.models import build_skeleton
+from privdd.models import ModelSpec, build_skeleton
 from privdd.training.sgd import (
     ClientRound,
     Trained,
@@ -42,6 +46,7 @@ from privdd.training.sgd import (
 
 Aggregation = Literal["mean", "era", "trim"]
 LEAST_PROBABILITY = 1e-6  # of a class, after trimming
+CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
 
 
 @lru_cache(maxsize=4)
@@ -107,6 +112,8 @@ class FedMD(PersonalNetworks):
         trim: the share of clients that "trim" leaves out at either end.
         digest_epochs: passes over the public images with the consensus as target; 0 = none.
         digest_lr: learning rate of these passes.
+        networks: names of networks that clients take in turn, each with its own defaults; ()
+            gives all of them ``model``. Attackers read logits by ``model``.
 
     Digestion minimises the mean absolute error of logits under "mean" (Li and Wang's released
     code), and the cross-entropy with the consensus's probabilities otherwise (Itahara et al. 2020).
@@ -118,6 +125,7 @@ class FedMD(PersonalNetworks):
     trim: float = 0.2
     digest_epochs: float = 1.0
     digest_lr: float = 0.05
+    networks: tuple[str, ...] = ()
 
     uploads: ClassVar[Mapping[str, Surface]] = {"logits": Surface.LOGITS}
     broadcasts: ClassVar[Mapping[str, Surface]] = {"consensus": Surface.LOGITS}
@@ -133,10 +141,23 @@ class FedMD(PersonalNetworks):
             raise ValueError(f"consensus={self.consensus!r}: allowed are {allowed}")
         if not 0 <= self.trim < 0.5:
             raise ValueError(f"trim={self.trim!r}: a share in [0, 0.5) is needed")
+        object.__setattr__(self, "networks", tuple(self.networks))  # a list, from a config
+        if unknown := [name for name in self.networks if name not in CLASSIFIERS]:
+            allowed = ", ".join(CLASSIFIERS)
+            raise ValueError(f"networks: {unknown[0]!r} is none of {allowed}")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         unknown = torch.zeros(self.images, problem.classes)
         return {**super().init(problem, keys), "consensus/logits": unknown}
+
+    def local(
+        self, broadcast: Values, memory: State, shard: ClientData, ctx: ClientContext
+    ) -> Work:
+        if not self.networks:
+            return super().local(broadcast, memory, shard, ctx)
+        index = shard.client % len(self.networks)
+        upload, kept = self._with_network(index).local(broadcast, memory, shard, ctx)
+        return upload, {**kept, "network/index": torch.tensor(index)}
 
     def start(self, turn: ClientRound) -> tuple[Tensors, Tensors]:
         params, buffers = super().start(turn)
@@ -184,11 +205,22 @@ class FedMD(PersonalNetworks):
         return {**server, "consensus/logits": consensus.to(old)}
 
     def predict(self, server: State, memory: State | None, x: Tensor) -> Tensor:
+        if self.networks and memory:
+            own = self._with_network(int(memory["network/index"]))
+            return own.predict(server, memory, x)
         state = self._own_state(server, memory)
         return predict_images(self.model, to_device(state, x.device), x)
 
     def public_images(self, problem: Problem, seed: int) -> Tensor:
         return draw_public_images(self.images, problem.shape, seed)
+
+    def _with_network(self, index: int) -> FedMD:
+        """The method of the clients that have this network, which is all that they have of it."""
+        name = self.networks[index]
+        if name == self.model.name:
+            return replace(self, networks=())
+        model = ModelSpec(name=name, scale=self.model.scale)
+        return replace(self, model=model, networks=())
 
     def _images_of(self, turn: ClientRound) -> Tensor:
         problem = turn.ctx.problem

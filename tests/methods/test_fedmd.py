@@ -18,6 +18,7 @@ from privdd.methods.fedmd import (
     sharpened_average,
     trimmed_average,
 )
+from privdd.models import ModelSpec
 from tests.methods.toy import federate, make, receive, shards
 
 SENT = torch.randn(7, 5, 4, generator=torch.Generator().manual_seed(0)).double()
@@ -101,6 +102,25 @@ def test_before_the_first_consensus_a_client_trains_alone() -> None:
     assert own and all(torch.equal(own[name], other[name]) for name in own)
 
 
+def test_clients_take_the_networks_in_turn_and_learn_from_each_other() -> None:
+    """Each sends and predicts with its own network, as if all had that one."""
+    method = make(FedMD, images=60, networks=["mlp", "convnet"])
+    clients = shards((60, 90, 50))
+    server, memories = federate(method, clients, rounds=2)
+    widths = [{name: t.shape for name, t in memories[k].items()} for k in range(3)]
+    assert widths[0] == widths[2] != widths[1]
+    images = method.public_images(PROBLEM, 0)
+    sent = receive(method, server, memories, clients, 2, 0)
+    for k in range(3):
+        expected = method.predict(server, memories[k], images)
+        torch.testing.assert_close(sent[k].values["logits"]["logits"], expected)
+    same = make(FedMD, images=60, model=ModelSpec("mlp"))
+    _, alone = federate(same, clients, rounds=1)
+    _, mixed = federate(method, clients, rounds=1)
+    own, other = (unpack("personal", kept[0]) for kept in (alone, mixed))
+    assert all(torch.equal(own[name], other[name]) for name in own)
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -108,6 +128,7 @@ def test_before_the_first_consensus_a_client_trains_alone() -> None:
         ({"trim": 0.5}, "trim=0.5: a share in"),
         ({"temperature": 0}, "temperature"),
         ({"images": 0}, "images"),
+        ({"networks": ["vae"]}, "networks: 'vae' is none of convnet"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting: dict, message: str) -> None:
