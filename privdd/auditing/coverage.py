@@ -180,7 +180,8 @@ def measuring_attacks(
                 and surface not in attack.unmeasured
             ):
                 names = measuring.setdefault(str(surface), [])
-                names += [name] if name not in names else []
+                if name not in names:
+                    names += [name]
     return measuring
 
 

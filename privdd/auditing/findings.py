@@ -156,7 +156,8 @@ def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str,
     facts += _describe_relation(experiment)
     personal = plan.method.audit_hooks.accuracy_kind == "personal"
     facts.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
-    facts += [("audit", AUDIT_NOTE)] if experiment.auditing is not None else []
+    if experiment.auditing is not None:
+        facts += [("audit", AUDIT_NOTE)]
     return [{"what": what, "value": value[:1000]} for what, value in facts]
 
 
@@ -169,9 +170,8 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
         clients_text = f"all {clients} clients in every round"
     else:
         clients_text = f"{participants} of {clients} clients a round"
-    clients_text += (
-        f", all in round {', '.join(map(str, all_in))}" if all_in and participants < clients else ""
-    )
+    if all_in and participants < clients:
+        clients_text += f", all in round {', '.join(map(str, all_in))}"
     yield (
         "participation",
         clients_text

@@ -167,9 +167,8 @@ def _describe_rule(rule: UploadRule) -> str:
     if rule.free:
         return rule.free
     parts = [_describe_tensor(tensor) for tensor in rule.needed]
-    parts += (
-        [" or ".join(_describe_tensor(tensor) for tensor in rule.choice)] if rule.choice else []
-    )
+    if rule.choice:
+        parts += [" or ".join(_describe_tensor(tensor) for tensor in rule.choice)]
     parts += [f"if you like, {_describe_tensor(tensor)}" for tensor in rule.allowed]
     if rule.with_labels:
         labels = [f"the classes of its rows in an upload `{LABELS_NAME}` (surface `LABELS`)"]

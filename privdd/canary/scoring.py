@@ -239,11 +239,8 @@ def _score_recorded_updates(
         extra = {}
     else:
         extra = {"clip": given["clip"]}
-    extra |= (
-        {"known": {site: digest_arrays(*pair) for site, pair in known_records.items()}}
-        if known_records
-        else {}
-    )
+    if known_records:
+        extra |= {"known": {site: digest_arrays(*pair) for site, pair in known_records.items()}}
     return scores, {"signal": "update", "replies": digests, **extra}
 
 

@@ -493,9 +493,8 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
         order = "they were taken in the order of the model's state_dict"
         notes.append(f"The {len(state)} arrays of {path.name} have no names; {order}.")
     weights, prefix = _strip_prefix(weights, state)
-    notes += (
-        [f"The names in {path.name} begin with {prefix}, which was taken off."] if prefix else []
-    )
+    if prefix:
+        notes += [f"The names in {path.name} begin with {prefix}, which was taken off."]
     missing = sorted(state.keys() - weights.keys())
     unknown = sorted(weights.keys() - state.keys())
     wrong_shapes = [

@@ -225,7 +225,8 @@ def _audit_target(typed: TargetArguments) -> ExternalAudit:
     else:
         weights = None
     model, notes = load_target_model(str(typed.get("target.model")), typed.args, weights)
-    about |= {"notes": notes} if notes else {}
+    if notes:
+        about |= {"notes": notes}
     if typed.get("target.updates"):
         if not isinstance(model, nn.Module):
             raise BadConfig("target.model: a torch module is needed to read updates")

@@ -198,7 +198,8 @@ def target_and_shadow_signals(
         for block in iterate_record_gradients(model, sent, records):
             rows = block.double()
             cosines.append(torch.stack([gradient_alignment(step.double(), rows) for step in steps]))
-            blocks += [block] if joint else []
+            if joint:
+                blocks += [block]
         signals.setdefault("alignment", []).append(torch.cat(cosines, 1))
         if joint:
             signals.setdefault("joint", []).append(

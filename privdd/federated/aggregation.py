@@ -72,7 +72,8 @@ def check_alike(clients: Sequence[Received], name: str) -> None:
         extra = sorted(message.values[name].keys() - first.values[name].keys())
         if missing or extra:
             says = [f"lacks {missing[0]!r}"] if missing else []
-            says += [f"also has {extra[0]!r}"] if extra else []
+            if extra:
+                says += [f"also has {extra[0]!r}"]
             what = f"round {message.round}, client {message.client}: {name!r} {' and '.join(says)}"
             raise ValueError(
                 f"{what}, unlike that of client {first.client}: all must send the same tensors"

@@ -183,9 +183,8 @@ def verify_run(folder: Path, key: Path | None = None) -> Verification:
         else:
             ledger = recomputed.run_ledger(record)
             disagreements += _check_numbers(record, ledger)
-            disagreements += (
-                file_checks.check_sent_values(folder, ledger) if ledger is not None else ()
-            )
+            if ledger is not None:
+                disagreements += file_checks.check_sent_values(folder, ledger)
             disagreements += check_page(record)
             unrecomputed, (trusted, deciding) = (
                 list(list_not_recomputable(record, ledger)),

@@ -216,8 +216,10 @@ def find_interference(
                 continue
             for leak in compare_traces(alone, again):
                 yield RecordDependence(round, name, leak.says, message=leak.message)
-            memories |= {name: again.memory} if linked else {}
-        memories |= {None: alone.memory} if linked else {}
+            if linked:
+                memories |= {name: again.memory}
+        if linked:
+            memories |= {None: alone.memory}
 
 
 def has_linked_rounds(plan: Plan, snapshots: Mapping[int, Snapshot]) -> bool:

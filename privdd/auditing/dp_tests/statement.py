@@ -299,7 +299,8 @@ class Statement:
             "t2_likelihood_ratio", best, "likelihood_ratio", "finite_sample", runs, text
         )
         looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1), found.run_count)]
-        looks += [("t3_final", Adversary.SERVER, final.final, final.run_count)] if final else []
+        if final:
+            looks += [("t3_final", Adversary.SERVER, final.final, final.run_count)]
         for attack, adversary, rows, runs in looks:
             rng = self.subject.keys.fold(attack, self.surface).numpy()
             bound = bound_from_runs(
@@ -307,7 +308,8 @@ class Statement:
             )
             ceiling = f"a perfect attack on so many runs reaches {math.log(runs / 2 / 3.7):.2g}"
             text = f"{note}; {ceiling}; {self._describe_verdict(bound.value)}"
-            text += NO_EVIDENCE_NOTE if attack == "t3_final" else ""
+            if attack == "t3_final":
+                text += NO_EVIDENCE_NOTE
             found_by = (bound.value, bound.method, bound.validity, 2 * runs)
             yield self.bound_finding(attack, *found_by, text, adversary=adversary)
         if event is not None:
