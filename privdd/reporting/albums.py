@@ -62,7 +62,9 @@ class PictureAlbum:
     @property
     def shown(self) -> int:
         """How many attempts are shown."""
-        return min(ROW_PAIRS, self.total) if self.columns else len(self.pairs)
+        if self.columns:
+            return min(ROW_PAIRS, len(self.real))
+        return len(self.pairs)
 
     @property
     def typical(self) -> str:
@@ -97,16 +99,17 @@ class PictureAlbum:
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
     """The best pairs of one attack's pictures or rows, or None where it left none."""
     evidence = record.evidence(row)
-    if evidence.real is None or evidence.reconstructed is None or not len(evidence.real):
-        return None
     real = evidence.real
     surface = wording.surface_title(row, record.findings.scope)
     title = f"{surface}, {wording.attack_title(row.attack)}"
+    if real is None and column_errors_of(row) and row.n:
+        album = PictureAlbum(owner, title, row, (), row.n, np.zeros((0, 0)), np.zeros((0, 0)))
+        return _with_columns(album, _columns_without_rows(row))
+    if real is None or evidence.reconstructed is None or not len(real):
+        return None
     if real.ndim == 2:
-        columns = _row_columns(row, real, evidence.reconstructed)
         album = PictureAlbum(owner, title, row, (), len(real), real, evidence.reconstructed)
-        more = max(len(columns) - SHOWN_COLUMNS, 0)
-        return replace(album, columns=tuple(columns[:SHOWN_COLUMNS]), more_columns=more)
+        return _with_columns(album, _row_columns(row, real, evidence.reconstructed))
     rebuilt = evidence.reconstructed
     quality = figures.psnr_of_arrays(real, rebuilt)
     order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
@@ -116,6 +119,27 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
         reconstruction = figures.png_uri(rebuilt[index])
         pairs.append(PicturePair(original, reconstruction, format_decibel(float(quality[index]))))
     return PictureAlbum(owner, title, row, tuple(pairs), len(real), real, rebuilt)
+
+
+def column_errors_of(row: FindingRow) -> list[Mapping[str, Any]]:
+    """What a finding says of a table's columns and their errors; [] for images."""
+    columns = (row.diagnostics or {}).get("columns")
+    if not isinstance(columns, list):
+        return []
+    if not all(isinstance(column, dict) and {"name", "error"} <= set(column) for column in columns):
+        return []
+    return columns
+
+
+def _with_columns(album: PictureAlbum, columns: list[RowColumn]) -> PictureAlbum:
+    more = max(len(columns) - SHOWN_COLUMNS, 0)
+    return replace(album, columns=tuple(columns[:SHOWN_COLUMNS]), more_columns=more)
+
+
+def _columns_without_rows(row: FindingRow) -> list[RowColumn]:
+    """The errors by column of rows that are kept off the page."""
+    columns = column_errors_of(row)
+    return [RowColumn(str(c["name"]), (), wording.format_number(c["error"])) for c in columns]
 
 
 def _row_columns(row: FindingRow, real: np.ndarray, reconstruction: np.ndarray) -> list[RowColumn]:
@@ -139,11 +163,8 @@ def _row_columns(row: FindingRow, real: np.ndarray, reconstruction: np.ndarray) 
 
 def _stated_columns(row: FindingRow, width: int) -> list[Mapping[str, Any]]:
     """What the finding says of the columns; headings alone if that is not of ``width`` numbers."""
-    columns = (row.diagnostics or {}).get("columns")
-    is_list = isinstance(columns, list) and all(
-        isinstance(c, dict) and "name" in c for c in columns
-    )
-    if is_list and sum(map(_width, columns)) == width:
+    columns = column_errors_of(row)
+    if columns and sum(map(_width, columns)) == width:
         return columns
     return [{"name": f"number {place + 1}"} for place in range(width)]
 

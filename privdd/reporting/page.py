@@ -134,6 +134,7 @@ def _figures(plots: list[Plot], albums: list[PictureAlbum]) -> dict[str, Any]:
         "rocs": [plot for plot in plots if plot.name.startswith("roc-")],
         "accuracy": by_name.get("accuracy"),
         "albums": albums,
+        "rows": any(album.columns for album in albums),
     }
 
 
