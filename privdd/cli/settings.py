@@ -22,7 +22,6 @@ from privdd.federated.settings import (
     PrivacySettings,
     RunSettings,
 )
-from privdd.runtime.renames import use_original_names
 from privdd.runtime.yaml_files import TARGET
 
 if TYPE_CHECKING:
@@ -36,21 +35,13 @@ def settings_fingerprint(config: DictConfig) -> str:
     """A digest of all settings that affect what clients send (not of how it is attacked), and of
     the user's own code.
 
-    Seeded noise is drawn from a stream that this digest names; classes enter under the names of
-    ``privdd.runtime.renames``, so that it stays what it was."""
-    content = {
-        k: v
-        for k, v in use_original_names(to_plain_settings(config)).items()
-        if k not in NOT_FINGERPRINTED
-    }
+    Seeded noise is drawn from a stream that this digest names."""
+    settings = to_plain_settings(config)
+    content = {key: value for key, value in settings.items() if key not in NOT_FINGERPRINTED}
     if code := user_code_of_config(config):
         content["own_code"] = code
     if isinstance(privacy := content.get("privacy"), dict):
         content["privacy"] = {k: v for k, v in privacy.items() if k not in NOISE_SETTINGS}
-    if isinstance(trust := content.get("trust"), dict) and trust.get("name") == "local":
-        del content["trust"]
-    if isinstance(data := content.get("data"), dict) and not data.get("standardise"):
-        content["data"] = {k: v for k, v in data.items() if k != "standardise"}
     return hashlib.blake2b(
         json.dumps(content, sort_keys=True, default=str).encode(), digest_size=8
     ).hexdigest()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import open_dict
 from torch.func import functional_call
 
 from privdd.cli.build import (
@@ -113,14 +112,6 @@ def test_the_classifiers_of_a_method_are_given_the_published_constants() -> None
     assert built(standardise_classifiers(on)).model.scale == PUBLISHED_SCALES[
         "fashion_mnist"
     ] and settings_fingerprint(on) != settings_fingerprint(off)
-
-
-def test_what_was_run_before_keeps_its_digest() -> None:
-    config = compose_config("train", ["data=fashion_mnist"])
-    with_key = settings_fingerprint(config)
-    with open_dict(config):
-        del config.data["standardise"]
-    assert settings_fingerprint(config) == with_key
 
 
 @pytest.mark.parametrize(
