@@ -28,12 +28,16 @@ from privdd.core.rng import Keys
 from privdd.core.types import Problem, Records, State, Tensors
 from privdd.federated.method import Method
 from privdd.federated.simulation import Snapshot
+from privdd.runtime.task_messages import cached_property_names
 
 Signals = dict[str, Tensor]  # "surface|signal" (``signal_group``) -> (n,)
 # (n, q): "confidence" of q copies of each record, the record itself first
 QUERIED_CONFIDENCE = "queried_confidence"
 # numbers (records times parameters) held at once besides the gradients on the CPU
 MAX_HELD_NUMBERS = 50_000_000
+# of the size of all records' gradients, while a view's solvers are made: the gradients, their mean
+# along the path, and one layer in float64 with its solver
+MATRICES_AT_ONCE = 6
 # layers in which records are solved for together; parameters of such a layer
 SOLVED_LAYERS = 4
 MIN_LAYER_SIZE = 100
@@ -171,14 +175,22 @@ class AdversaryView:
         start = self.broadcast_state
         end = ends[0]
         middle = {n: (t + end[n]) / 2 if t.is_floating_point() else t for n, t in start.items()}
-        size = gradients.gradient_matrix.norm()
-        total = gradients.gradient_matrix
+        total = gradients.gradient_matrix.clone()
+        size = total.norm()
         for state in (middle, end):
-            gradients_there = self.record_gradients_at(state)
-            matrix = None if gradients_there is None else gradients_there.gradient_matrix
-            if matrix is not None and torch.isfinite(matrix).all():
-                total = total + matrix * (size / matrix.norm().clamp_min(1e-30)).clamp(max=1)
-        return total / 3
+            self._add_gradients_at(state, size, total)
+        return total.div_(3)
+
+    def _add_gradients_at(self, state: State, largest: Tensor, total: Tensor) -> None:
+        """Add the records' gradients at a model to ``total`` (n, p), in place: a matrix of them is
+        large. largest: the norm that they are scaled down to if theirs is larger."""
+        gradients = self.record_gradients_at(state)
+        if gradients is None:
+            return
+        matrix = gradients.gradient_matrix
+        if torch.isfinite(matrix).all():
+            scale = (largest / matrix.norm().clamp_min(1e-30)).clamp(max=1)
+            total += matrix.mul_(scale)
 
     @cached_property
     def layer_solvers(self) -> dict[str, tuple[slice, Tensor | LayerCoefficients]]:
@@ -204,7 +216,19 @@ class AdversaryView:
                     place,
                     LayerCoefficients.from_gradients(layer_gradients, SMALL_RIDGE_SHARE),
                 )
+        self.__dict__.pop("path_gradients", None)  # as large as all solvers, and not read again
         return solvers
+
+    def drop_derived_values(self) -> None:
+        """Free what was computed from the view, the gradients of all records above all.
+
+        It is computed again if it is asked for. A view is dropped so once its round is read: what
+        all rounds hold together grows with rounds times parameters.
+        """
+        on_device = self.__dict__.pop("on_device", self)
+        for view in (self, on_device):
+            for name in cached_property_names(type(view)):
+                view.__dict__.pop(name, None)
 
     def _last_layers(self, model: nn.Module) -> list[tuple[str, slice]]:
         ends: dict[str, tuple[int, int]] = {}

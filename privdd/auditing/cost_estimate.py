@@ -24,6 +24,7 @@ from torch.nn import functional
 
 from attacks.inversion.gradient_attack import GradientInversion
 from attacks.types import IMAGE_SURFACES, Attack, Surface
+from privdd.auditing.adversary_view import MATRICES_AT_ONCE, MAX_HELD_NUMBERS
 from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.record_gradients import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
@@ -146,6 +147,8 @@ def _memory_bytes(experiment: Experiment) -> int:
     )
     if gradients > MAX_MATRIX_BYTES:
         gradients = max(2 * MAX_BLOCK_BYTES, model)  # a block, and its parts
+    elif gradients <= BYTES_PER_NUMBER * MAX_HELD_NUMBERS:
+        gradients *= MATRICES_AT_ONCE
     return model_bytes + gradients * (1 + workers)
 
 

@@ -252,6 +252,8 @@ class ShadowTraining:
             ):  # a group is always replayed as a whole; known worlds come out the same
                 cached[world] = self._write_signals(place, world, signals)
                 bar.advance()
+        for view in (self.adversary, *self.passing.values()):
+            view.drop_derived_values()
         return {key: torch.stack([cached[w][key] for w in sorted(cached)]) for key in real}
 
     def _replay_missing(

@@ -14,6 +14,7 @@ import torch
 
 from attacks.types import Surface
 from privdd.auditing import cost_estimate as pricing
+from privdd.auditing.adversary_view import MATRICES_AT_ONCE
 from privdd.auditing.cost_estimate import (
     PROCESS_BYTES,
     SIGNAL_SECONDS,
@@ -102,7 +103,7 @@ def test_of_a_sum_one_artifact_is_kept_however_many_clients_add_to_it(tmp_path: 
     assert said <= real <= 1.5 * said
 
 
-def test_memory_holds_one_gradient_for_each_audited_record() -> None:
+def test_memory_holds_the_gradients_of_each_audited_record_and_their_solvers() -> None:
     few, many = (
         least_needs(
             build_experiment(tiny_config("fedavg", f"audit.records={n}", command="audit"))
@@ -110,9 +111,9 @@ def test_memory_holds_one_gradient_for_each_audited_record() -> None:
         for n in (10, 20)
     )
     model = tiny("fedavg").plan.method.audit_hooks.classifier(tiny("fedavg").plan.problem)
-    assert model is not None and many - few == 10 * 4 * sum(
-        t.numel() for t in model.state_dict().values()
-    )
+    assert model is not None
+    numbers = sum(t.numel() for t in model.state_dict().values())
+    assert many - few == MATRICES_AT_ONCE * 10 * 4 * numbers
 
 
 @pytest.mark.parametrize("algo", ["fedavg", "feddm"])

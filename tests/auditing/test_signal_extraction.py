@@ -580,6 +580,21 @@ def test_the_way_that_was_gone_is_followed_and_noise_at_its_end_does_not_drown_t
     assert lens_joint().path_gradients is None
 
 
+def test_a_view_whose_round_is_read_holds_no_gradients_and_gives_the_same_again(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr("privdd.auditing.signal_extraction.MIN_LAYER_SIZE", 1)
+    view = lens_joint(update=stepped())
+    fields = set(view.__dict__)
+    before = extract_signals(view, {"update": stepped()})
+    assert {"on_device", "record_gradients", "layer_solvers"} <= set(view.__dict__) - fields
+    assert "path_gradients" not in view.__dict__
+    view.drop_derived_values()
+    assert set(view.__dict__) == fields
+    again = extract_signals(view, {"update": stepped()})
+    assert all(torch.equal(again[name], value) for name, value in before.items())
+
+
 def test_small_layers_are_not_solved_by_themselves() -> None:
     assert (
         START["head.weight"].numel() + START["head.bias"].numel() < MIN_LAYER_SIZE
