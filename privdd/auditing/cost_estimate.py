@@ -34,11 +34,11 @@ from privdd.core.validation import BadConfig
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import (
-    SNAPSHOTS_PER_PHASE,
     ClientTask,
     Plan,
     Progress,
     StepResult,
+    kept_round_limit,
     run_round,
     start_training,
 )
@@ -81,7 +81,7 @@ LEAST_LOOP_SECONDS = 0.02
 TIMED_TEST_RECORDS = 250
 PASS_RECORDS = 16
 PASSES = 10
-PASS_SECONDS = 0.1
+PASS_SECONDS = 1.0  # after which no further pass is timed
 SMALL_WIDTH = 32
 
 
@@ -138,7 +138,7 @@ def _memory_bytes(experiment: Experiment) -> int:
     model_bytes = (
         (1 + workers) * PROCESS_BYTES
         + records
-        + 2 * model * min(SNAPSHOTS_PER_PHASE, plan.method.rounds)
+        + 2 * model * min(kept_round_limit(2 * model), plan.method.rounds)
     )
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
         return model_bytes
@@ -550,7 +550,8 @@ def _replay_stage(
     if chained:
         often = len(rounds)
     else:
-        often = min(audit.rounds, SNAPSHOTS_PER_PHASE)
+        model_bytes = BYTES_PER_NUMBER * count_model_numbers(experiment)
+        often = min(audit.rounds, kept_round_limit(2 * model_bytes))
     seconds_of_replay = sum(
         sum(took) / len(took) * min(often, len(took)) for took in phases.values()
     )

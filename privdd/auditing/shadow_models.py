@@ -506,6 +506,7 @@ def describe_view(run: FinishedRun, view: View, family: Family) -> list[str]:
     return [
         describe_granted_knowledge(run.plan, view, family),
         describe_replays(run, view) if by_replays else "",
+        describe_read_rounds(run.plan, view) if by_replays else "",
         describe_other_networks(view),
     ]
 
@@ -549,6 +550,20 @@ def describe_replays(run: FinishedRun, view: View) -> str:
         f"replayed federations differ in the last {apart} of {method.rounds} rounds: replays "
         "of all rounds may show more"
     )
+
+
+def describe_read_rounds(plan: Plan, view: View) -> str:
+    """For a finding's note: how many rounds of a phase are replayed, if it had more; else ""."""
+    if view.worlds is None or not view.worlds.rounds:
+        return ""
+    phase_of = plan.method.audit_hooks.phase
+    phase = phase_of(view.captures[0].round)
+    own_rounds = [t for t in range(plan.method.rounds) if plan.victim in plan.participants(t)]
+    total = sum(phase_of(t) == phase for t in own_rounds)
+    read = next(iter(view.worlds.rounds.values())).shape[-1]
+    if read >= total:
+        return ""
+    return f"{read} of {total} rounds are read (audit.rounds): more may show more"
 
 
 def server_signals(

@@ -43,11 +43,26 @@ from privdd.privacy.mechanisms import ClientLevel
 from privdd.privacy.noise import settings_hash
 from privdd.runtime.engine import Engine
 
-SNAPSHOTS_PER_PHASE = 8  # rounds of a phase: more cost an audit time, and a checkpoint space
+# Rounds of a phase that are kept for replays: as many as fit into the bytes, within these bounds.
+LEAST_KEPT_ROUNDS = 8
+MOST_KEPT_ROUNDS = 32
+KEPT_BYTES = 2**28
 DROPPED_REPLY = "dropped reply"
 UNDECLARED_ARRIVAL = "arrived, and the method declares no such message"
 # noise over signal, after all rounds, above which little or nothing is learned
 MAX_NOISE_TO_SIGNAL = 1.0
+
+
+def kept_round_limit(round_bytes: int) -> int:
+    """How many rounds of a phase are kept.
+
+    Args:
+        round_bytes: Of one round: what the client is sent, and what it sends.
+
+    Returns:
+        From LEAST_KEPT_ROUNDS to MOST_KEPT_ROUNDS.
+    """
+    return min(MOST_KEPT_ROUNDS, max(LEAST_KEPT_ROUNDS, KEPT_BYTES // max(1, round_bytes)))
 
 
 def select_spread_rounds(rounds: Sequence[int], most: int) -> list[int]:
@@ -486,7 +501,8 @@ def _update_snapshots(
     same_phase = sorted(
         t for t, s in kept.items() if s.phase == new.phase and set(s.sent) == set(new.sent)
     )
-    chosen = select_spread_rounds([*same_phase, round], SNAPSHOTS_PER_PHASE)
+    most = kept_round_limit(count_bytes(new.broadcast) + count_bytes(new.sent))
+    chosen = select_spread_rounds([*same_phase, round], most)
     return {**{t: s for t, s in kept.items() if t not in same_phase or t in chosen}, round: new}
 
 

@@ -23,12 +23,16 @@ from privdd.core.types import Problem, Records, Shard
 from privdd.federated.channel import POST_PROCESSING, digest_tensors
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import (
+    KEPT_BYTES,
+    LEAST_KEPT_ROUNDS,
     MAX_NOISE_TO_SIGNAL,
+    MOST_KEPT_ROUNDS,
     SERVER,
     Plan,
     Progress,
     Snapshot,
     count_bytes,
+    kept_round_limit,
     link_to_broadcast,
     noise_to_signal,
     publish_final_state,
@@ -285,9 +289,16 @@ def test_rounds_of_the_audited_client_are_kept_as_far_as_there_is_room(
 ) -> None:
     _, past = run("algo=fedavg", "algo.rounds=4")
     assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
-    monkeypatch.setattr("privdd.federated.simulation.SNAPSHOTS_PER_PHASE", 2)
+    monkeypatch.setattr("privdd.federated.simulation.LEAST_KEPT_ROUNDS", 2)
+    monkeypatch.setattr("privdd.federated.simulation.KEPT_BYTES", 1)
     _, past = run("algo=fedavg", "algo.rounds=4", "seed=1")
     assert [sorted(p.snapshots) for p in past] == [[], [0], [0, 1], [0, 2], [0, 3]]
+
+
+def test_small_rounds_are_kept_in_number_and_large_ones_as_far_as_their_bytes_fit() -> None:
+    assert kept_round_limit(0) == kept_round_limit(100_000) == MOST_KEPT_ROUNDS == 32
+    assert kept_round_limit(KEPT_BYTES // 20) == 20
+    assert kept_round_limit(90_000_000) == LEAST_KEPT_ROUNDS == 8  # a ResNet-18, both ways
 
 
 def test_audited_rounds_are_the_latest_of_each_phase_and_kind_of_upload() -> None:
