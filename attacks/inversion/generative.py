@@ -9,6 +9,7 @@ GMI (Zhang et al. 2020): a WGAN-GP prior, then min over z of -D(G(z)) + 100 CE(T
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -36,6 +37,9 @@ from attacks.inversion.victim import Reconstruction
 from attacks.tensors import average_pool, draw_ahead
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_below_one, check_counts, check_positive
+
+MOST_JUDGES = 4  # trained networks that a process keeps, each with the generator after it
+_JUDGES: dict[tuple[EvaluationClassifier, int, str, str], tuple[EvaluationNetwork, Tensor]] = {}
 
 
 class InversionRole(StrEnum):
@@ -297,7 +301,24 @@ class EvaluationClassifier:
     def fit(
         self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator
     ) -> EvaluationNetwork:
-        """A classifier trained on x (m, c, h, w) in [0, 1], y (m,)."""
+        """A classifier trained on x (m, c, h, w) in [0, 1], y (m,).
+
+        Several attacks judge by the same public records: one network is trained for all of them
+        in a process, and the generator moves on as if it were trained anew.
+        """
+        key = (self, classes, str(x.device), _digest_tensors(x, y, generator.get_state()))
+        if key not in _JUDGES:
+            net = self._train(x, y, classes, generator)
+            while len(_JUDGES) >= MOST_JUDGES:
+                _JUDGES.pop(next(iter(_JUDGES)))
+            _JUDGES[key] = (net, generator.get_state())
+        net, state = _JUDGES[key]
+        generator.set_state(state)
+        return net
+
+    def _train(
+        self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator
+    ) -> EvaluationNetwork:
         net = EvaluationNetwork((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(
             x.device
         )
@@ -317,6 +338,15 @@ class EvaluationClassifier:
             F.cross_entropy(net(images), y[rows]).backward()
             optimiser.step()
         return net.eval().requires_grad_(False)
+
+
+def _digest_tensors(*tensors: Tensor) -> str:
+    """SHA-256 of types, shapes and values."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def class_accuracy(judge: nn.Module, images: Tensor, labels: Tensor) -> float:

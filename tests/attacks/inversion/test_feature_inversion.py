@@ -362,6 +362,19 @@ def test_mi_face_convinces_the_model_and_stops_where_its_rule_says() -> None:
         attack.reconstruct(model.train(), labels, (1, 8, 8))
 
 
+def test_one_judge_is_trained_for_the_same_records_and_draws() -> None:
+    _, x, y = _data()
+    training = EvaluationClassifier(steps=3)
+    first, again, other = (torch.Generator().manual_seed(seed) for seed in (0, 0, 1))
+    judge = training.fit(x, y, 10, first)
+    assert training.fit(x.clone(), y, 10, again) is judge
+    assert torch.equal(first.get_state(), again.get_state())
+    assert training.fit(x, y, 10, other) is not judge
+    assert training.fit(x[1:], y[1:], 10, torch.Generator().manual_seed(0)) is not judge
+    fresh = training._train(x, y, 10, torch.Generator().manual_seed(0))
+    assert torch.equal(fresh(x), judge(x))
+
+
 def test_the_judge_knows_digits_and_not_noise() -> None:
     x, y = digits()
     judge = EvaluationClassifier(steps=250).fit(x[300:1300], y[300:1300], 10, rng())
