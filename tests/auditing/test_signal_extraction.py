@@ -583,7 +583,7 @@ def test_the_way_that_was_gone_is_followed_and_noise_at_its_end_does_not_drown_t
 def test_a_view_whose_round_is_read_holds_no_gradients_and_gives_the_same_again(
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr("privdd.auditing.signal_extraction.MIN_LAYER_SIZE", 1)
+    monkeypatch.setattr("privdd.auditing.adversary_view.MIN_LAYER_SIZE", 1)
     view = lens_joint(update=stepped())
     fields = set(view.__dict__)
     before = extract_signals(view, {"update": stepped()})
