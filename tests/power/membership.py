@@ -147,7 +147,8 @@ an audit, and given to every membership attack that claims the surface, those th
 default too, with its shipped settings: {RECORDS} records, {WORLDS} replays. Each member moves
 models and gradients by {PULL:g} standard deviations of the noise along its own gradient; images,
 features and representations are the members' own with noise of standard deviation {NOISE:g},
-which is the records' own spread; labels and prototypes count the members of ten classes. For
+which is the records' own spread; labels and prototypes count the members of ten classes; logits
+are those of a last layer after a step on the members, with noise of their own size. For
 `nearest_row` and `nearest_patch`, which look for records that are sent as they are, one member in
 three is (of prototypes, the mean of each class is one member), and the rest of what is sent is
 noise. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null
