@@ -25,7 +25,7 @@ from privdd.runtime.engine import Engine
 from tests import stand_in_weights
 
 # read AlexNet's weights
-PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments"}
+PUBLIC_MAP = {"feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments", "fedcgs"}
 ALGOS = sorted({*group_choices("algo", [config_dir()])})
 stand_in_weights.install()
 Nested = torch.Tensor | Mapping[Any, Any]

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
+from attacks.inversion.class_opening import OpenedRows, open_message
 from attacks.inversion.evaluation import class_mean_images, compare_with_records, describe_no_gain
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.victim import Reconstruction
@@ -464,7 +465,10 @@ def released_rows(view: View, capture: Capture, feature_map: FeatureMap | None) 
     """The released rows after what anyone can undo: noise shared over a batch, copies averaged."""
     value = capture.value
     settings = view.knowledge.settings
-    if "x" in value:
+    opened = opened_class_rows(value, view.knowledge.classes)
+    if opened is not None:
+        rows = opened.rows
+    elif "x" in value:
         rows = value["x"]
     else:
         rows = class_mean_rows(value)
@@ -480,6 +484,23 @@ def released_rows(view: View, capture: Capture, feature_map: FeatureMap | None) 
     if copies > 1 and len(rows) % copies == 0:
         return average_copies(rows, copies)
     return rows
+
+
+def opened_class_rows(value: Mapping[str, Tensor], classes: int) -> OpenedRows | None:
+    """Class means in which classes that second moments open stand as their records' own rows; None
+    for a message without second moments."""
+    if "second" not in value:
+        return None
+    opened = open_message(value, classes)
+    if opened is None:
+        return None
+    count = value["count"].flatten()
+    closed = (count > 0).index_fill(0, opened.labels, False).nonzero()[:, 0]
+    means = value["sum"][closed] / count[closed, None]
+    labels = torch.cat([opened.labels, closed])
+    order = labels.argsort(stable=True)
+    rows = torch.cat([opened.rows, means])[order]
+    return OpenedRows(rows, labels[order], count.long()[labels[order]])
 
 
 def class_mean_rows(value: Mapping[str, Tensor]) -> Tensor:
@@ -526,7 +547,10 @@ def released_labels(view: View, rows: int) -> Tensor | None:
     """The class that was released with each row (rows,); None if no labels were released."""
     value = view.captures[0].value
     classes = view.knowledge.classes
-    if "count" in value and len(value["count"].flatten()) == classes:
+    opened = opened_class_rows(value, classes)
+    if opened is not None:
+        labels = opened.labels
+    elif "count" in value and len(value["count"].flatten()) == classes:
         labels = torch.nonzero(value["count"].flatten() > 0).flatten()
     elif _holds_class_rows(value, classes):
         if "mean" in value:

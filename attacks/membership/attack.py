@@ -37,7 +37,7 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.FEATURES: ("matched_filter", "distance"),
     Surface.LABELS: ("count", "alignment"),
     Surface.STATISTICS: ("density", "confidence", "alignment"),
-    Surface.PROTOTYPES: ("count", "alignment", "row"),
+    Surface.PROTOTYPES: ("joint_moments", "count", "alignment", "row"),
     Surface.CONTROL_VARIATE: ("alignment", "distance"),
     Surface.COUNTS: ("count", "alignment"),
     Surface.LOGITS: ("confidence", "alignment"),

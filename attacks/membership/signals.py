@@ -5,7 +5,7 @@ Pure functions; leading dimensions (replays) are carried along where the shapes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -421,3 +421,84 @@ def class_ridge_coefficients(
             centre = vectors.mean(0)
         coefficients[in_class] = ridge_coefficients(mean - centre, vectors - centre, ridge)
     return coefficients
+
+
+@accepts_numpy
+def moment_alignment(
+    moments: Tensor, count: Tensor, rows: Tensor, labels: Tensor, reference: Tensor
+) -> Tensor:
+    """Each record's outer product with the second moment of those that were sent, seen from public
+    records.
+
+        <r r^T, M / n - R> = r^T (M / n - R) r
+
+    Tracing (Homer et al. 2008; Dwork et al. 2015) on second moments.
+
+    Args:
+        moments: M, (C, d, d) of each class, or (1, d, d) of all records together.
+        count: n, (C,) or (1,), records behind each.
+        rows: r, (n, d), of the candidates.
+        labels: their classes (n,).
+        reference: R, (d, d), the mean outer product of public records.
+
+    Returns:
+        (n,) float64.
+    """
+    products = rows.new_zeros(len(rows), dtype=torch.float64)
+    for group, members in _moment_groups(moments, labels):
+        mean = moments[group].double() / count[group].double().clamp_min(1)
+        products[members] = _quadratic_forms(mean - reference.double(), rows[members].double())
+    return products
+
+
+@accepts_numpy
+def moment_coefficients(
+    moments: Tensor,
+    count: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    reference: Tensor,
+    ridge: float = SMALL_RIDGE_SHARE,
+) -> Tensor:
+    """The candidates' parts in second moments, solved for together: 1 for a record that was summed
+    and 0 for any other, as far as their outer products can be distinguished.
+
+    By the inner products of centred outer products,
+
+        <r r^T - R, s s^T - R> = (r^T s)^2 - r^T R r - s^T R s + |R|^2
+
+    Args:
+        moments: (C, d, d) of each class, or (1, d, d) of all records together.
+        count: (C,) or (1,), records behind each.
+        rows: (n, d), of the candidates.
+        labels: their classes (n,).
+        reference: R, (d, d), the mean outer product of public records.
+        ridge: in units of the mean squared length of a centred outer product.
+
+    Returns:
+        (n,) float64.
+    """
+    coefficients = rows.new_zeros(len(rows), dtype=torch.float64)
+    centre = reference.double()
+    for group, members in _moment_groups(moments, labels):
+        vectors = rows[members].double()
+        shared = _quadratic_forms(centre, vectors)
+        gram = (vectors @ vectors.T).square() - shared[:, None] - shared + centre.square().sum()
+        centred = moments[group].double() - count[group].double() * centre
+        products = _quadratic_forms(centred, vectors) - (centre * centred).sum()
+        coefficients[members] = solve_ridge(gram, products, ridge)
+    return coefficients
+
+
+def _quadratic_forms(matrix: Tensor, vectors: Tensor) -> Tensor:
+    """v^T A v (n,) of vectors (n, d)."""
+    return ((vectors @ matrix) * vectors).sum(1)
+
+
+def _moment_groups(moments: Tensor, labels: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The second moment that a record is part of, and which candidates (n,) these are."""
+    groups = labels.long()
+    if len(moments) == 1:
+        groups = torch.zeros_like(groups)
+    for group in groups.unique().tolist():
+        yield group, groups == group

@@ -295,6 +295,18 @@ class AdversaryView:
         return centre, embed_in_batches(self.public_map, self.candidates.x) - centre
 
     @cached_property
+    def prototype_rows(self) -> tuple[Tensor, Tensor] | None:
+        """The audited and the public records as rows (n, d), (m, d) of the map that the server
+        knows; None without one."""
+        if self.broadcast_state is not None:
+            embed = self.embed_images
+        elif self.public_map is not None:
+            embed = self.public_map
+        else:
+            return None
+        return embed_in_batches(embed, self.candidates.x), embed_in_batches(embed, self.public.x)
+
+    @cached_property
     def public_map(self) -> Callable[[Tensor], Tensor] | None:
         """The public map in which synthetic images were matched, the same in all rounds; None if
         there is none."""

@@ -311,7 +311,7 @@ def _prototype_signals(
     "alignment": the part of the class's sum (mean times count) along the record, seen from public
     records, where the server knows a map; "joint_opening": the record's part in the class's mean,
     by the map that all clients start from; "distance": to the nearest mean of a class of one
-    record, which is that record in the map."""
+    record, which is that record in the map; of second moments, ``_second_moment_signals``."""
     y = adversary.candidates.y
     mean = value["mean" if "mean" in value else "sum"].flatten(1)
     signals = {"row": mean.norm(dim=1)[y]}
@@ -326,25 +326,40 @@ def _prototype_signals(
         signals["joint_opening"] = class_ridge_coefficients(
             mean.masked_fill(absent[:, None], torch.nan), opening, y
         )
-    if adversary.broadcast_state is not None:
-        see = adversary.embed_images
-    else:
-        see = adversary.public_map
-    if see is not None:
-        record_rows = embed_in_batches(see, adversary.candidates.x)
-    else:
-        record_rows = mean[:0]
-    if record_rows.shape[1:] != mean.shape[1:] or see is None:
+    if adversary.prototype_rows is None:
+        return signals
+    record_rows, public_rows = adversary.prototype_rows
+    if record_rows.shape[1:] != mean.shape[1:]:
         return signals
     alone = single_record_means(mean, value.get("count"))
     signals["distance"] = distance_to_synthetic(
         record_rows, alone, 2 * float(record_rows.norm(dim=1).max())
     )
-    centre = embed_in_batches(see, adversary.public.x).mean(0)
+    centre = public_rows.mean(0)
     signals["alignment"] = sig.embedding_alignment(
         mean - centre, record_rows - centre, y, cosine=False
     )
+    if "second" in value and "count" in value:
+        signals |= _second_moment_signals(adversary, value["second"], value["count"])
     return signals
+
+
+def _second_moment_signals(adversary: AdversaryView, second: Tensor, count: Tensor) -> Signals:
+    """ "moment_alignment" and "joint_moments": a record's part in the sum of outer products, by
+    itself and solved for with those of all candidates."""
+    if adversary.prototype_rows is None:
+        return {}
+    record_rows, public_rows = adversary.prototype_rows
+    if second.ndim == 2:
+        parts = (second[None], count.sum()[None])
+    else:
+        parts = (second, count)
+    reference = public_rows.T @ public_rows / len(public_rows)
+    labels = adversary.candidates.y
+    return {
+        "moment_alignment": sig.moment_alignment(*parts, record_rows, labels, reference),
+        "joint_moments": sig.moment_coefficients(*parts, record_rows, labels, reference),
+    }
 
 
 def _statistics_signals(

@@ -58,6 +58,12 @@ COUNT = TensorRule(
 )
 MEAN = TensorRule("mean", ("C", "..."), "float", "the mean row of each class")
 SUM = TensorRule("sum", ("C", "..."), "float", "the sum of the rows of each class")
+SECOND = TensorRule(
+    "second",
+    ("...",),
+    "float",
+    "the sum of the outer products of all rows (d, d), or of each class's (C, d, d)",
+)
 # What privdd's own private means send beside them: no attack reads it by name.
 NOISE_TERMS = (
     TensorRule("variance", ("...",), "number", "variance of the noise in the rows"),
@@ -79,7 +85,7 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     Surface.SYNTHETIC_REPRESENTATIONS: UploadRule(
         (TensorRule("x", ("m", "..."), "float", "synthetic rows"),), with_labels=True
     ),
-    Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT, *NOISE_TERMS)),
+    Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT, SECOND, *NOISE_TERMS)),
     Surface.STATISTICS: UploadRule(
         free="`mean` and `std` (C, c) of each class's pixels; other names need `model_state` "
         "or `record_loss`"

@@ -63,6 +63,11 @@ IDENTIFIES: Mapping[str, str] = {
         "(chance {chance})"
     ),
 }
+EXACT_ROW = 1e-3  # of its length: what float32 leaves of a row that was solved for
+OPENS = (
+    "can solve classes of at most three records for {n} rows of single records, {hits} of them "
+    "nearer to a training record than to any held-out one (chance {chance})"
+)
 MATCHES = "can match {hits} of {n} reconstructions to the right record (chance {chance})"
 
 
@@ -480,8 +485,20 @@ def identification_phrase(row: FindingRow) -> str:
     identified_chance and n."""
     hits = round((row.identified or 0.0) * (row.n or 0))
     items = {"item": item_name(row, 1), "items": item_name(row)}
-    text = IDENTIFIES.get(row.attack, MATCHES)
+    if row.attack == "class_opening":
+        text = OPENS
+    else:
+        text = IDENTIFIES.get(row.attack, MATCHES)
     return text.format(hits=hits, n=row.n, chance=format_share(row.identified_chance), **items)
+
+
+def opens_rows_exactly(row: FindingRow) -> bool:
+    """Whether a row that was solved for is a training record's own up to rounding: no rate over
+    many records is needed to tell this from chance."""
+    if row.attack != "class_opening":
+        return False
+    errors = (row.diagnostics or {}).get("errors", ())
+    return any(error <= EXACT_ROW for error in errors)
 
 
 def _identification_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
@@ -491,7 +508,7 @@ def _identification_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[Leak
         chance = row.identified_chance
         if rate is None or chance is None:
             continue
-        if is_above_chance(rate, chance, row.n, scope.looks):
+        if is_above_chance(rate, chance, row.n, scope.looks) or opens_rows_exactly(row):
             phrase = identification_phrase(row)
             strength = rate - chance
             leaks.append(

@@ -35,7 +35,9 @@ INSIDE = {
     "inversion.evaluation:chance_of_gain": "compares with an audit's View",
     "inversion.evaluation:pictures": "compares with an audit's View",
     "inversion.feature_inversion:shadow_map": "reads an audit's View",
+    "inversion.class_opening:open_message": "reads an audit's Capture",
     "inversion.feature_inversion:class_mean_rows": "reads an audit's View",
+    "inversion.feature_inversion:opened_class_rows": "reads an audit's Capture",
     "inversion.generative:class_accuracy": "of a trained judge",
     "inversion.gradient_matching:max_problems_per_batch": "of a search over several victims",
     "inversion.gradient_matching:mean_total_variation": "differentiated inside a search",
@@ -114,6 +116,15 @@ SMALL = random(6, 1, 2, 2, positive=True).float()
 SIGNALS = random(8, 6)
 MASKS = torch.cat([coins(4, 6), ~coins(4, 6)])
 PROBS = random(8, 6, positive=True)
+PAIR = random(2, 4)
+TRIPLE = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+MOMENTS = (
+    (PAIR.T @ PAIR)[None],
+    torch.tensor([2]),
+    random(6, 4),
+    Y,
+    torch.eye(4, dtype=torch.float64),
+)
 EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.evaluation:class_mean_images": lambda: (IMAGES, Y, 3),
     "inversion.evaluation:naive_reconstructions": lambda: (Y, IMAGES, Y, generator()),
@@ -157,6 +168,13 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "inversion.labels:label_overlap": lambda: (torch.tensor([3, 1, 2]), torch.tensor([2, 2, 2])),
     "inversion.labels:recover_labels": lambda: (net(), list(GRADIENTS), 4, SMALL),
     "inversion.labels:count_labels": lambda: (Y, 3),
+    "inversion.class_opening:open_pair": lambda: (PAIR.sum(0), PAIR.T @ PAIR),
+    "inversion.class_opening:open_triple": lambda: (TRIPLE.sum(0), TRIPLE.T @ TRIPLE),
+    "inversion.class_opening:open_classes": lambda: (
+        torch.stack([PAIR[0], PAIR.sum(0)]),
+        torch.tensor([1, 2]),
+        torch.stack([torch.outer(PAIR[0], PAIR[0]), PAIR.T @ PAIR]),
+    ),
     "inversion.copy_detection:count_copies": lambda: (IMAGES, IMAGES, OTHERS),
     "inversion.copy_detection:nearest_records": lambda: (random(6, 4), random(5, 4, seed=1), 2),
     "inversion.copy_detection:copies_in_pool": lambda: (random(6, 4), random(5, 4, seed=1)),
@@ -201,6 +219,8 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
         random(4, 3),
     ),
     "membership.signals:ridge_solver": lambda: (random(6, 4),),
+    "membership.signals:moment_alignment": lambda: MOMENTS,
+    "membership.signals:moment_coefficients": lambda: MOMENTS,
     "membership.nearest_row:count_nearest": lambda: (random(6), random(5, seed=1)),
     "membership.signals:patch_distance": lambda: (IMAGES, IMAGES[:2]),
     "membership.signals:single_record_means": lambda: (random(3, 4), torch.ones(3)),

@@ -42,7 +42,7 @@ def test_shipped_methods_pass(algo: str) -> None:
     check_method(plan.method, mechanisms=plan.mechanisms)
 
 
-@pytest.mark.parametrize("algo", ["fedavg_adaptive", "dp_head", "dp_means", "dp_moments"])
+@pytest.mark.parametrize("algo", ["fedavg_adaptive", "dp_head", "dp_means", "dp_moments", "fedcgs"])
 def test_shipped_methods_pass_where_a_server_gets_sums_alone(algo: str) -> None:
     plan = tiny(algo, "trust=secagg").plan
     check_method(plan.method, mechanisms=plan.mechanisms)

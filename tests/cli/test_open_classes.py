@@ -23,7 +23,8 @@ def with_one_record_of_a_class(algo: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("algo", "warns"), [("fedproto", True), ("fedavg", False), ("dp_means", False)]
+    ("algo", "warns"),
+    [("fedproto", True), ("fedcgs", True), ("fedavg", False), ("dp_means", False)],
 )
 def test_a_class_of_one_record_is_said_before_training(algo: str, warns: bool) -> None:
     said = with_one_record_of_a_class(algo)

@@ -80,7 +80,7 @@ def test_worlds_side_by_side_send_what_each_sends_alone(algo: str) -> None:
                 assert torch.allclose(upload[name].value[key], value, atol=1e-3), (name, key)
 
 
-@pytest.mark.parametrize("algo", ["dp_means", "feddm_guided_dp"])
+@pytest.mark.parametrize("algo", ["dp_means", "feddm_guided_dp", "fedcgs"])
 def test_without_noise_class_sums_are_those_of_the_map_that_an_auditor_is_told(algo: str) -> None:
     """What attacks invert, sum over count, is the mean of ``maps["embedding"]`` over the class's
     records."""

@@ -75,7 +75,8 @@ def test_check_method_says_which_hooks_would_let_attacks_read() -> None:
 def test_a_tensor_of_another_name_is_named_before_training() -> None:
     method = StrangersFedProto(second="known")
     says = (
-        r"upload 'protos' of surface prototypes: holds 'known'; attacks read mean, sum, count alone"
+        "upload 'protos' of surface prototypes: holds 'known'; attacks read mean, sum, count, "
+        "second alone"
     )
     with pytest.raises(BrokenContract, match=says):
         check_method(method)
