@@ -84,7 +84,14 @@ ANY = (
     "-1",
 )
 COMPATIBLE = {
-    "fedfed": ("fedfed", "fedfed_dp", "fedfed_released", "gaussian_features", "none"),
+    "fedfed": (
+        "fedfed",
+        "fedfed_dp",
+        "fedfed_released",
+        "fedfed_flbench",
+        "gaussian_features",
+        "none",
+    ),
     "feddm": ("noisy_embedding", "clipped_gradient", "aggregate_clip", "none"),
     "fedrd": ("noisy_embedding", "clipped_gradient", "aggregate_clip", "none"),
     "fedlgd": ("noisy_embedding", "dpsgd", "none"),
