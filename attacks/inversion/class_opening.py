@@ -233,5 +233,5 @@ def _describe_opened(worst: Mapping[int, float], size_of: Mapping[int, int]) -> 
     error = max(worst[label] for label in exact)
     return (
         f"class{'es' * (len(names) > 1)} {', '.join(names)} opened exactly: each row that was "
-        f"solved for is within {error:.1g} of its length of a record's own"
+        f"solved for is a record's own, with an error of at most {error:.1g} of its length"
     )
