@@ -119,4 +119,4 @@ class QuadraticPublicHead(PublicHead):
 
     def __init__(self, rows: PublicRows, shape: tuple[int, int, int], classes: int) -> None:
         super().__init__(rows, shape, classes)
-        self.head = QuadraticHead(rows.width + 1, classes)
+        self.head = QuadraticHead(rows.width + 1, classes)  # type: ignore[assignment]
