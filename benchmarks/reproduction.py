@@ -1,13 +1,13 @@
-"""The documentation's table of verdicts on the papers' tables and figures, from stored results:
-nothing is trained.
+"""The documentation's table of verdicts on the papers' sentences, from stored results: nothing is
+trained.
 
     python -m benchmarks.reproduction [--results outputs/reproduce/small] [--write
     docs/reproduction.md]
 
 The table (data/reproduction-verdicts.csv beside the page) is the store. Columns that are finished
-below --results take the place of theirs; then every row is compared with today's settings of its
-trainings, which takes a minute or two of CPU time, and marked as stale where these have changed;
-and what the page counts, between two comments, is counted anew."""
+below --results take the place of theirs; then every row is compared with today's settings and code
+of its trainings and with today's words, which takes a few minutes of CPU time, and marked as stale
+where one has changed; and what the page counts and sums up, between comments, is written anew."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from attacks.command_line import CommandParser
-from privdd.reproduce.catalogue import find_entry, load_catalogue
+from privdd.reproduce.catalogue import find_entry, load_catalogue, paper_details
 from privdd.reproduce.page import (
-    STALE,
-    STAND_IN,
+    DECIDING,
+    NOT_RUN_YET,
     OverviewLine,
     collect_lines,
     count_verdicts,
     current_digests,
+    distinct_lines,
+    find_staleness,
 )
 from privdd.runtime.files import write_bytes
 
-COUNTED = re.compile(r"(<!-- counted -->\n).*?(\n<!-- end -->)", re.S)
+SECTION = r"(<!-- {} -->\n).*?(\n<!-- end -->)"
 FIELDS = (
     "entry",
     "column",
@@ -42,17 +44,19 @@ FIELDS = (
     "made",
     "stale",
     "settings",
+    "code",
     "command",
 )
 TITLES = (
     "entry",
     "column",
-    "statement",
+    "sentence",
     "here",
     "how far",
     "made with",
     "stale",
     "settings",
+    "code",
     "command",
 )
 
@@ -80,14 +84,19 @@ class VerdictTable:
         table.writerow(TITLES)
         table.writerows([asdict(line)[name] for name in FIELDS] for line in lines)
         write_bytes(self.file, buffer.getvalue().encode())
-        text, found = COUNTED.subn(
-            rf"\g<1>{describe_counts(lines)}\g<2>", self.page.read_text(encoding="utf-8")
-        )
-        if found != 1:
-            raise ValueError(
-                f"{self.page}: must hold <!-- counted --> and <!-- end --> once, each on a line"
-            )
+        text = self.page.read_text(encoding="utf-8")
+        text = self._write_section(text, "counted", describe_counts(lines))
+        text = self._write_section(text, "sentences", summarise_sentences(lines))
         write_bytes(self.page, text.encode())
+
+    def _write_section(self, text: str, name: str, content: str) -> str:
+        pattern = re.compile(SECTION.format(name), re.S)
+        text, count = pattern.subn(lambda match: match[1] + content + match[2], text)
+        if count != 1:
+            raise ValueError(
+                f"{self.page}: must hold <!-- {name} --> and <!-- end --> once, each on a line"
+            )
+        return text
 
 
 def describe_counts(lines: Sequence[OverviewLine]) -> str:
@@ -95,32 +104,62 @@ def describe_counts(lines: Sequence[OverviewLine]) -> str:
     entries = len(load_catalogue())
     running = sum(entry.is_trainable for entry in load_catalogue().values())
     tried = len({line.entry for line in lines})
+    sentences = [line for line in lines if line.verdict in DECIDING]
+    distinct = distinct_lines(sentences)
+    waiting = sum(line.verdict == NOT_RUN_YET for line in lines)
     return (
         f"{entries} entries, of which {running} run here; {tried} of these were run at "
-        f"`scale=small`. Of their {len(lines)} columns: "
-        f"{count_verdicts(lines)}."
+        f"`scale=small`. They judge {len(sentences)} times a sentence of a paper, which are "
+        f"{len(distinct)} different comparisons of trainings: {count_verdicts(sentences)}. "
+        f"{waiting} lines wait for a training with today's code."
     )
 
 
+def summarise_sentences(lines: Sequence[OverviewLine]) -> str:
+    """A table for each paper: every sentence that was judged, where, and what came out."""
+    judged = [line for line in distinct_lines(lines) if line.verdict in DECIDING]
+    return "\n\n".join(_paper_table(paper, judged) for paper in paper_details())
+
+
+def _paper_table(paper: str, lines: Sequence[OverviewLine]) -> str:
+    rows = [
+        f"| {line.statement} | `{line.entry}`, {line.column} | {_format_outcome(line)} |"
+        for line in lines
+        if find_entry(line.entry).paper == paper
+    ]
+    head = (
+        f"{paper_details()[paper]['title']}:",
+        "",
+        "| sentence | judged on | here |",
+        "|---|---|---|",
+    )
+    return "\n".join([*head, *rows])
+
+
+def _format_outcome(line: OverviewLine) -> str:
+    """The verdict, or what the line counts as with the verdict that was seen there."""
+    return line.verdict if line.kind == line.verdict else f"{line.kind} ({line.verdict})"
+
+
 def merge_lines(stored: Sequence[OverviewLine], new: Sequence[OverviewLine]) -> list[OverviewLine]:
-    """The stored lines with those of the same entry and column replaced, in the catalogue's
-    order."""
-    kept = {(line.entry, line.column): line for line in (*stored, *new)}
+    """The stored lines, but for entries with new ones, whose lines all take their place, in the
+    catalogue's order."""
+    again = {line.entry for line in new}
+    merged = [*(line for line in stored if line.entry not in again), *new]
     order = list(load_catalogue())
-    return sorted(kept.values(), key=lambda line: order.index(line.entry))
+    return sorted(merged, key=lambda line: order.index(line.entry))
 
 
 def mark_stale(lines: Sequence[OverviewLine], scale: str = "small") -> list[OverviewLine]:
-    """Each line with today's answer to whether its settings have changed."""
-    today = {
-        name: current_digests(find_entry(name), scale, "cpu")
-        for name in dict.fromkeys(x.entry for x in lines)
-    }
+    """Each line with today's answer to whether its settings, code or words have changed."""
+    return list(_mark_lines(lines, scale))
 
-    def is_current(line: OverviewLine) -> bool:
-        return line.settings in today[line.entry].get(line.column.removesuffix(STAND_IN), ())
 
-    return [replace(line, stale="" if is_current(line) else STALE) for line in lines]
+def _mark_lines(lines: Sequence[OverviewLine], scale: str) -> Iterator[OverviewLine]:
+    names = dict.fromkeys(line.entry for line in lines)
+    today = {name: current_digests(find_entry(name), scale, "cpu") for name in names}
+    for line in lines:
+        yield replace(line, stale=find_staleness(line, today[line.entry]))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,8 +10,9 @@
 
 # %% [markdown]
 # # Membership ROC across methods
-# The same attack on two methods, on one pair of axes. One command audits several methods and
-# compares them: `python -m privdd.audit -m algo=fedavg,fedproto preset=smoke`.
+# The same attack on the four methods of the papers, on one pair of axes. One command audits
+# several methods and compares them:
+# `python -m privdd.audit -m algo=feddm,fedfed,fedlgd,fedrd preset=smoke`.
 
 # %%
 import csv
@@ -29,19 +30,17 @@ SIZE = (
     "attack=[lira]",
     "audit.waive.global_model='needs replays of the whole federation'",
 )
-METHODS = ("fedavg", "fedproto")
-found = {
-    name: audit(*SIZE, f"algo={name}", "algo.rounds=1", out=f"runs/{name}") for name in METHODS
-}
+METHODS = ("feddm", "fedfed", "fedlgd", "fedrd")
+found = {name: audit(*SIZE, f"algo={name}", out=f"runs/{name}") for name in METHODS}
 
 # %%
 page = compare([f"runs/{name}" for name in METHODS], "runs/comparison")
 SVG(filename=str(page.parent / "figures" / "roc.svg"))
 
 # %% [markdown]
-# Both axes are logarithmic, because what counts is the left end: how many members an attacker names
-# while hardly ever being wrong. False-alarm rates below one over the number of non-members cannot
-# be measured.
+# Both axes are logarithmic, because what counts is the left end: how many members an attacker
+# identifies while hardly ever being wrong. False-positive rates below one over the number of
+# non-members cannot be measured.
 
 # %%
 rows = list(csv.DictReader(Path("runs/comparison/leaks.csv").read_text().splitlines()))

@@ -201,7 +201,9 @@ def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], 
         raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
 
 
-def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experiment:
+def build_experiment(
+    config: DictConfig, *, noise_here: bool = True, load: Callable[..., Dataset] = load_dataset
+) -> Experiment:
     """Assemble the experiment of a config.
 
     Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what
@@ -211,6 +213,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
         config: A composed or stored config.
         noise_here: Whether this process draws the clients' noise, so that it needs their secret
             where there is one.
+        load: Where the data come from, called as ``load_dataset`` is.
 
     Returns:
         Everything that a run needs.
@@ -234,7 +237,7 @@ def build_experiment(config: DictConfig, *, noise_here: bool = True) -> Experime
     mechanisms = _build_mechanisms(config, method)
     method.check_mechanisms(mechanisms)
     _check_device(run.device, method, typed.engine)
-    dataset, shards = load_shards(typed, keys)
+    dataset, shards = load_shards(typed, keys, load)
     problem = Problem(
         dataset.shape, dataset.classes, len(shards), run.device, columns=dataset.columns
     )
@@ -302,14 +305,17 @@ def _parts_of(settings: Any) -> Iterator[Any]:
             yield from _parts_of(value)
 
 
-def load_shards(typed: TypedSettings, keys: Keys) -> tuple[Dataset, list[Shard]]:
+def load_shards(
+    typed: TypedSettings, keys: Keys, load: Callable[..., Dataset] = load_dataset
+) -> tuple[Dataset, list[Shard]]:
     """The data of a run, and every client's part, with what was made hard to fit for an audit.
 
     Args:
         typed: The settings of the run.
         keys: Its random streams.
+        load: Where the data come from, called as ``load_dataset`` is.
     """
-    dataset = load_dataset(keys=keys.fold("public"), **typed.data)
+    dataset = load(keys=keys.fold("public"), **typed.data)
     shards = make_shards(dataset, typed.partition, keys.fold("public", "partition"))
     audit = typed.command.audit
     if audit is not None and audit.tail.size:

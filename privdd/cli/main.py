@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -42,7 +42,7 @@ from privdd.cli.sweeps import (
     sweep_folder_name,
 )
 from privdd.core.command import HELP_OPTIONS
-from privdd.core.validation import BadConfig
+from privdd.core.validation import BadConfig, DataNotFound
 from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
 from privdd.runtime.run_files import TRUST_CODE
@@ -52,6 +52,9 @@ from privdd.runtime.startup import (
     start_forkserver,
     usable_cores,
 )
+
+if TYPE_CHECKING:
+    from privdd.federated.experiment import Experiment
 
 # what an audit, or a sweep of audits, would take, by stage; nothing is kept
 DRY_RUN_OPTION = "--dry-run"
@@ -131,7 +134,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
     points: of a sweep whose first point ``config`` is; None = not known.
     """
     from privdd.auditing import cost_estimate
-    from privdd.cli.build import build_attacks, build_experiment
+    from privdd.cli.build import build_attacks
     from privdd.core.device import deterministic_kernels
 
     if any(config.get(word) is not None for word in ("scores", "run", "resume")):
@@ -141,7 +144,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         )
     if line := describe_paper_differences(config):
         print(f"privdd: {line}", file=sys.stderr)
-    experiment = build_experiment(config)
+    experiment = _build_to_price(config)
     cost_estimate.check_resources(experiment, path, force=is_forced(config))
     part = "whole rounds of two clients, as your own training cannot be cut short"
     if cost_estimate.trains_by_own_code(experiment):
@@ -179,6 +182,21 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         )
     print("\n".join([*lines, estimate.source]))
     return 0
+
+
+def _build_to_price(config: DictConfig) -> Experiment:
+    """The experiment; on noise of the shape of its data, with a line that says so, if these are not
+    at hand."""
+    from privdd.cli.build import build_experiment
+    from privdd.data.sources import load_shape
+
+    try:
+        return build_experiment(config)
+    except DataNotFound:
+        experiment = build_experiment(config, load=load_shape)
+        line = f"data={config.data.name} is not at hand: priced from its shape alone"
+        print(f"privdd: {DRY_RUN_OPTION}: {line}", file=sys.stderr, flush=True)
+        return experiment
 
 
 def print_help_if_asked(command: str, argv: Sequence[str], out: TextIO) -> bool:

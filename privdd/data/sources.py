@@ -57,6 +57,16 @@ SOURCES = {
 TABLE_FILES = ("table", "adult", "location30")
 TABLES = ("breast_cancer", *TABLE_FILES)
 DATASET_NAMES = (*SOURCES, *TABLES, "folder", "domain_folder", "digit_domains", "corrupted")
+# channels, height and width; classes; training records; test records
+PUBLISHED_SHAPES = {
+    "mnist": ((1, 28, 28), 10, 60_000, 10_000),
+    "fashion_mnist": ((1, 28, 28), 10, 60_000, 10_000),
+    "cifar10": ((3, 32, 32), 10, 50_000, 10_000),
+    "cifar100": ((3, 32, 32), 100, 50_000, 10_000),
+    "svhn": ((3, 32, 32), 10, 73_257, 26_032),
+    "usps": ((1, 16, 16), 10, 7_291, 2_007),
+    "emnist": ((1, 28, 28), 47, 112_800, 18_800),
+}
 LARGEST_SIDE = 4096
 
 
@@ -409,3 +419,54 @@ def load_dataset(
     else:
         dataset = mark_unpublished(SOURCES[name](name, place, here))
     return dataset.limited(limits.train, limits.test, here.fold("limit")).resized(size)
+
+
+def load_shape(
+    name: str,
+    *,
+    size: int | None = None,
+    limit: int | None = None,
+    test_limit: int | None = None,
+    source: str = "",
+    severity: int = 3,
+    corruptions: str | Sequence[str] = "all",
+    keys: Keys,
+    **unread: object,
+) -> Dataset:
+    """Noise of the shape, classes and size of a published data set, to price a run whose data are
+    not at hand.
+
+    Args:
+        name: as of ``load_dataset``.
+        size, limit, test_limit, source, severity, corruptions: as of ``load_dataset``.
+        keys: random streams.
+        unread: its other arguments, which change no price.
+
+    Raises:
+        DataNotFound: the shape of this data set is not known.
+    """
+    if test_limit is None:
+        test_limit = limit
+    streams = keys.fold("data", name)
+    if name == "corrupted" and source in PUBLISHED_SHAPES:
+        source_data = load_shape(source, size=size, keys=keys)
+        limits = DomainLimits(limit, test_limit)
+        return corrupt_domains(source_data, severity, corruptions, limits, streams)
+    if name not in PUBLISHED_SHAPES:
+        raise DataNotFound(f"data.name={name!r}: not at hand, and its shape is not known")
+    shape, classes, train_size, test_size = PUBLISHED_SHAPES[name]
+    if limit is not None:
+        train_size = min(train_size, limit)
+    if test_limit is not None:
+        test_size = min(test_size, test_limit)
+    train = _draw_noise(train_size, shape, classes, streams)
+    test = _draw_noise(test_size, shape, classes, streams)
+    return dataset_from_pairs(name, "noise of its shape", classes, train, test).resized(size)
+
+
+def _draw_noise(
+    count: int, shape: tuple[int, int, int], classes: int, keys: Keys
+) -> tuple[Tensor, Tensor]:
+    """Images (count, c, h, w) of bytes, and classes in turn."""
+    images = torch.randint(256, (count, *shape), dtype=torch.uint8, generator=keys.torch())
+    return images, torch.arange(count) % classes

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Values
 from privdd.distillation.distribution_matching import CHUNK, Embed, build_embedder, embed_images
 from privdd.federated.audit_hooks import HasLocalWork, LabelledRows
-from privdd.federated.simulation import Plan, Progress, Snapshot
+from privdd.federated.simulation import Plan, Progress
 from privdd.models import ModelSpec, build_skeleton, initial
 
 NETWORKS = 16  # fresh networks that the matching loss is averaged over
@@ -33,6 +33,8 @@ class DistillationDiagnostics:
     """What the distillation of one client did; None for what does not apply to the method.
 
     moved: distance between the rows at the start and at the end, over the norm at the start;
+    rate: step length in units of the variance of the rows' numbers at the start: the gradient falls
+        as one over their scale, so that a step of 1 moves rows of deviation s by 1 / s^2 of s;
     loss_before, loss_after: matching loss, mean over fresh networks; at_bound: share of released
         features whose norm is at its bound; starts_real: whether every row starts as a record;
         projected: whether the rows are of a projection's space.
@@ -41,6 +43,7 @@ class DistillationDiagnostics:
     client: int
     round: int
     moved: float | None = None
+    rate: float | None = None
     loss_before: float | None = None
     loss_after: float | None = None
     at_bound: float | None = None
@@ -67,6 +70,16 @@ def measure_movement(start: Tensor, end: Tensor) -> float:
     """||end - start|| / ||start|| over all rows together."""
     norm = float(start.norm())
     return float((end - start).norm()) / norm if norm else 0.0
+
+
+def relative_rate(rate: float | None, start: Tensor) -> float | None:
+    """A step length over the variance of the numbers that it moves."""
+    if rate is None or start.numel() < 2:
+        return None
+    variance = float(start.double().var())
+    if not variance:
+        return None
+    return rate / variance
 
 
 def measure_matching_loss(embed: Embed, rows: LabelledRows, records: Records, chunk: int) -> float:
@@ -152,22 +165,47 @@ def _diagnose_images(
     for round, snapshot in sorted(progress.snapshots.items()):
         if matching.rows({}, snapshot.memory) is not None:
             return None  # distilled in a round of which no snapshot is kept
-        sent, memory = _play_round(matching.still, plan, snapshot, shard)
+        sent, memory = _play_round(
+            matching.still, plan, round, shard, snapshot.broadcast, snapshot.memory
+        )
         start = matching.rows(sent, memory)
         end = matching.rows(snapshot.sent, progress.memories.get(plan.victim, {}))
         if start is not None and end is not None and len(start[1]):
             maps = plan.method.audit_hooks.maps(snapshot.broadcast, memory, plan.problem)
-            return compare_rows(plan, round, start, end, shard.train, matching.model, maps)
+            found = compare_rows(plan, round, start, end, shard.train, matching.model, maps)
+            return replace(found, rate=relative_rate(matching.rate, start[0]))
     return None
 
 
+def diagnose_first_round(plan: Plan, shard: Shard) -> DistillationDiagnostics | None:
+    """What the distillation of one client does in the first round; None if it matches nothing.
+
+    Args:
+        plan: the run's plan; no run is needed.
+        shard: the client's records.
+    """
+    matching = plan.method.audit_hooks.distillation()
+    if matching is None:
+        return None
+    broadcast = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
+    still = _play_round(matching.still, plan, 0, shard, broadcast, {})
+    start = matching.rows(*still)
+    end = matching.rows(*_play_round(plan.method, plan, 0, shard, broadcast, {}))
+    if start is None or end is None or not len(start[1]):
+        return None
+    maps = plan.method.audit_hooks.maps(broadcast, still[1], plan.problem)
+    found = compare_rows(plan, 0, start, end, shard.train, matching.model, maps)
+    rate = relative_rate(matching.rate, start[0])
+    return replace(found, client=shard.client, rate=rate)
+
+
 def _play_round(
-    method: HasLocalWork, plan: Plan, snapshot: Snapshot, shard: Shard
+    method: HasLocalWork, plan: Plan, round: int, shard: Shard, broadcast: Values, memory: State
 ) -> tuple[Values, State]:
-    """(what the audited client hands to the channel, what it remembers) if it runs ``method``."""
-    ctx = plan.client_context(snapshot.round, plan.victim)
+    """(what a client hands to the channel, what it remembers) if it runs ``method``."""
+    ctx = plan.client_context(round, shard.client)
     with _no_warnings():
-        upload, memory = method.local(snapshot.broadcast, snapshot.memory, shard.client_data, ctx)
+        upload, memory = method.local(broadcast, memory, shard.client_data, ctx)
     return {name: artifact.value for name, artifact in upload.items()}, memory
 
 
@@ -211,9 +249,9 @@ def compare_rows(
     return DistillationDiagnostics(
         plan.victim,
         round,
-        measure_movement(start[0], end[0]),
-        loss_before,
-        loss_after,
+        moved=measure_movement(start[0], end[0]),
+        loss_before=loss_before,
+        loss_after=loss_after,
         starts_real=starts_as_records(start[0], every),
         projected=project is not None,
     )

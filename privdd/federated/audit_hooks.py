@@ -204,11 +204,13 @@ class ImageMatching:
         model: the ``ModelSpec`` of the networks to match in.
         rows: (what a client sent, what it remembers afterwards) -> the rows that were matched,
             None if neither holds any.
+        rate: the step length of the first matching, None if it has none of its own.
     """
 
     still: HasLocalWork
     model: Any
     rows: Callable[[Values, State], LabelledRows | None]
+    rate: float | None = None
 
 
 class Distils(_MethodPart):

@@ -201,7 +201,9 @@ class FedDM(ServerNetwork, Distils):
         still = replace(
             self, matching=replace(self.matching, iterations=0), fitting=None, least=0.0
         )
-        return ImageMatching(still, self.model, lambda sent, _: rows_in_message(sent, "images"))
+        return ImageMatching(
+            still, self.model, lambda sent, _: rows_in_message(sent, "images"), self.matching.lr
+        )
 
     def images_per_class(self) -> int:
         return self.ipc

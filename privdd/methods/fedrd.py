@@ -276,7 +276,12 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
 
     def distillation(self) -> ImageMatching:
         still = replace(self, matching=replace(self.matching, iterations=0))
-        return ImageMatching(still, self.model, lambda sent, _: rows_in_message(sent, UPLOAD_NAME))
+        return ImageMatching(
+            still,
+            self.model,
+            lambda sent, _: rows_in_message(sent, UPLOAD_NAME),
+            self.matching.lr,
+        )
 
     def images_per_class(self) -> int:
         return self.dpc

@@ -56,6 +56,8 @@ def _describe_row(row: DistillationRow) -> str:
 def _matching_text(row: DistillationRow) -> str:
     what = "representations" if row.projected else "images"
     moved = f"matching moved {what} by {format_number(100 * (row.moved or 0.0))} % of their norm"
+    if row.rate is not None:
+        moved += f" (rate {format_number(row.rate)} in units of their variance)"
     if row.loss_before is None or row.loss_after is None:
         return moved
     losses = f"{format_number(row.loss_before)} to {format_number(row.loss_after)}"

@@ -250,7 +250,7 @@ class DistillationRow(Part):
     """What the distillation of one client did in a round; a key that does not apply is left out.
 
     moved: distance between images (representations) at the start and at the end, over the norm at
-        the start;
+        the start; rate: step length in units of the variance of their numbers at the start;
     loss_before, loss_after: matching loss, mean over fresh networks; at_bound: share of released
         features whose norm is at its bound; starts_real: whether all start as real records;
         projected: whether they are records' representations.
@@ -259,6 +259,7 @@ class DistillationRow(Part):
     client: Count
     round: Count
     moved: Positive | None = None
+    rate: Positive | None = None
     loss_before: Positive | None = None
     loss_after: Positive | None = None
     at_bound: Unit | None = None

@@ -5,6 +5,7 @@ and the command line that picks from it.
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,11 +31,13 @@ RUNS_HERE = "rows"
 SHOWN_ELSEWHERE = "elsewhere"
 NOTHING_TO_RUN = "nothing to run"
 OUT_OF_REACH = "out of reach"
+ACCURACY = "accuracy"
+SPEED = "speed"  # mean accuracy over all rounds
 NAMES = """\
 Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers beside these, whether its order
 holds, accuracy against rounds and bytes, and every setting that differs from the paper.
 
-  list                  every table and figure: what runs here, what needs which data, what is out of reach
+  list                  every table, figure and equation: what runs here, what needs which data, what is out of reach
   NAME                  feddm.table2, fedrd.table1, fedfed.figure11, fedlgd.table1, ...
   all                   every entry that runs with what comes with privdd
   overview              one page and one table about all entries that are finished in out=DIR; "all" ends with it
@@ -78,13 +81,30 @@ REPRODUCE = Command(
 
 
 @dataclass(frozen=True)
-class StatedOrder:
-    """A sentence of the paper's text: one row is better than another. rows: as in the experiment's
-    columns."""
+class Sentence:
+    """A sentence of a paper that puts rows of a column in order.
 
-    better: str
-    worse: str
+    says: what it says, and where; ahead: (better, worse) rows, one pair for each of the ``names``
+    comparisons that the words make; best: in place of these, the rows of which the one that a
+    column has is ahead of all its others, but for that row with further settings; by: what is
+    compared, ``ACCURACY`` or ``SPEED``."""
+
     says: str
+    names: int = 0
+    ahead: tuple[tuple[str, str], ...] = ()
+    best: tuple[str, ...] = ()
+    by: str = ACCURACY
+
+    def pairs_among(self, rows: Sequence[str]) -> list[tuple[str, str]]:
+        """The comparisons in a column with these rows; [] if the sentence is not about it."""
+        if self.best:
+            leader = next((row for row in self.best if row in rows), None)
+            if leader is None:
+                return []
+            return [(leader, row) for row in rows if not starts_with_words(row, leader)]
+        if {*itertools.chain.from_iterable(self.ahead)} <= {*rows}:
+            return [*self.ahead]
+        return []
 
 
 @dataclass(frozen=True)
@@ -107,7 +127,7 @@ class PaperEntry:
     medium: tuple[str, ...] = ()
     seeds: int = 3
     also: tuple[str, ...] = ()
-    ahead: tuple[StatedOrder, ...] = ()
+    sentences: tuple[Sentence, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
@@ -136,15 +156,26 @@ def _parse_entry(name: str, part: Mapping[str, Any]) -> PaperEntry:
     settings: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in part.items()
     }
-    ahead = tuple(StatedOrder(**order) for order in settings.pop("ahead", ()))
+    sentences = tuple(_parse_sentence(item) for item in settings.pop("sentences", ()))
     overrides = {scale: tuple(items) for scale, items in settings.pop("overrides", {}).items()}
-    return PaperEntry(name, ahead=ahead, overrides=overrides, **settings)
+    return PaperEntry(name, sentences=sentences, overrides=overrides, **settings)
+
+
+def _parse_sentence(part: Mapping[str, Any]) -> Sentence:
+    ahead = tuple((better, worse) for better, worse in part.get("ahead", ()))
+    return Sentence(
+        part["says"],
+        part.get("names", 0),
+        ahead,
+        tuple(part.get("best", ())),
+        part.get("by", ACCURACY),
+    )
 
 
 @cache
 def paper_details() -> Mapping[str, Mapping[str, Any]]:
-    """feddm, ... -> title, ``printed`` settings, and ``deviations``: what differs from the paper at
-    every scale."""
+    """feddm, ... -> title, ``printed`` settings, ``deviations``: what differs from the paper at
+    every scale, and ``equations``: where each is computed."""
     files = sorted(PAPER_FOLDER.glob("*.yaml"))
     return {file.stem: read_shipped_yaml(file) for file in files}
 

@@ -9,7 +9,13 @@ from rich.text import Text
 
 from privdd.cli.paper_block import paper_block
 from privdd.reporting.console import console_for
-from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, load_catalogue
+from privdd.reproduce.catalogue import (
+    PaperEntry,
+    ReproduceArguments,
+    load_catalogue,
+    paper_details,
+)
+from privdd.reproduce.code_digest import line_staleness
 
 
 def describe_stand_in(entry: PaperEntry, scale: str) -> str:
@@ -41,9 +47,23 @@ def print_catalogue(arguments: ReproduceArguments) -> int:
         cells = (entry.name, entry.shows, describe_availability(entry))
         table.add_row(*(Text(cell) for cell in cells))
     console_for(sys.stdout).print(table)
+    console_for(sys.stdout).print(_equation_table())
     runs = len([entry for entry in entries if entry.is_trainable])
     print(
         f"{len(entries)} entries, {runs} of which run here; python -m privdd.reproduce "
         "NAME scale=small"
     )
     return 0
+
+
+def _equation_table() -> Table:
+    """Every numbered equation of the papers, and where it is computed."""
+    table = Table(title="Equations of the papers", title_justify="left")
+    for name in ("equation", "what it says", "here", "computed by"):
+        table.add_column(name, overflow="fold", no_wrap=name == "equation")
+    for paper, details in paper_details().items():
+        for one in details["equations"]:
+            note = f"{one['is']}; stale" if line_staleness(one) else one["is"]
+            cells = (f"{paper} {one['number']}", one["what"], note, one.get("about", ""))
+            table.add_row(*(Text(cell) for cell in cells))
+    return table

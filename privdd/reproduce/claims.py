@@ -30,7 +30,7 @@ from privdd.reporting.finding_selection import PICTURE_MARGIN
 from privdd.reporting.page import template_environment
 from privdd.reproduce.catalogue import ReproduceArguments, find_entry
 from privdd.reproduce.page import reproduce_entry
-from privdd.reproduce.results import HOLDS, REVERSED
+from privdd.reproduce.sentences import HOLDS, REVERSED
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
@@ -206,7 +206,8 @@ def _compare_with_fedlgd(evidence: ClaimEvidence, other: str, named: str) -> Cla
 def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     """Features against whole images, from the results of fedfed.figure11."""
     column = evidence.entry_results("fedfed.figure11")["columns"][0]
-    statement = next(order for order in column["text"] if order["worse"] == "algo=fedfed_raw")
+    pairs = [pair for sentence in column["sentences"] for pair in sentence["pairs"]]
+    statement = next(pair for pair in pairs if pair["worse"] == "algo=fedfed_raw")
     p = "one seed" if statement["p"] is None else f"p {statement['p']:.2g}"
     lines = (f"features {100 * statement['gain']:+.1f} points beside whole images ({p})",)
     return ClaimVerdict(

@@ -2,12 +2,14 @@
 the catalogue as a table.
 
 The page about all entries is made from the ``results.json`` of those that are finished in a folder,
-so that it can be asked for at any time. Each verdict names the commit of its trainings, the steps
-of distillation and the scale; one of other settings than today's is marked as stale.
+so that it can be asked for at any time. It has a line for each sentence of a paper. Each names the
+commit of its trainings, the steps of distillation and the scale; one of other settings, code or
+words than today's is marked as stale.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,26 +18,35 @@ from pathlib import Path
 from typing import Any
 
 from privdd.cli.paper_block import paper_block
+from privdd.cli.sweeps import short_digest
 from privdd.core.validation import BadConfig
 from privdd.reporting.figures import save_figure
 from privdd.reporting.page import template_environment
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, find_entry, load_catalogue
 from privdd.reproduce.figures import plot_curves, row_label, run_analyses
 from privdd.reproduce.results import (
-    CANNOT_TELL,
-    HOLDS,
-    HOLDS_IN_MEAN,
-    REVERSED,
-    REVERSED_IN_MEAN,
     EntryResult,
-    OrderStatement,
-    RowPair,
+    JudgedSentence,
     TableColumn,
     collect_results,
     compare_entry,
     limit_rows,
 )
-from privdd.reproduce.train import paper_cells, settings_digest, train_cells
+from privdd.reproduce.sentences import (
+    CANNOT_TELL,
+    HOLDS,
+    HOLDS_IN_MEAN,
+    REVERSED,
+    REVERSED_IN_MEAN,
+)
+from privdd.reproduce.train import (
+    PaperCell,
+    pairs_digest,
+    paper_cells,
+    settings_digest,
+    train_cells,
+)
+from privdd.reproduce.training_code import training_code
 from privdd.runtime.files import read_json, write_bytes, write_json
 from privdd.runtime.progress import show_progress
 
@@ -45,7 +56,10 @@ NOT_DECIDED = "not decided"
 NOTHING_TO_COMPARE = "nothing to compare"
 NOT_RUN_YET = "not run yet"
 NOT_RUN = "not run"
-COLUMN_VERDICTS = {  # of a comparison -> of its column
+# classes of their own, which confirm nothing
+OTHER_TASK = "on a stand-in for the paper's data"
+EARLIER = "of earlier settings, code or words"
+SENTENCE_VERDICTS = {  # of a comparison -> of its sentence
     HOLDS: HOLDS_HERE,
     HOLDS_IN_MEAN: NOT_DECIDED,
     REVERSED_IN_MEAN: NOT_DECIDED,
@@ -53,7 +67,7 @@ COLUMN_VERDICTS = {  # of a comparison -> of its column
     CANNOT_TELL: CANNOT_TELL,
     "": NOTHING_TO_COMPARE,
 }
-VERDICT_TEXT = COLUMN_VERDICTS | {
+VERDICT_TEXT = SENTENCE_VERDICTS | {
     HOLDS_IN_MEAN: f"{NOT_DECIDED}, ahead in the mean",
     REVERSED_IN_MEAN: f"{NOT_DECIDED}, behind in the mean",
 }
@@ -64,34 +78,40 @@ VERDICTS = (
     FAILS_HERE,
     NOT_DECIDED,
     CANNOT_TELL,
+    OTHER_TASK,
+    EARLIER,
     NOTHING_TO_COMPARE,
     NOT_RUN_YET,
     NOT_RUN,
 )
-PAIR_FIELDS = ("better", "worse", "gain", "p", "limit")  # of a pair in results.json
+# those that compare something
+DECIDING = (HOLDS_HERE, FAILS_HERE, NOT_DECIDED, CANNOT_TELL)
 STAND_IN = " (on a stand-in)"
-STALE = "settings changed since, or were not recorded: run it again"
+NO_SENTENCE = "no sentence of the paper puts these rows in order"
+OTHER_WORDS = "the sentence is another today"
+OTHER_SETTINGS = "settings changed since, or were not recorded"
+OTHER_CODE = "code changed since, or was not recorded"
 OVERVIEW_PAGE = "index.html"
 OVERVIEW_NOTE = (
-    "A statement holds where the differences over the seeds decide it (one-sided paired "
-    "t-test, 5 %, the largest p of all "
-    "pairs), and does not where a pair is reversed at 5 % over their number; else it is "
-    "not decided. It cannot be told at a scale where images cannot leave their start, "
-    "where a "
-    "row is at chance, or where two rows hold the same images. Neither is a failure of "
-    "the paper. At a scale below the paper's it "
-    "is the order that is compared. Where the "
-    "paper's data are not at hand, the column names the paper's and others stand in, "
-    "which the entry's page names."
+    "A sentence holds where the differences over the seeds decide it (one-sided paired t-test, "
+    "5 %, the largest p of all its pairs), and does not where a pair is reversed at 5 % with "
+    "Holm's correction for their number; else it is not decided. It cannot be told at a scale "
+    "where images cannot leave their start, where matching moves them by less than 2 % of their "
+    "norm, where a row is at chance, or where two rows have the same numbers. Neither is a "
+    "failure of the paper. At a scale below the paper's it is the order that is compared. Where "
+    "the paper's data are not at hand, others stand in, which the entry's page names; what is "
+    "seen there confirms nothing and is counted by itself. So is what was trained with other "
+    "settings or code than today's. Sentences with the same pairs of the same trainings count "
+    "once."
 )
 
 
 @dataclass(frozen=True)
 class OverviewLine:
-    """One column of an entry, or an entry that has no result. page: relative to the folder, ""
-    where there is none;
-    made: steps, scale and commit of its trainings; settings: their digest; stale: why it says
-        nothing of today's, or ""."""
+    """A sentence about a column of an entry, or an entry that has no result. page: relative to the
+    folder, "" where there is none;
+    made: steps, scale and commit of its trainings; settings, code: digests of what was compared
+        and of the code that trained it; stale: why it says nothing of today's, or ""."""
 
     entry: str
     shows: str
@@ -103,16 +123,37 @@ class OverviewLine:
     page: str
     made: str = ""
     settings: str = ""
+    code: str = ""
     stale: str = ""
+
+    @property
+    def kind(self) -> str:
+        """What it counts as: its verdict, unless it is of earlier settings or on a stand-in."""
+        if self.verdict not in DECIDING:
+            return self.verdict
+        if self.stale:
+            return EARLIER
+        if self.column.endswith(STAND_IN):
+            return OTHER_TASK
+        return self.verdict
+
+
+def distinct_lines(lines: Sequence[OverviewLine]) -> list[OverviewLine]:
+    """One line for each sentence and its trainings: several entries may show the same. That on the
+    paper's own data counts, if there is one."""
+    lines_by_key: dict[tuple[str, str], OverviewLine] = {}
+    for line in lines:
+        key = (line.entry, line.column)
+        if line.settings:
+            key = (line.statement, line.settings)
+        if key not in lines_by_key or lines_by_key[key].kind == OTHER_TASK:
+            lines_by_key[key] = line
+    return [*lines_by_key.values()]
 
 
 def count_verdicts(lines: Sequence[OverviewLine]) -> str:
-    """ "holds: 16, does not hold: 9, ...; 3 of them of other settings than today's"."""
-    text = _verdict_counts(line.verdict for line in lines)
-    stale = [line for line in lines if line.stale]
-    if not stale:
-        return text
-    return f"{text}; {len(stale)} of them of other settings than today's"
+    """ "holds: 4, does not hold: 1, ...", of distinct lines."""
+    return _verdict_counts(line.kind for line in distinct_lines(lines))
 
 
 def _verdict_counts(verdicts: Iterable[str]) -> str:
@@ -161,80 +202,114 @@ def _lines_of_entry(entry: PaperEntry, folder: Path) -> Iterator[OverviewLine]:
         result = read_json(file)
         today = current_digests(entry, folder.name, str(result.get("device")))
         for column in result["columns"]:
-            yield _column_line(entry, folder.name, result, column, today)
+            yield from _column_lines(entry, folder.name, result, column, today)
 
 
-def current_digests(entry: PaperEntry, scale: str, device: str) -> dict[str, tuple[str, str]]:
-    """Column -> the digests that its results may have today: of all its rows, and of those that a
-    statement compares, as a row that none compares may be newer than they are."""
+@dataclass(frozen=True)
+class LineDigests:
+    """What a line is of: its pairs with their settings, and the code that trains them."""
+
+    settings: str
+    code: str
+
+
+def current_digests(
+    entry: PaperEntry, scale: str, device: str
+) -> dict[tuple[str, str], LineDigests]:
+    """(column, sentence) -> the digests that its line has if it is of today. A row that a sentence
+    does not compare has no part in them."""
     cells = paper_cells(entry, scale, device)
-    stated: set[str] = set()
-    for statement in entry.ahead:
-        stated |= {statement.better, statement.worse}
     digests = {}
     for name in dict.fromkeys(cell.column for cell in cells):
         column = [cell for cell in cells if cell.column == name]
-        compared = [cell for cell in column if cell.printed is not None or cell.row in stated]
-        digests[name] = settings_digest(column), settings_digest(compared)
+        rows = {cell.row: cell for cell in column}
+        pairs_of = {sentence: sentence.pairs_among([*rows]) for sentence in entry.sentences}
+        for sentence, pairs in pairs_of.items():
+            if pairs:
+                compared = {*itertools.chain.from_iterable(pairs)}
+                settings = pairs_digest(column, pairs, sentence.by)
+                code = join_training_codes(rows, compared)
+                digests[name, sentence.says] = LineDigests(settings, code)
+        if not any(pairs_of.values()):
+            digests[name, NO_SENTENCE] = LineDigests(
+                settings_digest(column), join_training_codes(rows, rows)
+            )
     return digests
 
 
-def _column_line(
+def join_training_codes(cells: Mapping[str, PaperCell], rows: Iterable[str]) -> str:
+    """One digest of today's code that trains these rows."""
+    return short_digest({training_code(cells[row].overrides) for row in rows})
+
+
+def find_staleness(line: OverviewLine, today: Mapping[tuple[str, str], LineDigests]) -> str:
+    """Why a line says nothing of today's settings, code or words; "" if it does, or if nothing was
+    run."""
+    if line.verdict == NOT_RUN_YET:
+        return ""
+    current = today.get((line.column.removesuffix(STAND_IN), line.statement))
+    if current is None:
+        return OTHER_WORDS
+    if line.settings != current.settings:
+        return OTHER_SETTINGS
+    if line.code != current.code:
+        return OTHER_CODE
+    return ""
+
+
+def _column_lines(
     entry: PaperEntry,
     scale: str,
     result: Mapping[str, Any],
     column: Mapping[str, Any],
-    today: Mapping[str, Sequence[str]],
-) -> OverviewLine:
-    statement, verdict, detail = _judge_column(column)
+    today: Mapping[tuple[str, str], LineDigests],
+) -> Iterator[OverviewLine]:
     stands_in = bool(paper_block(entry.experiment)["stand_in"]) or any(
         difference["key"] in ("data.name", "data.source") for difference in result["fidelity"]
     )
     commits = [commit[:7] or "unknown" for commit in column.get("commits", [])] or ["unknown"]
     origin = [column.get("steps", ""), f"scale={scale}", f"commit {', '.join(commits)}"]
-    settings = column.get("settings", "")
-    return OverviewLine(
-        entry=entry.name,
-        shows=entry.shows,
-        column=f"{column['column']}{STAND_IN if stands_in else ''}",
-        statement=statement,
-        verdict=verdict,
-        detail="; ".join(filter(None, [detail, _format_failures(column)])),
-        command=result["command"],
-        page=f"{entry.name}/{ENTRY_PAGE}",
-        made="; ".join(filter(None, origin)),
-        settings=settings,
-        stale="" if settings in today.get(column["column"], ()) else STALE,
-    )
+    silent = {"says": NO_SENTENCE, "verdict": "", "pairs": []}
+    for sentence in column["sentences"] or [silent | column]:
+        line = OverviewLine(
+            entry=entry.name,
+            shows=entry.shows,
+            column=f"{column['column']}{STAND_IN if stands_in else ''}",
+            statement=sentence["says"],
+            verdict=_sentence_verdict(sentence),
+            detail="; ".join(filter(None, [_format_sentence(sentence), _format_failures(column)])),
+            command=result["command"],
+            page=f"{entry.name}/{ENTRY_PAGE}",
+            made="; ".join(filter(None, origin)),
+            settings=sentence.get("settings", ""),
+            code=sentence.get("code", ""),
+        )
+        yield replace(line, stale=find_staleness(line, today))
 
 
-def _judge_column(column: Mapping[str, Any]) -> tuple[str, str, str]:
-    """(the statement, its verdict, by how much) of a column: its leader's, else what the paper's
-    text says."""
-    leader = column["leader"]
-    pairs = leader["pairs"] if leader else column["text"]
-    if not pairs:
-        return "the paper prints no numbers to compare with", NOTHING_TO_COMPARE, ""
-    judged = OrderStatement(tuple(_row_pair(pair) for pair in pairs))
-    least = f"{100 * min(pair.gain for pair in judged.pairs):+.1f} points"
-    if leader:
-        statement = f"{row_label(judged.pairs[0].better)} ahead of all others"
-        least += " to the best of the others"
-        if judged.p is not None:
-            least += f", p {judged.p:.2g}"
-        order = column["kendall"]
-        if order:
-            least += f"; {order['agree']} of {order['pairs']} pairs as in the paper"
-    else:
-        statement = "; ".join(dict.fromkeys(pair["says"] for pair in pairs))
-        if len(pairs) > 1:
-            least += f", the least of {len(pairs)}"
-    limits = dict.fromkeys(pair.limit for pair in judged.pairs if pair.limit)
-    return statement, COLUMN_VERDICTS[judged.verdict], "; ".join([least, *limits])
+def _sentence_verdict(sentence: Mapping[str, Any]) -> str:
+    if sentence.get("missing"):
+        return NOT_RUN_YET
+    return SENTENCE_VERDICTS[sentence["verdict"]]
 
 
-def _row_pair(pair: Mapping[str, Any]) -> RowPair:
-    return RowPair(**{name: pair[name] for name in PAIR_FIELDS if name in pair})
+def _format_sentence(sentence: Mapping[str, Any]) -> str:
+    """Every pair with its gain and its p, as it is and corrected for their number."""
+    if missing := sentence.get("missing"):
+        return f"not all seeds of {', '.join(map(row_label, missing))}"
+    pairs = [_format_pair(pair) for pair in sentence["pairs"]]
+    limits = dict.fromkeys(pair["limit"] for pair in sentence["pairs"])
+    return "; ".join(filter(None, [*pairs, *limits]))
+
+
+def _format_pair(pair: Mapping[str, Any]) -> str:
+    text = f"{row_label(pair['better'])} over {row_label(pair['worse'])} {100 * pair['gain']:+.1f}"
+    if pair["p"] is None:
+        return text
+    text = f"{text}, p {pair['p']:.2g}"
+    if pair["holm"] == pair["p"]:
+        return text
+    return f"{text} ({pair['holm']:.2g})"
 
 
 def _format_failures(column: Mapping[str, Any]) -> str:
@@ -274,20 +349,20 @@ def reproduce_entry(
     return compared, write_entry_page(compared, folder / entry.name), len(failed)
 
 
-def column_headline(column: TableColumn) -> str:
-    """One sentence about a column: does the paper's leader lead here?"""
-    if column.leader is None:
-        if not column.said:
-            return "the paper prints no numbers to compare with"
-        count = len(column.said)
-        kinds = [COLUMN_VERDICTS[pair.verdict_among(count)] for _, pair in column.said]
-        return f"{count} comparisons that the text makes; {_verdict_counts(kinds)}"
-    best = row_label(column.leader.pairs[0].better)
-    if column.leader.p is None:
-        p = ""
-    else:
-        p = f" (p {column.leader.p:.2g})"
-    return f"{best} ahead of all others: {VERDICT_TEXT[column.leader.verdict]}{p}"
+def sentence_headline(judged: JudgedSentence) -> str:
+    """One sentence of the paper and its verdict."""
+    says = judged.sentence.says
+    if judged.order is None:
+        return f"{says}: not all seeds of {', '.join(map(row_label, judged.missing))}"
+    text = f"{says}: {VERDICT_TEXT[judged.order.verdict]}"
+    if judged.order.p is None:
+        return text
+    return f"{text} (p {judged.order.p:.2g})"
+
+
+def column_headlines(column: TableColumn) -> list[str]:
+    """What is said first of a column: each sentence of the paper with its verdict."""
+    return [sentence_headline(judged) for judged in column.sentences] or [NO_SENTENCE]
 
 
 def write_entry_page(result: EntryResult, folder: Path) -> Path:
@@ -298,7 +373,7 @@ def write_entry_page(result: EntryResult, folder: Path) -> Path:
     template = template_environment().get_template("reproduction.html.jinja")
     words = {
         "label": row_label,
-        "headline": column_headline,
+        "headlines": column_headlines,
         "says": VERDICT_TEXT,
         "tone": _page_tone(result),
     }
@@ -312,7 +387,8 @@ def write_entry_page(result: EntryResult, folder: Path) -> Path:
 
 
 def _page_tone(result: EntryResult) -> str:
-    kinds = {column.leader.verdict for column in result.columns if column.leader}
+    sentences = itertools.chain.from_iterable(column.sentences for column in result.columns)
+    kinds = {judged.order.verdict for judged in sentences if judged.order}
     if REVERSED in kinds:
         return "contradiction"
     return "consistent" if kinds == {HOLDS} else "plain"
@@ -320,7 +396,8 @@ def _page_tone(result: EntryResult) -> str:
 
 def print_result(result: EntryResult, page: Path, failed: int) -> None:
     for column in result.columns:
-        print(f"{result.entry.name}, {column.name}: {column_headline(column)}")
+        for line in column_headlines(column):
+            print(f"{result.entry.name}, {column.name}: {line}")
     if failed:
         print(
             f"privdd: error: {failed} trainings failed; the page says which and why",

@@ -1,12 +1,9 @@
 """What the trainings of an entry came to, compared with the paper, as one value that becomes
 results.json.
 
-Does the paper's order hold? Every row of a column is trained with the same seeds (the same
-partition and test records), so differences are taken seed by seed. A statement about several pairs
-at once ("FedDM is ahead of all others") holds at level p only if each pair does: its p is the
-largest of theirs (the intersection-union test, Berger 1982), which needs no correction for their
-number. That it does not hold takes one pair alone, so that pair must be reversed at level p over
-the number of pairs (Bonferroni). Settings that are not the paper's are found by comparing each
+Each sentence of a paper that puts rows in order has a verdict of its own (``sentences``). Every row
+of a column is trained with the same seeds (the same partition and test records), so differences
+are taken seed by seed. Settings that are not the paper's are found by comparing each
 row's config with the same row at preset=paper on the paper's own data; what differs at every scale
 is listed in the folder ``papers``. Directions are judgements, not measurements. Rows of one column
 that are on unequal terms are named with the reason that the experiment gives."""
@@ -15,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -33,24 +30,32 @@ from privdd.cli.paper_rows import (
     stated_difference,
     terms_of_overrides,
 )
+from privdd.cli.sweeps import short_digest
+from privdd.distillation.diagnostics import DistillationDiagnostics, diagnose_first_round
 from privdd.distillation.private_matching import GRADIENT_QUERY
 from privdd.federated.experiment import Experiment
 from privdd.models import projected_shape
 from privdd.reporting.comparison import read_training_record
 from privdd.reporting.plots import Plot
 from privdd.reproduce.catalogue import (
+    ACCURACY,
+    SPEED,
     PaperEntry,
     ReproduceArguments,
+    Sentence,
     differences_at_scale,
     paper_details,
 )
 from privdd.reproduce.catalogue_table import describe_stand_in
+from privdd.reproduce.code_digest import line_staleness
+from privdd.reproduce.sentences import OrderStatement, RowPair, p_value
 from privdd.reproduce.train import (
     FINISHED_FILE,
-    STEPS,
     PaperCell,
     describe_steps,
     full_scale_cell,
+    pairs_digest,
+    read_code,
     read_commit,
     settings_digest,
 )
@@ -77,12 +82,6 @@ DIRECTIONS = (  # start of a key -> which way it is likely to push, most particu
 )
 UNKNOWN = "unknown"
 UNSAID = "no reason is given: do not compare this row with the others"
-LEVEL = 0.05
-HOLDS = "holds"
-HOLDS_IN_MEAN = "holds in the mean"
-REVERSED = "reversed"
-REVERSED_IN_MEAN = "reversed in the mean"
-CANNOT_TELL = "cannot be told at this scale"
 # of their norm: images that matching moves by less count as those that it started from
 SAME_IMAGES = 0.02
 
@@ -102,8 +101,8 @@ class RowResult:
     """One row of a column. curves: accuracy in [0, 1] after each round, by seed; uploaded,
     downloaded: (rounds,) bytes that one client sends and receives up to each round, mean over
         clients and seeds; failed: seed -> why, in a line;
-    diverged: how many seeds ended without a model; commits: of the code that trained it; limit,
-        moved: see ``limit_rows``."""
+    diverged: how many seeds ended without a model; commits, codes: of the code that trained it
+        (``training_code``); limit, distillation: see ``limit_rows``."""
 
     cell: PaperCell
     best: bool
@@ -113,13 +112,25 @@ class RowResult:
     failed: Mapping[int, str] | None = None
     diverged: int = 0
     commits: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()
     limit: str = ""
-    moved: float | None = None
+    distillation: DistillationDiagnostics | None = None
 
     @property
     def accuracies(self) -> tuple[float, ...]:
         """By seed: the last round's, or the best of all where the paper reports that."""
         return tuple(max(curve) if self.best else curve[-1] for curve in self.curves.values())
+
+    @property
+    def speeds(self) -> tuple[float, ...]:
+        """By seed: mean accuracy over all rounds."""
+        return tuple(float(np.mean(curve)) for curve in self.curves.values())
+
+    def values_by(self, measure: str) -> tuple[float, ...]:
+        """``ACCURACY`` or ``SPEED`` by seed."""
+        if measure == SPEED:
+            return self.speeds
+        return self.accuracies
 
     @property
     def mean(self) -> float | None:
@@ -191,6 +202,7 @@ def _collect_row(
         failed=wrong,
         diverged=sum(record["diverged"] is not None for record in finished.values()),
         commits=tuple(sorted({read_commit(path) for path in ended.values()})),
+        codes=tuple(sorted({read_code(path) for path in ended.values()})),
     )
 
 
@@ -241,26 +253,6 @@ def clipped_reach(experiment: Experiment) -> tuple[float, float] | None:
     return reach, math.sqrt(method.audit_hooks.images_per_class() * math.prod(shape))
 
 
-def image_movement(experiment: Experiment) -> float:
-    """How far matching moves the images of the client with most records in the first round, as a
-    share of their norm."""
-    plan = experiment.plan
-    shard = max(experiment.shards, key=lambda one: len(one.train))
-    method = plan.method
-    sent = []
-    still = replace(method, matching=replace(method.matching, iterations=0))  # type: ignore[attr-defined,type-var]
-    for one in (still, method):
-        broadcast = one.broadcast(one.init(plan.problem, plan.keys))
-        ctx = plan.client_context(0, shard.client)
-        upload = one.local(broadcast, {}, shard.client_data, ctx)[0]
-        sent.append(
-            next(upload[name] for name in ("images", "representations") if name in upload).value[
-                "x"
-            ]
-        )
-    return float((sent[1] - sent[0]).norm() / sent[0].norm())
-
-
 def is_at_chance(accuracies: Sequence[float], classes: int, tests: int) -> bool:
     """Whether the 95 % interval of the mean accuracy includes one in ``classes``, or lies below it.
     Its standard error is the larger of that over seeds and that of ``tests`` records."""
@@ -272,7 +264,7 @@ def is_at_chance(accuracies: Sequence[float], classes: int, tests: int) -> bool:
     return mean - 1.96 * max(spread, math.sqrt(mean * (1 - mean) / tests)) <= 1 / classes
 
 
-def row_limit(row: RowResult) -> str:
+def row_limit(row: RowResult, distillation: DistillationDiagnostics | None = None) -> str:
     """Why the numbers of this row say nothing; "" where they do."""
     if not row.curves:
         return ""
@@ -284,30 +276,32 @@ def row_limit(row: RowResult) -> str:
     tests = len(experiment.test_records)
     if is_at_chance(row.accuracies, classes, tests):
         return f"at chance: {100 * float(np.mean(row.accuracies)):.1f} % of {classes} classes"
+    if distillation is not None and distillation.moved is not None:
+        return describe_small_movement(distillation.moved)
     return ""
 
 
+def describe_small_movement(moved: float) -> str:
+    """Why a row whose matching moves images by a share of their norm does not distil; "" if it
+    does, or if nothing is matched on purpose."""
+    if not 0 < moved < SAME_IMAGES:
+        return ""
+    return f"images are as they started: matching moves them by {100 * moved:.2g} % of their norm"
+
+
 def limit_rows(rows: Sequence[RowResult]) -> list[RowResult]:
-    """The rows with what limits them. Movement is measured beside a row of the same column in which
-    nothing is matched."""
-    steps = [flat_settings_of(row.cell.overrides).get(STEPS) for row in rows]
-    still = {row.cell.column for row, count in zip(rows, steps, strict=True) if count == 0}
-    return [
-        replace(
-            row,
-            limit=row_limit(row),
-            moved=_row_movement(row, count) if row.cell.column in still else None,
-        )
-        for row, count in zip(rows, steps, strict=True)
-    ]
+    """The rows with what their distillation does, and with what limits them. A row that matches
+    nothing on purpose (T = 0) is not limited by that."""
+    return [_limit_row(row) for row in rows]
 
 
-def _row_movement(row: RowResult, steps: int | None) -> float | None:
-    if steps is None or not row.curves:
-        return None
-    if steps:
-        return image_movement(_cell_experiment(row.cell.overrides))
-    return 0.0
+def _limit_row(row: RowResult) -> RowResult:
+    if not row.curves:
+        return row
+    experiment = _cell_experiment(row.cell.overrides)
+    largest = max(experiment.shards, key=lambda shard: len(shard.train))
+    distillation = diagnose_first_round(experiment.plan, largest)
+    return replace(row, limit=row_limit(row, distillation), distillation=distillation)
 
 
 @dataclass(frozen=True)
@@ -355,9 +349,11 @@ def _is_model_copy(key: str, settings: dict[str, Any], value: Any) -> bool:
 
 
 def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
-    """What differs at every scale in this entry's experiment: what, paper, direction."""
+    """What differs at every scale in this entry's experiment: what, paper, direction, and why the
+    line may be out of date ("" if it is not)."""
     return [
         {part: deviation[part] for part in ("what", "paper", "direction")}
+        | {"stale": line_staleness(deviation)}
         for deviation in paper_details()[entry.paper]["deviations"]
         if entry.experiment in deviation.get("experiments", [entry.experiment])
     ]
@@ -394,95 +390,15 @@ def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -
     return uneven
 
 
-@dataclass(frozen=True)
-class RowPair:
-    """better, worse: rows as the paper orders them; gain: mean of better - worse here; p:
-    one-sided, None for one seed;
-    limit: why the comparison says nothing at this scale, "" where it does."""
-
-    better: str
-    worse: str
-    gain: float
-    p: float | None
-    limit: str = ""
-
-    def verdict_among(self, pairs: int) -> str:
-        """The verdict where this is one of so many pairs, any of which would refute a statement."""
-        if self.limit:
-            return CANNOT_TELL
-        if self.p is not None and self.p <= LEVEL:
-            return HOLDS
-        if self.p is not None and 1 - self.p <= LEVEL / pairs:
-            return REVERSED
-        return HOLDS_IN_MEAN if self.gain > 0 else REVERSED_IN_MEAN
-
-
-@dataclass(frozen=True)
-class OrderStatement:
-    """A statement about several pairs. p: the largest of theirs, None where one has none."""
-
-    pairs: tuple[RowPair, ...]
-
-    @property
-    def p(self) -> float | None:
-        values = [pair.p for pair in self.pairs]
-        if None in values or not values:
-            return None
-        return max(v for v in values if v is not None)
-
-    @property
-    def verdict(self) -> str:
-        kinds = {pair.verdict_among(len(self.pairs)) for pair in self.pairs}
-        ranked = (REVERSED, CANNOT_TELL, REVERSED_IN_MEAN, HOLDS_IN_MEAN, HOLDS)
-        if kinds:
-            return next(kind for kind in ranked if kind in kinds)
-        return ""
-
-
-def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
-    """One-sided paired t-test (Student 1908): the chance of such a gain if there were none; None
-    with one seed."""
-    gains = np.asarray(better, dtype=float) - np.asarray(worse, dtype=float)
-    if len(gains) < 2:
-        return None
-    spread = gains.std(ddof=1)
-    if spread < 1e-12:  # every seed agrees to the last digit
-        if abs(gains.mean()) < 1e-12:
-            return 0.5
-        return float(gains.mean() < 0)
-    return float(stats.t.sf(gains.mean() * math.sqrt(len(gains)) / spread, len(gains) - 1))
-
-
-def pair_limit(a: RowResult, b: RowResult) -> str:
-    """Why a comparison of the two says nothing; "" where it does."""
-    if a.limit or b.limit:
-        return a.limit or b.limit
-    if a.accuracies == b.accuracies:
-        return "both rows have the same numbers for every seed"
-    moved = [row.moved for row in (a, b) if row.moved is not None]
-    if len(moved) == 2 and max(moved) < SAME_IMAGES:
-        return (
-            f"both rows hold the same images: matching moves them by {100 * max(moved):.1f} % "
-            "of their norm"
-        )
-    return ""
-
-
-def compare_pair(better: RowResult, worse: RowResult) -> RowPair:
+def compare_pair(better: RowResult, worse: RowResult, by: str = ACCURACY) -> RowPair:
     """Both rows have the same seeds."""
-    ours = better.accuracies
-    theirs = worse.accuracies
+    ours = better.values_by(by)
+    theirs = worse.values_by(by)
     gain = float(np.mean(ours) - np.mean(theirs))
-    return RowPair(
-        better.cell.row, worse.cell.row, gain, p_value(ours, theirs), pair_limit(better, worse)
-    )
-
-
-def leader_statement(rows: Sequence[RowResult]) -> OrderStatement:
-    """Is the row that leads in the paper ahead of every other one? rows: those with a printed
-    number."""
-    best = max(rows, key=_printed_accuracy)
-    return OrderStatement(tuple(compare_pair(best, row) for row in rows if row is not best))
+    limit = better.limit or worse.limit
+    if not limit and ours == theirs:
+        limit = "both rows have the same numbers for every seed"
+    return RowPair(better.cell.row, worse.cell.row, gain, p_value(ours, theirs), limit)
 
 
 def order_statement(rows: Sequence[RowResult]) -> OrderStatement:
@@ -517,20 +433,44 @@ def kendall_tau(rows: Sequence[RowResult]) -> tuple[float, int, int]:
 
 
 @dataclass(frozen=True)
+class JudgedSentence:
+    """A sentence with its pairs in one column.
+
+    order: None if a row that it compares has not all its seeds; missing: those rows; settings:
+    digest of its pairs with all their settings; code: of the code that trained them, "" if not
+    known."""
+
+    sentence: Sentence
+    order: OrderStatement | None
+    settings: str
+    code: str
+    missing: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        order = _statement_json(self.order) or {"verdict": "", "p": None, "pairs": []}
+        return {
+            "says": self.sentence.says,
+            "by": self.sentence.by,
+            "settings": self.settings,
+            "code": self.code,
+            "missing": list(self.missing),
+            **order,
+        }
+
+
+@dataclass(frozen=True)
 class TableColumn:
-    """One column of the table. leader, order: None where fewer than two rows have a printed number
-    and a result;
-    tau, agree, pairs: Kendall's tau-b, pairs in the paper's order, pairs compared; said: what the
-        text claims;
+    """One column of the table. sentences: of the paper, about this column; order: None where fewer
+    than two rows have a printed number and a result;
+    tau, agree, pairs: Kendall's tau-b, pairs in the paper's order, pairs compared;
     target: the mean accuracy of the first row, for rounds and bytes to target; steps: of
         distillation; settings: their digest."""
 
     name: str
     rows: tuple[RowResult, ...]
-    leader: OrderStatement | None
+    sentences: tuple[JudgedSentence, ...]
     order: OrderStatement | None
     tau: tuple[float, int, int] | None
-    said: tuple[tuple[str, RowPair], ...]
     target: float | None
     steps: str = ""
     settings: str = ""
@@ -540,21 +480,33 @@ class TableColumn:
         """Of the code that trained its rows."""
         return sorted({commit for row in self.rows for commit in row.commits})
 
+    @property
+    def code(self) -> str:
+        return join_codes(self.rows)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "column": self.name,
             "rows": [_row_json(row, self.target) for row in self.rows],
-            "leader": _statement_json(self.leader),
+            "sentences": [sentence.as_json() for sentence in self.sentences],
             "order": _statement_json(self.order),
             "kendall": self.tau and dict(zip(("tau", "agree", "pairs"), self.tau, strict=True)),
-            "text": [
-                {"says": says, **_pair_json(pair, len(self.said))} for says, pair in self.said
-            ],
             "target": self.target,
             "commits": self.commits,
             "steps": self.steps,
             "settings": self.settings,
+            "code": self.code,
         }
+
+
+def join_codes(rows: Iterable[RowResult]) -> str:
+    """One digest of the code that trained several rows, "" if that of one is not known."""
+    codes: set[str] = set()
+    for row in rows:
+        codes |= {*(row.codes or ("",))}
+    if "" in codes:
+        return ""
+    return short_digest(codes)
 
 
 @dataclass(frozen=True)
@@ -597,18 +549,16 @@ class EntryResult:
         }
 
 
-def _pair_json(pair: RowPair, pairs: int) -> dict[str, Any]:
-    return {**asdict(pair), "verdict": pair.verdict_among(pairs)}
-
-
 def _statement_json(statement: OrderStatement | None) -> dict[str, Any] | None:
     if statement is None:
         return None
-    return {
-        "verdict": statement.verdict,
-        "p": statement.p,
-        "pairs": [_pair_json(pair, len(statement.pairs)) for pair in statement.pairs],
-    }
+    pairs = [
+        {**asdict(pair), "holm": adjusted, "verdict": verdict}
+        for pair, adjusted, verdict in zip(
+            statement.pairs, statement.adjusted, statement.pair_verdicts, strict=True
+        )
+    ]
+    return {"verdict": statement.verdict, "p": statement.p, "pairs": pairs}
 
 
 def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
@@ -626,7 +576,7 @@ def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
         "rounds_to_target": None if target is None else row.first_round(target),
         "bytes_to_target": None if target is None else row.bytes_to(target),
         "limit": row.limit,
-        "moved": row.moved,
+        "distillation": row.distillation and asdict(row.distillation),
         "diverged": row.diverged,
         "failed": {str(k): v for k, v in (row.failed or {}).items()},
         "overrides": list(row.cell.overrides),
@@ -669,22 +619,36 @@ def _compare_column(
 ) -> TableColumn:
     complete = {r.cell.row: r for r in rows if len(r.curves) == seeds}
     printed = [row for row in complete.values() if row.cell.printed is not None]
-    statements = tuple(
-        (order.says, compare_pair(complete[order.better], complete[order.worse]))
-        for order in entry.ahead
-        if order.better in complete and order.worse in complete
-    )
     cells = [row.cell for row in rows]
-    target = rows[0].mean
+    judgements = (_judge_sentence(text, cells, complete) for text in entry.sentences)
     compared = len({row.cell.printed for row in printed}) > 1
     return TableColumn(
         name,
         tuple(rows),
-        leader_statement(printed) if compared else None,
+        tuple(judgement for judgement in judgements if judgement is not None),
         order_statement(printed) if compared else None,
         kendall_tau(printed) if compared else None,
-        statements,
-        target,
+        rows[0].mean,
         describe_steps([cell.overrides for cell in cells]),
         settings_digest(cells),
     )
+
+
+def _judge_sentence(
+    sentence: Sentence, cells: Sequence[PaperCell], complete: Mapping[str, RowResult]
+) -> JudgedSentence | None:
+    """None if the sentence is not about this column."""
+    pairs = sentence.pairs_among([cell.row for cell in cells])
+    if not pairs:
+        return None
+    named = dict.fromkeys(itertools.chain.from_iterable(pairs))
+    missing = tuple(row for row in named if row not in complete)
+    settings = pairs_digest(cells, pairs, sentence.by)
+    if missing:
+        return JudgedSentence(sentence, None, settings, "", missing)
+    order = OrderStatement(
+        tuple(
+            compare_pair(complete[better], complete[worse], sentence.by) for better, worse in pairs
+        )
+    )
+    return JudgedSentence(sentence, order, settings, join_codes(complete[row] for row in named))

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -39,16 +40,16 @@ from privdd.federated.checkpoint import load_checkpoint
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Progress
 from privdd.models import build
-from privdd.reproduce.catalogue import PaperEntry, scale_overrides
+from privdd.reproduce.catalogue import ACCURACY, PaperEntry, scale_overrides
+from privdd.reproduce.training_code import training_code
 from privdd.runtime.files import LOCK_FILE, check_plain_folder, read_json, write_json
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_files import MANIFEST, POINT, SOURCE, check_run_folder
 from privdd.runtime.run_folder import PACKAGE, RunFolder, source_commit
 from privdd.runtime.seal import is_sealed
 
-STEPS = "algo.matching.iterations"
 SEVERAL_STEPS = (
-    STEPS,
+    "algo.matching.iterations",
     "algo.virtual.warmup.iterations",
     "algo.virtual.refine.iterations",
     "algo.global_iterations",
@@ -127,10 +128,25 @@ def full_scale_cell(entry: PaperEntry, cell: PaperCell) -> PaperCell:
     )
 
 
+@cache
+def row_fingerprint(overrides: tuple[str, ...]) -> str:
+    """The digest of all settings of a row that decide its results."""
+    return settings_fingerprint(row_config(overrides))
+
+
 def settings_digest(cells: Sequence[PaperCell]) -> str:
     """A digest of all settings that decide the results of these rows. Renamed classes keep
     theirs."""
-    return short_digest(settings_fingerprint(row_config(cell.overrides)) for cell in cells)
+    return short_digest(row_fingerprint(cell.overrides) for cell in cells)
+
+
+def pairs_digest(
+    cells: Sequence[PaperCell], pairs: Sequence[tuple[str, str]], by: str = ACCURACY
+) -> str:
+    """A digest of what is compared with what, with all settings that decide the results, and by
+    what."""
+    known = {cell.row: row_fingerprint(cell.overrides) for cell in cells}
+    return short_digest(f"{by} {known[better]} {known[worse]}" for better, worse in pairs)
 
 
 def describe_steps(overrides: Sequence[Sequence[str]]) -> str:
@@ -152,6 +168,14 @@ def read_commit(row: Path) -> str:
     file = row / SOURCE
     if file.is_file():
         return str(read_json(file)["commit"] or "")
+    return ""
+
+
+def read_code(row: Path) -> str:
+    """The digest of the code that trained a row, "" where it is not known."""
+    file = row / SOURCE
+    if file.is_file():
+        return str(read_json(file).get("code", ""))
     return ""
 
 
@@ -280,7 +304,10 @@ def _train_row(job: RowJob) -> int:
     if finished := find_same_training(job.cell.overrides, job.seed, job.sweep.folder.parent):
         copy_row(finished, job.row_folder)
         return 0
-    write_json(job.row_folder / SOURCE, {"schema": 1, "commit": source_commit(PACKAGE)})
+    code = training_code(job.cell.overrides)
+    write_json(
+        job.row_folder / SOURCE, {"schema": 1, "commit": source_commit(PACKAGE), "code": code}
+    )
     return train_row(job.cell.overrides, job.seed, job.row_folder)
 
 

@@ -13,8 +13,12 @@ from omegaconf import OmegaConf
 
 from privdd.auditing import cost_estimate
 from privdd.cli import main
+from privdd.cli.build import build_experiment
 from privdd.cli.main import _run_command, config_of
-from privdd.core.validation import BadConfig
+from privdd.core.rng import Keys
+from privdd.core.validation import BadConfig, DataNotFound
+from privdd.data import readers
+from privdd.data.sources import load_shape
 from privdd.runtime.engine import Engine
 from tests.fake_device import fake_gpu
 
@@ -121,3 +125,33 @@ def test_packages_to_trust_are_refused_with_a_price_too(monkeypatch: pytest.Monk
         BadConfig, match=r"^trust_code: packages are allowed together with run= or resume= only"
     ):
         _run_command("audit", lambda *at: 0)
+
+
+def test_data_that_are_not_at_hand_are_priced_from_their_shape(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without them is refused in one line."""
+
+    def no_network(*given: object, **more: object) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr(readers, "fetch_torchvision", no_network)
+    config = config_of("audit", *FEW, "data=usps", "attack=[label_counts]")
+    with pytest.raises(DataNotFound, match=r"data\.root") as refused:
+        build_experiment(config)
+    assert "\n" not in str(refused.value)
+    assert main.print_cost(config, tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert "about" in out and "data=usps is not at hand: priced from its shape alone" in err
+
+
+def test_the_shape_of_a_data_set_is_that_of_its_files() -> None:
+    made = load_shape("mnist", limit=30, test_limit=7, keys=Keys(0))
+    assert (made.shape, made.classes, len(made.train), len(made.test)) == ((1, 28, 28), 10, 30, 7)
+    assert load_shape("svhn", size=8, limit=5, keys=Keys(0)).shape == (3, 8, 8)
+    several = load_shape(
+        "corrupted", source="cifar10", limit=4, corruptions=["fog", "contrast"], keys=Keys(0)
+    )
+    assert len(several.domains) == 2
+    with pytest.raises(DataNotFound, match="shape is not known"):
+        load_shape("domain_folder", keys=Keys(0))

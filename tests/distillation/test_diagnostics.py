@@ -13,6 +13,7 @@ from privdd.distillation.diagnostics import (
     diagnose_distillation,
     measure_matching_loss,
     measure_movement,
+    relative_rate,
     share_at_bound,
     starts_as_records,
 )
@@ -141,3 +142,12 @@ def test_diagnostics_change_no_number_of_the_run():
     assert first == second and torch.equal(torch.get_rng_state(), before)
     after = state()
     assert equal(server, after[0]) and all(equal(sent[name], after[1][name]) for name in sent)
+
+
+def test_a_rate_is_stated_in_units_of_the_variance_of_what_it_moves() -> None:
+    """Rows twice as wide get a quarter of it; without a spread or a rate there is none."""
+    rows = torch.tensor([[0.0, 2.0], [4.0, 6.0]])
+    variance = sum((x - 3) ** 2 for x in (0, 2, 4, 6)) / 3
+    assert relative_rate(0.5, rows) == pytest.approx(0.5 / variance)
+    assert relative_rate(0.5, 2 * rows) == pytest.approx(0.125 / variance)
+    assert relative_rate(None, rows) is None and relative_rate(1.0, torch.ones(4)) is None

@@ -15,11 +15,13 @@ from privdd.cli.plain_config import to_plain_settings
 from privdd.core.validation import BadConfig
 from privdd.data.partition import Partition
 from privdd.reproduce.catalogue import (
+    ACCURACY,
     NOTHING_TO_RUN,
     OUT_OF_REACH,
     RUNS_HERE,
     SCALES,
     SHOWN_ELSEWHERE,
+    SPEED,
     find_entry,
     load_catalogue,
     paper_details,
@@ -32,10 +34,23 @@ ENTRIES = list(load_catalogue().values())
 RUNNING = [entry for entry in ENTRIES if entry.is_trainable]
 
 
+# What each paper has: tables, figures.
+PRINTED = {"feddm": (4, 5), "fedrd": (4, 5), "fedfed": (17, 17), "fedlgd": (9, 20)}
+
+
+@pytest.mark.parametrize("paper", sorted(PRINTED))
+def test_every_table_and_figure_of_a_paper_is_an_entry(paper: str) -> None:
+    named = {entry.name.rstrip("abcd") for entry in ENTRIES if entry.paper == paper}
+    tables, figures = PRINTED[paper]
+    printed = {f"{paper}.table{number}" for number in range(1, tables + 1)}
+    printed |= {f"{paper}.figure{number}" for number in range(1, figures + 1)}
+    assert named == printed
+
+
 def test_every_experiment_is_reached_and_every_entry_resolves() -> None:
     assert {entry.experiment for entry in RUNNING} == {*group_choices("experiment", [config_dir()])}
     for entry in ENTRIES:
-        assert re.fullmatch(r"(feddm|fedrd|fedfed|fedlgd)\.(table|figure)\d+[abc]?", entry.name)
+        assert re.fullmatch(r"(feddm|fedrd|fedfed|fedlgd)\.(table|figure)\d+[abcd]?", entry.name)
         assert (
             entry.kind in (RUNS_HERE, SHOWN_ELSEWHERE, NOTHING_TO_RUN, OUT_OF_REACH) and entry.shows
         )
@@ -91,36 +106,67 @@ def test_all_rows_are_trained_on_the_device_that_was_asked_for() -> None:
         )
 
 
-def test_what_the_text_says_is_about_rows_that_are_trained() -> None:
-    for entry in RUNNING:
-        for column in {cell.column for cell in paper_cells(entry, "small")} if entry.ahead else ():
-            assert column in paper_block(entry.experiment)["columns"]
-        rows = {cell.row for cell in paper_cells(entry, "small")}
-        for one in entry.ahead:
-            assert {one.better, one.worse} <= rows and one.better != one.worse and one.says, (
-                entry.name
-            )
+NUMBERS = {"both": 2, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
 
 
-def test_entries_that_compare_have_something_to_compare() -> None:
-    """Two printed numbers, or a sentence; else the entry can only show what came out."""
-    silent = {
-        e.name
-        for e in RUNNING
-        if not e.ahead and not any(_printed(e, c) > 1 for c in paper_block(e.experiment)["columns"])
-    }
-    assert silent == {
-        "fedfed.figure17",
-        "fedfed.table12",
-        "fedfed.table9",
-    }  # one row a column, or no accuracy at all
+def test_a_sentence_has_a_pair_for_each_comparison_that_it_makes() -> None:
+    """As many pairs as it names, of different rows; a number in its words divides them. "All five
+    methods" of a leader are the rows of its column."""
+    for entry in ENTRIES:
+        assert len({one.says for one in entry.sentences}) == len(entry.sentences)
+        for one in entry.sentences:
+            words = {*re.findall(r"[a-z]+", one.says.lower())}
+            numbers = [number for word, number in NUMBERS.items() if word in words]
+            assert one.by in (ACCURACY, SPEED)
+            if one.best:
+                assert not one.names and not one.ahead
+                continue
+            assert one.names == len(one.ahead) == len({*one.ahead}) > 0, (entry.name, one.says)
+            assert all(better != worse for better, worse in one.ahead)
+            assert all(one.names % number == 0 for number in numbers), (entry.name, one.says)
 
 
-def _printed(entry, column: str) -> int:
-    return sum(
-        value is not None
-        for value in paper_block(entry.experiment)["columns"][column]["accuracy"].values()
-    )
+def test_a_leader_is_compared_with_every_other_row_of_its_column() -> None:
+    entry = find_entry("fedrd.table1")
+    leader, both = entry.sentences
+    rows = [*paper_block(entry.experiment)["columns"]["CIFAR10"]["accuracy"]]
+    pairs = leader.pairs_among(rows)
+    assert {worse for _, worse in pairs} == {*rows} - {"algo=fedrd algo.dpc=30"}
+    assert {better for better, _ in pairs} == {"algo=fedrd algo.dpc=30"} and len(pairs) == 4
+    assert both.pairs_among(rows) == []  # it names rows that this column has not
+    still = "algo=fedrd algo.matching.iterations=0"  # the leader itself, with nothing matched
+    columns = paper_block(entry.experiment)["columns"]
+    assert still in columns["F-MNIST"]["accuracy"]
+    found = leader.pairs_among([*columns["F-MNIST"]["accuracy"]])
+    assert len(found) == 4 and all(worse != still for _, worse in found)
+
+
+def test_every_sentence_is_about_a_column_that_is_trained() -> None:
+    for entry in ENTRIES:
+        cells = paper_cells(entry, "small") if entry.sentences else []
+        columns = {cell.column: [] for cell in cells}
+        for cell in cells:
+            columns[cell.column].append(cell.row)
+        for one in entry.sentences:
+            assert any(one.pairs_among(rows) for rows in columns.values()), (entry.name, one.says)
+
+
+# One row a column, or no order of accuracies in the paper's words.
+SILENT = {
+    "feddm.figure1",
+    "fedrd.figure3",
+    "fedfed.table6",
+    "fedfed.figure17",
+    "fedfed.table12",
+    "fedfed.table9",
+    "fedlgd.figure1",
+    "fedlgd.figure4",
+    "fedlgd.figure15",
+}
+
+
+def test_entries_without_a_sentence_are_known() -> None:
+    assert {entry.name for entry in RUNNING if not entry.sentences} == SILENT
 
 
 def test_data_that_do_not_come_with_privdd_are_named() -> None:

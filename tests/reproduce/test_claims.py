@@ -202,7 +202,10 @@ def test_pictures_decide_only_above_a_blind_guess() -> None:
 )
 def test_a_training_decides_as_its_order_does(verdict: str, expected: str) -> None:
     said = {"worse": "algo=fedfed_raw", "gain": 0.1, "p": 0.2, "verdict": verdict}
-    assert decide_fedfed_raw(Made(result={"columns": [{"text": [said]}]})).verdict == expected
+    assert (
+        decide_fedfed_raw(Made(result={"columns": [{"sentences": [{"pairs": [said]}]}]})).verdict
+        == expected
+    )
 
 
 def test_every_sentence_is_quoted_and_named_once() -> None:
@@ -253,12 +256,16 @@ def test_finished_audits_are_used_again_and_the_page_is_escaped(
         lambda self, entry: {
             "columns": [
                 {
-                    "text": [
+                    "sentences": [
                         {
-                            "worse": "algo=fedfed_raw",
-                            "gain": 0.0,
-                            "p": None,
-                            "verdict": "reversed in the mean",
+                            "pairs": [
+                                {
+                                    "worse": "algo=fedfed_raw",
+                                    "gain": 0.0,
+                                    "p": None,
+                                    "verdict": "reversed in the mean",
+                                }
+                            ]
                         }
                     ]
                 }

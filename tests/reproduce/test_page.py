@@ -15,22 +15,29 @@ from privdd.reproduce import page as reproduction
 from privdd.reproduce.__main__ import main
 from privdd.reproduce.catalogue import find_entry, load_catalogue, parse_arguments
 from privdd.reproduce.page import (
+    EARLIER,
     FAILS_HERE,
     HOLDS_HERE,
+    NO_SENTENCE,
     NOT_DECIDED,
     NOT_RUN,
     NOT_RUN_YET,
     NOTHING_TO_COMPARE,
-    STALE,
+    OTHER_CODE,
+    OTHER_SETTINGS,
+    OTHER_TASK,
+    OTHER_WORDS,
+    STAND_IN,
+    OverviewLine,
     _page_tone,
     collect_lines,
-    column_headline,
+    column_headlines,
     count_verdicts,
     current_digests,
     run_entry,
     write_overview,
 )
-from privdd.reproduce.results import (
+from privdd.reproduce.sentences import (
     CANNOT_TELL,
     HOLDS,
     HOLDS_IN_MEAN,
@@ -39,14 +46,11 @@ from privdd.reproduce.results import (
     OrderStatement,
     RowPair,
 )
-from privdd.reproduce.results import REVERSED_IN_MEAN as BEHIND
 from privdd.runtime import progress
 
-# The page about all entries: each verdict from made results, and every entry of the catalogue on
-# it.
+# The page about all entries: a line for each sentence, and every entry of the catalogue on it.
 
-
-CHANCES = {HOLDS: 0.02, REVERSED: 0.98, HOLDS_IN_MEAN: 0.3, BEHIND: 0.7, CANNOT_TELL: 0.5}
+CHANCES = {HOLDS: 0.02, REVERSED: 0.98, HOLDS_IN_MEAN: 0.3, REVERSED_IN_MEAN: 0.7, CANNOT_TELL: 0.5}
 
 
 def pairs(*found: tuple[str, float]) -> list[dict[str, Any]]:
@@ -56,32 +60,22 @@ def pairs(*found: tuple[str, float]) -> list[dict[str, Any]]:
             "worse": "algo=fedavg",
             "gain": gain,
             "p": CHANCES[kind],
+            "holm": min(1.0, len(found) * CHANCES[kind]),
             "verdict": kind,
-            "says": "FedDM is best",
             "limit": "x" if kind == CANNOT_TELL else "",
         }
         for kind, gain in found
     ]
 
 
-def column(
-    name: str, leader: str | None = None, text: tuple[tuple[str, float], ...] = (), failed: int = 0
-) -> dict[str, Any]:
-    lead = leader and {
-        "verdict": leader,
-        "p": CHANCES[leader],
-        "pairs": pairs((leader, 0.3), (leader, 0.1)),
-    }
+def sentence(verdict: str, *found: tuple[str, float]) -> dict[str, Any]:
+    return {"verdict": verdict, "pairs": pairs(*(found or ((verdict, 0.3), (verdict, 0.1))))}
+
+
+def column(*sentences: dict[str, Any], failed: int = 0) -> dict[str, Any]:
     row = {"failed": {str(seed): "why" for seed in range(failed)}, "diverged": 0}
-    kendall = {"tau": 0.5, "agree": 2, "pairs": 3} if leader else None
     made = {"commits": ["c" * 40], "steps": "T = 20"}
-    return {
-        "column": name,
-        "leader": lead,
-        "kendall": kendall,
-        "text": pairs(*text),
-        "rows": [row],
-    } | made
+    return {"sentences": [*sentences], "rows": [row]} | made
 
 
 @pytest.fixture
@@ -90,19 +84,19 @@ def small(tmp_path: Path) -> Path:
 
 
 def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = False) -> None:
+    """Results of today's settings, code and words for the first columns of an entry."""
     (folder / name).mkdir(parents=True)
     differs = [{"key": "data.name" if stand_in else "data.limit"}]
     today = current_digests(find_entry(name), folder.name, "cpu")
-    marked = [
-        {
-            "settings": next(iter(today.values()))[0],
-            **one,
-            "column": next(iter(today)) if one["column"] == "a" else one["column"],
-        }
-        for one in columns
-    ]
+    names = [*dict.fromkeys(name for name, _ in today)]
+    for at, one in enumerate(columns):
+        one["column"] = names[at]
+        words = [says for column, says in today if column == names[at]]
+        for says, sentence in zip(words, one["sentences"], strict=False):
+            digests = today[names[at], says]
+            sentence |= {"says": says, "settings": digests.settings, "code": digests.code}
     result = {
-        "columns": marked,
+        "columns": [*columns],
         "fidelity": differs,
         "command": f"python -m privdd.reproduce {name}",
         "device": "cpu",
@@ -110,60 +104,60 @@ def stored(folder: Path, name: str, *columns: dict[str, Any], stand_in: bool = F
     (folder / name / "results.json").write_text(json.dumps(result))
 
 
-@pytest.mark.nightly
-def test_each_verdict(small: Path) -> None:
-    kinds = [column(kind, kind) for kind in (HOLDS, REVERSED, HOLDS_IN_MEAN, BEHIND, CANNOT_TELL)]
-    texts = [
-        ((HOLDS, 0.2), (HOLDS, 0.1)),
-        ((HOLDS, 0.2), (REVERSED, -0.1)),
-        ((HOLDS, 0.2), (HOLDS_IN_MEAN, 0.1)),
-        (),
-        ((CANNOT_TELL, -0.2), (BEHIND, -0.1)),
+def finished_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[OverviewLine]:
+    """Of the entries that have results; to compose all others takes a minute."""
+    known = {name: entry for name, entry in load_catalogue().items() if (folder / name).is_dir()}
+    monkeypatch.setattr(page, "load_catalogue", lambda: known)
+    return collect_lines(folder)
+
+
+def test_each_sentence_has_its_line_and_its_verdict(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(small, "feddm.table2", column(sentence(HOLDS)), column(sentence(REVERSED)))
+    text = ((HOLDS, 0.2), (HOLDS_IN_MEAN, 0.1))
+    both = (sentence(HOLDS_IN_MEAN, *text), sentence(CANNOT_TELL, (CANNOT_TELL, -0.2)))
+    stored(small, "feddm.table3", column(*both), stand_in=True)
+    stored(small, "feddm.figure1", column())
+    found = {(line.entry, line.statement): line for line in finished_lines(small, monkeypatch)}
+    lines = [*found.values()]
+    assert len(finished_lines(small, monkeypatch)) == 5
+    assert found["feddm.figure1", NO_SENTENCE].verdict == NOTHING_TO_COMPARE
+    real, sent = (line for line in lines if line.entry == "feddm.table3")
+    assert (real.verdict, sent.verdict) == (NOT_DECIDED, CANNOT_TELL)
+    assert real.kind == sent.kind == OTHER_TASK and sent.detail.endswith("; x")
+    assert real.detail == (
+        "feddm over fedavg +20.0, p 0.02 (0.04); feddm over fedavg +10.0, p 0.3 (0.6)"
+    )
+    assert real.made == "T = 20; scale=small; commit ccccccc" and not real.stale
+
+
+def line(verdict: str, settings: str = "", says: str = "s", **more: Any) -> OverviewLine:
+    given = {"entry": "feddm.table2", "shows": "", "column": "c", "detail": "", "command": ""}
+    made = {**given, "statement": says, "verdict": verdict, "page": "p", "settings": settings}
+    return OverviewLine(**{**made, **more})
+
+
+def test_trainings_are_counted_and_not_entries() -> None:
+    """The same sentence about the same trainings once; what stands in, or is of earlier code, is
+    counted by itself."""
+    lines = [
+        line(HOLDS_HERE, "1"),
+        line(HOLDS_HERE, "1", entry="feddm.figure2"),
+        line(HOLDS_HERE, "1", says="another sentence"),
+        line(FAILS_HERE, "2", column=f"c{STAND_IN}"),
+        line(FAILS_HERE, "2", column="the paper's own data"),
+        line(HOLDS_HERE, "3", column=f"c{STAND_IN}"),
+        line(HOLDS_HERE, "4", stale=OTHER_CODE, column=f"c{STAND_IN}"),
+        line(NOT_RUN, "", stale=""),
     ]
-    stored(small, "feddm.table2", *kinds)
-    stored(
-        small,
-        "feddm.figure3",
-        *(column(str(at), text=text) for at, text in enumerate(texts)),
-        stand_in=True,
+    assert count_verdicts(lines) == (
+        f"holds: 2, does not hold: 1, {OTHER_TASK}: 1, {EARLIER}: 1, not run: 1"
     )
-    found = [line for line in collect_lines(small) if line.page]
-    assert [line.verdict for line in found] == [
-        HOLDS_HERE,
-        FAILS_HERE,
-        NOT_DECIDED,
-        NOT_DECIDED,
-        CANNOT_TELL,
-        HOLDS_HERE,
-        FAILS_HERE,
-        NOT_DECIDED,
-        NOTHING_TO_COMPARE,
-        CANNOT_TELL,
-    ]
-    assert (
-        count_verdicts(found)
-        == "holds: 2, does not hold: 2, not decided: 3, cannot be told at this scale: 2, "
-        "nothing to compare: 1; 10 of them of other settings than today's"
-    )
-    assert (
-        found[4].detail.endswith("; x")
-        and found[9].detail.endswith("; x")
-        and found[0].made == "T = 20; scale=small; commit ccccccc"
-    )
-    assert (
-        found[0].detail
-        == "+10.0 points to the best of the others, p 0.02; 2 of 3 pairs as in the paper"
-    )
-    assert (found[0].statement, found[5].statement) == (
-        "feddm ahead of all others",
-        "FedDM is best",
-    )
-    assert found[6].detail == "-10.0 points, the least of 2"
-    assert [line.column.endswith("(on a stand-in)") for line in found] == [False] * 5 + [True] * 5
 
 
 def test_what_is_missing_is_said(small: Path) -> None:
-    stored(small, "feddm.table2", column("a", HOLDS, failed=2))
+    stored(small, "feddm.table2", column(sentence(HOLDS), failed=2))
     page = write_overview(small).read_text()
     found = {line.entry: line for line in collect_lines(small)}
     assert set(found) == set(load_catalogue()) and all(
@@ -190,17 +184,26 @@ def test_seeds_without_a_model_and_data_that_stand_in_are_said(
 ) -> None:
     """The stand-in that the experiment itself names, at every scale, beside the one that a scale
     takes."""
-    made = column("a", HOLDS)
+    made = column(sentence(HOLDS))
     made["rows"][0]["diverged"] = 1
     stored(small, "feddm.table2", made)
-    (line,) = (one for one in collect_lines(small) if one.page)
-    assert line.detail.endswith("; 1 diverged") and not line.column.endswith("(on a stand-in)")
+    (found,) = finished_lines(small, monkeypatch)
+    assert found.detail.endswith("; 1 diverged") and found.kind == HOLDS_HERE
     honest = overview.paper_block
     monkeypatch.setattr(
         overview, "paper_block", lambda name: {**honest(name), "stand_in": "x for y"}
     )
-    (line,) = (one for one in collect_lines(small) if one.page)
-    assert line.column.endswith("(on a stand-in)")
+    (found,) = finished_lines(small, monkeypatch)
+    assert found.column.endswith(STAND_IN) and found.kind == OTHER_TASK
+
+
+def test_rows_without_all_seeds_leave_a_sentence_open(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open = {"verdict": "", "pairs": [], "missing": ["algo=fedavg"]}
+    stored(small, "feddm.table2", column(open))
+    (found,) = finished_lines(small, monkeypatch)
+    assert found.verdict == found.kind == NOT_RUN_YET and "fedavg" in found.detail
 
 
 def test_how_far_it_is_is_said(
@@ -217,27 +220,22 @@ def test_how_far_it_is_is_said(
     assert [line.rsplit(", ", 1)[1] for line in said] == names
 
 
-def test_a_result_of_earlier_settings_is_marked_as_stale(
+def test_a_result_of_earlier_settings_code_or_words_is_marked_as_stale(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("feddm.table2", "feddm.figure3"):
-        stored(small, name, column("a", HOLDS))
-    file = small / "feddm.figure3" / "results.json"
-    unmarked = json.loads(file.read_text())
-    del (
-        unmarked["columns"][0]["settings"],
-        unmarked["columns"][0]["commits"],
-    )  # as an earlier version wrote it
-    file.write_text(json.dumps(unmarked))
-    found = {line.entry: line for line in collect_lines(small)}
-    assert [
-        (found[name].verdict, found[name].stale) for name in ("feddm.table2", "feddm.figure3")
-    ] == [(HOLDS_HERE, ""), (HOLDS_HERE, STALE)]
-    assert (
-        "commit unknown" in found["feddm.figure3"].made
-        and "run it again" in write_overview(small).read_text()
-    )
-
+    stored(small, "feddm.table2", column(sentence(HOLDS)))
+    file = small / "feddm.table2" / "results.json"
+    whole = file.read_text()
+    (found,) = finished_lines(small, monkeypatch)
+    assert found.stale == "" and found.kind == HOLDS_HERE
+    for key, why in (("code", OTHER_CODE), ("settings", OTHER_SETTINGS), ("says", OTHER_WORDS)):
+        other = json.loads(whole)
+        other["columns"][0]["sentences"][0][key] = "of yesterday"
+        file.write_text(json.dumps(other))
+        (found,) = finished_lines(small, monkeypatch)
+        assert (found.stale, found.kind) == (why, EARLIER)
+    assert "run" in write_overview(small).read_text()
+    file.write_text(whole)
     honest = train.row_config
 
     def tomorrow(overrides: Any, seed: int = 0) -> Any:
@@ -246,23 +244,10 @@ def test_a_result_of_earlier_settings_is_marked_as_stale(
         return config
 
     monkeypatch.setattr(train, "row_config", tomorrow)
-    assert {line.entry: line for line in collect_lines(small)}["feddm.table2"].stale == STALE
-
-
-def test_a_row_that_no_statement_compares_may_be_newer() -> None:
-    """FedAvgM and FedAdam in FedDM's figure 2; a row that one compares may not."""
-    entry = find_entry("feddm.figure2")
-    cells = {cell.row: cell for cell in train.paper_cells(entry, "small")}
-    newer = {"algo=fedavgm", "algo=fedadam"}
-    (today,) = current_digests(entry, "small", "cpu").values()
-    assert train.settings_digest([cell for row, cell in cells.items() if row not in newer]) in today
-    assert train.settings_digest([*cells.values()]) in today
-    assert (
-        train.settings_digest(
-            [cell for row, cell in cells.items() if row not in {*newer, "algo=fedprox"}]
-        )
-        not in today
-    )
+    train.row_fingerprint.cache_clear()
+    (found,) = finished_lines(small, monkeypatch)
+    train.row_fingerprint.cache_clear()
+    assert found.stale == OTHER_SETTINGS
 
 
 def test_all_ends_in_it_even_where_trainings_fail(
@@ -282,7 +267,7 @@ def test_all_ends_in_it_even_where_trainings_fail(
     assert main(["overview", f"out={tmp_path}"]) == 0
 
 
-# The one sentence about a column, its colour, and the status of the command.
+# What is said first of a column, its colour, and the status of the command.
 
 
 PAIRS = {
@@ -293,12 +278,15 @@ PAIRS = {
 }
 
 
-def column_reproduction(leader: str = "", *said: str) -> Any:
-    pairs = {kind: RowPair("algo=feddm", "algo=fedavg", *PAIRS[kind]) for kind in PAIRS}
-    return SimpleNamespace(
-        leader=OrderStatement((pairs[leader],)) if leader else None,
-        said=tuple(("x", pairs[kind]) for kind in said),
-    )
+def column_reproduction(*kinds: str) -> Any:
+    judged = [
+        SimpleNamespace(
+            sentence=SimpleNamespace(says="FedDM is best"),
+            order=OrderStatement((RowPair("algo=feddm", "algo=fedavg", *PAIRS[kind]),)),
+        )
+        for kind in kinds
+    ]
+    return SimpleNamespace(sentences=judged)
 
 
 @pytest.mark.parametrize(
@@ -311,15 +299,11 @@ def column_reproduction(leader: str = "", *said: str) -> Any:
     ],
 )
 def test_each_verdict_in_words(kind: str, said: str) -> None:
-    assert column_headline(column_reproduction(kind)) == f"feddm ahead of all others: {said}"
+    assert column_headlines(column_reproduction(kind)) == [f"FedDM is best: {said}"]
 
 
-def test_comparisons_of_the_text_are_counted_by_verdict() -> None:
-    assert (
-        column_headline(column_reproduction("", HOLDS, HOLDS_IN_MEAN, REVERSED))
-        == "3 comparisons that the text makes; holds: 1, does not hold: 1, not decided: 1"
-    )
-    assert column_headline(column_reproduction()) == "the paper prints no numbers to compare with"
+def test_a_column_without_a_sentence_says_so() -> None:
+    assert column_headlines(column_reproduction()) == [NO_SENTENCE]
 
 
 @pytest.mark.parametrize(
@@ -329,7 +313,7 @@ def test_comparisons_of_the_text_are_counted_by_verdict() -> None:
         ([HOLDS, HOLDS_IN_MEAN], "plain"),
         ([HOLDS, REVERSED], "contradiction"),
         ([REVERSED_IN_MEAN], "plain"),
-        ([""], "plain"),
+        ([], "plain"),
     ],
 )
 def test_a_page_is_green_only_where_all_holds(leaders: list[str], tone: str) -> None:

@@ -3,6 +3,8 @@ deviations."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,7 +15,9 @@ from omegaconf import OmegaConf
 from privdd.cli.compose import config_dir, group_choices
 from privdd.cli.paper_block import paper_block
 from privdd.cli.paper_rows import find_differing_terms, row_terms, stated_difference
+from privdd.reproduce import code_digest
 from privdd.reproduce.catalogue import find_entry, paper_details
+from privdd.reproduce.code_digest import definition_digest, line_staleness
 from privdd.reproduce.results import lasting_differences
 from tests.configs.experiment_terms import rows_of
 from tests.reproduce.paper_settings import SELECTORS, PaperRow, compare_settings, rows_of_paper
@@ -35,8 +39,10 @@ def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> 
             one["what"]
             and one["paper"]
             and one["direction"]
-            and {*one} <= SELECTORS | {"what", "paper", "direction", "settings"}
+            and {*one} <= SELECTORS | {"what", "paper", "direction", "settings", "about", "digest"}
         )
+        is_missing = one["direction"] == "missing"  # of what is built nowhere
+        assert "settings" in one or bool(one.get("about")) != is_missing, one["what"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +100,50 @@ def test_a_deviation_that_is_none_any_more_is_found() -> None:
     details["deviations"] = [*details["deviations"], *gone, *nowhere]
     found = compare_settings(details, made("feddm"))
     assert [line.partition(":")[0] for line in found] == ["of no row", "epochs", "as printed"]
+
+
+def described_lines() -> list[Mapping[str, Any]]:
+    parts = (
+        details[part]
+        for details in paper_details().values()
+        for part in ("deviations", "equations")
+    )
+    return [line for part in parts for line in part if line.get("about")]
+
+
+def test_a_line_about_code_names_code_that_is_there() -> None:
+    for line in described_lines():
+        assert len(definition_digest(line["about"])) == len(line["digest"]) == 8, line["what"]
+    assert len(described_lines()) > 30
+
+
+def test_a_line_goes_stale_with_the_code_that_it_is_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    about = "privdd.distillation.virtual_images:gaussian_mmd"
+    line = {"what": "a kernel", "about": about, "digest": definition_digest(about)}
+    assert line_staleness(line) == "" and line_staleness({"what": "values", "settings": {}}) == ""
+    moved = ast.unparse(code_digest._parse_module("privdd.distillation.virtual_images"))
+    assert "exp" in moved
+    without_kernel = ast.parse(moved.replace(".exp()", "").replace("torch.exp", "torch.abs"))
+    monkeypatch.setattr(code_digest, "_parse_module", lambda module: without_kernel)
+    definition_digest.cache_clear()
+    assert about in line_staleness(line)
+    definition_digest.cache_clear()
+
+
+EQUATIONS = {"feddm": 15, "fedrd": 7, "fedfed": 17, "fedlgd": 7}
+
+
+@pytest.mark.parametrize("paper", sorted(paper_details()))
+def test_every_equation_is_the_papers_or_says_how_it_differs(paper: str) -> None:
+    details = paper_details()[paper]
+    equations = details["equations"]
+    assert [one["number"] for one in equations] == [*range(1, EQUATIONS[paper] + 1)]
+    for one in equations:
+        assert one["what"] and one["is"] in ("same", "differs", "definition")
+        assert (one["is"] == "definition") == ("about" not in one)
+    differing = [one["about"] for one in equations if one["is"] == "differs"]
+    listed = " ".join(f"{one['what']} {one.get('about', '')}" for one in details["deviations"])
+    assert all(about in listed or "loss terms" in listed for about in differing)
 
 
 def test_the_fidelity_sheet_shows_the_deviations_of_its_experiment() -> None:

@@ -13,16 +13,9 @@ import pytest
 from scipy import stats
 
 from privdd.reproduce import results
-from privdd.reproduce.catalogue import PaperEntry, StatedOrder, find_entry
+from privdd.reproduce.catalogue import SPEED, PaperEntry, Sentence, find_entry
 from privdd.reproduce.results import (
-    CANNOT_TELL,
-    HOLDS,
-    HOLDS_IN_MEAN,
-    REVERSED,
-    REVERSED_IN_MEAN,
     UNSAID,
-    OrderStatement,
-    RowPair,
     RowResult,
     TableColumn,
     _compare_column,
@@ -30,8 +23,17 @@ from privdd.reproduce.results import (
     compare_pair,
     find_uneven_rows,
     kendall_tau,
-    leader_statement,
     order_statement,
+)
+from privdd.reproduce.sentences import (
+    CANNOT_TELL,
+    HOLDS,
+    HOLDS_IN_MEAN,
+    REVERSED,
+    REVERSED_IN_MEAN,
+    OrderStatement,
+    RowPair,
+    adjust_holm,
     p_value,
 )
 from privdd.reproduce.train import PaperCell, merge_overrides, paper_cells
@@ -46,7 +48,11 @@ ENTRY = PaperEntry(
     "feddm.table4",
     "x",
     "feddm_table4",
-    ahead=(StatedOrder("b", "c", "b beats c"), StatedOrder("a", "c", "a beats c")),
+    sentences=(
+        Sentence("b beats c", 1, (("b", "c"),)),
+        Sentence("a beats c", 1, (("a", "c"),)),
+        Sentence("a is best", best=("a",)),
+    ),
 )
 
 
@@ -62,16 +68,33 @@ def row(name: str, printed: float, *ends: float, diverged: int = 0, **more: Any)
     )
 
 
-def column(*rows: RowResult) -> TableColumn:
-    return _compare_column(ENTRY, "c", rows, 2)
+def pair_verdict(better: RowResult, worse: RowResult) -> str:
+    return OrderStatement((compare_pair(better, worse),)).verdict
 
 
-def test_a_row_without_all_its_seeds_is_not_compared() -> None:
+def column(*rows: RowResult, seeds: int = 2) -> TableColumn:
+    return _compare_column(ENTRY, "c", rows, seeds)
+
+
+def test_a_sentence_needs_all_seeds_of_all_rows_that_it_names() -> None:
     made = column(row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6), row("c", 70.0, 0.95))
-    assert made.leader is not None and [pair.worse for pair in made.leader.pairs] == ["b"]
-    assert made.said == () and made.tau is not None and made.tau[2] == 1
+    assert [one.missing for one in made.sentences] == [("c",)] * 3
+    assert [one.order for one in made.sentences] == [None] * 3
+    assert made.tau is not None and made.tau[2] == 1
     whole = column(row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6), row("c", 70.0, 0.95, 0.9))
-    assert [says for says, _ in whole.said] == ["b beats c", "a beats c"]
+    assert [one.sentence.says for one in whole.sentences] == ["b beats c", "a beats c", "a is best"]
+    compared = [[(p.better, p.worse) for p in one.order.pairs] for one in whole.sentences]
+    assert compared == [[("b", "c")], [("a", "c")], [("a", "b"), ("a", "c")]]
+    two = column(row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6))
+    assert [one.sentence.says for one in two.sentences] == ["a is best"]
+
+
+def test_a_sentence_about_speed_compares_all_rounds() -> None:
+    slow, fast = row("a", 90.0), row("b", 80.0)
+    slow = replace(slow, curves={0: (0.1, 0.9), 1: (0.2, 0.9)})
+    fast = replace(fast, curves={0: (0.8, 0.8), 1: (0.85, 0.8)})
+    assert compare_pair(slow, fast).gain == pytest.approx(0.1)
+    assert compare_pair(slow, fast, SPEED).gain == pytest.approx(-0.2875)
 
 
 def test_seeds_without_a_model_are_written_down() -> None:
@@ -85,29 +108,21 @@ def test_seeds_without_a_model_are_written_down() -> None:
 
 
 def test_a_comparison_that_the_scale_cannot_show_has_no_other_verdict() -> None:
-    """A row that is limited, the same numbers, the same images; a pair that decides against the
-    paper stays what it is."""
+    """A row that is limited, or the same numbers; a pair that decides against the paper stays what
+    it is."""
     good = row("a", 90.0, 0.9, 0.8)
     bad = row("b", 80.0, 0.7, 0.6)
-    assert compare_pair(good, bad).verdict_among(1) == HOLDS and compare_pair(good, bad).limit == ""
+    assert pair_verdict(good, bad) == HOLDS and compare_pair(good, bad).limit == ""
     for other in (replace(bad, limit="at chance"), replace(good, cell=bad.cell)):
         pair = compare_pair(good, other)
-        assert (
-            pair.verdict_among(1) == CANNOT_TELL
-            and pair.limit
-            and compare_pair(other, good).verdict_among(1) == CANNOT_TELL
-        )
-    for moved, verdict in ((0.017, CANNOT_TELL), (0.2, HOLDS), (None, HOLDS)):
-        assert (
-            compare_pair(replace(good, moved=moved), replace(bad, moved=0.0)).verdict_among(1)
-            == verdict
-        )
+        assert pair.limit and pair_verdict(good, other) == pair_verdict(other, good) == CANNOT_TELL
     mixed = OrderStatement((compare_pair(good, replace(bad, limit="x")), compare_pair(bad, good)))
     assert mixed.verdict == REVERSED and OrderStatement(mixed.pairs[:1]).verdict == CANNOT_TELL
     told = column(good, replace(bad, limit="x")).as_json()
+    (sentence,) = told["sentences"]
     assert (
-        told["leader"]["verdict"] == CANNOT_TELL
-        and told["leader"]["pairs"][0]["limit"] == "x" == told["rows"][1]["limit"]
+        sentence["verdict"] == CANNOT_TELL
+        and sentence["pairs"][0]["limit"] == "x" == told["rows"][1]["limit"]
     )
 
 
@@ -121,6 +136,14 @@ def test_a_column_names_commits_steps_and_settings() -> None:
         and told["steps"] == "T = 20"
         and len(told["settings"]) == 8
     )
+
+
+def test_a_sentence_names_the_code_of_its_rows_or_none() -> None:
+    made = [row("a", 90.0, 0.9, 0.8), row("b", 80.0, 0.7, 0.6), row("c", 70.0, 0.5, 0.4)]
+    known = [replace(one, codes=(code,)) for one, code in zip(made, ("x", "x", "y"), strict=True)]
+    first, second, third = column(*known).sentences
+    assert first.code == second.code == third.code and len(first.code) == 8
+    assert column(*known[:2], made[2]).sentences[0].code == ""
 
 
 # The order statistics against other implementations and brute force.
@@ -170,7 +193,7 @@ def test_a_pair_is_judged_by_sign_and_p() -> None:
         (0.1, None): HOLDS_IN_MEAN,
     }
     for (gain, p), verdict in kinds.items():
-        assert RowPair("a", "b", gain, p).verdict_among(1) == verdict
+        assert OrderStatement((RowPair("a", "b", gain, p),)).pair_verdicts == [verdict]
     assert compare_pair(MADE_ROWS[0], MADE_ROWS[3]).gain == pytest.approx(
         np.mean(ROWS["a"]) - np.mean(ROWS["d"])
     )
@@ -192,6 +215,26 @@ def test_a_statement_about_pairs_is_as_weak_as_its_weakest() -> None:
     )
 
 
+def test_pairs_by_themselves_are_corrected_for_their_number() -> None:
+    """Holm's step-down rule, by its definition: the smallest p against the level over m, and so on
+    until one fails."""
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        ps = (rng.random(rng.integers(1, 7)) ** 2).tolist()
+        for level in (0.05, 0.2):
+            rejected = set()
+            for rank, at in enumerate(np.argsort(ps)):
+                if ps[at] > level / (len(ps) - rank):
+                    break
+                rejected.add(int(at))
+            adjusted = adjust_holm(ps)
+            assert {at for at, p in enumerate(adjusted) if p <= level} == rejected
+    assert adjust_holm([0.01, None, 0.04]) == pytest.approx([0.03, None, 0.08])
+    pairs = tuple(RowPair("a", "b", 0.1, p) for p in (0.03, 0.04))
+    assert OrderStatement(pairs).verdict == HOLDS
+    assert OrderStatement(pairs).pair_verdicts == [HOLDS_IN_MEAN] * 2
+
+
 def test_the_intersection_union_test_errs_as_seldom_as_it_says() -> None:
     """Two rows equal, the third far behind: "a leads all" is false, and is found in at most 5 % of
     draws."""
@@ -201,7 +244,8 @@ def test_the_intersection_union_test_errs_as_seldom_as_it_says() -> None:
         rows = {
             name: rng.normal(mean, 1, 3).tolist() for name, mean in (("a", 0), ("b", 0), ("c", -50))
         }
-        found += leader_statement(rows_of({"a": 3.0, "b": 2.0, "c": 1.0}, rows)).verdict == HOLDS
+        leader = column(*rows_of({"a": 3.0, "b": 2.0, "c": 1.0}, rows), seeds=3).sentences[-1]
+        found += leader.order.verdict == HOLDS
     assert stats.binomtest(found, 600, 0.05, alternative="greater").pvalue > 0.001
     assert found > 5  # and it does find such gains by chance: the test has its level
 
@@ -224,19 +268,14 @@ def test_a_statement_about_many_pairs_is_refuted_as_seldom_as_it_says() -> None:
         sum(REVERSED in kinds for kinds in several)
         for several in (
             [[one.verdict] for one in made],
-            [[pair.verdict_among(1) for pair in one.pairs] for one in made],
+            [[OrderStatement((pair,)).verdict for pair in one.pairs] for one in made],
         )
     )
     assert stats.binomtest(found, 400, 0.05, alternative="greater").pvalue > 0.001
     assert stats.binomtest(alone, 400, 0.05, alternative="greater").pvalue < 1e-6
 
 
-def test_the_leader_is_compared_with_all_and_the_order_by_neighbours() -> None:
-    assert [(p.better, p.worse) for p in leader_statement(MADE_ROWS).pairs] == [
-        ("a", "b"),
-        ("a", "c"),
-        ("a", "d"),
-    ]
+def test_the_order_is_compared_by_neighbours() -> None:
     assert [(p.better, p.worse) for p in order_statement(MADE_ROWS).pairs] == [
         ("a", "b"),
         ("b", "c"),

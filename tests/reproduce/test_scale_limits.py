@@ -16,7 +16,6 @@ from privdd.reproduce.results import (
     SAME_IMAGES,
     RowResult,
     clipped_reach,
-    image_movement,
     is_at_chance,
     limit_rows,
 )
@@ -73,33 +72,34 @@ def test_clipped_steps_reach_as_far_as_all_of_them_together(
     assert clipped_reach(build_row_experiment(dpsgd.overrides, 0)) is None
 
 
-def test_movement_is_that_of_the_images_and_measured_beside_a_row_that_matches_nothing() -> None:
+def test_a_row_whose_images_stay_is_limited_and_one_that_matches_nothing_is_not() -> None:
     made = cells("feddm.table3", "alpha 0.5", "algo.matching.iterations=20")
     made["algo=feddm algo.matching.iterations=0"] = cells(
         "feddm.table3", "alpha 0.5", "algo.matching.iterations=0"
     )["algo=feddm algo.matching.iterations=0"]
-    rows = {
-        row.cell.row: row
-        for row in limit_rows([RowResult(cell, False, {0: (0.9,)}) for cell in made.values()])
-    }
-    near = rows["algo=feddm algo.start=real"].moved
-    far = rows["algo=feddm algo.start=noise"].moved
-    assert (
-        rows["algo=feddm algo.matching.iterations=0"].moved == 0.0
-        and near is not None
-        and far is not None
-    )
-    assert 0 < near < SAME_IMAGES < far
-    longer = cells("feddm.table3", "alpha 0.5", "algo.matching.iterations=400")[
+    made["longer"] = cells("feddm.table3", "alpha 0.5", "algo.matching.iterations=400")[
         "algo=feddm algo.start=real"
     ]
-    assert image_movement(build_row_experiment(longer.overrides, 0)) > 2 * near
-    assert all(
-        row.moved is None
-        for row in limit_rows(
-            [RowResult(cell, False, {0: (0.9,)}) for cell in list(made.values())[:2]]
-        )
-    )
+    results = limit_rows([RowResult(cell, False, {0: (0.9,)}) for cell in made.values()])
+    rows = dict(zip(made, results, strict=True))
+    moved = {name: row.distillation.moved for name, row in rows.items() if row.distillation}
+    near = moved["algo=feddm algo.start=real"]
+    assert moved["algo=feddm algo.matching.iterations=0"] == 0.0
+    assert 0 < near < SAME_IMAGES < moved["algo=feddm algo.start=noise"]
+    assert moved["longer"] > 2 * near
+    assert "as they started" in rows["algo=feddm algo.start=real"].limit
+    assert [rows[name].limit for name in ("algo=feddm algo.matching.iterations=0", "longer")] == [
+        "",
+        "",
+    ]
+    distillation = rows["longer"].distillation
+    assert distillation is not None and distillation.loss_after < distillation.loss_before
+
+
+def test_a_row_that_averages_models_has_no_distillation() -> None:
+    cell = cells("feddm.table2", "MNIST, alpha 0.1")["algo=fedavg"]
+    (row,) = limit_rows([RowResult(cell, False, {0: (0.9,)})])
+    assert (row.distillation, row.limit) == (None, "")
 
 
 def test_a_row_at_chance_is_found_as_often_as_its_interval_says() -> None:

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from privdd.cli.paper_rows import row_config
 from privdd.reproduce import train
 from privdd.reproduce import train as same_training_module
-from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, StatedOrder
+from privdd.reproduce.catalogue import SPEED, PaperEntry, ReproduceArguments, Sentence
 from privdd.reproduce.figures import measure_losses, plot_curves, row_label
 from privdd.reproduce.page import ENTRY_PAGE, reproduce_entry
 from privdd.reproduce.results import DIRECTIONS, SCHEMA, collect_results
@@ -191,13 +191,15 @@ TINY_ROWS = (
     "algo.matching.iterations=2",
     "algo.server.epochs=2",
 )
-AHEAD = StatedOrder("algo=feddm algo.rho=3", "algo=feddm algo.rho=10", "a <b>bold</b> claim")
+PAIR = ("algo=feddm algo.rho=3", "algo=feddm algo.rho=10")
+AHEAD = Sentence("a <b>bold</b> claim", 1, (PAIR,))
+BEST = Sentence("rho = 5 is best", best=("algo=feddm algo.rho=5",), by=SPEED)
 ENTRY = PaperEntry(
     "feddm.table4",
     "radius <script>alert(1)</script>",
     "feddm_table4",
     overrides={"small": TINY_ROWS},
-    ahead=(AHEAD,),
+    sentences=(AHEAD, BEST),
 )
 
 
@@ -278,10 +280,14 @@ def test_numbers_are_those_of_the_trainings(whole: tuple[Path, dict]) -> None:
         assert row["rounds_to_target"] == (None if first is None else first + 1)
         assert row["bytes_to_target"] == (None if first is None else row["uploaded"][first])
     assert [row["paper"] for row in column["rows"]] == [69.15, 69.66, 69.32]
-    assert (
-        column["leader"]["pairs"][0]["better"] == "algo=feddm algo.rho=5"
-        and column["text"][0]["says"] == AHEAD.says
-    )
+    first, second = column["sentences"]
+    assert first["says"] == AHEAD.says and first["settings"] and first["code"]
+    assert [(one["better"], one["worse"]) for one in first["pairs"]] == [PAIR]
+    assert [one["better"] for one in second["pairs"]] == ["algo=feddm algo.rho=5"] * 2
+    speeds = {row["row"]: sum(row["curve"]) / len(row["curve"]) for row in column["rows"]}
+    for pair in second["pairs"]:
+        gain = speeds[pair["better"]] - speeds[pair["worse"]]
+        assert pair["gain"] == pytest.approx(gain)
 
 
 def _row(folder: Path) -> str:
@@ -431,7 +437,7 @@ def test_a_row_that_fails_is_named_and_does_not_stop_the_others(tmp_path: Path) 
     assert found["failures"] == 3 and all(
         "\n" not in row["failed"]["0"] and row["mean"] is None for row in rows
     )
-    assert found["columns"][0]["leader"] is None
+    assert all(one["missing"] for one in found["columns"][0]["sentences"])
 
 
 def test_the_same_training_in_two_columns_is_done_once_and_travels_to_workers(
