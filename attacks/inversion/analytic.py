@@ -89,7 +89,7 @@ def layer_inputs(model: nn.Module, gradients: Sequence[Tensor], layer: nn.Linear
 def reconstruct_from_layer(
     model: nn.Module,
     gradients: Sequence[Tensor],
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, ...],
     *,
     mean: Channelwise = 0.0,
     std: Channelwise = 1.0,

@@ -60,10 +60,9 @@ class ImageGenerator(nn.Module):
         self.size = (h, w)
         stages = max(1, math.ceil(math.log2(max(h, w) / 4)))
         self.widths = [max(width, (4 * width) >> i) for i in range(stages)] + [c]
+        self.context: AuxiliaryEncoder | None = None
         if auxiliary:
             self.context = AuxiliaryEncoder(c, width)
-        else:
-            self.context = None
         self.enter = uninitialised_layer(
             nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16
         )

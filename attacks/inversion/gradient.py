@@ -190,6 +190,7 @@ class SeeThrough(DescentInverter):
         self, matching: GradientMatching, statistics: LayerStatistics | None
     ) -> tuple[MatchingObjective, float]:
         """statistics: by default the running ones, used as a penalty only."""
+        priors: LayerStatistics
         if statistics is None:
             priors = running_statistics(matching.victim.model)
         else:
@@ -244,7 +245,7 @@ class DLG(GradientInverter):
         self,
         model: nn.Module,
         gradients: list[Tensor],
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, ...],
         pixels: PixelScale,
         labels: Tensor | None,
         generator: torch.Generator,
@@ -445,6 +446,7 @@ class InvertingGradients(DescentInverter):
             twin = matching.victim.model
             corners = []
         matching = replace(matching, victim=Victim(twin, matching.victim.local))
+        objective: MatchingObjective
         if statistics:
             objective = PriorObjective(matching, 0.0, self.batchnorm, 0.0, statistics)
         else:
@@ -459,7 +461,7 @@ class InvertingGradients(DescentInverter):
         self,
         model: nn.Module,
         gradients: Sequence[Sequence[Tensor] | Tensor],
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, ...],
         *,
         labels: Tensor | None = None,
         mean: Channelwise = 0.0,
@@ -487,7 +489,7 @@ class InvertingGradients(DescentInverter):
         self,
         models: Sequence[nn.Module],
         gradients: Sequence[Sequence[Sequence[Tensor] | Tensor]],
-        shape: tuple[int, int, int, int],
+        shape: tuple[int, ...],
         *,
         generators: Sequence[torch.Generator],
         local: LocalSteps = SINGLE_STEP,

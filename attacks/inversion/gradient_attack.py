@@ -62,7 +62,7 @@ class _GradientProblem:
     model: nn.Module
     local: LocalSteps
     gradients: list[list[Tensor]]
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
     together: bool
 
 
@@ -109,7 +109,7 @@ class GradientInversion(Attack):
         solutions: dict[int, list[Reconstruction]] = {}
         if not isinstance(method, InvertingGradients):
             return solutions
-        groups: dict[tuple[tuple[int, int, int, int], LocalSteps], list[int]] = {}
+        groups: dict[tuple[tuple[int, ...], LocalSteps], list[int]] = {}
         for i, problem in enumerate(problems):
             if problem.together:
                 groups.setdefault((problem.shape, problem.local), []).append(i)

@@ -333,7 +333,7 @@ def describe_open_classes(classes: Sequence[int]) -> str:
 def guess_labels(
     model: nn.Module,
     gradients: Sequence[Tensor],
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, ...],
     pixels: PixelScale,
     local: LocalSteps,
     generator: torch.Generator,

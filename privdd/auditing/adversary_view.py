@@ -227,7 +227,7 @@ class AdversaryView:
         """
         on_device = self.__dict__.pop("on_device", self)
         for view in (self, on_device):
-            for name in cached_property_names(type(view)):
+            for name in cached_property_names(AdversaryView):
                 view.__dict__.pop(name, None)
 
     def _last_layers(self, model: nn.Module) -> list[tuple[str, slice]]:
@@ -298,6 +298,7 @@ class AdversaryView:
     def prototype_rows(self) -> tuple[Tensor, Tensor] | None:
         """The audited and the public records as rows (n, d), (m, d) of the map that the server
         knows; None without one."""
+        embed: Callable[[Tensor], Tensor]
         embed: Callable[[Tensor], Tensor]
         if self.broadcast_state is not None:
             embed = self.embed_images

@@ -154,6 +154,7 @@ def contract_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     classes = plan.problem.classes
     try:
         if names:
+            relation: Relation
             if subject.ledger.unit == "client":
                 relation = "add_remove"
             else:
@@ -393,7 +394,8 @@ def _signal_faults(
     snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
     records = shards[0].train
     other_records = shards[1].train
-    held = (snapshot, records, other_records, memory, frozenset[str](), {})
+    noise: dict[str, Any] = {}
+    held = (snapshot, records, other_records, memory, frozenset[str](), noise)
     images = plan.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
     adversary = AdversaryView(plan.method, plan.problem, *held, public_images=images)
     try:

@@ -246,6 +246,7 @@ class CheckRun:
         if count < fewest:
             self.note_skipped(name)
             return []
+        parts: tuple[int, ...]
         if thirds:
             parts = (count // 3, count - count // 3)
         else:

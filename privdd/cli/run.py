@@ -174,6 +174,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
             ran = {*request.names} | attacks.keys() - kept_attacks - {*audited.not_run}
             result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
             write_report(path)
+        by_round: Sequence[float]
         if result.utility:
             by_round = result.utility.accuracy_by_round
         else:

@@ -252,6 +252,7 @@ def draw_noise_images(
 
     keys: of all M cells, or one for each.
     """
+    streams: Sequence[Keys]
     if isinstance(keys, Keys):
         streams = [keys] * len(labels)
     else:
@@ -335,6 +336,7 @@ def _select_real_images(
     cells: ClassCells, ipc: int, shape: RecordShape, keys: Keys | Sequence[Keys]
 ) -> Tensor:
     ids = cells.pool.ids.cpu()
+    streams: Sequence[Keys]
     if isinstance(keys, Keys):
         streams = [keys] * len(cells)
     else:

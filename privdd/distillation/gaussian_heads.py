@@ -6,6 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from privdd.core.types import RecordShape
 from privdd.distillation.linear_head import FAR_BELOW
 from privdd.distillation.public_rows import PublicHead, PublicRows
 
@@ -117,6 +118,6 @@ class QuadraticHead(nn.Module):
 class QuadraticPublicHead(PublicHead):
     """A quadratic head over the public map."""
 
-    def __init__(self, rows: PublicRows, shape: tuple[int, int, int], classes: int) -> None:
+    def __init__(self, rows: PublicRows, shape: RecordShape, classes: int) -> None:
         super().__init__(rows, shape, classes)
         self.head = QuadraticHead(rows.width + 1, classes)  # type: ignore[assignment]

@@ -209,6 +209,7 @@ def release_gradients(
     that clips the batch mean, as the papers print it, gets that mean, of a fixed number ``batch``
     of records drawn anew (None = all of the class), which ``real`` embeds where it is given (see
     ``mean_image_gradients``)."""
+    cells: Sequence[Tensor]
     if isinstance(records, Records):
         cells = images_by_class(records, class_list)
     else:

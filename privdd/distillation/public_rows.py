@@ -142,8 +142,9 @@ class PublicHead(Classifier):
         super().__init__()
         self.rows = rows
         rows(torch.zeros(1, *shape))  # public constants are made here, not inside of a transform
-        self.head = nn.Linear(rows.width + 1, classes, bias=False)
-        nn.init.zeros_(self.head.weight)
+        head = nn.Linear(rows.width + 1, classes, bias=False)
+        nn.init.zeros_(head.weight)
+        self.head: nn.Module = head
 
     def features(self, x: Tensor) -> Tensor:
         return self.rows(x)

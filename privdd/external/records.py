@@ -173,6 +173,7 @@ def records_from_arrays(
     through, and a column of dates is one of days since 1970. Raises BadConfig, naming ``key``, for
     other shapes, values that are no numbers or infinite, and labels that name no class."""
     values, form = _values_and_format(key, x)
+    labels: np.ndarray
     if y is None:
         labels = np.zeros(len(values) if values.ndim else 0, np.int64)
     else:

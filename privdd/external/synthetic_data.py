@@ -427,6 +427,7 @@ def _synthetic_view(
 
 def _synthetic_attacks(view: View, shadows: int, confidence: float) -> dict[str, MembershipAttack]:
     """Each attack with the signal that it reads, settled before any score is seen."""
+    readable: tuple[str, ...]
     if view.worlds is None:
         readable = ()
     else:

@@ -238,6 +238,7 @@ def _rehearsal_key(task: ClientTask) -> object:
     method = task.plan.method
     round = task.round
     spends = method.releases_per_round(round, task.plan.mechanisms)
+    when: int | tuple[bool, str, tuple[tuple[str, int], ...]]
     if spends is None:
         when = round
     else:

@@ -368,6 +368,7 @@ class ResNet18(Classifier):
     def __init__(self, spec: ModelSpec, shape: Shape, classes: int) -> None:
         super().__init__()
         width = spec.width or 64
+        self.input_norm: nn.Module
         if spec.input_norm:
             self.input_norm = nn.BatchNorm2d(shape[0])
         else:
@@ -393,6 +394,7 @@ class ResNet18(Classifier):
         self.body = nn.Sequential(*blocks)
         self.cells = max(1, -(-shape[1] // 8) // 4), max(1, -(-shape[2] // 8) // 4)
         wide = inputs * self.cells[0] * self.cells[1]
+        self.neck: nn.Module
         if wide == inputs:
             self.neck = nn.Identity()
         else:
@@ -449,6 +451,7 @@ class VAE(nn.Module):
         self.expand = nn.Linear(z, flat)
         # a per-image norm of the output would erase each image's own brightness, so only batch norm
         # ends it
+        end: nn.Module
         if spec.norm == "batch":
             end = nn.BatchNorm2d(channels)
         else:

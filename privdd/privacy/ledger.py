@@ -129,6 +129,7 @@ class Ledger:
         for index, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
+            shared_fields: tuple[str, ...]
             if isinstance(row.event, UNPROTECTED_EVENTS):
                 shared_fields = (*SHARED_FIELDS, "event")
             else:

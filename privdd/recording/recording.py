@@ -528,6 +528,7 @@ def _build_row(
             "why": f"claimed by {str(claim.get('component'))[:60]}({settings}), not checked here",
             "count": 1 if client != SERVER else max(message.heading.round, 1),
         }
+    viewers: tuple[str, ...]
     if client != SERVER:
         viewers = ("server",)
     else:

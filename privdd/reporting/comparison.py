@@ -278,6 +278,7 @@ def write_comparison(
         raise DamagedRun("nothing to compare: no run folder was given")
     out = Path(out)
     paths = [*folders.values()]
+    records: Sequence[RunRecord]
     if read is None:
         records = [read_run_record(path) for path in paths]
     else:

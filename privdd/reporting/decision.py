@@ -348,10 +348,9 @@ def _is_sample_enough(
     if findings.run.preset == "smoke":
         return False
     if any(row.family == "membership" and row.tpr_at_fpr for row in rows):
+        tested: set[str] = set()
         if line.verdict == TESTED:
             tested = {row.surface for row in rows}
-        else:
-            tested = set[str]()
         return _can_show_leaks(_counted_findings(rows, tested), findings.scope)
     counts = [row.n or 0 for row in rows if row.psnr is not None]
     return not counts or max(counts) >= ENOUGH_PICTURES

@@ -527,6 +527,7 @@ def worst_verdict(verdicts: Iterable[str]) -> Verdict:
 def _refuse_null(value: Any, path: str = "") -> None:
     if value is None:
         raise ValueError(f"{path}: null is not allowed (a key that does not apply is left out)")
+    items: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
         items = value.items()
     elif isinstance(value, list):

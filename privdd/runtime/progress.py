@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 HEARTBEAT = 15.0  # seconds between lines where there is no terminal
 
@@ -39,10 +46,9 @@ class ProgressBar:
     spoke: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        self._task: TaskID | None = None
         if self.live:
             self._task = self.live.add_task(self.label, total=self.total, note="")
-        else:
-            self._task = None
 
     def advance(self, note: str = "", by: int = 1) -> None:
         self.done += by

@@ -54,6 +54,7 @@ def is_sealed(folder: Path, command: str | None = None) -> bool:
 
     command: "audit" or "train", whose result has to be there; None: that of either. No link is
         followed."""
+    kinds: Collection[tuple[str, ...]]
     if command is None:
         kinds = RESULT_FILES.values()
     else:

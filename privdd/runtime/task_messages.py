@@ -58,6 +58,7 @@ def _reduce_tensor(tensor: Tensor) -> Any:
         return tensor.__reduce_ex__(PROTOCOL)  # anything unusual is left to torch
     data = tensor.reshape(-1).view(torch.uint8).numpy()
     # an array is written without a copy, but costs more to describe than a few bytes to copy
+    raw: bytearray | np.ndarray
     if data.size < SMALL_TENSOR_BYTES:
         raw = bytearray(data)
     else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import dp_accounting as dpa
@@ -128,6 +128,7 @@ def _find_understated_epsilon(
         stated = _stated_epsilon(subject, surfaces)
         if math.isinf(stated):
             continue
+        rows: Sequence[Release]
         if surfaces is None:
             rows = ledger.releases
         else:
