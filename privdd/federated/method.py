@@ -36,7 +36,6 @@ class Method(ABC):
         broadcasts: name -> surface of everything that the server sends.
         rounds: how many rounds the whole method takes, phases included.
         queries: name -> surface of what goes through ``ctx.mechanism`` in local work.
-        images_only: why records must be images and no rows of a table, as a clause; "" if both do.
     """
 
     if TYPE_CHECKING:  # a class variable, a field or a property, as it suits the method
@@ -53,7 +52,6 @@ class Method(ABC):
         rounds: int
 
     queries: ClassVar[Mapping[str, Surface]] = {}
-    images_only: ClassVar[str] = ""
 
     _hooks: ClassVar[frozenset[str]] = frozenset()
 

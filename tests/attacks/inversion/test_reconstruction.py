@@ -30,8 +30,8 @@ def test_a_request_that_fits_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("gradients", "shape", "message"),
     [
-        ([torch.ones(2, 3), torch.ones(2)], (1, 8, 8), "four positive integers"),
-        ([torch.ones(2, 3), torch.ones(2)], (0, 1, 8, 8), "four positive integers"),
+        ([torch.ones(2, 3), torch.ones(2)], (1, 8, 8), "positive integers"),
+        ([torch.ones(2, 3), torch.ones(2)], (0, 1, 8, 8), "positive integers"),
         ([torch.ones(3, 2), torch.ones(2)], (1, 1, 8, 8), "gradients have shapes"),
         ([torch.ones(2, 3)], (1, 1, 8, 8), "gradients have shapes"),
         ([torch.ones(2, 3), torch.full((2,), math.nan)], (1, 1, 8, 8), "NaN or infinity"),
