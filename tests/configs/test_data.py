@@ -46,7 +46,7 @@ def test_models(preset):
 def test_data_and_partitions(preset):
     arguments = set(inspect.signature(load_dataset).parameters) - {"keys"}
     for name, data in resolved("data", preset).items():
-        assert data["name"] == name and set(data) <= arguments
+        assert data["name"] == name and set(data) - {"defaults"} <= arguments
     for name, dealt in resolved("partition", preset).items():
         assert Partition(**dealt).name == name and set(dealt) <= {
             field.name for field in fields(Partition)
