@@ -187,7 +187,7 @@ def _add_score_figures(
     """The finding with its exact scores (m,), members (m,) and blind (m,), and which record and
     world each is of."""
     if scores is None:
-        raise ValueError(f"{finding.attack}: brought back no scores")
+        raise ValueError(f"{finding.attack}: returned no scores")
     members = masks[: len(scores)]
     count, records = members.shape
     world, record = torch.meshgrid(torch.arange(count), torch.arange(records), indexing="ij")

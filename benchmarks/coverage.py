@@ -152,7 +152,7 @@ def estimators(runs: int, canaries: int) -> dict[str, tuple[Audit, int]]:
         "T2, tilted": (tilted, runs),
         "T3, transcript attack": (transcript_attack, runs),
         "T3, own curve": (curve, runs),
-        "membership, two worlds": (membership, canaries),
+        "membership, two replays": (membership, canaries),
     }
 
 

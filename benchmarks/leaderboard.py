@@ -435,7 +435,7 @@ def _best(run: Mapping[str, Sequence[float]]) -> str:
         return statistics.fmean(run[name]) - statistics.fmean(run[other]) <= 2 * error
 
     close = [f"`{other}`" for other in METHODS if other in run and other != name and near(other)]
-    said = f" (not told apart from {', '.join(close)})" if close else ""
+    said = f" (not distinguished from {', '.join(close)})" if close else ""
     return f"`{name}` {shown(run[name]).rpartition(' ')[0]} %{said}"
 
 

@@ -124,7 +124,7 @@ HEADINGS = {  # what is compared, and what decides
         "Eight records inverted from one update",
         "The same gradient of the same untrained network. A start of either tool moves PSNR "
         "by "
-        "1 to 2.5 dB: less than 2.5 is not told apart.",
+        "1 to 2.5 dB: less than 2.5 is not distinguished.",
     ),
 }
 
@@ -498,7 +498,7 @@ def verdict(one: Comparison) -> str:
     if one.gain is None:
         return "not compared"
     if abs(one.gain) <= one.margin:
-        return "not told apart"
+        return "not distinguished"
     if one.gain > 0:
         return "ahead"
     return "**lost**"
@@ -602,16 +602,16 @@ def page(found: dict[str, list[Comparison] | str]) -> str:
     results = [verdict(one) for one in every]
     absent = len([rows for rows in found.values() if isinstance(rows, str)])
     ahead, level, lost, other = (
-        results.count(kind) for kind in ("ahead", "not told apart", "**lost**", "not compared")
+        results.count(kind) for kind in ("ahead", "not distinguished", "**lost**", "not compared")
     )
-    return f"""# Beside other tools
+    return f"""# Comparison with other tools
 
 The same inputs to privdd and to its peers. Of {len(every)} lines privdd's result is ahead in
-{ahead}, not told apart in {level}, lost in {lost} and not compared in {other}; it takes more time
-in {sum("lost" in cost(one) for one in every)}. {absent} {"peer" if absent == 1 else "peers"}
-could not be run. What decides stands above each table. Times are CPU seconds of one call where
-nothing else is said; one within a tenth of the other is *alike*. A peer runs with its own
-defaults where nothing else is said; no setting of privdd was chosen for this page. {hardware()}.
+{ahead}, not distinguished in {level}, lost in {lost} and not compared in {other}; it takes more
+time in {sum("lost" in cost(one) for one in every)}. {absent} {"peer" if absent == 1 else "peers"}
+could not be run. The criterion stands above each table. Times are CPU seconds of one call if
+nothing else is stated; one within a tenth of the other is *alike*. A peer runs with its own
+defaults if nothing else is stated; no setting of privdd was chosen for this page. {hardware()}.
 
     python -m benchmarks.peers --install FOLDER
     python -m benchmarks.peers --peers FOLDER --write docs/peers.md

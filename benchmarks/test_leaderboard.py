@@ -85,7 +85,8 @@ def test_the_sentence_names_the_best_of_each_kind_and_who_is_not_told_apart_from
     said = sentence(runs, "digits", 3, 0.5)
     assert "without secure aggregation (" in said  # under it dp_head is more accurate
     assert (
-        "model over a public map: `dp_head` 80.0 ± 1.0 % (not told apart from `dp_means`); " in said
+        "model over a public map: `dp_head` 80.0 ± 1.0 % (not distinguished from `dp_means`); "
+        in said
     )
     assert (
         "model without one: `DP-FedAvg` 40.0 ± 0.0 %; data set without one: `dp_psg` 30.0 ± 0.0 %."

@@ -30,8 +30,8 @@ LINE = Comparison("these inputs", "peer 1.0", "0.7", "0.6", 0.1, 0.05, (1.0, 2.0
     ("gain", "said"),
     [
         (0.1, "ahead"),
-        (0.05, "not told apart"),
-        (-0.05, "not told apart"),
+        (0.05, "not distinguished"),
+        (-0.05, "not distinguished"),
         (-0.06, "**lost**"),
         (None, "not compared"),
     ],
@@ -79,7 +79,7 @@ def test_a_tool_above_the_truth_too_often_loses_whatever_its_mean() -> None:
     for values, said in (
         (np.stack([sound, faulty], 1), "ahead"),
         (np.stack([faulty, sound], 1), "**lost**"),
-        (np.stack([faulty] * 2, 1), "not told apart"),
+        (np.stack([faulty] * 2, 1), "not distinguished"),
     ):
         assert verdict(judge_bounds("", "peer", "one_run", 1.0, values, (1.0, 1.0))) == said
     rare = np.where(np.arange(100) < 5, 3.0, 0.5)  # 5 of 100 is what 95 % allows
@@ -112,7 +112,7 @@ def test_rows_name_headings_and_peers_and_the_kept_page_counts_its_table() -> No
         int, re.findall(r"\d+", text[text.index("Of ") :])[:6]
     )
     assert (ahead, level, lost, other) == tuple(
-        map(results.count, ("ahead", "not told apart", "**lost**", "not compared"))
+        map(results.count, ("ahead", "not distinguished", "**lost**", "not compared"))
     )
     assert total == ahead + level + lost + other and slower == sum(
         "**lost**" in cells[7] for cells in rows

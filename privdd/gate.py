@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 URL_SOURCE = re.compile(r"(\w+\+)?\w+://")
 STARTING_POLICY = """\
 # Limits that privdd audit ... policy=policy.yaml and privdd gate RUN policy=policy.yaml hold a run
-# against. A limit that is left out is not looked at. Exit status 3 where one is broken, or could
+# against. A threshold that is left out is not tested. Exit status 3 if one is violated, or could
 # not be decided.
 epsilon_proven: 8        # by accounting, at the run's delta; infinite if anything is unprotected
 epsilon_shown: 3         # largest lower bound of attacks and tests, at 95 % over all of them
@@ -60,7 +60,7 @@ jobs:
 
 POLICY_KEYS = (  # what says the limits, and which files a build gets
     Key("policy", read_path, "FILE", "the limits, as privdd gate init=true writes them"),
-    Key("fail_on.*", read_text, "VALUE", "a limit beside or in place of the file's"),
+    Key("fail_on.*", read_text, "VALUE", "a threshold added to the file's, or in its place"),
     Key("junit", read_path, "FILE", "write JUnit XML, a test case a limit"),
     Key("markdown", read_path, "FILE", "append a table in Markdown"),
     Key("badge", read_path, "FILE", "write an SVG badge"),

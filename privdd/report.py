@@ -22,7 +22,7 @@ REPORT = Command(
     "Writes the page of one finished run, or a comparison of several. Exit status: 0 done, 1 "
     "error.",
     (
-        Key("out", read_path, "DIR", "where a comparison or a card goes (./comparison, and here)"),
+        Key("out", read_path, "DIR", "folder of a comparison or a card (./comparison, and here)"),
         Key(
             "pdf",
             read_truth,

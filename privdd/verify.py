@@ -34,7 +34,7 @@ VERIFY = Command(
             "strict",
             read_truth,
             "true",
-            "status 3 where a decision, or a limit, rests on numbers taken on trust",
+            "status 3 if a decision, or a threshold, rests on numbers that cannot be recomputed",
         ),
         *POLICY_KEYS,
     ),

@@ -257,7 +257,7 @@ class CopyDetection(Attack):
         members = map_to_rows(view, truth.x, rows)
         heldout = map_to_rows(view, truth.heldout_x, rows)
         if members is None or heldout is None:
-            raise ValueError("representations: a map from records to what was sent is needed")
+            raise ValueError("representations: a map from records to the release is needed")
         report = compare_copies(rows, members, heldout, torch.Generator().manual_seed(0))
         measures = _measure_comparison(report) | {"n": len(rows)}
         measures["diagnostics"] |= count_copies(rows, members, heldout).to_measures()

@@ -200,13 +200,14 @@ def compare_with_records(
     baselines = _baseline_qualities(naive, rows, truth, paired)
     same_class = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
     guesses = torch.cat([public, *(naive[name] for name in BASELINE_ORDER)]).to(real)
+    quality_of_guesses = _decibels(negative_mse(real, guesses))
     measures: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()}
     measures["n"] = len(images)
     measures["baselines"] = {name: float(value.mean()) for name, value in baselines.items()}
     measures["pictures"] = pictures(
         scores["psnr"],
         [value for name, value in baselines.items() if name.startswith("psnr_")],
-        _decibels(negative_mse(real, guesses)).amax(1),
+        quality_of_guesses.amax(1),
         chance_of_gain(public, truth.heldout_x[:SEARCHED], same_class, choices),
     )
     if is_image(view.knowledge.shape):
@@ -225,7 +226,8 @@ def compare_with_records(
             "top5": gallery.top_k_rate(5),
         }
     measures["diagnostics"] = diagnostics
-    return ComparedImages(measures, {"real": real, "reconstructed": images}, rows)
+    closest = guesses[quality_of_guesses.argmax(1)]
+    return ComparedImages(measures, {"real": real, "reconstructed": images, "guess": closest}, rows)
 
 
 def _baseline_qualities(

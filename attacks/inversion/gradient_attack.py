@@ -231,7 +231,7 @@ def describe_objectives(at_result: float, at_truth: float, tolerance: float = 1e
         )
     if at_result > at_truth + tolerance:
         return "the search stopped above the truth's objective: a better attack may see more"
-    return "the objective is met: what is missing in the images is not in the update"
+    return "the objective is met: the update does not hold the missing part of the images"
 
 
 def _stack_gradients(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:

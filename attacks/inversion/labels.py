@@ -315,7 +315,7 @@ class LabelCounts(Attack):
             if open_classes:
                 sentence = describe_open_classes(open_classes)
                 measures["diagnostics"]["open_classes"] = open_classes
-                measures["note"] = f"{sentence}: what was sent of it is that record's own"
+                measures["note"] = f"{sentence}: its upload is that record's own"
         else:
             sizes = evidence.extra["sizes"].tolist()
             measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}

@@ -114,7 +114,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
             unknown = sorted(set(self.signal) - {str(surface) for surface in Surface})
             if unknown:
                 raise ValueError(
-                    f"signal: {unknown[0]!r} is no surface; allowed are {', '.join(Surface)}"
+                    f"signal: {unknown[0]!r} is not a surface; allowed are {', '.join(Surface)}"
                 )
 
     def _chosen_signal(self, surface: Surface) -> str:

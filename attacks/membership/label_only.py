@@ -78,7 +78,7 @@ class LabelOnly(MembershipAttack):
 
     def nothing_to_read(self, view: View) -> str:
         if require_worlds(view).records is None or _sent_state(view) is None:
-            return "what was sent is no model that labels a record by itself"
+            return "the release is not a model that labels a record by itself"
         return ""
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:

@@ -50,6 +50,7 @@ WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are 
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
 ROWS_ARE_NO_IMAGES = "the attack reads images, and the records are rows of a table"
 MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
+ROW_FIGURES = frozenset({"real", "reconstructed", "guess"})  # of a table: rows of people
 # families whose attacks start before all others, in this order
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)
 ONE_RUN = "one_run_"  # how findings of a game of canaries are named
@@ -456,7 +457,7 @@ def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
 
 def _without_rows(figures: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What is kept of a finding's figures where rows of a table are not to be shown."""
-    return {name: value for name, value in figures.items() if name not in ("real", "reconstructed")}
+    return {name: value for name, value in figures.items() if name not in ROW_FIGURES}
 
 
 @dataclass(frozen=True)

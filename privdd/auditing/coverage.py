@@ -20,7 +20,7 @@ from privdd.privacy.ledger import Ledger, Release
 
 # Signals (losses, gradients) are NaN where the model is: a rate of those would look like an attack
 # that failed.
-DIVERGED_NOTE = "not run: training diverged, so there is no model whose signals could be read"
+DIVERGED_NOTE = "not run: training diverged, so no model gives signals"
 # why a surface is not attacked where audit.require=some
 UNREAD_REASON = "not read by the attacks asked for"
 # A test says in its finding (``diagnostics``) at which parts it looked, for the mechanisms that its

@@ -176,7 +176,7 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
         "participation",
         clients_text
         if participants == clients
-        else f"{clients_text}, drawn from the seed: who takes part is no secret",
+        else f"{clients_text}, drawn from the seed: the participants are public",
     )
     if plan.trust.is_summed:
         yield "what the server sees", _describe_secure_sum(plan)
@@ -379,6 +379,7 @@ def _run_json(
         "clients": experiment.plan.problem.clients,
         "rounds": experiment.plan.method.rounds,
         **({"tail": dict(hard_example_counts(tail))} if tail.size else {}),
+        "show_images": experiment.shows_images,
         "seconds": {
             name: round(float(seconds.get(name, 0.0)), 3)
             for name in ("train", "worlds", "attacks", "total")
@@ -515,7 +516,7 @@ def _describe_attacks(
     if surface in waived:
         return describe_waiver(waived[surface])
     if any(is_unread(f) for f in findings):
-        return "nothing to read: no attack of this audit found in it what it reads"
+        return "nothing to read: no attack of this audit applies to it"
     if progress.diverged is not None:
         return f"waived: {divergence_message(progress.diverged)}"
     if why := why_not_read(tried):

@@ -209,7 +209,7 @@ def attack_views(state: AuditState) -> AuditState:
     jobs = [replace(job, remarks=describe_view(run, job.view, job.attack.family)) for job in jobs]
     membership = sum(job.attack.family == Family.MEMBERSHIP for job in jobs)
     budget = audit_error_budget(experiment, membership, state.earlier.replaced)
-    pictures = experiment.audit_settings.worst_pictures
+    pictures = experiment.shows_images
     device = experiment.plan.problem.device
     terms = AttackTerms(experiment.plan.keys, experiment.privacy.delta, budget, pictures, device)
     attacked = run_attacks(

@@ -123,7 +123,7 @@ CHECK = Command(
             "max_calls",
             read_count(),
             "N",
-            "calls that the looks share (default: up to a million, fewer of a slow "
+            "calls that the tests share (default: up to a million, fewer of a slow "
             "mechanism); confidence=0.99 seed=0",
         ),
         Key(

@@ -12,7 +12,7 @@ from privdd.runtime.files import DamagedRun, read_json
 # kind of mechanism -> whose data may change
 UNITS = {"update": "update", "aggregate": "client", "records": "record"}
 LONGEST = 200  # characters of a message
-NO_RECORDS = "a check calls a mechanism, and looks at no records and no surfaces"
+NO_RECORDS = "a check calls a mechanism, and reads no records and no surfaces"
 
 
 def read_check(folder: Path) -> Checked | None:

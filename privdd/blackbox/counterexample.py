@@ -339,7 +339,7 @@ def shown_epsilon(target: Any, calls: int) -> float:
     )
     shown = bound_epsilon(hits, false_hits, count, delta)
     counts = f"{hits} of {count} {names[0]} the record, {false_hits} of {count} {names[1]}"
-    print(f"{2 * count} calls of each, told apart by {rule.name}: {counts}")
+    print(f"{2 * count} calls of each, distinguished by {rule.name}: {counts}")
     print(f"epsilon is at least {shown:.4g} ({CONFIDENCE:.0%} confidence, for any mechanism)")
     if CASE["law"] == "gaussian":
         shift = learn_statistics(present, absent).get("shift")

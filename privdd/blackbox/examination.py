@@ -39,7 +39,7 @@ STAGES = (
     ExaminationStage("directions", examine_directions),
     ExaminationStage("numbers without noise", examine_noiseless_numbers),
     ExaminationStage("conditions", examine_conditions),
-    ExaminationStage("closer looks", refine_pairs),
+    ExaminationStage("closer tests", refine_pairs),
 )
 # of the grey box (``record=true``), which says what depends on the record and searches for nothing
 REPLAY_STAGES = (
@@ -74,7 +74,7 @@ def examine(
         except OutOfTime as reason:
             words = _words_for(reason)
             run.report.undecided.append(
-                f"{words} in the stage {stage.name!r}; what follows it was not looked at"
+                f"{words} in the stage {stage.name!r}; the tests after it were not made"
             )
             break
     return run.report

@@ -24,7 +24,7 @@ CONDITION_CALLS = 600  # if they only are a condition
 TRIED = 6  # pairs
 FEW = 0.1  # different values for each call: fewer are outcomes that come back
 CONDITION_SHARE = 0.05  # of the calls left, spent if low bits only are a condition
-TELLS = "the lowest bits of the released numbers tell the record from its absence"
+TELLS = "low-order bits of the released numbers reveal the record"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def check_low_bits(
         return [
             SingleTestResult(NAME, "condition", says, bound.epsilon, "finite_sample", bound.inputs)
         ]
-    says = "no bit was seen to tell anything"
+    says = "no bit was seen to reveal anything"
     if bound.looked < bound.pairs:
         says += f"; {bound.looked} of {bound.pairs} pairs of inputs were looked at"
     return [SingleTestResult(NAME, "not refuted", says)]

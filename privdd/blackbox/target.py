@@ -149,7 +149,7 @@ def make_target(
         return lambda: filled, False
     arguments = arguments_of_target(target, args, stated)
     if not callable(make_instance(target, arguments)):
-        raise BadConfig(f"{target.__name__}: what it makes cannot be called")
+        raise BadConfig(f"{target.__name__}: its result cannot be called")
 
     def make() -> Callable[..., Any]:
         instance: Any = target(**arguments)
@@ -214,7 +214,7 @@ def guess_kind(f: Any) -> str:
         return "aggregate"
     listed = ", ".join(p.name for p in positional)
     raise BadConfig(
-        f"kind= is needed, as the arguments ({listed}) do not tell it: update is f(list "
+        f"kind= is needed, as the arguments ({listed}) do not state the kind: update is f(list "
         "of arrays), "
         "aggregate f(list of updates, list of weights), records f(array (n, d))"
     )
@@ -254,5 +254,7 @@ def make_plugin(what: str, target: Any, args: Mapping[str, Any]) -> Any:
 
     plugin = make_instance(target, args)
     if what == "attack" and not isinstance(plugin, Attack):
-        raise BadConfig(f"{target.__name__} is no Attack: it must inherit from privdd.api.Attack")
+        raise BadConfig(
+            f"{target.__name__} is not an Attack: it must inherit from privdd.api.Attack"
+        )
     return plugin

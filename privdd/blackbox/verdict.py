@@ -147,7 +147,7 @@ def _shorten(notes: Sequence[str]) -> list[str]:
     """The last of them, and how many more there are."""
     if len(notes) <= 1:
         return list(notes)
-    return [notes[-1], f"{len(notes) - 1} other looks were cut short too"]
+    return [notes[-1], f"{len(notes) - 1} other tests were cut short too"]
 
 
 def conclude_check(name: str, claim: CheckedClaim, report: CheckReport, **spent: Any) -> Checked:

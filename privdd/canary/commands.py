@@ -115,7 +115,7 @@ COMMANDS = {
         (
             SEALED,
             *SCORED,
-            Key("secret", read_text, "FILE", "default: secret.json where issue put it"),
+            Key("secret", read_text, "FILE", "default: secret.json as issued"),
         ),
     ),
     "verify": Command(

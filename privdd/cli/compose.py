@@ -202,7 +202,7 @@ def _expand_glob(argument: str, folders: Sequence[str]) -> str:
     if not value.strip().startswith("glob(") or argument.startswith("-"):
         return argument
     if group.partition("@")[0] not in CONFIG_GROUPS:
-        raise BadConfig(f"{argument}: glob() stands for files, and {group} is no group of them")
+        raise BadConfig(f"{argument}: glob() stands for files, and {group} is not a group")
     try:
         parsed = OverridesParser.create().parse_override(argument).value()
     except HydraException as error:

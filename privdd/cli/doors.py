@@ -36,7 +36,7 @@ SCORES_USAGE = """\
 usage: privdd scores FILE [scores_surface=NAME] [privacy.epsilon=E] [privacy.delta=D] [KEY=VALUE]
 
 Audits membership scores that were computed elsewhere: FILE is an .npz with scores and members
-(docs/tutorials/scores.md). privacy.epsilon= is what is stated.
+(docs/tutorials/scores.md). privacy.epsilon= is the stated epsilon.
 
 Exit status: as of an audit."""
 

@@ -70,7 +70,7 @@ COMMAND_OPTIONS = (
     *HYDRA_OPTIONS,
 )
 OWN_DATA_HINT = (
-    "; for a file of yours write data=npz data.root=FILE, for pictures data=folder data.root=DIR."
+    "; for a file of yours write data=npz data.root=FILE, for images data=folder data.root=DIR."
 )
 DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
 STATED_HINT = (

@@ -98,7 +98,7 @@ CHANGEABLE_AUDIT_SETTINGS = (
     "confidence",
     "require",
     "waive",
-    "worst_pictures",
+    "show_images",
     "transcripts",
     "processed_worlds",
     "processed_federations",
@@ -131,7 +131,7 @@ def parse_trusted_packages(text: str) -> tuple[str, ...]:
         )
     if standard := [name for name in names if name.split(".")[0] in sys.stdlib_module_names]:
         raise BadConfig(
-            f"{TRUST_CODE}={text}: {standard[0]} comes with Python and is no package of yours"
+            f"{TRUST_CODE}={text}: {standard[0]} comes with Python and is not your package"
         )
     return names
 
@@ -157,7 +157,7 @@ def check_targets(config: dict[str, Any], trusted: Sequence[str] = ()) -> None:
     attacks = config.get("attack") or {}
     for name in attacks if isinstance(attacks, dict) else ():
         if not PLAIN_NAME.fullmatch(str(name)):  # it becomes part of a file's name
-            raise BadConfig(f"attack: {str(name)[:60]!r} is no plain name")
+            raise BadConfig(f"attack: {str(name)[:60]!r} is not a plain name")
 
 
 def _check_user_module(key: str, node: dict[Any, Any], kind: str, trusted: Sequence[str]) -> None:

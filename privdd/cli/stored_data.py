@@ -58,7 +58,7 @@ def _why_not_here(config: DictConfig) -> str:
     if place is None and name in OFFLINE:
         return ""
     if place is not None and not _is_own_place(place):
-        return f"{place} is no file or folder of yours"
+        return f"{place} is not your file or folder"
     if name in IDX_SETS and has_idx_files(name, place):
         return ""
     if name in ("npz", "table", "location30") and place is not None and place.is_file():

@@ -46,9 +46,7 @@ class Keys:
         Raises ValueError where there is no secret.
         """
         if not self.secret:
-            raise ValueError(
-                "privacy.noise_source=secret: there is no secret here to draw noise with"
-            )
+            raise ValueError("privacy.noise_source=secret: no secret is set to draw noise from")
         key = hashlib.blake2b(self.secret).digest()
         return hashlib.blake2b(self._address_bytes(), key=key, digest_size=32).digest()
 

@@ -200,7 +200,7 @@ def check_cell_name(partition: object, classes: Sequence[int]) -> None:
     if partition is None:
         return
     names = (
-        f"{name_class_cell(classes[0])} to {name_class_cell(classes[-1])} name a class's records"
+        f"{name_class_cell(classes[0])} to {name_class_cell(classes[-1])} mark a class's records"
     )
     if not isinstance(partition, str) or not partition.isprintable() or not partition.strip():
         raise BadCellName(f"partition={partition!r}: a name is needed; {names}")

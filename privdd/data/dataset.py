@@ -28,6 +28,8 @@ PUBLISHED_SCALES: dict[str, Scale] = {
     "cifar100": ((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762)),
     "svhn": ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970)),
 }
+# What a page does not show by itself: files of the user, and tables, whose rows describe people.
+KEPT_OFF_PAGES = frozenset({"npz", "folder", "domain_folder", "table", "adult", "location30"})
 NOT_PUBLISHED = "; these are not the published files"  # part of a note
 # Of images in [0, 1], labels and ids as they are read, training and test: whole sets, before limits
 # and sizes.
@@ -124,6 +126,11 @@ def digest_split(dataset: Dataset, shards: Sequence[Shard]) -> str:
     for shard in shards:
         parts += [shard.train, shard.test, shard.heldout]
     return digest_records(parts)
+
+
+def is_published(dataset: Dataset) -> bool:
+    """Whether the records of a data set are public already, so that a page may show them."""
+    return dataset.name not in KEPT_OFF_PAGES and NOT_PUBLISHED not in dataset.note
 
 
 def mark_unpublished(dataset: Dataset) -> Dataset:

@@ -56,9 +56,9 @@ TARGET = Command(
     "       privdd target updates=DIR model=MODULE:CLASS weights=FILE train=... heldout=...\n"
     "       privdd target message=FILE surface=NAME map=MODULE:FUNCTION train=... heldout=...\n"
     "       privdd target recording=DIR model=MODULE:CLASS train=FILE heldout=FILE",
-    "Audits what was trained elsewhere; privdd audit target.model=... is the same, and the keys of "
+    "Audits external targets; privdd audit target.model=... is the same, and the keys of "
     "a target may have\ntarget. before them here too. Exit status: 0 done, whatever leaks; 2 a "
-    "stated epsilon is contradicted; 3 a limit of the policy is broken or not decided; 1 error.",
+    "stated epsilon is contradicted; 3 a threshold is violated or not decided; 1 error.",
     (
         _target_key(
             "model",

@@ -65,7 +65,7 @@ SIGNAL_OF_ATTACK = {
     "joint_gradients": "joint",
     "confidence_gain": "confidence",
 }
-NO_PICTURES = "records are no pictures (c, h, w) in [0, 1] of at least 5 x 5 pixels"
+NO_PICTURES = "records are not images (c, h, w) in [0, 1] of at least 5 x 5 pixels"
 NO_SHADOWS = "needs how the client trained: target.training, a function or sgd"
 NO_STEPS = "needs how the client trained: target.lr and target.steps (and target.batch)"
 MAX_BATCH_RECORDS = 32  # records behind one gradient that are sought pixel by pixel

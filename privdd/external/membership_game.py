@@ -54,7 +54,7 @@ BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
 RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
 MAX_EXPOSED = 10  # most exposed records that a finding names
 FILES_DIFFER_NOTE = (
-    "training and held-out records can be told apart without the target (blind control): "
+    "training and held-out records can be distinguished without the target (blind control): "
     "part of this is that "
     "difference, and no bound on epsilon follows"
 )
@@ -369,7 +369,7 @@ def _judge_attack(
     stream = attack_stream(keys, name, str(view.surface), note)
     scores = attack.run(view, stream).scores
     if scores is None:
-        raise ValueError(f"{name}: brought back no scores")
+        raise ValueError(f"{name}: returned no scores")
     target = first_replay(worlds)
     first, second = attack_seeds(keys, name, str(view.surface), note)
     evidence = Evidence(scores=scores[:1], notes={"seed": first, "queries": 0})
@@ -634,8 +634,10 @@ def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
         "blind control, AUC "
         f"{format_share(max(float(measures.get('blind_auc', 0.5)) for measures in controls))}"
     )
-    why = f"the files differ in more than in what was used, {UNREADABLE_NOTE}"
-    return [f"Training and held-out records can be told apart without the target ({auc}): {why}."]
+    why = f"the files differ in more than membership, {UNREADABLE_NOTE}"
+    return [
+        f"Training and held-out records can be distinguished without the target ({auc}): {why}."
+    ]
 
 
 def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
@@ -652,7 +654,7 @@ def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     below = [auc for auc, high in rows if auc + wide * (high - auc) < 0.5]
     if not below:
         return []
-    auc = f"AUC {format_share(min(below))}, where guessing gives 50 %"
+    auc = f"AUC {format_share(min(below))}, chance 50 %"
     return [f"An attack ranks held-out records above training records ({auc}): {EXCHANGED_NOTE}"]
 
 

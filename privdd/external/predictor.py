@@ -459,7 +459,7 @@ def load_target_model(
     if inspect.isclass(target):
         target = make_instance(target, args, f"target.model={name}")
     elif args:
-        raise BadConfig(f"target.args: {name} is no class, so nothing is made with them")
+        raise BadConfig(f"target.args: {name} is not a class, so nothing is made with them")
     notes = []
     if isinstance(target, nn.Module):
         if weights is not None:

@@ -117,7 +117,7 @@ def judge_reported_counts(
     }
     measures["diagnostics"] = {"sent": sent_in, "small_groups": small, "changes": changes}
     notes = [
-        f"numbers beside the arrays: {', '.join(everything)}",
+        f"numbers in addition to the arrays: {', '.join(everything)}",
         f"groups of fewer than {SMALL_GROUP} records: {'; '.join(small[:SHOWN])}" if small else "",
         f"changes show records that came or left: {'; '.join(changes[:SHOWN])}" if changes else "",
     ]

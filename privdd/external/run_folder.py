@@ -39,8 +39,8 @@ from privdd.runtime.seal import seal_folder
 
 STATED_RELATIONS = ("add_remove", "replace", "zero_out")
 STATED_UNITS = ("record", "client")
-STATED_BY = "stated by whoever brought the target"
-UNPROTECTED_REASON = "it was made outside privdd: nothing here shows a limit on what it reveals"
+STATED_BY = "stated by the owner of the target"
+UNPROTECTED_REASON = "it was made outside privdd: no guarantee is proven here"
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ CLOSE_SHARE = 0.05
 PREDICATE_COUNT = 500
 PREDICATE_COLUMNS = 3
 TRIES_PER_PREDICATE = 4  # draws for each that is kept
-SYNTHETIC_NOTE = "the synthetic set as it was brought"
+SYNTHETIC_NOTE = "the external synthetic set"
 GAPS_NOTE = (
     "{} missing values were read as their column's mean over the three files, and "
     "whether a value is missing as a column of "
@@ -566,7 +566,7 @@ class DistributionMatching:
         if pictures.ndim != 4 or min(pictures.shape[2:]) < 8:
             shape = tuple(pictures.shape[1:])
             raise ValueError(
-                f"records of shape {shape}: pictures (c, h, w) of 8 x 8 at least are needed"
+                f"records of shape {shape}: must be images (c, h, w) of at least 8 x 8"
             )
         keys = Keys(seed)
         classes = int(labels.max()) + 1

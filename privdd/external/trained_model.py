@@ -32,7 +32,7 @@ from privdd.external.shadow_models import TrainingFunction, shadow_outputs, tran
 from privdd.external.stored_rows import describe_stored_rows
 from privdd.runtime.engine import Engine
 
-MODEL_NOTE = "the model as it was brought"
+MODEL_NOTE = "the external model"
 SHADOW_ATTACKS = {"lira": Lira, "rmia": Rmia, "base": Base}
 NO_TRAINING = "needs a training function (target.training, in Python fit=)"
 NO_COPIES = "disturbed copies need records of real numbers without gaps"

@@ -97,7 +97,7 @@ def _verify_files(folder: RunFolder, digests: Mapping[str, str], files: Iterable
         if not file.is_file():
             raise DamagedRun(f"{file}: no such file")
         if digests.get(str(file.relative_to(folder.path / "state"))) != _file_digest(file):
-            raise DamagedRun(f"{file}: damaged (not what was written)")
+            raise DamagedRun(f"{file}: damaged (differs from the written file)")
 
 
 def _delete_unnamed(folder: RunFolder, name: str, snapshots: Collection[int]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attacks.types import Surface
 from privdd.core.types import Received, Records, Shard, flatten_values
 from privdd.core.validation import BadConfig
-from privdd.data.dataset import Dataset
+from privdd.data.dataset import Dataset, is_published
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.channel import count_bytes
 from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
@@ -112,6 +112,12 @@ class Experiment:
     shards: Sequence[Shard]
     engine: Engine
     capture: CaptureSettings
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether the run's pages show records as images; "auto" asks whether they are public."""
+        setting = self.audit_settings.show_images
+        return is_published(self.dataset) if setting == "auto" else setting
 
     @property
     def test_records(self) -> Records:

@@ -172,8 +172,8 @@ class AuditSettings:
         federation_rounds: How many last rounds are each replayed federation's own; 0 is all.
         waive: Surface -> why it is not attacked.
         tail: How many audited records are made hard to fit.
-        worst_pictures: Whether the run folder and the report show the most exposed records
-            themselves, which are the client's own data.
+        show_images: Whether the report shows records and reconstructions as images, which are the
+            client's own data; "auto" is for data sets that are published.
         transcripts: How many transcripts of noised sums a closed form reads, the real one included,
             if nothing else is sent.
         processed_worlds: How many of the replays of the client are then run.
@@ -194,7 +194,7 @@ class AuditSettings:
     federation_rounds: int = 0
     waive: Mapping[str, str] = field(default_factory=dict)
     tail: HardExampleSettings = HardExampleSettings()
-    worst_pictures: bool = True
+    show_images: bool | Literal["auto"] = "auto"
     transcripts: int = 1000
     processed_worlds: int = 8
     processed_federations: int = 8
@@ -218,9 +218,9 @@ class AuditSettings:
             raise setting_error("audit.confidence", self.confidence, "it cannot be told from 0")
         check_choice("audit.training", self.training, get_args(TrainingMode))
         check_choice("audit.require", self.require, get_args(Required))
-        if not isinstance(self.worst_pictures, bool):
+        if not isinstance(self.show_images, bool) and self.show_images != "auto":
             raise setting_error(
-                "audit.worst_pictures", self.worst_pictures, "true or false is needed"
+                "audit.show_images", self.show_images, "must be auto, true or false"
             )
         if self.waive:
             from attacks.types import (

@@ -467,7 +467,7 @@ def _record_broadcast(
             shape=tensor_shapes(value),
             digest=mark,
             event=dpa.NoOpDpEvent(),
-            why="computed by the server from what it had received"
+            why="computed by the server from received messages"
             if origin
             else "public initial state",
             post_of=origin,

@@ -580,7 +580,7 @@ def _reason_cell(row: ComponentRow, verdict: str) -> dict[str, str]:
 
 def _verdict_cell(result: Checked) -> str:
     if result.is_undecided:
-        return "undecided: a look that fits was not made"
+        return "undecided: a test that applies was not made"
     # of a condition the part after the colon says what must hold
     conditions = "; ".join(condition.rpartition(": ")[2] for condition in result.conditions)
     return VERDICTS.get(result.verdict, f"under conditions: {conditions}")

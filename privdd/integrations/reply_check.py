@@ -379,7 +379,7 @@ def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
     if len(rows) != len(expected.rows):
         has_extra = len(rows) > len(expected.rows)
         raise BadReply(
-            f"states {len(rows)} ledger rows where the plan has {len(expected.rows)}",
+            f"states {len(rows)} ledger rows, but the plan has {len(expected.rows)}",
             uncovered=has_extra,
         )
     return rows

@@ -167,7 +167,7 @@ def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
         ordered = {name: tensors[name] for name in json.loads(metadata[HEADING_KEY])["order"]}
     except (KeyError, TypeError) as error:
         raise DamagedRun(
-            f"{path}: not readable as safetensors with what it says of itself ({error})"
+            f"{path}: not readable as safetensors with its metadata ({error})"
         ) from None
     if len(ordered) != len(tensors) or digest_tensors(ordered) != mark:
         raise DamagedRun(

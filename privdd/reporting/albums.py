@@ -35,6 +35,21 @@ class PicturePair:
 
 
 @dataclass(frozen=True)
+class BestImage:
+    """The reconstruction that gains most on its guess, with original and guess, as data URIs.
+
+    guess: the closest image that needs no artifact, "" if the attack left none; quality,
+    guess_quality: PSNR in words.
+    """
+
+    real: str
+    rebuilt: str
+    quality: str
+    guess: str
+    guess_quality: str
+
+
+@dataclass(frozen=True)
 class RowColumn:
     """A column of a table: its heading, real and reconstructed values in turn, and its error over
     all attempts."""
@@ -58,6 +73,7 @@ class PictureAlbum:
     rebuilt: np.ndarray
     columns: tuple[RowColumn, ...] = ()
     more_columns: int = 0
+    best: BestImage | None = None
 
     @property
     def shown(self) -> int:
@@ -97,11 +113,13 @@ class PictureAlbum:
 
 
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
-    """The best pairs of one attack's pictures or rows, or None where it left none."""
+    """The best pairs of one attack's images or rows; None if it left none or none are shown."""
     evidence = record.evidence(row)
     real = evidence.real
     surface = wording.surface_title(row, record.findings.scope)
     title = f"{surface}, {wording.attack_title(row.attack)}"
+    if not record.shows_images:
+        real = None
     if real is None and column_errors_of(row) and row.n:
         album = PictureAlbum(owner, title, row, (), row.n, np.zeros((0, 0)), np.zeros((0, 0)))
         return _with_columns(album, _columns_without_rows(row))
@@ -118,7 +136,27 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
         original = figures.png_uri(real[index])
         reconstruction = figures.png_uri(rebuilt[index])
         pairs.append(PicturePair(original, reconstruction, format_decibel(float(quality[index]))))
-    return PictureAlbum(owner, title, row, tuple(pairs), len(real), real, rebuilt)
+    best = _best_image(real, rebuilt, evidence.guess)
+    return PictureAlbum(owner, title, row, tuple(pairs), len(real), real, rebuilt, best=best)
+
+
+def _best_image(real: np.ndarray, rebuilt: np.ndarray, guess: np.ndarray | None) -> BestImage:
+    quality = figures.psnr_of_arrays(real, rebuilt)
+    if guess is None:
+        index = int(np.argmax(quality))
+        guess_uri = guess_quality = ""
+    else:
+        baseline = figures.psnr_of_arrays(real, guess)
+        index = int(np.argmax(quality - baseline))
+        guess_uri = figures.png_uri(guess[index])
+        guess_quality = format_decibel(float(baseline[index]))
+    return BestImage(
+        figures.png_uri(real[index]),
+        figures.png_uri(rebuilt[index]),
+        format_decibel(float(quality[index])),
+        guess_uri,
+        guess_quality,
+    )
 
 
 def column_errors_of(row: FindingRow) -> list[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ from privdd.reporting.wording import format_number, format_share, join_names
 # techniques): singling out, linkability, inference. The kinds of attack are those that EDPB Opinion
 # 28/2024 on AI models asks to be tested against; what is to be known of an epsilon follows NIST SP
 # 800-226 (2025). A map of findings, no legal judgement.
-NOTHING = "No attack was shown to beat chance, which is no evidence that nothing leaks."
+NOTHING = "No attack was shown to beat chance, which does not show that nothing leaks."
 UNTRIED = "Not tried in this run."
 FIGURES = (
     "auc",
@@ -123,13 +123,13 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
             f"one {privacy.unit}; neighbours: {wording.relation_text(privacy)}",
         ),
         (
-            "who sees what is sent (the trust model)",
+            "who sees the messages (the trust model)",
             join_names(viewers) if viewers else "not recorded",
         ),
-        ("where the noise comes from", noise),
+        ("source of the noise", noise),
         (
             "whether the code does what the proof says",
-            f"looked at by {join_names(tests)}" if tests else UNTRIED,
+            f"tested by {join_names(tests)}" if tests else UNTRIED,
         ),
         ("what the limit does not cover", _uncovered_text(findings)),
     ]

@@ -63,9 +63,7 @@ def comparison_sentences(settings: Sequence[Setting]) -> list[str]:
     sentences += wording.comparison_warnings(run.findings.privacy for run in runs)
     terms = differing_terms(settings)
     if terms:
-        sentences.append(
-            f"These runs do not share {join_names(terms)}: their ε are not comparable."
-        )
+        sentences.append(f"The runs differ in {join_names(terms)}, so their ε cannot be compared.")
     return sentences
 
 
@@ -122,7 +120,7 @@ def overlay_rocs(settings: Sequence[Setting]) -> Plot | None:
             continue
         run, row = strongest
         surface = wording.surface_title(row, run.findings.scope).lower()
-        name = f"{setting.label}: {surface}, {wording.attack_title(row.attack)}"
+        name = f"{setting.title}: {surface}, {wording.attack_title(row.attack)}"
         line = plots.roc_line_of(name, run.evidence(row))
         if line is not None:
             lines.append(replace(line, style=styles[setting.label]))
@@ -134,9 +132,9 @@ def overlay_rocs(settings: Sequence[Setting]) -> Plot | None:
     if len(lines) <= figures.BANDS:
         bands = "bands are pointwise 95 % intervals"
     caption = f"Each setting's strongest attack, at the median seed; {bands}."
-    title = "Membership, method by method"
+    title = "Members identified, setting by setting"
     alt = f"ROC curves. {'; '.join(aucs)}."
-    return Plot("roc", title, caption, alt, figures.draw_roc(lines, 5.0))
+    return Plot("roc", title, caption, alt, figures.draw_roc(lines))
 
 
 def plot_frontier(settings: Sequence[Setting]) -> Plot | None:
@@ -166,7 +164,8 @@ def plot_frontier(settings: Sequence[Setting]) -> Plot | None:
                 claim=setting.claim,
                 public=bool(place.public),
                 trusted=place.trust != "local",
-                label=setting.label,
+                label=setting.title,
+                note=setting.noise,
                 style=styles[setting.label],
             )
         )

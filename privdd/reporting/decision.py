@@ -12,18 +12,27 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from attacks.types import Surface
 from privdd.reporting import finding_selection, leaks, summary, wording
 from privdd.reporting.ledger_table import VISIBLE, ledger_rows, parties_seeing
 from privdd.reporting.schema import FindingRow, Findings, Privacy, Scope
 from privdd.reporting.wording import format_number, format_share, join_names, one_in
 
-Kind = Literal["do_not_share", "undecided", "share_only_under", "no_leak_found"]
+Kind = Literal["do_not_share", "needed", "undecided", "share_only_under", "no_leak_found"]
 Tone = Literal["bad", "warn", "good"]
 ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 false alarm in 1 000
 TESTED = "consistent"  # the verdict of a limit that tests looked at wholly, and did not contradict
 ENOUGH_PICTURES = 30  # if only reconstructions were tried
 # What must not be shared stands first.
-ORDER: tuple[Kind, ...] = ("do_not_share", "undecided", "no_leak_found", "share_only_under")
+ORDER: tuple[Kind, ...] = (
+    "do_not_share",
+    "needed",
+    "undecided",
+    "no_leak_found",
+    "share_only_under",
+)
+# What no method here can do without: to advise against it would be to advise against the method.
+NEEDED = frozenset({Surface.LABELS})
 SEED = (
     "its noise comes from the seed on this page, so anyone can regenerate and subtract it; "
     "such a run is a simulation, not for release"
@@ -32,8 +41,8 @@ PAIRED = (
     "its noise is the same in every run with this seed, so two of them undo it; such a run "
     "is a simulation"
 )
-SHOWN = "sure: shown, at 95 % confidence over all tests together"
-NO_LIMIT = "no guarantee limits what it reveals, although noise was added"
+SHOWN = "sure: 95 % confidence, corrected for all tests"
+NO_LIMIT = "no guarantee covers it, although noise was added"
 UNKNOWN = (
     "its noise must come from a source that nobody can replay; this folder does not record "
     "the source"
@@ -180,6 +189,8 @@ def _judge_limit(
             source = f": it was computed from the {holder}, whose limit does not hold"
         why = f"the limit stated for it does not hold{source}"
         return _Judgement("do_not_share", "bad", why)
+    if math.isinf(line.proven) and line.row.surface in NEEDED:
+        return _judge_needed(rows, leaked)
     if math.isinf(line.proven):
         return _judge_unprotected(line, rows, leaked)
     if line.proven == 0:
@@ -187,25 +198,35 @@ def _judge_limit(
     return _judge_finite(line, rows, privacy, leaked)
 
 
+def _judge_needed(rows: list[FindingRow], leaked: bool) -> _Judgement:
+    """Of what the method needs and no guarantee covers."""
+    why = "the method needs it, and no guarantee covers it"
+    if leaked:
+        why += "; an attack works"
+    elif finding_selection.has_no_signal(rows):
+        why += f"; {finding_selection.UNSCORED}"
+    return _Judgement("needed", "warn", why)
+
+
 def _judge_unprotected(
     line: summary.SurfaceLine, rows: list[FindingRow], leaked: bool
 ) -> _Judgement:
     if leaked:
-        why = "nothing limits what it reveals, and an attack works"
+        why = "no guarantee covers it, and an attack works"
         return _Judgement("do_not_share", "bad", why)
     if finding_selection.has_no_signal(rows):
-        why = f"nothing limits what it reveals; {finding_selection.UNSCORED}{_hooks_text(line)}"
+        why = f"no guarantee covers it; {finding_selection.UNSCORED}{_hooks_text(line)}"
         return _Judgement("undecided", "warn", why)
     if finding_selection.lacks_map(line.row, rows):
-        why = "nothing limits what it reveals, and most attacks had nothing to read"
+        why = "no guarantee covers it, and most attacks do not apply"
         why += _hooks_text(line)
         return _Judgement("undecided", "warn", why)
     if _is_untried(line, rows):
-        why = f"nothing limits what it reveals, and no attack was tried ({line.row.audited})"
+        why = f"no guarantee covers it, and no attack was tried ({line.row.audited})"
         return _Judgement("do_not_share", "bad", why)
     why = (
-        "nothing limits what it reveals; the attacks tried here were not shown to beat chance, "
-        "and others may"
+        "no guarantee covers it; the attacks tried here were not shown to beat chance, and "
+        "stronger ones may succeed"
     )
     return _Judgement("no_leak_found", "warn", why)
 
@@ -264,6 +285,8 @@ def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow
         return f"Share only under ε = {format_number(line.proven)}"
     if kind == "do_not_share":
         return "Do not share"
+    if kind == "needed":
+        return "Needed, open"
     if kind == "no_leak_found":
         return "No leak found by this test"
     if finding_selection.has_no_signal(rows) or finding_selection.lacks_map(line.row, rows):
@@ -283,7 +306,7 @@ def _sharing_conditions(line: summary.SurfaceLine, privacy: Privacy, enough: boo
         f"{format_number(privacy.delta)}{large}"
     ]
     if line.verdict == "untested":
-        conditions += [f"someone looks at what no test did: {gap}" for gap in line.row.untested]
+        conditions += [f"someone tests the untested part: {gap}" for gap in line.row.untested]
     if privacy.noise is None:
         conditions.append(UNKNOWN)
     if not enough:
@@ -301,15 +324,15 @@ def _certainty_text(
 ) -> str:
     if line.verdict == "contradiction":
         return "sure: shown at 95 % confidence or by the run's own noise"
-    if kind == "do_not_share" and leaked:
+    if kind in ("do_not_share", "needed") and leaked:
         if summary.is_certain(rows, scope):
-            return "sure: above chance, at 95 % confidence over all rates of this report together"
-        return "likely: above a guess, but without an interval"
+            return "sure: above chance at 95 % confidence, corrected for all rates of this report"
+        return "likely: above the best guess, but without an interval"
     if _is_untried(line, rows):
         return "not attacked"
     notes = []
     if not enough:
-        notes.append("not sure: too small to decide")
+        notes.append("inconclusive: sample too small to decide")
     if kind != "undecided" and line.proven:
         notes += _upper_end_note(rows, scope)
     return "; ".join(notes)
@@ -366,8 +389,8 @@ def _sample_text(rows: list[FindingRow]) -> str:
     if not count:
         return ""
     if count == 1:
-        return "1 rebuilt picture"
-    return f"{count} rebuilt pictures"
+        return "1 reconstructed image"
+    return f"{count} reconstructed images"
 
 
 def _membership_sample_text(rows: list[FindingRow]) -> str:

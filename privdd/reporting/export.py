@@ -7,6 +7,7 @@ import csv
 import io
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import stdev
@@ -129,7 +130,10 @@ LEAK_CAPTION = (
     "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the "
     "sample is too small."
 )
-MOST_ROWS = 4  # of a table that stays on a page of the documentation
+MOST_ROWS = 4  # of a table that stays whole on a page of the documentation
+OPEN_ROWS = 14  # of a shortened table that is not folded
+MOST_COLUMNS = 8
+WIDEST_CELL = 60  # characters
 _MARKDOWN_TABLE = re.compile(r"^\|.*\n\|[-:| ]+\|\n((?:\|.*(?:\n|\Z))+)", re.M)
 
 
@@ -352,11 +356,11 @@ def findings_table(settings: Sequence[Setting]) -> Table:
 
 
 def split_markdown_tables(text: str, stem: str) -> tuple[str, dict[str, str]]:
-    """(the page with a link in place of each long table, name of the file below data/ -> the table
-    as CSV)."""
+    """(the page, of each long table with the main columns, name of the file below data/ -> the
+    whole table as CSV)."""
     files: dict[str, str] = {}
 
-    def link_long_table(found: re.Match[str]) -> str:
+    def shorten_table(found: re.Match[str]) -> str:
         header, _, *rows = [_markdown_cells(line) for line in found.group().splitlines()]
         if len(rows) <= MOST_ROWS:
             return found.group()
@@ -364,10 +368,38 @@ def split_markdown_tables(text: str, stem: str) -> tuple[str, dict[str, str]]:
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows([header, *rows])
         files[name] = buffer.getvalue()
-        columns = ", ".join(filter(None, header))
-        return f"[{len(rows)} rows](data/{name}): {columns}.\n"
+        return shown_table(header, rows, name)
 
-    return _MARKDOWN_TABLE.sub(link_long_table, text), files
+    return _MARKDOWN_TABLE.sub(shorten_table, text), files
+
+
+def shown_table(header: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
+    """What a page shows of a long table.
+
+    Args:
+        header: Names of all columns.
+        rows: Cells of all rows.
+        name: The file below data/ that holds all of it.
+
+    Returns:
+        Markdown of the first columns with shortened cells, folded if it has many rows, and the
+        link.
+    """
+    lines = [_markdown_row(header[:MOST_COLUMNS]), "|" + "---|" * len(header[:MOST_COLUMNS])]
+    lines += [_markdown_row(row[:MOST_COLUMNS]) for row in rows]
+    table = "\n".join(lines) + "\n"
+    if len(rows) > OPEN_ROWS:
+        summary = f"<summary>{len(rows)} rows</summary>"
+        table = f"<details markdown>{summary}\n\n{table}\n</details>\n"
+    hidden = [column for column in header[MOST_COLUMNS:] if column]
+    more = f", with {', '.join(hidden)}" if hidden else ""
+    return f"{table}\n[{len(rows)} rows](data/{name}) as CSV{more}.\n"
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    short = [textwrap.shorten(cell, WIDEST_CELL, placeholder=" …") for cell in cells]
+    escaped = [cell.replace("|", "\\|").replace("<", "&lt;") for cell in short]
+    return f"| {' | '.join(escaped)} |"
 
 
 def _markdown_cells(line: str) -> list[str]:

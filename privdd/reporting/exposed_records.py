@@ -65,6 +65,7 @@ def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords)
     evidence = record.evidence(row)
     count = len(worst.records)
     has_images = evidence.exposed is not None and len(evidence.exposed) == count
+    has_images = has_images and record.shows_images
     images = [""] * count
     rows = [""] * count
     labels = [""] * count
@@ -91,3 +92,66 @@ def _exposed_on_surface(record: RunRecord, row: FindingRow, worst: WorstRecords)
         f"replays that hold them (95 %: {interval_text(worst.ci)})"
     )
     return ExposedSurface(row, tuple(records), has_images, together)
+
+
+@dataclass(frozen=True)
+class DetectionRates:
+    """How often one attack identifies each audited record at one threshold for all.
+
+    Attributes:
+        row: The finding of the attack.
+        fpr: The false-positive rate, in (0, 1].
+        hits: Replays that hold the record and in which it is identified, (n,).
+        trials: Replays that hold it, (n,), each at least 1. The most exposed record comes first.
+    """
+
+    row: FindingRow
+    fpr: float
+    hits: np.ndarray
+    trials: np.ndarray
+
+    @property
+    def rates(self) -> np.ndarray:
+        return self.hits / self.trials
+
+
+def detection_rates(record: RunRecord) -> DetectionRates | None:
+    """Count how often the strongest membership attack identifies each audited record.
+
+    Args:
+        record: The run; the attack's evidence is read.
+
+    Returns:
+        At 0.1 % false positives, or the least rate that the sample shows; None if no attack has
+        a rate, or no record is in two replays.
+    """
+    findings = record.findings
+    best = finding_selection.strongest_membership(findings.findings, findings.scope)
+    if best is None:
+        return None
+    evidence = record.evidence(best.row)
+    rates = [float(fpr) for fpr, at in (best.row.tpr_at_fpr or {}).items() if at.resolvable]
+    scores = evidence.scores
+    members = evidence.members
+    if not rates or scores is None or members is None or evidence.record is None:
+        return None
+    if not evidence.has_curve:
+        return None
+    fpr = min(rates)
+    records = evidence.record.astype(int)
+    identified = members & (scores > _threshold_at(scores[~members], fpr))
+    trials = np.bincount(records[members])
+    hits = np.bincount(records[identified], minlength=len(trials))
+    is_member = trials > 0
+    if trials.max() < 2:
+        return None
+    hits = hits[is_member]
+    trials = trials[is_member]
+    order = np.lexsort((-trials, -hits / trials))
+    return DetectionRates(best.row, fpr, hits[order], trials[order])
+
+
+def _threshold_at(nonmembers: np.ndarray, fpr: float) -> float:
+    """The score above which at most ``fpr`` of the non-members lie."""
+    falling = np.sort(nonmembers)[::-1]
+    return float(falling[min(int(fpr * len(falling)), len(falling) - 1)])

@@ -50,6 +50,8 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
     c: f"s{i}" for i, c in enumerate(SERIES)
 }
 FLOOR = 1e-4  # of both axes of a ROC
+COLUMN = 3.3  # inches: a column of a paper
+PAGE_SCALE = 1.7  # pixels of a page, at most, to a point of a drawing
 BANDS = 2  # curves: of more, bands cover each other
 _RC: dict[Any, Any] = {
     "svg.hashsalt": "privdd",
@@ -235,7 +237,7 @@ def themed_svg(svg: str, prefix: str, label: str) -> str:
     view = re.search(r'viewBox="([^"]*)"', svg)
     width = view.group(1).split()[2] if view else "400"
     head = (
-        f'<svg class="plot" style="max-width:{float(width) * 1.5:.0f}px" role="img" '
+        f'<svg class="plot" style="max-width:{float(width) * PAGE_SCALE:.0f}px" role="img" '
         f'aria-label="{escape(label)}"'
     )
     body = svg[svg.index(">") + 1 : svg.rindex("</svg>")] + "</svg>"
@@ -316,34 +318,31 @@ class RocLine:
     style: SeriesStyle | None = None
 
 
-def draw_roc(lines: Sequence[RocLine], width: float = 4.6) -> Figure:
+def draw_roc(lines: Sequence[RocLine], width: float = COLUMN, bands: bool = True) -> Figure:
     """True against false positives on log-log axes (Carlini et al., 2022, section IV).
 
     Steps, with a pointwise 95 % Clopper-Pearson band where there are two curves at most. The
-    diagonal is guessing; the dotted mark is one non-member, below which a rate cannot be seen.
+    diagonal is the chance level; the dotted mark is one non-member, below which a rate cannot be
+    seen. The legend lies in the corner below the diagonal, which no attack reaches. bands: whether
+    intervals are drawn.
     """
-    if len(lines) > 2 or max(len(line.label) for line in lines) > 30:
-        columns = 1
-    else:
-        columns = 2
-    with figure_canvas(width, width + 0.25 * math.ceil((len(lines) + 3) / columns)) as (
-        figure,
-        axes,
-    ):
+    with figure_canvas(width, 0.98 * width) as (figure, axes):
         floor = roc_axis_floor(lines)
-        axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="guessing")
+        axes.plot([floor, 1], [floor, 1], color=MUTED, lw=1, ls=(0, (4, 3)), label="chance level")
         for index, line in enumerate(lines):
-            _draw_curve(axes, line, index, floor, banded=len(lines) <= BANDS)
-        _draw_blind(axes, lines, floor)
+            _draw_curve(axes, line, index, floor, banded=bands and len(lines) <= BANDS)
+        _draw_blind(axes, lines, floor, bands)
         _mark_one_outsider(axes, lines, floor)
         axes.set(xscale="log", yscale="log", xlim=(floor, 1), ylim=(floor, 1), aspect="equal")
         axes.set(
-            xlabel="false-positive rate (outsiders wrongly named)",
-            ylabel="true-positive rate (members found)",
+            xlabel="false-positive rate",
+            ylabel="true-positive rate",
         )
         axes.xaxis.set_major_formatter(PERCENT)
         axes.yaxis.set_major_formatter(PERCENT)
-        figure.legend(loc="outside lower center", ncols=columns, handlelength=2.6)
+        look: dict[str, Any] = {"frameon": True, "framealpha": 0.86, "facecolor": PAPER}
+        look |= {"edgecolor": PAPER, "handlelength": 2.2, "borderaxespad": 0.15}
+        axes.legend(loc="lower right", fontsize=6.6, **look)
     return figure
 
 
@@ -389,19 +388,20 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: boo
     axes.step(x, tpr, where="post", **look)
 
 
-def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float) -> None:
+def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float, banded: bool) -> None:
     worst = worst_blind_line(lines)
     if worst is None:
         return
-    label = "control: never saw the artifact"
+    label = "blind control"
     controls = len([line for line in lines if line.blind is not None])
     if controls > 1:
-        label += f" (furthest of {controls})"
+        label += f" (largest deviation of {controls})"
     fpr = _clip_to_floor(worst, floor)
     low = np.maximum(worst.lo, floor / 10)
     high = np.maximum(worst.hi, floor / 10)
     tpr = np.maximum(worst.tpr, floor / 10)
-    axes.fill_between(fpr, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
+    if banded:
+        axes.fill_between(fpr, low, high, step="post", color=MUTED, alpha=0.1, lw=0)
     axes.step(fpr, tpr, where="post", color=MUTED, lw=1, label=label)
 
 
@@ -444,7 +444,7 @@ def draw_accuracy(
 
 
 def draw_bytes(
-    up: Mapping[str, float], width: float = 4.6, styles: Mapping[str, SeriesStyle] | None = None
+    up: Mapping[str, float], width: float = COLUMN, styles: Mapping[str, SeriesStyle] | None = None
 ) -> Figure:
     """Bytes that one client uploads over the whole run, one bar per run. styles: by label; by place
     if None."""
@@ -483,7 +483,7 @@ def draw_pictures(real: np.ndarray, reconstructed: np.ndarray, limit: int = 8) -
                 fontsize=8,
             )
         axes.set(xlim=(0, len(order)), ylim=(-0.2, 2 * tall + 0.06), aspect="equal", xticks=[])
-        axes.set_yticks([1.5 * tall + 0.06, 0.5 * tall], ["real", "rebuilt"])
+        axes.set_yticks([1.5 * tall + 0.06, 0.5 * tall], ["original", "reconstruction"])
         axes.tick_params(length=0, labelcolor=INK)
         axes.grid(False)
         axes.spines[:].set_visible(False)
@@ -520,7 +520,8 @@ class FrontierPoint:
 
     public: whether it was built on public data; trusted: whether the server is trusted to see less
         than every upload;
-    label: of the setting, the method's name if ""; style: by the method's place if None.
+    label: of the setting, the method's name if ""; note: written at the mark, "σ = 1"; style: by
+        the method's place if None.
     """
 
     method: str
@@ -531,6 +532,7 @@ class FrontierPoint:
     public: bool = False
     trusted: bool = False
     label: str = ""
+    note: str = ""
     style: SeriesStyle | None = None
 
 
@@ -583,11 +585,102 @@ def draw_epsilon_strip(rows: Sequence[StripRow], width: float = 5.2) -> Figure:
         axes.set_yticks(range(len(rows)), [row.label for row in rows])
         axes.set_ylim(len(rows) - 0.4, -0.6)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
-        axis.set_ticks(axes, "ε (smaller is more private; ∞ = no limit proven)")
+        axis.set_ticks(axes, "ε (smaller is more private; ∞ = no proven bound)")
         axes.grid(axis="y", visible=False)
         figure.legend(
             handles=_draw_strip_legend(rows), loc="outside lower center", ncols=3, handletextpad=0.3
         )
+    return figure
+
+
+def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float = 5.0) -> Figure:
+    """The three epsilons of a run on one line, each with its number.
+
+    The proven upper bound is a disc, the shown lower bound an arrow, the claim a diamond; a bar
+    joins shown and proven, between which the true value lies, and is bold where they cross.
+
+    Args:
+        row: The epsilons; None is not drawn.
+        claim_word: What the claim is called, "claimed" or "stated".
+        width: In inches.
+    """
+    axis = EpsilonAxis((row.claim, row.proven, row.shown))
+    with figure_canvas(width, 1.25) as (figure, axes):
+        labels = []
+        if row.claim is not None:
+            place = axis.position_of(row.claim)
+            look: dict[str, Any] = {"ms": 8, "mfc": PAPER, "mec": CLAIM, "mew": 1.8}
+            axes.plot(place, 0, marker="D", zorder=6, **look)
+            labels.append((place, 0.5, f"{claim_word} {_short(row.claim)}", CLAIM))
+        if row.proven is not None:
+            place = axis.position_of(row.proven)
+            text = "no proven bound" if math.isinf(row.proven) else f"proven ≤ {_short(row.proven)}"
+            axes.plot(place, 0, marker="o", ms=9, color=PROVEN, zorder=4)
+            labels.append((place, -0.06, text, PROVEN))
+        if row.shown is not None:
+            place = axis.position_of(row.shown)
+            axes.plot(place, 0, marker=">", ms=9, color=SHOWN, zorder=5)
+            labels.append((place, 1.06, f"shown ≥ {_short(row.shown)}", SHOWN))
+        if row.proven is not None and row.shown is not None:
+            ends = [axis.position_of(row.shown), axis.position_of(row.proven)]
+            crossed = row.shown > row.proven
+            axes.plot(ends, [0, 0], color=SHOWN, lw=6, alpha=0.9 if crossed else 0.28, zorder=2)
+        axis.set_ticks(axes, "")
+        _place_labels(axes, labels)
+        axes.set(ylim=(-0.6, 3.1), yticks=[])
+        axes.spines["left"].set_visible(False)
+        axes.grid(False)
+    return figure
+
+
+def _short(epsilon: float) -> str:
+    return wording.format_number(epsilon)
+
+
+def _place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
+    """Write labels above their marks, each on the lowest line with room.
+
+    labels: (position, the share of the text that lies left of it, text, colour).
+    """
+    left, right = axes.get_xlim()
+    letter = (right - left) / 54
+    lines: list[list[tuple[float, float]]] = []
+    for place, share, text, colour in labels:
+        width = letter * len(text)
+        start = min(max(place - share * width, left), right - width)
+        span = (start, start + width)
+        line = next((n for n, spans in enumerate(lines) if _has_room(spans, span, letter)), None)
+        if line is None:
+            line = len(lines)
+            lines.append([])
+        lines[line].append(span)
+        look: dict[str, Any] = {"color": colour, "fontsize": 10.5, "fontweight": "bold"}
+        axes.text(start + width / 2, 0.75 + 0.8 * line, text, ha="center", va="center", **look)
+        if line:
+            axes.plot([place, place], [0.3, 0.45 + 0.8 * line], color=colour, lw=0.8, zorder=1)
+
+
+def _has_room(spans: Sequence[tuple[float, float]], new: tuple[float, float], gap: float) -> bool:
+    return all(new[1] + gap < start or new[0] > end + gap for start, end in spans)
+
+
+def draw_detection_rates(rates: np.ndarray, fpr: float, width: float = COLUMN) -> Figure:
+    """How often each record is identified, the most exposed first.
+
+    Args:
+        rates: Share of the replays that hold the record, (n,) in [0, 1], falling.
+        fpr: The false-positive rate of the common threshold, drawn as chance level.
+        width: In inches.
+    """
+    with figure_canvas(width, 0.78 * width) as (figure, axes):
+        axes.bar(np.arange(1, len(rates) + 1), rates, width=0.86, color=SHOWN)
+        axes.axhline(fpr, color=MUTED, lw=0.9, ls=(0, (4, 3)))
+        top = min(1.0, max(1.15 * float(rates.max()), 5 * fpr, 0.05))
+        axes.set(ylim=(0, top), xlim=(0.4, max(len(rates), 12) + 0.6))
+        axes.set(xlabel="audited records, most exposed first", ylabel="identified in replays")
+        axes.yaxis.set_major_formatter(PERCENT)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        axes.grid(axis="x", visible=False)
     return figure
 
 
@@ -633,7 +726,7 @@ def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
 
 def draw_frontier(
     points: Sequence[FrontierPoint],
-    width: float = 5.2,
+    width: float = COLUMN,
     kind: str = "global",
     published: Sequence[tuple[float, float]] = (),
 ) -> Figure:
@@ -641,15 +734,15 @@ def draw_frontier(
     range over seeds.
 
     Filled marks sit at the proven epsilon, open triangles at the shown lower bound of the
-    same setting, large open diamonds on dashed lines at the paper's claim; half-filled marks stand
-    for public data, squares round a mark for a server that sees less than every upload, stars for
-    ``published`` figures of others, (epsilon, accuracy)."""
+    same setting, which a bar joins to it, large open diamonds on dashed lines at the paper's claim;
+    half-filled marks stand for public data, squares round a mark for a server that sees less than
+    every upload, stars for ``published`` figures of others, (epsilon, accuracy)."""
     epsilons = [epsilon for epsilon, _ in published]
     for point in points:
         epsilons += _point_epsilons(point)
     axis = EpsilonAxis(epsilons)
     methods = list(dict.fromkeys(point.method for point in points))
-    with figure_canvas(width, 3.6 + 0.2 * len(methods)) as (figure, axes):
+    with figure_canvas(width, 0.95 * width + 0.08 * len(points)) as (figure, axes):
         for index, method in enumerate(methods):
             settings = [point for point in points if point.method == method]
             settings.sort(key=lambda point: point.epsilon)
@@ -657,12 +750,12 @@ def draw_frontier(
         handles, _ = axes.get_legend_handles_labels()
         for epsilon, accuracy in published:
             _draw_frontier_mark(axes, "published", axis.position_of(epsilon), accuracy, color=MUTED)
-        axis.set_ticks(axes, "ε (filled: proven at most)")
+        axis.set_ticks(axes, "ε (mark: proven, triangle: shown)")
         axes.set_ylabel(f"accuracy ({kind})")
         axes.yaxis.set_major_formatter(PERCENT)
         for name in _frontier_marks_drawn(points, published):
             handles.append(Line2D([], [], color=MUTED, **FRONTIER_MARKS[name]))
-        figure.legend(handles=handles, loc="outside lower center", ncols=2)
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=6.6)
     return figure
 
 
@@ -720,7 +813,8 @@ def _draw_frontier_point(
     axes.errorbar([place], [height], yerr=reach, capsize=3, label=label or None, **look)
     if point.shown is not None:
         low = axis.position_of(point.shown)
-        axes.plot([low, place], [height, height], color=style.colour, lw=0.8, alpha=0.6)
+        bar: dict[str, Any] = {"lw": 5, "alpha": 0.28, "solid_capstyle": "butt", "zorder": 1}
+        axes.plot([low, place], [height, height], color=style.colour, **bar)
         _draw_frontier_mark(axes, "shown", low, height, color=style.colour, zorder=4)
     if point.public:
         _draw_frontier_mark(
@@ -728,6 +822,9 @@ def _draw_frontier_point(
         )
     if point.trusted:
         _draw_frontier_mark(axes, "trusted", place, height, color=style.colour)
+    if point.note:
+        look = {"textcoords": "offset points", "xytext": (0, 6), "ha": "center", "fontsize": 6.6}
+        axes.annotate(point.note, (place, height), color=style.colour, **look)
     if point.claim is not None:
         _draw_frontier_mark(
             axes, "claim", axis.position_of(point.claim), height, color=style.colour

@@ -42,11 +42,10 @@ FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of features, n
 POOLS: Mapping[str, str] = {"shared_features": "features"}
 READERS_OF_BROADCASTS = ("peer", "public")  # adversaries that hold what the server sends
 SENTENCE = (
-    "No membership attack of this audit found anything that it can read in what was "
-    "sent, so none has a rate. That says "
-    "nothing about what other attacks would find."
+    "No membership attack of this audit applies to what was sent, so none has a rate. "
+    "Other attacks may apply."
 )
-UNSCORED = "not tested: no membership attack of this audit had anything to read in it"
+UNSCORED = "not tested: no membership attack of this audit applies"
 
 
 @dataclass(frozen=True)
@@ -524,7 +523,7 @@ def diverged_run_text(findings: Findings) -> tuple[str, tuple[str, ...]] | None:
     if utility is None or utility.diverged is None:
         return None
     epsilon = format_number(findings.privacy.epsilon.proven)
-    return f"Training diverged in round {utility.diverged}: there is no model to judge.", (
+    return f"Training diverged in round {utility.diverged}: no model is left to judge.", (
         "Its numbers are not finite, so it predicts nothing and no attack was run; a "
         "lower learning rate may help.",
         f"The ledger still covers all that was sent (ε = {epsilon}), but nothing here was "

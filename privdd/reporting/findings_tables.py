@@ -224,7 +224,7 @@ QUESTIONS = (
     Question("t-membership", "Was this record used?", frozenset({"membership"}), MEMBERSHIP),
     Question(
         "t-pictures",
-        "Can pictures and classes be rebuilt?",
+        "Can images and classes be reconstructed?",
         finding_selection.PICTURE_FAMILIES | {"label"},
         PICTURES,
     ),

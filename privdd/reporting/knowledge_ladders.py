@@ -17,7 +17,7 @@ RUNGS = {
     "knows_map": "holds the map and optimises through it",
     "can_query": "can query the map with images of its own",
     "shadow_map": "knows the architecture and has public data",
-    "nothing": "knows nothing and looks at the release",
+    "nothing": "knows the release alone",
 }
 METRICS = ("psnr", "ssim", "lpips", "identified")
 
@@ -63,7 +63,7 @@ def _ladder_of(row: FindingRow, scope: Scope) -> KnowledgeLadder | None:
         best.append(replace(strongest, who=step.who))
     baselines = row.baselines or {}
     guess = {metric: baselines.get(f"{metric}_class_mean") for metric in METRICS}
-    best.append(_ladder_step("never looks: the mean public image of the class", guess))
+    best.append(_ladder_step("blind: the mean public image of the class", guess))
     title = f"{wording.surface_title(row, scope)}, {wording.attack_title(row.attack)}"
     return KnowledgeLadder(title, tuple(best))
 

@@ -118,6 +118,11 @@ class LeakResult:
         return f"{wording.attack_title(self.row.attack)} {self.brief}"
 
     @property
+    def short(self) -> str:
+        """For a row of the first screen: at most a dozen words, without the attack."""
+        return SHORT_TEXTS[self.kind](self)
+
+    @property
     def first_sentence(self) -> str:
         """For the first screen, with the artifact: "From the model update, the server can ..."."""
         place = wording.surface_title(self.row, self.scope).lower()
@@ -352,7 +357,7 @@ def nearest_phrase(row: FindingRow, scope: Scope) -> str:
         return "was not shown to identify more members than chance by the nearest row that was sent"
     return (
         f"can identify {test.identified} of {test.members} training records, and wrongly "
-        f"{test.false_alarms} of {test.nonmembers} non-members, by what was sent nearly as it is"
+        f"{test.false_alarms} of {test.nonmembers} non-members, by the nearest row that was sent"
     )
 
 
@@ -594,3 +599,85 @@ READERS: tuple[Reader, ...] = (
     _feature_leaks,
     _label_leaks,
 )
+
+
+# The same results in a few words.
+
+
+def _short_copies(leak: LeakResult) -> str:
+    count = copy_count(leak.row)
+    if count is None:
+        return leak.brief
+    items = item_name(leak.row, count.released)
+    return f"{count.copies} of {count.released} released {items} copy training records"
+
+
+def _short_images(leak: LeakResult) -> str:
+    images = leak.row.pictures
+    if images is None:
+        return f"images at {format_decibel(leak.row.psnr or 0.0)} on average"
+    if finding_selection.has_clear_pictures(leak.row, leak.scope):
+        best = format_decibel(images.best)
+        guess = format_decibel(images.best_guess)
+        return f"{images.clear} of {images.n} images, one at {best} (guess {guess})"
+    median = format_decibel(images.median)
+    return f"median image {median} (guess {format_decibel(images.guess)})"
+
+
+def _short_membership(leak: LeakResult) -> str:
+    test = leak.row.copy_test
+    if test is not None and finding_selection.identifies_members(leak.row, leak.scope):
+        return f"{test.identified} of {test.members} training records identified"
+    best = finding_selection.strongest_membership([leak.row], leak.scope)
+    if best is None or best.at is None or not best.counts:
+        return _short_exposed(best) or leak.brief
+    rate = format_share(best.fpr)
+    return f"{format_share(best.at.tpr)} of members identified at {rate} FPR"
+
+
+def _short_exposed(best: MembershipResult | None) -> str:
+    if best is None or not best.exposed:
+        return ""
+    top = best.exposed[0]
+    count = len(best.exposed)
+    plural = "" if count == 1 else "s"
+    return (
+        f"{count} of {best.row.n} record{plural} identified, one in {top.hits} of "
+        f"{top.trials} replays"
+    )
+
+
+def _short_separation(leak: LeakResult) -> str:
+    if finding_selection.bounds_members(leak.row):
+        return f"members distinguished: ε ≥ {format_number(epsilon_bound(leak.row))}"
+    return f"members distinguished: AUC {format_share(leak.row.auc)}"
+
+
+def _short_identification(leak: LeakResult) -> str:
+    row = leak.row
+    hits = round((row.identified or 0.0) * (row.n or 0))
+    return f"{hits} of {row.n} matched (chance {format_share(row.identified_chance)})"
+
+
+def _short_features(leak: LeakResult) -> str:
+    released = format_number(_released_psnr(leak.row))
+    return f"noise removed: {format_number(leak.row.psnr)} dB, sent at {released} dB"
+
+
+def _short_labels(leak: LeakResult) -> str:
+    ((_, rate, chance),) = label_rates([leak.row])
+    return f"{format_share(rate)} of labels read (chance {format_share(chance)})"
+
+
+SHORT_TEXTS: Mapping[Kind, Callable[[LeakResult], str]] = {
+    "refutation": lambda leak: leak.brief,
+    "copy": _short_copies,
+    "reconstruction": _short_images,
+    "likeness": _short_images,
+    "membership": _short_membership,
+    "identification": _short_identification,
+    "noise": lambda leak: f"ε ≥ {format_number(epsilon_bound(leak.row))} for a crafted record",
+    "separation": _short_separation,
+    "features": _short_features,
+    "labels": _short_labels,
+}

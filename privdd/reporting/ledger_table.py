@@ -10,7 +10,7 @@ from privdd.reporting.wording import format_number
 
 PLAIN = {"none": "computed from protected values only", "non_private": "no protection"}
 LISTED_PARTS = 4  # of a composed event
-EXPOSED = "computed from what was sent without protection"
+EXPOSED = "computed from unprotected messages"
 PUBLIC = "reads no record"
 VISIBLE = {
     "server": "the server",

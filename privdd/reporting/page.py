@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from privdd.reporting import (
     wording,
 )
 from privdd.reporting.albums import PictureAlbum, picture_albums
+from privdd.reporting.artifact_rows import artifact_rows
 from privdd.reporting.card import audit_signature, encode_card
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
 from privdd.reporting.distillation_lines import distillation_lines, undistilled_marks
@@ -74,6 +75,7 @@ def render_report(record: RunRecord, plots: list[Plot], albums: list[PictureAlbu
     return template.render(
         **_first_screen(record),
         **_figures(plots, albums),
+        **_best_album(record, albums),
         **_tables(record),
         **_assessment(record),
     )
@@ -93,7 +95,7 @@ def _first_screen(record: RunRecord) -> dict[str, Any]:
         "scope": scope,
         "headline": summary.verdict_headline(findings),
         "weak": summary.is_weak_limit,
-        "decisions": decisions,
+        "artifacts": artifact_rows(decisions, findings),
         "seen": {_surface_key(decision): decision.seen_by for decision in decisions},
         "small": sample_banner(findings),
         "signature": audit_signature(record),
@@ -131,11 +133,22 @@ def _figures(plots: list[Plot], albums: list[PictureAlbum]) -> dict[str, Any]:
     by_name = {plot.name: plot for plot in plots}
     return {
         "strip": by_name["epsilon"],
+        "scale": by_name.get("scale"),
+        "overview": by_name.get("overview"),
+        "detected": by_name.get("records"),
         "rocs": [plot for plot in plots if plot.name.startswith("roc-")],
         "accuracy": by_name.get("accuracy"),
         "albums": albums,
         "rows": any(album.columns for album in albums),
     }
+
+
+def _best_album(record: RunRecord, albums: Sequence[PictureAlbum]) -> dict[str, Any]:
+    """The images of the strongest reconstruction, which the first screen shows one of."""
+    findings = record.findings
+    best = finding_selection.strongest_reconstruction(findings.findings, findings.scope)
+    matches = [album for album in albums if album.row is best]
+    return {"best_album": matches[0] if matches else None, "shows_images": record.shows_images}
 
 
 def _tables(record: RunRecord) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from privdd.reporting import (
+    exposed_records,
     figures,
     finding_selection,
     summary,
@@ -25,6 +26,7 @@ from privdd.reporting.wording import format_number, format_share
 
 DIVERGED = " (diverged)"  # behind a run's label
 LISTED_TERMS = 3  # above a figure
+OVERVIEW_CURVES = 3  # of the first screen
 
 
 @dataclass(frozen=True)
@@ -94,12 +96,63 @@ def plot_rocs(record: RunRecord) -> list[Plot]:
             continue
         curve = line.curve
         title = wording.surface_title(row, scope)
-        counts = f"{curve.members} members, {curve.outsiders} outsiders"
+        counts = f"{curve.members} members, {curve.outsiders} non-members"
         caption = f"{line.label}: AUC {format_share(curve.auc)}, {counts}."
         alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-        figure = figures.draw_roc([line], 4.2)
+        figure = figures.draw_roc([line])
         plots.append(Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figure))
     return plots
+
+
+def plot_overview(record: RunRecord) -> Plot | None:
+    """The strongest attack on each of the most exposed surfaces, on common axes."""
+    scope = record.findings.scope
+    rows = [row for row in record.findings.findings if row.family == "membership"]
+    lines = []
+    for row in finding_selection.strongest_on_each_surface(rows, scope):
+        label = wording.surface_title(row, scope)
+        line = roc_line_of(label, record.evidence(row))
+        if line is not None and row.surface not in finding_selection.POOLS:
+            lines.append(line)
+    if not lines:
+        return None
+    lines = lines[:OVERVIEW_CURVES]
+    aucs = [f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines]
+    caption = "Strongest attack on each artifact."
+    alt = f"ROC curves on logarithmic axes. {'; '.join(aucs)}."
+    return Plot(
+        "overview", "Members identified", caption, alt, figures.draw_roc(lines, bands=False)
+    )
+
+
+def plot_scale(record: RunRecord) -> Plot:
+    """Claimed, proven and shown epsilon of the whole run on one line."""
+    row = epsilon_rows(record)[0]
+    claim = finding_selection.boldest_claim(record.findings.privacy.claims)
+    word = finding_selection.limit_word(claim, record.findings.findings)
+    figure = figures.draw_epsilon_scale(row, word)
+    alt = (
+        f"Epsilon on a logarithmic scale: {word} {format_number(row.claim)}, proven at most "
+        f"{format_number(row.proven)}, shown at least {format_number(row.shown)}."
+    )
+    return Plot("scale", "Epsilon", "", alt, figure)
+
+
+def plot_detection_rates(record: RunRecord) -> Plot | None:
+    """How often each audited record is identified by the strongest membership attack."""
+    detected = exposed_records.detection_rates(record)
+    if detected is None:
+        return None
+    scope = record.findings.scope
+    top = f"{detected.hits[0]} of {detected.trials[0]}"
+    name = wording.attack_title(detected.row.attack)
+    caption = (
+        f"{name[0].upper()}{name[1:]} on the {wording.surface_title(detected.row, scope).lower()}, "
+        f"{format_share(detected.fpr)} FPR (dashed). The first bar: {top} replays."
+    )
+    alt = f"Bars for {len(detected.hits)} audited records, falling. {caption}"
+    figure = figures.draw_detection_rates(detected.rates, detected.fpr)
+    return Plot("records", "Detection rate of each record", caption, alt, figure)
 
 
 def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
@@ -125,7 +178,7 @@ def plot_epsilons(record: RunRecord) -> Plot:
     ]
     caption = (
         "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown "
-        "for the whole run, may speak of only a part of what was sent."
+        "for the whole run, may cover only a part of the messages."
     )
     figure = figures.draw_epsilon_strip(rows)
     alt = f"Epsilon: {'; '.join(numbers)}."
@@ -170,8 +223,11 @@ def plot_accuracy(
 
 def draw_report(record: RunRecord) -> list[Plot]:
     """Every figure that the run's evidence allows."""
-    plots = [plot_epsilons(record), *plot_rocs(record)]
     accuracy = plot_accuracy([(record.findings.run.algo, record)])
+    plots = [plot_epsilons(record), *plot_rocs(record)]
     if accuracy is not None:
         plots.append(accuracy)
-    return add_terms(plots, [record.findings])
+    # of the first screen, which states the terms of the epsilons itself
+    first = [plot_scale(record), plot_overview(record), plot_detection_rates(record)]
+    overview = [plot for plot in first if plot is not None]
+    return [*overview, *add_terms(plots, [record.findings])]

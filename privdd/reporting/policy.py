@@ -279,7 +279,7 @@ def _judge_membership(
         yield _judge_rates("auc", policy.auc, "AUC of membership", rates, scope)
     if policy.identified_records is not None:
         count: int | None = None
-        text = "no attack looked at single records"
+        text = "no attack reads single records"
         judged = [row for row in rows if row.worst_records is not None]
         if judged:
             count = max(len(finding_selection.exposed_records(row, scope)) for row in judged)
@@ -340,7 +340,7 @@ def _judge_reconstruction(
         if images is not None and finding_selection.has_clear_pictures(row, scope):
             gains.append((images.best - images.best_guess, row))
     if not gains:
-        yield _judge_value("psnr_gain", limit, None, "no attack rebuilt pictures")
+        yield _judge_value("psnr_gain", limit, None, "no attack reconstructed images")
         return
     gain, row = max(gains, key=lambda pair: pair[0])
     text = f"{gain:.1f} dB above the best blind guess ({row.attack} on {row.surface})"
@@ -379,7 +379,7 @@ def _judge_attacked(surface: str, findings: Findings) -> LimitResult:
         if row.surface == surface:
             return LimitResult(name, "broken", f"{surface}: {row.audited}")
     sent = sorted({row.surface for row in findings.surfaces})
-    line = f"{surface} is not among what was sent: {', '.join(sent)}"
+    line = f"{surface} was not sent: {', '.join(sent)}"
     return LimitResult(name, "not decided", line)
 
 

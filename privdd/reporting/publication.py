@@ -126,7 +126,7 @@ def _require_standing_limit(record: RunRecord) -> None:
     """Raises DamagedRun where no epsilon is proven, or where it was contradicted."""
     if math.isinf(record.findings.privacy.epsilon.proven):
         raise DamagedRun(
-            f"{record.path}: no epsilon is proven for what was sent, so there is no "
+            f"{record.path}: no epsilon is proven for the messages, so there is no "
             "deployment to register"
         )
     if record.findings.verdict == "contradiction":
@@ -152,7 +152,7 @@ def registry_entry(record: RunRecord) -> str:
             "variant_name": "Approximate DP" if findings.privacy.delta else "Pure DP",
             "data_domain": f"{findings.run.data}: {FILL_IN}",
             "unprotected_quantities": (
-                "None of what was sent; how settings were chosen, and what the audit published of "
+                "No message; how settings were chosen, and what the audit published of "
                 "its findings."
             ),
         },
@@ -160,7 +160,7 @@ def registry_entry(record: RunRecord) -> str:
         "deployment_model": {
             "model_name": "Federated",
             "model_name_details": (
-                f"Who sees what is sent: {facts['who sees what is sent (the trust model)']}."
+                f"Who sees the messages: {facts['who sees the messages (the trust model)']}."
             ),
             "actors": f"Audited against {card.attacking_parties(record)}.",
             "release_type": "One release",
@@ -221,7 +221,7 @@ def _implementation_section(
     record: RunRecord, sent: Sequence[str], facts: Mapping[str, str]
 ) -> dict[str, str]:
     """Mechanisms, where their noise comes from, and what the tests of the code found."""
-    noise = facts["where the noise comes from"]
+    noise = facts["source of the noise"]
     tests = facts["whether the code does what the proof says"].rstrip(".")
     verdict = wording.VERDICT[record.findings.verdict].lower()
     version = record.findings.run.version

@@ -24,7 +24,7 @@ LIMIT = 256 * 2**20  # largest evidence file in bytes that is read
 # Arrays of one shape, and how many dimensions it has.
 ALIKE = (
     (("scores", "members", "blind", "record", "world"), (1,)),
-    (("real", "reconstructed"), (2, 4)),
+    (("real", "reconstructed", "guess"), (2, 4)),
     (("exposed",), (2, 4)),
     (("exposed_label",), (1,)),
 )
@@ -47,6 +47,7 @@ class StoredEvidence:
     world: np.ndarray | None = None
     real: np.ndarray | None = None
     reconstructed: np.ndarray | None = None
+    guess: np.ndarray | None = None
     exposed: np.ndarray | None = None
     exposed_label: np.ndarray | None = None
 
@@ -73,6 +74,13 @@ class RunRecord:
     ledger: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
     manifest: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether its page may show records as images: not those of a target, which are its
+        owner's."""
+        setting = self.findings.run.show_images
+        return self.findings.target is None if setting is None else setting
 
     def evidence(self, row: FindingRow) -> StoredEvidence:
         """The evidence of one finding, empty where its file is absent. Raises DamagedRun if
@@ -101,11 +109,11 @@ def _check_evidence(arrays: Mapping[str, np.ndarray], path: Path) -> StoredEvide
         if part[name].ndim == 2:
             continue
         if 0 in part[name].shape[2:]:
-            raise DamagedRun(f"{path}: pictures need at least one pixel, got {part[name].shape}")
+            raise DamagedRun(f"{path}: images must have at least one pixel, got {part[name].shape}")
         if part[name].shape[1] not in (1, 3):
-            raise DamagedRun(f"{path}: pictures need 1 or 3 channels, got {part[name].shape[1]}")
+            raise DamagedRun(f"{path}: images must have 1 or 3 channels, got {part[name].shape[1]}")
     if "exposed" in part and len(part["exposed"]) != len(part.get("exposed_label", ())):
-        raise DamagedRun(f"{path}: {len(part['exposed'])} exposed records need as many labels")
+        raise DamagedRun(f"{path}: {len(part['exposed'])} exposed records must have as many labels")
     if "members" in part:
         part["members"] = part["members"] > 0.5
     return StoredEvidence(**part)

@@ -230,6 +230,8 @@ class Run(Part):
     seconds: Seconds
     # Audited records that were made hard to fit.
     tail: dict[Literal["mislabelled", "near_duplicates"], Count] | None = None
+    # Whether pages show records as images; folders of earlier versions, and targets, do not say.
+    show_images: bool | None = None
 
 
 class Utility(Part):

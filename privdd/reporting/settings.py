@@ -46,6 +46,19 @@ class Setting:
     runs: tuple[RunRecord, ...]
 
     @property
+    def title(self) -> str:
+        """The label without names of settings, for figures."""
+        return self.label.replace("noise_multiplier=", "σ=").replace("_", " ").replace("=", " = ")
+
+    @property
+    def noise(self) -> str:
+        """The noise multiplier of the runs, "σ = 1"; "" if there is none."""
+        for name, value in flatten_config(self.runs[0].config).items():
+            if name == "privacy.noise_multiplier" and _is_numeric(value):
+                return f"σ = {float(value):g}"
+        return ""
+
+    @property
     def verdict(self) -> Verdict:
         return worst_verdict(run.findings.verdict for run in self.runs)
 

@@ -122,6 +122,27 @@ def _limit_sentences(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
     return sentences + [note for note in _refutations(rows) if note]
 
 
+def short_refutation(rows: Sequence[FindingRow], scope: Scope) -> str:
+    """How the guarantee of a surface is refuted, in a few words.
+
+    Args:
+        rows: The findings on the surface.
+        scope: What they are judged by.
+
+    Returns:
+        The bound above the stated ε, else the move above its limit, else that a test refutes it.
+    """
+    broken = _broken_limit(rows)
+    if broken is not None:
+        bound = format_number(epsilon_bound(broken))
+        return f"ε ≥ {bound} shown, {format_number(broken.epsilon_stated)} stated"
+    moved = _largest_move(rows)
+    if moved is not None:
+        allowed = format_number(moved.kappa_allowed)
+        return f"one {scope.unit} moves it {format_number(moved.kappa)}-fold, {allowed} allowed"
+    return "a test refutes its guarantee"
+
+
 def has_bare_noise(row: SurfaceRow) -> bool:
     """Whether no epsilon is proven for a surface and none is refuted, so that its noise, if there
     is any, is judged by what tests show of it."""
@@ -333,7 +354,7 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
     if bare:
         what = f"The {wording.join_names(bare)}"
     else:
-        what = "What was sent"
+        what = "The messages"
     if len(bare) != 1 or bare[0].endswith("s"):
         verb = "carry"
     else:
@@ -354,7 +375,7 @@ def _untested_headline(findings: Findings) -> tuple[str, str]:
     return (
         "The stated limit was not tested in every part.",
         f"ε = {epsilon} is stated, but part of what it rests on was not tested. "
-        f"Not looked at: {'; '.join(gaps)}.",
+        f"Untested: {'; '.join(gaps)}.",
     )
 
 
@@ -542,7 +563,7 @@ def untested_sentences(findings: Findings) -> list[str]:
             place = wording.surface_title(surface, scope).lower()
             sentences.append(
                 f"Not tested: {len(unread)} of {len(tried)} membership attacks had nothing to "
-                f"read in the {place}, as the method names no map from records to them; define "
+                f"read in the {place}, as the method defines no map from records to them; define "
                 f"{surface.missing_hooks} (ReadsUploads)."
             )
     for row in failed_findings(findings):

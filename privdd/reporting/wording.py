@@ -26,7 +26,7 @@ ACRONYMS = {
     "t0_noise": "the test of the run's own noise (T0)",
     "t0_sampling": "the test of the run's own sampling (T0)",
     "t1_sensitivity": "the sensitivity test (T1)",
-    "t1_told": "the test of what else is sent (T1)",
+    "t1_told": "the test of other messages (T1)",
     "t1_noise_use": "the test of whether noise is used (T1)",
     "t2_likelihood_ratio": "the likelihood-ratio test (T2)",
     "t2_whole_run": "the certificate of the whole run (T2)",
@@ -50,29 +50,29 @@ MECHANISMS: Mapping[str, str] = {
 VERDICT: Mapping[Verdict, str] = {
     "unprotected": "Unprotected",
     "untested": "Untested",
-    "consistent": "Not contradicted",
+    "consistent": "Consistent",
     "contradiction": "Contradicted",
 }
 _VERDICT_MEANS: Mapping[Verdict, str] = {
-    "unprotected": "nothing proves a limit on what this reveals about one {unit}",
-    "untested": "a limit is stated, and no test looked at some part of what it rests on",
-    "consistent": "a limit is stated, and no attack here broke it; surviving attacks is not proof",
+    "unprotected": "no guarantee is proven about one {unit}",
+    "untested": "a guarantee is stated, and no test covered some part of it",
+    "consistent": "a guarantee is stated, and nothing here contradicts it; that is not a proof",
     "contradiction": (
-        "the stated limit is false: more leaks than it allows, or the run's noise is not what it "
-        "states"
+        "the stated guarantee is false: more leaks than it allows, or the run's noise differs from "
+        "the stated noise"
     ),
 }
 SURFACE: Mapping[str, tuple[str, str]] = {
     "update": ("Model update", "the weights a client sends back after training on its records"),
     "gradient": ("Gradient", "the direction in which a client's records would move the model"),
-    "synthetic_images": ("Synthetic images", "pictures a client distilled from its records"),
+    "synthetic_images": ("Synthetic images", "images that a client distilled from its records"),
     "synthetic_representations": (
         "Synthetic representations",
         "distilled records in a projected space",
     ),
     "features": (
         "Released features",
-        "what a client cuts out of each record and sends, with or without noise",
+        "one vector for each record, sent with or without noise",
     ),
     "labels": ("Labels", "the classes attached to what a client sends"),
     "statistics": ("Statistics", "means and variances computed over a client's records"),
@@ -81,17 +81,17 @@ SURFACE: Mapping[str, tuple[str, str]] = {
     "counts": ("Counts", "how many records a client holds, in all or by class"),
     "logits": ("Logits", "a network's outputs on images that everybody has"),
     "global_model": ("Global model", "the model the server sends to everyone"),
-    "global_images": ("Global images", "synthetic pictures the server sends to everyone"),
+    "global_images": ("Global images", "synthetic images that the server sends to everyone"),
     "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
 }
 # The same where a target was brought from outside: no run of privdd made it.
 BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
-    "model": {"global_model": ("Trained model", "the model that was brought")},
+    "model": {"global_model": ("Trained model", "the external model")},
     "synthetic": {
-        "synthetic_images": ("Synthetic pictures", "the synthetic set that was brought"),
+        "synthetic_images": ("Synthetic images", "the external synthetic set"),
         "synthetic_representations": (
             "Synthetic records",
-            "the synthetic set that was brought: records that are no pictures",
+            "the external synthetic set, whose records are not images",
         ),
     },
     "updates": {
@@ -106,32 +106,32 @@ BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
 ADVERSARY: Mapping[str, tuple[str, str]] = {
     "server": (
         "the server",
-        "runs the protocol honestly, and looks at every upload of every client",
+        "follows the protocol, and reads every upload of every client",
     ),
-    "peer": ("another client", "takes part, and looks at whatever the server sends it"),
+    "peer": ("another client", "takes part, and reads all messages from the server"),
     "public": ("anyone", "holds the final model only"),
     "analyst": (
         "the analyst",
-        "sees every noised value the proof covers; no real party, but the one that a "
-        "guarantee is made against",
+        "sees every noised value that the proof covers: a hypothetical party, against which "
+        "the guarantee is stated",
     ),
     "malicious_server": (
         "a malicious server",
         "breaks the protocol: it chooses the model that clients train; it is played only "
-        "where an attack is asked for by name",
+        "if an attack is requested by name",
     ),
 }
 FAMILY: Mapping[str, str] = {
     "membership": "Was this record used?",
     "guarantee": "Does the stated limit hold?",
-    "gradient_inversion": "Rebuild pictures from an update",
-    "model_inversion": "Rebuild pictures from a model",
-    "reconstruction": "Rebuild pictures from what was sent",
+    "gradient_inversion": "Reconstruct images from an update",
+    "model_inversion": "Reconstruct images from a model",
+    "reconstruction": "Reconstruct images from messages",
     "label": "Which classes does a client hold?",
 }
 _RELATION: Mapping[str, str] = {
     "add_remove": "one {unit} more or less",
-    "zero_out": "one {unit} replaced by one that contributes nothing",
+    "zero_out": "one {unit} replaced by a null {unit} (zero-out)",
     "replace": "one {unit} exchanged for any other",
 }
 # term, the way that is worse for privacy, meaning
@@ -141,9 +141,8 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
         "higher leaks more",
         "How much one {unit} can change what an attacker sees. At ε = 1 any odds about one "
         "{unit} can grow "
-        "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no limit is proven. It "
-        "only means something together "
-        "with delta, the unit and the neighbouring relation printed beside it.",
+        "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no bound is proven. It "
+        "has a meaning only with its delta, unit and neighbouring relation.",
     ),
     (
         "delta (δ)",
@@ -162,22 +161,21 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "claimed",
         "",
-        "What the method's paper prints for this very mechanism. A test that shows more "
+        "The ε that the method's paper prints for this mechanism. A test that shows more "
         "contradicts the paper. A formula whose "
-        "conditions a run does not meet is no claim of that run.",
+        "assumptions the run violates does not count.",
     ),
     (
         "stated",
         "",
-        "What this run promises and is held to: an ε above it that is shown is a contradiction.",
+        "The ε that this run promises: a larger ε that is shown is a contradiction.",
     ),
     (
         "proven at most",
         "",
-        "An upper bound that the accountant computes for what was really sent, by "
-        "composition of every release (PLD, with "
-        "RDP beside it). In a simulation it is also what is stated, unless the method "
-        "states another one.",
+        "An upper bound that the accountant computes for the messages of the run, by "
+        "composition of every release (PLD, and RDP for comparison). In a simulation it is also "
+        "the stated ε, unless the method states another one.",
     ),
     (
         "shown at least",
@@ -190,16 +188,16 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "AUC",
         "higher leaks more",
-        "The chance that an attack ranks a random member above a random outsider. "
-        "50 % is guessing. An average, and it hides a few records that leak completely.",
+        "The chance that an attack ranks a random member above a random non-member. "
+        "50 % is the chance level. An average, which hides a few records that leak completely.",
     ),
     (
         "TPR at FPR",
         "higher leaks more",
-        "Of the true members, the share that an attack names while it wrongly names "
-        "no more than, say, 1 in 1 000 outsiders. With fewer than 1 000 outsiders that rate "
-        "cannot be seen, and is "
-        "marked as too small a sample.",
+        "The share of members that an attack identifies at a threshold which accuses "
+        "at most, say, 1 in 1 000 non-members. A sample with fewer than 1 000 non-members cannot "
+        "show that rate, and is "
+        "marked as too small.",
     ),
     (
         "blind control",
@@ -210,21 +208,21 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "PSNR",
         "higher leaks more",
-        "Closeness of a rebuilt picture to the real one in decibels, pixel by pixel. "
-        "Read it against the baseline, such as guessing the average picture.",
+        "Closeness of a reconstructed image to the original in decibels, pixel by pixel. "
+        "Compare it with the baseline, such as the average image.",
     ),
-    ("SSIM", "higher leaks more", "Similarity of structure, 1 for identical pictures."),
+    ("SSIM", "higher leaks more", "Similarity of structure, 1 for identical images."),
     (
         "LPIPS",
         "lower leaks more",
-        "Perceived difference by a neural network, 0 for identical pictures. "
+        "Perceived difference by a neural network, 0 for identical images. "
         "Values of different networks do not compare.",
     ),
     (
         "identified",
         "higher leaks more",
-        "How often a rebuilt picture is closest to its own original among all candidates; "
-        "to be read against chance.",
+        "How often a reconstructed image is closest to its own original among all candidates; "
+        "compare it with the chance level.",
     ),
     (
         "kappa (κ)",
@@ -243,7 +241,7 @@ REAL_START = (
 _LIMITS: tuple[str, ...] = (
     "“No attack found” is never evidence for a claim. Attacks give lower bounds; only a "
     "proof gives an upper one.",
-    "Choosing the best point of a sweep by looking at private data costs privacy beyond "
+    "Selecting the best point of a sweep on private data costs privacy beyond "
     "the ε of that point "
     "(Liu and Talwar, 2019; Papernot and Steinke, 2022). The ε here counts one run, not "
     "how its settings were chosen.",
@@ -256,8 +254,8 @@ _LIMITS: tuple[str, ...] = (
 )
 LATTICE = (
     "Noise is drawn in float64 by inversion of its distribution, and added on a public "
-    "lattice, so that low bits tell "
-    "nothing (Mironov, 2012). Whoever runs the method with another sampler has to show this anew."
+    "lattice, so that low bits reveal "
+    "nothing (Mironov, 2012). Another sampler needs its own argument."
 )
 SEED = (
     "Simulation, not for release: anyone who knows the seed can regenerate the noise and "

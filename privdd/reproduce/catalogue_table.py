@@ -40,7 +40,7 @@ def describe_availability(entry: PaperEntry) -> str:
 
 def print_catalogue(arguments: ReproduceArguments) -> int:
     table = Table(title="Tables and figures of the papers", title_justify="left")
-    for name in ("entry", "what it shows", "here"):
+    for name in ("entry", "content", "here"):
         table.add_column(name, overflow="fold", no_wrap=name == "entry")
     entries = load_catalogue().values()
     for entry in entries:

@@ -508,7 +508,7 @@ def plot_gallery(
 ) -> Plot:
     """One line of pictures for each entry, one column for each class."""
     columns = max(len(line) for line in lines.values())
-    alt = f"Pictures of {columns} classes: {', '.join(lines)}."
+    alt = f"Images of {columns} classes: {', '.join(lines)}."
     return Plot(name, title, caption, alt, _draw_gallery(lines, columns))
 
 

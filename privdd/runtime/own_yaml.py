@@ -51,7 +51,7 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise BadConfig(
-            f"{file}:{line}: a byte that is no UTF-8 text; save the file as UTF-8"
+            f"{file}:{line}: a byte that is not UTF-8 text; save the file as UTF-8"
         ) from None
 
 

@@ -296,7 +296,7 @@ def _attack_options(record: RunRecord, row: FindingRow) -> AttackOptions:
     if not all(isinstance(v, int | float) and 0 <= v < 1 for v in options) or not isinstance(
         targets, int
     ):
-        why = "delta, confidence or targets are no numbers"
+        why = "delta, confidence or targets must be numbers"
         raise DamagedRun(f"{record.path / 'config.yaml'}: attack.{row.attack}: {why}")
     return AttackOptions(float(options[0]), float(options[1]), max(1, targets))
 

@@ -76,8 +76,8 @@ FINDING_HEAD = {
 DECIDING = {
     "epsilon_shown": "epsilon shown by {}",
     "kappa": "kappa of {}",
-    "pictures": "pictures of {}",
-    "identified": "pictures of {}",
+    "pictures": "images of {}",
+    "identified": "images of {}",
     "label_accuracy": "labels of {}",
 }
 # that the numbers were found with

@@ -281,7 +281,7 @@ def test_plugins_are_made_and_held_to_their_role() -> None:
     from attacks.membership.threshold import LossThreshold
 
     assert isinstance(make_plugin("attack", LossThreshold, {}), LossThreshold)
-    with pytest.raises(BadConfig, match="no Attack"):
+    with pytest.raises(BadConfig, match="not an Attack"):
         make_plugin("attack", Path, {})
     with pytest.raises(BadConfig, match="a class is needed"):
         make_plugin("method", math.sqrt, {})

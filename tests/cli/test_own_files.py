@@ -61,7 +61,7 @@ def test_a_broken_file_is_named_with_its_line(
     ("data", "says"),
     [
         ("auc: 0.6\n".encode("utf-16"), ":1: text in UTF-16; save it as UTF-8"),
-        (b"auc: 0.6\n# caf\xe9\n", ":2: a byte that is no UTF-8 text"),
+        (b"auc: 0.6\n# caf\xe9\n", ":2: a byte that is not UTF-8 text"),
         (b"#" * (MAX_BYTES + 1), ": more than 1048576 bytes"),
         (b"[" * 5000, ""),
     ],

@@ -269,7 +269,7 @@ def test_how_it_is_attacked_and_computed_has_not(typed: str) -> None:
 
 @pytest.mark.parametrize(
     "typed",
-    ["audit.tail.mislabelled=-1", "audit.tail.near_duplicates=1.5", "audit.worst_pictures=7"],
+    ["audit.tail.mislabelled=-1", "audit.tail.near_duplicates=1.5", "audit.show_images=7"],
 )
 def test_a_bad_value_for_hard_records_or_pictures_is_named(typed: str) -> None:
     with pytest.raises(BadConfig, match=typed.replace(".", r"\.")):

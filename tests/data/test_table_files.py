@@ -12,6 +12,7 @@ from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.rng import Keys
 from privdd.core.validation import BadConfig, DataNotFound
+from privdd.data.dataset import is_published
 from privdd.data.sources import load_dataset
 
 COLUMNS = {"age": [17, 90], "sex": ["female", "male"]}
@@ -146,7 +147,7 @@ def test_adult_reads_both_files_and_their_gaps(tmp_path):
     assert first[work].tolist() == [0, 0, 0, 0, 0, 1, 0, 0] and gaps[work].sum() == 0
     country = slice(data.shape[0] - columns["native-country"].width, None)
     assert first[country].argmax() == 0 and gaps[country].sum() == 0
-    assert not config.audit.worst_pictures
+    assert config.audit.show_images == "auto" and not is_published(data)
 
 
 def test_location30_reads_a_class_and_bits(tmp_path):

@@ -201,7 +201,7 @@ def test_near_copies_of_training_records_are_counted(count: int, doubts: int) ->
     )
 
 
-@pytest.mark.nightly(but=["train3-heldout3-can be told apart without the target"])
+@pytest.mark.nightly(but=["train3-heldout3-can be distinguished without the target"])
 @pytest.mark.parametrize(
     ("train", "heldout", "said"),
     [
@@ -223,7 +223,7 @@ def test_near_copies_of_training_records_are_counted(count: int, doubts: int) ->
         (
             TRAIN_FACTS,
             (HELDOUT_FACTS[0] * 16, HELDOUT_FACTS[1]),
-            "can be told apart without the target",
+            "can be distinguished without the target",
         ),
     ],
 )
@@ -328,7 +328,7 @@ def test_a_targets_page_speaks_of_what_was_brought(tmp_path: Path) -> None:
         assert wrong not in text, wrong
     for right in (
         "Trained model",
-        "What was brought",
+        "External target",
         "<dt>model</dt><dd>mine",
         "<dt>training records</dt><dd>300",
         "on its training records",

@@ -143,7 +143,7 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
     assert diverged_run_text(result) is not None
     page = write_report(folder.path).read_text()
     round = result.utility.diverged
-    assert f"Training diverged in round {round}: there is no model to judge." in page
+    assert f"Training diverged in round {round}: no model is left to judge." in page
     assert (
         f"none (diverged in round {round})" in page and "contradicted the stated limit" not in page
     )

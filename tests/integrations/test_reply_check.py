@@ -215,7 +215,7 @@ HOSTILE: dict[str, tuple[Alter, str]] = {
     # rows
     "no rows": (
         lambda r: rows(r, lambda h: h.clear()),
-        "states 0 ledger rows where the plan has 2",
+        "states 0 ledger rows, but the plan has 2",
     ),
     "a row less": (lambda r: rows(r, lambda h: h[:1]), "states 1 ledger rows"),
     "rows twice": (

@@ -360,7 +360,7 @@ def _units(said: Said) -> Iterator[str]:
     for other in {found for found in NEIGHBOURS.findall(text) if found != unit}:
         yield f"the unit is a {unit}, and neighbours differ in a {other}"
     for other in re.findall(
-        r"(?:How much can one|reveals about a|unit one|How often could a|computed for "
+        r"(?:How much can one|reveals about a|unit one|everything else, and that the|computed for "
         r"crafted) (record|client)",
         text,
     ):
@@ -386,7 +386,7 @@ def _strongest(said: Said) -> Iterator[str]:
     exposed = {}
     for figure in said.page.find("figure"):
         head, caption = (next(figure.find(tag), Node()).text for tag in ("h3", "figcaption"))
-        if ": AUC" in caption and caption.endswith("outsiders."):
+        if ": AUC" in caption and caption.endswith("non-members."):
             curves[head] = caption.split(": AUC")[0]
         if "records were chosen; they are identified in" in caption:
             exposed[head.split(", ")[0]] = head.split(", ", 1)[1]

@@ -47,7 +47,10 @@ def test_what_was_not_tried_is_said_and_is_no_all_clear(runs: dict[str, Path]) -
     membership = [row for row in findings.findings if row.family == "membership"]
     quiet = [row.model_copy(update=silent) for row in membership]
     weak = assessment.answer_risks(findings.model_copy(update={"findings": quiet}))[0]
-    assert weak.found == (("", assessment.NOTHING),) and "no evidence" in assessment.NOTHING
+    assert (
+        weak.found == (("", assessment.NOTHING),)
+        and "does not show that nothing leaks" in assessment.NOTHING
+    )
 
 
 def test_an_attack_that_had_nothing_to_read_is_no_answer() -> None:
@@ -79,7 +82,7 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
         ]
     }
     facts = dict(assessment.guarantee_facts(record.findings, ledger))
-    assert facts["who sees what is sent (the trust model)"] == "the server and the other clients"
+    assert facts["who sees the messages (the trust model)"] == "the server and the other clients"
     assert (
         facts["the unit of privacy"].startswith("one record")
         and "ε at most 4.85" in facts["the limit"]
@@ -89,7 +92,7 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
     tested = dict(assessment.guarantee_facts(run([BROKEN], "contradiction", 0.9), {}))
     assert (
         tested["whether the code does what the proof says"]
-        == "looked at by the likelihood-ratio test (T2)"
+        == "tested by the likelihood-ratio test (T2)"
     )
     assert (
         dict(assessment.guarantee_facts(run([], "unprotected", "inf"), {}))["the limit"]
@@ -97,7 +100,7 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
     )
     assert (
         dict(assessment.guarantee_facts(record.findings, {}))[
-            "who sees what is sent (the trust model)"
+            "who sees the messages (the trust model)"
         ]
         == "not recorded"
     )
@@ -152,7 +155,7 @@ def test_the_card_says_what_the_page_says(tmp_path: Path, kind: str) -> None:
     assert [one["decision"] for one in card["artifacts"]] == [
         d.kind for d in decide_surfaces(record.findings, record.ledger)
     ]
-    first = html.unescape(page[page.index('class="decisions"') : page.index('class="cards"')])
+    first = html.unescape(page[page.index('class="decisions"') : page.index('id="surfaces"')])
     for one in card["artifacts"]:
         assert one["title"] in first and one["seen_by"] in first
         assert all(said in first for said in one["attackers_can"] + one["conditions"])

@@ -169,7 +169,7 @@ SAYS = {
     "reconstruction": "the server can reconstruct 40 of 100 images",
     "membership": "the server can identify 50 % of the training records at 1 in 1 000 false alarms",
     "nearest": "the server can identify 111 of 281 training records, and wrongly 0 of 101 "
-    "non-members, by what was sent",
+    "non-members, by the nearest row",
     "matched": "the server can match 50 of 50 reconstructions to the right record (chance 2 %)",
     "singling out": "singling out singles out a training record with 90 of 100 predicates",
     "linkability": "linkability links the two halves of 90 of 100 training records",

@@ -152,10 +152,10 @@ def test_a_setting_without_a_leak_was_not_shown_to_leak_and_an_unread_one_is_not
     ],
 )
 def test_what_differs_between_epsilons_is_named_alone(other: dict[str, Any], name: str) -> None:
-    assert f"These runs do not share {name}: their ε are not comparable." in said(
+    assert f"The runs differ in {name}, so their ε cannot be compared." in said(
         setting(record(0)), setting(record(0, **other))
     )
-    assert "not comparable" not in said(setting(record(0)), setting(record(1)))
+    assert "cannot be compared" not in said(setting(record(0)), setting(record(1)))
 
 
 def test_a_setting_looks_the_same_on_every_figure(tmp_path: Path) -> None:

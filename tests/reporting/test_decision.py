@@ -118,13 +118,13 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
         "unprotected, strong attack",
         run([row(STRONG)], "unprotected", "inf"),
         ("do_not_share", "bad", "Do not share"),
-        "nothing limits",
+        "no guarantee covers it",
     ),
     (
         "unprotected, no leak",
         run([row(NOTHING)], "unprotected", "inf"),
         ("no_leak_found", "warn", "No leak found by this test"),
-        "others may",
+        "stronger ones may succeed",
     ),
     (
         "unprotected, only the AUC is above guessing",
@@ -202,7 +202,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
         "nothing to read",
         run([UNREAD], "unprotected", "inf", audited="nothing to read: x"),
         ("undecided", "warn", "Not tested"),
-        "had anything to read in it",
+        "no membership attack of this audit applies",
     ),
     (
         "not attacked",
@@ -226,7 +226,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
         "nothing to read, and limited",
         run([UNREAD], "consistent", 2.0, audited="nothing to read: x"),
         ("share_only_under", "warn", "Share only under ε = 2"),
-        "had anything to read",
+        "no membership attack of this audit applies",
     ),
     (
         "no record in it, and an attack works",
@@ -281,7 +281,7 @@ def test_a_limit_is_told_with_its_unit_its_relation_and_its_delta() -> None:
     data["privacy"] |= {"unit": "client", "relation": "zero_out", "delta": 2e-6}
     (said,) = decide_surfaces(validate_findings(data))[0].conditions
     assert (
-        "odds about one client (one client replaced by one that contributes nothing) may "
+        "odds about one client (one client replaced by a null client (zero-out)) may "
         "change 7.4-fold" in said
     )
     assert said.endswith("except with probability 2e-6")
@@ -342,7 +342,7 @@ def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
     }
     few, many = (decided([picture | {"n": n}], "unprotected", "inf") for n in (29, 30))
     assert (few.enough, many.enough) == (False, True) and many.sure.startswith(
-        "likely: above a guess"
+        "likely: above the best guess"
     )
     fine = decided([row(NOTHING)], "unprotected", "inf")
     coarse = decided([row(COARSE)], "unprotected", "inf")
@@ -452,7 +452,7 @@ def test_attacks_that_fail_do_not_outweigh_a_test_that_showed_much(bound: float,
     found = run([row(NOTHING), noise_test(bound)], "unprotected", "inf")
     (one,) = decide_surfaces(found)
     assert one.kind == kind and ("32.3" in " ".join(one.can)) is (kind == "do_not_share")
-    assert one.sure.startswith("sure: shown") is (kind == "do_not_share")
+    assert one.sure.startswith("sure: 95 %") is (kind == "do_not_share")
 
 
 def test_under_a_limit_the_same_bound_is_what_the_limit_allows() -> None:

@@ -86,7 +86,7 @@ def test_each_record_stands_beside_its_own_rate_and_picture_most_exposed_first(
 ) -> None:
     pictures = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
     page = text(run_with(tmp_path / "run", pictures, worst_records=WORST))
-    assert SAYS in page and "audit.worst_pictures=false" in page
+    assert SAYS in page and "audit.show_images=false" in page
     first = page.index("record 41, class 8: 31 of 33 (80 % to 99 %)")
     second = page.index("record 7, class 3: 10 of 20")
     assert first < second

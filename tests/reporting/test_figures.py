@@ -76,7 +76,7 @@ def test_the_mark_stands_at_one_outsider_and_the_control_is_drawn() -> None:
     figure = draw_roc([RocLine("attack", step_curve(values, members), step_curve(blind, members))])
     upright = [line for line in figure.axes[0].lines if len(set(line.get_xdata())) == 1]
     assert [float(line.get_xdata()[0]) for line in upright] == [1 / 2000]
-    assert len(drawn(figure, "control: never saw the artifact")[0]) > 10
+    assert len(drawn(figure, "blind control")[0]) > 10
     assert figure.axes[0].get_xscale() == figure.axes[0].get_yscale() == "log"
 
 

@@ -376,7 +376,7 @@ def test_a_run_in_which_no_attack_had_anything_to_read_says_so(silent: Path) -> 
             "not shown to do better than chance" not in text and "not shown to identify" not in text
         )
         assert UNSCORED in text.replace("\n", " ")
-    assert "Nothing to read, so neither found nor failed: LiRA on the" in page
+    assert "Not applicable: LiRA on the" in page
 
 
 def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -> None:
@@ -384,7 +384,7 @@ def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -
     findings = read_run_record(folder).findings
     page = text_of(folder)
     assert not has_no_signal([row for row in findings.findings if row.surface == "features"])
-    assert SENTENCE not in said(folder) and "neither found nor failed: threshold on the" in page
+    assert SENTENCE not in said(folder) and "Not applicable: threshold on the" in page
     assert (
         "47 of 64<small>replays of 1 of 250 records; 60.9\u00a0% to 83.7\u00a0%" in page
     )  # the most exposed records

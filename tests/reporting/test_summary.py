@@ -77,7 +77,7 @@ def test_a_limit_that_held_is_told_with_its_delta_and_where_it_comes_from() -> N
 
 def test_what_no_test_looked_at_is_named() -> None:
     said = verdict_headline(run([], "untested", 2.0, untested=["m, noise: no test"])).sentences[0]
-    assert said.endswith("Not looked at: m, noise: no test.")
+    assert said.endswith("Untested: m, noise: no test.")
 
 
 def test_a_published_claim_below_what_was_shown_is_told_with_both_deltas() -> None:

@@ -59,7 +59,7 @@ def feature_findings(subject: GuaranteeSubject, name: str) -> Iterator[Finding]:
     statement = subject.statement(name, subject.proven_epsilon(last_output.event), source)
     for t, (present, absent) in outputs.items():
         if len(_rows_before_noise(present)) != len(_rows_before_noise(absent)):
-            note = f"round {t}: the size of {name!r} tells how many records there are"
+            note = f"round {t}: the size of {name!r} reveals the number of records"
             yield statement.sensitivity_finding(UNBOUNDED, len(guests), note, looks.chosen, 1.0)
             return
     relation = subject.plan.relation

@@ -68,7 +68,7 @@ def _sound_finding(subject: GuaranteeSubject, name: str, rounds: set[int]) -> Fi
             f"no release of {len(missing)} round(s) was noted while the run trained (first: "
             f"round {missing[0]})"
         )
-        note = f"the ledger was not looked at: {why}"
+        note = f"the ledger was not tested: {why}"
         diagnostics = untested_diagnostics(LEDGER_TEST, why)
     return subject.run_finding(LEDGER_TEST, name, len(rounds), note, diagnostics)
 

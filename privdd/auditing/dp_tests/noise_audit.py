@@ -85,7 +85,7 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
     audited = _audited_releases(releases)
     run_look = RunLook(NOISE_TEST, name, len(audited))
     if why:
-        note = f"the noise of this run was not looked at: {why}"
+        note = f"the noise of this run was not tested: {why}"
         return unexamined_finding(subject, run_look, note, why)
     outcomes = list(noise_outcomes(subject, record, name, releases))
     if sums:
@@ -97,7 +97,7 @@ def noise_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> Fin
         "client(s)"
     )
     sound = (
-        "the noise is what is stated, and no two releases share it; "
+        "the noise is as stated, and no two releases share it; "
         f"{_describe_blind_spots(subject, releases, len(outcomes))}"
     )
     return examined_finding(subject, run_look, combine_outcomes(outcomes), text, sound, rounds)

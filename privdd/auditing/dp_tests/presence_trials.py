@@ -481,7 +481,7 @@ def _list_differences(
         artifacts = (absent.get(name), present.get(name))
         if name in plan.mechanisms:
             if plan.relation == "add_remove" and _differ_in_form(plan, name, artifacts):
-                yield MessageLeak(f"the size of {name!r} tells how many records there are", name)
+                yield MessageLeak(f"the size of {name!r} reveals the number of records", name)
             continue
         free = [artifact is not None and _is_free(artifact) for artifact in artifacts]
         if any(free) and not all(free):

@@ -55,7 +55,7 @@ def variance_p_value(sums: Mapping[str, tuple[int, float]]) -> CheckOutcome:
     outcomes = []
     for p, (what, count, total) in zip(p_values, named):
         ratio = (total / count) ** 0.5
-        outcomes.append((p, f"the noise of {what} is {ratio:.3g} times what is stated"))
+        outcomes.append((p, f"the noise of {what} is {ratio:.3g} times the stated value"))
     return combine_outcomes(outcomes)
 
 

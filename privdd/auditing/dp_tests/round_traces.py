@@ -17,7 +17,7 @@ from privdd.federated.simulation import Plan, Snapshot
 from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 
-ORDER_DEPENDS = "the order of what is sent depends on the records"
+ORDER_DEPENDS = "the order of the messages depends on the records"
 
 
 # name, type and shape of tensors, in their order

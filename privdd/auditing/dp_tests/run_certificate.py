@@ -262,7 +262,7 @@ def _certify_runs(statement: Statement, plan: _RunPlan) -> Finding:
         planned, q, subject.delta, runs, generator, confidence=subject.confidence
     )
     if len(draws) < hosts:
-        raise NoiseNotPrescribed("no draws that would tell the record's presence")
+        raise NoiseNotPrescribed("no draws that would reveal the record's presence")
     starts = range(0, len(draws) - hosts + 1, hosts)
     scripts = [plan.run.new_script(noise, draws, first) for first in starts]
     if plan.in_lockstep and isinstance(plan.run, WholeRunReplay):

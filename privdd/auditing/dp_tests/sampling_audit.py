@@ -74,7 +74,7 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
         why = "the method does not draw by ctx.sample, so who was taken is not known"
     run_look = RunLook(SAMPLING_TEST, name, draws)
     if why and outcome.p >= p_value_limit(subject.confidence):
-        note = f"the sampling of this run was not looked at: {why}"
+        note = f"the sampling of this run was not tested: {why}"
         return unexamined_finding(subject, run_look, note, why)
     text = f"{draws} draw(s) of the run, of {len(round_logs)} client round(s)"
     sound = f"coins of probability {probability:.3g}, independent of each other"

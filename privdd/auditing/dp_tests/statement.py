@@ -33,7 +33,7 @@ WHOLE_RUN_TEST = "t2_whole_run"
 # units: what a release may seem to move by where it is rounded to a lattice
 MAX_ROUNDED_KAPPA = 1.01
 ORDER_STATISTIC = 5  # the k of T2's order statistic, fixed beforehand
-NO_EVIDENCE_NOTE = "; no bound from what is finally sent is evidence for a claim"
+NO_EVIDENCE_NOTE = "; a low bound on the final output does not support a claim"
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ LAW_SHARE = 0.25  # of the calls that are left
 WORTH = 2  # times the transcripts that the law was told from: fewer say nothing new
 MOVED_ERRORS = 4.0  # standard errors of a mean from which on the record is seen to move a number
 OTHER = (
-    "the noise looks {law} in a few thousand numbers and is not in many more: no bound that "
+    "the noise fits {law} in a few thousand numbers and does not in many more: no bound that "
     "trusts that law counts"
 )
 UNCONFIRMED = (
-    "the noise looks {law} in a few thousand numbers; there were too few calls left to test "
+    "the noise fits {law} in a few thousand numbers; there were too few calls left to test "
     "that on more"
 )
 

@@ -35,7 +35,7 @@ SHARED_NOISE_CORRELATION = 0.1
 THRESHOLDS = np.linspace(0.5, 6.0, 276)  # in deviations
 PILOT_ERROR = 0.1  # error probability of the bounds that thresholds are compared by
 NAME = "neighbours, end of the noise"
-FAULT = "the noise ends, or falls off, where the record moves a release past it"
+FAULT = "the record moves a release past the end of the noise"
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _examine_lookup(run: CheckRun, game: games.DirectionGame) -> None:
     identification = games.play_lookup_game(run.game_setting(), game, affordable_candidates)
     if identification is not None:
         says = (
-            f"what repeats exactly in the release names the record: {identification.won} of "
+            f"exact repetitions in the release identify the record: {identification.won} of "
             f"{games.LOOKUP.games} among {identification.candidates}"
         )
         run.add_result(

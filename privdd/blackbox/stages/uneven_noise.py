@@ -26,9 +26,7 @@ MANY = 30_000
 FIRST_SHARE = 0.1
 SHARE = 0.4
 NAME = "neighbours, noise of uneven size"
-FAULT = (
-    "where its noise is small, the release tells the record; its noise looks alike from every side"
-)
+FAULT = "the release reveals the record if its noise is small; the noise has one size on all sides"
 
 
 def examine_uneven_noise(run: CheckRun) -> None:

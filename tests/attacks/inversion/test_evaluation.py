@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from attacks.images import psnr
 from attacks.inversion import evaluation as module
 from attacks.inversion.evaluation import (
     CLEAR,
@@ -78,6 +79,18 @@ def test_one_record_among_four_is_seen_and_not_in_the_median(paired: bool) -> No
         all(one["best"] > 25 for one in told)
         and sum(one["median"] < one["guess"] for one in told) >= 7
     )
+
+
+def test_the_closest_guess_of_each_record_is_kept() -> None:
+    view, truth, images = scene(3, 4)
+    compared = compare_with_records(images, view, truth, torch.arange(4))
+    public = view.knowledge.public_x
+    guesses = compared.figures["guess"]
+    assert guesses.shape == truth.x.shape
+    for record, guess in zip(truth.x, guesses):
+        assert ((record - guess) ** 2).sum() <= ((record - public) ** 2).flatten(1).sum(1).min()
+    best = compared.measures["pictures"]["best_guess"]
+    assert any(abs(float(value) - best) < 1e-3 for value in psnr(guesses, truth.x))
 
 
 def test_the_median_is_no_mean() -> None:
