@@ -234,7 +234,7 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
     ("config", "said"),
     [
         ({"algo": {"_target_": "attacks.membership.lira.Lira"}}, "no Method"),
-        ({"attack": {"x": {"_target_": "privdd.methods.fedavg.FedAvg"}}}, "not an Attack"),
+        ({"attack": {"x": {"_target_": "privdd.methods.fedavg.FedAvg"}}}, "no Attack"),
         ({"attack": {"../x": {"_target_": "attacks.membership.lira.Lira"}}}, "not a plain name"),
         (
             {"privacy": {"mechanisms": {"update": {"_target_": "privdd.models.ModelSpec"}}}},

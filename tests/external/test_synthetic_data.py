@@ -124,7 +124,7 @@ def test_settings_that_the_recipe_does_not_have_are_one_line(args: dict, said: s
 
 
 def test_records_that_are_no_pictures_are_refused() -> None:
-    with pytest.raises(ValueError, match="pictures"):
+    with pytest.raises(ValueError, match="must be images"):
         TINY(np.zeros((20, 5)), np.zeros(20, int), 0)
 
 

@@ -33,7 +33,8 @@ def album_of(columns: object):
         diagnostics={"columns": columns},
     )
     evidence = StoredEvidence(real=REAL, reconstructed=REBUILT)
-    record = SimpleNamespace(evidence=lambda _: evidence, findings=SimpleNamespace(scope=Scope(1)))
+    findings = SimpleNamespace(scope=Scope(1))
+    record = SimpleNamespace(evidence=lambda _: evidence, findings=findings, shows_images=True)
     return picture_album("fedavg", record, row)
 
 

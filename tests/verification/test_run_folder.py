@@ -437,7 +437,7 @@ def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(
     (line,) = capsys.readouterr().out.splitlines()
     found = re.search(
         r": agrees: (\d+) numbers computed again, (\d+) taken on trust, among them "
-        r"(epsilon shown by|kappa of|pictures of) \w+",
+        r"(epsilon shown by|kappa of|images of) \w+",
         line,
     )
     assert found and int(found[1]) > 30 and int(found[2]) > 3
@@ -447,7 +447,7 @@ def test_the_one_line_counts_what_is_taken_on_trust_and_strict_ends_with_3(
     assert any("psnr" in row for row in rows)  # its pictures need the records
     assert (
         verify.main([str(audited("fedavg").path), "strict=true"]) == 3
-        and "pictures of gradient_inversion" in capsys.readouterr().out
+        and "images of gradient_inversion" in capsys.readouterr().out
     )
 
 

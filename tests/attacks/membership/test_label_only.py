@@ -83,7 +83,7 @@ def test_of_several_networks_that_were_sent_it_reads_the_one_whose_shapes_are_th
             LabelOnly().run(replace(seen, captures=sent), torch.Generator().manual_seed(2)).scores
         )
         assert torch.equal(found, expected)
-    assert "no model" in LabelOnly().nothing_to_read(replace(seen, captures=(other,)))
+    assert "not a model" in LabelOnly().nothing_to_read(replace(seen, captures=(other,)))
 
 
 def test_it_reads_the_model_that_was_sent_and_not_the_one_before() -> None:
@@ -94,6 +94,6 @@ def test_it_reads_the_model_that_was_sent_and_not_the_one_before() -> None:
     assert LabelOnly().run(seen, torch.Generator().manual_seed(2)).scores.max() > 0.5
     nothing = View(seen.surface, seen.adversary, (), seen.knowledge, seen.worlds)
     assert (
-        "no model" in LabelOnly().nothing_to_read(nothing)
+        "not a model" in LabelOnly().nothing_to_read(nothing)
         and LabelOnly().nothing_to_read(seen) == ""
     )

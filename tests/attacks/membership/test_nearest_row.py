@@ -219,5 +219,5 @@ def test_a_signal_is_chosen_for_each_surface():
         Lira(signal="count").nothing_to_read(labels)
         == "no signal count on labels, which has distance, patch_distance"
     )
-    with pytest.raises(ValueError, match="'pictures' is no surface"):
+    with pytest.raises(ValueError, match="'pictures' is not a surface"):
         Lira(signal={"pictures": "distance"})
