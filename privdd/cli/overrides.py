@@ -72,6 +72,7 @@ COMMAND_OPTIONS = (
 OWN_DATA_HINT = (
     "; for a file of yours write data=npz data.root=FILE, for images data=folder data.root=DIR."
 )
+MOST_CHOICES_NAMED = 30  # of a group, in one line
 DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
 STATED_HINT = (
     "a simulation states what its own accounting gives: choose that with privacy=dpsgd "
@@ -294,9 +295,11 @@ def _check_group_choice(override: Override, folders: Sequence[str]) -> None:
             meant = f"; did you mean {close[0]}?" if close else meant
             if group == "trust" and not close:
                 meant = f"; packages of your own are {TRUST_CODE}={name}."
-            raise BadConfig(
-                f"{group}={name}: unknown {group}{meant} Allowed are {', '.join(choices)}"
-            )
+            allowed = ", ".join(choices[:MOST_CHOICES_NAMED])
+            if len(choices) > MOST_CHOICES_NAMED:
+                others = len(choices) - MOST_CHOICES_NAMED
+                allowed = f"{allowed} and {others} more: python -m privdd.list"
+            raise BadConfig(f"{group}={name}: unknown {group}{meant} Allowed are {allowed}")
 
 
 def _chosen_files(override: Override) -> Iterator[str]:
