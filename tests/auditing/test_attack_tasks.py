@@ -227,11 +227,11 @@ def exposing_view(shape: tuple[int, ...]) -> View:
     [
         ((1, 4, 4), True, True),
         ((1, 4, 4), False, False),
-        ((5,), True, False),
+        ((5,), True, True),
         ((2, 4, 4), True, False),
     ],
 )
-def test_the_most_exposed_records_are_kept_only_where_asked_for_and_pictures(
+def test_the_most_exposed_records_are_kept_only_if_asked_for_and_shown(
     shape: tuple[int, ...], asked: bool, kept: bool
 ) -> None:
     view = exposing_view(shape)
