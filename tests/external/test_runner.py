@@ -200,7 +200,8 @@ def test_a_wrong_policy_is_refused_before_anything_is_read(
         (["target.model=a", "target.model=b"], "target.model: given twice"),
         (
             ["target.train=a"],
-            "one of target.model=, target.synthetic=, target.updates= and target.message= is needed",
+            "one of target.model=, target.synthetic=, target.updates= and target.message= "
+            "is needed",
         ),
         (
             ["target.model=net.py:predict", *SETS, "confidence=much"],
