@@ -103,7 +103,7 @@ def describe_counts(lines: Sequence[OverviewLine]) -> str:
     """The sentence of the page that counts."""
     entries = len(load_catalogue())
     running = sum(entry.is_trainable for entry in load_catalogue().values())
-    tried = len({line.entry for line in lines})
+    tried = len({line.entry for line in lines if line.verdict != NOT_RUN_YET})
     sentences = [line for line in lines if line.verdict in DECIDING]
     distinct = distinct_lines(sentences)
     waiting = sum(line.verdict == NOT_RUN_YET for line in lines)

@@ -19,6 +19,8 @@ from privdd.reporting.wording import format_number, format_share
 
 MOST_WORDS = 25
 UNREAD = "no attack applies"
+UNTRIED = "not attacked"
+SEVERITY = ("good", "warn", "bad")  # of tones, the mildest first
 UNPROTECTED = "none"
 BARE = "no bound"
 SEPARATORS = re.compile(", | and ")
@@ -67,9 +69,10 @@ def artifact_rows(decisions: Sequence[Decision], findings: Findings) -> list[Art
     rows = [_artifact_row(decision, findings) for decision in decisions]
     rows = _join_pools(rows)
     unread = [row for row in rows if row.finding == UNREAD]
-    if len(unread) < 2:
-        return rows
-    return [row for row in rows if row.finding != UNREAD] + [_join_rows(unread)]
+    read = [row for row in rows if row.finding != UNREAD]
+    if unread:
+        return [*read, _join_rows(unread)]
+    return read
 
 
 def _artifact_row(decision: Decision, findings: Findings) -> ArtifactRow:
@@ -115,7 +118,7 @@ def _repeats(pool: ArtifactRow, features: ArtifactRow) -> bool:
 
 
 def _join_rows(rows: Sequence[ArtifactRow]) -> ArtifactRow:
-    """One row for artifacts with one finding; its tone is the first one's."""
+    """One row for artifacts with one finding, in the most severe of their tones."""
     first = rows[0]
     names = [first.name, *(row.name[:1].lower() + row.name[1:] for row in rows[1:])]
     viewers = [viewer for row in rows for viewer in SEPARATORS.split(row.seen_by)]
@@ -126,6 +129,7 @@ def _join_rows(rows: Sequence[ArtifactRow]) -> ArtifactRow:
         seen_by=wording.join_names(list(dict.fromkeys(viewers))),
         guarantee="; ".join(dict.fromkeys(row.guarantee for row in rows)),
         title="; ".join(titles),
+        tone=max((row.tone for row in rows), key=SEVERITY.index),
         decisions=tuple(decision for row in rows for decision in row.decisions),
     )
 
@@ -158,8 +162,12 @@ def _finding_text(decision: Decision, findings: Findings) -> str:
         return min(results, key=lambda leak: leak.order).short
     if finding_selection.has_no_signal(rows):
         return UNREAD
-    if not rows:
-        return "not attacked"
+    if line.row.audited is not True:  # tests of its guarantee are no attacks
+        return UNTRIED
+    if summary.target_doubts(findings):
+        return "these files do not show it"
+    if finding_selection.lacks_map(line.row, rows):
+        return "most attacks do not apply"
     return "not shown to beat chance" + _upper_end(believable, findings)
 
 

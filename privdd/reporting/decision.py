@@ -288,6 +288,8 @@ def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow
     if kind == "needed":
         return "Needed, open"
     if kind == "no_leak_found":
+        if _is_untried(line, rows) or finding_selection.has_no_signal(rows):
+            return "No record enters it"
         return "No leak found by this test"
     if finding_selection.has_no_signal(rows) or finding_selection.lacks_map(line.row, rows):
         return "Not tested"

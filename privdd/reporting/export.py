@@ -126,8 +126,8 @@ LEAK_CAPTION = (
     "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by "
     "accounting, and as shown at least by attacks "
     "and tests, at the δ, for the unit and under the neighbouring relation of its row. "
-    "PSNR: of the typical picture that the best "
-    "attack rebuilt. Upload: of one client, over the whole run. –: not measured, or the "
+    "PSNR: of the median image that the best "
+    "attack reconstructed. Upload: of one client, over the whole run. –: not measured, or the "
     "sample is too small."
 )
 MOST_ROWS = 4  # of a table that stays whole on a page of the documentation

@@ -395,9 +395,16 @@ class _ImageWords:
     some: str
 
 
+def _reconstructed_name(row: FindingRow) -> str:
+    """ "row" of a table, else "image"."""
+    if (row.diagnostics or {}).get("columns"):
+        return "row"
+    return "image"
+
+
 def _words_of(row: FindingRow) -> _ImageWords:
     """The words for the attack's images, or for the rows of a table that it reconstructed."""
-    name = "row" if (row.diagnostics or {}).get("columns") else "image"
+    name = _reconstructed_name(row)
     if row.attack in COPY_ATTACKS:  # copies are compared with held-out records
         return _ImageWords(
             "finds",
@@ -614,14 +621,15 @@ def _short_copies(leak: LeakResult) -> str:
 
 def _short_images(leak: LeakResult) -> str:
     images = leak.row.pictures
+    name = _reconstructed_name(leak.row)
     if images is None:
-        return f"images at {format_decibel(leak.row.psnr or 0.0)} on average"
+        return f"{name}s at {format_decibel(leak.row.psnr or 0.0)} on average"
     if finding_selection.has_clear_pictures(leak.row, leak.scope):
         best = format_decibel(images.best)
         guess = format_decibel(images.best_guess)
-        return f"{images.clear} of {images.n} images, one at {best} (guess {guess})"
+        return f"{images.clear} of {images.n} {name}s, one at {best} (guess {guess})"
     median = format_decibel(images.median)
-    return f"median image {median} (guess {format_decibel(images.guess)})"
+    return f"median {name} {median} (guess {format_decibel(images.guess)})"
 
 
 def _short_membership(leak: LeakResult) -> str:
@@ -640,11 +648,7 @@ def _short_exposed(best: MembershipResult | None) -> str:
         return ""
     top = best.exposed[0]
     count = len(best.exposed)
-    plural = "" if count == 1 else "s"
-    return (
-        f"{count} of {best.row.n} record{plural} identified, one in {top.hits} of "
-        f"{top.trials} replays"
-    )
+    return f"{count} of {best.row.n} records identified, one in {top.hits} of {top.trials} replays"
 
 
 def _short_separation(leak: LeakResult) -> str:

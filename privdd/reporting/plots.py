@@ -146,12 +146,16 @@ def plot_detection_rates(record: RunRecord) -> Plot | None:
     scope = record.findings.scope
     top = f"{detected.hits[0]} of {detected.trials[0]}"
     name = wording.attack_title(detected.row.attack)
+    if finding_selection.reads_transcripts(detected.row):
+        trials = "transcripts"
+    else:
+        trials = "replays"
     caption = (
         f"{name[0].upper()}{name[1:]} on the {wording.surface_title(detected.row, scope).lower()}, "
-        f"{format_share(detected.fpr)} FPR (dashed). The first bar: {top} replays."
+        f"{format_share(detected.fpr)} FPR (dashed). The first bar: {top} {trials}."
     )
     alt = f"Bars for {len(detected.hits)} audited records, falling. {caption}"
-    figure = figures.draw_detection_rates(detected.rates, detected.fpr)
+    figure = figures.draw_detection_rates(detected.rates, detected.fpr, trials)
     return Plot("records", "Detection rate of each record", caption, alt, figure)
 
 

@@ -48,9 +48,7 @@ SAID = {  # what was typed -> the whole line, from its start
     (
         "attack.lira.online=../../etc/passwd",
     ): "attack.lira.online='../../etc/passwd': true or false",
-    (
-        "attack.model_inversion.prior.steps=''",
-    ): "attack.model_inversion.prior.steps='': a whole number",
+    ("attack.model_inversion.prior.steps=''",): "attack.model_inversion.prior.steps='': a number",
     (
         "attack.feature_inversion.limit=-1",
     ): "attack.feature_inversion.limit=-1: a whole number of at least 1",

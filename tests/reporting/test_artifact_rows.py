@@ -79,11 +79,28 @@ def test_artifacts_that_no_attack_could_read_share_the_last_row() -> None:
     ]
     findings = run([row(NOTHING)], "unprotected", "inf")
     findings = with_surface(findings, unread[:1], surface="counts", names=["counts"])
-    assert rows_of(findings)[-1].name != "Counts" or len(rows_of(findings)) == 2
+    assert [one.name for one in rows_of(findings)] == ["Released features", "Counts"]
     both = with_surface(findings, unread[1:], surface="statistics", names=["statistics"])
     *rest, last = rows_of(both)
     assert [one.name for one in rest] == ["Released features"]
     assert (last.name, last.finding) == ("Counts, statistics", UNREAD)
+
+
+def test_tests_of_a_guarantee_are_no_attacks() -> None:
+    """A row says so, although the surface has findings."""
+    tested = {"surface": "features", "attack": "noise", "family": "guarantee"}
+    tested |= {"adversary": "analyst"}
+    waived = run([tested], "consistent", 2.0, audited="waived: x")
+    (only,) = rows_of(waived)
+    assert only.finding == "not attacked"
+
+
+def test_of_a_target_in_doubt_a_rate_says_nothing() -> None:
+    findings = run([row(STRONG)], "unprotected", "inf")
+    data = findings.model_dump(mode="json", by_alias=True, exclude_none=True)
+    data["target"] = {"kind": "model", "doubts": ["the files have other labels"]}
+    (only,) = rows_of(validate_findings(data))
+    assert only.finding == "these files do not show it"
 
 
 def test_detection_rates_are_those_of_brute_force(tmp_path: Path) -> None:

@@ -229,6 +229,12 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
         "no membership attack of this audit applies",
     ),
     (
+        "no record in it, and no attack was tried",
+        run([], "consistent", 0.0, audited="not attacked: x"),
+        ("no_leak_found", "good", "No record enters it"),
+        "no record enters it",
+    ),
+    (
         "no record in it, and an attack works",
         run([row(STRONG)], "consistent", 0.0),
         ("do_not_share", "bad", "Do not share"),

@@ -234,7 +234,7 @@ def test_a_result_of_earlier_settings_code_or_words_is_marked_as_stale(
         file.write_text(json.dumps(other))
         (found,) = finished_lines(small, monkeypatch)
         assert (found.stale, found.kind) == (why, EARLIER)
-    assert "run" in write_overview(small).read_text()
+    assert OTHER_WORDS in write_overview(small).read_text()
     file.write_text(whole)
     honest = train.row_config
 
