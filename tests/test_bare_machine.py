@@ -34,10 +34,9 @@ MAY_HAVE_OWN_STATE = {
     "privdd/data/locations.py",
 }
 SKIPS = re.compile(r"importorskip\(|mark\.skipif|pytest\.skip\(|unittest\.skip")
-# Linux alone has it; mounting needs root; a checkout needs git; parquet and csv need their readers.
+# Linux alone has it; mounting needs root; a checkout needs git; parquet needs its reader.
 MAY_SKIP = {
     "tests/data/test_table_files.py",
-    "tests/methods/test_tables.py",
     "tests/runtime/test_ray_cleanup.py",
     "tests/runtime/test_startup.py",
     "tests/runtime/test_workers.py",

@@ -145,16 +145,26 @@ def _class_moment(sums: Tensor, count: Tensor, second: Tensor | None, label: int
     return second.double() - single_rows.T @ single_rows
 
 
+def class_sums_of(value: Mapping[str, Tensor], classes: int) -> tuple[Tensor, Tensor] | None:
+    """Class sums (C, d) and counts (C,) of a message with class counts and means or sums; None for
+    any other."""
+    count = sent_class_counts(value, classes)
+    if count is None:
+        return None
+    if "sum" in value:
+        return value["sum"].flatten(1), count
+    if "mean" in value:
+        means = value["mean"].flatten(1)
+        return means * count[:, None].to(means), count
+    return None
+
+
 def open_message(value: Mapping[str, Tensor], classes: int) -> OpenedRows | None:
     """The opened rows of a message with class counts and means or sums; None for any other."""
-    count = sent_class_counts(value, classes)
-    means = value.get("mean")
-    sums = value.get("sum")
-    if count is None or (sums is None and means is None):
+    statistics = class_sums_of(value, classes)
+    if statistics is None:
         return None
-    if sums is None:
-        sums = means.flatten(1) * count[:, None].to(means)  # type: ignore[union-attr]
-    return open_classes(sums.flatten(1), count, value.get("second"))
+    return open_classes(*statistics, value.get("second"))
 
 
 @dataclass(frozen=True)
@@ -186,8 +196,8 @@ class ClassOpening(Attack):
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """identified: the share of opened rows that are nearer to one of the client's records of
-        that class than to every held-out record. diagnostics: "errors", the distance to it over its
-        row's length, the largest of each class."""
+        their class than to every held-out record of it. diagnostics: "errors", the distance to the
+        nearest record over the row's length, the largest of each class."""
         rows, labels, sizes = (evidence.extra[name].cpu() for name in ("rows", "labels", "sizes"))
         records = _embed(view, truth.x)
         decoys = _embed(view, truth.heldout_x)
@@ -196,9 +206,13 @@ class ClassOpening(Attack):
         errors = distances / rows.norm(dim=1).clamp_min(VANISHING)
         measures: dict[str, Any] = {"n": len(rows)}
         if len(decoys):
-            decoy_distances = torch.stack([_nearest(row, decoys) for row in rows])
-            measures["identified"] = float((distances < decoy_distances).double().mean())
-            chances = sizes.double() / (sizes + len(decoys))
+            held_out = [decoys[truth.heldout_y.cpu() == label] for label in labels]
+            decoy_distances = [_nearest(row, others) for row, others in zip(rows, held_out)]
+            is_nearer = distances < torch.stack(decoy_distances)
+            measures["identified"] = float(is_nearer.double().mean())
+            decoy_counts = torch.tensor([len(others) for others in held_out])
+            # A row that shows its class alone: members / (members + decoys), both of the class.
+            chances = sizes.double() / (sizes + decoy_counts)
             measures["identified_chance"] = float(chances.mean())
         worst = {int(c): float(errors[labels == c].max()) for c in labels.unique()}
         size_of = {c: int(sizes[labels == c][0]) for c in worst}
@@ -228,7 +242,7 @@ def _describe_opened(worst: Mapping[int, float], size_of: Mapping[int, int]) -> 
     """Which classes are open, and how exactly."""
     exact = [label for label, error in worst.items() if error <= EXACT]
     if not exact:
-        return "no row that was solved for is that of a record of this client"
+        return f"of no class is every row within {EXACT:g} of its length of a record of that class"
     names = [f"{label} ({size_of[label]} record{'s' * (size_of[label] > 1)})" for label in exact]
     error = max(worst[label] for label in exact)
     return (

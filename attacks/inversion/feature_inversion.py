@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
-from attacks.inversion.class_opening import OpenedRows, open_message
+from attacks.inversion.class_opening import OpenedRows, class_sums_of, open_message
 from attacks.inversion.evaluation import class_mean_images, compare_with_records, describe_no_gain
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.victim import Reconstruction
@@ -492,11 +492,12 @@ def opened_class_rows(value: Mapping[str, Tensor], classes: int) -> OpenedRows |
     if "second" not in value:
         return None
     opened = open_message(value, classes)
-    if opened is None:
+    statistics = class_sums_of(value, classes)
+    if opened is None or statistics is None:
         return None
-    count = value["count"].flatten()
+    sums, count = statistics
     closed = (count > 0).index_fill(0, opened.labels, False).nonzero()[:, 0]
-    means = value["sum"][closed] / count[closed, None]
+    means = sums[closed] / count[closed, None]
     labels = torch.cat([opened.labels, closed])
     order = labels.argsort(stable=True)
     rows = torch.cat([opened.rows, means])[order]

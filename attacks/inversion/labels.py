@@ -267,6 +267,8 @@ class LabelCounts(Attack):
     adversaries = SERVER_ONLY
 
     def nothing_to_read(self, view: View) -> str:
+        if view.surface == Surface.LOGITS and view.knowledge.settings.get("votes"):
+            return "sums of votes are no logits of a network"
         if view.surface not in CLASS_SURFACES:
             return ""
         counts = sent_class_counts(view.captures[0].value, view.knowledge.classes)

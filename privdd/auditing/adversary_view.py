@@ -299,7 +299,6 @@ class AdversaryView:
         """The audited and the public records as rows (n, d), (m, d) of the map that the server
         knows; None without one."""
         embed: Callable[[Tensor], Tensor]
-        embed: Callable[[Tensor], Tensor]
         if self.broadcast_state is not None:
             embed = self.embed_images
         elif self.public_map is not None:

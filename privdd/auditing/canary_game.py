@@ -232,9 +232,9 @@ def canary_findings_of_run(
             "trained before"
         )
     plan = run.plan
-    out = set(game.records.ids[game.inside].tolist())
-    is_member = torch.tensor([int(record_id) not in out for record_id in run.shard.train.ids])
-    shard = run.shard.with_train(run.shard.train.take(is_member))
+    canaries = set(game.records.ids[game.inside].tolist())
+    is_ordinary = torch.tensor([int(number) not in canaries for number in run.shard.train.ids])
+    shard = run.shard.with_train(run.shard.train.take(is_ordinary))
     names = [n for n, m in plan.mechanisms.items() if n in plan.method.queries and is_noised_sum(m)]
     budget = run.experiment.audit_settings.guarantee
     keys = plan.keys.fold("audit", "canaries")

@@ -294,11 +294,8 @@ def _take_out_start(took: Mapping[int, float], shards: Sequence[Shard]) -> dict[
     their numbers of records."""
     sizes = {client: len(shards[client].train) for client in took}
     return {
-        phase: min(
-            took[timed_phase] * max(1.0, sizes[phase] / max(1, sizes[timed_phase]))
-            for timed_phase in took
-        )
-        for phase in took
+        client: min(took[timed] * max(1.0, sizes[client] / max(1, sizes[timed])) for timed in took)
+        for client in took
     }
 
 

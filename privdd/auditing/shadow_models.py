@@ -506,7 +506,9 @@ def describe_view(run: FinishedRun, view: View, family: Family) -> list[str]:
     return [
         describe_granted_knowledge(run.plan, view, family),
         describe_replays(run, view) if by_replays else "",
-        describe_read_rounds(run.plan, view) if by_replays else "",
+        describe_read_rounds(run.plan, view, run.experiment.audit_settings.rounds)
+        if by_replays
+        else "",
         describe_other_networks(view),
     ]
 
@@ -525,15 +527,15 @@ def describe_replays(run: FinishedRun, view: View) -> str:
         and view.surface != Surface.SHARED_FEATURES
     )
     if not sent:
-        last_rounds_text = (
+        has_fewer = (
             view.adversary in (Adversary.SERVER, Adversary.PEER)
             and len(view.worlds.masks) < audit.worlds
         )
-        kept_text = (
+        fewer_text = (
             f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays "
             "(audit.processed_worlds)"
         )
-        return kept_text if last_rounds_text else ""
+        return fewer_text if has_fewer else ""
     if len(view.worlds.masks) < federations:
         # one is the run itself
         if len(view.worlds.masks) > 1:
@@ -552,8 +554,10 @@ def describe_replays(run: FinishedRun, view: View) -> str:
     )
 
 
-def describe_read_rounds(plan: Plan, view: View) -> str:
-    """For a finding's note: how many rounds of a phase are replayed, if it had more; else ""."""
+def describe_read_rounds(plan: Plan, view: View, asked: int) -> str:
+    """For a finding's note: how many rounds of a phase are replayed, if it had more; else "".
+
+    asked: ``audit.rounds``; fewer are read if fewer were kept."""
     if view.worlds is None or not view.worlds.rounds:
         return ""
     phase_of = plan.method.audit_hooks.phase
@@ -563,7 +567,9 @@ def describe_read_rounds(plan: Plan, view: View) -> str:
     read = next(iter(view.worlds.rounds.values())).shape[-1]
     if read >= total:
         return ""
-    return f"{read} of {total} rounds are read (audit.rounds): more may show more"
+    if read < asked:
+        return f"{read} of {total} rounds of the phase are read: no more are kept"
+    return f"{read} of {total} rounds of the phase are read (audit.rounds): more may show more"
 
 
 def server_signals(

@@ -13,7 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from attacks.types import Surface
-from privdd.core.types import Problem, Tensors, Values
+from privdd.core.types import Problem, Tensors, Values, is_image
 from privdd.federated.method import Method
 
 NumberKind = Literal["float", "whole", "number"]
@@ -141,7 +141,9 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
 
 
 def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterator[str]:
-    sizes = {"C": problem.classes, **dict(zip(RECORD_AXES, problem.shape, strict=True))}
+    sizes = {"C": problem.classes}
+    if is_image(problem.shape):
+        sizes |= dict(zip(RECORD_AXES, problem.shape, strict=True))
     fixed = [axis for axis in rule.shape if axis != "..."]
     if len(fixed) == len(rule.shape):
         rank_fits = tensor.ndim == len(fixed)

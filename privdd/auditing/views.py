@@ -455,12 +455,9 @@ def single_record_view(
     snapshot = run.progress.snapshots[round]
     names = [n for n in snapshot.sent if plan.method.uploads[n] == Surface.UPDATE]
     adversary = run.adversary_view(round)
-    if names:
-        uploads = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards)
-    else:
-        uploads = {}
     if not names or adversary.broadcast_state is None or not records:
         return None
+    uploads = other_uploads(plan, round, snapshot.broadcast, run.experiment.shards)
     captures = []
     virtual = []
     for position in records:

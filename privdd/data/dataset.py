@@ -56,7 +56,8 @@ class Dataset:
     """name: as asked for; note: one honest sentence on the source.
 
     domain, test_domain: (n,) int64, the domain of each record (None: one domain); domains: their
-        names. columns: what the numbers of a row of a table stand for; () of images."""
+        names. columns: what the numbers of a row of a table stand for; () of images. origin: the
+        data set that the records were taken from, if that is another."""
 
     train: Records
     test: Records
@@ -67,6 +68,7 @@ class Dataset:
     domain: Tensor | None = None
     test_domain: Tensor | None = None
     columns: tuple[DataColumn, ...] = ()
+    origin: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.train) or not len(self.test):
@@ -130,7 +132,8 @@ def digest_split(dataset: Dataset, shards: Sequence[Shard]) -> str:
 
 def is_published(dataset: Dataset) -> bool:
     """Whether the records of a data set are public already, so that a page may show them."""
-    return dataset.name not in KEPT_OFF_PAGES and NOT_PUBLISHED not in dataset.note
+    source = dataset.origin or dataset.name
+    return source not in KEPT_OFF_PAGES and NOT_PUBLISHED not in dataset.note
 
 
 def mark_unpublished(dataset: Dataset) -> Dataset:

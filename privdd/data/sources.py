@@ -247,7 +247,7 @@ def corrupt_domains(
         f"{source.note}; under {len(names)} corruptions at severity {severity}, each record "
         "under one"
     )
-    return _join_domains("corrupted", note, source.classes, parts)
+    return replace(_join_domains("corrupted", note, source.classes, parts), origin=source.name)
 
 
 def load_domain_folder(

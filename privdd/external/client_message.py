@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.labels import CLASS_SURFACES, LabelCounts
-from attacks.membership.attack import MembershipAttack
+from attacks.membership.attack import MembershipAttack, unreadable_finding
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
 from attacks.membership.signals import predicted_inclusion
@@ -108,9 +108,9 @@ def make_shadow_message(task: ShadowMessageTask) -> tuple[State, bool]:
         if name not in message:
             raise BadConfig(f"{MAP_KEY}: gives no {name}, which {MESSAGE_KEY} holds")
         if message[name].shape != tensor.shape:
-            expected_shape, shape = tuple(message[name].shape), tuple(tensor.shape)
             raise BadConfig(
-                f"{MAP_KEY}: {name} is {expected_shape}, in {MESSAGE_KEY} it is {shape}"
+                f"{MAP_KEY}: {name} is {tuple(message[name].shape)}, in {MESSAGE_KEY} it is "
+                f"{tuple(tensor.shape)}"
             )
     return {name: message[name] for name in task.like}, draws_randomly
 
@@ -200,15 +200,27 @@ def _message_view(
     rows = torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
     records = game.records
     signals = {SIGNAL: predicted_inclusion(rows, game.masks)}
-    classes = int(torch.cat([records.y, game.reference.y, game.rest.y]).max()) + 1
+    labels = torch.cat([records.y, game.reference.y, game.rest.y])
+    last = _split_rounds(message)[-1]
+    classes = max(int(labels.max()) + 1, _count_sent_classes(surface, last))
     settings = {"delta": stated.exchange_limit()[1], "batch_records": len(train)}
     knowledge = Knowledge(
         (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=settings
     )
-    last = _split_rounds(message)[-1]
     adversary = Adversary.PUBLIC if surface in SENT_BY_SERVER else Adversary.SERVER
     captures = (Capture(0, 0, "message", last),)
     return games.view_of_signals(surface, adversary, game, signals, knowledge, keys, captures)
+
+
+def _count_sent_classes(surface: Surface, value: State) -> int:
+    """How many classes a message speaks of, records of some of which the files may lack; 0 if it
+    does not say."""
+    if surface == Surface.LOGITS and "logits" in value:
+        return value["logits"].shape[-1]
+    if surface in CLASS_SURFACES:
+        named = [value[name] for name in ("mean", "sum", "count") if name in value]
+        return max((len(tensor) for tensor in named), default=0)
+    return 0
 
 
 def _flatten_message(message: State) -> Tensor:
@@ -235,8 +247,11 @@ def _judge_labels(
     value = view.captures[0].value
     readable = view.surface in CLASS_SURFACES or named.get(view.surface) in value
     attack = LabelCounts()
-    if not readable or attack.nothing_to_read(view):
+    if not readable:
         return []
+    if why := attack.nothing_to_read(view):
+        unread = unreadable_finding(attack, view, why)
+        return [games.JudgedAttack(games.annotate_finding(unread, attack.name, note))]
     counts = torch.bincount(train.y, minlength=view.knowledge.classes)
     truth = Truth(train.x, train.y, heldout.x, heldout.y, counts)
     evidence = attack.run(view, attack_stream(keys, attack.name, str(view.surface), note))

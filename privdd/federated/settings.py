@@ -200,10 +200,10 @@ class AuditSettings:
     processed_federations: int = 8
 
     def __post_init__(self) -> None:
-        surfaces = (
+        is_number = (
             isinstance(self.client, int) and not isinstance(self.client, bool) and self.client >= 0
         )
-        if not surfaces and self.client != "auto":
+        if not is_number and self.client != "auto":
             raise setting_error(
                 "audit.client", self.client, "auto, or a client's number from 0, is needed"
             )

@@ -358,15 +358,10 @@ def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Tenso
     """Images and their labels are as many; so are features and labels, as often as each is
     shared."""
     sets = [name for name in wanted if wanted[name].free and wanted[name].shape[0]]
-    for lengths, next_lengths in pairwise(sets):
-        if (
-            len(found[lengths]) * wanted[next_lengths].shape[0]
-            != len(found[next_lengths]) * wanted[lengths].shape[0]
-        ):
-            counts = f"{len(found[lengths])} and {len(found[next_lengths])}"
-            raise BadReply(
-                f"{lengths} and {next_lengths} have {counts} entries, which do not match"
-            )
+    for name, other in pairwise(sets):
+        if len(found[name]) * wanted[other].shape[0] != len(found[other]) * wanted[name].shape[0]:
+            counts = f"{len(found[name])} and {len(found[other])}"
+            raise BadReply(f"{name} and {other} have {counts} entries, which do not match")
 
 
 def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -77,6 +77,9 @@ class DPVotes(PublicMap):
         votes = torch.stack([one.double() for one in sent]).sum(0)
         head = voted_head(votes, server["images/rows"].double(), self.ridge)
         return {**server, "model/head.weight": head.float()}
+
+    def settings(self, shard_size: int) -> Mapping[str, Any]:
+        return {**super().settings(shard_size), "votes": True}
 
     def public_images(self, problem: Problem, seed: int) -> Tensor:
         return draw_public_images(self.images, problem.shape, seed)

@@ -46,6 +46,7 @@ from privdd.training.sgd import (
 
 Aggregation = Literal["mean", "era", "trim"]
 LEAST_PROBABILITY = 1e-6  # of a class, after trimming
+ROUNDING = 1e-9  # of a share times a count: .29 * 100 is a little below 29
 CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "lenet", "mlp")
 
 
@@ -91,11 +92,16 @@ def trimmed_average(sent: Tensor, share: float) -> Tensor:
 
     Args:
         sent: logits (K, m, C) of the clients.
-        share: of the clients that is left out at either end, in [0, 0.5).
+        share: of the clients that is left out at either end, in [0, 0.5); above 0 at least one of
+            three clients or more.
     """
     ordered = sent.softmax(2).sort(0).values
-    cut = int(share * len(ordered))
-    middle = ordered[cut : len(ordered) - cut].mean(0).clamp_min(LEAST_PROBABILITY)
+    clients = len(ordered)
+    # cut = floor(share K), and 1 <= cut < K / 2 as far as K allows
+    cut = int(share * clients + ROUNDING)
+    if share > 0:
+        cut = min(max(1, cut), (clients - 1) // 2)
+    middle = ordered[cut : clients - cut].mean(0).clamp_min(LEAST_PROBABILITY)
     return (middle / middle.sum(1, keepdim=True)).log()
 
 

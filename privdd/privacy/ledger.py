@@ -125,7 +125,7 @@ class Ledger:
         """
         first = len(self._releases)
         base = 0 if absolute else first
-        ids = []
+        releases = []
         for index, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
@@ -136,11 +136,11 @@ class Ledger:
                 shared_fields = SHARED_FIELDS
             for name in shared_fields:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
-            ids.append(Release(**values, id=first + index))
-            self._check_release(ids[-1])
-        self._releases.extend(ids)
+            releases.append(Release(**values, id=first + index))
+            self._check_release(releases[-1])
+        self._releases.extend(releases)
         self._totals.clear()
-        return tuple(release.id for release in ids)
+        return tuple(release.id for release in releases)
 
     def _check_release(self, release: Release) -> None:
         if not release.is_protected:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import dp_accounting as dpa
 import numpy as np
 import pytest
 import torch
@@ -70,3 +72,6 @@ def test_a_repetition_that_samples_something_else_is_refused() -> None:
 
 def test_sums_with_gaussian_noise_are_noised_sums() -> None:
     assert is_noised_sum(MECHANISM) and is_noised_sum(ClippedSum(1.0, 1.0, 0.5))
+    laplace: Any = SimpleNamespace(per_record=True, event=dpa.LaplaceDpEvent(1.0))
+    of_clients: Any = SimpleNamespace(per_record=False)
+    assert not is_noised_sum(laplace) and not is_noised_sum(of_clients)

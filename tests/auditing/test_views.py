@@ -23,7 +23,7 @@ from privdd.auditing import views as views_module
 from privdd.auditing.coverage import is_applicable_to
 from privdd.auditing.pipeline import membership_game_of
 from privdd.auditing.replay import MembershipGame, draw_membership_game
-from privdd.auditing.shadow_models import audited_rounds
+from privdd.auditing.shadow_models import audited_rounds, describe_read_rounds
 from privdd.auditing.signal_extraction import extract_signals
 from privdd.auditing.views import (
     FinishedRun,
@@ -573,3 +573,24 @@ def test_attacks_that_are_off_by_default_are_asked_for_by_name() -> None:
     assert line == f"attack=[{','.join([*default_attacks([config_dir()]), 'imprint'])}]"
     made = build_attacks(compose_config("audit", [f"attack=[{','.join(asked)}]"]))
     assert {name: attack.name for name, attack in made.items()} == {name: name for name in asked}
+
+
+@pytest.mark.parametrize(
+    ("read", "asked", "said"),
+    [
+        (6, 16, ""),
+        (4, 4, "4 of 6 rounds of the phase are read (audit.rounds): more may show more"),
+        (4, 16, "4 of 6 rounds of the phase are read: no more are kept"),
+    ],
+)
+def test_rounds_that_were_not_read_are_counted(read: int, asked: int, said: str) -> None:
+    """Of eight rounds the client takes part in seven, of which one is of another phase."""
+    method: Any = SimpleNamespace(
+        rounds=8, audit_hooks=SimpleNamespace(phase=lambda t: "start" if t == 0 else "train")
+    )
+    plan: Any = SimpleNamespace(
+        method=method, victim=0, participants=lambda t: [1] if t == 5 else [0, 1]
+    )
+    worlds: Any = SimpleNamespace(rounds={"update": torch.zeros(3, 2, read)})
+    view: Any = SimpleNamespace(worlds=worlds, captures=[SimpleNamespace(round=1)])
+    assert describe_read_rounds(plan, view, asked) == said

@@ -20,6 +20,7 @@ from privdd.data.corruptions import (
     plasma_clouds,
     smear_images,
 )
+from privdd.data.dataset import is_published
 from privdd.data.partition import Partition, make_shards
 from privdd.data.sources import blend_on_photos, draw_font_digits, load_dataset
 
@@ -173,6 +174,24 @@ def test_corrupted_set_deals_each_record_once():
     )
     shards = make_shards(data, Partition("corrupted", per_domain=3, alpha=2.0), Keys(0))
     assert len(shards) == 6 and all(len(np.unique(data.domain[s.train.ids])) == 1 for s in shards)
+
+
+def test_corrupted_files_of_ones_own_stay_off_the_page(tmp_path):
+    """The corruption is published, the images are not."""
+    rng = np.random.default_rng(0)
+    images = rng.random((40, 8, 8)).astype(np.float32)
+    labels = np.arange(40) % 4
+    np.savez(
+        tmp_path / "own.npz",
+        x_train=images[:30],
+        y_train=labels[:30],
+        x_test=images[30:],
+        y_test=labels[30:],
+    )
+    chosen = {"severity": 1, "corruptions": ["contrast", "brightness"], "keys": Keys(0)}
+    own = load_dataset("corrupted", source="npz", root=tmp_path / "own.npz", **chosen)
+    public = load_dataset("corrupted", source="digits", **chosen)
+    assert is_published(public) and not is_published(own)
 
 
 def test_offline_digit_domains_are_named_for_what_they_are(tmp_path):

@@ -38,6 +38,14 @@ def test_consensus_of_each_paper() -> None:
     np.testing.assert_allclose(softmaxes(trimmed_average(SENT, 0.2)), expected)
 
 
+def test_a_share_above_zero_leaves_out_at_least_one_of_three() -> None:
+    """Else a robust mean of four clients would be their mean."""
+    median = np.median(softmaxes(SENT[:3]), axis=0)
+    expected = median / median.sum(1, keepdims=True)
+    np.testing.assert_allclose(softmaxes(trimmed_average(SENT[:3], 0.2)), expected)
+    assert torch.equal(trimmed_average(SENT[:2], 0.2), trimmed_average(SENT[:2], 0.0))
+
+
 def test_a_liar_moves_the_mean_and_not_the_trimmed_mean() -> None:
     """One client of seven that is sure of the first class."""
     lying = SENT.clone()

@@ -31,6 +31,8 @@ def value_before_noise(mechanism: Mechanism, rows: Tensors) -> Tensors:
     rounding = min(output.lattice or 0.0, 2.0**-BITS * output.noise_std) / 2
     if _is_close(stated, output.value, rounding):
         return stated
+    if stated.keys() != output.value.keys():
+        return stated
     if any(stated[name].shape != tensor.shape for name, tensor in output.value.items()):
         return stated
     released_size = float(flatten_tensors(output.value).double().norm())

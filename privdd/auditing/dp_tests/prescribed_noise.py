@@ -129,7 +129,7 @@ def value_at_draw(mechanism: Mechanism, value: Tensors, draw: float = 0.0) -> Te
 
 def _subtract(released: Tensor, reference: Tensor) -> Tensor:
     if released.shape != reference.shape:
-        raise NoiseNotPrescribed("how many numbers it releases depends on the records")
+        raise NoiseNotPrescribed("how many numbers it releases depends on its input or its noise")
     return released - reference
 
 

@@ -17,22 +17,16 @@ from privdd.auditing.dp_tests.clean_values import (
     sensitivity_unit,
     value_before_noise,
 )
-from privdd.auditing.dp_tests.crafted_records import (
-    with_records,
-)
-from privdd.auditing.dp_tests.likelihood_ratios import (
-    RatioTranscripts,
-)
-from privdd.auditing.dp_tests.sensitivity_audit import (
-    SensitivityTally,
-)
+from privdd.auditing.dp_tests.crafted_records import with_records
+from privdd.auditing.dp_tests.likelihood_ratios import RatioTranscripts
+from privdd.auditing.dp_tests.sensitivity_audit import SensitivityTally
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.rng import Keys
 from privdd.core.types import Artifact, Records, State, Tensors
 from privdd.federated.channel import OutputLog
 from privdd.federated.simulation import Snapshot
 from privdd.privacy.mechanism import Mechanism, Output
-from privdd.privacy.noise import SeededNoise
+from privdd.privacy.noise import ZERO_NOISE, SeededNoise
 
 # Noise values for T2 and T3, at most (half a minute), but never fewer than slow_runs runs.
 MAX_RATIO_NUMBERS = 10**9
@@ -162,9 +156,10 @@ def compare_updates(
     first_update = next(iter(crafted.values()))
     nothing = {key: torch.zeros_like(tensor) for key, tensor in first_update.items()}
     mechanism = subject.plan.mechanisms[name]
-    # A tensor that is left out gives its content away, and no noise covers that.
-    released = [output.value for output in outputs]
-    if _has_many_forms([*released, value_before_noise(mechanism, nothing)]):
+    # A tensor that is left out gives its content away, and no noise covers that. All are released
+    # under the same draws, so that the forms of what is sent can only follow the updates.
+    released = [mechanism(update, ZERO_NOISE).value for update in (*crafted.values(), nothing)]
+    if _has_many_forms(released):
         leak = f"which tensors of {name!r} are released depends on which records the client has"
         return SensitivityTally(leak=leak)
     absent = clean_numbers(mechanism, nothing)

@@ -123,8 +123,8 @@ def held(value: dict[str, Tensor], *, known_map: bool = True) -> View:
 
 def truth_of(rows: Tensor, labels: Tensor) -> Truth:
     decoys = as_images(unit_rows(40, 8))
-    none = torch.zeros(40, dtype=torch.int64)
-    return Truth(as_images(rows), labels, decoys, none, labels.bincount())
+    classes = torch.arange(40) % 4
+    return Truth(as_images(rows), labels, decoys, classes, labels.bincount())
 
 
 def test_the_finding_says_which_classes_are_open() -> None:
@@ -136,7 +136,7 @@ def test_the_finding_says_which_classes_are_open() -> None:
     finding = attack.judge(attack.run(view, rng()), view, truth_of(rows, labels))
     assert finding.measures["n"] == 6 and finding.measures["identified"] == 1
     assert finding.measures["identified_chance"] == pytest.approx(
-        (1 / 41 + 2 * 2 / 42 + 3 * 3 / 43) / 6
+        (1 / 11 + 2 * 2 / 12 + 3 * 3 / 13) / 6
     )
     assert "classes 0 (1 record), 1 (2 records), 2 (3 records) opened" in finding.measures["note"]
 
@@ -148,7 +148,34 @@ def test_rows_of_other_records_are_no_records_of_this_client() -> None:
     truth = truth_of(unit_rows(len(labels), 7), labels)
     finding = attack.judge(attack.run(view, rng()), view, truth)
     assert finding.measures["identified"] < 0.5
-    assert "no row that was solved for" in finding.measures["note"]
+    assert "of no class is every row" in finding.measures["note"]
+
+
+def test_a_row_that_shows_its_class_alone_is_at_chance_level() -> None:
+    """Members and decoys of a class lie around its centre, and the row is another draw."""
+    generator = rng()
+    hits = []
+    chances = []
+    for _ in range(60):
+        labels = torch.arange(4)
+        centres = 10 * torch.eye(SIDE * SIDE)[:4]
+        draws = torch.randn(9, 4, SIDE * SIDE, generator=generator)
+        members, row, *decoys = centres + draws
+        known = Truth(
+            as_images(members),
+            labels,
+            as_images(torch.cat(decoys)),
+            labels.repeat(7),
+            labels.bincount(),
+        )
+        view = held(message(row, labels))
+        attack = ClassOpening()
+        finding = attack.judge(attack.run(view, generator), view, known)
+        hits.append(finding.measures["identified"])
+        chances.append(finding.measures["identified_chance"])
+    assert chances[0] == pytest.approx(1 / 8)
+    # 240 rows at 1 / 8: a standard deviation of .021
+    assert abs(sum(hits) / 60 - 1 / 8) < 0.065
 
 
 def test_it_says_why_there_is_nothing_to_open() -> None:
@@ -168,6 +195,10 @@ def test_feature_inversion_inverts_the_rows_of_opened_classes() -> None:
     view = held(message(rows, labels))
     found = released_rows(view, view.captures[0], None)
     assert largest_error(found[:6], rows[:6]) < FLOAT32
+    means = {key: part for key, part in message(rows, labels).items() if key != "sum"}
+    means["mean"] = message(rows, labels)["sum"] / means["count"][:, None]
+    by_means = held(means)
+    torch.testing.assert_close(released_rows(by_means, by_means.captures[0], None), found)
     torch.testing.assert_close(found[6], rows[6:].mean(0))
     known = released_labels(view, len(found))
     assert known is not None and known.tolist() == [0, 1, 1, 2, 2, 2, 3]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dp_accounting as dpa
+import numpy as np
 import pytest
 import torch
 from dp_accounting import GaussianDpEvent
@@ -13,6 +14,11 @@ from dp_accounting import GaussianDpEvent
 from attacks.tradeoff import gaussian_epsilon
 from attacks.types import Finding, Surface
 from privdd.auditing.dp_tests import update_audit as clients
+from privdd.auditing.dp_tests.prescribed_noise import (
+    EmptyRelease,
+    NoiseNotPrescribed,
+    release_prescribed,
+)
 from privdd.auditing.dp_tests.query_audit import client_query_findings
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.dp_tests.update_audit import runs_of_updates
@@ -282,6 +288,15 @@ def test_a_fault_is_a_contradiction(mutant: type[ClientLevel], least: float) -> 
     found = list(mechanism_findings(of_client(mutant(4.0, 0.1), runs=20)))
     assert found[0].measures["kappa"] > least
     assert decide_verdict(FINITE, None, found) == "contradiction"
+
+
+def test_a_release_of_changing_size_has_no_certificate() -> None:
+    mechanism = Sparing(4.0, 0.1)
+    update = {"a": torch.ones(3), "b": torch.ones(2)}
+    nobody = {name: torch.zeros_like(tensor) for name, tensor in update.items()}
+    empty = EmptyRelease.from_mechanism(mechanism, nobody)
+    with pytest.raises(NoiseNotPrescribed, match="how many numbers"):
+        release_prescribed(mechanism, empty, [update], update, np.zeros(1), Keys(0).torch(), nobody)
 
 
 # Uploads that mechanisms of one's own protect record by record.
