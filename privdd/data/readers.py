@@ -201,7 +201,9 @@ def _read_idx_folder(name: str, folder: Path) -> Dataset:
         if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
             raise ValueError(f"{folder}: {split} has images {x.shape} and labels {y.shape}")
         pairs.append((torch.from_numpy(x.copy()).unsqueeze(1), torch.from_numpy(y.copy()).long()))
-    return dataset_from_pairs(name, IDX_NOTES[name].format(*(len(y) for _, y in pairs)), 10, *pairs)
+    train, test = pairs
+    note = IDX_NOTES[name].format(len(train[1]), len(test[1]))
+    return dataset_from_pairs(name, note, 10, train, test)
 
 
 def _download_idx(name: str, into: Path, searched: list[Path]) -> None:

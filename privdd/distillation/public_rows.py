@@ -144,7 +144,7 @@ class PublicHead(Classifier):
         rows(torch.zeros(1, *shape))  # public constants are made here, not inside of a transform
         head = nn.Linear(rows.width + 1, classes, bias=False)
         nn.init.zeros_(head.weight)
-        self.head: nn.Module = head
+        self.head = head
 
     def features(self, x: Tensor) -> Tensor:
         return self.rows(x)

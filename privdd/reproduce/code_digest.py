@@ -178,5 +178,6 @@ def _says_nothing(node: ast.AST) -> bool:
         return True
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant)
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return isinstance(node, ast.JoinedStr) or (is_text and " " in node.value)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return " " in node.value
+    return isinstance(node, ast.JoinedStr)

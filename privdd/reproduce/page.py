@@ -270,7 +270,7 @@ def _column_lines(
     commits = [commit[:7] or "unknown" for commit in column.get("commits", [])] or ["unknown"]
     origin = [column.get("steps", ""), f"scale={scale}", f"commit {', '.join(commits)}"]
     silent = {"says": NO_SENTENCE, "verdict": "", "pairs": []}
-    for sentence in column["sentences"] or [silent | column]:
+    for sentence in column["sentences"] or [{**silent, **column}]:
         line = OverviewLine(
             entry=entry.name,
             shows=entry.shows,
