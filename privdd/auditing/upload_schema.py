@@ -142,18 +142,20 @@ def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterat
 
 def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterator[str]:
     sizes = {"C": problem.classes}
+    shape = rule.shape
     if is_image(problem.shape):
         sizes |= dict(zip(RECORD_AXES, problem.shape, strict=True))
-    fixed = [axis for axis in rule.shape if axis != "..."]
-    if len(fixed) == len(rule.shape):
+    else:
+        sizes["d"] = problem.shape[0]
+        shape = _as_rows(shape)
+    fixed = [axis for axis in shape if axis != "..."]
+    if len(fixed) == len(shape):
         rank_fits = tensor.ndim == len(fixed)
     else:
         rank_fits = tensor.ndim > len(fixed)
     sizes_fit = all(sizes.get(axis, size) == size for axis, size in zip(fixed, tensor.shape))
     if not rank_fits or not sizes_fit:
-        wanted = ", ".join(
-            f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in rule.shape
-        )
+        wanted = ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in shape)
         yield f"{rule.name!r} is {tuple(tensor.shape)}, needed is ({wanted})"
     if rule.kind == "float" and not tensor.is_floating_point():
         yield f"{rule.name!r} is {tensor.dtype}, numbers of a float type are needed"
@@ -161,6 +163,14 @@ def _shape_faults(rule: TensorRule, tensor: Tensor, problem: Problem) -> Iterato
         (tensor != tensor.round()).any() if tensor.is_floating_point() else False
     ):
         yield f"{rule.name!r} holds fractions, whole numbers are needed"
+
+
+def _as_rows(shape: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes of a tensor whose records are rows (d,) of a table."""
+    others = tuple(axis for axis in shape if axis not in RECORD_AXES)
+    if len(others) < len(shape):
+        return (*others, "d")
+    return shape
 
 
 def schema_table() -> str:

@@ -214,6 +214,10 @@ def test_digits_are_learned_where_noise_is_small(algo: str, least: float) -> Non
     assert accuracy(experiment, finished(experiment)) > least
 
 
+def test_votes_say_that_they_are_no_logits() -> None:
+    assert tiny("dp_votes").plan.method.audit_hooks.settings(9)["votes"]
+
+
 @pytest.mark.parametrize("algo", KINDS)
 def test_the_ledger_counts_the_releases_that_were_foretold(algo: str) -> None:
     experiment = tiny(algo, *ALL, "privacy.epsilon=3")

@@ -121,6 +121,26 @@ def test_uploads_are_named_shaped_and_typed_as_the_table_says(name: str) -> None
     assert any(says in fault for fault in upload_faults(Sends(), PROBLEM, {"protos": value}))
 
 
+@pytest.mark.parametrize(
+    ("surface", "value", "fits"),
+    [
+        (Surface.PROTOTYPES, {"mean": torch.zeros(3, 7)}, True),
+        (Surface.LOGITS, {"logits": torch.zeros(5, 3)}, True),
+        (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(4, 7)}, True),
+        (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(4, 6)}, False),
+        (Surface.SYNTHETIC_IMAGES, {"x": torch.zeros(4, 1, 7, 1)}, False),
+    ],
+)
+def test_records_may_be_rows_of_a_table(
+    surface: Surface, value: dict[str, torch.Tensor], fits: bool
+) -> None:
+    class Sends(StrangersFedProto):
+        uploads = {"sent": surface}
+
+    faults = upload_faults(Sends(), Problem((7,), 3, 1), {"sent": value})
+    assert fits != any("is (4" in fault for fault in faults)
+
+
 def test_the_tutorial_prints_the_table() -> None:
     assert schema_table() in (HERE.parents[1] / "docs/tutorials/own-method.md").read_text()
     assert {

@@ -220,3 +220,14 @@ def test_the_label_distribution_is_read_off_logits_on_public_images() -> None:
     assert found.tolist() == HISTOGRAM.tolist()
     equal = labels.label_counts_of_logits(torch.zeros(5, 4), 10)
     assert equal.sum() == 10 and equal.max() - equal.min() == 1
+
+
+def test_sums_of_votes_are_not_read_as_logits() -> None:
+    capture = Capture(0, 0, "logits", {"logits": torch.rand(5, 4)})
+    for settings, says in (({"votes": True}, "no logits"), ({}, "")):
+        knowledge = Knowledge(
+            (1, 2, 2), 4, torch.zeros(1), torch.zeros(1), settings={"batch_records": 9, **settings}
+        )
+        view = View(Surface.LOGITS, Adversary.SERVER, (capture,), knowledge)
+        said = labels.LabelCounts().nothing_to_read(view)
+        assert (says in said) and bool(said) == bool(says)
