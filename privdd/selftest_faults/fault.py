@@ -234,6 +234,23 @@ PROFILES = {
             "privacy.sampling_probability=0.25",
         ),
         _make_profile(
+            "dp_votes",
+            {"records", "sampled"},
+            "algo=dp_votes",
+            "algo.images=40",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
+            "fedmd_dp",
+            {"records", "sampled", "several", "counted", "steps", "clipped", "rounds"},
+            "algo=fedmd_dp",
+            "algo.rounds=2",
+            "algo.images=40",
+            "model=mlp",
+            "model.width=8",
+            "privacy.sampling_probability=0.25",
+        ),
+        _make_profile(
             "dp_merf",
             EMBEDDING_TRAITS - {"counted", "rounds"} | {"labels"},
             "algo=dp_merf",
