@@ -16,8 +16,13 @@ from joblib.externals.loky import get_reusable_executor, process_executor, reusa
 from joblib.externals.loky.process_executor import ShutdownExecutorError
 
 from privdd.runtime.startup import SINGLE_THREADED, wait_for_parent, worker_context
-from privdd.runtime.task_messages import answer_call, encode_call
-from privdd.runtime.worker_pool import LostWorker, map_in_chunks
+from privdd.runtime.task_messages import (
+    SharedParts,
+    answer_call,
+    digest_bytes,
+    find_shared_parts,
+)
+from privdd.runtime.worker_pool import NO_PARTS, LostWorker, map_in_chunks
 
 IDLE_SECONDS = 300  # seconds until an idle worker ends and gives its memory back
 PARENT_CHECK_SECONDS = 1.0  # seconds between looks at whether the parent is still there
@@ -45,8 +50,9 @@ def process_map(
     fn: Callable[[Any], Any], work: Sequence[Any], *, workers: int, threads: int, retries: int
 ) -> Iterator[Any]:
     """Results in order (see ``map_in_chunks``). The pool outlives the call: workers import torch
-    once per run."""
-    return map_in_chunks(ProcessPool(workers), fn, work, threads=threads, retries=retries)
+    once per run. What the tasks share is decoded once by each worker."""
+    pool = ProcessPool(workers, find_shared_parts(work))
+    return map_in_chunks(pool, fn, work, threads=threads, retries=retries)
 
 
 @contextlib.contextmanager
@@ -64,8 +70,12 @@ def own_workers() -> Iterator[None]:
 class ProcessPool:
     """A loky pool; a worker that dies breaks it, and the next message starts a new one."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, shared: SharedParts = NO_PARTS) -> None:
         self.workers = workers
+        self.shared = shared
+        # a pipe within one machine costs less than to ask a worker what it holds
+        self.parts = shared.encode_parts(locks_secrets=False)
+        self.parts_digest = digest_bytes(self.parts)
         self.in_flight = 2 * workers
         self.executor = self._start_executor()
 
@@ -80,14 +90,15 @@ class ProcessPool:
         )
 
     def encode(self, fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> bytes:
-        return encode_call(fn, items, threads)
+        return self.shared.encode_call(fn, items, threads, locks_secrets=False)
 
     def send(self, payload: bytes) -> Future[bytes]:
+        message = (payload, self.parts, self.parts_digest)
         try:
-            return self.executor.submit(answer_call, payload)
+            return self.executor.submit(answer_call, *message)
         except (BrokenProcessPool, ShutdownExecutorError):
             self.executor = self._start_executor()
-            return self.executor.submit(answer_call, payload)
+            return self.executor.submit(answer_call, *message)
 
     def wait(self, handles: Collection[Future[bytes]]) -> Future[bytes]:
         return next(iter(wait(handles, return_when=FIRST_COMPLETED).done))

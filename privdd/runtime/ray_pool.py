@@ -29,13 +29,13 @@ from privdd.runtime.startup import usable_cores
 from privdd.runtime.task_messages import (
     SharedParts,
     decode_call,
-    decode_value,
     digest_bytes,
     encode_value,
     find_shared_parts,
+    read_parts,
     run_call,
 )
-from privdd.runtime.worker_pool import LostWorker, map_in_chunks
+from privdd.runtime.worker_pool import NO_PARTS, LostWorker, map_in_chunks
 
 LOG = logging.getLogger("privdd")
 LOOK_SECONDS = 5.0  # seconds between looks at whether an answer is overdue
@@ -49,7 +49,6 @@ PROBE_SECONDS = 12  # seconds for a listener to answer as the head of a Ray clus
 PROBE_START_SECONDS = 120  # seconds for the process that asks to start
 ERROR_LENGTH = 200  # characters of a foreign error that are shown
 HEADER_END = b"\n"
-NOTHING_SHARED = SharedParts()
 HOW_TO_START = (
     "on its machine, ray start --head --port=PORT starts one, and ray start "
     "--address=HOST:PORT joins it"
@@ -68,23 +67,6 @@ print("answers", flush=True)
 # In a worker
 
 
-class _KeptParts:
-    """The shared parts of the latest call, decoded; the same in every message of that call."""
-
-    digest = ""
-    parts: tuple[Any, ...] = ()
-
-
-def _read_parts(shared: np.ndarray, digest: str) -> tuple[Any, ...]:
-    if _KeptParts.digest != digest:
-        # first give back the memory of the call before
-        _KeptParts.digest = ""
-        _KeptParts.parts = ()
-        _KeptParts.parts = decode_value(shared)
-        _KeptParts.digest = digest
-    return _KeptParts.parts
-
-
 def remote_answer(header: str, shared: np.ndarray, payload: np.ndarray) -> np.ndarray:
     """In a worker: the answer to a message. Arrays of bytes are kept by Ray in shared memory and
     not copied.
@@ -101,7 +83,7 @@ def remote_answer(header: str, shared: np.ndarray, payload: np.ndarray) -> np.nd
     ).encode()
     if refused:
         return np.frombuffer(head + HEADER_END, np.uint8)
-    fn, items, threads = decode_call(payload, _read_parts(shared, request["parts"]))
+    fn, items, threads = decode_call(payload, read_parts(shared, request["parts"]))
     answer = encode_value(run_call(fn, items, threads), locks_secrets=True)
     return np.frombuffer(head + HEADER_END + answer, np.uint8)
 
@@ -138,7 +120,7 @@ class RayCluster:
         ray: Any,
         workers: int,
         *,
-        shared: SharedParts = NOTHING_SHARED,
+        shared: SharedParts = NO_PARTS,
         mixed: bool = False,
         timeout: float = float("inf"),
         clock: Callable[[], float] = time.monotonic,
@@ -164,7 +146,7 @@ class RayCluster:
         self._stored: tuple[Any, str] | None = None
 
     def encode(self, fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> bytes:
-        return self.shared.encode_call(fn, items, threads)
+        return self.shared.encode_call(fn, items, threads, locks_secrets=True)
 
     def send(self, payload: bytes) -> Any:
         with self._lost_if_ray_fails():
@@ -181,7 +163,7 @@ class RayCluster:
     def _store_parts(self) -> tuple[Any, str]:
         """The shared parts, put into the object store unless they are there already."""
         if self._stored is None:
-            content = self.shared.encode_parts()
+            content = self.shared.encode_parts(locks_secrets=True)
             self._stored = (self.ray.put(np.frombuffer(content, np.uint8)), digest_bytes(content))
         return self._stored
 

@@ -161,8 +161,9 @@ class SharedParts:
     records, a view.
 
     They are written once, and every message has their numbers in their place. A worker reads them
-    once and keeps them until those of another call come, so tasks must not change what they are
-    given; that holds for every engine, for tasks in one process share them as well.
+    once and keeps them until those of another call come (``read_parts``), so tasks must not change
+    what they are given; that holds for every engine, for tasks in one process share them as well.
+    What a task computes in a cached property of such an object serves the worker's later tasks.
     """
 
     parts: tuple[Any, ...] = ()
@@ -172,13 +173,41 @@ class SharedParts:
         """Id of an object -> its number. The objects are held here, so no id is used anew."""
         return {id(part): number for number, part in enumerate(self.parts)}
 
-    def encode_parts(self) -> bytes:
-        """The shared objects themselves, without secrets."""
-        return encode_value(self.parts, locks_secrets=True)
+    def encode_parts(self, *, locks_secrets: bool) -> bytes:
+        """The shared objects themselves. locks_secrets: as of ``encode_value``."""
+        return encode_value(self.parts, locks_secrets=locks_secrets)
 
-    def encode_call(self, fn: Callable[[Any], Any], items: Sequence[Any], threads: int) -> bytes:
-        """The message of ``encode_call``, with numbers in the place of the shared objects."""
-        return encode_value((fn, items, threads), locks_secrets=True, numbers=self.numbers)
+    def encode_call(
+        self,
+        fn: Callable[[Any], Any],
+        items: Sequence[Any],
+        threads: int,
+        *,
+        locks_secrets: bool,
+    ) -> bytes:
+        """The message to a worker: the function, some items in order, and the number of torch
+        threads for each; numbers stand in the place of the shared objects."""
+        return encode_value((fn, items, threads), locks_secrets=locks_secrets, numbers=self.numbers)
+
+
+class _KeptParts:
+    """In a worker: the shared parts of the latest call, decoded; the same in every message of that
+    call."""
+
+    digest = ""
+    parts: tuple[Any, ...] = ()
+
+
+def read_parts(content: Any, digest: str) -> tuple[Any, ...]:
+    """In a worker: the shared objects of ``SharedParts.encode_parts``, decoded by the first message
+    of a call. digest: ``digest_bytes`` of the content."""
+    if _KeptParts.digest != digest:
+        # first give back the memory of the call before
+        _KeptParts.digest = ""
+        _KeptParts.parts = ()
+        _KeptParts.parts = decode_value(content)
+        _KeptParts.digest = digest
+    return _KeptParts.parts
 
 
 def decode_call(payload: Any, parts: Sequence[Any]) -> Any:
@@ -226,12 +255,6 @@ def _parts_of(value: Any) -> list[Any] | None:
     return None
 
 
-def encode_call(fn: Callable[[Any], Any], items: Sequence[Any], count: int) -> bytes:
-    """The message to a worker: the function, some items in order, and the number of torch threads
-    for each."""
-    return encode_value((fn, items, count))
-
-
 def _picklable_error(error: Exception) -> Exception:
     """The error itself if it can be pickled, else a RuntimeError with its text."""
     try:
@@ -259,10 +282,15 @@ def run_call(
     return results, error, time.perf_counter() - began
 
 
-def answer_call(payload: Any) -> bytes:
-    """In a worker of this machine: what ``run_call`` gives for a message of ``encode_call``,
-    packed."""
-    return encode_value(run_call(*decode_value(payload)))
+def answer_call(payload: Any, shared: Any, digest: str) -> bytes:
+    """In a worker of this machine: what ``run_call`` gives for a message, packed.
+
+    Args:
+        payload: ``SharedParts.encode_call``.
+        shared: ``SharedParts.encode_parts``.
+        digest: ``digest_bytes`` of ``shared``.
+    """
+    return encode_value(run_call(*decode_call(payload, read_parts(shared, digest))))
 
 
 def digest_bytes(payload: Any) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from privdd.runtime.task_messages import decode_value
+from privdd.runtime.task_messages import SharedParts, decode_value
 
 # seconds of work in one message: results come, and are kept, at least this often
 SECONDS_PER_MESSAGE = 0.2
 MESSAGES_PER_WORKER = 3  # of the remaining work, so that all workers end at about the same time
+NO_PARTS = SharedParts()  # of tasks that share nothing
 SHORTEST_SECONDS = 1e-6  # of a task, so that nothing is divided by zero
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import time
@@ -71,6 +72,23 @@ def placed(task: Deadly) -> tuple[str, torch.Tensor]:
     wait_for(Path(f"{task.marker}.{1 - task.index % 2}"))
     time.sleep(0.1)
     return ray.get_runtime_context().get_node_id(), task.run()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Shared by tasks; its stamp is another each time that it is computed."""
+
+    numbers: torch.Tensor
+
+    @functools.cached_property
+    def stamp(self) -> int:
+        return time.perf_counter_ns()
+
+
+def read_table(task: tuple[Table, int]) -> tuple[int, int, float]:
+    """(the worker's number, the table's stamp, the sum of its numbers)."""
+    table, _ = task
+    return os.getpid(), table.stamp, float(table.numbers.sum())
 
 
 KEPT: list[torch.Tensor] = []

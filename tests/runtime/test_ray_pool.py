@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from privdd.core.validation import BadConfig
-from privdd.runtime import compute_environment, ray_pool
+from privdd.runtime import compute_environment, ray_pool, task_messages
 from privdd.runtime.engine import Engine, describe_engine, describe_mixed_workers
 from privdd.runtime.ray_pool import NoAnswer, RayCluster, UnlikeWorker
 from privdd.runtime.task_messages import find_shared_parts
@@ -57,7 +57,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def no_environments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_pool, "_worker_environments", {})
-    monkeypatch.setattr(ray_pool._KeptParts, "digest", "")
+    monkeypatch.setattr(task_messages._KeptParts, "digest", "")
 
 
 def results(ray: FakeRay, clock: Clock | None = None, retries: int = 2, **more: Any) -> list[Any]:

@@ -19,8 +19,15 @@ from hypothesis import strategies as st
 
 from privdd.runtime import startup as memory
 from privdd.runtime.engine import Engine
-from privdd.runtime.task_messages import answer_call, decode_value, encode_call, encode_value
+from privdd.runtime.task_messages import (
+    answer_call,
+    decode_call,
+    decode_value,
+    digest_bytes,
+    encode_value,
+)
 from privdd.runtime.worker_pool import (
+    NO_PARTS,
     SECONDS_PER_MESSAGE,
     LostWorker,
     TooManyLostWorkers,
@@ -104,6 +111,16 @@ def test_a_message_is_a_fifth_of_a_second_and_leaves_work_for_the_others(
         assert 2 * seconds > SECONDS_PER_MESSAGE * (1 - 1e-9)
 
 
+def encode_alone(fn: Any, items: Any, threads: int) -> bytes:
+    """A message of tasks that share nothing."""
+    return NO_PARTS.encode_call(fn, items, threads, locks_secrets=False)
+
+
+def answer_alone(payload: bytes) -> Any:
+    parts = NO_PARTS.encode_parts(locks_secrets=False)
+    return decode_value(answer_call(payload, parts, digest_bytes(parts)))
+
+
 @dataclass
 class Fake:
     """A pool in this process that answers in any order, loses messages, and says how long a task
@@ -119,11 +136,11 @@ class Fake:
     stopped: list[int] = field(default_factory=list)
 
     def encode(self, fn: Any, items: Any, threads: int) -> bytes:
-        return encode_call(fn, items, threads)
+        return encode_alone(fn, items, threads)
 
     def send(self, payload: bytes) -> int:
         assert len(self.held) < self.in_flight
-        self.sizes.append(len(decode_value(payload)[1]))
+        self.sizes.append(len(decode_call(payload, ())[1]))
         self.held[len(self.sizes)] = payload
         return len(self.sizes)
 
@@ -135,7 +152,7 @@ class Fake:
         payload = self.held.pop(handle)
         if self.order.random() < self.lossy:
             raise LostWorker
-        results, error, _ = decode_value(answer_call(payload))
+        results, error, _ = answer_alone(payload)
         return encode_value((results, error, self.seconds * len(results)))
 
     def stop(self, handles: Collection[int]) -> None:
@@ -211,7 +228,7 @@ def fail_untransportably(item: int) -> int:
 
 
 def test_an_error_that_cannot_travel_arrives_in_words() -> None:
-    results, error, _ = decode_value(answer_call(encode_call(fail_untransportably, [0, 1], 1)))
+    results, error, _ = answer_alone(encode_alone(fail_untransportably, [0, 1], 1))
     assert results == [0] and isinstance(error[0], RuntimeError)
     assert str(error[0]) == "Pair: this and that" and "fail_untransportably" in error[1]
 
@@ -230,11 +247,23 @@ def test_hundreds_of_small_tasks_give_the_bits_of_a_loop() -> None:
     assert len(found) == 300 and all(torch.equal(a, task.run()) for a, task in zip(found, tasks))
 
 
+def test_a_worker_computes_once_what_its_tasks_share() -> None:
+    engine = Engine("processes", workers=2)
+    for call in range(2):
+        table = crash_tasks.Table(torch.full((5,), float(call)))
+        stamps: dict[int, set[int]] = {}
+        for worker, stamp, total in engine.map(
+            crash_tasks.read_table, [(table, k) for k in range(40)]
+        ):
+            stamps.setdefault(worker, set()).add(stamp)
+            assert total == 5 * call, "a table of the call before"
+        assert all(len(of_worker) == 1 for of_worker in stamps.values())
+
+
 def test_threads_are_set_for_the_tasks_and_put_back() -> None:
     before = torch.get_num_threads()
-    assert decode_value(answer_call(encode_call(crash_tasks.thread_count, [Deadly(0, "")], 3)))[
-        0
-    ] == [3]
+    message = encode_alone(crash_tasks.thread_count, [Deadly(0, "")], 3)
+    assert answer_alone(message)[0] == [3]
     assert torch.get_num_threads() == before
 
 
