@@ -211,7 +211,7 @@ def test_eight_runs_are_enough_also_with_a_small_share_of_the_error() -> None:
         )
 
 
-@pytest.mark.nightly(but=["1.3-one Gaussian"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["one Gaussian", "a few subsampled steps"])
 @pytest.mark.parametrize("kappa", [0.7, 1.0, 1.3])
 def test_no_more_than_one_in_twenty_bounds_exceeds_the_truth(name: str, kappa: float) -> None:

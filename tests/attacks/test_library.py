@@ -28,6 +28,7 @@ def test_no_public_name_is_a_module_of_the_package() -> None:
     assert modules.isdisjoint(attacks.__all__)
 
 
+@pytest.mark.nightly
 def test_names_mean_the_same_in_any_order_of_imports() -> None:
     """In twenty orders, with all modules imported in between, each name stays what it is."""
     script = """
@@ -68,6 +69,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         attacks.lyra  # noqa: B018
 
 
+@pytest.mark.nightly
 def test_the_tutorial_runs_and_finds_the_members(tmp_path: Path) -> None:
     """The page's Python blocks, run as they stand, in one file."""
     blocks = [block.split("```")[0] for block in TUTORIAL.read_text().split("```python\n")[1:]]

@@ -112,7 +112,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], dict[st
     return found(Engine(), tmp_path_factory.mktemp("serial"), attacks())
 
 
-@pytest.mark.nightly(cases=["processes"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "engine", [Engine("processes", workers=1), Backwards()], ids=["processes", "backwards"]
 )

@@ -214,6 +214,7 @@ def test_a_command_that_was_overtaken_is_refused(run: Path) -> None:
         check_not_overtaken(RunFolder(run), mine)
 
 
+@pytest.mark.nightly
 def test_the_page_says_which_command_ran_which_attack(run: Path) -> None:
     manifest = read_json(run / "manifest.json")
     first = manifest["attacked"][0]

@@ -566,6 +566,7 @@ def test_no_fact_depends_on_the_records(case: tuple[str, ...]) -> None:
     assert said[0] == said[1] == said[2]
 
 
+@pytest.mark.nightly(cases=["feddm_public_dp", "fedrd_dp", "feddm_dp", "feddm_guided_dp"])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_the_applications_are_those_of_the_ledger(case: tuple[str, ...]) -> None:
     """Counted in the rows, release by release: of one client and, where a release has one, one

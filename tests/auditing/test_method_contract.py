@@ -34,6 +34,26 @@ SMALL = {
 }
 
 
+@pytest.mark.nightly(
+    cases=[
+        "dp_merf",
+        "fedfed_flbench",
+        "fedrd_printed",
+        "dp_psg",
+        "fedmd_dp",
+        "fedlgd",
+        "dp_votes",
+        "own_training",
+        "fedrd_personal_dp",
+        "fedlgd_dp",
+        "fedrd_dp",
+        "fedfed_virtual",
+        "fedfed_dp",
+        "feddm_guided_scattering",
+        "feddm_guided_dp",
+        "dp_head_scattering",
+    ]
+)
 @pytest.mark.parametrize(
     "algo", [a for a in ALGOS if a not in ("feddm_public_dp", "fedfed_released", "fedlgd_released")]
 )

@@ -280,6 +280,7 @@ def test_with_other_noise_than_stated_the_sums_are_read_and_all_replays_are_run(
     assert reads.measures["auc"] > 0.99 and seen(found) == 5
 
 
+@pytest.mark.nightly(cases=["said0", "said1"])
 @pytest.mark.parametrize(
     "said", [{"refuted": True}, {"untested": "noise of the operating system"}, {}]
 )

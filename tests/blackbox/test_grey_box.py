@@ -102,6 +102,9 @@ def as_stated(x):
     return lap([_clipped(x).sum()], 1.0)
 
 
+@pytest.mark.nightly(
+    but=["stops_by_the_release-any-", "order_of_the_release-any-", "as_stated-any-"]
+)
 @pytest.mark.parametrize(
     ("mechanism", "inputs", "says"),
     [
@@ -171,6 +174,7 @@ def test_declared_sensitivity_is_held_against_the_largest_shift() -> None:
         assert (look.outcome == "refuted") == refuted and "moves the release by 2 (L1)" in look.says
 
 
+@pytest.mark.nightly
 def test_a_line_that_only_a_record_makes_run_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -128,6 +128,7 @@ def test_what_is_made_from_the_data_is_no_noise_and_told_in_a_second() -> None:
     assert counted.refuted and 5 < counted.certified < float("inf")
 
 
+@pytest.mark.nightly
 def test_a_sum_rounded_before_noise_moves_at_one_count_and_one_rounded_after_it_does_not() -> None:
     """To tens: the step from five records alike to six is ten, every other is none."""
     before_noise = lambda x: float(np.round(np.clip(x[:, 0], -1, 1).sum(), -1))  # noqa: E731

@@ -64,6 +64,7 @@ def run_alone(file: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.nightly(cases=["raw-stated0-more0", "Gauss-stated2-more2", "crowd-stated3-more3"])
 @pytest.mark.parametrize(
     ("name", "stated", "more"),
     [

@@ -103,6 +103,7 @@ def test_half_the_noise_is_refuted_and_its_epsilon_is_bounded_from_below() -> No
     assert 1.5 < result.kappa < 3.0 and 2.1 < result.certified < 1.02 * true
 
 
+@pytest.mark.nightly
 def test_a_number_without_noise_has_no_ceiling_at_ln_n() -> None:
     def leaky(update):
         return noised(1.0)(update), float(sum((a * a).sum() for a in update))
@@ -174,6 +175,7 @@ def test_gaussian_mu_is_the_inverse_of_the_closed_form() -> None:
     assert CheckedClaim(1.0, noise_multiplier=4.0, relation="replace").gaussian_mu_per_call == 0.5
 
 
+@pytest.mark.nightly
 def test_warnings_of_a_mechanism_stay_out_of_the_terminal(tmp_path: Path) -> None:
     """In a process of its own: pytest would swallow them here."""
     (tmp_path / "warns.py").write_text(

@@ -43,6 +43,7 @@ def test_a_mechanism_without_its_key_is_told_which_one(capsys: pytest.CaptureFix
     assert "did you mean mechanism=noise.py:release?" in capsys.readouterr().err
 
 
+@pytest.mark.nightly
 def test_the_mechanism_under_review_is_refuted_with_a_script(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

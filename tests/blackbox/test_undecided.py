@@ -243,6 +243,7 @@ def test_seeds_and_generators_are_filled_with_fresh_ones(
     assert len(drawn) == 20 and guess_kind(filled) == "records"
 
 
+@pytest.mark.nightly
 def test_a_guessed_kind_accuses_nobody(tmp_path: Path) -> None:
     sound = check(
         sound_with_a_seed, stated={"epsilon": 2.1, "delta": 1e-5}, **(FEW | {"max_calls": 8000})
@@ -312,6 +313,7 @@ def test_noise_that_is_stated_as_zcdp_or_gaussian_dp_is_held_against_its_own_lim
             stated_epsilon(given)
 
 
+@pytest.mark.nightly
 def test_a_gaussian_with_half_of_the_noise_of_its_rho_is_refuted() -> None:
     def released(rows: np.ndarray, std: float) -> np.ndarray:
         return _clipped(rows).sum(0) + RNG.normal(0, std, 3)

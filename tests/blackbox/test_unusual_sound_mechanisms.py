@@ -49,6 +49,7 @@ def _clipped(v: np.ndarray, order: int = 2) -> np.ndarray:
     return v / max(1.0, float(np.linalg.norm(v, order)))
 
 
+@pytest.mark.nightly(cases=["laplace"])
 @pytest.mark.parametrize("noise", ["laplace", "normal"])
 def test_the_same_noised_numbers_in_two_forms_are_one_release(noise: str) -> None:
     """The update, and public weights with the update added; rounding differs where a weight is 1,
@@ -108,6 +109,7 @@ def _huber(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     )
 
 
+@pytest.mark.nightly
 def test_noise_that_is_normal_up_to_three_deviations_only_is_not_taken_for_normal() -> None:
     rng = np.random.default_rng(3)
     all_moved = np.ones(25, bool)
@@ -252,6 +254,7 @@ class Sticky:
         )
 
 
+@pytest.mark.nightly(cases=["False"])
 @pytest.mark.parametrize("by_answer", [True, False])
 def test_noise_that_depends_on_the_answer_shows_between_calls_without_the_record(
     by_answer: bool,

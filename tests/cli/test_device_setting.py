@@ -151,6 +151,7 @@ def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(
     assert equal(there.server, here.server) and there.ledger.releases == here.ledger.releases
 
 
+@pytest.mark.nightly
 def test_a_whole_audit_with_stand_in_images_on_the_fake_gpu(tmp_path: Path) -> None:
     """What an attack is compared with is where the attack is: gradient_inversion once failed here,
     on a GPU alone."""

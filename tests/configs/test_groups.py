@@ -71,6 +71,7 @@ def test_every_algo_builds(preset):
         )
 
 
+@pytest.mark.nightly(cases=["paper", "default"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_privacy_and_every_model_builds(preset):
     """A second pass over the models rides along: a model's file does not read the privacy's."""

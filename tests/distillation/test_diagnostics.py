@@ -89,6 +89,7 @@ def test_a_feature_at_its_bound_is_counted_and_one_below_is_not():
     assert share_at_bound(torch.zeros(0), torch.zeros(0)) is None
 
 
+@pytest.mark.nightly(cases=["fedrd", "fedlgd", "fedfed_virtual", "feddm_dp", "fedrd_dp"])
 @pytest.mark.parametrize("algo", sorted(DISTILLING))
 def test_no_step_moves_nothing_and_steps_move_something(algo: str):
     still = diagnose(algo, *STILL[algo])

@@ -43,6 +43,7 @@ def loop_of_page(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     return module
 
 
+@pytest.mark.nightly(cases=["fedproto_loop"])
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_loops_of_the_tutorial_are_audited_as_it_says(
     name: str,
@@ -83,6 +84,7 @@ def arrays(count: int, seed: int) -> Arrays:
     return rng.normal(size=(count, 60)).astype(np.float32), rng.integers(0, 2, count)
 
 
+@pytest.mark.nightly(cases=["2", "0"])
 @pytest.mark.parametrize("seed", range(3))
 def test_members_of_a_sum_are_identified_and_of_another_sum_are_not(
     seed: int, tmp_path: Path

@@ -144,6 +144,7 @@ def test_without_a_training_function_the_rows_say_what_was_not_tried() -> None:
         assert "needs a training function" in rows[attack]["note"]
 
 
+@pytest.mark.nightly
 def test_the_folder_verifies_and_refuses_edits(remembered: Path, tmp_path: Path) -> None:
     assert (
         verify_run(remembered).disagreements == ()

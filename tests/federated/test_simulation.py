@@ -241,6 +241,7 @@ def test_a_noised_query_costs_what_the_broadcast_it_reads_had_cost() -> None:
     assert ledger.epsilon(surfaces=["prototypes"], client=0) > alone * 1.01
 
 
+@pytest.mark.nightly(cases=["case1"])
 @pytest.mark.parametrize(
     "case",
     [("feddm_dp",), ("fedfed_dp",), ("fedavg", "privacy=client"), ("fedavg", "privacy=dpsgd")],

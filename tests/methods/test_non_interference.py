@@ -86,6 +86,18 @@ def interference(
     return changed, claimed, bare
 
 
+@pytest.mark.nightly(
+    cases=[
+        "feddm_public_dp",
+        "fedmd_dp",
+        "feddm_guided_dp",
+        "feddm_dp carrying over",
+        "fedrd_personal_dp",
+        "fedlgd_dp",
+        "fedrd_dp",
+        "feddm_dp per gradient",
+    ]
+)
 @pytest.mark.parametrize("case", CASES)
 def test_private_uploads_do_not_read_the_data(case):
     """And every upload of a ``_dp`` profile is private, public with a reason, or noised on its way

@@ -39,6 +39,7 @@ def test_steps_follow_from_epochs_batches_and_rounds() -> None:
     assert any("One step an epoch" in note for note in answer.notes)
 
 
+@pytest.mark.nightly(cases=["line1-2.17", "line2-6.32", "line0-95.3"])
 @pytest.mark.parametrize(
     ("line", "rdp"),
     [  # integer-order RDP, computed apart from this code

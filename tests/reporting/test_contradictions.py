@@ -39,7 +39,7 @@ def with_page(run: Path, folder: Path) -> Path:
 
 
 # the first suite reads every statement of four runs, and opens a hostile page
-@pytest.mark.nightly(cases=["fedavg"])
+@pytest.mark.nightly(cases=["fedavg", "feddm", "fedfed"])
 @pytest.mark.parametrize("name", ["fedfed", "fedavg", "fedavg_client", "feddm", "feddm_dp"])
 def test_no_two_statements_exclude_each_other(
     name: str, audited: Callable[[str], SmallAudit], tmp_path: Path
@@ -147,6 +147,18 @@ PLANTED = {
 }
 
 
+@pytest.mark.nightly(
+    cases=[
+        "a coin beaten in the decision alone",
+        "what was sent",
+        "guessing beside a decision",
+        "a best that is not the largest",
+        "another verdict",
+        "another \\u03b5",
+        "a mean in the card",
+        "a mean called a median",
+    ]
+)
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_contradictions_are_found(name: str, whole: Path, tmp_path: Path) -> None:
     file, old, new, expected = PLANTED[name]

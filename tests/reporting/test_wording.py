@@ -64,6 +64,7 @@ def test_a_page_says_whether_its_noise_may_be_released(
     assert "all &lt;5&gt; clients in every round" in text
 
 
+@pytest.mark.nightly
 def test_a_comparison_of_runs_with_paired_noise_says_so(tmp_path: Path) -> None:
     folders = [
         run(tmp_path / str(n), "seed", paired, noise=z)

@@ -28,6 +28,7 @@ def made(paper: str) -> list[PaperRow]:
     return rows_of_paper(paper)
 
 
+@pytest.mark.nightly(cases=["fedlgd", "feddm", "fedfed"])
 @pytest.mark.parametrize("paper", sorted(paper_details()))
 def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> None:
     details = paper_details()[paper]
@@ -89,6 +90,7 @@ def test_a_planted_deviation_is_found(
     assert any(key.rpartition(".")[2] in line for line in found)
 
 
+@pytest.mark.nightly
 def test_a_deviation_that_is_none_any_more_is_found() -> None:
     details = dict(paper_details()["feddm"])
     row = {"paper": "p", "direction": "d", "experiments": ["feddm_table2"], "rows": ["algo=feddm"]}

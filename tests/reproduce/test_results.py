@@ -235,6 +235,7 @@ def test_pairs_by_themselves_are_corrected_for_their_number() -> None:
     assert OrderStatement(pairs).pair_verdicts == [HOLDS_IN_MEAN] * 2
 
 
+@pytest.mark.nightly
 def test_the_intersection_union_test_errs_as_seldom_as_it_says() -> None:
     """Two rows equal, the third far behind: "a leads all" is false, and is found in at most 5 % of
     draws."""

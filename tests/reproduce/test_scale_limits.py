@@ -43,11 +43,12 @@ def cells(name: str, column: str, *more: str) -> dict[str, PaperCell]:
 @pytest.mark.parametrize(
     ("entry", "column", "row", "start"),
     [
-        (
+        pytest.param(
             "feddm.figure3",
             "sigma 1",
             "algo=feddm algo.start=noise privacy=aggregate_clip privacy.noise_multiplier=1",
             math.sqrt(10 * 64),
+            marks=pytest.mark.nightly,
         ),
         (
             "fedrd.table2",
@@ -72,6 +73,7 @@ def test_clipped_steps_reach_as_far_as_all_of_them_together(
     assert clipped_reach(build_row_experiment(dpsgd.overrides, 0)) is None
 
 
+@pytest.mark.nightly
 def test_a_row_whose_images_stay_is_limited_and_one_that_matches_nothing_is_not() -> None:
     made = cells("feddm.table3", "alpha 0.5", "algo.matching.iterations=20")
     made["algo=feddm algo.matching.iterations=0"] = cells(

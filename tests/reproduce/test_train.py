@@ -253,6 +253,7 @@ def test_killed_and_repeated_it_ends_in_the_same_numbers(
     assert len(list(tmp_path.glob("small/rows/*/*/training.json"))) == 6
 
 
+@pytest.mark.nightly
 def test_numbers_are_those_of_the_trainings(whole: tuple[Path, dict]) -> None:
     """Mean, spread, bytes and rounds to target, by hand from the files of each training."""
     out, found = whole

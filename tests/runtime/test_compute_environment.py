@@ -32,6 +32,7 @@ def environment_of_process(**variables: str) -> ComputeEnvironment:
     return ComputeEnvironment.from_json(json.loads(done.stdout))
 
 
+@pytest.mark.nightly
 def test_another_process_is_alike_and_one_with_other_kernels_is_not() -> None:
     own = current_environment()
     assert environment_of_process() == own

@@ -215,6 +215,7 @@ def cores(_: int) -> int:
     return usable_cores()
 
 
+@pytest.mark.nightly
 def test_a_worker_has_one_core_and_its_parent_those_that_it_may_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -246,6 +247,7 @@ def process(_: int) -> int:
     return os.getpid()
 
 
+@pytest.mark.nightly
 def test_a_callers_own_joblib_works_after_ours(tmp_path: Path) -> None:
     """Both keep one pool, and joblib fails on one that it did not start itself."""
     get_reusable_executor(reuse=True).shutdown()  # of tests before

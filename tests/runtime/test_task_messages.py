@@ -94,6 +94,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Measuring:
     return measuring
 
 
+@pytest.mark.nightly
 def test_every_kind_of_task_is_as_long_after_its_use_as_before(engine: Measuring) -> None:
     assert engine.lengths.keys() >= TASK_KINDS, "a kind of task was not tried"
     changed = {

@@ -68,11 +68,8 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
 # one plant a profile stays, but of dp_head none
 @pytest.mark.nightly(
     but=[
-        "dp_means-half the noise",
         "dp_moments-no noise",
         "fedavg_client-half the noise",
-        "feddm_dp-no noise",
-        "fedfed_dp-half the noise",
     ]
 )
 @pytest.mark.parametrize("plant", NOISE_PLANTS)
@@ -94,6 +91,7 @@ def test_a_healthy_run_ends_with_status_0_and_all_of_it_is_consistent(tmp_path: 
     assert result.is_consistent, (result.status, result.first_line, result.error, result.surfaces)
 
 
+@pytest.mark.nightly
 def test_filing_by_a_rule_of_names_again_is_caught(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

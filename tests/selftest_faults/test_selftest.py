@@ -73,6 +73,18 @@ EACH = [  # one of each group, in the profile where it is cheapest
 ]
 
 
+@pytest.mark.nightly(
+    cases=[
+        "clip_missing-fedavg_client-T1 sensitivity",
+        "noise_one_number_bare-dp_moments-T0 noise",
+        "clip_missing-dp_head-T1 sensitivity",
+        "contributions_odd-feddm_dp-T1 sensitivity",
+        "clip_double_elsewhere-feddm_dp-T1 sensitivity",
+        "mean_hidden-feddm_dp-T1 told",
+        "sampling_off-feddm_dp-T0 sampling",
+        "data_none_of_few-feddm_dp-T1 sensitivity",
+    ]
+)
 @pytest.mark.parametrize(("fault", "profile", "tier"), EACH)
 def test_a_fault_is_caught_by_the_test_that_is_meant_for_it(
     fault: str, profile: str, tier: str
@@ -81,6 +93,7 @@ def test_a_fault_is_caught_by_the_test_that_is_meant_for_it(
     assert outcome.tiers[:1] == (tier,), (outcome.verdict, outcome.says, outcome.error)
 
 
+@pytest.mark.nightly
 def test_the_command_runs_a_healthy_control_and_goes_on_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,6 +125,7 @@ def test_the_command_runs_a_healthy_control_and_goes_on_where_it_stopped(
     assert "FALSE ALARM" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_a_fault_that_nothing_notices_is_missed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -281,6 +295,7 @@ def test_a_fault_is_in_force_at_its_place_only(
     assert FaultMoment(place).is_active() == place.is_everywhere  # outside a client round
 
 
+@pytest.mark.nightly
 def test_a_fault_that_was_hardly_in_force_does_not_count() -> None:
     fault = FaultKind(
         "nothing is changed", lambda moment: lambda: swap_attributes(), least=3
@@ -302,6 +317,12 @@ UNWRITTEN = [  # points of the grid that no named fault is
 ]
 
 
+@pytest.mark.nightly(
+    cases=[
+        "noise:missing/first/later/all/hundredth-feddm_dp",
+        "noise:opposite/last/once/other/half-fedavg_dpsgd",
+    ]
+)
 @pytest.mark.parametrize(("key", "profile"), UNWRITTEN)
 def test_noise_that_is_wrong_at_one_place_only_is_caught(key: str, profile: str) -> None:
     outcome = run_trial(PROFILES[profile], *select_faults(key), 3)

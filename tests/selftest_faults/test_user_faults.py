@@ -302,16 +302,38 @@ def test_sound_ones_are_consistent() -> None:
     assert audit_of() == ("consistent", [])
 
 
+@pytest.mark.nightly(cases=["even ids in even rounds"])
 @pytest.mark.parametrize("rule", RECORD_RULES)
 def test_a_method_may_leave_records_out_by_what_each_is(rule: str) -> None:
     assert audit_of(method=rule) == ("consistent", [])
 
 
+@pytest.mark.nightly(
+    cases=[
+        "twice the multiplier stated",
+        "half the rate stated",
+        "each number clipped",
+        "nothing clipped",
+        "a sensitivity of half",
+        "divided by the count",
+        "the mean clipped",
+        "clipped by the count",
+    ]
+)
 @pytest.mark.parametrize("fault", MECHANISM_FAULTS)
 def test_a_mechanism_with_a_fault_is_a_contradiction(fault: str) -> None:
     assert is_refuted(mechanism=fault)
 
 
+@pytest.mark.nightly(
+    cases=[
+        "present classes only",
+        "the first so many taken",
+        "the first counts ten times",
+        "the largest counts ten times",
+        "centred",
+    ]
+)
 @pytest.mark.parametrize("fault", METHOD_FAULTS)
 def test_a_method_with_a_fault_is_a_contradiction(fault: str) -> None:
     assert is_refuted(method=fault)

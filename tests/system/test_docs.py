@@ -93,6 +93,7 @@ def test_links_lead_somewhere_and_nothing_is_loaded_from_outside(site: Path) -> 
                 )
 
 
+@pytest.mark.nightly
 def test_every_public_name_is_documented(site: Path) -> None:
     """The page lists each name of ``privdd.api``, where it is defined, and the built page holds its
     heading."""

@@ -98,6 +98,17 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.nightly(
+    cases=[
+        "records that are no pictures",
+        "two attacks alone",
+        "a table in place of arrays",
+        "a stored run attacked again",
+        "a folder of pictures",
+        "another noise level of a private method",
+        "three methods side by side",
+    ]
+)
 @pytest.mark.parametrize("kind", FIRST)
 def test_a_first_command(
     kind: str,

@@ -455,6 +455,7 @@ def test_the_watch_sees_what_is_opened_outside(scene: Scene) -> None:
     assert any("outside" in Path(os.path.realpath(path)).parts for path in OPENED)
 
 
+@pytest.mark.nightly
 def test_data_of_ones_own_is_read_when_it_is_named_again(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,7 @@ def test_an_honest_run_is_contradicted_once_in_twenty_at_most() -> None:
     assert binom.sf(contradicted(budget.confidence, budget.tests) - 1, TIMES, 0.05) > 1e-3
 
 
+@pytest.mark.nightly
 def test_bounds_that_do_not_share_their_error_contradict_it_more_often() -> None:
     tests = error_budget(0.95, membership=30, mechanisms=2).tests
     assert binom.sf(contradicted(0.95, tests) - 1, TIMES, 0.05) < 1e-3

@@ -51,6 +51,7 @@ def recounted(file: Path) -> float:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("algo", "low"), [("feddm_dp", 2.9)])
 def test_a_calibrated_run_spends_what_was_asked_for(algo: str, low: float, tmp_path: Path) -> None:
     small = (

@@ -8,6 +8,7 @@ import tracemalloc
 from dataclasses import replace
 
 import dp_accounting as dpa
+import pytest
 
 from privdd.federated.checkpoint import write_ledger
 from privdd.privacy.ledger import Ledger
@@ -69,6 +70,7 @@ def test_the_parts_are_the_whole() -> None:
         assert Ledger.from_json(text).to_json() == ledger.to_json()
 
 
+@pytest.mark.nightly
 def test_writing_a_long_ledger_takes_no_copy_of_it(tmp_path) -> None:
     ledger = ledger_of([replace(FREE, client=k) for k in range(4_000)])
     peaks = []

@@ -190,7 +190,7 @@ def test_the_examples_run_together(mine: Path, tmp_path: Path) -> None:
     assert 0.99 < tested["t1_sensitivity"].kappa <= 1.001 and update.verdict == "consistent"
 
 
-@pytest.mark.nightly(cases=["code1"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "code", [text for kind, text in BLOCKS if kind == "python" and "import audit" in text]
 )

@@ -185,6 +185,7 @@ CASES: dict[str, tuple[Callable[[], Case], int]] = {
 }
 
 
+@pytest.mark.nightly(cases=["lenet", "split", "resnet18", "hidden"])
 @pytest.mark.parametrize("name", CASES)
 def test_they_are_the_gradients_of_torch_func(name: str) -> None:
     make, factored = CASES[name]
@@ -289,6 +290,18 @@ SEARCHED = {
 }
 
 
+@pytest.mark.nightly(
+    cases=[
+        "mlp, tiny",
+        "smallcnn, one layer huge",
+        "smallcnn, tiny",
+        "mlp, initial",
+        "smallcnn, initial",
+        "smallcnn, huge",
+        "mlp, huge",
+        "smallcnn, not finite for some",
+    ]
+)
 @pytest.mark.parametrize("name", SEARCHED)
 def test_no_record_that_a_search_finds_moves_the_sum_by_more_than_the_clip_norm(name: str) -> None:
     """In exact arithmetic, among other records, few and many: the search climbs by what a record

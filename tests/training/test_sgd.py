@@ -171,6 +171,7 @@ def accuracy(logits: torch.Tensor, y: torch.Tensor) -> float:
     return float((logits.argmax(1) == y).float().mean())
 
 
+@pytest.mark.nightly
 def test_evaluation_under_batch_norm_is_within_two_points_of_batch_statistics():
     """Private digits and shared ones of quite another law: the running statistics fit what training
     saw. On average over

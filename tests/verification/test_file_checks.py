@@ -87,6 +87,7 @@ def test_signing_again_replaces_a_signature_that_no_longer_fits(run: Path, tmp_p
     )
 
 
+@pytest.mark.nightly
 def test_a_page_that_is_drawn_anew_leaves_it_whole(run: Path, tmp_path: Path) -> None:
     mine, public = keys(tmp_path, "mine")
     sign_run(run, mine)

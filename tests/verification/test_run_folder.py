@@ -46,6 +46,7 @@ def lines(folder: Path) -> list[str]:
     return [str(one) for one in check(folder).disagreements]
 
 
+@pytest.mark.nightly(cases=["fedavg", "fedfed_dp", "fedfed"])
 @pytest.mark.parametrize("name", ["fedavg", "fedavg_dpsgd", "fedfed", "fedfed_dp"])
 def test_honest_runs_agree(name: str, audited: Audited) -> None:
     folder = audited(name).path
@@ -86,6 +87,7 @@ def verdicts_with(run: Path, findings: Any) -> list[str]:
     return [str(one) for one in check_verdicts(record, run_ledger(record))]
 
 
+@pytest.mark.nightly
 def test_brought_scores_and_a_training_agree(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     member = rng.random(200) < 0.5
@@ -495,6 +497,7 @@ def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_com
     assert verify.main([str(run), "fail_on.auc=0.01"]) == 3
 
 
+@pytest.mark.nightly
 def test_brought_scores_leave_nothing_on_trust(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "s.npz", scores=rng.normal(size=60), member=rng.random(60) < 0.5)

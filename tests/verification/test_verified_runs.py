@@ -83,6 +83,7 @@ def test_other_code_has_other_notes_and_an_unsealed_run_none(
     assert find_note(runs[0]) is None and find_note(runs[0] / "nowhere") is None
 
 
+@pytest.mark.nightly
 def test_many_runs_go_to_workers_with_the_same_result(
     runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

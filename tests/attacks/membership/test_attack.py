@@ -118,6 +118,7 @@ def test_the_targets_own_mask_does_not_reach_its_scores(attack):
     assert torch.equal(scores[0][0], scores[1][0])
 
 
+@pytest.mark.nightly
 def test_null_over_200_seeds_claims_nothing_beyond_its_level():
     above = 0
     covered = 0

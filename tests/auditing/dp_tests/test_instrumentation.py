@@ -176,6 +176,7 @@ def test_a_flag_that_depends_on_the_value_is_caught() -> None:
     assert any("depends on the records" in text for text in found)
 
 
+@pytest.mark.nightly(cases=["algo0", "algo2", "algo3"])
 @pytest.mark.parametrize(
     "algo",
     [("fedavg", "privacy=dpsgd"), ("fedavg", "privacy=client"), ("feddm_dp",), ("fedfed_dp",)],

@@ -43,6 +43,9 @@ CASES = {
 }
 
 
+@pytest.mark.nightly(
+    cases=["steps-add_remove", "composed-zero_out", "composed-add_remove", "composed-replace"]
+)
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace"])
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_just_below_the_accountant(case: str, relation: Relation) -> None:
@@ -64,6 +67,7 @@ def test_nothing_is_said_of_an_unknown_law() -> None:
     assert epsilon_lower_bound([(dpa.ZCDpEvent(0.1), 1), (G(1.0), 1)], 1e-5, "zero_out") == 0.0
 
 
+@pytest.mark.nightly(cases=["steps-1e-320", "steps-1e-100", "steps-1e-13"])
 @pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20, 1e-100, 1e-320])
 @pytest.mark.parametrize("case", ["sampled", "steps", "laplace"])
 def test_a_tiny_delta_is_no_infinite_loss(case: str, delta: float) -> None:
@@ -122,6 +126,7 @@ def with_rows(subject: GuaranteeSubject, change: Callable[[Release], Release]) -
     return replace(subject, ledger=ledger)
 
 
+@pytest.mark.nightly(cases=["dpsgd", "feddm_dp"])
 @pytest.mark.parametrize("name", RUNS)
 def test_the_ledger_of_a_run_tells_of_all_its_releases(name: str) -> None:
     subject, record = trained(name)
@@ -190,6 +195,14 @@ FAULTS: dict[str, tuple[tuple[str, ...], Callable[[Release], Release], str]] = {
 }
 
 
+@pytest.mark.nightly(
+    cases=[
+        "feddm_dp-a release too few",
+        "feddm_dp-less noise is entered",
+        "dpsgd-less noise is entered",
+        "dpsgd-a release too few",
+    ]
+)
 @pytest.mark.parametrize(
     ("name", "fault"), [(name, f) for f, (names, *_) in FAULTS.items() for name in names]
 )

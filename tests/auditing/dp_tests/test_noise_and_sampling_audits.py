@@ -193,6 +193,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
     return run
 
 
+@pytest.mark.nightly(cases=["feddm_dp", "fedlgd_dp", "fedrd_dp", "dpsgd", "fedfed_dp"])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_a_healthy_run_is_consistent(
     profile: str, audited: Callable[[str], SmallAudit], tmp_path: Path
@@ -280,6 +281,12 @@ NOISE_FAULTS = {
     cases=[
         "client-0.9 of the noise",
         "client-the public seed in place of the operating system",
+        "dpsgd-0.9 of the noise",
+        "dpsgd-no noise",
+        "dpsgd-the public seed in place of the operating system",
+        "fedfed_dp-no noise",
+        "fedlgd_dp-no noise",
+        "fedrd_dp-no noise",
         "feddm_dp-0.9 of the noise",
         "feddm_dp-one stream for all rounds and clients",
         "feddm_dp-the public seed in place of the operating system",
@@ -335,6 +342,11 @@ SAMPLING_FAULTS: dict[str, Plant] = {
 
 @pytest.mark.nightly(
     cases=[
+        "dpsgd-batches of one size",
+        "dpsgd-everyone",
+        "dpsgd-a draw that is not heeded",
+        "fedfed_dp-everyone",
+        "fedfed_dp-a draw that is not heeded",
         "fedfed_dp-twice the rate",
         "fedfed_dp-batches of one size",
         "fedfed_dp-one record always",
@@ -381,7 +393,9 @@ SENSITIVITY_FAULTS: dict[str, Plant] = {
 }
 
 
-@pytest.mark.nightly(cases=["a hundredth where the number of records is odd"])
+@pytest.mark.nightly(
+    cases=["50 over the number of records", "a hundredth where the number of records is odd"]
+)
 @pytest.mark.parametrize("fault", SENSITIVITY_FAULTS)
 def test_faulty_sensitivity_is_a_contradiction(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -405,7 +419,7 @@ def of_the_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(clipped_sum_module, "clipped_sum", clipped)
 
 
-@pytest.mark.nightly(but=["dpsgd"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("profile", ["dpsgd", "feddm_dp"])
 def test_clipping_the_mean_is_a_contradiction(
     profile: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -459,7 +473,7 @@ BROUGHT = {
 }
 
 
-@pytest.mark.nightly(cases=["no noise"])
+@pytest.mark.nightly(cases=["no noise", "sound", "the same noise every round"])
 @pytest.mark.parametrize("name", BROUGHT)
 def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) -> None:
     settings, expected = BROUGHT[name]
@@ -478,6 +492,7 @@ def test_a_mechanism_is_judged_by_what_it_declares(name: str, tmp_path: Path) ->
         assert [line.split(":")[0] for line in said] == parts
 
 
+@pytest.mark.nightly
 def test_residuals_come_back_from_worker_processes(tmp_path: Path, healthy: Healthy) -> None:
     _, found = audited_by_itself("dpsgd", tmp_path, "engine=processes", "engine.workers=1")
     assert noise_of(found) == noise_of(healthy("dpsgd")[1]) and "p_value" in noise_of(found)

@@ -175,6 +175,9 @@ DISCRETE = (
 )
 
 
+@pytest.mark.nightly(
+    cases=["ties at several scales", "blocks", "sizes", "frequencies", "ties", "ties in a share"]
+)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_false_alarms_are_no_more_than_the_level(name: str) -> None:
     """At most 5 % of 400 healthy cases below p = 0.05, with three standard errors of room."""
@@ -183,6 +186,7 @@ def test_false_alarms_are_no_more_than_the_level(name: str) -> None:
     assert alarms <= RUNS * LEVEL + 3 * sqrt(RUNS * LEVEL * (1 - LEVEL))
 
 
+@pytest.mark.nightly(cases=["spread", "spread of large batches", "shape", "blocks", "frequencies"])
 @pytest.mark.parametrize(
     "name", [n for n in HEALTHY if n not in (*DISCRETE, "ties at several scales")]
 )

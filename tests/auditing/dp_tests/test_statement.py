@@ -39,6 +39,7 @@ def found(claimed, real, q, steps, runs=600, seed=0):
     return curve_finding(statement(event), *sides, event, "a test")
 
 
+@pytest.mark.nightly(cases=["0.3-6"])
 @pytest.mark.parametrize(("q", "steps"), [(1.0, 1), (0.3, 6)])
 def test_a_release_that_meets_its_accounting_is_not_contradicted(q, steps):
     for seed in range(2):
@@ -52,6 +53,7 @@ def test_a_release_that_meets_its_accounting_is_not_contradicted(q, steps):
     )
 
 
+@pytest.mark.nightly(cases=["0.3-6-1.1"])
 @pytest.mark.parametrize(("q", "steps", "least"), [(1.0, 1, 1.3), (0.3, 6, 1.1)])
 def test_half_the_noise_is_a_contradiction(q, steps, least):
     finding = found(1.0, 2.0, q, steps)
