@@ -105,7 +105,7 @@ def machine_with_everything(folder: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.nightly(cases=["False"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("bare", [True, False])
 def test_a_planted_dependence_on_the_machine_fails(bare: bool, tmp_path: Path) -> None:
     """In the bare pass, and in the other one too unless the test asks for what it needs by name."""

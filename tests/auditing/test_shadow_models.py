@@ -343,7 +343,7 @@ def test_the_shared_coins_are_not_those_of_the_run() -> None:
     assert equal(a.server, b.server)
 
 
-@pytest.mark.nightly(but=["privacy=client trust=secagg"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "more",
     [

@@ -254,7 +254,7 @@ class Sticky:
         )
 
 
-@pytest.mark.nightly(cases=["False"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("by_answer", [True, False])
 def test_noise_that_depends_on_the_answer_shows_between_calls_without_the_record(
     by_answer: bool,

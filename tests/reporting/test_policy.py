@@ -231,6 +231,7 @@ def test_a_sweep_is_judged_run_by_run(
     assert "broken" in out.split("fedavg_dpsgd")[0] and "holds" in out.split("fedavg_dpsgd")[1]
 
 
+@pytest.mark.nightly
 def test_the_composite_action_runs_the_gate(
     audited: Callable[[str], SmallAudit], tmp_path: Path
 ) -> None:

@@ -111,6 +111,7 @@ def finished_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Overvi
     return collect_lines(folder)
 
 
+@pytest.mark.nightly
 def test_each_sentence_has_its_line_and_its_verdict(
     small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,7 @@ def made(paper: str) -> list[PaperRow]:
     return rows_of_paper(paper)
 
 
-@pytest.mark.nightly(cases=["fedlgd", "feddm", "fedfed"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("paper", sorted(paper_details()))
 def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> None:
     details = paper_details()[paper]

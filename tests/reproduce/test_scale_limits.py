@@ -40,6 +40,7 @@ def cells(name: str, column: str, *more: str) -> dict[str, PaperCell]:
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("entry", "column", "row", "start"),
     [
@@ -48,7 +49,6 @@ def cells(name: str, column: str, *more: str) -> dict[str, PaperCell]:
             "sigma 1",
             "algo=feddm algo.start=noise privacy=aggregate_clip privacy.noise_multiplier=1",
             math.sqrt(10 * 64),
-            marks=pytest.mark.nightly,
         ),
         (
             "fedrd.table2",

@@ -202,7 +202,7 @@ def test_a_tasks_own_error_arrives_as_it_is(engine: Engine) -> None:
 
 
 # the first suite tests the engine that auto chooses, and of Ray the missing package
-@pytest.mark.nightly(cases=["ray"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", OTHERS, indirect=True)
 def test_the_pool_is_started_once(engine: Engine, tmp_path: Path) -> None:
     found = [both_workers(engine, tmp_path / f"call_{i}") for i in range(4)]
@@ -320,7 +320,7 @@ def test_a_worker_that_keeps_memory_is_not_replaced(tmp_path: Path) -> None:
 
 
 # the first suite tests the engine that auto chooses, and of Ray the missing package
-@pytest.mark.nightly(cases=["ray"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("engine", [pytest.param(Engine(), id="serial"), *OTHERS], indirect=True)
 def test_threads_per_task_are_what_was_asked(engine: Engine) -> None:
     """The last that starts processes: others would have to replace workers of two threads by their

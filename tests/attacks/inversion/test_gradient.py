@@ -470,6 +470,7 @@ def test_twice_the_memory_lets_twice_the_problems_through() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_recorded_kernels_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     two = models()
     gradients = [sent_batched(m, 0, 2) for m in two]

@@ -393,9 +393,7 @@ SENSITIVITY_FAULTS: dict[str, Plant] = {
 }
 
 
-@pytest.mark.nightly(
-    cases=["50 over the number of records", "a hundredth where the number of records is odd"]
-)
+@pytest.mark.nightly
 @pytest.mark.parametrize("fault", SENSITIVITY_FAULTS)
 def test_faulty_sensitivity_is_a_contradiction(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -186,7 +186,7 @@ def test_false_alarms_are_no_more_than_the_level(name: str) -> None:
     assert alarms <= RUNS * LEVEL + 3 * sqrt(RUNS * LEVEL * (1 - LEVEL))
 
 
-@pytest.mark.nightly(cases=["spread", "spread of large batches", "shape", "blocks", "frequencies"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name", [n for n in HEALTHY if n not in (*DISCRETE, "ties at several scales")]
 )

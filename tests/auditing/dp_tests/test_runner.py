@@ -138,6 +138,7 @@ def test_an_unprotected_release_states_nothing():
     assert list(mechanism_findings(one)) == []
 
 
+@pytest.mark.nightly
 def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
     """40 audits of one Gaussian release, both orders, against the closed form."""
     mechanism = ClippedSum(0.5, 1.0)
