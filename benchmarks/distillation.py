@@ -35,10 +35,16 @@ PRESETS = ("smoke", "default")
 # columns at scale=small whose rows distil
 COLUMNS = (
     ("feddm.table2", "MNIST, alpha 0.1"),
+    ("feddm.table2", "MNIST, alpha 0.01"),
+    ("feddm.figure3", "sigma 1"),
     ("feddm.table3", "alpha 0.5"),
     ("feddm.figure4", "alpha 0.5"),
+    ("feddm.figure5", "alpha 0.5"),
+    ("feddm.table4", "alpha 0.5"),
+    ("fedrd.table2", "epsilon 10"),
     ("fedrd.table3", "F-MNIST"),
     ("fedfed.table2", "alpha 0.05, E 1, K 10"),
+    ("fedlgd.table1", "ConvNet, 10 images a class"),
     ("fedlgd.table7", "50 images a class"),
 )
 HEADER = (

@@ -86,14 +86,21 @@ class Sentence:
 
     says: what it says, and where; ahead: (better, worse) rows, one pair for each of the ``names``
     comparisons that the words make; best: in place of these, the rows of which the one that a
-    column has is ahead of all its others, but for that row with further settings; by: what is
+    column has is ahead of all its others, but for that row with further settings; over: of a
+    sentence about gains, each compared row with the row that its gain is over; by: what is
     compared, ``ACCURACY`` or ``SPEED``."""
 
     says: str
     names: int = 0
     ahead: tuple[tuple[str, str], ...] = ()
     best: tuple[str, ...] = ()
+    over: tuple[tuple[str, str], ...] = ()
     by: str = ACCURACY
+
+    @property
+    def bases(self) -> Mapping[str, str]:
+        """Row -> the row that its gain is over; empty unless gains are compared."""
+        return dict(self.over)
 
     def pairs_among(self, rows: Sequence[str]) -> list[tuple[str, str]]:
         """The comparisons in a column with these rows; [] if the sentence is not about it."""
@@ -102,9 +109,15 @@ class Sentence:
             if leader is None:
                 return []
             return [(leader, row) for row in rows if not starts_with_words(row, leader)]
-        if {*itertools.chain.from_iterable(self.ahead)} <= {*rows}:
+        if {*self.compared_rows(self.ahead)} <= {*rows}:
             return [*self.ahead]
         return []
+
+    def compared_rows(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        """The rows whose trainings decide these pairs."""
+        named = [*dict.fromkeys(itertools.chain.from_iterable(pairs))]
+        bases = [self.bases[row] for row in named if row in self.bases]
+        return [*dict.fromkeys([*named, *bases])]
 
 
 @dataclass(frozen=True)
@@ -168,6 +181,7 @@ def _parse_sentence(part: Mapping[str, Any]) -> Sentence:
         part.get("names", 0),
         ahead,
         tuple(part.get("best", ())),
+        tuple(part.get("over", {}).items()),
         part.get("by", ACCURACY),
     )
 

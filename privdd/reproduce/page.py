@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ NOT_DECIDED = "not decided"
 NOTHING_TO_COMPARE = "nothing to compare"
 NOT_RUN_YET = "not run yet"
 NOT_RUN = "not run"
+NOT_JUDGED = "trained before, not judged since"
 # classes of their own, which confirm nothing
 OTHER_TASK = "on a stand-in for the paper's data"
 EARLIER = "of earlier settings, code or words"
@@ -81,6 +82,7 @@ VERDICTS = (
     OTHER_TASK,
     EARLIER,
     NOTHING_TO_COMPARE,
+    NOT_JUDGED,
     NOT_RUN_YET,
     NOT_RUN,
 )
@@ -91,6 +93,8 @@ NO_SENTENCE = "no sentence of the paper puts these rows in order"
 OTHER_WORDS = "the sentence is another today"
 OTHER_SETTINGS = "settings changed since, or were not recorded"
 OTHER_CODE = "code changed since, or was not recorded"
+ROW_WORDS = "{} over {}"
+GAIN_WORDS = "gain of {} over that of {}"
 OVERVIEW_PAGE = "index.html"
 OVERVIEW_NOTE = (
     "A sentence holds where the differences over the seeds decide it (one-sided paired t-test, "
@@ -138,22 +142,33 @@ class OverviewLine:
         return self.verdict
 
 
-def distinct_lines(lines: Sequence[OverviewLine]) -> list[OverviewLine]:
-    """One line for each sentence and its trainings: several entries may show the same. That on the
-    paper's own data counts, if there is one."""
-    lines_by_key: dict[tuple[str, str], OverviewLine] = {}
+def distinct_sentences(lines: Sequence[OverviewLine]) -> list[OverviewLine]:
+    """One line for each sentence and its comparison: several entries may show the same."""
+    return _distinct_lines(lines, lambda line: (line.statement, line.settings))
+
+
+def distinct_comparisons(lines: Sequence[OverviewLine]) -> list[OverviewLine]:
+    """One line for each comparison of trainings, whichever sentences and entries show it."""
+    return _distinct_lines(lines, lambda line: ("", line.settings))
+
+
+def _distinct_lines(
+    lines: Sequence[OverviewLine], name_line: Callable[[OverviewLine], tuple[str, str]]
+) -> list[OverviewLine]:
+    """The first of each name; that on the paper's own data in its place, if there is one."""
+    lines_by_key: dict[tuple[str, ...], OverviewLine] = {}
     for line in lines:
-        key = (line.entry, line.column)
+        key: tuple[str, ...] = (line.entry, line.column, line.statement)
         if line.settings:
-            key = (line.statement, line.settings)
+            key = name_line(line)
         if key not in lines_by_key or lines_by_key[key].kind == OTHER_TASK:
             lines_by_key[key] = line
     return [*lines_by_key.values()]
 
 
 def count_verdicts(lines: Sequence[OverviewLine]) -> str:
-    """ "holds: 4, does not hold: 1, ...", of distinct lines."""
-    return _verdict_counts(line.kind for line in distinct_lines(lines))
+    """ "holds: 4, does not hold: 1, ...", of distinct comparisons."""
+    return _verdict_counts(line.kind for line in distinct_comparisons(lines))
 
 
 def _verdict_counts(verdicts: Iterable[str]) -> str:
@@ -226,9 +241,8 @@ def current_digests(
         pairs_of = {sentence: sentence.pairs_among([*rows]) for sentence in entry.sentences}
         for sentence, pairs in pairs_of.items():
             if pairs:
-                compared = {*itertools.chain.from_iterable(pairs)}
-                settings = pairs_digest(column, pairs, sentence.by)
-                code = join_training_codes(rows, compared)
+                settings = pairs_digest(column, pairs, sentence.by, sentence.bases)
+                code = join_training_codes(rows, sentence.compared_rows(pairs))
                 digests[name, sentence.says] = LineDigests(settings, code)
         if not any(pairs_of.values()):
             digests[name, NO_SENTENCE] = LineDigests(
@@ -245,7 +259,7 @@ def join_training_codes(cells: Mapping[str, PaperCell], rows: Iterable[str]) -> 
 def find_staleness(line: OverviewLine, today: Mapping[tuple[str, str], LineDigests]) -> str:
     """Why a line says nothing of today's settings, code or words; "" if it does, or if nothing was
     run."""
-    if line.verdict == NOT_RUN_YET:
+    if line.verdict in (NOT_RUN_YET, NOT_JUDGED):
         return ""
     current = today.get((line.column.removesuffix(STAND_IN), line.statement))
     if current is None:
@@ -277,7 +291,7 @@ def _column_lines(
             column=f"{column['column']}{STAND_IN if stands_in else ''}",
             statement=sentence["says"],
             verdict=_sentence_verdict(sentence),
-            detail="; ".join(filter(None, [_format_sentence(sentence), _format_failures(column)])),
+            detail="; ".join(filter(None, [format_sentence(sentence), _format_failures(column)])),
             command=result["command"],
             page=f"{entry.name}/{ENTRY_PAGE}",
             made="; ".join(filter(None, origin)),
@@ -293,17 +307,21 @@ def _sentence_verdict(sentence: Mapping[str, Any]) -> str:
     return SENTENCE_VERDICTS[sentence["verdict"]]
 
 
-def _format_sentence(sentence: Mapping[str, Any]) -> str:
+def format_sentence(sentence: Mapping[str, Any]) -> str:
     """Every pair with its gain and its p, as it is and corrected for their number."""
     if missing := sentence.get("missing"):
         return f"not all seeds of {', '.join(map(row_label, missing))}"
-    pairs = [_format_pair(pair) for pair in sentence["pairs"]]
+    wording = ROW_WORDS
+    if sentence.get("over"):
+        wording = GAIN_WORDS
+    pairs = [_format_pair(pair, wording) for pair in sentence["pairs"]]
     limits = dict.fromkeys(pair["limit"] for pair in sentence["pairs"])
     return "; ".join(filter(None, [*pairs, *limits]))
 
 
-def _format_pair(pair: Mapping[str, Any]) -> str:
-    text = f"{row_label(pair['better'])} over {row_label(pair['worse'])} {100 * pair['gain']:+.1f}"
+def _format_pair(pair: Mapping[str, Any], wording: str) -> str:
+    compared = wording.format(row_label(pair["better"]), row_label(pair["worse"]))
+    text = f"{compared} {100 * pair['gain']:+.1f}"
     if pair["p"] is None:
         return text
     text = f"{text}, p {pair['p']:.2g}"

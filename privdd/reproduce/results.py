@@ -102,7 +102,7 @@ class RowResult:
     downloaded: (rounds,) bytes that one client sends and receives up to each round, mean over
         clients and seeds; failed: seed -> why, in a line;
     diverged: how many seeds ended without a model; commits, codes: of the code that trained it
-        (``training_code``); limit, distillation: see ``limit_rows``."""
+        (``training_code``); limit, distillation: see ``limit_rows``; base: see ``gain_over``."""
 
     cell: PaperCell
     best: bool
@@ -115,6 +115,7 @@ class RowResult:
     codes: tuple[str, ...] = ()
     limit: str = ""
     distillation: DistillationDiagnostics | None = None
+    base: RowResult | None = None
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -127,10 +128,18 @@ class RowResult:
         return tuple(float(np.mean(curve)) for curve in self.curves.values())
 
     def values_by(self, measure: str) -> tuple[float, ...]:
-        """``ACCURACY`` or ``SPEED`` by seed."""
+        """``ACCURACY`` or ``SPEED`` by seed; of a gain, what is above the base's."""
+        values = self.accuracies
         if measure == SPEED:
-            return self.speeds
-        return self.accuracies
+            values = self.speeds
+        if self.base is None:
+            return values
+        bases = self.base.values_by(measure)
+        return tuple(ours - theirs for ours, theirs in zip(values, bases, strict=True))
+
+    def gain_over(self, base: RowResult) -> RowResult:
+        """This row, compared by how far it is above ``base``, seed by seed."""
+        return replace(self, base=base, limit=self.limit or base.limit)
 
     @property
     def mean(self) -> float | None:
@@ -451,6 +460,7 @@ class JudgedSentence:
         return {
             "says": self.sentence.says,
             "by": self.sentence.by,
+            "over": dict(self.sentence.bases),
             "settings": self.settings,
             "code": self.code,
             "missing": list(self.missing),
@@ -561,15 +571,20 @@ def _statement_json(statement: OrderStatement | None) -> dict[str, Any] | None:
     return {"verdict": statement.verdict, "p": statement.p, "pairs": pairs}
 
 
+def _values_by_seed(row: RowResult, by: str) -> dict[str, float]:
+    values = zip(row.curves, row.values_by(by), strict=True)
+    return {str(seed): value for seed, value in values}
+
+
 def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
     return {
         "row": row.cell.row,
         "paper": row.cell.printed,
         "mean": row.mean,
         "spread": row.spread,
-        "by_seed": {
-            str(seed): value for seed, value in zip(row.curves, row.accuracies, strict=True)
-        },
+        "by_seed": _values_by_seed(row, ACCURACY),
+        "speed_by_seed": _values_by_seed(row, SPEED),
+        "codes": list(row.codes),
         "curve": list(row.curve),
         "uploaded": list(row.uploaded),
         "downloaded": list(row.downloaded),
@@ -641,14 +656,13 @@ def _judge_sentence(
     pairs = sentence.pairs_among([cell.row for cell in cells])
     if not pairs:
         return None
-    named = dict.fromkeys(itertools.chain.from_iterable(pairs))
+    named = sentence.compared_rows(pairs)
     missing = tuple(row for row in named if row not in complete)
-    settings = pairs_digest(cells, pairs, sentence.by)
+    settings = pairs_digest(cells, pairs, sentence.by, sentence.bases)
     if missing:
         return JudgedSentence(sentence, None, settings, "", missing)
-    order = OrderStatement(
-        tuple(
-            compare_pair(complete[better], complete[worse], sentence.by) for better, worse in pairs
-        )
-    )
+    gains = {row: complete[row].gain_over(complete[base]) for row, base in sentence.bases.items()}
+    rows = {**complete, **gains}
+    compared = [compare_pair(rows[better], rows[worse], sentence.by) for better, worse in pairs]
+    order = OrderStatement(tuple(compared))
     return JudgedSentence(sentence, order, settings, join_codes(complete[row] for row in named))

@@ -8,7 +8,7 @@ training (FedFed's tables on one stand-in, FedRD's tables): it is done once, the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
@@ -141,11 +141,16 @@ def settings_digest(cells: Sequence[PaperCell]) -> str:
 
 
 def pairs_digest(
-    cells: Sequence[PaperCell], pairs: Sequence[tuple[str, str]], by: str = ACCURACY
+    cells: Sequence[PaperCell],
+    pairs: Sequence[tuple[str, str]],
+    by: str = ACCURACY,
+    over: Mapping[str, str] | None = None,
 ) -> str:
     """A digest of what is compared with what, with all settings that decide the results, and by
-    what."""
+    what; over: row -> the row that its gain is over."""
     known = {cell.row: row_fingerprint(cell.overrides) for cell in cells}
+    bases = {row: f"{known[row]} over {known[base]}" for row, base in (over or {}).items()}
+    known |= bases
     return short_digest(f"{by} {known[better]} {known[worse]}" for better, worse in pairs)
 
 

@@ -34,6 +34,9 @@ from privdd.reproduce.page import (
     column_headlines,
     count_verdicts,
     current_digests,
+    distinct_comparisons,
+    distinct_sentences,
+    format_sentence,
     run_entry,
     write_overview,
 )
@@ -140,7 +143,7 @@ def line(verdict: str, settings: str = "", says: str = "s", **more: Any) -> Over
 
 
 def test_trainings_are_counted_and_not_entries() -> None:
-    """The same sentence about the same trainings once; what stands in, or is of earlier code, is
+    """The same comparison once, under whichever sentence; what stands in, or is of earlier code, is
     counted by itself."""
     lines = [
         line(HOLDS_HERE, "1"),
@@ -153,8 +156,15 @@ def test_trainings_are_counted_and_not_entries() -> None:
         line(NOT_RUN, "", stale=""),
     ]
     assert count_verdicts(lines) == (
-        f"holds: 2, does not hold: 1, {OTHER_TASK}: 1, {EARLIER}: 1, not run: 1"
+        f"holds: 1, does not hold: 1, {OTHER_TASK}: 1, {EARLIER}: 1, not run: 1"
     )
+    assert [one.statement for one in distinct_sentences(lines)].count("another sentence") == 1
+    assert len(distinct_sentences(lines)) == 1 + len(distinct_comparisons(lines))
+
+
+def test_a_gain_is_named_as_one() -> None:
+    told = {**sentence(HOLDS, (HOLDS, 0.2)), "over": {"algo=feddm": "x", "algo=fedavg": "y"}}
+    assert format_sentence(told) == "gain of feddm over that of fedavg +20.0, p 0.02"
 
 
 def test_what_is_missing_is_said(small: Path) -> None:

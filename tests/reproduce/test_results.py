@@ -36,7 +36,7 @@ from privdd.reproduce.sentences import (
     adjust_holm,
     p_value,
 )
-from privdd.reproduce.train import PaperCell, merge_overrides, paper_cells
+from privdd.reproduce.train import PaperCell, merge_overrides, pairs_digest, paper_cells
 from tests.reporting.test_comparison import training
 
 # What a page says of an entry: rows without all their seeds take no part, and what went wrong is
@@ -95,6 +95,43 @@ def test_a_sentence_about_speed_compares_all_rounds() -> None:
     fast = replace(fast, curves={0: (0.8, 0.8), 1: (0.85, 0.8)})
     assert compare_pair(slow, fast).gain == pytest.approx(0.1)
     assert compare_pair(slow, fast, SPEED).gain == pytest.approx(-0.2875)
+
+
+def test_gains_are_compared_seed_by_seed() -> None:
+    """By scipy's paired t-test on differences of differences; every row's limit counts, and the
+    bases are part of what is compared."""
+    low = (row("a", 90.0, 0.9, 0.8, 0.85), row("b", 80.0, 0.5, 0.6, 0.45))
+    high = (row("c", 95.0, 0.95, 0.9, 0.9), row("d", 94.0, 0.9, 0.8, 0.85))
+    pair = compare_pair(low[0].gain_over(low[1]), high[0].gain_over(high[1]))
+    first, second = ([0.4, 0.2, 0.4], [0.05, 0.1, 0.05])
+    expected = stats.ttest_rel(first, second, alternative="greater")
+    assert (pair.better, pair.worse) == ("a", "c")
+    assert pair.gain == pytest.approx(np.mean(first) - np.mean(second))
+    assert pair.p == pytest.approx(expected.pvalue) and pair.limit == ""
+    assert high[0].gain_over(replace(high[1], limit="x")).limit == "x"
+    says = Sentence("a gains more", 1, (("a", "c"),), over=(("a", "b"), ("c", "d")))
+    entry = replace(ENTRY, sentences=(says,))
+    made = _compare_column(entry, "c", [*low, *high], 3)
+    (judged,) = made.sentences
+    assert judged.order is not None and judged.order.pairs == (pair,)
+    assert judged.as_json()["over"] == {"a": "b", "c": "d"}
+    (missing,) = _compare_column(entry, "c", [*low, high[0], row("d", 94.0, 0.9)], 3).sentences
+    assert missing.missing == ("d",)
+    cells = [
+        replace(one.cell, overrides=merge_overrides(one.cell.overrides, [f"algo.rounds={at + 2}"]))
+        for at, one in enumerate((*low, *high))
+    ]
+    plain = pairs_digest(cells, says.ahead)
+    assert len({plain, pairs_digest(cells, says.ahead, over=says.bases)}) == 2
+    assert says.pairs_among(["a", "b", "c"]) == [] and says.pairs_among([*"abcd"]) == [("a", "c")]
+
+
+def test_each_seed_has_its_accuracy_its_speed_and_its_code() -> None:
+    curves = {3: (0.1, 0.9), 5: (0.2, 0.6)}
+    made = replace(row("a", 90.0), curves=curves, uploaded=(8.0, 16.0), codes=("x",))
+    told = column(made).as_json()["rows"][0]
+    assert told["by_seed"] == {"3": 0.9, "5": 0.6} and told["codes"] == ["x"]
+    assert told["speed_by_seed"] == pytest.approx({"3": 0.5, "5": 0.4})
 
 
 def test_seeds_without_a_model_are_written_down() -> None:
