@@ -141,6 +141,8 @@ class Worlds:
     kinds: positions (m,) of audited records that were made hard to fit, by what was done to them;
         queries: the signals of q copies of each record under the transforms of the training, (K, n,
             q), the record as it is first: absent if nothing transforms it.
+    other_clients: (M, n, R) of what M other clients, who hold none of the records, sent in the R
+        rounds of ``rounds``; absent if no attack reads them.
     """
 
     signals: Mapping[str, Tensor]
@@ -153,6 +155,7 @@ class Worlds:
     records: Tensor | None = None
     kinds: Mapping[str, Tensor] = field(default_factory=dict)
     queries: Mapping[str, Tensor] = field(default_factory=dict)
+    other_clients: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.masks.ndim != 2 or self.masks.dtype != torch.bool:
@@ -187,6 +190,16 @@ class Worlds:
                 raise ValueError(
                     f"queries of {name!r}: finite (K, n, q) for masks "
                     f"{tuple(self.masks.shape)} are needed"
+                )
+        for name, value in self.other_clients.items():
+            if (
+                value.ndim != 3
+                or value.shape[1] != self.masks.shape[1]
+                or not torch.isfinite(value).all()
+            ):
+                raise ValueError(
+                    f"other_clients of {name!r}: finite (M, n, R) for n = {self.masks.shape[1]} "
+                    "records are needed"
                 )
 
 
@@ -273,8 +286,9 @@ class Attack(ABC):
             sent, instead of what it would send if it
     held one record. unmeasured: surfaces of which it reports what it read and measures nothing, so
     that they stay
-    unattacked. images_only: whether it reads pixels beside each other, which rows of a table do not
-    have. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are;
+    unattacked. reads_other_clients: whether it compares with what the other clients sent, which an
+    audit then computes again. images_only: whether it reads pixels beside each other, which rows of
+    a table do not have. on_gpu: whether ``run`` and ``judge`` work where the view's tensors are;
     ``generator`` stays on the CPU."""
 
     if TYPE_CHECKING:  # class variables or fields, as it suits the attack
@@ -300,6 +314,7 @@ class Attack(ABC):
     whole_client: ClassVar[bool] = False
     unmeasured: ClassVar[frozenset[Surface]] = frozenset()
     images_only: ClassVar[bool] = False
+    reads_other_clients: ClassVar[bool] = False
 
     def __init_subclass__(cls, hooks: Sequence[str] = (), **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -33,13 +33,19 @@ from privdd.auditing.noised_sums import (
     replay_count,
     score_noised_sums,
 )
+from privdd.auditing.other_clients import other_client_signals
 from privdd.auditing.replay import (
     MembershipGame,
     draw_membership_game,
     recover_noise_log,
     restore_memories,
 )
-from privdd.auditing.shadow_models import ShadowSignals, describe_view, train_shadow_models
+from privdd.auditing.shadow_models import (
+    ShadowSignals,
+    describe_view,
+    rounds_to_combine,
+    train_shadow_models,
+)
 from privdd.auditing.views import FinishedRun, collect_views, malicious_server_views
 from privdd.core.types import Shard
 from privdd.distillation.diagnostics import DistillationDiagnostics, diagnose_distillation
@@ -194,6 +200,9 @@ def replay_client(state: AuditState) -> AuditState:
         replays = replay_count(experiment, state.attacks)
         federations = federation_count(experiment, state.attacks)
     signals = train_shadow_models(run, state.whole, state.folder, replays, federations)
+    if any(attack.reads_other_clients for attack in state.attacks.values()):
+        rounds = rounds_to_combine(run.progress.snapshots, experiment.audit_settings.rounds)
+        signals = replace(signals, of_others=other_client_signals(run, rounds))
     return replace(state, noised_sums=sums, signals=signals)
 
 
@@ -202,7 +211,8 @@ def attack_views(state: AuditState) -> AuditState:
     experiment = state.experiment
     run = state.finished_run
     signals = state.signals
-    views = list(collect_views(run, signals.by_round, signals.over_rounds, signals.of_server))
+    read = (signals.by_round, signals.over_rounds, signals.of_server, signals.of_others)
+    views = list(collect_views(run, *read))
     if state.noised_sums is not None:
         views.append(analyst_view(run, state.noised_sums, max(signals.by_round)))
     jobs = collect_attack_jobs(views, malicious_server_views(run, state.attacks), state.attacks)

@@ -383,13 +383,15 @@ class ShadowSignals:
 
     by_round: audited round -> (K, n, ...) of what the client sent in it; over_rounds: audited round
         -> (K, n, R), in several rounds; of_server: (K, n) of what the server sends at the end;
-    training: audited round -> how its replays were trained.
+    training: audited round -> how its replays were trained; of_others: audited round -> (M, n, R)
+        of what M other clients sent.
     """
 
     by_round: Mapping[int, StackedSignals] = field(default_factory=dict)
     over_rounds: Mapping[int, StackedSignals] = field(default_factory=dict)
     of_server: StackedSignals = field(default_factory=dict)
     training: Mapping[int, TrainingChoice] = field(default_factory=dict)
+    of_others: Mapping[int, StackedSignals] = field(default_factory=dict)
 
 
 def train_shadow_models(

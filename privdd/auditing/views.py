@@ -223,15 +223,19 @@ SignalsByRound = Mapping[int, Mapping[str, Tensor]]  # audited round -> signals 
 
 
 def collect_views(
-    run: FinishedRun, stacked: SignalsByRound, rounds: SignalsByRound, sent: Mapping[str, Tensor]
+    run: FinishedRun,
+    stacked: SignalsByRound,
+    rounds: SignalsByRound,
+    sent: Mapping[str, Tensor],
+    others: SignalsByRound | None = None,
 ) -> Iterator[tuple[View, Truth, str]]:
     """Every view with its truth, and words for where it comes from. rounds: the signals in all
-    replayed rounds."""
+    replayed rounds; others: those of other clients' uploads in them, (M, n, R)."""
     truth = run.ground_truth()
     several = len({run.progress.snapshots[t].phase for t in stacked}) > 1
     for t, signals in stacked.items():
         phase = run.progress.snapshots[t].phase
-        for view in client_views(run, t, signals, rounds[t]):
+        for view in client_views(run, t, signals, rounds[t], (others or {}).get(t)):
             yield view, truth, f"{phase} phase, round {t}" if several else f"round {t}"
     final = run.plan.method.broadcast(run.progress.server)
     for view in server_views(run, final, {**sent, **_pooled_feature_signals(stacked)}):
@@ -266,9 +270,10 @@ def client_views(
     round: int,
     stacked: Mapping[str, Tensor],
     rounds: Mapping[str, Tensor] | None = None,
+    others: Mapping[str, Tensor] | None = None,
 ) -> Iterator[View]:
     """One view for each message that the audited client sent in ``round``, as the server holds it.
-    rounds: the same signals in all replayed rounds, (K, n, R)."""
+    rounds: the same signals in all replayed rounds, (K, n, R); others: of other clients."""
     snapshot = run.progress.snapshots[round]
     knowledge = run.adversary_knowledge(round)
     for name in snapshot.sent:
@@ -277,7 +282,8 @@ def client_views(
         # not where it is waived and unreadable
         read = any(key.startswith(f"{group}|") for key in stacked)
         if read:
-            replays = signals_to_worlds(stacked, group, run.game, run.public_records, rounds)
+            held = (run.game, run.public_records, rounds, others)
+            replays = signals_to_worlds(stacked, group, *held)
         else:
             replays = None
         captures: tuple[Capture, ...] = (_capture_message(run, snapshot, name),)
@@ -496,6 +502,7 @@ def signals_to_worlds(
     game: MembershipGame,
     public: Records,
     rounds: Mapping[str, Tensor] | None = None,
+    others: Mapping[str, Tensor] | None = None,
 ) -> Worlds:
     """The (K, n) signals of one surface, with the membership masks and a control that never sees
     the artifact."""
@@ -510,7 +517,13 @@ def signals_to_worlds(
     later = _signals_of_surface(rounds or {}, surface)
     arguments = (masks, blind, candidates.y, logits, population)
     return Worlds(
-        mine, *arguments, rounds=later, records=candidates.x, kinds=game.kinds, queries=queries
+        mine,
+        *arguments,
+        rounds=later,
+        records=candidates.x,
+        kinds=game.kinds,
+        queries=queries,
+        other_clients=_signals_of_surface(others or {}, surface),
     )
 
 

@@ -228,6 +228,8 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
         random(4, 3),
     ),
     "membership.signals:ridge_solver": lambda: (random(6, 4),),
+    "membership.fedmia:fedmia": lambda: (random(6), random(4, 6, seed=1)),
+    "membership.source_inference:source_margin": lambda: (random(6), random(4, 6, seed=1)),
     "membership.signals:moment_alignment": lambda: MOMENTS,
     "membership.signals:moment_coefficients": lambda: MOMENTS,
     "membership.nearest_row:count_nearest": lambda: (random(6), random(5, seed=1)),

@@ -28,7 +28,16 @@ from attacks.types import Adversary, Surface, Truth, View
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config, config_dir
 from privdd.reporting.export import write_markdown_page
-from tests.power.planted_leaks import CLASSES, NOISE, PULL, RECORDS, SHAPE, WORLDS, planted
+from tests.power.planted_leaks import (
+    CLASSES,
+    NOISE,
+    OTHER_CLIENTS,
+    PULL,
+    RECORDS,
+    SHAPE,
+    WORLDS,
+    planted,
+)
 
 LEVEL = 0.025  # of one side of a 95 % interval
 NOBODY = Truth(
@@ -99,8 +108,8 @@ def claimed() -> Iterator[tuple[Surface, str]]:
 
 
 @lru_cache(maxsize=256)
-def _view(surface: Surface, seed: int, null: bool, copies: bool) -> View:
-    return planted(surface, seed, null=null, copies=copies)
+def _view(surface: Surface, seed: int, null: bool, copies: bool, crowd: bool) -> View:
+    return planted(surface, seed, null=null, copies=copies, crowd=crowd)
 
 
 def finds(
@@ -108,7 +117,8 @@ def finds(
 ) -> bool | None:
     """Whether the attack's AUC is above one half at 95 %; None where it says that there is nothing
     to read."""
-    view = _view(surface, seed, null, isinstance(attack, NearestRow))
+    copies = isinstance(attack, NearestRow)
+    view = _view(surface, seed, null, copies, attack.reads_other_clients)
     if attack.nothing_to_read(view):
         return None
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, NOBODY)
@@ -151,8 +161,9 @@ which is the records' own spread; labels and prototypes count the members of ten
 are those of a last layer after a step on the members, with noise of their own size. For
 `nearest_row` and `nearest_patch`, which look for records that are sent as they are, one member in
 three is (of prototypes, the mean of each class is one member), and the rest of what is sent is
-noise. A leak counts as found where the 95 % interval of the AUC lies above one half. In a null
-the same is sent of records that other coins chose; 2.5 % of nulls may be found.
+noise. `fedmia` and `source_inference` are given what {OTHER_CLIENTS} other clients sent of as
+many records of their own. A leak counts as found where the 95 % interval of the AUC lies above one
+half. In a null the same is sent of records that other coins chose; 2.5 % of nulls may be found.
 
     python -m tests.power.membership --seeds {seeds} --write docs/power.md
 

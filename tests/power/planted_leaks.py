@@ -8,6 +8,7 @@ is sent are not those of the masks."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +35,7 @@ NOISE = 1.0  # of a feature or image, per coordinate: as large as the spread of 
 # by how many standard deviations of the noise a member moves a model along its own gradient
 PULL = 2.0
 BATCH = 8  # rows that share one noise vector, where it is shared
+OTHER_CLIENTS = 8  # who hold as many records of their own, and none of the client's
 Values = dict[str, Tensors]
 
 
@@ -224,9 +226,12 @@ SENDER = {
 }
 
 
-def planted(surface: Surface, seed: int, *, null: bool = False, copies: bool = False) -> View:
+def planted(
+    surface: Surface, seed: int, *, null: bool = False, copies: bool = False, crowd: bool = False
+) -> View:
     """K replays of a client whose upload on ``surface`` holds its members; null: those of other
-    coins; copies: some of them as they are, and nothing of the others."""
+    coins; copies: some of them as they are, and nothing of the others; crowd: what other clients
+    sent is known too."""
     g = torch.Generator().manual_seed(seed)
     candidates = records(RECORDS, g)
     public = records(PUBLIC, g)
@@ -257,8 +262,24 @@ def planted(surface: Surface, seed: int, *, null: bool = False, copies: bool = F
     captures = tuple(
         Capture(0, 0, name, value, {"model": start}) for name, value in sent[0].items()
     )
-    worlds = signals_to_worlds(stacked, str(surface), game, public)
+    of_others = _signals_of_others(lens, surface, seed) if crowd else None
+    worlds = signals_to_worlds(stacked, str(surface), game, public, others=of_others)
     return View(surface, SENDER.get(surface, Adversary.SERVER), captures, knowledge, worlds)
+
+
+def _signals_of_others(lens: AdversaryView, surface: Surface, seed: int) -> dict[str, Tensor]:
+    """(M, n, 1): what M clients sent of their own records, read as the audited client's upload."""
+    g = torch.Generator().manual_seed(10_000 + seed)
+    signals = []
+    for _ in range(OTHER_CLIENTS):
+        own = replace(lens, candidates=records(RECORDS, g))
+        sent = PLANTED[surface](own, torch.rand(RECORDS, generator=g) < 0.5, g)
+        signals.append(_read(lens, surface, sent))
+    return {
+        key: torch.stack([one[key] for one in signals]).unsqueeze(-1)
+        for key, value in signals[0].items()
+        if value.ndim == 1
+    }
 
 
 def _read(lens: AdversaryView, surface: Surface, values: Values) -> dict[str, Tensor]:

@@ -1,0 +1,101 @@
+"""FedMIA (Zhu et al. 2025): what other clients sent says how a signal of a record looks that the
+sender did not hold.
+
+No shadow models: a record belongs to one client, so the other clients' uploads of the same round
+are its non-member distribution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds
+from attacks.membership.lira import lira
+from attacks.membership.multi_round import MultiRoundAttack, signal_in_all_rounds
+from attacks.tensors import accepts_numpy
+from attacks.types import SERVER_ONLY, Evidence, Finding, Surface, View, Worlds
+
+FEWEST_CLIENTS = 2  # other clients, of whose signals a spread can be computed
+# of which the readers' signals are comparable from client to client
+COMPARABLE_SURFACES = frozenset(
+    {Surface.UPDATE, Surface.GRADIENT, Surface.LOGITS, Surface.SYNTHETIC_IMAGES}
+)
+
+
+@accepts_numpy
+def fedmia(
+    target: Tensor,
+    reference: Tensor,
+    *,
+    variance: Literal["auto", "bayes", "per_record", "pooled"] = "auto",
+) -> Tensor:
+    """How surprising a client's signal of each record is among those of clients without it.
+
+    One-tailed test (Zhu et al. 2025, section 4): the score is -ln Pr[X >= target], with X as the
+    other clients' signals are distributed. Scores of several rounds add up (Fisher's combination).
+
+    Args:
+        target: (n,) signals of the audited client's upload, larger = more like a member.
+        reference: (M, n) signals of M >= 2 other clients' uploads in the same round.
+        variance: of X for each record. "per_record" is the published Gaussian; "auto" is the
+            predictive law of ``lira``, which leans on the other records as well.
+
+    Returns:
+        (n,) float64, larger = member.
+
+    Raises:
+        ValueError: for bad shapes, NaN, or fewer than two other clients.
+    """
+    # -ln Pr[X >= t] = -ln Phi((mu - t) / sigma), which is LiRA's one-sided test of -t against -X
+    no_member = torch.zeros(reference.shape, dtype=torch.bool)
+    check_shadow_signals(reference, no_member, target, 2)
+    if len(reference) < FEWEST_CLIENTS:
+        raise ValueError(f"reference: {len(reference)} other clients, {FEWEST_CLIENTS} are needed")
+    return -lira(-reference, no_member, -target, online=False, variance=variance)
+
+
+@dataclass(frozen=True)
+class ClientComparison(MembershipAttack):
+    """What attacks share that compare a client's upload with those of the other clients."""
+
+    surfaces: ClassVar[frozenset[Surface]] = COMPARABLE_SURFACES
+    adversaries = SERVER_ONLY
+    least_worlds: ClassVar[int] = 1
+    reads_other_clients: ClassVar[bool] = True
+
+    def nothing_to_read(self, view: View) -> str:
+        reference = require_worlds(view).other_clients
+        if not reference:
+            return "what other clients sent in these rounds is not known to this adversary"
+        clients = min(map(len, reference.values()))
+        if clients < FEWEST_CLIENTS:
+            return f"{clients} other client took part; {FEWEST_CLIENTS} are needed"
+        return super().nothing_to_read(view)
+
+
+@dataclass(frozen=True)
+class FedMIA(ClientComparison, MultiRoundAttack):
+    """Zhu et al. (2025) on the surface's primary signal in every round; see ``fedmia``."""
+
+    variance: Literal["auto", "bayes", "per_record", "pooled"] = "auto"
+    name: ClassVar[str] = "fedmia"
+
+    def score(self, view: View, name: str, seed: int) -> Tensor:
+        replays = require_worlds(view)
+        signals = signal_in_all_rounds(replays, name)  # (K, n, R)
+        rounds = signals.shape[-1]
+        reference = replays.other_clients[name][..., -rounds:]  # (M, n, R)
+        scores = torch.zeros(signals.shape, dtype=torch.float64)
+        for r in range(rounds):
+            for k, signal in enumerate(signals[..., r]):
+                scores[k, :, r] = fedmia(signal, reference[..., r], variance=self.variance)
+        return scores
+
+    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+        finding = super()._add_details(finding, evidence, worlds)
+        clients = len(worlds.other_clients[str(evidence.notes["signal"])])
+        return finding.with_measures(note=f"non-members as in the uploads of {clients} others")

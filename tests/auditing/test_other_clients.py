@@ -1,0 +1,67 @@
+"""What other clients sent, computed again: bit by bit what the server received, and what FedMIA and
+source inference make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attacks.membership.fedmia import FedMIA
+from attacks.membership.source_inference import SourceInference
+from privdd.auditing.other_clients import repeat_uploads
+from privdd.auditing.pipeline import audit_experiment
+from privdd.cli.build import build_experiment
+from privdd.runtime.run_folder import RunFolder
+from tests.federations import equal, tiny, tiny_config, trained
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("algo", ["fedavg", "feddm", "fedmd"])
+def test_uploads_are_those_that_the_server_received(algo: str) -> None:
+    """fedmd's clients keep their networks from round to round."""
+    experiment = tiny(algo)
+    plan = experiment.plan
+    progress, inboxes, _ = trained(algo)
+    chain = [progress.snapshots[t] for t in sorted(progress.snapshots)]
+    received = {(message.client, message.round): message.values for message in inboxes}
+    for client in (1, 2):
+        repeated = dict(repeat_uploads(plan, chain, client, experiment.shards[client]))
+        assert repeated.keys() == progress.snapshots.keys()
+        for t, values in repeated.items():
+            assert equal(values, received[client, t])
+
+
+AUDIT = [
+    "audit.records=20",
+    "audit.worlds=2",
+    "audit.federations=0",
+    "audit.victims=0",
+    "partition.clients=4",
+    "algo.local_epochs=10",
+    "algo.rounds=2",
+]
+
+
+def test_an_audit_reads_all_rounds_of_the_others(tmp_path: Path) -> None:
+    config = tiny_config("fedavg", *AUDIT, "audit.require=some", command="audit")
+    attacks = {"fedmia": FedMIA(), "source_inference": SourceInference()}
+    state = audit_experiment(build_experiment(config), attacks, RunFolder(tmp_path))
+    (signals,) = state.signals.of_others.values()
+    assert signals["update|confidence"].shape == (3, 20, 2)
+    of_updates = [finding for finding in state.findings if finding.surface == "update"]
+    findings = {finding.attack: finding for finding in of_updates}
+    assert findings["fedmia"].measures["rounds"] == 2
+    assert "3 others" in findings["fedmia"].measures["note"]
+    assert "among 4 (chance level 25%)" in findings["source_inference"].measures["note"]
+
+
+def test_nothing_is_known_of_others_where_the_server_sees_sums(tmp_path: Path) -> None:
+    summed = ["audit.require=some", "trust=secagg", "algo.weighting=uniform"]
+    config = tiny_config("fedavg", *AUDIT, *summed, command="audit")
+    state = audit_experiment(build_experiment(config), {"fedmia": FedMIA()}, RunFolder(tmp_path))
+    assert not state.signals.of_others
+    (finding,) = [finding for finding in state.findings if finding.attack == "fedmia"]
+    assert "not known" in finding.measures["note"]
