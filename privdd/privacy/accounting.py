@@ -171,7 +171,7 @@ def pld_epsilon(
         mu = math.sqrt(total.squared_mu) * (2 if relation == "replace" else 1)
         return float(dpa.get_epsilon_gaussian(1 / mu, delta))
     ceiling = _epsilon_ceiling(total, delta, relation)
-    step = interval or max(FINEST, ceiling / POINTS)
+    step = interval or _grid_interval(ceiling)
     value = _loss_epsilon(total, delta, relation, step)
     if math.isinf(value):  # the grid overflows at very large losses; a coarser one is still a bound
         value = _loss_epsilon(total, delta, relation, 16 * step)
@@ -211,13 +211,21 @@ def _epsilon_ceiling(total: Tally, delta: float, relation: Relation) -> float:
     """A bound that stays finite where the discretised loss overflows to infinity.
 
     Under add/remove it is RDP's. Under replace, Poisson sampling is ignored: given the sample, the
-    two runs are the full-batch pair or identical, and divergences are jointly convex.
+    two runs are the full-batch pair or identical, and divergences are jointly convex. A law of
+    bounded noise has no finite divergence; nothing but its loss on the grid bounds it.
     """
+    if any(NOISE_LAWS[name].rdp_event is None for (name, _), _ in total.other_laws):
+        return math.inf
     if relation != "replace":
         return _rdp_epsilon(total, delta, relation)
     squared_mu = total.squared_mu + math.fsum(count / (z * z) for (_, z), count in total.poisson)
     full_batches = Tally(squared_mu=squared_mu, other_laws=total.other_laws)
     return _rdp_epsilon(full_batches, delta, relation)
+
+
+def _grid_interval(ceiling: float) -> float:
+    """The interval of a grid on which a loss of up to ``ceiling`` has about POINTS points."""
+    return max(FINEST, ceiling / POINTS) if math.isfinite(ceiling) else FINEST
 
 
 def _loss_epsilon(total: Tally, delta: float, relation: Relation, interval: float) -> float:
@@ -261,7 +269,7 @@ def privacy_loss_of(total: Tally, delta: float, relation: Relation) -> pld.Priva
     """
     if not total.private or total.is_empty:
         raise ValueError("a composition of protected releases is needed")
-    interval = max(FINEST, _epsilon_ceiling(total, delta, relation) / POINTS)
+    interval = _grid_interval(_epsilon_ceiling(total, delta, relation))
     return composed_loss(total, relation, interval)
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import dp_accounting as dpa
 import pytest
 import torch
 from scipy import stats
 
+from privdd.privacy.accounting import epsilon_of, privacy_loss_of
+from privdd.privacy.events import Tally
 from privdd.privacy.noise_laws import NOISE_LAWS, noise_law
 from privdd.privacy.noise_laws.law import UnsupportedEvent
 
@@ -26,3 +31,20 @@ def test_laplace_residuals_become_normal_scores() -> None:
 def test_gaussian_noise_has_no_loss_on_a_grid() -> None:
     with pytest.raises(UnsupportedEvent, match="gaussian"):
         NOISE_LAWS["gaussian"].loss_on_grid(1.0, 1.0, 1e-3)
+
+
+def test_a_law_without_a_divergence_is_accounted_by_its_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Noise of bounded support has none. Three releases of Laplace noise cost the same with it and
+    without it by PLD, and have no bound by RDP."""
+    total = Tally(other_laws=((("laplace", 4.0), 3),))
+    expected = epsilon_of(total, 1e-5, relation="add_remove", accountant="pld")
+    bounded = replace(NOISE_LAWS["laplace"], name="bounded", rdp_event=None)
+    monkeypatch.setitem(NOISE_LAWS, "bounded", bounded)
+    other = Tally(other_laws=((("bounded", 4.0), 3),))
+    found = epsilon_of(other, 1e-5, relation="add_remove", accountant="pld")
+    assert found == pytest.approx(expected) and 0 < found <= 0.75 + 1e-3
+    assert math.isfinite(privacy_loss_of(other, 1e-5, "add_remove").get_epsilon_for_delta(1e-5))
+    with pytest.raises(UnsupportedEvent, match="no Renyi divergence"):
+        epsilon_of(other, 1e-5, relation="add_remove", accountant="rdp")
