@@ -7,10 +7,10 @@ label from the rest, x_s = x - q(x), under the noise that it will be shared with
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,9 +26,11 @@ from privdd.core.types import Records, RecordShape, State, Tensors, Values, pack
 from privdd.distillation.class_cells import draw_record_normals
 from privdd.federated.channel import ClientContext
 from privdd.models import ModelSpec, build
+from privdd.models.networks import VAE
 from privdd.privacy.mechanism import Mechanism
 from privdd.privacy.mechanisms import FeatureNoise
 from privdd.training.dp_sgd import QUERY, count_private_steps, dp_local_sgd
+from privdd.training.sgd import ModelEnsemble, is_vectorisable, pool_records
 
 CLASSIFIER = "classifier."
 GENERATOR = "generator."
@@ -210,6 +212,112 @@ def train_split(
             functional_call(model, current, (x, y, noise, loss)).backward()
             adam.step()
     return {n: t.detach() for n, t in current.items()}, _collect_moments(adam, learned)
+
+
+def can_train_together(model: FeatureSplit) -> bool:
+    """Whether ``train_splits`` has a wide form of both networks."""
+    return isinstance(model.generator, VAE) and is_vectorisable(model)
+
+
+def train_splits(
+    model: FeatureSplit,
+    state: State,
+    clients: Sequence[Records],
+    loss: SplitLoss,
+    *,
+    lr: float,
+    weight_decay: float,
+    batch_size: int,
+    epochs: int,
+    generators: Sequence[torch.Generator],
+) -> list[State]:
+    """``train_split`` for K sets of records at once, from fresh moments: what each would become
+    alone, up to rounding.
+
+    AdamW takes whole steps along a gradient that is zero but for rounding, as of a bias before
+    instance norm; outputs do not depend on such a parameter. The sets may be of different size,
+    their ids must tell records apart.
+    """
+    pool, rows = pool_records(clients)
+    ensemble = ModelEnsemble(model, state, len(clients))
+    pool = pool.to(ensemble.flat.device)
+    ensemble.flat.grad = ensemble.grad
+    adam = torch.optim.AdamW([ensemble.flat], lr=lr, weight_decay=weight_decay, fused=True)
+    ensemble.module.train()
+    counts = [epochs * math.ceil(len(r) / batch_size) for r in rows]
+    width = min(batch_size, max(map(len, rows)))
+    latent = int(model.generator.latent)  # type: ignore[arg-type]
+    draws = [
+        _draw_split_batches(pool.x, r, batch_size, latent, len(loss.stds), generator)
+        for r, generator in zip(rows, generators)
+    ]
+    ended: dict[int, State] = {}
+    for step in timed_steps(range(max(counts))):
+        drawn = {k: next(draws[k]) for k, count in enumerate(counts) if step < count}
+        position = torch.zeros(width, len(clients), dtype=torch.long)
+        weight = torch.zeros(width, len(clients))
+        noise: dict[str, Tensor] = {}
+        for k, (index, noise_of_batch) in drawn.items():
+            position[: len(index), k] = index
+            weight[: len(index), k] = 1 / len(index)
+            for name, value in noise_of_batch.items():
+                if name not in noise:
+                    noise[name] = torch.zeros(width, len(clients), *value.shape[1:])
+                noise[name][: len(index), k] = value
+        position, weight, noise = to_device((position, weight, noise), pool.x.device)
+        ensemble.grad.zero_()
+        losses = _losses_of_copies(ensemble.module, pool.x[position], pool.y[position], noise, loss)
+        (losses * weight).sum().backward()
+        adam.step()
+        ended |= {k: ensemble.copy_state(k) for k, count in enumerate(counts) if count == step + 1}
+    return [ended.get(k, state) for k in range(len(clients))]
+
+
+def _draw_split_batches(
+    x: Tensor, rows: Tensor, batch_size: int, latent: int, copies: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+    """The batches and noise that ``train_split`` draws; rows: positions of the records in x (pool,
+    c, h, w)."""
+    while True:
+        for index in torch.randperm(len(rows), generator=generator).split(batch_size):
+            batch = rows[index]
+            yield batch, draw_batch_noise(x[batch], latent, copies, generator)
+
+
+def _losses_of_copies(
+    model: Any, x: Tensor, y: Tensor, noise: Mapping[str, Tensor], loss: SplitLoss
+) -> Tensor:
+    """The joint loss of each record (b, K) in K models side by side, of which ``FeatureSplit``
+    gives the mean.
+
+    Args:
+        model: a ``FeatureSplit`` whose layers are wide.
+        x: (b, K, c, h, w).
+        y: (b, K).
+        noise: as in ``FeatureSplit.forward``, with a second axis over the models.
+        loss: the weights.
+    """
+    count, models = y.shape
+    q, mu, logvar = model.generator(x.flatten(1, 2), noise["latent"].flatten(1))
+    q = q.view_as(x)
+    shared = bound_features((x - q).flatten(0, 1), x.flatten(0, 1), loss.rho).view_as(x)
+    draws = [noise[f"copy_{i}"] for i in range(len(loss.stds))]
+    if loss.distribution == "laplace":
+        draws = [laplace_from_normal(z) for z in draws]
+    copies = [shared + std * z for std, z in zip(loss.stds, draws)]
+    logits = model.classifier(torch.cat([*copies, x]).flatten(1, 2))
+    labels = y.repeat(len(copies) + 1, 1).flatten()
+    errors = F.cross_entropy(logits.view(len(labels), -1), labels, reduction="none").view(
+        len(copies) + 1, count, models
+    )
+    each = (1 + logvar - mu.square() - logvar.exp()).view(count, models, -1)
+    kl = -0.5 * each.sum(2) / (3 * each.shape[2])
+    return (
+        loss.reconstruction * (q - x).square().flatten(2).mean(2)
+        + loss.feature_ce * errors[:-1].sum(0)
+        + loss.kl * kl
+        + loss.image_ce * errors[-1]
+    )
 
 
 def _load_moments(adam: torch.optim.AdamW, learned: Mapping[str, Tensor], saved: State) -> None:

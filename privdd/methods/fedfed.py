@@ -45,11 +45,13 @@ from privdd.distillation.feature_split import (
     FeatureSplit,
     SplitLoss,
     build_split_skeleton,
+    can_train_together,
     feature_map,
     inner_state,
     sent_networks,
     train_split,
     train_split_privately,
+    train_splits,
 )
 from privdd.federated.aggregation import average, sort_by_client
 from privdd.federated.audit_hooks import Distils, FastReplay, ReadsUploads, StatesClaims
@@ -294,6 +296,43 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
         private = {name: Artifact(upload[name].value, private=True) for name in upload}
         private.pop("count", None)  # of rows that are shared: a public constant
         return private, memory
+
+    def local_batched(
+        self,
+        broadcast: Values,
+        memories: Sequence[State],
+        shards: Sequence[ClientData],
+        contexts: Sequence[ClientContext],
+    ) -> Sequence[Work] | None:
+        """Phase A with all replays as one wide network; None for the other phases, under DP-SGD,
+        for moments that stay on the client, and for networks without a wide form.
+
+        Phase B takes as long side by side as one by one: the shared batch fills its steps."""
+        if contexts[0].round >= self.distill_rounds:
+            return None
+        model = self._split_skeleton(shards[0].shape, shards[0].classes)
+        sizes = [len(shard.train) for shard in shards]
+        private = any(ctx.protected("dpsgd") for ctx in contexts)
+        if private or self.keep_moments or not all(sizes) or not can_train_together(model):
+            return None
+        trained = train_splits(
+            model,
+            sent_networks(broadcast),
+            [shard.train for shard in shards],
+            self.loss,
+            lr=self.distill_lr,
+            weight_decay=self.distill_weight_decay,
+            batch_size=self.distill_batch,
+            epochs=self.distill_epochs,
+            generators=[ctx.keys.fold("distill").torch() for ctx in contexts],
+        )
+        return [
+            (
+                {"update": Artifact(params), "count": Artifact({"n": torch.tensor([float(size)])})},
+                {},
+            )
+            for params, size in zip(trained, sizes)
+        ]
 
     def releases_per_round(self, round: int, mechanisms: Mapping[str, Any]) -> dict[str, int]:
         if round < self.distill_rounds and "dpsgd" in mechanisms:

@@ -477,7 +477,8 @@ class VAE(nn.Module):
 
     def decode(self, code: Tensor) -> Tensor:
         """Codes (b, z) -> images (b, c, h, w) in [0, 1]."""
-        return self.decoder(self.expand(code).reshape(len(code), *self.grid))
+        # many networks side by side have many times d channels
+        return self.decoder(self.expand(code).reshape(len(code), -1, *self.grid[1:]))
 
     def forward(self, x: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         mu, logvar = self.encode(x)

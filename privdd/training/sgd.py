@@ -454,6 +454,13 @@ class Trained:
     steps: int
 
 
+def _flat_bias(bias: Tensor | None) -> Tensor | None:
+    """(K, out) -> (K out,), of layers that have one."""
+    if bias is None:
+        return None
+    return bias.flatten()
+
+
 class WideConv(nn.Module):
     """K convolutions; weight (K, out, in, kh, kw), bias (K, out) or None."""
 
@@ -466,11 +473,30 @@ class WideConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         conv = self.conv[0]
-        bias = None if self.bias is None else self.bias.flatten()
+        bias = _flat_bias(self.bias)
         groups = len(self.weight) * conv.groups
         return F.conv2d(
             x, self.weight.flatten(0, 1), bias, conv.stride, conv.padding, conv.dilation, groups
         )  # type: ignore[arg-type]
+
+
+class WideConvTranspose(nn.Module):
+    """K transposed convolutions; weight (K, in, out, kh, kw), bias (K, out) or None."""
+
+    def __init__(self, conv: nn.ConvTranspose2d, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias = bias
+        self.conv = [conv]
+
+    def forward(self, x: Tensor) -> Tensor:
+        conv: Any = self.conv[0]
+        bias = _flat_bias(self.bias)
+        groups = len(self.weight) * conv.groups
+        padding = (conv.padding, conv.output_padding)
+        return F.conv_transpose2d(
+            x, self.weight.flatten(0, 1), bias, conv.stride, *padding, groups, conv.dilation
+        )
 
 
 class WideLinear(nn.Module):
@@ -503,7 +529,7 @@ class WideGroupNorm(nn.Module):
         self.eps = norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.flatten()
+        bias = _flat_bias(self.bias)
         return F.group_norm(
             x, len(self.weight) * self.groups, self.weight.flatten(), bias, self.eps
         )
@@ -511,6 +537,7 @@ class WideGroupNorm(nn.Module):
 
 WIDE_LAYERS: dict[type[nn.Module], Callable[[Any, Tensor, Tensor | None], nn.Module]] = {
     nn.Conv2d: WideConv,
+    nn.ConvTranspose2d: WideConvTranspose,
     nn.Linear: WideLinear,
     nn.GroupNorm: WideGroupNorm,
 }

@@ -596,3 +596,32 @@ def test_whole_images_are_shared_at_the_protection_of_features():
     assert progress.server["features/x"].shape[0] == sum(len(s.train) for s in experiment.shards)
     claims = {c.source: c.why for c in plan.method.claims(plan, experiment.shards)}
     assert "as this run does" in claims["Yang 2023, Lemma D.1"]
+
+
+def test_replays_of_phase_a_side_by_side_are_those_of_each_alone():
+    """With shards of unequal size; of later phases there are none. The classifier is judged by its
+    logits: AdamW steps along gradients that are zero but for rounding."""
+    experiment = tiny("fedfed")
+    plan = experiment.plan
+    method = plan.method
+    whole = experiment.shards[plan.victim]
+    sizes = (len(whole.train), len(whole.train) // 2)
+    shards = [whole.with_train(whole.train.take(range(size))).client_data for size in sizes]
+    broadcast = method.broadcast(method.init(plan.problem, Keys(1)))
+    x = whole.train.x
+    contexts = [plan.client_context(0, plan.victim) for _ in shards]
+    together = method.local_batched(broadcast, [{}] * 2, shards, contexts) or ()
+    assert len(together) == 2
+    for (upload, memory), shard, ctx in zip(together, shards, contexts):
+        alone, kept = method.local(broadcast, {}, shard, ctx)
+        assert upload.keys() == alone.keys() and memory == kept == {}
+        assert equal(upload["count"].value, alone["count"].value)
+        updates = [work["update"].value for work in (upload, alone)]
+        states = [method.model_state("update", value, broadcast) for value in updates]
+        logits = [functional_call(method.classifier(plan.problem), s, (x,)) for s in states]
+        assert torch.allclose(*logits, atol=1e-3)
+    for t in (method.distill_rounds, method.distill_rounds + 1):
+        later = plan.client_context(t, plan.victim)
+        assert method.local_batched(broadcast, [{}], shards[:1], [later]) is None
+    moments = replace(method, keep_moments=True)
+    assert moments.local_batched(broadcast, [{}] * 2, shards, contexts) is None
