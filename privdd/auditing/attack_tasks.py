@@ -53,6 +53,8 @@ MAX_ERROR_TEXT = 300  # characters of an attack's error in its finding
 ROW_FIGURES = frozenset({"real", "reconstructed", "guess"})  # of a table: rows of people
 # families whose attacks start before all others, in this order
 LONGEST_FIRST = (Family.GRADIENT_INVERSION, Family.MODEL_INVERSION, Family.RECONSTRUCTION)
+# what an attack of these families costs, a membership attack costing 1: measured on digits
+SEARCH_WORK = 30.0
 ONE_RUN = "one_run_"  # how findings of a game of canaries are named
 # keys of a row that are no measures
 HEAD = {"surface", "attack", "family", "adversary", "message", "refutes"}
@@ -293,7 +295,8 @@ def run_attacks(
     done_before = _found_before(jobs, files, terms, folder, earlier)
     fresh = [index for index in range(len(jobs)) if index not in done_before]
     tasks = group_attack_tasks([jobs[index] for index in fresh], terms)
-    with show_progress("attack", len(fresh)) as bar:
+    work = {index: _work_of(jobs[index]) for index in fresh}
+    with show_progress("attack", len(fresh), work=sum(work.values())) as bar:
         for (rows, _), outcomes in zip(
             tasks, engine.map(AttackTask.run, [task for _, task in tasks])
         ):
@@ -304,8 +307,13 @@ def run_attacks(
                 )
                 done_before[index] = done.finding.with_measures(note=note, figure=files[index])
                 write_tensors(folder / files[index], done.evidence_tensors)
-                bar.advance(f"{job.view.surface} {job.name}")
+                bar.advance(f"{job.view.surface} {job.name}", work=work[index])
     return [done_before[index] for index in range(len(jobs))]
+
+
+def _work_of(job: AttackJob) -> float:
+    """What a job costs about, for the time left."""
+    return SEARCH_WORK if job.attack.family in LONGEST_FIRST else 1.0
 
 
 def _found_before(

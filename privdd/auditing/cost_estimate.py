@@ -67,7 +67,8 @@ STEPS_PER_SEARCH_STEP = 5.0  # passes of ``time_pass`` that one step of an attac
 # passes that each local step costs, where a gradient inversion goes through it in one step
 STEPS_PER_LOCAL_STEP = 0.6
 SIGNAL_SECONDS = 0.1  # all membership attacks, for each shadow model of the client
-TEST_SECONDS = 0.6  # all guarantee tests, for each of ``slow_runs``
+# all guarantee tests, for each of ``slow_runs``; of mechanisms on rows they take no second
+TEST_SECONDS = 0.6
 # of a replay: one of several that share their work, or train as one wide network
 SHARED_SHARE = 0.3
 WIDE_SHARE = 0.8
@@ -507,7 +508,8 @@ def _audit_stages(
     once = _add(*(stage for t, stage in trained.items() if t < shared))
     later = sum(stage.cpu for t, stage in trained.items() if t >= shared)
     searches = _search_seconds(experiment, attacks)
-    tests = audit.guarantee.slow_runs * bool(plan.mechanisms)
+    has_slow_tests = any(m.sensitivity_kind != "rows" for m in plan.mechanisms.values())
+    tests = audit.guarantee.slow_runs * has_slow_tests
     searched = sum(searches) + SIGNAL_SECONDS * replay_count(experiment, attacks)
     return {
         "worlds": _replay_stage(experiment, attacks, rounds, chained),

@@ -35,30 +35,50 @@ def format_seconds(seconds: float) -> str:
 
 @dataclass
 class ProgressBar:
-    """One stage. ``advance`` may carry a short note (accuracy, residual)."""
+    """One stage. ``advance`` may carry a short note (accuracy, residual).
+
+    work: of all tasks, in any unit, by which the time left is told; None: all tasks cost alike.
+    """
 
     label: str
     total: int
     out: TextIO
     live: Progress | None = None
+    work: float | None = None
     done: int = 0
+    done_work: float = 0.0
     began: float = field(default_factory=time.monotonic)
     spoke: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         self._task: TaskID | None = None
         if self.live:
-            self._task = self.live.add_task(self.label, total=self.total, note="")
+            self._task = self.live.add_task(
+                self.label, total=self.total_work, note="", count=f"0/{self.total}"
+            )
 
-    def advance(self, note: str = "", by: int = 1) -> None:
+    @property
+    def total_work(self) -> float:
+        if self.work is None:
+            return self.total
+        return self.work
+
+    def advance(self, note: str = "", by: int = 1, work: float | None = None) -> None:
+        """``by`` tasks are done, of so much work together; None: of one a task."""
         self.done += by
+        step = float(by)
+        if work is not None:
+            step = work
+        self.done_work += step
         if self.live is not None and self._task is not None:
-            self.live.update(self._task, advance=by, note=note)
+            count = f"{self.done}/{self.total}"
+            self.live.update(self._task, advance=step, note=note, count=count)
             return
         now = time.monotonic()
         if now - self.spoke >= HEARTBEAT or self.done >= self.total:
             self.spoke = now
-            remaining = (now - self.began) / max(1, self.done) * max(0, self.total - self.done)
+            left = max(0.0, self.total_work - self.done_work)
+            remaining = (now - self.began) / max(1.0, self.done_work) * left
             tail = f", {note}" if note else ""
             if self.done >= self.total:
                 ending = f"done in {format_seconds(now - self.began)}"
@@ -70,19 +90,21 @@ class ProgressBar:
 
 
 @contextmanager
-def show_progress(label: str, total: int, out: TextIO | None = None) -> Iterator[ProgressBar]:
-    """Progress of one stage on stderr (results go to stdout)."""
+def show_progress(
+    label: str, total: int, out: TextIO | None = None, work: float | None = None
+) -> Iterator[ProgressBar]:
+    """Progress of one stage on stderr (results go to stdout). work: as of ``ProgressBar``."""
     stream = out or sys.stderr
     if not stream.isatty():
-        yield ProgressBar(label, total, stream)
+        yield ProgressBar(label, total, stream, work=work)
         return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
+        TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
     )
     with Progress(*columns, console=Console(file=stream), transient=False) as live:
-        yield ProgressBar(label, total, stream, live)
+        yield ProgressBar(label, total, stream, live, work)

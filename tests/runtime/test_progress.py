@@ -40,3 +40,16 @@ def test_what_is_left_is_told_from_what_was_done(monkeypatch: pytest.MonkeyPatch
         "stage: 2/4, about 30 s left",
         "stage: 4/4, done in 1 min 00 s, note",
     ]
+
+
+def test_what_is_left_is_told_from_the_work_where_tasks_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A first task of 30 parts in 34 took 30 seconds: the other four take one each."""
+    now = [0.0]
+    out = io.StringIO()
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    bar = ProgressBar("attack", 5, out, work=34.0, began=0.0, spoke=0.0)
+    now[0] = 30.0
+    bar.advance("search", work=30.0)
+    assert out.getvalue() == "attack: 1/5, about 4 s left, search\n"
