@@ -19,6 +19,7 @@ from privdd.core.types import Artifact
 from privdd.core.validation import BadConfig
 from privdd.federated.method import Method
 from privdd.methods.fedavg import FedAvg
+from privdd.methods.fedfed import FedFed
 from privdd.methods.fedproto import FedProto
 from privdd.models import ModelSpec
 from privdd.privacy.mechanisms import ClippedSum
@@ -163,6 +164,35 @@ class Flat(FedAvg):
 def test_a_fault_is_named(kind: type[FedAvg], said: str) -> None:
     with pytest.raises(BrokenContract, match=said):
         check_method(kind(**SMALL))
+
+
+@pytest.mark.parametrize("times", [1.0, 1.01])
+def test_batched_adaptive_steps_may_differ_by_what_a_rounding_moves(
+    monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    """AdamW takes whole steps along gradients that are zero but for rounding; one hundredth more of
+    all weights is no rounding."""
+    plan = tiny("fedfed").plan
+    batched = FedFed.local_batched
+
+    def scaled(self: FedFed, *given: Any) -> Any:
+        done = batched(self, *given)
+        if done is None:
+            return None
+        return [
+            (
+                {**up, "update": Artifact({n: times * v for n, v in up["update"].value.items()})},
+                kept,
+            )
+            for up, kept in done
+        ]
+
+    monkeypatch.setattr(FedFed, "local_batched", scaled)
+    if times == 1.0:
+        check_method(plan.method, mechanisms=plan.mechanisms)
+        return
+    with pytest.raises(BrokenContract, match="local_batched, round 0: gives something else"):
+        check_method(plan.method, mechanisms=plan.mechanisms)
 
 
 class Peeks(FedAvg):
