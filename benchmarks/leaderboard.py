@@ -154,12 +154,12 @@ OTHER = ModelSpec("mlp", width=256)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
 `feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images
-with soft labels, and what it lacks of `dp_head` is what distilling costs. Images are what it
+with soft labels, and its gap to `dp_head` is the cost of distilling. Images are what it
 lacks: on the seed that settings were chosen on (7, at ε 3), under a head that has 80.5 %, the
 network has 80.7 % on the records themselves, and 68 to 75 % on drawn images, depending on how
 they are drawn. Under a head that sees images at 32 pixels instead of 64, and has 78 %, it has 73
 to 76 %. Images from an exact normal distribution of each class give 73 to 75 %, around twenty
-exact means of each class 76.7 %; five to fifteen noised means gave 59 to 61 %, where one gave 66
+exact means of each class 76.7 %; five to fifteen noised means gave 59 to 61 %, one gave 66
 % (no textures).
 
 On the reported seeds, 3 clients, α = 0.5, at ε 1, 3 and 10: a multilayer perceptron trained on
@@ -169,7 +169,7 @@ the same images has 68.5 ± 1.8, 73.8 ± 2.0 and 75.8 ± 1.7 %, the head that la
 has all, and sees smaller images.
 
 Neither another trainer nor more images closes that gap. At ε 3, seed 7, on 4,000 training records
-of no client, where the head has 81.7 %, the network has 76.9 and 76.5 % (two starts). Other
+of no client, the head has 81.7 %, the network 76.9 and 76.5 % (two starts). Other
 rates, averaged weights, clipped gradients, weight decay, temperatures, squared error or mirrored
 images give 75.2 to 76.8 %, 40,000 images in twice as many steps or a third of them as sharp
 silhouettes 77.1 %, smooth masks 76.5 %, textures of photographs 76.7 %.
@@ -177,7 +177,7 @@ silhouettes 77.1 %, smooth masks 76.5 %, textures of photographs 76.7 %.
 Nor does it close where head and network see only the 12 x 12 lowest frequencies, so that drawn
 images lack nothing that they see. With exact statistics and a head without noise, which has
 83.8 %, the network has 80.9 % on images from a normal distribution of each class, 79.5 % where
-classes share a covariance. With what is released at ε 3 (seeds 7 and 17), where the head has 80.4
+classes share a covariance. With the releases at ε 3 (seeds 7 and 17), with which the head has 80.4
 and 79.7 %, it has 73.9 and 74.9 %, on pushed images 76.3 and 75.4 %; with exact means 75.1 and
 75.2 %, with an exact covariance too 76.8 and 73.6 %. So images drawn from normal distributions
 cost three to four points even without noise.
@@ -192,9 +192,9 @@ in 20 x 20 instead of 12 x 12 frequencies. A network of width 64 has 0.8 points 
 32, labels at half the temperature 0.2. What did not help: several noised means of each class (8
 or 32, within 0.4 points), images moved to where network and head disagree (4 points less), longer
 or shorter pushes, textures on more images, records reduced to 14 x 14 frequencies (84.2 instead
-of 83.0 % at ε 1 where test images are reduced as well, 83.3 % where they are not). On three other
+of 83.0 % at ε 1 if test images are reduced as well, 83.3 % if they are not). On three other
 seeds the sketch has 83.7 ± 0.4 % at ε 1 (a multilayer perceptron 79.8 %) and on two 85.3 % at ε
-10. It drew 20,000 images where the command draws
+10. It drew 20,000 images, the command draws
 4,000. Its 51 evaluations were on the 10,000 test images."""
 KEPT = Path(__file__).resolve().parent / "leaderboard.jsonl"
 
@@ -449,14 +449,14 @@ def page(found: Mapping[Cell, Done]) -> str:
         "the total over all rounds): mean ± standard",
         "deviation over seeds, and how many. 6,000 records (digits: all 1,437), 2,000 "
         "test records (digits: 360), labels skewed by",
-        "Dirichlet(α); where one client has all records, 60,000 and 10,000 test records. "
+        "Dirichlet(α); with one client, 60,000 and 10,000 test records. "
         "Each method's settings are the same in all",
-        "tables; they were chosen on a seed of Fashion-MNIST that is not reported "
+        "tables; they were chosen on an unreported seed of Fashion-MNIST "
         "(`dp_head_scattering`'s also on training records that",
         "were set aside), and dp_head has its own under secure aggregation; those of "
         "`dp_head_random`, `dp_merf`, `dp_psg` and `dp_votes` are",
-        "their defaults (`dp_psg`'s step length was chosen on digits, on a seed that is "
-        "not reported, and `dp_votes`'s penalty among six on digits). The others were not "
+        "their defaults (`dp_psg`'s step length was chosen on an unreported seed of digits, "
+        "and `dp_votes`'s penalty among six on digits). The others were not "
         "chosen on digits.",
         "Test images are those of the published test set for every seed, so that a "
         "choice by accuracy on the unreported seed has seen",

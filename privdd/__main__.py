@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from privdd import __version__
 
 COMMANDS = {
-    "audit": "train federated clients, attack what leaves one of them, test the stated guarantee",
-    "train": "train federated clients and account for what they release, without attacks",
+    "audit": "train federated clients, attack the messages of one, test the stated guarantee",
+    "train": "train federated clients and account for their releases, without attacks",
     "attack": "attack a finished run again, or with further attacks; nothing is trained again",
     "resume": "go on with a run that was stopped",
     "target": "audit a model, synthetic data, updates or a recording that were made elsewhere",

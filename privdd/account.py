@@ -29,8 +29,8 @@ ACCOUNT = Command(
     "privdd account noise_multiplier=1.6 steps=20 delta=1e-5 [KEY=VALUE ...] [+ KEY=VALUE ...]",
     "What epsilon do these numbers give? Composes noised steps (several lines, separated "
     "by +) and prints the proven\n"
-    "epsilon, its delta, unit and neighbouring relation, and what an attacker can gain "
-    "at most. With epsilon= in place\n"
+    "epsilon, its delta, unit and neighbouring relation, and a bound on an "
+    "attacker's success. With epsilon= in place\n"
     "of noise_multiplier= it finds the noise. Exit status: 0, 2 if stated.epsilon= is "
     "too small, 1 error.",
     (

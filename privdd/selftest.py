@@ -28,7 +28,7 @@ SELFTEST = Command(
     "Plants faults in small runs of the profiles with a guarantee, and audits each. Exit "
     "status: 0 all faults were caught\n"
     "and no healthy run was contradicted, 2 otherwise, 1 error. By default faults are "
-    "drawn: what is wrong, in which rounds,\n"
+    "drawn: the fault, its rounds,\n"
     "releases, clients and numbers, and in which profile (a few minutes). fault=all "
     "draws=0 plants every fault that has a name in\n"
     "every profile (hours).",
@@ -66,7 +66,7 @@ SELFTEST = Command(
             "resume",
             read_word("true", "false", "only"),
             "true",
-            "what the file of out= holds is not run again; resume=only: nothing else is, either",
+            "skips the trials that the file of out= holds; resume=only: runs no other either",
         ),
     ),
 )

@@ -330,7 +330,7 @@ def describe_no_gain(measures: Mapping[str, Any]) -> str:
 
 def _require_images(evidence: Evidence) -> Tensor:
     if evidence.images is None:
-        raise ValueError("evidence.images is None: reconstructions are needed")
+        raise ValueError("evidence.images must hold reconstructions, not None")
     return evidence.images
 
 

@@ -226,7 +226,7 @@ def describe_objectives(at_result: float, at_truth: float, tolerance: float = 1e
     """What the two objectives say about a poor reconstruction (both on the method's own scale)."""
     if at_truth > max(tolerance, at_result):
         return (
-            "the update is not what the stated computation gives on the records: noise, or "
+            "the stated computation does not give this update on the records: noise, or "
             "another protocol"
         )
     if at_result > at_truth + tolerance:

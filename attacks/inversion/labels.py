@@ -268,7 +268,7 @@ class LabelCounts(Attack):
 
     def nothing_to_read(self, view: View) -> str:
         if view.surface == Surface.LOGITS and view.knowledge.settings.get("votes"):
-            return "sums of votes are no logits of a network"
+            return "these are sums of votes, not logits"
         if view.surface not in CLASS_SURFACES:
             return ""
         counts = sent_class_counts(view.captures[0].value, view.knowledge.classes)

@@ -261,7 +261,7 @@ def update_to_gradients(
     """
     missing = [name for name in before if name not in after]
     if missing:
-        raise ValueError(f"after lacks {missing}: the same names as before are needed")
+        raise ValueError(f"after lacks {missing}: it must have the same names as before")
     return [(before[name] - after[name]) / lr for name in before]
 
 

@@ -24,7 +24,7 @@ Queries = int | Literal["auto"]
 # Copies of a record that are queried, itself among them: Carlini et al. 2022, section VI-D; RMIA's
 # authors query as many.
 PUBLISHED_QUERY_COUNT = 18
-SAME_FOR_ALL_RECORDS = "one number for all records of a replay, which names none of them"
+SAME_FOR_ALL_RECORDS = "one value for all records of a replay"
 SAME_IN_ALL_REPLAYS = "the same in every replay, whoever is in"
 # The signals of each surface in order of preference; the first one present is the primary.
 # Synthetic images have an "embedding_alignment" only if they were matched in a public map, and then

@@ -282,7 +282,7 @@ class AdversaryView:
     def logit_reading(self) -> LogitReading:
         """What logits on ``public_images`` are compared with."""
         if self.public_images is None:
-            raise ValueError("this method names no public images")
+            raise ValueError("this method has no public images")
         return LogitReading.before_training(self, self.public_images)
 
     @cached_property
@@ -290,7 +290,7 @@ class AdversaryView:
         """In the public map: the mean (d,) of the public records, and the audited records (n, d)
         relative to it."""
         if self.public_map is None:
-            raise ValueError("this method names no public map")
+            raise ValueError("this method has no public map")
         centre = embed_in_batches(self.public_map, self.public.x).mean(0)
         return centre, embed_in_batches(self.public_map, self.candidates.x) - centre
 

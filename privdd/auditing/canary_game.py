@@ -91,14 +91,13 @@ def check_playable(plan: Plan, unit: str) -> None:
         raise BadConfig(
             "audit.canaries: a canary is one record more or less, and "
             f"privacy.relation={plan.relation}, unit={unit}; "
-            "allowed are relation=add_remove and unit=record (a whole client is one coin "
-            "in one run: of it the certificate "
-            "of the whole run tells more)"
+            "allowed are relation=add_remove and unit=record (a whole client is one inclusion bit "
+            "in one run: the certificate "
+            "of the whole run tests it better)"
         )
     if plan.trust.is_summed:
         raise BadConfig(
-            "audit.canaries: not offered under trust=secagg, where no client's own "
-            "releases are seen"
+            "audit.canaries: not offered under trust=secagg, which hides each client's own releases"
         )
     if not any(n in plan.method.queries and is_noised_sum(m) for n, m in plan.mechanisms.items()):
         raise BadConfig(
@@ -228,8 +227,7 @@ def canary_findings_of_run(
     clients that run elsewhere."""
     if not transcript:
         raise ValueError(
-            "audit.canaries: what was released is kept in memory only, and this run was "
-            "trained before"
+            "audit.canaries: releases are kept in memory only, and this run was trained before"
         )
     plan = run.plan
     canaries = set(game.records.ids[game.inside].tolist())

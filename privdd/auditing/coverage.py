@@ -131,7 +131,7 @@ def check_coverage(
         if hooks:
             raise BadConfig(
                 f"algo: {type(method).__name__} sends {name!r} (surface {surface}), in "
-                "which no attack can look for a "
+                "which no attack can search for a "
                 f"record: it must define {hooks} (see privdd.api.Method), or waive it: "
                 f"audit.waive.{surface}='reason'"
             )

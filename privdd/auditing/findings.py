@@ -52,7 +52,7 @@ from privdd.runtime.run_folder import RunFolder, run_provenance
 CERTIFICATE_KEY = "certificate"
 PUBLIC_BY_RELATION = {
     "add_remove": "nothing of a client's records, not how many there are either",
-    "zero_out": "how many records a client has, and the labels that are sent beside them: these "
+    "zero_out": "how many records a client has, and the labels sent with them: these "
     "depend on its records",
     "replace": "how many records a client has, which depends on its records",
 }
@@ -179,7 +179,7 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
         else f"{clients_text}, drawn from the seed: the participants are public",
     )
     if plan.trust.is_summed:
-        yield "what the server sees", _describe_secure_sum(plan)
+        yield "server's view", _describe_secure_sum(plan)
     seed_text = "initial model, networks, augmentation and the order of batches are drawn from it"
     yield "seed", f"{seed_text}; the noise's source is separate"
 
@@ -197,7 +197,8 @@ def _describe_secure_sum(plan: Plan) -> str:
         )
     if plan.mechanisms and trust.colluding:
         description += (
-            f", so that what is stated holds if {trust.colluding} of them tell the server theirs"
+            f", so that the guarantee holds even if {trust.colluding} clients reveal theirs "
+            "to the server"
         )
     return f"{description}. Secure aggregation is taken on trust: its protocol is not run"
 
@@ -527,7 +528,7 @@ def _describe_attacks(
         if r.surface == surface
     }
     if len(senders) > 1:
-        return f"not attacked: no attack of this audit read what the {sender} sends of it"
+        return f"not attacked: no attack of this audit read the {sender}'s part of it"
     if why := describe_unmeasured(
         surface, state.finished_run.experiment.plan.method, state.attacks, settings
     ):

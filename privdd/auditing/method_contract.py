@@ -117,9 +117,7 @@ def check_method(
     tested.
     """
     if not isinstance(method, Method):
-        raise BrokenContract(
-            f"{type(method).__name__} is no Method: it must inherit from privdd.api.Method"
-        )
+        raise BrokenContract(f"{type(method).__name__} must inherit from privdd.api.Method")
     for line in unmapped_uploads(method):
         warnings.warn(line, UnmappedUpload, stacklevel=2)
     leaks: list[tuple[str, str]] = []
@@ -259,8 +257,8 @@ def _unknown_cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
             cells.setdefault(row.name, row.partition)
     for query, cell in cells.items():
         yield (
-            f"query {query!r}, partition={cell!r}: its cells are no classes, so the tests know a "
-            "record by what it contributes"
+            f"query {query!r}, partition={cell!r}: its cells are not classes, so the tests know a "
+            "record by its contribution"
         )
 
 

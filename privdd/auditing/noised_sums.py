@@ -39,9 +39,9 @@ LOG = logging.getLogger("privdd")
 
 ANALYST_NOTE = (
     "the analyst of the guarantee sees every noised release of all rounds, from which "
-    "all that this client sends is "
-    "computed, and knows the client's other records; one transcript is what was "
-    "released, and the coins and noise of the "
+    "all messages of this client are "
+    "computed, and knows the client's other records; one transcript is the run's own "
+    "releases, and the sampling bits and noise of the "
     "others are drawn by the mechanism's law along its queries"
 )
 

@@ -104,8 +104,7 @@ def noised_sum_of_release(
     label = class_of_cell(asked.partition)
     if label == UNKNOWN_CELL:
         raise ValueError(
-            f"{asked.name}: the cell {asked.partition!r} is no class: which records are "
-            "in it is not known"
+            f"{asked.name}: the cell {asked.partition!r} is not a class: its records are unknown"
         )
     if label is None:
         base_positions = torch.ones(len(base), dtype=torch.bool)

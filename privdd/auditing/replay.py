@@ -28,11 +28,9 @@ from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.noise import CustomNoise, Noise
 from privdd.runtime.progress import show_progress
 
-SUM_GRANTED = (
-    "the adversary sees the sum over clients, and knows what the other clients' data add to it"
-)
+SUM_GRANTED = "the adversary sees the sum over clients, and knows the other clients' part of it"
 SUM_NOT_GRANTED = (
-    "the adversary sees the sum over clients, and takes it for what the audited client sent"
+    "the adversary sees the sum over clients, and treats it as the audited client's upload"
 )
 SIGNALS_VERSION = b"3"  # of how signals are read: replays that another version read are read anew
 
@@ -113,7 +111,7 @@ def scale_noise(noise: Noise, times: float) -> Noise:
 
     def refuse_laplace(shape: tuple[int, ...]) -> Tensor:
         raise ValueError(
-            "Laplace noise of several clients is no Laplace noise: it is not dealt in shares"
+            "Laplace noise cannot be divided among clients: the sum would not be Laplace"
         )
 
     return CustomNoise.around(
@@ -330,8 +328,8 @@ def restore_memories(plan: Plan, progress: Progress, shard: Shard) -> Progress:
         raise ValueError(
             f"privacy.noise_source={plan.noise_source}: what client {plan.victim} "
             f"remembers depends on noise of {', '.join(noised_queries)} that "
-            "cannot be drawn again; allowed is seed where a deployment with client "
-            "memory is audited"
+            "cannot be drawn again; must be seed if the clients of an audited "
+            "deployment have memory"
         )
     memory: State = {}
     snapshots = dict(progress.snapshots)

@@ -82,7 +82,7 @@ class UnreadableUpload(ValueError):
 
     def __init__(self, method: Method, name: str, hooks: str) -> None:
         super().__init__(
-            f"{type(method).__name__} sends {name!r}, in which no attack can look for a "
+            f"{type(method).__name__} sends {name!r}, in which no attack can search for a "
             f"record: it must define {hooks}"
         )
 

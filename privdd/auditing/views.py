@@ -418,11 +418,10 @@ def describe_other_networks(view: View) -> str:
     if not names:
         return ""
     says = (
-        "signals are read from what the method predicts with, parameters and labels from the "
-        "classifier"
+        "signals are read from the model that predicts, parameters and labels from the classifier"
     )
     return (
-        f"the server sends {', '.join(names)} beside the classifier: {says}, and nothing from "
+        f"the server sends {', '.join(names)} with the classifier: {says}, and nothing from "
         "the rest"
     )
 

@@ -26,10 +26,10 @@ def read_truth(key: str, text: str) -> bool:
 
 CHECK = Command(
     "privdd-check mechanism=package.module:Name stated.epsilon=E stated.delta=D [KEY=VALUE ...]",
-    "Is the stated epsilon true? Calls the mechanism on neighbouring inputs and looks "
-    "for what refutes it.\n"
-    "Exit status: 0 not refuted, 2 refuted, 4 not decided (a look was not made), 3 a "
-    "limit of the policy is broken or not "
+    "Is the stated epsilon true? Calls the mechanism on neighbouring inputs and searches "
+    "for a refutation.\n"
+    "Exit status: 0 not refuted, 2 refuted, 4 not decided (a test was not made), 3 a "
+    "threshold of the policy is violated or not "
     "decided, 1 error.",
     (
         Key(
@@ -43,7 +43,7 @@ CHECK = Command(
             "args.*",
             read_literal,
             "VALUE",
-            "what a class is made with; for a function, a keyword of every call",
+            "an argument of the class's constructor, or of every call of a function",
         ),
         Key(
             "kind",
@@ -138,7 +138,7 @@ CHECK = Command(
             "out",
             read_text,
             "DIR",
-            "writes check.html and findings.json there, and where the statement is refuted "
+            "writes check.html and findings.json there, and, if the statement is refuted, "
             "reproduce.py, which shows it without privdd",
         ),
         Key(
@@ -153,7 +153,7 @@ CHECK = Command(
             "record",
             read_truth,
             "true",
-            "replays alone, without the search: what the record changes before noise, in "
+            "replays alone, without the search: changes by the record before noise, in "
             "names, shapes, noise and lines that run (docs/explanation/grey-box.md); it "
             "refutes, or is not decided",
         ),

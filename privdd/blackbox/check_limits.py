@@ -35,7 +35,7 @@ def read_check(folder: Path) -> Checked | None:
         return Checked.from_json(values)
     except ValueError as error:
         message = " ".join(str(error).split())[:LONGEST]
-        raise DamagedRun(f"{path}: not what a check writes: {message}") from None
+        raise DamagedRun(f"{path}: not the findings of a check: {message}") from None
 
 
 def judge_check(policy: Policy, result: Checked) -> list[LimitResult]:

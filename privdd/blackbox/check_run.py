@@ -277,7 +277,7 @@ class CheckRun:
     def note_skipped(self, name: str, how: str = "everywhere") -> None:
         """Say once that too few calls were left: a look that was not made leaves the check
         undecided, one that was made less closely does not."""
-        note = f"{CALLS_SPENT} before {name!r} could be looked at {how}"
+        note = f"{CALLS_SPENT} before {name!r} could be tested {how}"
         if how == CURSORY:
             notes = self.report.notes
         else:

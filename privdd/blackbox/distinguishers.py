@@ -30,7 +30,7 @@ WHOLE = "odds of the marks"
 PARTS = "odds of each mark"
 WORDS = "odds of the words"
 EACH_WORD = "odds of each word"
-WORDLESS = "what is no number"
+WORDLESS = "non-numeric parts"
 # they look at no numbers: releases of another size than the usual one may be chance
 OF_ANY_SIZE = {WORDLESS, WORDS, EACH_WORD}
 

@@ -18,9 +18,7 @@ from privdd.blackbox.stages.neighbour_search import search_neighbours
 from privdd.blackbox.stages.noiseless_numbers import examine_noiseless_numbers
 from privdd.blackbox.stages.replays import replay_neighbours
 
-REPLAYS_ALONE = (
-    "replays alone: no neighbours were searched for, so nothing is decided but what they refute"
-)
+REPLAYS_ALONE = "replays alone: no neighbours were searched for, so they can refute and not confirm"
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ def check_low_bits(
         ]
     says = "no bit was seen to reveal anything"
     if bound.looked < bound.pairs:
-        says += f"; {bound.looked} of {bound.pairs} pairs of inputs were looked at"
+        says += f"; {bound.looked} of {bound.pairs} pairs of inputs were tested"
     return [SingleTestResult(NAME, "not refuted", says)]
 
 

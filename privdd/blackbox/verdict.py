@@ -25,8 +25,8 @@ CONDITIONS = "not refuted, under conditions"
 BREAKS = "refuted"
 UNDECIDED = "not decided"
 GUESSED = (
-    "kind={kind} was guessed from the names of the arguments, and a guess accuses "
-    "nobody: if that is what the mechanism takes, say "
+    "kind={kind} was guessed from the names of the arguments, and a guess cannot "
+    "refute: if the mechanism takes it, set "
     "kind={kind}, else another"
 )
 

@@ -40,7 +40,7 @@ SCORED = (
         "before",
         read_text,
         "FILE",
-        "with after=FILE, signal=loss: first and last model as safetensors, where there is "
+        "with after=FILE, signal=loss: first and last model as safetensors, if there is "
         "no recording",
     ),
     Key("after", read_text),

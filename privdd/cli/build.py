@@ -71,8 +71,8 @@ STANDARDISED_CLASSIFIERS = ("convnet", "resnet18", "smallcnn", "simplecnn", "len
 # their classifiers read what is no image: constants of images mean nothing there
 NO_IMAGE_INPUT = {
     "FedRD": "its classifier reads projected records",
-    "FedFed": "its classifier reads shared features beside the records",
-    "FedFedVirtual": "its classifier reads shared features beside the records",
+    "FedFed": "its classifier reads shared features as well as the records",
+    "FedFedVirtual": "its classifier reads shared features as well as the records",
 }
 
 
@@ -292,7 +292,7 @@ def check_rows_fit(method: Method, shape: RecordShape) -> None:
         if getattr(part, "augment", "none") != "none":
             raise BadConfig(
                 f"{name}.augment={part.augment}: it transforms images, and the records are rows of "
-                "a table; allowed is none"
+                "a table; must be none"
             )
 
 
@@ -347,9 +347,7 @@ def _require_role(made: Any, role: type[Role], key: str) -> Role:
     """``made``, if its class inherits from ``role``. Raises BadConfig otherwise."""
     if not isinstance(made, role):
         name = role.__name__
-        raise BadConfig(
-            f"{key}: {type(made).__name__} is no {name}: it must inherit from privdd.api.{name}"
-        )
+        raise BadConfig(f"{key}: {type(made).__name__} must inherit from privdd.api.{name}")
     return made
 
 
@@ -367,7 +365,7 @@ def _check_device(device: str, method: Method, engine: Engine) -> None:
             f"device={device}: {type(method).__name__} computes on the CPU alone; leave device=cpu"
         )
     if not torch.cuda.is_available():
-        raise BadConfig(f"device={device}: allowed are cpu, and cuda where a GPU is present")
+        raise BadConfig(f"device={device}: no GPU is present; must be cpu")
     if engine.kind not in IN_THIS_PROCESS:
         raise BadConfig(
             f"device={device}: engine={engine.kind} would have several processes share "

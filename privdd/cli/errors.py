@@ -73,7 +73,7 @@ def explain_error(error: BaseException) -> str | None:
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         hints = {
-            errno.ENOSPC: "no space left on the disk; what was written is kept, free space and "
+            errno.ENOSPC: "no space left on the disk; the files so far are kept: free space and "
             "resume"
         }
         return f"{name}{hints.get(error.errno or 0, error.strerror or str(error))}"

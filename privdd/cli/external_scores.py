@@ -29,7 +29,7 @@ from privdd.runtime.run_files import hold_run_folder, remove_half_written
 from privdd.runtime.run_folder import RunFolder, check_folder_free, write_tensors
 from privdd.runtime.seal import seal_folder
 
-STATED_ELSEWHERE = "stated by whoever brought the scores"
+STATED_ELSEWHERE = "stated by whoever submitted the scores"
 UNKNOWN_EPSILON = {"pld": math.inf, "rdp": math.inf}
 
 

@@ -61,7 +61,7 @@ DRY_RUN_OPTION = "--dry-run"
 COMMAND_PURPOSES = {
     "audit": "Train federated clients, attack everything that leaves one of them, and test the "
     "stated privacy limit.",
-    "train": "Train federated clients and account for what they release, without attacks.",
+    "train": "Train federated clients and account for their releases, without attacks.",
 }
 COMMAND_EXAMPLES = {
     "audit": (
@@ -103,13 +103,13 @@ OPTIONS_TEXT = (
     "  --version, --help",
 )
 READ_ON_TEXT = (
-    "README.md says what the numbers mean; docs/ has the tables; privdd.report, .verify and "
+    "README.md explains the numbers; docs/ has the tables; privdd.report, .verify and "
     ".selftest --help."
 )
 HELP_ENDINGS = {
     "audit": (
-        "target.model=, target.synthetic= and target.updates= audit what was made "
-        "elsewhere: target.model= --help.",
+        "target.model=, target.synthetic= and target.updates= audit external "
+        "results: target.model= --help.",
         "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, "
         "or training diverged.",
         READ_ON_TEXT,

@@ -75,9 +75,9 @@ OWN_DATA_HINT = (
 MOST_CHOICES_NAMED = 30  # of a group, in one line
 DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
 STATED_HINT = (
-    "a simulation states what its own accounting gives: choose that with privacy=dpsgd "
+    "a simulation states the epsilon of its own accounting: set it by privacy=dpsgd "
     "privacy.epsilon=8, and to fail "
-    "where more is shown, write fail_on.epsilon_shown=8; what was made elsewhere "
+    "if more is shown, write fail_on.epsilon_shown=8; an external result "
     "(target.*=, run=RECORDING) takes stated.epsilon=8"
 )
 INTERPOLATION = re.compile(r"\$\{([\w.]+)\}")

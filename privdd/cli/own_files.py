@@ -75,7 +75,7 @@ def _check_choice(group: str, name: str, own: Sequence[str], seen: set[Path]) ->
         ):
             start = "defaults: [NAME, _self_], NAME being the file that this one changes"
             raise BadConfig(
-                f"{file}:1: names no {TARGET}, and no file that does; begin it with {start}"
+                f"{file}:1: has neither {TARGET} nor a default that has it; begin it with {start}"
             )
         if DEFAULTS in entries:
             for chosen_group, entry, line in _default_entries(group, file, entries[DEFAULTS]):

@@ -221,7 +221,7 @@ def _check_role_of_class(key: str, found: type) -> None:
     parent = key.rpartition(".")[0]
     place = {"algo": Method, "model": ModelSpec}.get(key) or PARENT_ROLES.get(parent or key)
     if place is not None and not issubclass(found, place):
-        raise BadConfig(f"{key}: {found.__name__} is no {place.__name__}")
+        raise BadConfig(f"{key}: {found.__name__} must be a subclass of {place.__name__}")
 
 
 def list_foreign_packages(config: dict[str, Any]) -> list[str]:

@@ -252,7 +252,9 @@ def _check_mark(path: Path) -> None:
     except DamagedRun:
         is_mark = False
     if not is_mark:
-        raise BadConfig(f"{file}: not what a sweep writes; it stays as it is: use another folder")
+        raise BadConfig(
+            f"{file}: a sweep did not write this file, so it is kept; choose another folder"
+        )
 
 
 def _try_point(work: Callable[[], int]) -> tuple[int, str]:

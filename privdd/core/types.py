@@ -19,9 +19,8 @@ Tensors = Mapping[str, Tensor]
 State = dict[str, Tensor]
 Values = Mapping[str, Tensors]  # what travels, by name
 NOT_HANDED_OVER = (
-    "local is handed client, train, nulls and classes alone: a client's test and "
-    "held-out records are no part of what a guarantee "
-    "covers, so nothing that is sent may depend on them"
+    "local gets client, train, nulls and classes alone: no guarantee covers a client's "
+    "test and held-out records, so no message may depend on them"
 )
 # no class: a partition by something else than the label, whose records only their contributions
 # tell

@@ -426,7 +426,7 @@ def check_hard_examples(tail: HardExamples, audited: int, size: int, classes: in
         )
     if tail.size and classes < 2:
         raise BadConfig(
-            "audit.tail: the audited client holds one class, so there is no other label; "
+            "audit.tail: the audited client must hold at least two classes; "
             "take another audit.client"
         )
 

@@ -528,7 +528,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
                 if (
                     image.format != "MPO" and getattr(image, "n_frames", 1) > 1
                 ):  # MPO: a photo beside its preview
-                    raise ValueError(f"{image.n_frames} pictures in one file; one is read")  # type: ignore[attr-defined]
+                    raise ValueError(f"{image.n_frames} images in one file; it must hold one")  # type: ignore[attr-defined]
                 yield image
     except (
         Exception
@@ -539,7 +539,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             why = str(error)
         said = " ".join(why.replace(str(path), shown).split())[:200]
         raise ValueError(
-            f"{shown}: not a picture that is read ({said or type(error).__name__})"
+            f"{shown}: not a readable image ({said or type(error).__name__})"
         ) from error
 
 
@@ -574,7 +574,7 @@ def _read_images(
     deep = [a for a in arrays if a.dtype != np.uint8]
     if deep and all(0 < float(a.max()) <= FEW_BITS for a in deep):
         raise ValueError(
-            f"data.root={root}: pictures of 16 bits whose brightest value is "
+            f"data.root={root}: 16-bit images whose brightest value is "
             f"{max(float(a.max()) for a in deep) * 65535:.0f} "
             "would be almost black; write them with all 16 bits, or with 8"
         )
@@ -605,7 +605,8 @@ def _pixels(image: Image.Image, size: int | None, grey: bool) -> NDArray[np.gene
         values = np.asarray(turned, dtype=np.float32) / (1 if turned.mode == "F" else 65535)
         if not (values.min() >= 0 and values.max() <= 1):  # NaN fails too
             raise ValueError(
-                f"reals from {values.min():g} to {values.max():g}; those of pictures lie in 0 to 1"
+                f"reals from {values.min():g} to {values.max():g}; those of images must lie "
+                "in 0 to 1"
             )
         if size is not None:
             values = np.asarray(

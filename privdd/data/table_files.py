@@ -140,7 +140,9 @@ def _table_of_arrays(
             f"{y.shape} and {len(headings)} names; data=npz reads images"
         )
     if LABEL in headings:
-        raise BadConfig(f"data.root={place}: no column may be called {LABEL!r} beside y")
+        raise BadConfig(
+            f"data.root={place}: y holds the labels, so no column may be called {LABEL!r}"
+        )
     return {**dict(zip(headings, x.T)), LABEL: y}
 
 

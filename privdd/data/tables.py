@@ -130,7 +130,7 @@ def _to_numbers(values: Values, name: str, where: str) -> NDArray[np.float64]:
     except ValueError:
         numbers = np.array([np.nan])
     if not np.isfinite(numbers).all():
-        raise ValueError(f"{where}: column {name!r} holds what is no finite number")
+        raise ValueError(f"{where}: column {name!r} must hold finite numbers")
     return numbers
 
 

@@ -118,14 +118,14 @@ TARGET = Command(
             "message",
             read_quoted,
             "FILE",
-            "safetensors of what a client sent on target.surface=logits (or prototypes, "
+            "safetensors of a client's message on target.surface=logits (or prototypes, "
             "statistics, update, ...); target.map: a function (x, y, seed) -> the tensors that it "
             "would have sent of these records",
         ),
         _target_key("surface", read_quoted),
         _target_key("map", read_quoted),
         _target_key(
-            "kind", read_quoted, "update", "what the updates are: update, model or gradient"
+            "kind", read_quoted, "update", "the kind of the updates: update, model or gradient"
         ),
         _target_key("client", read_count(), "0", "the client whose records target.train are"),
         _target_key("records", read_count(8), "10000", "audited at most"),

@@ -79,7 +79,7 @@ def check_message(message: Any, where: str) -> State:
         message = message.tensors
     if not isinstance(message, Mapping) or not message:
         kind = type(message).__name__
-        raise BadConfig(f"{where}: gives {kind}; tensors by name are needed")
+        raise BadConfig(f"{where}: gives {kind}; must give tensors by name")
     tensors = {str(name): torch.as_tensor(value).detach() for name, value in message.items()}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor.double()).all():

@@ -71,7 +71,7 @@ STATE_DICT_KEYS = (
 )
 MAX_WRAPPERS = 4  # wrappers of training scripts around the weights
 PYTHON_HINT = (
-    "load it in your own program for privdd.api.audit_model, or name a predict function as "
+    "load it in your own program for privdd.api.audit_model, or give a predict function as "
     "target.model"
 )
 
@@ -471,7 +471,7 @@ def load_target_model(
             )
     elif weights is not None:
         raise BadConfig(
-            f"target.weights={weights}: {name} is no torch module, so nothing is read from it"
+            f"target.weights={weights}: {name} is not a torch module, so it cannot be given"
         )
     return target, notes
 

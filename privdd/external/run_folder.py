@@ -103,7 +103,7 @@ def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
     """From ``stated.*`` settings without their prefix. Raises BadConfig; without an epsilon nothing
     else may be given."""
     if given and given.get("epsilon") is None:
-        raise BadConfig(f"stated.{next(iter(given))}: stated.epsilon is needed beside it")
+        raise BadConfig(f"stated.{next(iter(given))}: stated.epsilon must be given too")
     keys = ("epsilon", "delta", "relation", "unit")
     if unknown := [name for name in given if name not in keys]:
         raise BadConfig(

@@ -260,7 +260,7 @@ def _audit_message_file(
     message = read_message(typed.file_path("message"))
     for key in ("target.surface", MAP_KEY):
         if not typed.get(key):
-            raise BadConfig(f"{key}=... is needed beside target.message")
+            raise BadConfig(f"{key}=... must be given with target.message")
     surface = str(typed.get("target.surface"))
     map = str(typed.get(MAP_KEY))
     name = str(typed.get("name") or map.rpartition(":")[2])

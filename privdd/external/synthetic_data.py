@@ -512,7 +512,7 @@ def _judge_risks(
 
 def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAttack:
     if not risk.attacks:
-        why = "no predicate named a single synthetic record"
+        why = "no predicate singled out a synthetic record"
         return games.findings_without_attack(
             surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION
         )[0]

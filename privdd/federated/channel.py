@@ -26,7 +26,7 @@ from privdd.privacy.ledger import UNPROTECTED_EVENTS
 from privdd.privacy.mechanism import LedgerRow, Mechanism, Output
 from privdd.privacy.noise import Noise, noise_for
 
-POST_PROCESSING = "post-processing of this client's mechanisms and of what the server had sent"
+POST_PROCESSING = "post-processing of this client's mechanisms and of the server's messages"
 NO_MECHANISM = "no mechanism is set for this name"
 
 

@@ -69,9 +69,7 @@ class RunSettings:
         if not isinstance(self.seed, int) or self.seed < 0:
             raise setting_error("seed", self.seed, "a whole number from 0 is needed")
         if self.device not in DEVICES:
-            raise BadConfig(
-                f"device={self.device}: allowed are cpu, and cuda where a GPU is present"
-            )
+            raise BadConfig(f"device={self.device}: no GPU is present; must be cpu")
         check_share("participation", self.participation, "a share in (0, 1] is needed", one=True)
 
 
@@ -215,7 +213,9 @@ class AuditSettings:
             )
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
-            raise setting_error("audit.confidence", self.confidence, "it cannot be told from 0")
+            raise setting_error(
+                "audit.confidence", self.confidence, "1 - confidence must differ from 0"
+            )
         check_choice("audit.training", self.training, get_args(TrainingMode))
         check_choice("audit.require", self.require, get_args(Required))
         if not isinstance(self.show_images, bool) and self.show_images != "auto":

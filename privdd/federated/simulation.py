@@ -112,7 +112,9 @@ def dropped_rows(
         digest="",
         event=dpa.NonPrivateDpEvent() if uncovered else dpa.NoOpDpEvent(),
         why=why,
-        nonprivate_reason="the reply held what no planned mechanism covers" if uncovered else None,
+        nonprivate_reason="the reply held tensors that no planned mechanism covers"
+        if uncovered
+        else None,
     )
     return [*unknown, note]
 

@@ -122,7 +122,7 @@ class Trainer:
         ``run_folder.record_library_versions``."""
         if self.plan.trust.is_summed and self.engine.clients_remember:
             raise BadConfig(
-                "trust=secagg: a simulation of what a server would see; real clients "
+                "trust=secagg: simulates a server's view of the sum; real clients "
                 "need a protocol such as Flower's SecAgg+"
             )
         progress = checkpoint.load_checkpoint(self.folder, self.plan) or start_training(

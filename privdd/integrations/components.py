@@ -117,8 +117,8 @@ WEIGHTS = (
 )
 DIVISOR = (
     "the noise is divided by int(records x rate), which is 2 with 40 records and 1 with 39; "
-    "where the number of records "
-    "is public, this does not count"
+    "a public number of records "
+    "makes this harmless"
 )
 SHUFFLED = (
     "the engine accounts for Poisson batches of this rate, and here each record is in one "
@@ -539,25 +539,25 @@ def format_component_page(rows: Iterable[Cells], command: str) -> str:
     lines = [
         "# Components of other libraries",
         "",
-        "What `python -m privdd.check` says of components of other libraries, each "
+        "Verdicts of `python -m privdd.check` on components of other libraries, each "
         "called as its documentation calls it: Opacus",
         "through `make_private`, Flower through `ClientApp` and `Strategy.start`, "
         "NVFlare through `Filter.process`. No adapter",
-        "repeats a part of what it judges. A configuration is judged, not a project: "
+        "repeats a part of the judged component. A configuration is judged, not a project: "
         "another one may keep what this one does not.",
         "*Keeps* means that nothing was found that refutes the statement in so many "
         "calls; of a row that was *not checked here*",
         "nothing is known. States: epsilon and delta by the library's own accountant or "
         "argument, and which data are neighbours;",
-        "where it has a noise multiplier alone, that of the Gaussian mechanism, and "
-        "where it states nothing, 5 was put to it.",
-        "kappa: the largest shift seen over the noise, in units of what is stated (1 = "
+        "for a noise multiplier alone, epsilon is that of the Gaussian mechanism; "
+        "without any statement, 5 was tested.",
+        "kappa: the largest observed shift over the noise, in units of the statement (1 = "
         "as stated). Certified: a lower bound on",
         "epsilon at confidence 0.99, for any mechanism, and given the noise's law or its "
         "declared batches. By law and shift:",
-        "epsilon of the largest shift that a record was seen to make under the same "
-        "noise, where the noise's law was tested.",
-        "Shown by: what refuted the statement. Reason: why, as read in the library's code.",
+        "epsilon of the largest observed shift by a record under the same "
+        "noise, if the noise's law was tested.",
+        "Shown by: the test that refuted the statement. Reason: as read in the library's code.",
         "",
         f"Made by `{command}`; each row has its own command, and the inputs on which "
         "kappa was largest. A row is checked",

@@ -307,7 +307,7 @@ class GridEngine:
         for client in clients:
             if not replies[client]:
                 raise FederationFailed(
-                    f"client {client} did not tell its accuracy after round "
+                    f"client {client} did not report its accuracy after round "
                     f"{progress.round - 1}; resume when it is back"
                 )
             try:

@@ -176,7 +176,7 @@ def privdd_tap(run: str | Path, *, beside_app: bool = False) -> Callable[..., Me
             {"library": flower_version(), "claims": []},
         )
         heading = recorder.run_safely(
-            "what a message is", lambda: _message_heading(message, context, call_next)
+            "the kind of a message", lambda: _message_heading(message, context, call_next)
         )
         pending = heading and recorder.run_safely(
             "the start of a message", lambda: _record_received(recorder, heading, message)

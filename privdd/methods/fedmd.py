@@ -150,7 +150,7 @@ class FedMD(PersonalNetworks):
         object.__setattr__(self, "networks", tuple(self.networks))  # a list, from a config
         if unknown := [name for name in self.networks if name not in CLASSIFIERS]:
             allowed = ", ".join(CLASSIFIERS)
-            raise ValueError(f"networks: {unknown[0]!r} is none of {allowed}")
+            raise ValueError(f"networks: {unknown[0]!r} is unknown; must be one of {allowed}")
 
     def init(self, problem: Problem, keys: Keys) -> State:
         unknown = torch.zeros(self.images, problem.classes)

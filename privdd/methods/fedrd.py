@@ -517,7 +517,7 @@ class FedRD(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
             raise ValueError(
                 f"privacy sets a mechanism for {QUERY!r}: it protects a personal "
                 "projection (algo.frozen_projection=false, "
-                "algo.printed=false), beside a mechanism for what that makes of the "
+                "algo.printed=false), together with a mechanism for the projected "
                 "records, as in privacy=private_projection"
             )
         if self.printed or not is_protected(mechanisms):

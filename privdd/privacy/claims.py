@@ -506,7 +506,7 @@ def fedrd_table_2(run: MatchingRun) -> Claim:
     if run.noise_multiplier is None or run.clipping == "none":
         return Claim(source, math.inf, True, NO_NOISE)
     first, second = _solve_forms(run, math.log10(1 / run.delta))
-    wrong = ["Table II takes log10 where the proof has ln"]
+    wrong = ["Table II takes log10, the proof ln"]
     if math.isinf(second):
         table = 2 * math.log10(1 / run.delta) / run.noise_multiplier**2
         wrong.append(
@@ -657,13 +657,13 @@ def fedlgd_no_extra_leakage(*, statistics: bool) -> Claim:
         '[...] no extra privacy leakage"'
     )
     here = (
-        ": what the server computes from updates adds nothing to them; what the updates show "
-        "is not bounded"
+        ": the server's computations on updates reveal no more than the updates, and those "
+        "have no bound"
     )
     if statistics:
         here = (
             ": false here, the server's images start from statistics of the clients' "
-            "classes, which are sent beside it"
+            "classes, which are sent too"
         )
     attacks = ("gradient_density", *MEMBERSHIP_ATTACKS)
     return _claim_in_words("FedLGD, section on privacy", why + here, *attacks, sound=not statistics)

@@ -90,7 +90,7 @@ class Mechanism(ABC):
         Raises ValueError where there is none, so that privacy.epsilon cannot choose the noise.
         """
         raise ValueError(
-            f"privacy.epsilon: {type(self).__name__} says what a release costs only once "
+            f"privacy.epsilon: {type(self).__name__} knows the cost of a release only after "
             "it is made (it declares no "
             "event); set privacy.noise_multiplier"
         )

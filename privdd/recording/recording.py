@@ -72,7 +72,7 @@ AUDIT_FILES = (
 )
 DEFAULT_DELTA = 1e-5
 UNPROTECTED_REASON = "no mechanism was recognised"
-BESIDE_REASON = "sent beside what the component protects"
+BESIDE_REASON = "sent without the component's protection"
 
 
 @dataclass(frozen=True)

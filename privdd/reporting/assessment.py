@@ -128,10 +128,10 @@ def guarantee_facts(findings: Findings, ledger: Mapping[str, Any]) -> list[tuple
         ),
         ("source of the noise", noise),
         (
-            "whether the code does what the proof says",
+            "whether the code follows the proof",
             f"tested by {join_names(tests)}" if tests else UNTRIED,
         ),
-        ("what the limit does not cover", _uncovered_text(findings)),
+        ("not covered by the guarantee", _uncovered_text(findings)),
     ]
 
 

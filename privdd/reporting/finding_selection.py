@@ -42,7 +42,7 @@ FEATURE_ATTACKS = frozenset({"known_neighbour"})  # their PSNR is of features, n
 POOLS: Mapping[str, str] = {"shared_features": "features"}
 READERS_OF_BROADCASTS = ("peer", "public")  # adversaries that hold what the server sends
 SENTENCE = (
-    "No membership attack of this audit applies to what was sent, so none has a rate. "
+    "No membership attack of this audit applies to these messages, so none has a rate. "
     "Other attacks may apply."
 )
 UNSCORED = "not tested: no membership attack of this audit applies"

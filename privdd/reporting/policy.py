@@ -235,7 +235,7 @@ def _judge_epsilon(policy: Policy, findings: Findings) -> Iterator[LimitResult]:
         text = f"proven at most {format_number(proven)} ({terms})"
         if math.isinf(proven):
             text = (
-                "nothing is proven: what leaves a client is unprotected, epsilon is infinite "
+                "nothing is proven: the clients' messages are unprotected, epsilon is infinite "
                 f"({terms})"
             )
         yield _judge_value("epsilon_proven", limit, proven, text)

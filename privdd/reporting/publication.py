@@ -81,7 +81,7 @@ def _card_lines(record: RunRecord) -> Iterator[str]:
         for sentence in artifact["attackers_can"]:
             results.append(f"- {artifact['surface']}: {_plain(sentence)}")
     if not results:
-        results = ["- nothing that beat guessing, which is no evidence that nothing leaks"]
+        results = ["- nothing above chance level, which is not evidence that nothing leaks"]
     yield from (*results, "")
     if summary_card["why_too_small"]:
         yield from (_plain(summary_card["why_too_small"]), "")
@@ -126,8 +126,8 @@ def _require_standing_limit(record: RunRecord) -> None:
     """Raises DamagedRun where no epsilon is proven, or where it was contradicted."""
     if math.isinf(record.findings.privacy.epsilon.proven):
         raise DamagedRun(
-            f"{record.path}: no epsilon is proven for the messages, so there is no "
-            "deployment to register"
+            f"{record.path}: no epsilon is proven for the messages, so no "
+            "deployment can be registered"
         )
     if record.findings.verdict == "contradiction":
         raise DamagedRun(
@@ -152,8 +152,7 @@ def registry_entry(record: RunRecord) -> str:
             "variant_name": "Approximate DP" if findings.privacy.delta else "Pure DP",
             "data_domain": f"{findings.run.data}: {FILL_IN}",
             "unprotected_quantities": (
-                "No message; how settings were chosen, and what the audit published of "
-                "its findings."
+                "No message; how settings were chosen, and the findings that were published."
             ),
         },
         "privacy_loss": _privacy_loss_section(record),
@@ -168,7 +167,7 @@ def registry_entry(record: RunRecord) -> str:
             "access_type": "Non-interactive",
         },
         "accounting": {
-            "post_processing": "What is computed from noised values alone is not charged again.",
+            "post_processing": "Values computed from noised values alone are not charged again.",
             "composition": "All releases of all rounds are composed by privacy loss distributions "
             "(dp-accounting).",
         },
@@ -222,13 +221,13 @@ def _implementation_section(
 ) -> dict[str, str]:
     """Mechanisms, where their noise comes from, and what the tests of the code found."""
     noise = facts["source of the noise"]
-    tests = facts["whether the code does what the proof says"].rstrip(".")
+    tests = facts["whether the code follows the proof"].rstrip(".")
     verdict = wording.VERDICT[record.findings.verdict].lower()
     version = record.findings.run.version
     return {
         "preprocessing_and_hyperparameter_tuning": "How settings were chosen is not accounted for.",
         "mechanisms": f"{'; '.join(sent)}. Noise: {noise}. privdd {version}.",
-        "justification": f"Whether the code does what the proof says: {tests}; verdict: {verdict}.",
+        "justification": f"Whether the code follows the proof: {tests}; verdict: {verdict}.",
     }
 
 

@@ -374,7 +374,7 @@ def _untested_headline(findings: Findings) -> tuple[str, str]:
     epsilon = format_number(findings.privacy.epsilon.proven)
     return (
         "The stated limit was not tested in every part.",
-        f"ε = {epsilon} is stated, but part of what it rests on was not tested. "
+        f"ε = {epsilon} is stated, but not all its conditions were tested. "
         f"Untested: {'; '.join(gaps)}.",
     )
 

@@ -56,7 +56,7 @@ VERDICT: Mapping[Verdict, str] = {
 _VERDICT_MEANS: Mapping[Verdict, str] = {
     "unprotected": "no guarantee is proven about one {unit}",
     "untested": "a guarantee is stated, and no test covered some part of it",
-    "consistent": "a guarantee is stated, and nothing here contradicts it; that is not a proof",
+    "consistent": "a guarantee is stated, and no test contradicts it; that is not a proof",
     "contradiction": (
         "the stated guarantee is false: more leaks than it allows, or the run's noise differs from "
         "the stated noise"
@@ -74,7 +74,7 @@ SURFACE: Mapping[str, tuple[str, str]] = {
         "Released features",
         "one vector for each record, sent with or without noise",
     ),
-    "labels": ("Labels", "the classes attached to what a client sends"),
+    "labels": ("Labels", "the classes of the rows that a client sends"),
     "statistics": ("Statistics", "means and variances computed over a client's records"),
     "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
     "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
@@ -95,12 +95,12 @@ BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
         ),
     },
     "updates": {
-        "update": ("Model update", "what a client sent, as it was captured"),
-        "gradient": ("Gradient", "what a client sent, as it was captured"),
+        "update": ("Model update", "a client's message, as captured"),
+        "gradient": ("Gradient", "a client's message, as captured"),
     },
     "recording": {
-        "update": ("Model update", "what a client sent, as it was recorded"),
-        "global_model": ("Global model", "what the server sent, as it was recorded"),
+        "update": ("Model update", "a client's message, as recorded"),
+        "global_model": ("Global model", "the server's message, as recorded"),
     },
 }
 ADVERSARY: Mapping[str, tuple[str, str]] = {
@@ -139,7 +139,7 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "epsilon (ε)",
         "higher leaks more",
-        "How much one {unit} can change what an attacker sees. At ε = 1 any odds about one "
+        "How much one {unit} can change an attacker's view. At ε = 1 any odds about one "
         "{unit} can grow "
         "about 2.7-fold, at ε = 8 about 3 000-fold; ∞ means that no bound is proven. It "
         "has a meaning only with its delta, unit and neighbouring relation.",
@@ -154,7 +154,8 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "relation",
         "",
-        "Which two data sets must look alike: with one {unit} more or less, with one that "
+        "Which two data sets must be hard to distinguish: with one {unit} more or less, with one "
+        "that "
         "contributes nothing in its place, "
         "or with any other in its place. An ε for one relation is not an ε for another.",
     ),
@@ -227,8 +228,9 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "kappa (κ)",
         "must not pass its limit",
-        "The largest change one {unit} made before the noise, in units of what "
-        "the proof assumes. Above its limit, the noise was too small and the proof does not apply.",
+        "The largest change one {unit} made before the noise, in units of the "
+        "proof's assumption. Above its limit, the noise was too small and the proof does not "
+        "apply.",
     ),
 )
 # Measured by python -m benchmarks.accuracy --claim alpha: the real images alone, sent without a

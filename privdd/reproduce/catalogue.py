@@ -34,10 +34,10 @@ OUT_OF_REACH = "out of reach"
 ACCURACY = "accuracy"
 SPEED = "speed"  # mean accuracy over all rounds
 NAMES = """\
-Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers beside these, whether its order
+Trains all rows of a table or figure of a paper, and writes one page: the paper's numbers next to these, whether its order
 holds, accuracy against rounds and bytes, and every setting that differs from the paper.
 
-  list                  every table, figure and equation: what runs here, what needs which data, what is out of reach
+  list                  every table, figure and equation: which run here, which data they need, which are out of reach
   NAME                  feddm.table2, fedrd.table1, fedfed.figure11, fedlgd.table1, ...
   all                   every entry that runs with what comes with privdd
   overview              one page and one table about all entries that are finished in out=DIR; "all" ends with it
@@ -59,8 +59,8 @@ REPRODUCE = Command(
             "seeds",
             parse_integer_list,
             "0-2",
-            "0-2, or 0,5; differences are taken seed by seed (default: 0-2; five where the "
-            "catalogue says so)",
+            "0-2, or 0,5; differences are taken seed by seed (default: 0-2; five if the "
+            "catalogue asks for them)",
         ),
         Key(
             "jobs",

@@ -59,7 +59,7 @@ def print_catalogue(arguments: ReproduceArguments) -> int:
 def _equation_table() -> Table:
     """Every numbered equation of the papers, and where it is computed."""
     table = Table(title="Equations of the papers", title_justify="left")
-    for name in ("equation", "what it says", "here", "computed by"):
+    for name in ("equation", "statement", "here", "computed by"):
         table.add_column(name, overflow="fold", no_wrap=name == "equation")
     for paper, details in paper_details().items():
         for one in details["equations"]:

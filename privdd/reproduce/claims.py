@@ -124,10 +124,10 @@ def decide_fedrd_not_real(evidence: ClaimEvidence) -> ClaimVerdict:
             FAILS_HERE,
             (
                 _format_auc(row),
-                "they start from representations of real records, and tell which were used",
+                "they start from representations of real records, and reveal which were used",
             ),
         )
-    return ClaimVerdict(UNDECIDED, (_format_auc(row), "no better than guessing at this size"))
+    return ClaimVerdict(UNDECIDED, (_format_auc(row), "no better than chance at this size"))
 
 
 def decide_fedrd_secret_map(evidence: ClaimEvidence) -> ClaimVerdict:
@@ -209,7 +209,7 @@ def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     pairs = [pair for sentence in column["sentences"] for pair in sentence["pairs"]]
     statement = next(pair for pair in pairs if pair["worse"] == "algo=fedfed_raw")
     p = "one seed" if statement["p"] is None else f"p {statement['p']:.2g}"
-    lines = (f"features {100 * statement['gain']:+.1f} points beside whole images ({p})",)
+    lines = (f"features {100 * statement['gain']:+.1f} points against whole images ({p})",)
     return ClaimVerdict(
         {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(statement["verdict"], UNDECIDED), lines
     )
@@ -320,7 +320,7 @@ def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
     except LpipsUnavailable:
         return ClaimVerdict(UNDECIDED, ("no pretrained weights of LPIPS on this machine",))
     lines = (
-        "LPIPS between 32 pictures and themselves under noise of "
+        "LPIPS between 32 images and themselves under noise of "
         + ", ".join(f"{s:g}: {v:.3f}" for s, v in zip(steps, distances, strict=True)),
         "a smaller LPIPS means more alike, so the paper's numbers as printed say that "
         "the attack got better",
@@ -367,7 +367,7 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
         "fedrd.not-real",
         "FedRD, section IV-B",
         "the synthetic representations are not real instances of the local dataset",
-        "whether a record was used cannot be told from the representations",
+        "the representations do not reveal whether a record was used",
         "attack",
         decide_fedrd_not_real,
     ),
@@ -377,7 +377,7 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
         "the attackers cannot infer from the representations [...] to obtain the "
         "original data x, as the local projection "
         "model is kept local",
-        "an attacker without the projection rebuilds no picture better than a guess from "
+        "an attacker without the projection reconstructs no image better than a guess from "
         "public records",
         "attack",
         decide_fedrd_secret_map,
@@ -421,7 +421,7 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
         "fedfed.inversion",
         "FedFed, section 4.4",
         "FedFed could protect globally shared data",
-        "no picture is rebuilt from the shared features better than a guess from public records",
+        "the shared features reconstruct no image better than a guess from public records",
         "attack",
         decide_fedfed_inversion,
     ),
@@ -449,7 +449,7 @@ SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
         "FedLGD, section on privacy",
         "it effectively alleviates the attack from perceptual perspective, by reducing "
         "LPIPS from 0.253 to 0.177",
-        "a smaller LPIPS means a picture less like the record",
+        "a smaller LPIPS means an image less like the record",
         "formula",
         decide_fedlgd_lpips,
     ),

@@ -562,7 +562,7 @@ def feature_analysis(
             ("trained on", *FEATURE_KINDS),
             trained,
             "The paper shows bars and no numbers: a classifier of x is comparable on "
-            "x_s, and x_r lacks what is needed.",
+            "x_s, and x_r lacks the needed information.",
         ),
         ExtraTable(
             "Table 12: how alike x and its parts are",

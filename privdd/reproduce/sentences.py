@@ -20,7 +20,7 @@ HOLDS = "holds"
 HOLDS_IN_MEAN = "holds in the mean"
 REVERSED = "reversed"
 REVERSED_IN_MEAN = "reversed in the mean"
-CANNOT_TELL = "cannot be told at this scale"
+CANNOT_TELL = "cannot be decided at this scale"
 
 
 @dataclass(frozen=True)

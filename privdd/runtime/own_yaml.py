@@ -50,9 +50,7 @@ def _read_text(file: Path) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise BadConfig(
-            f"{file}:{line}: a byte that is not UTF-8 text; save the file as UTF-8"
-        ) from None
+        raise BadConfig(f"{file}:{line}: the file must be saved as UTF-8") from None
 
 
 def _say_where(file: Path, text: str, error: yaml.MarkedYAMLError) -> str:

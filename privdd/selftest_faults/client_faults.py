@@ -281,12 +281,12 @@ DATA_KINDS = {
 }
 FORM_KINDS = {
     "order": FaultKind(
-        "the order of tensors tells the rarest class",
+        "the order of tensors reveals the rarest class",
         _patch_upload(_reorder_tensors),
         NEEDS_RECORDS,
     ),
     "type": FaultKind(
-        "the type of numbers tells whether the number of records is odd",
+        "the type of numbers reveals whether the number of records is odd",
         _patch_upload(_change_number_type),
         NEEDS_RECORDS,
     ),
@@ -412,7 +412,7 @@ def _remember_fact(name: str, gap: int) -> Callable[[FaultMoment], Patch]:
 
 WIRE_KINDS = {
     name: FaultKind(
-        f"{says} is hidden in what is sent", _patch_upload(partial(_hide_fact, name)), ("records",)
+        f"{says} is hidden in a message", _patch_upload(partial(_hide_fact, name)), ("records",)
     )
     for name, (says, _) in HIDDEN_FACTS.items()
 }
@@ -593,7 +593,7 @@ WIRE_FAULTS = (
     ),
     Fault(
         "extra_tensor",
-        "a tensor travels that no row tells of",
+        "a tensor is sent that no row lists",
         _patch_send(_send_extra_tensor),
         refusal=UNDECLARED_ARRIVAL,
     ),
@@ -605,7 +605,7 @@ WIRE_FAULTS = (
     ),
     Fault(
         "steps_by_count",
-        "one step more where the number of records is odd",
+        "one step more if the number of records is odd",
         combine_patches(_add_step_if_odd, _add_read_if_odd),
         ("steps",),
     ),

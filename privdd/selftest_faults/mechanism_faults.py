@@ -238,7 +238,7 @@ CONTRIBUTION_KINDS = {
         NEEDS_RECORDS,
     ),
     "odd": FaultKind(
-        "a hundredth where the number of records is odd",
+        "a hundredth if the number of records is odd",
         _patch_at_times(lambda rows: rows * (0.01 if len(rows) % 2 else 1.0)),
         NEEDS_RECORDS,
     ),
@@ -294,7 +294,7 @@ CLIPPING_FAULTS = (
     ),
     Fault(
         "gradients_by_count",
-        "gradients are brought to the norm 20 over the number of records",
+        "gradients are scaled to the norm 20 over the number of records",
         _scale_gradients_by_count,
         NEEDS_STEPS,
     ),
@@ -306,7 +306,7 @@ CLIPPING_FAULTS = (
     ),
     Fault(
         "contributions_stale",
-        "what was contributed before is kept without noise and added again",
+        "the last contribution is kept without noise and added again",
         _add_stale_part,
         NEEDS_RECORDS,
     ),
@@ -461,7 +461,7 @@ ACCOUNTING_FAULTS = (
     ),
     Fault(
         "row_without_origin",
-        "what was computed from releases is entered as if from nothing",
+        "a value computed from releases is entered without its origin",
         _patch_rows(lambda r: replace(r, post_of=()) if r.why == POST_PROCESSING else r),
         NEEDS_RECORDS,
     ),
@@ -503,7 +503,7 @@ ACCOUNTING_FAULTS = (
     ),
     Fault(
         "sensitivity_beyond_noise",
-        "twice the sensitivity is entered beside the same noise",
+        "twice the sensitivity is entered with the same noise",
         patch_outputs(
             lambda m, o, n: replace(o, sensitivity=2 * o.sensitivity if o.sensitivity else None)
         ),

@@ -260,7 +260,7 @@ class TrialPlan:
             noticed = [(REFUSED_TIER, text)] if is_refused else []
             error = "" if is_refused else text[:300]
         elif result.disagreement:
-            error = f"what a person is told differs: {result.disagreement}"
+            error = f"the outputs differ: {result.disagreement}"
         elif result.is_contradicted:
             noticed = [(_tier_of_test(test), note) for test, _, note in result.refuting]
         else:
@@ -399,7 +399,7 @@ def format_score_table(
             f"### Faults of {group}" if group != "what travels" else "### Faults of what travels",
             "",
         )
-        rows = [["fault", "what is wrong", *(p.name for p in profiles)]]
+        rows = [["fault", "defect", *(p.name for p in profiles)]]
         rows += [
             [fault.key, fault.says, *(_cell_text(cells, fault, p) for p in profiles)]
             for fault in listed
@@ -423,7 +423,7 @@ def _format_grid_table(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
             [o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, outcome_word(o)]
             for o, fault in judged
         ]
-        yield from format_aligned_table([["fault", "what is wrong", "profile", "outcome"], *rows])
+        yield from format_aligned_table([["fault", "defect", "profile", "outcome"], *rows])
 
 
 def _cell_text(
@@ -476,8 +476,8 @@ def format_score_page(
         "",
         f"**{summarise_score(outcomes)}** Healthy runs: {seeds}.",
         "",
-        "Each run is an audit by the command, judged by what a person gets of it: a "
-        "fault is caught where the exit status is 2,",
+        "Each run is an audit by the command, judged by its outputs: a fault is caught "
+        "if the exit status is 2,",
         "the first line says that a limit does not hold, and the verdicts of run, "
         "surfaces and findings say so too. A cell names",
         "the first test that refuted, in the page's order: the run's own ledger, noise "

@@ -461,13 +461,13 @@ NOISE_FAULTS = (
     ),
     Fault(
         "noise_public_not_os",
-        "drawn from the public seed, where the operating system is stated",
+        "drawn from the public seed, although the operating system is stated",
         _patch_noise(lambda s, k: noise_for("seed", k)),
         settings=("privacy.noise_source=os",),
     ),
     Fault(
         "noise_public_not_secret",
-        "drawn from the public seed, where a secret is stated",
+        "drawn from the public seed, although a secret is stated",
         _patch_noise(lambda s, k: noise_for("seed", k)),
         settings=SECRET_SOURCE,
     ),
@@ -611,7 +611,7 @@ SAMPLING_FAULTS = (
     ),
     Fault(
         "sampling_public_not_os",
-        "coins are drawn from the public seed, where the operating system is stated",
+        "coins are drawn from the public seed, although the operating system is stated",
         _public_coins,
         NEEDS_SAMPLING,
         ("privacy.noise_source=os",),

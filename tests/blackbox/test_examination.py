@@ -158,7 +158,7 @@ def test_a_release_that_has_no_pieces_is_not_said_to_have_been_looked_at() -> No
         "many calls, each on a record of its own",
     )
     assert outcomes["directions"] == "not refuted" and {outcomes[name] for name in names} == {
-        "not looked at"
+        "not tested"
     }
 
 
@@ -323,7 +323,7 @@ def test_a_mechanism_with_few_calls_spends_most_of_them_on_one_pair() -> None:
     run = run_of(clipped_sum, "records", calls=9000)
     close_looks.refine_slow_mechanism(run)
     looks = {look.name: look for look in run.report.looks}
-    name = "neighbours, most of what is left"
+    name = "neighbours, most of the rest"
     assert looks[name].numbers["transcripts"] > 0.3 * 9000  # of the judges alone
     plenty = run_of(clipped_sum, "records")
     close_looks.refine_slow_mechanism(plenty)

@@ -83,7 +83,7 @@ def test_what_is_stated_is_no_proof_and_what_was_asked_is_kept(
     assert (claim.epsilon, claim.sound, claim.source) == (
         30.0,
         False,
-        "stated by whoever brought the scores",
+        "stated by whoever submitted the scores",
     )
     assert math.isinf(result.privacy.epsilon.proven) and sent.sender == sender
     manifest = read_json(tmp_path / "run" / "manifest.json")

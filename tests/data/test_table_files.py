@@ -97,7 +97,7 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path):
         ("a,a\n1,x\n", {"label": "a"}, "a heading for each column"),
         ("a,c\n1,x\n2,\n", {"label": "c"}, "some records have no label"),
         ("a,c\n1,x\n2,x\n", {"label": "c"}, "at least two classes"),
-        ("a,c\none,x\n2,y\n", {"label": "c"}, "column 'a' holds what is no finite number"),
+        ("a,c\none,x\n2,y\n", {"label": "c"}, "column 'a' must hold finite numbers"),
         ("a,c\n1,x\n2,y\n", {"label": "c", "columns": None}, "a release of their extremes"),
         ("a,c\n1,x\n2,y\n", {"label": "c", "missing": "mean"}, r"data\.missing=mean: allowed are"),
     ],

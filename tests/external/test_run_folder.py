@@ -68,7 +68,7 @@ def test_a_group_of_two_by_brute_force() -> None:
         ({"epsilon": 1, "delta": 0}, "stated.delta=0: a number in"),
         ({"epsilon": 1, "relation": "remove"}, "stated.relation=remove: allowed are add_remove"),
         ({"epsilon": 1, "unit": "group"}, "stated.unit=group: allowed are record"),
-        ({"delta": 1e-5}, "stated.delta: stated.epsilon is needed beside it"),
+        ({"delta": 1e-5}, "stated.delta: stated.epsilon must be given too"),
         ({"epsilon": 1, "noise": 1}, "stated.noise: unknown"),
         ({"epsilon": 20, "relation": "add_remove"}, "nothing can contradict it"),
         ({"epsilon": 1000, "relation": "add_remove"}, "nothing can contradict it"),

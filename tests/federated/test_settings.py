@@ -77,7 +77,7 @@ WRONG = [
         AUDIT,
         "confidence",
         1e-300,
-        "audit.confidence=1e-300: it cannot be told from 0",
+        "audit.confidence=1e-300: 1 - confidence must differ from 0",
     ),
     (AuditSettings, AUDIT, "confidence", math.nan, "audit.confidence=nan: a finite number"),
     (
@@ -137,7 +137,7 @@ WRONG = [
         RUN,
         "device",
         "tpu",
-        "device=tpu: allowed are cpu, and cuda where a GPU is present",
+        "device=tpu: no GPU is present; must be cpu",
     ),
     (RunSettings, RUN, "participation", 0, "participation=0: a share in (0, 1] is needed"),
     (RunSettings, RUN, "participation", 1.5, "participation=1.5: a share in (0, 1] is needed"),

@@ -263,7 +263,7 @@ def test_flowers_local_mechanism_is_told_as_its_claim(tmp_path: Path) -> None:
     assert 0.5 < one < 1.0  # two messages; the classical formula is loose at epsilon below 1
     assert ledger.epsilon() == float("inf")  # the number of examples and the loss are beside it
     (beside, *_) = [r for r in ledger.releases if r.name == "metrics of train"]
-    assert beside.nonprivate_reason == "sent beside what the component protects"
+    assert beside.nonprivate_reason == "sent without the component's protection"
 
 
 def test_a_subclass_of_a_known_component_is_not_recognised(tmp_path: Path) -> None:

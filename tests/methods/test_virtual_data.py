@@ -54,7 +54,7 @@ def test_every_baseline_trains_on_the_images_alone(inner):
     empty = Shard(
         shard.client, shard.train.take(range(0)), shard.test, shard.heldout, shard.classes
     )
-    # the records are not looked at again
+    # the records are not tested again
     blind, _ = method.local(sent, memory, empty, plan.client_context(1, 0))
     assert equal({n: a.value for n, a in again.items()}, {n: a.value for n, a in blind.items()})
     assert torch.equal(later["images/x"], x)

@@ -159,10 +159,10 @@ models and gradients by {PULL:g} standard deviations of the noise along its own 
 features and representations are the members' own with noise of standard deviation {NOISE:g},
 which is the records' own spread; labels and prototypes count the members of ten classes; logits
 are those of a last layer after a step on the members, with noise of their own size. For
-`nearest_row` and `nearest_patch`, which look for records that are sent as they are, one member in
-three is (of prototypes, the mean of each class is one member), and the rest of what is sent is
+`nearest_row` and `nearest_patch`, which search for records sent unchanged, one member in
+three is (of prototypes, the mean of each class is one member), and the rest of the message is
 noise. `fedmia` and `source_inference` are given what {OTHER_CLIENTS} other clients sent of as
-many records of their own. A leak counts as found where the 95 % interval of the AUC lies above one
+many records of their own. A leak counts as found if the 95 % interval of the AUC lies above one
 half. In a null the same is sent of records that other coins chose; 2.5 % of nulls may be found.
 
     python -m tests.power.membership --seeds {seeds} --write docs/power.md

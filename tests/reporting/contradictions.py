@@ -375,7 +375,7 @@ def _facts(said: Said) -> Iterator[str]:
     if re.search(r"sampler works in floating point|use a vetted sampler", text, re.IGNORECASE):
         yield "a sampler that is not used"
     inside = "post-processing of what has a row" in text
-    covered = re.search(r"what the limit does not cover ([^.]*?)(?:The three|$)", said.page.text)
+    covered = re.search(r"not covered by the guarantee ([^.]*?)(?:The three|$)", said.page.text)
     if inside and covered and "accuracy" in covered.group(1)[:200]:
         yield "the accuracy is post-processing, and the limit does not cover it"
 

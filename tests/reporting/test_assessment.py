@@ -88,11 +88,10 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
         and "ε at most 4.85" in facts["the limit"]
     )
     assert facts["the unit of privacy"] == "one record; neighbours: one record more or less"
-    assert facts["whether the code does what the proof says"] == assessment.UNTRIED
+    assert facts["whether the code follows the proof"] == assessment.UNTRIED
     tested = dict(assessment.guarantee_facts(run([BROKEN], "contradiction", 0.9), {}))
     assert (
-        tested["whether the code does what the proof says"]
-        == "tested by the likelihood-ratio test (T2)"
+        tested["whether the code follows the proof"] == "tested by the likelihood-ratio test (T2)"
     )
     assert (
         dict(assessment.guarantee_facts(run([], "unprotected", "inf"), {}))["the limit"]

@@ -352,7 +352,7 @@ def test_a_client_away_when_accuracy_is_asked_for_repeats_no_round(
     for _ in range(2):
         with pytest.raises(
             FederationFailed,
-            match=f"client 1 did not tell its accuracy after round {int(group) - 1}",
+            match=f"client 1 did not report its accuracy after round {int(group) - 1}",
         ):
             run_on_grid(experiment, grid, folder)
     with pytest.raises(

@@ -46,7 +46,7 @@ def interference_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
     diagnostics: dict[str, Any] = {}
     accused = names
     note = (
-        f"{looks.describe_rounds(looks.kept)}: what leaves beside the releases is the same "
+        f"{looks.describe_rounds(looks.kept)}: everything sent besides the releases is the same "
         f"for {', '.join(sets)}"
     )
     for leak in find_interference(

@@ -415,8 +415,8 @@ def _low_bits_outcome(releases: list[LoggedRelease]) -> CheckOutcome:
     off = sum(release.off_lattice for _, release in releases)
     judged = sum(release.low_bits_checked for _, release in releases)
     says = (
-        f"{off} of {judged} released numbers are off any lattice: their low bits tell clean "
-        "values apart"
+        f"{off} of {judged} released numbers are off any lattice: their low bits distinguish "
+        "clean values"
     )
     return CheckOutcome(0.0 if off else 1.0, says)
 

@@ -43,8 +43,8 @@ def noise_use_findings(subject: GuaranteeSubject) -> Iterator[Finding]:
         if ignores_noise(subject.plan.mechanisms[name], value, subject):
             note = (
                 f"it gives the same numbers under {STREAMS} streams of noise: it ignores "
-                "the noise that it was given, and "
-                "what it draws instead, if it does, was not looked at"
+                "its noise argument, and "
+                "any noise of its own was not tested"
             )
             yield subject.run_finding(NOISE_USE_TEST, name, STREAMS, note, {"refuted": True})
 

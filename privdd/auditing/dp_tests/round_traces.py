@@ -156,7 +156,7 @@ def _compare_rows(row: LedgerRow, second: LedgerRow) -> Iterator[MessageLeak]:
         says = f"{row.name!r} claims to be {claim} and depends on the records"
     else:
         columns = ", ".join(differing)
-        says = f"the ledger row of {row.name!r} tells about the records, in {columns}"
+        says = f"the ledger row of {row.name!r} depends on the records, in {columns}"
     yield MessageLeak(says, row.name)
 
 

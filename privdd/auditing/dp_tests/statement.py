@@ -55,7 +55,7 @@ class ExaminedRounds:
         rest = sorted({*self.kept, *self.lost} - set(looked_at))
         rounds_text = f"round{'s' * (len(looked_at) > 1)} {format_ranges(looked_at)}"
         if rest:
-            return f"{rounds_text}; not looked at: {format_ranges(rest)}"
+            return f"{rounds_text}; not tested: {format_ranges(rest)}"
         return rounds_text
 
 

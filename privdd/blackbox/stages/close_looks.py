@@ -136,7 +136,7 @@ def refine_slow_mechanism(run: CheckRun) -> None:
         _pair_or_best(run, run.strongest.pair),
         ALL_LEFT,
         run.stated_calls,
-        "neighbours, most of what is left",
+        "neighbours, most of the rest",
         SLOW_SHARE,
     )
 

@@ -104,7 +104,7 @@ def examine_direction(
 
 def _add_pieces(run: CheckRun, name: str, bound: float | None, inputs: str) -> None:
     if bound is None:
-        result = SingleTestResult(name, "not looked at", NO_PIECES, inputs=inputs)
+        result = SingleTestResult(name, "not tested", NO_PIECES, inputs=inputs)
         run.report.looks.append(result)
     else:
         run.add_fault(name, bound, "finite_sample", WITHOUT_NOISE, inputs)

@@ -21,7 +21,7 @@ def examine_noiseless_numbers(run: CheckRun) -> None:
         )
         if identification is not None:
             says = (
-                f"number {identification.place} of the release has no noise and tells the "
+                f"number {identification.place} of the release has no noise and reveals the "
                 f"record's size ({identification.won} of {games.GAMES} named)"
             )
             run.add_result(

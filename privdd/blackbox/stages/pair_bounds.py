@@ -142,9 +142,9 @@ def _bound_by_counting(
     """By a learned rule, for any mechanism."""
     bound = bound_by_distinguishing(sample, run.next_level())
     if bound.epsilon:
-        rule = f"told apart by {bound.how}"
+        rule = f"distinguished by {bound.how}"
     else:
-        rule = "not told apart"
+        rule = "not distinguished"
     says = f"two inputs are {rule}, {bound.transcripts} transcripts"
     if calls_of == run.stated_calls:
         run.strongest_any.compare(pair, bound.epsilon)

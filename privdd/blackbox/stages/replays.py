@@ -33,8 +33,8 @@ REPLAYED = "replays"
 LARGEST_SHIFT = "the largest shift"
 HELD = "the randomness of the mechanism could not be held still: the same seed gave another release"
 UNKNOWN = (
-    "on {} of {} pairs of neighbours what the record changes depends on the noise, so no "
-    "exact epsilon is said"
+    "on {} of {} pairs of neighbours the record's effect depends on the noise, so no "
+    "exact epsilon is given"
 )
 NO_NOISE = (
     "no source of randomness was drawn from: the same input gives the same release, and the "
@@ -92,7 +92,7 @@ def _replays_of_neighbours(run: CheckRun, sources: FrozenSources) -> Iterator[Pa
         except InputRefused:
             continue
         if not replays.repeats:
-            result = SingleTestResult(REPLAYED, "not looked at", HELD, inputs=pair.says)
+            result = SingleTestResult(REPLAYED, "not tested", HELD, inputs=pair.says)
             run.report.looks.append(result)
             return
         evidence.compared += 1

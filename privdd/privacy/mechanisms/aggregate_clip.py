@@ -45,7 +45,7 @@ class AggregateClip(Mechanism):
     def event(self) -> dpa.DpEvent:
         """Raises ValueError: no noise gives it a finite epsilon."""
         raise ValueError(
-            "privacy.epsilon: AggregateClip has no finite epsilon, whatever the noise "
+            "privacy.epsilon: AggregateClip has no finite epsilon at any noise "
             "(the mean of a batch is clipped, not "
             "its records); set privacy.noise_multiplier, or choose a mechanism that is accounted"
         )

@@ -164,7 +164,7 @@ def test_rounds_that_were_not_kept_are_named() -> None:
     (found,) = interference_findings(
         replace(whole, snapshots={t: whole.snapshots[t] for t in (0, 1, 4)})
     )
-    assert "rounds 0, 1, 4; not looked at: 2, 3" in found.measures["note"]
+    assert "rounds 0, 1, 4; not tested: 2, 3" in found.measures["note"]
 
 
 @dataclass(frozen=True)

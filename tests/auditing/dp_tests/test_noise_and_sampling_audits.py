@@ -387,7 +387,7 @@ def centred(patch: pytest.MonkeyPatch) -> None:
 
 
 SENSITIVITY_FAULTS: dict[str, Plant] = {
-    "a hundredth where the number of records is odd": embeddings(lambda n: 0.01 if n % 2 else 1.0),
+    "a hundredth if the number of records is odd": embeddings(lambda n: 0.01 if n % 2 else 1.0),
     "50 over the number of records": embeddings(lambda n: 50 / max(n, 1)),
     "centred by the client's own mean": centred,
 }
