@@ -58,7 +58,15 @@ MAY_IMPORT["verification"] = {
 }
 MAY_IMPORT["cli"] = {*MAY_IMPORT}
 # sealed canaries: no simulation is run
-MAY_IMPORT["canary"] = {"core", "runtime", "recording", "blackbox", "cli", "attacks"}
+MAY_IMPORT["canary"] = {
+    "core",
+    "runtime",
+    "recording",
+    "reporting",
+    "blackbox",
+    "cli",
+    "attacks",
+}
 # faults for the self-test: they are planted everywhere
 MAY_IMPORT["selftest_faults"] = {*MAY_IMPORT, "cli"}
 MAY_IMPORT["integrations"] = {*MAY_IMPORT, "cli"} - {"selftest_faults"}

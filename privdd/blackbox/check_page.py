@@ -51,9 +51,9 @@ def _remove_half_written(folder: Path) -> None:
 
 def _page_title(result: Checked) -> str:
     delta = plain_number(result.stated.delta)
-    statement = f"the stated epsilon {result.stated.epsilon:.4g} at delta {delta}"
+    statement = f"The stated ε = {result.stated.epsilon:.4g} at δ = {delta}"
     if result.refuted:
-        return f"T{statement[1:]} is refuted"
+        return f"{statement} is refuted."
     if result.is_undecided:
-        return f"Not decided: {statement}"
-    return f"Nothing found refutes {statement}"
+        return f"{statement} could not be tested in full."
+    return f"No test refutes t{statement[1:]}."

@@ -89,11 +89,7 @@ class Checked:
     @property
     def says(self) -> str:
         """The conclusion in one line."""
-        if self.refuted or self.is_undecided:
-            verdict = self.verdict.upper()
-        else:
-            verdict = self.verdict
-        head = f"{self.mechanism}: {self.stated.says}: {verdict}"
+        head = self._head
         refuting = [result for result in self.looks if result.outcome == "refuted"]
         if not refuting and not self.refuted:
             return head + self._sound_words()
@@ -104,6 +100,19 @@ class Checked:
         if self.refuted:
             return f"{head}: {demonstrated}"
         return f"{head}: {'; '.join(self.undecided)}; under it {demonstrated}"
+
+    @property
+    def reason(self) -> str:
+        """The conclusion without mechanism, statement and verdict."""
+        reason = self.says.removeprefix(self._head).lstrip(":; ")
+        return f"{reason[:1].upper()}{reason[1:]}."
+
+    @property
+    def _head(self) -> str:
+        verdict = self.verdict
+        if self.refuted or self.is_undecided:
+            verdict = verdict.upper()
+        return f"{self.mechanism}: {self.stated.says}: {verdict}"
 
     def _sound_words(self) -> str:
         """The rest of the conclusion if no look refutes the statement."""

@@ -111,7 +111,8 @@ COMMANDS = {
     ),
     "open": Command(
         "python -m privdd.canary open sealed=DIR [KEY=VALUE ...]",
-        "After training: scores the canaries, computes the bound and writes DIR/opened.json.",
+        "After training: scores the canaries, computes the bound and writes DIR/opened.json and its page,\n"
+        "opened.html.",
         (
             SEALED,
             *SCORED,

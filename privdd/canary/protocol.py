@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from privdd.canary import sealed as sealed_files
+from privdd.canary.opened_page import write_opened_page
 from privdd.canary.scoring import score_artifact
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun, check_private, state_folder, write_json
@@ -43,7 +44,7 @@ def issue_canaries(given: Mapping[str, Any]) -> int:
 
 
 def open_canaries(given: Mapping[str, Any]) -> int:
-    """Score the canaries, compute the bound and write opened.json."""
+    """Score the canaries, compute the bound and write opened.json and its page."""
     folder = Path(given["sealed"])
     sealed = sealed_files.read_sealed(folder)
     secret_file = sealed_files.secrets_folder(folder, sealed.commitment) / sealed_files.SECRET_FILE
@@ -55,9 +56,11 @@ def open_canaries(given: Mapping[str, Any]) -> int:
     scores, artifact = score_artifact(sealed, given)
     result = sealed_files.opened_result(sealed, salt, coins, scores, artifact)
     write_json(folder / sealed_files.OPENED_FILE, result)
+    page = write_opened_page(folder, result, sealed)
     print(
         sealed_files.describe_opened(result, sealed),
         f"publish: {folder / sealed_files.OPENED_FILE}",
+        f"page:    {page}",
         sep="\n",
         flush=True,
     )

@@ -110,7 +110,7 @@ HELP_ENDINGS = {
     "audit": (
         "target.model=, target.synthetic= and target.updates= audit external "
         "results: target.model= --help.",
-        "Exit status: 0 done, whatever leaks; 2 a stated limit is contradicted; 1 error, "
+        "Exit status: 0 done, whatever leaks; 2 a stated guarantee is contradicted; 1 error, "
         "or training diverged.",
         READ_ON_TEXT,
     ),

@@ -22,7 +22,8 @@ UNREAD = "no attack applies"
 UNTRIED = "not attacked"
 SEVERITY = ("good", "warn", "bad")  # of tones, the mildest first
 UNPROTECTED = "none"
-BARE = "no bound"
+BARE = "noise, no ε"
+PUBLIC = "ε = 0, public"
 SEPARATORS = re.compile(", | and ")
 FORMULA = re.compile("(?<=ε) [=≤≥] |(?<=≤) ")
 
@@ -140,9 +141,13 @@ def _guarantee_text(decision: Decision) -> str:
         if line.stated is None:
             return "refuted"
         return f"ε = {format_number(line.stated)}, refuted"
+    if line.proven == 0 and line.row.mechanism.endswith("public"):
+        return PUBLIC
     if math.isfinite(line.proven):
         return f"ε ≤ {format_number(line.proven)}"
-    return UNPROTECTED if line.row.mechanism == "none" else BARE
+    if line.row.mechanism == "none" or line.row.mechanism.startswith(wording.POST_PROCESSING):
+        return UNPROTECTED
+    return BARE
 
 
 def _finding_text(decision: Decision, findings: Findings) -> str:

@@ -229,7 +229,7 @@ def _identification_bounds(findings: Findings) -> list[str]:
         return []
     row = rows[-1]
     if row.bound >= 1:
-        return ["No proven limit keeps a record from being named."]
+        return ["No proven guarantee keeps a record from being identified."]
     unit = findings.privacy.unit
     return [
         f"Proven: the right {unit} among {row.k} is named in at most "

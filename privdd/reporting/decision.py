@@ -16,12 +16,12 @@ from attacks.types import Surface
 from privdd.reporting import finding_selection, leaks, summary, wording
 from privdd.reporting.ledger_table import VISIBLE, ledger_rows, parties_seeing
 from privdd.reporting.schema import FindingRow, Findings, Privacy, Scope
-from privdd.reporting.wording import format_number, format_share, join_names, one_in
+from privdd.reporting.wording import format_number, format_share, join_names
 
 Kind = Literal["do_not_share", "needed", "undecided", "share_only_under", "no_leak_found"]
 Tone = Literal["bad", "warn", "good"]
-ENOUGH_FPR = 0.001  # a sample that is to decide has to show an attack at 1 false alarm in 1 000
-TESTED = "consistent"  # the verdict of a limit that tests looked at wholly, and did not contradict
+ENOUGH_FPR = 0.001  # at which a sample that is to decide has to show an attack
+TESTED = "consistent"  # the verdict of a guarantee that was tested wholly and not contradicted
 ENOUGH_PICTURES = 30  # if only reconstructions were tried
 # What must not be shared stands first.
 ORDER: tuple[Kind, ...] = (
@@ -41,6 +41,7 @@ PAIRED = (
     "its noise is the same in every run with this seed, so two of them undo it; such a run "
     "is a simulation"
 )
+SIMULATED = "Simulation only"
 SHOWN = "sure: 95 % confidence, corrected for all tests"
 NO_LIMIT = "no guarantee covers it, although noise was added"
 UNKNOWN = (
@@ -120,7 +121,7 @@ def sample_banner(findings: Findings) -> str:
     if rows and not _can_show_leaks(_counted_findings(rows, tested), findings.scope):
         return (
             f"Too small to decide: {size or 'the sample'} cannot show an attack at "
-            f"{one_in(ENOUGH_FPR)} false alarms. "
+            f"{format_share(ENOUGH_FPR)} FPR. "
             "A leak found here is real; finding none proves little."
         )
     return ""
@@ -168,7 +169,7 @@ def _decide_surface(line: summary.SurfaceLine, findings: Findings, parties: str)
         line=line,
         kind=judgement.kind,
         tone=tone,
-        title=_decision_title(judgement.kind, line, rows),
+        title=_decision_title(judgement, line, rows),
         why=judgement.why,
         conditions=tuple(conditions),
         can=tuple(can),
@@ -186,8 +187,8 @@ def _judge_limit(
         source = ""
         if line.holds:
             holder = line.holds.lower()
-            source = f": it was computed from the {holder}, whose limit does not hold"
-        why = f"the limit stated for it does not hold{source}"
+            source = f": it was computed from the {holder}, whose guarantee is false"
+        why = f"the guarantee stated for it is false{source}"
         return _Judgement("do_not_share", "bad", why)
     if math.isinf(line.proven) and line.row.surface in NEEDED:
         return _judge_needed(rows, leaked)
@@ -233,8 +234,11 @@ def _judge_unprotected(
 
 def _judge_zero(line: summary.SurfaceLine, leaked: bool) -> _Judgement:
     """A surface that no record enters, by its accounting."""
+    if leaked and line.row.surface in NEEDED:
+        why = "the method needs it, and the neighbouring relation takes it as public"
+        return _Judgement("needed", "warn", f"{why}; an attack works")
     if leaked:
-        why = "an attack works, although its limit of ε = 0 says that no record enters it"
+        why = "an attack works, although its guarantee of ε = 0 says that no record enters it"
         return _Judgement("do_not_share", "bad", why)
     tone: Tone
     if line.verdict == "consistent":
@@ -249,13 +253,13 @@ def _judge_finite(
 ) -> _Judgement:
     limit = line.proven
     if limit > summary.LARGE_EPSILON and leaked:
-        why = f"an attack works, and its limit of ε = {format_number(limit)} forbids little"
+        why = f"an attack works, and its guarantee of ε = {format_number(limit)} forbids little"
         return _Judgement("do_not_share", "bad", why)
     if wording.is_simulation_noise(privacy):
         from_seed = privacy.noise is not None and privacy.noise.source == "seed"
         return _Judgement("do_not_share", "warn", SEED if from_seed else PAIRED)
     if line.verdict == "untested":
-        why = "some part of what its limit rests on was not tested"
+        why = "some condition of its guarantee was not tested"
         return _Judgement("share_only_under", "warn", why)
     if _is_untried(line, rows):
         why = f"its noise was tested, but no attack was tried ({line.row.audited})"
@@ -265,7 +269,7 @@ def _judge_finite(
         return _Judgement("share_only_under", "warn", why)
     is_plain = limit <= summary.LARGE_EPSILON and privacy.noise is not None
     tone: Tone = "good" if is_plain else "warn"
-    return _Judgement("share_only_under", tone, "no attack contradicted its limit")
+    return _Judgement("share_only_under", tone, "no attack contradicted its guarantee")
 
 
 def _hooks_text(line: summary.SurfaceLine) -> str:
@@ -280,11 +284,14 @@ def _is_untried(line: summary.SurfaceLine, rows: list[FindingRow]) -> bool:
     return line.row.audited is not True and not finding_selection.has_no_signal(rows)
 
 
-def _decision_title(kind: Kind, line: summary.SurfaceLine, rows: list[FindingRow]) -> str:
+def _decision_title(
+    judgement: _Judgement, line: summary.SurfaceLine, rows: list[FindingRow]
+) -> str:
+    kind = judgement.kind
     if kind == "share_only_under":
         return f"Share only under ε = {format_number(line.proven)}"
     if kind == "do_not_share":
-        return "Do not share"
+        return SIMULATED if judgement.why in (SEED, PAIRED) else "Do not share"
     if kind == "needed":
         return "Needed, open"
     if kind == "no_leak_found":
@@ -349,7 +356,7 @@ def _upper_end_note(rows: list[FindingRow], scope: Scope) -> list[str]:
             attack = wording.attack_title(result.row.attack)
             return [
                 f"at 95 %, {attack} may still identify up to {upper} of members at "
-                f"{one_in(result.fpr)} false alarms"
+                f"{format_share(result.fpr)} FPR"
             ]
     return []
 

@@ -120,13 +120,15 @@ LEAK_HEADER = (
     "accuracy",
     "upload",
 )
+LEAK_COLUMN_TYPES = "lrrrrrrllrrr"
+TERM_COLUMNS = slice(6, 9)  # δ, unit, relation
+TERMS_MARK = "TERMS"  # of the caption, before its text is escaped
 LEAK_CAPTION = (
     "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest "
     "membership attack at this false-positive rate, with "
     "its 95 % interval. ε: as claimed by the method or its paper, as proven at most by "
     "accounting, and as shown at least by attacks "
-    "and tests, at the δ, for the unit and under the neighbouring relation of its row. "
-    "PSNR: of the median image that the best "
+    "and tests, {terms}. PSNR: of the median image that the best "
     "attack reconstructed. Upload: of one client, over the whole run. –: not measured, or the "
     "sample is too small."
 )
@@ -241,18 +243,29 @@ def privacy_terms(privacy: Privacy) -> tuple[float, str, str]:
 
 def leaks_to_latex(settings: Sequence[Setting]) -> str:
     """``leak_table`` as a table with a caption, three digits a number; needs
-    \\usepackage{booktabs}."""
+    \\usepackage{booktabs}. Terms that all rows share stand in the caption, not in columns."""
     header, rows = leak_table(settings)
     cells = [_latex_leak_row(dict(zip(header, row, strict=True))) for row in rows]
     data = wording.join_names(list(dict.fromkeys(s.runs[0].findings.run.data for s in settings)))
-    lines = [" & ".join(row) + r" \\" for row in (LEAK_HEADER, *cells)]
+    caption = escape_latex(LEAK_CAPTION.format(data=data, terms=TERMS_MARK))
+    columns = LEAK_COLUMN_TYPES
+    table = [list(LEAK_HEADER), *cells]
+    terms = escape_latex("at the δ, for the unit and under the neighbouring relation of its row")
+    shared = {tuple(row[TERM_COLUMNS]) for row in cells}
+    if len(shared) == 1:
+        delta, unit, relation = shared.pop()
+        terms = rf"at $\delta =$ {delta}, for one {unit}, neighbouring relation {relation}"
+        columns = columns[: TERM_COLUMNS.start] + columns[TERM_COLUMNS.stop :]
+        for row in table:
+            del row[TERM_COLUMNS]
+    lines = [" & ".join(row) + r" \\" for row in table]
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            rf"\caption{{{escape_latex(LEAK_CAPTION.format(data=data))}}}",
+            rf"\caption{{{caption.replace(TERMS_MARK, terms)}}}",
             r"\label{tab:leaks}",
-            r"\begin{tabular}{lrrrrrrllrrr}",
+            rf"\begin{{tabular}}{{{columns}}}",
             r"\toprule",
             lines[0],
             r"\midrule",
@@ -290,7 +303,7 @@ def _latex_leak_row(row: Mapping[str, Any]) -> list[str]:
         *epsilons,
         _latex_number(row["delta"]),
         escape_latex(row["unit"]),
-        escape_latex(row["relation"]),
+        escape_latex(wording.relation_name(row["relation"])),
         *map(escape_latex, texts),
     ]
 

@@ -53,6 +53,7 @@ FLOOR = 1e-4  # of both axes of a ROC
 COLUMN = 3.3  # inches: a column of a paper
 PAGE_SCALE = 1.7  # pixels of a page, at most, to a point of a drawing
 BANDS = 2  # curves: of more, bands cover each other
+LETTERS_INSIDE = 40  # of a label in a legend inside a column of 3.3 inches
 _RC: dict[Any, Any] = {
     "svg.hashsalt": "privdd",
     "svg.fonttype": "none",
@@ -323,8 +324,8 @@ def draw_roc(lines: Sequence[RocLine], width: float = COLUMN, bands: bool = True
 
     Steps, with a pointwise 95 % Clopper-Pearson band where there are two curves at most. The
     diagonal is the chance level; the dotted mark is one non-member, below which a rate cannot be
-    seen. The legend lies in the corner below the diagonal, which no attack reaches. bands: whether
-    intervals are drawn.
+    seen. The legend lies in the corner below the diagonal, which no attack reaches, or below the
+    axes if a label is too long. bands: whether intervals are drawn.
     """
     with figure_canvas(width, 0.98 * width) as (figure, axes):
         floor = roc_axis_floor(lines)
@@ -342,7 +343,11 @@ def draw_roc(lines: Sequence[RocLine], width: float = COLUMN, bands: bool = True
         axes.yaxis.set_major_formatter(PERCENT)
         look: dict[str, Any] = {"frameon": True, "framealpha": 0.86, "facecolor": PAPER}
         look |= {"edgecolor": PAPER, "handlelength": 2.2, "borderaxespad": 0.15}
-        axes.legend(loc="lower right", fontsize=6.6, **look)
+        longest = max(len(text) for text in axes.get_legend_handles_labels()[1])
+        if longest <= LETTERS_INSIDE * width / COLUMN:
+            axes.legend(loc="lower right", fontsize=6.6, **look)
+        else:  # it would hide the labels of the axis
+            figure.legend(loc="outside lower center", fontsize=6.6, **look)
     return figure
 
 

@@ -173,7 +173,7 @@ MEMBERSHIP = (
     ATTACKER,
     Column(
         "AUC",
-        "50 % is guessing",
+        "50 % is chance level",
         True,
         lambda row: TableCell(format_share(row.auc), interval_text(row.auc_ci)),
     ),
@@ -228,7 +228,7 @@ QUESTIONS = (
         finding_selection.PICTURE_FAMILIES | {"label"},
         PICTURES,
     ),
-    Question("t-guarantee", "Does the stated limit hold?", frozenset({"guarantee"}), GUARANTEE),
+    Question("t-guarantee", "Does the stated guarantee hold?", frozenset({"guarantee"}), GUARANTEE),
 )
 
 

@@ -20,7 +20,7 @@ from privdd.reporting.finding_selection import (
     is_above_chance,
 )
 from privdd.reporting.schema import FindingRow, Scope
-from privdd.reporting.wording import format_decibel, format_number, format_share, one_in
+from privdd.reporting.wording import format_decibel, format_number, format_share
 
 # The kinds of leak, the gravest first. "refutation": a stated guarantee is false; "noise": a test
 # shows a large epsilon for a crafted record on what no guarantee covers, although noise was added;
@@ -281,9 +281,9 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
 
     brief: without intervals and single records.
     """
-    rate = one_in(best.fpr)
+    rate = f"{format_share(best.fpr)} FPR"
     if not best.beats_guessing:
-        return f"was not shown to identify more members than chance at {rate} false alarms"
+        return f"was not shown to identify more members than chance at {rate}"
     if best.kind == "bound":
         bound = format_number(epsilon_bound(best.row))
         return f"can distinguish training records from non-members (ε of at least {bound})"
@@ -295,14 +295,14 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
     exposed = _exposed_phrase(best, brief)
     if best.kind == "exposed" or best.at is None:
         tail = "" if brief else _average_note(best)
-        return f"can identify {exposed} at {rate} false alarms{tail}"
+        return f"can identify {exposed} at {rate}{tail}"
     interval = "" if brief else _interval_note(best.at.ci)
     if exposed:
         also = f"; again and again {exposed.rstrip(',')}"
     else:
         also = ""
     share = format_share(best.at.tpr)
-    return f"can identify {share} of the training records at {rate} false alarms{interval}{also}"
+    return f"can identify {share} of the training records at {rate}{interval}{also}"
 
 
 def _auc_note(row: FindingRow) -> str:
@@ -576,7 +576,7 @@ def label_rates(rows: Iterable[FindingRow]) -> list[tuple[FindingRow, float, flo
 def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
     """How much of the class counts was read, as a predicate."""
     if chance:
-        guess = f" (guessing {format_share(chance)})"
+        guess = f" (chance level {format_share(chance)})"
     else:
         guess = ""
     if rate == 1:

@@ -53,7 +53,6 @@ def template_environment() -> Environment:
         "accuracy": wording.format_accuracy,
         "attack": wording.attack_title,
         "size": wording.format_bytes,
-        "one_in": wording.one_in,
         "decibel": wording.format_decibel,
     }
     env.globals |= {"words": wording, "inf": math.inf}

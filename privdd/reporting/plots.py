@@ -56,7 +56,8 @@ def add_terms(plots: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
     terms: dict[str, None] = {}
     for findings in runs:
         delta, unit, relation = privacy_terms(findings.privacy)
-        terms[f"{findings.run.data}; δ = {format_number(delta)}, one {unit}, {relation}"] = None
+        neighbours = wording.relation_name(relation)
+        terms[f"{findings.run.data}; δ = {format_number(delta)}, one {unit}, {neighbours}"] = None
     text = "\n".join([*terms][:LISTED_TERMS])
     if len(terms) > LISTED_TERMS:
         text += f"\nand {len(terms) - LISTED_TERMS} more"

@@ -44,7 +44,7 @@ from privdd.reporting.schema import (
     Verdict,
     exceeds_kappa,
 )
-from privdd.reporting.wording import format_number, format_share, one_in
+from privdd.reporting.wording import format_number, format_share
 
 
 def leak_sentences(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
@@ -235,7 +235,7 @@ def _worst_phrases(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
     if moved is not None:
         phrases.append(
             f"one {scope.unit} moves it {format_number(moved.kappa)} times as "
-            f"far as assumed (limit {format_number(moved.kappa_allowed)})"
+            f"far as assumed (allowed {format_number(moved.kappa_allowed)})"
         )
     leaks = rank_leaks(rows, scope)
     phrases += [leak.table_phrase for leak in leaks]
@@ -356,14 +356,14 @@ def _unprotected_headline(findings: Findings) -> tuple[str, str]:
     else:
         what = "The messages"
     if len(bare) != 1 or bare[0].endswith("s"):
-        verb = "carry"
+        verb = "have"
     else:
-        verb = "carries"
-    title = f"No proven limit on what {findings.run.algo} reveals about a {findings.privacy.unit}."
+        verb = "has"
+    title = f"No proven guarantee protects a {findings.privacy.unit} under {findings.run.algo}."
     why = f", so the run as a whole has ε = {format_number(findings.privacy.epsilon.proven)}"
     if findings.target is not None:
         why = ": nothing shows how it was protected, so ε is infinite"
-    return title, f"{what} {verb} no proven limit{why}."
+    return title, f"{what} {verb} no proven guarantee{why}."
 
 
 def _untested_headline(findings: Findings) -> tuple[str, str]:
@@ -373,7 +373,7 @@ def _untested_headline(findings: Findings) -> tuple[str, str]:
             gaps |= dict.fromkeys(row.untested)
     epsilon = format_number(findings.privacy.epsilon.proven)
     return (
-        "The stated limit was not tested in every part.",
+        "The stated guarantee was not tested in every part.",
         f"ε = {epsilon} is stated, but not all its conditions were tested. "
         f"Untested: {'; '.join(gaps)}.",
     )
@@ -383,21 +383,21 @@ def _consistent_headline(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
     bound = finding_selection.shown_epsilon(findings.findings)
     epsilon = format_number(privacy.epsilon.proven)
-    title = "No attack tried here contradicted the stated limit."
+    title = "No test contradicts the stated guarantee."
     if wording.is_simulation_noise(privacy):
         title += " This is a simulation."
     if privacy.epsilon.proven > LARGE_EPSILON:
         title = (
-            f"The stated limit was not contradicted, but ε = {epsilon} is too large to "
-            "protect anyone."
+            f"No test contradicts the stated guarantee, but ε = {epsilon} is too large "
+            "to protect anyone."
         )
     result = "no attack measured an ε"
     if bound is not None:
         result = f"the strongest attack showed ε of at least {format_number(bound)}"
     return title, (
         f"Everything sent is covered by ε = {epsilon} at δ = {format_number(privacy.delta)}; "
-        f"{result}. Surviving attacks is not proof; the ε = {epsilon} limit comes from the "
-        "accounting."
+        f"{result}. Surviving attacks is not proof; the ε = {epsilon} guarantee comes from "
+        "the accounting."
     )
 
 
@@ -408,12 +408,12 @@ def _contradiction_headline(findings: Findings) -> tuple[str, str]:
     places = titles or _surface_titles(findings, "contradiction") or ["release"]
     sentence = f"On the {wording.join_names(places)}, {_refutation_phrase(rows, findings.scope)}."
     if findings.target is not None:
-        return "The privacy limit stated for it does not hold.", sentence
+        return "The stated guarantee is false.", sentence
     broken = _broken_limit(rows)
     claims = [claim.number for claim in findings.privacy.claims]
     if broken is not None and broken.epsilon_stated in claims:
         return "The paper's claim is contradicted.", sentence
-    return "The privacy limit stated for this method does not hold in this run.", sentence
+    return "The stated guarantee is false in this run.", sentence
 
 
 def _accused_rows(findings: Findings) -> list[FindingRow]:
@@ -427,7 +427,7 @@ def _refutation_phrase(rows: Sequence[FindingRow], scope: Scope) -> str:
     worst = _broken_limit(rows)
     if worst is None:
         tests = [r for r in rows if r.kappa is not None or r.attack.startswith("t0_")]
-        return next(iter(_worst_phrases(tests, scope)), "an attack broke the stated limit")
+        return next(iter(_worst_phrases(tests, scope)), "a test contradicts the stated guarantee")
     proves = "proves that the true ε is at least"
     if worst.epsilon_validity == "curve":
         proves = "refutes the curve behind it: it has to be that of an ε above"
@@ -536,7 +536,9 @@ def _membership_gap(findings: Findings) -> str:
     if best is None and has_no_signal(findings.findings):
         return SENTENCE
     if best is None:
-        return "No membership attack had a sample large enough to resolve a low false-alarm rate."
+        return (
+            "No membership attack had a sample large enough to resolve a low false-positive rate."
+        )
     if best.beats_guessing:
         return ""
     unread, tried = unread_attacks(findings.findings)
@@ -546,9 +548,7 @@ def _membership_gap(findings: Findings) -> str:
         subject = "The membership attack that had something to read was not"
     elif unread:
         subject = f"Of the {readers} membership attacks that had something to read none was"
-    return (
-        f"{subject} shown to do better than chance, not at {one_in(best.fpr)} false alarms either."
-    )
+    return f"{subject} shown to do better than chance, not at {format_share(best.fpr)} FPR either."
 
 
 def untested_sentences(findings: Findings) -> list[str]:

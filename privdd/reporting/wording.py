@@ -123,7 +123,7 @@ ADVERSARY: Mapping[str, tuple[str, str]] = {
 }
 FAMILY: Mapping[str, str] = {
     "membership": "Was this record used?",
-    "guarantee": "Does the stated limit hold?",
+    "guarantee": "Does the stated guarantee hold?",
     "gradient_inversion": "Reconstruct images from an update",
     "model_inversion": "Reconstruct images from a model",
     "reconstruction": "Reconstruct images from messages",
@@ -203,7 +203,7 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "blind control",
         "50 % expected",
-        "The same game played without seeing the artifact. If it beats guessing, the "
+        "The same game played without seeing the artifact. If it beats chance, the "
         "game itself is unfair and its other numbers do not count.",
     ),
     (
@@ -249,7 +249,7 @@ _LIMITS: tuple[str, ...] = (
     "how its settings were chosen.",
     "The worst attack is picked out of several. Each printed interval is for one attack "
     "on its own; whether an attack "
-    "counts as better than guessing, and the bounds that decide a verdict, are corrected "
+    "counts as better than chance, and the bounds that decide a verdict, are corrected "
     "for the choice.",
     "The numbers hold for this data, this model and these settings. Another data set can "
     "leak more.",
@@ -292,13 +292,18 @@ def format_number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}".replace(",", NBSP)
 
 
+def relation_name(relation: str) -> str:
+    """add_remove as "add/remove", zero_out as "zero-out"."""
+    return relation.replace("add_remove", "add/remove").replace("_", "-")
+
+
 def typed_limit_text(claim: ClaimRow) -> str:
     """``epsilon 3 at delta 1e-5 (stated, add/remove; 6 at 2.11e-4 for an exchange)``; "" of a claim
     that was not converted."""
     if claim.typed is None or claim.delta is None:
         return ""
     typed = claim.typed
-    relation = typed.relation.replace("add_remove", "add/remove").replace("_", "-")
+    relation = relation_name(typed.relation)
     exchange = f"{format_number(claim.number)} at {format_number(claim.delta)} for an exchange"
     return (
         f"epsilon {format_number(typed.epsilon)} at delta {format_number(typed.delta)} "
@@ -378,11 +383,6 @@ def odds_factor(epsilon: float) -> str:
         if times >= size:
             return f"about {times / size:.0f}{name}-fold"
     return f"{times:.2g}-fold"
-
-
-def one_in(rate: float) -> str:
-    """0.001 as "1 in 1 000"."""
-    return f"1 in {round(1 / rate):,}".replace(",", NBSP)
 
 
 def surface_title_and_meaning(row: SurfaceRow | FindingRow, scope: Scope) -> tuple[str, str]:

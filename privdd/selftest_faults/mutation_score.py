@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from privdd.auditing.dp_tests.interference_audit import INTERFERENCE_TEST
 from privdd.auditing.method_contract import BrokenContract, check_method
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
@@ -84,6 +85,7 @@ FAULT_GRID: Mapping[str, Mapping[str, FaultKind]] = {
 DRAWN_NAME = "drawn"
 WIRE_TIER = "wire"
 METHOD_TIER = "method check"
+MESSAGES_TIER = "T1 messages"
 REFUSED_TIER = "refused"
 UNTESTED_VERDICT = "untested"
 ERROR_PREFIX = "privdd: error: "  # of the command's last line
@@ -298,6 +300,8 @@ def audit_with_plant(profile: FaultProfile, plant: str, folder: Path) -> Command
 
 def _tier_of_test(test: str) -> str:
     """t1_sensitivity -> "T1 sensitivity"."""
+    if test == INTERFERENCE_TEST:
+        return MESSAGES_TIER
     tier, _, name = test.partition("_")
     return f"{tier.upper()} {name.replace('_', ' ')}"
 

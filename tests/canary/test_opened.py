@@ -28,6 +28,7 @@ from privdd.canary.sealed import (
     site_coins,
     write_sealed,
 )
+from privdd.reporting.wording import format_number
 from privdd.runtime.files import DamagedRun, read_json, write_json
 from tests.canary.small import issued
 
@@ -174,6 +175,26 @@ def test_a_third_party_recomputes_everything_from_the_published_files(
     assert (
         main(["open", f"sealed={tmp_path / 's'}", f"scores={tmp_path / 's' / 'nowhere.npz'}"]) == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("stated", "right", "title"),
+    [
+        (1.0, 1.0, "The stated ε = 1 is false."),
+        (9.0, 0.9, "The canaries do not contradict ε = 9."),
+        (None, 0.9, "The canaries show ε of at least"),
+    ],
+)
+def test_the_page_shows_verdict_bound_and_the_command_of_a_third_party(
+    stated: float | None, right: float, title: str, tmp_path: Path
+) -> None:
+    opened(tmp_path / "s", stated, right)
+    result = read_json(tmp_path / "s" / "opened.json")
+    page = (tmp_path / "s" / "opened.html").read_text(encoding="utf-8")
+    assert f"<h1>{title}" in page and f"ε of at least {format_number(result['bound'])}" in page
+    assert all(f'<td class="n">{format_number(b)}</td>' in page for b in result["bounds"].values())
+    assert "privdd.canary verify sealed=s" in page and 'class="plot"' in page
+    assert result["salt"] not in page
 
 
 def test_the_bound_is_the_larger_of_two_at_an_error_that_all_guesses_share(

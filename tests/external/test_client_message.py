@@ -63,7 +63,7 @@ def test_the_loops_of_the_tutorial_are_audited_as_it_says(
     asked = [f"surface={surface}", f"map={name}:first_client", "shadows=24", "out=out"]
     assert target.main([*files, *asked]) == 0
     screen = capsys.readouterr().out
-    assert "Unprotected: No proven limit on what first_client reveals about a record." in screen
+    assert "Unprotected: No proven guarantee protects a record under first_client." in screen
     assert f"│ {surface}" in screen
     found = json.loads((tmp_path / "out" / "findings.json").read_text())
     assert found["target"]["kind"] == "message" and found["verdict"] == "unprotected"

@@ -145,7 +145,8 @@ def test_an_audit_attacks_nothing_and_says_why(tmp_path: Path) -> None:
     round = result.utility.diverged
     assert f"Training diverged in round {round}: no model is left to judge." in page
     assert (
-        f"none (diverged in round {round})" in page and "contradicted the stated limit" not in page
+        f"none (diverged in round {round})" in page
+        and "contradicts the stated guarantee" not in page
     )
     with (tmp_path / "summary.txt").open("w") as file:
         print_summary(result, file)

@@ -1,13 +1,13 @@
-"""Do the attacks that rebuild pictures and labels find what is there, and nothing where it is not?
+"""Do attacks reconstruct planted images and labels, and nothing else?
 
     python -m tests.power.pictures [--seeds 3] [--write docs/power_pictures.md]
 
 Uploads carry known digits: updates and gradients are computed from them, features and images are
 the digits themselves with noise of a tenth of the range of grey, labels are theirs. In a null
-the same is sent of other digits. Pictures are
-found where the 95 % interval of the mean PSNR lies above the best guess from public records; copies
-where the 95 % interval of the share of images nearer to a member lies above one half; labels where
-more are right than in 97.5 % of uniform guesses. The exit status is 1 where an attack finds less
+the same is sent of other digits. Images are
+found if the 95 % interval of the mean PSNR lies above the best guess from public records; copies
+if the 95 % interval of the share of images nearer to a member lies above one half; labels if
+more are right than in 97.5 % of uniform guesses. The exit status is 1 if an attack finds less
 than nine of ten planted leaks, or more nulls than chance explains.
 """
 

@@ -242,7 +242,7 @@ def test_the_terminal_table_is_plain_in_a_pipe_and_survives_ascii(runs: dict[str
     ascii_text = narrow.buffer.getvalue().decode("ascii")
     assert (
         "\x1b" not in wide.getvalue()
-        and "No proven limit" in wide.getvalue()
+        and "No proven guarantee" in wide.getvalue()
         and "∞" in wide.getvalue()
     )
     assert max(map(len, wide.getvalue().splitlines())) <= 132

@@ -79,7 +79,7 @@ PLANTED = {
     "guessing beside a decision": (
         "report.html",
         r'(data-label="Worst attack"><div><ul>)',
-        r"\1<li>LiRA can identify 12 % of the training records at 1 in 100 false alarms</li>",
+        r"\1<li>LiRA can identify 12 % of the training records at 1 % FPR</li>",
         "members in table",
     ),
     "a coin beaten in the decision alone": (

@@ -127,7 +127,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
         "stronger ones may succeed",
     ),
     (
-        "unprotected, only the AUC is above guessing",
+        "unprotected, only the AUC is above chance",
         run([row(NOTHING, auc=0.7, auc_ci=[0.6, 0.8])], "unprotected", "inf"),
         ("do_not_share", "bad", "Do not share"),
         "attack works",
@@ -183,7 +183,7 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
     (
         "noise from the printed seed",
         run([row(NOTHING)], "consistent", 2.0, noise=SEED),
-        ("do_not_share", "warn", "Do not share"),
+        ("do_not_share", "warn", "Simulation only"),
         "simulation",
     ),
     (
@@ -308,9 +308,7 @@ def test_green_needs_a_small_limit_a_large_sample_and_noise_that_is_known_to_be_
 def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
     assert decided([row(NOTHING)], "unprotected", "inf").can == ()
     [said] = decided([row(NOTHING), row(STRONG, adversary="peer")], "unprotected", "inf").can
-    assert (
-        said.startswith("Another client can identify 50") and "1 in 1\u00a0000 false alarms" in said
-    )
+    assert said.startswith("Another client can identify 50") and "0.1\u00a0% FPR" in said
     picture = {
         "surface": "features",
         "attack": "x",
@@ -354,7 +352,7 @@ def test_the_sample_decides_how_sure_that_nothing_leaks() -> None:
     coarse = decided([row(COARSE)], "unprotected", "inf")
     assert fine.enough and not coarse.enough and "too small to decide" in coarse.sure
     assert (
-        "up to 0.4\u00a0% of members at 1 in 1\u00a0000" in fine.sure
+        "up to 0.4\u00a0% of members at 0.1\u00a0% FPR" in fine.sure
         and fine.sample == "120 audited records, 64 replays"
     )
     drawn = row(NOTHING, attack="noised_reads", adversary="analyst", worlds=1000)
@@ -512,6 +510,7 @@ def test_labels_are_read_where_labels_were_attacked_and_a_guess_stands_beside() 
     (line,) = surface_lines(run([row(NOTHING), pictures, read], "unprotected", "inf"))
     assert any(
         phrase.replace("\u00a0", " ")
-        == "label counts can read the classes of 210 of the client's 300 records (guessing 52 %)"
+        == "label counts can read the classes of 210 of the client's 300 records "
+        "(chance level 52 %)"
         for phrase in line.worst
     )

@@ -80,14 +80,14 @@ def test_the_table_of_leaks_names_each_number() -> None:
 def test_a_paper_gets_a_table_whose_epsilons_stand_with_their_terms() -> None:
     """Every cell in the order of the heads, powers of ten and infinity as LaTeX has them, and no
     sign that LaTeX would run."""
-    made = leaks_to_latex(
-        [
-            setting(
-                record(0, math.inf, math.inf, (0.7,), (rates(0.125, 0.25),), delta=2e-5),
-                label="a_b z=1",
-            )
-        ]
+    first, second = (
+        setting(
+            record(0, math.inf, math.inf, (0.7,), (rates(0.125, 0.25),), delta=delta),
+            label="a_b z=1",
+        )
+        for delta in (2e-5, 1e-5)
     )
+    made = leaks_to_latex([first, second])
     head, body = (
         made.split(rule)[1].split(r" \\")[0].split(" & ") for rule in (r"\toprule", r"\midrule")
     )
@@ -99,7 +99,7 @@ def test_a_paper_gets_a_table_whose_epsilons_stand_with_their_terms() -> None:
         "0.25",
         r"$2 \times 10^{-5}$",
         "record",
-        r"add\_remove",
+        "add/remove",
     ]
     assert body[10:] == [r"50~\% (global)", "800~B"]
     assert all(
@@ -107,6 +107,12 @@ def test_a_paper_gets_a_table_whose_epsilons_stand_with_their_terms() -> None:
         for part in (r"\caption{Leaks, privacy and use on ", r"\label{tab:leaks}", r"\end{table}")
     )
     assert not re.search(r"(?<!\\)[%#_]", made)
+    alone = leaks_to_latex([first])
+    assert (
+        r"at $\delta =$ $2 \times 10^{-5}$, for one record, neighbouring relation add/remove"
+        in alone
+    )
+    assert alone.count("{lrrrrrrrr}") == 1 and alone.count(" & ") == 2 * 8
 
 
 def test_a_rate_that_the_sample_cannot_show_is_left_empty() -> None:

@@ -205,8 +205,8 @@ def test_one_record_that_is_nearly_always_found_is_the_strongest_where_the_avera
     assert best.row.attack == "base" and best.kind == "exposed" and best.exposed and not best.counts
     said = membership_phrase(best).replace("\u00a0", " ")
     assert said == (
-        "can identify 1 of 117 records, in 28 of the 35 replays that hold it, at 1 in 1 "
-        "000 false alarms; "
+        "can identify 1 of 117 records, in 28 of the 35 replays that hold it, at "
+        "0.1 % FPR; "
         "of all records it was not shown to identify more than chance"
     )
     assert [one.attack for one in strongest_on_each_surface([ranked, known, often], ALONE)] == [

@@ -121,12 +121,12 @@ def test_the_checker_sees_what_it_must() -> None:
     [
         (
             "unprotected",
-            ["No proven limit", "Unprotected", "∞", "no protection", "The claim of ε = 0.9"],
+            ["No proven guarantee", "Unprotected", "∞", "no protection", "The claim of ε = 0.9"],
         ),
         (
             "consistent",
             [
-                "No attack tried here contradicted the stated limit",
+                "No test contradicts the stated guarantee",
                 "Surviving attacks is not proof",
                 "Consistent",
                 "4.85",

@@ -140,14 +140,6 @@ def test_how_far_odds_may_change(factor: float, said: str) -> None:
     assert wording.odds_factor(math.log(factor)).replace("\u00a0", " ") == said
 
 
-def test_false_alarms() -> None:
-    assert [wording.one_in(rate).replace("\u00a0", " ") for rate in (0.001, 0.01, 0.1)] == [
-        "1 in 1 000",
-        "1 in 100",
-        "1 in 10",
-    ]
-
-
 def test_what_is_computed_from_noised_values_is_not_called_noised_itself() -> None:
     assert (
         wording.mechanism_title("FeatureNoise, Own, FeatureNoise")

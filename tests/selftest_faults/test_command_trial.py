@@ -59,7 +59,7 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
     } == dict(result.surfaces)
     page = re.sub(r"\s+", " ", (result.folder / "report.html").read_text())
     assert (">Contradicted<" in page) == broken and (
-        "No attack tried here contradicted the stated limit" in page
+        "No test contradicts the stated guarantee" in page
     ) != broken
     # raises Unverified where the numbers and verdicts do not follow from the folder
     load_run(result.folder)

@@ -58,7 +58,7 @@ EACH = [  # one of each group, in the profile where it is cheapest
     ("contributions_odd", "feddm_dp", "T1 sensitivity"),
     ("clip_double_elsewhere", "feddm_dp", "T1 sensitivity"),
     ("data_none_of_few", "feddm_dp", "T1 sensitivity"),
-    ("mean_hidden", "feddm_dp", "T1 told"),
+    ("mean_hidden", "feddm_dp", "T1 messages"),
     ("unit_not_declared", "feddm_dp", "refused"),
     (
         "noise_one_number_bare",
@@ -80,7 +80,7 @@ EACH = [  # one of each group, in the profile where it is cheapest
         "clip_missing-dp_head-T1 sensitivity",
         "contributions_odd-feddm_dp-T1 sensitivity",
         "clip_double_elsewhere-feddm_dp-T1 sensitivity",
-        "mean_hidden-feddm_dp-T1 told",
+        "mean_hidden-feddm_dp-T1 messages",
         "sampling_off-feddm_dp-T0 sampling",
         "data_none_of_few-feddm_dp-T1 sensitivity",
     ]
