@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from privdd.blackbox.check_command import CHECK
+from privdd.blackbox.claims import CheckedClaim
+from privdd.blackbox.verdict import BREAKS
 from privdd.check import main
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -36,6 +39,16 @@ def test_what_the_page_says_of_its_example(
     )  # of fewer calls than on the page
     assert main([*command.split(), "args.std=2", *small]) == 0
     assert "not refuted, under conditions" in capsys.readouterr().out
+
+
+def test_the_quoted_line_has_todays_form() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    (command,) = re.findall(r"^python -m privdd\.check (.*)$", text, re.M)
+    (quoted,) = re.findall(r"```text\n(.*?)\n```", text, re.S)
+    given = CHECK.parse(command.split())
+    claim = CheckedClaim(given["stated.epsilon"], given["stated.delta"], given["kind"])
+    head = f"{given['mechanism']}: {claim.says}: {BREAKS.upper()}: epsilon is above "
+    assert quoted.startswith(head) and float(quoted.removeprefix(head)) > claim.epsilon
 
 
 def test_a_mechanism_without_its_key_is_told_which_one(capsys: pytest.CaptureFixture) -> None:

@@ -25,7 +25,9 @@ from privdd.reporting.wording import BROUGHT, SURFACE, attack_title
 from tests.reporting.checker import VOID
 
 GUESSING = re.compile(
-    r"not shown to (?:identify|do better|distinguish)|not shown to beat chance", re.IGNORECASE
+    r"(?<!of all records it was )not shown to (?:identify|do better|distinguish)|"
+    r"not shown to beat chance",
+    re.IGNORECASE,
 )
 MEMBERS = re.compile(r"can (?:identify|distinguish)|identifies \d", re.IGNORECASE)
 NO_PICTURE = re.compile(

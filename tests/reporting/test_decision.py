@@ -136,19 +136,19 @@ CASES: list[tuple[str, Findings, tuple[str, str, str], str]] = [
         "contradiction",
         run([BROKEN], "contradiction", 0.9),
         ("do_not_share", "bad", "Do not share"),
-        "does not hold",
+        "is false",
     ),
     (
         "contradiction of a smoke run",
         run([BROKEN], "contradiction", 0.9, preset="smoke"),
         ("do_not_share", "bad", "Do not share"),
-        "does not hold",
+        "is false",
     ),
     (
         "untested",
         run([row(NOTHING)], "untested", 2.0, untested=["m, noise: no test"]),
         ("share_only_under", "warn", "Share only under ε = 2"),
-        "some part of what its limit rests on",
+        "some condition of its guarantee",
     ),
     (
         "not contradicted, small limit",

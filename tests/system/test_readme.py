@@ -90,7 +90,7 @@ def test_there_are_examples_of_all_three() -> None:
         "privdd.audit algo=fedavg privacy=dpsgd privacy.epsilon=3",
         "privdd.audit algo=fedavg attack=[lira,gradient_inversion]",
         "privdd.audit data=npz data.root=mine.npz algo=fedavg",
-        "privdd.audit data=folder data.root=pictures algo=feddm",
+        "privdd.audit data=folder data.root=images algo=feddm",
         "privdd.audit algo=fedavg model=own model.target=net:Net model.args={width:32}",
         "privdd.audit algo=own_training algo.training=net:train",
         "privdd.audit algo=own_training algo.training=net:train "
@@ -106,7 +106,7 @@ def test_the_commands_are_accepted(line: str, mine: Path) -> None:
     (mine.parent / "policy.yaml").write_text("auc: 0.6\n")
     for name in ("mine.npz", "patients.csv", "bangkok"):
         (mine.parent / name).write_bytes(b"")
-    (mine.parent / "pictures").mkdir()
+    (mine.parent / "images").mkdir()
     module, *argv = shlex.split(line)
     if "--help" in argv:
         return  # tested by itself
