@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from attacks.command_line import CommandParser
@@ -22,71 +21,49 @@ from privdd.reporting.browser import PATIENCE, browser_command
 from privdd.reporting.page import write_report
 
 ROOT = Path(__file__).parents[1]
+# image -> options of the audit or of the sweep
+OPTIONS = {
+    "report": ("algo=fedfed",),
+    "roc": ("-m", "algo=fedavg,feddm,fedrd,fedfed,fedlgd", "preset=smoke", "attack=[lira,rmia]"),
+    "frontier": ("-m", "algo=dp_head", "privacy.noise_multiplier=0.5,1,2,4", "preset=smoke"),
+}
 SCREEN = (1400, 1194)  # pixels: the first screen down to the decisions
 
 
-@dataclass(frozen=True)
-class DocsImage:
-    """An image of the documentation.
-
-    Attributes:
-        options: Of the ``privdd.audit`` that makes it, without its folder.
-        drawing: The file in that folder that is the image, or "" for a screenshot of the report.
-    """
-
-    options: tuple[str, ...]
-    drawing: str = ""
-
-    @property
-    def command(self) -> str:
-        """As a reader types it."""
-        return " ".join(["python -m privdd.audit", *self.options])
-
-    def is_finished(self, folder: Path) -> bool:
-        return (folder / (self.drawing or "report.html")).is_file()
-
-    def run_audit(self, folder: Path) -> None:
-        """Run the audit or the sweep into a folder. Raises CalledProcessError if it fails."""
-        key = "hydra.sweep.dir" if "-m" in self.options else "hydra.run.dir"
-        command = [sys.executable, "-m", "privdd.audit", *self.options, f"{key}={folder}"]
-        done = subprocess.run(command, cwd=ROOT)
-        if done.returncode not in (0, 2):  # 2: a stated guarantee is contradicted
-            raise subprocess.CalledProcessError(done.returncode, command)
-
-
-IMAGES = {
-    "report": DocsImage(("algo=fedfed",)),
-    "roc": DocsImage(
-        ("-m", "algo=fedavg,feddm,fedrd,fedfed,fedlgd", "preset=smoke", "attack=[lira,rmia]"),
-        "figures/roc.png",
-    ),
-    "frontier": DocsImage(
-        ("-m", "algo=dp_head", "privacy.noise_multiplier=0.5,1,2,4", "preset=smoke"),
-        "figures/frontier.png",
-    ),
-}
+def image_command(name: str) -> str:
+    """The command of ``privdd.audit`` that an image comes from, as a reader types it."""
+    return " ".join(["python -m privdd.audit", *OPTIONS[name]])
 
 
 def write_image(name: str, runs: Path, docs: Path) -> Path:
     """Make one image.
 
     Args:
-        name: Of ``IMAGES``.
+        name: Of ``OPTIONS``.
         runs: The folder with a folder of each image's runs.
         docs: The folder that the image is written to, as ``NAME.png``.
 
     Returns:
         The image.
+
+    Raises:
+        CalledProcessError: the audit or the sweep failed.
+        NoBrowser: there is none for the screenshot.
     """
-    image = IMAGES[name]
     folder = (runs / name).resolve()
-    if not image.is_finished(folder):
-        image.run_audit(folder)
+    is_report = name == "report"
+    source = folder / ("report.html" if is_report else f"figures/{name}.png")
+    if not source.is_file():
+        key = "hydra.run.dir" if is_report else "hydra.sweep.dir"
+        command = [sys.executable, "-m", "privdd.audit", *OPTIONS[name], f"{key}={folder}"]
+        done = subprocess.run(command, cwd=ROOT)
+        if done.returncode not in (0, 2):  # 2: a stated guarantee is contradicted
+            raise subprocess.CalledProcessError(done.returncode, command)
     target = docs / f"{name}.png"
-    if image.drawing:
-        shutil.copyfile(folder / image.drawing, target)
-    else:
+    if is_report:
         take_screenshot(write_report(folder), target)
+    else:
+        shutil.copyfile(source, target)
     return target
 
 
@@ -101,7 +78,7 @@ def take_screenshot(page: Path, target: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m benchmarks.docs_images", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=[*IMAGES], default=[*IMAGES])
+    parser.add_argument("--only", nargs="+", choices=[*OPTIONS], default=[*OPTIONS])
     parser.add_argument("--runs", type=Path, default=ROOT / "outputs" / "docs_images")
     arguments = parser.parse_args(argv)
     for name in arguments.only:

@@ -81,10 +81,10 @@ class MembershipResult:
         """Whether of all records more are identified than by chance."""
         if self.kind != "rate" or self.at is None:
             return False
-        return beats_guessing(self.at, self.fpr, self.scope)
+        return beats_chance(self.at, self.fpr, self.scope)
 
     @property
-    def beats_guessing(self) -> bool:
+    def beats_chance(self) -> bool:
         """The one predicate, over bound, rate and AUC."""
         if self.kind == "exposed":
             return bool(self.exposed)
@@ -110,7 +110,7 @@ class MembershipResult:
         else:
             bound = 0.0
         return (
-            self.beats_guessing,
+            self.beats_chance,
             -self.fpr,
             self.kind == "rate",
             share,
@@ -181,7 +181,7 @@ def bounds_members(row: FindingRow) -> bool:
     return has_sound_bound(row) and epsilon_bound(row) > ROUNDING
 
 
-def beats_guessing(at: TprAt, fpr: float, scope: Scope) -> bool:
+def beats_chance(at: TprAt, fpr: float, scope: Scope) -> bool:
     """The one rule, for a true-positive rate: guessing reaches the false-positive rate itself."""
     return exceeds_chance(at.tpr, at.ci[0], fpr, scope.looks)
 

@@ -282,7 +282,7 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
     brief: without intervals and single records.
     """
     rate = f"{format_share(best.fpr)} FPR"
-    if not best.beats_guessing:
+    if not best.beats_chance:
         return f"was not shown to identify more members than chance at {rate}"
     if best.kind == "bound":
         bound = format_number(epsilon_bound(best.row))
@@ -338,7 +338,7 @@ def _interval_note(interval: tuple[float, float]) -> str:
 
 def _membership_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
     best = finding_selection.strongest_membership(rows, scope)
-    if best is None or not best.beats_guessing:
+    if best is None or not best.beats_chance:
         return []
     kind: Kind
     if best.kind in ("rate", "exposed"):

@@ -87,8 +87,8 @@ def _first_screen(record: RunRecord) -> dict[str, Any]:
     decisions = decide_surfaces(findings, record.ledger)
     claim = finding_selection.boldest_claim(findings.privacy.claims)
     shown = finding_selection.shown_epsilon(findings.findings)
-    picture = finding_selection.strongest_reconstruction(findings.findings, scope)
-    rebuilds = picture is not None and finding_selection.rebuilds_records(picture, scope)
+    inversion = finding_selection.strongest_reconstruction(findings.findings, scope)
+    reconstructs = inversion is not None and finding_selection.rebuilds_records(inversion, scope)
     return {
         "f": findings,
         "scope": scope,
@@ -114,9 +114,9 @@ def _first_screen(record: RunRecord) -> dict[str, Any]:
         "member": finding_selection.strongest_membership(findings.findings, scope),
         "bound_of": finding_selection.epsilon_bound,
         "membership": leaks.membership_phrase,
-        "picture": picture,
-        "pictures": leaks.picture_phrase,
-        "rebuilds": rebuilds,
+        "inversion": inversion,
+        "reconstruction": leaks.picture_phrase,
+        "reconstructs": reconstructs,
         "utility_note": summary.utility_note(record.config),
         "lines": summary.surface_lines(findings),
         "unread": findings_without_signal(findings),

@@ -161,7 +161,7 @@ class Setting:
         if middle is None:
             return False
         run, rate = middle
-        return finding_selection.beats_guessing(rate, float(key), run.findings.scope)
+        return finding_selection.beats_chance(rate, float(key), run.findings.scope)
 
     def leak(self) -> LeakResult | None:
         """The gravest leak of the run in the middle of the seeds; None if that run has none."""

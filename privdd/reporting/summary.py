@@ -539,7 +539,7 @@ def _membership_gap(findings: Findings) -> str:
         return (
             "No membership attack had a sample large enough to resolve a low false-positive rate."
         )
-    if best.beats_guessing:
+    if best.beats_chance:
         return ""
     unread, tried = unread_attacks(findings.findings)
     readers = len(tried) - len(unread)

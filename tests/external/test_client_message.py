@@ -205,4 +205,4 @@ def test_a_missing_key_is_named(
     given = [f"{key}={value}" for key, value in keys.items() if key != missing]
     files = [f"{name}={tmp_path / name}.npz" for name in ("train", "heldout")]
     assert target.main([f"message={tmp_path / 'sent.safetensors'}", *files, *given]) == 1
-    assert f"target.{missing}=... is needed beside target.message" in capsys.readouterr().err
+    assert f"target.{missing}=... must be given with target.message" in capsys.readouterr().err

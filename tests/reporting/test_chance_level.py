@@ -69,7 +69,7 @@ def measured(scores: torch.Tensor, masks: torch.Tensor) -> dict[str, Any]:
 def test_nothing_beats_chance_in_a_null(kind: str, shape: tuple[int, int]) -> None:
     masks = draw_masks(*shape)
     findings = run([measured(null_scores(kind, masks), masks)], "unprotected", "inf")
-    assert not any(one.beats_guessing for one in ranked_memberships(*judged(findings)))
+    assert not any(one.beats_chance for one in ranked_memberships(*judged(findings)))
     assert rank_leaks(*judged(findings)) == []
     assert not any(" can " in sentence for sentence in verdict_headline(findings).sentences)
 

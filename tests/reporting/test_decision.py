@@ -305,7 +305,7 @@ def test_green_needs_a_small_limit_a_large_sample_and_noise_that_is_known_to_be_
     assert "too large to protect" in verdict_headline(run([row(NOTHING)], "consistent", 15.5)).title
 
 
-def test_what_attackers_can_do_is_only_what_beats_guessing() -> None:
+def test_what_attackers_can_do_is_only_what_beats_chance() -> None:
     assert decided([row(NOTHING)], "unprotected", "inf").can == ()
     [said] = decided([row(NOTHING), row(STRONG, adversary="peer")], "unprotected", "inf").can
     assert said.startswith("Another client can identify 50") and "0.1\u00a0% FPR" in said

@@ -14,7 +14,7 @@ from scipy.stats import beta, binomtest, norm
 from privdd.reporting.finding_selection import (
     SENTENCE,
     UNSCORED,
-    beats_guessing,
+    beats_chance,
     boldest_claim,
     epsilon_bound,
     exceeds_claim,
@@ -123,7 +123,7 @@ def test_without_a_count_nothing_is_above_chance() -> None:
 def test_guessing_reaches_the_false_positive_rate() -> None:
     # 1.6 % at 1 %: what an early page called "found"
     at = TprAt(tpr=0.016, ci=(0.0019, 0.057), resolvable=True)
-    assert not beats_guessing(at, 0.01, ALONE) and beats_guessing(at, 0.001, ALONE)
+    assert not beats_chance(at, 0.01, ALONE) and beats_chance(at, 0.001, ALONE)
 
 
 @pytest.mark.parametrize("looks", [1, 20, 120])
@@ -154,10 +154,10 @@ def test_a_strong_attack_is_found_in_a_report_of_many_rates() -> None:
     among 80."""
     weak = row(0.147, (0.105, 0.196))
     assert (
-        strongest_membership([weak], ALONE).beats_guessing
-        and not strongest_membership(*several([weak])).beats_guessing
+        strongest_membership([weak], ALONE).beats_chance
+        and not strongest_membership(*several([weak])).beats_chance
     )
-    assert strongest_membership(*several([row(0.6, (0.52, 0.68))])).beats_guessing
+    assert strongest_membership(*several([row(0.6, (0.52, 0.68))])).beats_chance
 
 
 def test_the_largest_auc_of_many_is_no_attack_by_itself() -> None:

@@ -171,10 +171,10 @@ def place(
     shutil.copytree(audited("fedavg_seed1").path, tmp_path / "outputs/run-b")
     rng = np.random.default_rng(0)
     for label in "ab":
-        (tmp_path / "pictures" / label).mkdir(parents=True)
+        (tmp_path / "images" / label).mkdir(parents=True)
         for index in range(30):
             Image.fromarray(rng.integers(0, 255, (8, 8), np.uint8)).save(
-                tmp_path / "pictures" / label / f"{index}.png"
+                tmp_path / "images" / label / f"{index}.png"
             )
     member = np.arange(60) % 2 == 0
     np.savez(tmp_path / "scores.npz", scores=member + rng.normal(size=60), member=member)
