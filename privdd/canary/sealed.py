@@ -37,10 +37,10 @@ from privdd.runtime.files import (
 )
 
 # Inclusion bits are those of SHAKE-256 over a secret salt and the site's name, so whoever is shown
-# the salt can see that they were not chosen one by one. The commitment is SHA-256 over the salt, the
-# coins and the whole public statement (how canaries are to be scored included): none of the three
-# can be changed afterwards (Halevi and Micali 1996 for hiding and binding of hash commitments; here
-# SHA-256 is taken as a random oracle).
+# the salt can see that they were not chosen one by one. The commitment is SHA-256 over the salt,
+# the coins and the whole public statement (how canaries are to be scored included): none of the
+# three can be changed afterwards (Halevi and Micali 1996 for hiding and binding of hash
+# commitments; here SHA-256 is taken as a random oracle).
 
 SALT_BYTES = 32  # bytes
 HASH_PURPOSE = b"privdd sealed canaries 1\0"
