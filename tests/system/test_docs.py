@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import attacks
-from benchmarks.docs_images import OPTIONS, image_command
 from privdd import api
 
 # The documentation builds without a warning, its links lead somewhere, and every public name has a
@@ -189,10 +188,3 @@ def test_everything_by_hand_has_a_reason_and_a_cross_check() -> None:
     ][2:]
     assert len(rows) >= 15
     assert [row[0] for row in rows if len(row) != 4 or not all(row) or "tests/" not in row[3]] == []
-
-
-def test_the_gallery_has_the_command_of_each_image() -> None:
-    text = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
-    for name in OPTIONS:
-        assert f"`{image_command(name)}`" in text and f"({name}.png)" in text
-        assert (ROOT / "docs" / f"{name}.png").is_file()
