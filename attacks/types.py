@@ -234,7 +234,8 @@ class Truth:
     x (n, c, h, w) and y (n,): the victim's training records; heldout_x: records of the same client
     that it did not train on; counts: (classes,) true label counts; virtual: images that stand
     between records and artifact (FedLGD); rows: (n,) the row of a per-record release that stems
-    from each record."""
+    from each record; distiller: what distilled the released images, as ``distiller_inference``
+    calls it, "" if that has no name for it."""
 
     x: Tensor
     y: Tensor
@@ -243,6 +244,7 @@ class Truth:
     counts: Tensor
     virtual: Tensor | None = None
     rows: Tensor | None = None
+    distiller: str = ""
 
 
 @dataclass(frozen=True)

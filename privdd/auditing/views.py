@@ -117,9 +117,13 @@ class FinishedRun:
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
         stand_ins = self.plan.method.audit_hooks.surrogate_images(memory, self.plan.problem)
-        return Truth(
-            train.x, train.y, out.x, out.y, counts, stand_ins, self._rows_of_records(self.shard)
-        )
+        rows = self._rows_of_records(self.shard)
+        matching = self.plan.method.audit_hooks.distillation()
+        distiller = ""
+        if matching is not None and not self.plan.mechanisms:
+            distiller = matching.distiller
+        held = (train.x, train.y, out.x, out.y, counts)
+        return Truth(*held, stand_ins, rows, distiller)
 
     def ground_truth_of(self, view: View) -> Truth:
         """The truth that a view is compared with; for a shared pool, the records of all clients

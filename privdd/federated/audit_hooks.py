@@ -207,12 +207,15 @@ class ImageMatching:
         rows: (what a client sent, what it remembers afterwards) -> the rows that were matched,
             None if neither holds any.
         rate: the step length of the first matching, None if it has none of its own.
+        distiller: as attack ``distiller_inference`` calls the matching without noise, "" if that
+            has no name for it.
     """
 
     still: HasLocalWork
     model: Any
     rows: Callable[[Values, State], LabelledRows | None]
     rate: float | None = None
+    distiller: str = ""
 
 
 class Distils(_MethodPart):

@@ -201,8 +201,13 @@ class FedDM(ServerNetwork, Distils):
         still = replace(
             self, matching=replace(self.matching, iterations=0), fitting=None, least=0.0
         )
+        network = "_mlp" if self.model.name == "mlp" else ""
         return ImageMatching(
-            still, self.model, lambda sent, _: rows_in_message(sent, "images"), self.matching.lr
+            still,
+            self.model,
+            lambda sent, _: rows_in_message(sent, "images"),
+            self.matching.lr,
+            f"matching_{self.start}{network}",
         )
 
     def images_per_class(self) -> int:
