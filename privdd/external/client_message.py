@@ -7,6 +7,7 @@ messages of other records, from which the attacker learns how a record shows.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,13 @@ MAP_KEY = "target.map"
 LEAST_SHADOWS = 8  # messages from which a record's part in one is learned
 MESSAGE_NOTE = "the message as it was captured; its map made {} messages of other records"
 SIGNAL = "inclusion"  # bits of membership, predicted from the message
+FAR = 2.0  # times as far as the farthest message of the map: the map made no such message
+SMALLEST_SPREAD = 1e-9  # of a number's size: it is the same in all messages of the map
+MAP_DOUBT = (
+    "the message is unlike the {count} that the map made of other records ({times} as far from "
+    "their mean as the farthest of them): if this client computes something else than the map, "
+    "nothing can be read from its message, and that nothing was found says nothing"
+)
 
 
 def read_message(path: Path) -> State:
@@ -166,6 +174,8 @@ def audit_message_tensors(
     done = time.monotonic()
     notes = {"note": GLOBAL_DRAWS.replace("training function", "map")} if draws_randomly else {}
     facts = games.target_facts("message", train, heldout, game, judged)
+    rows = torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
+    facts["doubts"] = facts["doubts"] or _doubts_of_map(rows, judged)
     return ExternalAudit(
         str(about.get("name", "message")),
         str(about.get("data", "arrays")),
@@ -210,6 +220,53 @@ def _message_view(
     adversary = Adversary.PUBLIC if surface in SENT_BY_SERVER else Adversary.SERVER
     captures = (Capture(0, 0, "message", last),)
     return games.view_of_signals(surface, adversary, game, signals, knowledge, keys, captures)
+
+
+def message_unlikeness(rows: Tensor) -> float:
+    """How far a message lies from those of a map, over the farthest of these.
+
+    Args:
+        rows: (1 + S, p) the message, then S >= 3 messages of the map.
+
+    Returns:
+        About 1 or less if the map made it too; infinity if it differs in a number that is the same
+        in all messages of the map.
+    """
+    # d_i^2 = mean_j ((x_ij - m_j) / s_j)^2, with m, s of the map's messages other than i
+    message, shadows = rows[0].double(), rows[1:].double()
+    centre = shadows.mean(0)
+    size = SMALLEST_SPREAD * centre.abs().clamp_min(1)
+    varies = shadows.std(0) > size
+    if bool(((message - centre).abs() > size)[~varies].any()):
+        return float("inf")
+    if not bool(varies.any()):
+        return 0.0
+    message = message[varies]
+    shadows = shadows[:, varies]
+    distances = []
+    for k, shadow in enumerate(shadows):
+        rest = torch.cat([shadows[:k], shadows[k + 1 :]])
+        distances.append(_standardised_distance(shadow, rest))
+    return float(_standardised_distance(message, shadows) / torch.stack(distances).max())
+
+
+def _standardised_distance(row: Tensor, reference: Tensor) -> Tensor:
+    """Of a row (p,) from the mean of others (S, p), in standard deviations of each number."""
+    spread = reference.std(0)
+    return ((row - reference.mean(0)) / spread.clamp_min(1e-300)).square().mean().sqrt()
+
+
+def _doubts_of_map(rows: Tensor, judged: Sequence[games.JudgedAttack]) -> list[str]:
+    """Whether the message can be one of the map's; a wrong map hides leaks and makes none, so that
+    nothing is doubted where an attack found one."""
+    intervals = [one.finding.measures.get("auc_ci") for one in judged]
+    if any(interval is not None and interval[0] > 0.5 for interval in intervals):
+        return []
+    unlikeness = message_unlikeness(rows)
+    if unlikeness <= FAR:
+        return []
+    times = "infinitely" if math.isinf(unlikeness) else f"{unlikeness:.1f} times"
+    return [MAP_DOUBT.format(count=len(rows) - 1, times=times)]
 
 
 def _count_sent_classes(surface: Surface, value: State) -> int:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +22,7 @@ from attacks.membership.signals import predicted_inclusion
 from privdd import target
 from privdd.api import ClientMessages, audit_message
 from privdd.core.validation import BadConfig
-from privdd.external.client_message import check_message, read_message
+from privdd.external.client_message import FAR, check_message, message_unlikeness, read_message
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "own-target.md"
 LOOPS = {"fedmd_loop": "logits", "fedproto_loop": "prototypes"}
@@ -104,6 +105,62 @@ def test_members_of_a_sum_are_identified_and_of_another_sum_are_not(
         (row,) = (one for one in found.findings if one.attack == "tracing")
         assert row.auc is not None
         assert row.auc > 0.95 if leaks else row.auc < 0.75
+
+
+def random_client(x: Any, y: Any, seed: int, network: int) -> dict[str, Tensor]:
+    """Class means of the records in a random linear map, which all clients of a network share."""
+    matrix = torch.randn(60, 8, generator=torch.Generator().manual_seed(network))
+    member = F.one_hot(torch.as_tensor(y), 2).float()
+    return {"mean": member.T @ torch.as_tensor(x) @ matrix / len(y) + 5 * matrix[:2]}
+
+
+def flat_messages(seed: int, *, network: int, shadows: int = 24) -> Tensor:
+    """A message of one network, then those of network 0 on other records."""
+    sent = [random_client(*arrays(40, 1000 * seed), seed, network)]
+    sent += [random_client(*arrays(40, 1000 * seed + k), seed, 0) for k in range(1, shadows + 1)]
+    return torch.stack([one["mean"].flatten() for one in sent])
+
+
+@pytest.mark.parametrize("shadows", [8, 24])
+def test_a_message_of_another_network_is_unlike_those_of_the_map(shadows: int) -> None:
+    """In nine of ten seeds or more; messages of the map's own network never in 40."""
+    wrong = [
+        message_unlikeness(flat_messages(seed, network=1 + seed, shadows=shadows))
+        for seed in range(10)
+    ]
+    right = [
+        message_unlikeness(flat_messages(seed, network=0, shadows=shadows)) for seed in range(40)
+    ]
+    assert sum(far > FAR for far in wrong) >= 9
+    assert not any(far > FAR for far in right)
+
+
+def test_a_number_that_the_map_never_changes_gives_a_wrong_map_away() -> None:
+    rows = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+    rows[:, 0] = 2.0
+    assert message_unlikeness(rows) < FAR
+    rows[0, 0] = 3.0
+    assert message_unlikeness(rows) == float("inf")
+    assert message_unlikeness(torch.ones(10, 3)) == 0.0
+
+
+@pytest.mark.parametrize(("network", "doubted"), [(0, False), (5, True)])
+def test_a_wrong_map_is_doubted_on_the_first_screen(
+    network: int, doubted: bool, tmp_path: Path
+) -> None:
+    train = arrays(400, 0)
+    found = audit_message(
+        random_client(*train, 0, network),
+        surface="statistics",
+        map=partial(random_client, network=0),
+        train=train,
+        heldout=arrays(400, 1),
+        shadows=24,
+        out=tmp_path / "out",
+    )
+    assert found.target is not None
+    said = [doubt for doubt in found.target.doubts if "the message is unlike the 24" in doubt]
+    assert bool(said) == doubted
 
 
 def test_labels_are_read_though_the_files_lack_a_class(tmp_path: Path) -> None:
