@@ -22,6 +22,7 @@ from privdd.reproduce.catalogue import (
     SCALES,
     SHOWN_ELSEWHERE,
     SPEED,
+    Sentence,
     find_entry,
     load_catalogue,
     paper_details,
@@ -124,6 +125,14 @@ def test_a_sentence_has_a_pair_for_each_comparison_that_it_makes() -> None:
             assert one.names == len(one.ahead) == len({*one.ahead}) > 0, (entry.name, one.says)
             assert all(better != worse for better, worse in one.ahead)
             assert all(one.names % number == 0 for number in numbers), (entry.name, one.says)
+            compared = {row for pair in one.ahead for row in pair}
+            assert not one.over or {*one.bases} == compared, (entry.name, one.says)
+
+
+def test_a_sentence_about_gains_needs_the_rows_that_they_are_over() -> None:
+    one = Sentence("a gains more than b", 1, (("a", "b"),), over=(("a", "c"), ("b", "d")))
+    assert one.compared_rows(one.pairs_among([*"abcd"])) == ["a", "b", "c", "d"]
+    assert one.pairs_among([*"abc"]) == []
 
 
 def test_a_leader_is_compared_with_every_other_row_of_its_column() -> None:
