@@ -30,7 +30,24 @@ from privdd.reproduce.train import describe_steps, paper_cells
 from privdd.runtime.engine import Engine
 from privdd.runtime.files import write_bytes
 
-PROFILES = ("feddm", "fedrd", "fedlgd", "virtual_data", "fedfed", "feddm_dp", "fedrd_dp")
+# all whose distillation can be measured; fedfed_dp, fedfed_released and fedfed_flbench match no
+# images, and no bound is measured in them
+PROFILES = (
+    "feddm",
+    "fedrd",
+    "fedlgd",
+    "fedlgd_released",
+    "virtual_data",
+    "fedfed",
+    "fedfed_virtual",
+    "feddm_dp",
+    "feddm_public_dp",
+    "dp_merf",
+    "fedrd_dp",
+    "fedrd_printed",
+    "fedrd_personal_dp",
+    "fedlgd_dp",
+)
 PRESETS = ("smoke", "default")
 # columns at scale=small whose rows distil
 COLUMNS = (
