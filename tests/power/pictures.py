@@ -3,12 +3,13 @@
     python -m tests.power.pictures [--seeds 3] [--write docs/power_pictures.md]
 
 Uploads carry known digits: updates and gradients are computed from them, features and images are
-the digits themselves with noise of a tenth of the range of grey, labels are theirs. In a null
-the same is sent of other digits. Images are
-found if the 95 % interval of the mean PSNR lies above the best guess from public records; copies
-if the 95 % interval of the share of images nearer to a member lies above one half; labels if
-more are right than in 97.5 % of uniform guesses. The exit status is 1 if an attack finds less
-than nine of ten planted leaks, or more nulls than chance explains.
+the digits themselves with noise of a tenth of the range of grey, labels are theirs, and class
+statistics are exact. In a null the same is sent of other digits. Images are found if the 95 %
+interval of the mean PSNR lies above the best guess from public records; copies if the 95 %
+interval of the share of images nearer to a member lies above one half; labels if more are right
+than in 97.5 % of uniform guesses; opened rows if more belong to the client's digits than in 97.5 %
+of guesses. The exit status is 1 if an attack finds less than nine of ten planted leaks, or more
+nulls than chance explains.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
+from scipy.stats import binom
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from attacks.inversion.analytic import AnalyticInversion
+from attacks.inversion.class_opening import ClassOpening
 from attacks.inversion.copy_detection import CopyDetection
 from attacks.inversion.evaluation import describe_no_gain
 from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
-from attacks.inversion.labels import LabelCounts, label_overlap
+from attacks.inversion.labels import CLASS_SURFACES, LabelCounts, label_overlap
 from attacks.inversion.victim import Victim
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
 from privdd.models import ModelSpec, build, initial
@@ -50,6 +53,7 @@ ATTACKS: Mapping[str, Attack] = {
     ),
     "copy_detection": CopyDetection(),
     "label_counts": LabelCounts(),
+    "class_opening": ClassOpening(),
 }
 
 
@@ -117,6 +121,8 @@ def planted(surface: Surface, attack: Attack, seed: int) -> tuple[View, Truth, T
         "batch_records": 1 if alone else RECORDS,
         "noise_std": NOISE,
     }
+    if surface in CLASS_SURFACES and attack.name in ("label_counts", "class_opening"):
+        captures = (Capture(0, 0, str(surface), _class_statistics(truth), {}),)
     maps = dict.fromkeys(("feature", "projection", "embedding"), nn.Identity())
     public = order[300:1300]
     known = model if surface in (Surface.UPDATE, Surface.GRADIENT) else None
@@ -144,6 +150,14 @@ def _capture(
     return Capture(0, 0, str(surface), value, broadcast)
 
 
+def _class_statistics(truth: Truth) -> dict[str, Tensor]:
+    """The exact sum, count and second moment of each class's digits."""
+    rows = truth.x.flatten(1)
+    one_hot = torch.nn.functional.one_hot(truth.y, CLASSES).float()
+    second = torch.einsum("nc,nd,nk->cdk", one_hot, rows, rows)
+    return {"sum": one_hot.T @ rows, "count": one_hot.sum(0), "second": second}
+
+
 def finds(name: str, surface: Surface, seed: int, *, null: bool = False) -> bool:
     """Whether the attack finds the digits that were sent, or claims to find others."""
     attack = ATTACKS[name]
@@ -154,6 +168,10 @@ def finds(name: str, surface: Surface, seed: int, *, null: bool = False) -> bool
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, judged)
     if name == "label_counts":
         return float(finding.measures["label_accuracy"]) > _lucky(judged.counts, seed)
+    if name == "class_opening":
+        rows = int(finding.measures["n"])
+        hits = round(finding.measures["identified"] * rows)
+        return float(binom.sf(hits - 1, rows, finding.measures["identified_chance"])) < LEVEL
     if name == "copy_detection":
         return bool(finding.measures["diagnostics"]["closer_interval"][0] > 0.5)
     return not describe_no_gain(finding.measures)
