@@ -124,6 +124,7 @@ class ComparedImages:
     measures: Mapping[str, Any]
     figures: Mapping[str, Tensor]
     rows: Tensor  # (m,): the record that each reconstruction belongs to
+    baselines: Mapping[str, Tensor]  # metric_baseline -> (m,), of guesses that need no attack
 
 
 def has_record_shape(images: Tensor, shape: RecordShape) -> bool:
@@ -173,14 +174,19 @@ def column_errors(
 
 
 def compare_with_records(
-    images: Tensor, view: View, truth: Truth, rows: Tensor | None = None
+    images: Tensor,
+    view: View,
+    truth: Truth,
+    rows: Tensor | None = None,
+    earlier: ComparedImages | None = None,
 ) -> ComparedImages:
     """Quality of reconstructions against their records, beside naive ones that need no attack.
 
     Each reconstruction is assigned a record (Hungarian method), and so is each baseline, unless
     ``rows`` (m,) says which record each one stems from. identified: the share whose record is
     nearer than every held-out record; identified_chance: that of a blind pick among records and
-    held-out records, which may choose among all n records if they are assigned.
+    held-out records, which may choose among all n records if they are assigned. earlier: the
+    comparison of other images with the same ``rows``, whose guesses are the same.
     """
     generator = torch.Generator().manual_seed(EVALUATION_SEED)
     images = images[: len(truth.x)].to(truth.x)
@@ -197,7 +203,10 @@ def compare_with_records(
     naive = naive_reconstructions(
         labels, view.knowledge.public_x, view.knowledge.public_y, generator
     )
-    baselines = _baseline_qualities(naive, rows, truth, paired)
+    if paired and earlier is not None:
+        baselines = earlier.baselines
+    else:
+        baselines = _baseline_qualities(naive, rows, truth, paired)
     same_class = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
     guesses = torch.cat([public, *(naive[name] for name in BASELINE_ORDER)]).to(real)
     quality_of_guesses = _decibels(negative_mse(real, guesses))
@@ -227,12 +236,13 @@ def compare_with_records(
         }
     measures["diagnostics"] = diagnostics
     closest = guesses[quality_of_guesses.argmax(1)]
-    return ComparedImages(measures, {"real": real, "reconstructed": images, "guess": closest}, rows)
+    figures = {"real": real, "reconstructed": images, "guess": closest}
+    return ComparedImages(measures, figures, rows, baselines)
 
 
 def _baseline_qualities(
     naive: Mapping[str, Tensor], rows: Tensor, truth: Truth, paired: bool = False
-) -> dict[str, Tensor]:
+) -> Mapping[str, Tensor]:
     """metric_baseline -> (m,), the strongest first. Unless they are ``paired``, these guesses are
     assigned records as well."""
     qualities: dict[str, Tensor] = {}

@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from attacks.inversion.class_opening import OpenedRows, class_sums_of, open_message
-from attacks.inversion.evaluation import class_mean_images, compare_with_records, describe_no_gain
+from attacks.inversion.evaluation import (
+    ComparedImages,
+    class_mean_images,
+    compare_with_records,
+    describe_no_gain,
+)
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.victim import Reconstruction
 from attacks.tensors import accepts_numpy, as_factor, draw_ahead
@@ -676,8 +681,9 @@ class FeatureInversion(Attack):
             rows = records[has_record]
         compared = {}
         ladder = {}
+        comparison: ComparedImages | None = None
         for rung, images in evidence.extra.items():
-            comparison = compare_with_records(images[has_record], view, truth, rows)
+            comparison = compare_with_records(images[has_record], view, truth, rows, comparison)
             compared[rung] = comparison
             ladder[rung] = {
                 name: comparison.measures[name]

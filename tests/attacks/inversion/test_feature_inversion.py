@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.images import psnr, ssim
+from attacks.inversion import evaluation
 from attacks.inversion.evaluation import class_mean_images
 from attacks.inversion.feature_inversion import (
     DecoderTraining,
@@ -150,6 +151,27 @@ def test_rows_of_known_records_are_judged_by_their_own_records() -> None:
         SMALL.judge(SMALL.run(view, rng()), view, lost).measures["diagnostics"]["pairing"]
         == "nearest"
     )
+
+
+def test_guesses_for_the_same_records_are_compared_once_for_all_rungs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = digits()
+    counts = torch.bincount(y[:8], minlength=10)
+    truth = Truth(x[:8], y[:8], x[100:199], y[100:199], counts, rows=torch.arange(8))
+    view = view_of([through(x[:8])], [y[:8]], 0.0)
+    calls: list[int] = []
+    qualities = evaluation._baseline_qualities
+    monkeypatch.setattr(
+        evaluation, "_baseline_qualities", lambda *a: calls.append(1) or qualities(*a)
+    )
+    evidence = SMALL.run(view, rng())
+    finding = SMALL.judge(evidence, view, truth)
+    assert len(finding.measures["diagnostics"]["ladder"]) > 2 and len(calls) == 1
+    first = evaluation.compare_with_records(x[8:16], view, truth, torch.arange(8))
+    alone = evaluation.compare_with_records(x[16:24], view, truth, torch.arange(8))
+    after = evaluation.compare_with_records(x[16:24], view, truth, torch.arange(8), first)
+    assert after.measures == alone.measures != first.measures
 
 
 def test_the_best_rung_that_counts_is_reported_and_none_above_it() -> None:
