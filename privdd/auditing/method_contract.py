@@ -438,7 +438,8 @@ def _signal_faults(
     for name in sent.values:
         surface = plan.method.uploads[name]
         group = signal_group(plan.method, name)
-        if surface in (Surface.COUNTS, Surface.LABELS):
+        counts_alone = set(sent.values[name]) == {"count"}
+        if surface in (Surface.COUNTS, Surface.LABELS) or counts_alone:
             continue
         signals_of_group = [value for key, value in signals.items() if key.startswith(f"{group}|")]
         mine = [value.flatten(1) if value.ndim > 1 else value for value in signals_of_group]

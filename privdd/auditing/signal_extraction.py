@@ -365,8 +365,10 @@ def _second_moment_signals(adversary: AdversaryView, second: Tensor, count: Tens
 def _statistics_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
-    """Class statistics by their own density; batch-norm buffers through the model that they
-    complete."""
+    """Class statistics by their own density; class counts alone by the record's own class;
+    batch-norm buffers through the model that they complete."""
+    if set(value) == {"count"}:
+        return {"count": value["count"][adversary.candidates.y]}
     if {"mean", "std"} <= set(value):
         per_channel = adversary.candidates.x.mean((2, 3))
         return {

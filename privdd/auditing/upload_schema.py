@@ -87,8 +87,8 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     ),
     Surface.PROTOTYPES: UploadRule(choice=(MEAN, SUM), allowed=(COUNT, SECOND, *NOISE_TERMS)),
     Surface.STATISTICS: UploadRule(
-        free="`mean` and `std` (C, c) of each class's pixels; other names need `model_state` "
-        "or `record_loss`"
+        free="`mean` and `std` (C, c) of each class's pixels, or `count` (C,) alone; other names "
+        "need `model_state` or `record_loss`"
     ),
     Surface.COUNTS: UploadRule(free="any names: numbers alone"),
     Surface.LOGITS: UploadRule(

@@ -14,6 +14,7 @@ from privdd.federated.channel import Channel, ClientContext
 from privdd.methods.fedadam import FedAdam
 from privdd.methods.fedavg import FedAvg
 from privdd.methods.fedavgm import FedAvgM
+from privdd.methods.fedgen import FedGen
 from privdd.methods.fedmd import FedMD
 from privdd.methods.fednova import FedNova
 from privdd.methods.fedproto import FedProto
@@ -37,6 +38,7 @@ METHODS = {
     "fedproto": FedProto,
     "fedmd": FedMD,
     "vhl": VHL,
+    "fedgen": FedGen,
 }
 
 
