@@ -471,7 +471,7 @@ def load_target_model(
             )
     elif weights is not None:
         raise BadConfig(
-            f"target.weights={weights}: {name} is not a torch module, so it cannot be given"
+            f"target.weights={weights}: {name} is not a torch module, so it takes no weights"
         )
     return target, notes
 

@@ -151,10 +151,10 @@ class Flat(FedAvg):
         (Forgetful, "memory_after, round 0: keeps something else"),
         (Infinite, "'count' is not finite"),
         (Doubled, "local_batched, round 0: gives something else"),
-        (Blind, "no attack can look for a record"),
+        (Blind, "no attack can search for a record"),
         (
             Headless,
-            "no attack can look for a record: it must define classifier, sent_state and "
+            "no attack can search for a record: it must define classifier, sent_state and "
             "model_state",
         ),
         (Constant, "every signal of surface update is the same"),

@@ -479,7 +479,7 @@ def test_a_note_grants_the_others_part_to_the_attacks_that_have_it() -> None:
     summed = tiny(*PLAIN).plan
     local = tiny("fedavg", "model=mlp").plan
     said = {family: describe_granted_knowledge(summed, view, family) for family in Family}
-    assert {family for family, words in said.items() if "knows what the other" in words} == {
+    assert {family for family, words in said.items() if "knows the other" in words} == {
         Family.MEMBERSHIP
     }
     assert all("sees the sum" in words for words in said.values())

@@ -123,7 +123,7 @@ def test_networks_beside_the_classifier_are_named_and_buffers_are_none() -> None
     knowledge = Knowledge((1, 2, 2), 2, torch.zeros(1), torch.zeros(1), model)
     view = View(Surface.GLOBAL_MODEL, Adversary.PUBLIC, tuple(captures), knowledge)
     assert describe_other_networks(view).startswith(
-        "the server sends network beside the classifier: "
+        "the server sends network with the classifier: "
     )
     assert describe_other_networks(replace(view, captures=view.captures[:2])) == ""
     assert describe_other_networks(replace(view, surface=Surface.GLOBAL_IMAGES)) == ""

@@ -357,7 +357,7 @@ def test_every_row_of_the_table_has_its_command_and_is_kept_while_that_and_the_v
 def test_looks_that_were_not_made_leave_a_row_undecided_and_those_made_less_closely_do_not() -> (
     None
 ):
-    cursory = "the calls were spent before 'a' could be looked at as closely as planned"
+    cursory = "the calls were spent before 'a' could be tested as closely as planned"
 
     def concluded(**seen: list[str]) -> Checked:
         return conclude_check(
@@ -370,7 +370,7 @@ def test_looks_that_were_not_made_leave_a_row_undecided_and_those_made_less_clos
         )
 
     assert concluded(
-        undecided=["the calls were spent before 'a' could be looked at everywhere"]
+        undecided=["the calls were spent before 'a' could be tested everywhere"]
     ).is_undecided
     assert (
         not concluded(notes=[cursory]).is_undecided and cursory in concluded(notes=[cursory]).says

@@ -237,7 +237,7 @@ def test_what_no_time_is_left_for_is_said_once() -> None:
     close_looks.examine_embedded_call(run)
     close_looks.examine_embedded_call(run)
     assert run.report.looks == [] and run.report.undecided == [
-        f"the calls were spent before 'neighbours, between {name}' could be looked at everywhere"
+        f"the calls were spent before 'neighbours, between {name}' could be tested everywhere"
         for name in ("public calls", "calls without the record")
     ]
 
@@ -255,7 +255,7 @@ def test_a_pair_that_was_looked_at_before_is_looked_at_less_closely_and_not_left
     run.budget.calls = run.mechanism.calls + 60
     pair_bounds.bound_pair(run, run.pairs[0].pair, 200, run.stated_calls, "neighbours")
     assert run.report.notes == [
-        "the calls were spent before 'neighbours' could be looked at as closely as planned"
+        "the calls were spent before 'neighbours' could be tested as closely as planned"
     ]
     assert run.report.undecided == []
 

@@ -79,5 +79,5 @@ def test_the_gate_reads_the_folder_of_a_check(
     assert capsys.readouterr().out.startswith("policy: passes: 1 holds, 1 does not apply\n")
     assert gate.main([*asked, "fail_on.epsilon_shown=0.5"]) == 3
     (tmp_path / "findings.json").write_text(json.dumps({**SOUND.as_json(), "stated": 3}))
-    with pytest.raises(DamagedRun, match="not what a check writes"):
+    with pytest.raises(DamagedRun, match="not the findings of a check"):
         read_check(tmp_path)

@@ -118,8 +118,8 @@ def test_the_classifiers_of_a_method_are_given_the_published_constants() -> None
     ("typed", "says"),
     [
         ("algo=fedrd", "its classifier reads projected records"),
-        ("algo=fedfed", "shared features beside the records"),
-        ("algo=fedfed_virtual", "shared features beside the records"),
+        ("algo=fedfed", "shared features as well as the records"),
+        ("algo=fedfed_virtual", "shared features as well as the records"),
         ("algo=dp_means", "would do nothing"),
     ],
 )

@@ -61,7 +61,7 @@ def test_a_broken_file_is_named_with_its_line(
     ("data", "says"),
     [
         ("auc: 0.6\n".encode("utf-16"), ":1: text in UTF-16; save it as UTF-8"),
-        (b"auc: 0.6\n# caf\xe9\n", ":2: a byte that is not UTF-8 text"),
+        (b"auc: 0.6\n# caf\xe9\n", ":2: the file must be saved as UTF-8"),
         (b"#" * (MAX_BYTES + 1), ": more than 1048576 bytes"),
         (b"[" * 5000, ""),
     ],
@@ -127,9 +127,10 @@ OWN = {  # algo/mine.yaml -> line, and what is said of it
     "defaults that are no list": ("defaults: fedavg\n", ":1: defaults: a list is needed"),
     "no defaults": (
         "rounds: 2\n",
-        ":1: names no _target_, and no file that does; begin it with defaults: [NAME, _self_]",
+        ":1: has neither _target_ nor a default that has it; begin it with "
+        "defaults: [NAME, _self_]",
     ),
-    "an empty file": ("", ":1: names no _target_"),
+    "an empty file": ("", ":1: has neither _target_"),
 }
 
 

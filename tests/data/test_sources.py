@@ -212,7 +212,7 @@ def test_folder_without_images_is_refused(tmp_path):
         load_dataset("folder", root=tmp_path, keys=Keys(0))
     (tmp_path / "cats").mkdir()
     (tmp_path / "cats" / "bad.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"cats/bad.png: not a picture that is read"):
+    with pytest.raises(ValueError, match=r"cats/bad.png: not a readable image"):
         load_dataset("folder", root=tmp_path, keys=Keys(0))
 
 
@@ -280,13 +280,13 @@ def test_pictures_of_every_mode_keep_their_brightness(tmp_path, picture, suffix,
             Image.fromarray((4095 * SHADE).astype(np.uint16)),
             "png",
             {},
-            "16 bits whose brightest value is 40.. would be almost black",
+            "16-bit images whose brightest value is 40.. would be almost black",
         ),
         (
             Image.fromarray(BYTES),
             "gif",
             {"save_all": True, "append_images": [Image.fromarray(255 - BYTES)]},
-            "2 pictures in one file",
+            "2 images in one file",
         ),
         (Image.new("L", (9000, 9000)), "png", {}, "9000 x 9000 pixels; at most"),
     ],
@@ -310,7 +310,7 @@ def test_no_file_is_read_by_a_program_of_its_own(tmp_path, monkeypatch):
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
     )
     (tmp_path / "all" / "a" / "0.png").write_bytes(postscript)
-    with pytest.raises(ValueError, match=r"a/0.png: not a picture that is read"):
+    with pytest.raises(ValueError, match=r"a/0.png: not a readable image"):
         load_dataset("folder", root=tmp_path / "all", keys=Keys(0))
     assert not (tmp_path / "called").exists()
 

@@ -89,7 +89,7 @@ def test_records_are_images_or_rows():
         (["algo=vhl"], "VHL needs images, .*anchors are drawn by a convolutional generator"),
         (["algo=fedlgd"], "FedLGD needs images"),
         (["algo=dp_head_scattering"], "Scattering needs images, .*wavelets lie in a plane"),
-        (["algo=virtual_data"], "MatchingSettings.augment=.*allowed is none"),
+        (["algo=virtual_data"], "MatchingSettings.augment=.*must be none"),
     ],
 )
 def test_what_reads_images_is_refused_before_anything_is_trained(settings, said):

@@ -152,7 +152,7 @@ def test_a_wrong_policy_is_refused_before_anything_is_read(
         ),
         (
             ["target.model=net.py:predict", "target.weights=model.pt", *SETS],
-            "predict is no torch module",
+            "predict is not a torch module",
         ),
         (
             ["target.model=net.py:Net", "target.weights=none.pt", *SETS],

@@ -38,7 +38,7 @@ def test_local_work_is_handed_training_records_alone() -> None:
     clients = toy.shards([20, 20])
     toy.federate(toy.make(Looking), clients, rounds=1)
     with pytest.raises(
-        NotHandedOver, match=r"shard\.test: local is handed client, train, nulls and classes alone"
+        NotHandedOver, match=r"shard\.test: local gets client, train, nulls and classes alone"
     ):
         toy.federate(toy.make(Looking, by_test=True), clients, rounds=1)
     assert issubclass(NotHandedOver, ValueError)  # which a command tells in one line

@@ -19,7 +19,7 @@ from tests.integrations.hand_grid import AlteringGrid
 def test_neither_server_nor_client_begins(tmp_path: Path) -> None:
     experiment = tiny("fedavg", "model=mlp", "algo.weighting=uniform", "trust=secagg")
     grid = AlteringGrid(experiment)
-    with pytest.raises(BadConfig, match=r"^trust=secagg: a simulation"):
+    with pytest.raises(BadConfig, match=r"^trust=secagg: simulates"):
         run_on_grid(experiment, grid, RunFolder(tmp_path))  # type: ignore[arg-type]
     engine = GridEngine(grid, find_clients(grid, 3, 1.0), 10.0)  # type: ignore[arg-type]
     with pytest.raises(

@@ -136,7 +136,7 @@ def test_clients_take_the_networks_in_turn_and_learn_from_each_other() -> None:
         ({"trim": 0.5}, "trim=0.5: a share in"),
         ({"temperature": 0}, "temperature"),
         ({"images": 0}, "images"),
-        ({"networks": ["vae"]}, "networks: 'vae' is none of convnet"),
+        ({"networks": ["vae"]}, "networks: 'vae' is unknown; must be one of convnet"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(setting: dict, message: str) -> None:

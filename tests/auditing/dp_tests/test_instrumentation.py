@@ -107,7 +107,7 @@ class FlagsSmall(ClientLevel):
 @pytest.mark.parametrize("place", TELLING)
 def test_what_a_row_tells_is_named(place: str) -> None:
     with pytest.raises(
-        BrokenContract, match=f"row of 'dpsgd' tells about the records, in .*{place}|applied"
+        BrokenContract, match=f"row of 'dpsgd' depends on the records, in .*{place}|applied"
     ):
         check_method(
             METHOD, mechanisms={"dpsgd": Tells(1.0, 1.0, sampling_probability=0.5, place=place)}
@@ -146,7 +146,7 @@ def test_the_second_run_has_the_first_ones_outputs() -> None:
         replace(plan, mechanisms={**plan.mechanisms, "embedding": Tells(5.0, 1.0, place="why")})
     )
     assert said.message == "embedding"
-    assert said.says == "the ledger row of 'embedding' tells about the records, in why"
+    assert said.says == "the ledger row of 'embedding' depends on the records, in why"
 
 
 def test_how_often_a_mechanism_is_applied_is_looked_at() -> None:

@@ -40,7 +40,7 @@ class Telling(ClippedSum):
     [
         (Coupled(coupled=False), ClippedSum, ""),
         (Leaking(), ClippedSum, "'prototypes' claims to be private and depends on the records"),
-        (Coupled(coupled=False), Telling, "'embedding' tells about the records, in why"),
+        (Coupled(coupled=False), Telling, "'embedding' depends on the records, in why"),
     ],
 )
 def test_only_what_depends_on_the_records_is_told(method: Any, mechanism: Any, says: str) -> None:
