@@ -161,7 +161,7 @@ def audit_scores(
             continue
         evidence = attack.run(view, generator)
         finding = attack.judge(evidence, view, _NO_TRUTH)
-        if finding.measures.get("status") != "nothing_to_read":
+        if finding.measures.status != "nothing_to_read":
             blind = arrays.get("blind")
             finding = _add_score_figures(finding, evidence.scores, worlds.masks, blind)
             finding = _drop_unsupported(finding, arrays, arrays["masks"][0])
@@ -216,7 +216,7 @@ def _audit_bare_scores(
         generator=np.random.default_rng(seed),
         confidence=confidence,
     )
-    del measures["worlds"]  # nothing is known of any but the audited model
+    measures = replace(measures, worlds=None)  # nothing is known of any but the audited model
     bare = Finding(surface, "scores", Family.MEMBERSHIP, Adversary.SERVER, measures, figures)
     return _drop_unsupported(
         _add_score_figures(bare, scores, member, arrays.get("blind")), arrays, arrays["member"]
@@ -228,14 +228,11 @@ def _drop_unsupported(
 ) -> Finding:
     """Drop what the file cannot support: a blind control that it lacks, a bound if the coins were
     not fair."""
-    dropped = set()
     if "blind" not in arrays:
-        dropped |= {"blind_auc"}
+        finding = finding.with_measures(blind_auc=None)
     if binomial_p_value(int(member.sum()), len(member), 0.5) < 1e-3:
-        dropped |= {"epsilon_shown", "epsilon_method", "epsilon_validity"}
-    measures = finding.measures.items()
-    supported = {name: value for name, value in measures if name not in dropped}
-    return replace(finding, measures=supported)
+        finding = replace(finding, measures=finding.measures.without_bound())
+    return finding
 
 
 def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:

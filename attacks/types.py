@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from attacks.measures import (
+    GuaranteeMeasures,
+    LabelMeasures,
+    Measures,
+    MembershipMeasures,
+    ReconstructionMeasures,
+)
 from attacks.validation import check_hook_names, declared_hooks
 
 Tensors = Mapping[str, Tensor]
@@ -67,6 +74,21 @@ class Family(StrEnum):
     MODEL_INVERSION = "model_inversion"
     RECONSTRUCTION = "reconstruction"
     LABEL = "label"
+
+    @property
+    def measures(self) -> type[Measures]:
+        """The class of what findings of this family state."""
+        return MEASURES_BY_FAMILY[self]
+
+
+MEASURES_BY_FAMILY: Mapping[Family, type[Measures]] = {
+    Family.MEMBERSHIP: MembershipMeasures,
+    Family.GUARANTEE: GuaranteeMeasures,
+    Family.GRADIENT_INVERSION: ReconstructionMeasures,
+    Family.MODEL_INVERSION: ReconstructionMeasures,
+    Family.RECONSTRUCTION: ReconstructionMeasures,
+    Family.LABEL: LabelMeasures,
+}
 
 
 @dataclass(frozen=True)
@@ -261,21 +283,32 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Finding:
-    """One row of the report. Measures that do not apply are absent from ``measures``.
+    """One row of the report.
 
-    message: the name of the message (or of the noised query) that it is about, several joined by ",
-        "; "" = not known by name."""
+    measures: of the class of its family (``attacks.measures``); message: the name of the message
+        (or of the noised query) that it is about, several joined by ", "; "" = not known by
+        name."""
 
     surface: Surface
     attack: str
     family: Family
     adversary: Adversary
-    measures: Mapping[str, Any]
+    measures: Measures
     figures: Mapping[str, Tensor] = field(default_factory=dict)
     message: str = ""
 
-    def with_measures(self, **more: Any) -> Finding:
-        return replace(self, measures={**self.measures, **more})
+    @property
+    def diagnostics(self) -> Mapping[str, Any]:
+        return self.measures.diagnostics or {}
+
+    def with_measures(self, **changes: Any) -> Finding:
+        """The finding with these measures changed. Raises TypeError for one that its family does
+        not have."""
+        return replace(self, measures=replace(self.measures, **changes))
+
+    def with_diagnostics(self, **more: Any) -> Finding:
+        """The finding with more diagnostics beside its own."""
+        return self.with_measures(diagnostics={**self.diagnostics, **more})
 
 
 class Attack(ABC):

@@ -79,13 +79,13 @@ def measured(overrides: Sequence[str]) -> dict[str, float]:
     began = time.process_time()
     (found,) = certificate_findings(subject)
     cost = time.process_time() - began
-    if "epsilon_shown" not in found.measures:
-        raise SystemExit(f"{overrides}: {found.measures['note']}")
-    kappa = found.measures["diagnostics"]["certificate"]["kappa"]
+    if found.measures.epsilon_shown is None:
+        raise SystemExit(f"{overrides}: {found.measures.note}")
+    kappa = found.diagnostics["certificate"]["kappa"]
     return {
         "accounted": progress.ledger.epsilon(),
-        "certified": found.measures["epsilon_shown"],
-        "runs": found.measures["n"],
+        "certified": found.measures.epsilon_shown,
+        "runs": found.measures.n,
         "tests": budget.tests,
         "kappa_min": kappa["min"],
         "energy": kappa["energy"],

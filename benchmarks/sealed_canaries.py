@@ -175,7 +175,7 @@ def compared(
     experiment = build_experiment(config)
     audited = audit_experiment(experiment, {}, RunFolder(place / "simulated"))
     (bound,) = [
-        f.measures["epsilon_shown"] for f in audited.findings if f.attack == "one_run_canaries"
+        f.measures.epsilon_shown for f in audited.findings if f.attack == "one_run_canaries"
     ]
     stated = audited.finished_run.progress.ledger.epsilon()
     shards = list(experiment.shards)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attacks.inversion.labels import sent_class_counts
+from attacks.measures import ReconstructionMeasures
 from attacks.tensors import accepts_numpy
 from attacks.types import SERVER_ONLY, Attack, Evidence, Family, Finding, Surface, Truth, View
 
@@ -204,24 +204,28 @@ class ClassOpening(Attack):
         classes = [records[truth.y.cpu() == label] for label in labels]
         distances = torch.stack([_nearest(row, members) for row, members in zip(rows, classes)])
         errors = distances / rows.norm(dim=1).clamp_min(VANISHING)
-        measures: dict[str, Any] = {"n": len(rows)}
+        measures = ReconstructionMeasures(n=len(rows))
         if len(decoys):
             held_out = [decoys[truth.heldout_y.cpu() == label] for label in labels]
             decoy_distances = [_nearest(row, others) for row, others in zip(rows, held_out)]
             is_nearer = distances < torch.stack(decoy_distances)
-            measures["identified"] = float(is_nearer.double().mean())
             decoy_counts = torch.tensor([len(others) for others in held_out])
             # A row that shows its class alone: members / (members + decoys), both of the class.
             chances = sizes.double() / (sizes + decoy_counts)
-            measures["identified_chance"] = float(chances.mean())
+            measures = replace(
+                measures,
+                identified=float(is_nearer.double().mean()),
+                identified_chance=float(chances.mean()),
+            )
         worst = {int(c): float(errors[labels == c].max()) for c in labels.unique()}
         size_of = {c: int(sizes[labels == c][0]) for c in worst}
-        measures["diagnostics"] = {
+        diagnostics = {
             "classes": list(worst),
             "sizes": list(size_of.values()),
             "errors": list(worst.values()),
         }
-        measures["note"] = _describe_opened(worst, size_of)
+        note = _describe_opened(worst, size_of)
+        measures = replace(measures, diagnostics=diagnostics, note=note)
         return Finding(view.surface, self.name, self.family, view.adversary, measures)
 
 

@@ -8,7 +8,7 @@ one size, and stands beside the counts.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from attacks.inversion.evaluation import (
     pictures,
 )
 from attacks.inversion.feature_inversion import release_as_images
+from attacks.measures import ReconstructionMeasures
 from attacks.membership.nearest_row import map_to_rows
 from attacks.statistics import binomial_interval
 from attacks.tensors import accepts_numpy
@@ -110,7 +111,7 @@ class CopyCounts:
     distance: Tensor  # (m,): to the nearest training record
     place: Tensor  # (m,): position of the nearest training record
 
-    def to_measures(self) -> dict[str, int]:
+    def to_diagnostics(self) -> dict[str, int]:
         """As they stand among a finding's diagnostics."""
         return {
             "released": self.released,
@@ -259,9 +260,10 @@ class CopyDetection(Attack):
         if members is None or heldout is None:
             raise ValueError("representations: a map from records to the release is needed")
         report = compare_copies(rows, members, heldout, torch.Generator().manual_seed(0))
-        measures = _measure_comparison(report) | {"n": len(rows)}
-        measures["diagnostics"] |= count_copies(rows, members, heldout).to_measures()
-        return Finding(view.surface, self.name, self.family, view.adversary, measures)
+        measures = replace(_measure_comparison(report), n=len(rows))
+        finding = Finding(view.surface, self.name, self.family, view.adversary, measures)
+        counts = count_copies(rows, members, heldout)
+        return finding.with_diagnostics(**counts.to_diagnostics())
 
     def _judge_images(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """psnr, ssim, lpips: to the nearest member; baselines: to the nearest of as many held-out
@@ -272,23 +274,28 @@ class CopyDetection(Attack):
         report = compare_copies(images, truth.x, truth.heldout_x, torch.Generator().manual_seed(0))
         nearest = truth.x[report.nearest]
         qualities = image_qualities(images, nearest)
-        measures: dict[str, Any] = {name: float(value.mean()) for name, value in qualities.items()}
-        measures |= _measure_comparison(report) | {"n": len(images)}
         member = -10 * report.member.clamp_min(1e-20).log10()
         heldout = -10 * report.heldout.clamp_min(1e-20).log10()
-        measures["baselines"] = {"psnr_nearest_heldout": float(heldout.mean())}
         # without copying, an image is as often so much nearer to a held-out record: the upper limit
         # of that rate, at 99.9 %
         reversed_gains = int((heldout - member >= CLEAR).sum())
         chance = binomial_interval(reversed_gains, len(member), 0.998)[1]
-        measures["pictures"] = pictures(member, [heldout], heldout) | {"chance": chance}
+        means: dict[str, Any] = {name: float(value.mean()) for name, value in qualities.items()}
+        measures = replace(
+            _measure_comparison(report),
+            **means,
+            n=len(images),
+            baselines={"psnr_nearest_heldout": float(heldout.mean())},
+            pictures=pictures(member, [heldout], heldout) | {"chance": chance},
+        )
         released = _as_images(view.captures[0].value["x"].detach(), view)
-        measures["diagnostics"] |= count_copies(released, truth.x, truth.heldout_x).to_measures()
+        counts = count_copies(released, truth.x, truth.heldout_x)
+        diagnostics: dict[str, Any] = counts.to_diagnostics()
         if view.knowledge.columns:
-            errors = column_errors(images, nearest, view.knowledge.columns)
-            measures["diagnostics"]["columns"] = errors
+            diagnostics["columns"] = column_errors(images, nearest, view.knowledge.columns)
         figures = {"real": nearest, "reconstructed": images}
-        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+        finding = Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+        return finding.with_diagnostics(**diagnostics)
 
 
 def _as_images(x: Tensor, view: View) -> Tensor:
@@ -298,19 +305,19 @@ def _as_images(x: Tensor, view: View) -> Tensor:
     return x.clamp(0, 1)
 
 
-def _measure_comparison(report: CopyReport) -> dict[str, Any]:
+def _measure_comparison(report: CopyReport) -> ReconstructionMeasures:
     """The comparison at equal sizes, as measures of a finding."""
-    return {
-        "identified": report.closer,
-        "identified_chance": 0.5,
-        "note": (
+    return ReconstructionMeasures(
+        identified=report.closer,
+        identified_chance=0.5,
+        note=(
             "identified: share, of the released ones that are compared, nearer to a member than to "
             "any of as many held-out records"
         ),
-        "diagnostics": {
+        diagnostics={
             "closer_interval": list(report.interval),
             "compared": report.compared,
             "distance_member": float(report.member.mean()),
             "distance_heldout": float(report.heldout.mean()),
         },
-    }
+    )

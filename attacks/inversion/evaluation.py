@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from attacks.images import (
     psnr,
     ssim,
 )
+from attacks.measures import ReconstructionMeasures
 from attacks.tensors import accepts_numpy
 from attacks.types import (
     Attack,
@@ -121,7 +122,7 @@ def rank_in_gallery(reconstructions: Tensor, truth: Tensor, decoys: Tensor) -> G
 class ComparedImages:
     """Reconstructions beside their records, as measures and figures of a finding."""
 
-    measures: Mapping[str, Any]
+    measures: ReconstructionMeasures
     figures: Mapping[str, Tensor]
     rows: Tensor  # (m,): the record that each reconstruction belongs to
     baselines: Mapping[str, Tensor]  # metric_baseline -> (m,), of guesses that need no attack
@@ -210,31 +211,38 @@ def compare_with_records(
     same_class = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
     guesses = torch.cat([public, *(naive[name] for name in BASELINE_ORDER)]).to(real)
     quality_of_guesses = _decibels(negative_mse(real, guesses))
-    measures: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()}
-    measures["n"] = len(images)
-    measures["baselines"] = {name: float(value.mean()) for name, value in baselines.items()}
-    measures["pictures"] = pictures(
-        scores["psnr"],
-        [value for name, value in baselines.items() if name.startswith("psnr_")],
-        quality_of_guesses.amax(1),
-        chance_of_gain(public, truth.heldout_x[:SEARCHED], same_class, choices),
+    qualities: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()}
+    measures = ReconstructionMeasures(
+        **qualities,
+        n=len(images),
+        baselines={name: float(value.mean()) for name, value in baselines.items()},
+        pictures=pictures(
+            scores["psnr"],
+            [value for name, value in baselines.items() if name.startswith("psnr_")],
+            quality_of_guesses.amax(1),
+            chance_of_gain(public, truth.heldout_x[:SEARCHED], same_class, choices),
+        ),
     )
     if is_image(view.knowledge.shape):
-        measures["lpips_trunk"] = getattr(load_pretrained_trunk(), "name", "not available")
+        trunk = getattr(load_pretrained_trunk(), "name", "not available")
+        measures = replace(measures, lpips_trunk=trunk)
     interval = bootstrap_interval(scores["psnr"], generator)
     diagnostics: dict[str, Any] = {"psnr_interval": list(interval), "rows": rows.tolist()}
     if view.knowledge.columns:
         diagnostics["columns"] = column_errors(images, real, view.knowledge.columns)
     if len(truth.heldout_x):
         gallery = rank_in_gallery(images, real, truth.heldout_x)
-        measures["identified"] = gallery.top_k_rate(1)
-        measures["identified_chance"] = choices / (choices + len(truth.heldout_x))
+        measures = replace(
+            measures,
+            identified=gallery.top_k_rate(1),
+            identified_chance=choices / (choices + len(truth.heldout_x)),
+        )
         diagnostics |= {
             "median_rank": gallery.median_rank,
             "gallery": gallery.size,
             "top5": gallery.top_k_rate(5),
         }
-    measures["diagnostics"] = diagnostics
+    measures = replace(measures, diagnostics=diagnostics)
     closest = guesses[quality_of_guesses.argmax(1)]
     figures = {"real": real, "reconstructed": images, "guess": closest}
     return ComparedImages(measures, figures, rows, baselines)
@@ -327,13 +335,14 @@ def pictures(
     return measures
 
 
-def describe_no_gain(measures: Mapping[str, Any]) -> str:
+def describe_no_gain(measures: ReconstructionMeasures) -> str:
     """A sentence if the images are no nearer to the records than a guess that needs no artifact,
     else ""."""
-    baselines = measures["baselines"]
+    baselines = measures.baselines or {}
     guesses = [psnr for name, psnr in baselines.items() if name.startswith("psnr_")]
-    low = measures["diagnostics"].get("psnr_interval", [measures["psnr"]])[0]
-    if low <= max(guesses, default=-torch.inf) and not measures["pictures"]["clear"]:
+    low = (measures.diagnostics or {}).get("psnr_interval", [measures.psnr])[0]
+    clear = (measures.pictures or {}).get("clear", 0)
+    if low <= max(guesses, default=-torch.inf) and not clear:
         return "on average no closer than a guess from public records"
     return ""
 
@@ -363,9 +372,9 @@ def empty_release_finding(attack: Attack, view: View) -> Finding | None:
         rows += [len(capture.value[name]) for name in ROW_ARRAYS if name in capture.value]
     if attack.family == Family.MEMBERSHIP or not rows or any(rows):
         return None
-    measures = {
-        "n": 0,
-        "status": "nothing_to_read",
-        "note": "nothing to attack: the client sent an empty set",
-    }
+    measures = attack.family.measures(
+        n=0,
+        status="nothing_to_read",
+        note="nothing to attack: the client sent an empty set",
+    )
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)

@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +27,7 @@ from attacks.inversion.evaluation import (
 )
 from attacks.inversion.gradient_matching import mean_total_variation
 from attacks.inversion.victim import Reconstruction
+from attacks.measures import ReconstructionMeasures
 from attacks.tensors import accepts_numpy, as_factor, draw_ahead
 from attacks.types import (
     ANY_ADVERSARY,
@@ -685,17 +685,14 @@ class FeatureInversion(Attack):
         for rung, images in evidence.extra.items():
             comparison = compare_with_records(images[has_record], view, truth, rows, comparison)
             compared[rung] = comparison
-            ladder[rung] = {
-                name: comparison.measures[name]
-                for name in LADDER_MEASURES
-                if name in comparison.measures
-            }
+            row = comparison.measures.to_row()
+            ladder[rung] = {name: row[name] for name in LADDER_MEASURES if name in row}
         counted = self._counted_rungs(evidence.extra)
         best = max(counted, key=lambda rung: _rank_reconstruction(compared[rung].measures))
-        measures = {**compared[best].measures, "picked": len(counted)}
+        measures = compared[best].measures
         captures = int(evidence.notes.get("captures", 1))
-        measures["diagnostics"] = {
-            **measures["diagnostics"],
+        diagnostics = {
+            **(measures.diagnostics or {}),
             "ladder": ladder,
             "rung": best,
             "captures": captures,
@@ -708,8 +705,12 @@ class FeatureInversion(Attack):
         no_gain = describe_no_gain(measures)
         if no_gain:
             notes.append(no_gain)
-        if notes:
-            measures["note"] = "; ".join(notes)
+        measures = replace(
+            measures,
+            picked=len(counted),
+            diagnostics=diagnostics,
+            note="; ".join(notes) or None,
+        )
         return Finding(
             view.surface,
             self.name,
@@ -745,6 +746,7 @@ class FeatureInversion(Attack):
         return records
 
 
-def _rank_reconstruction(measures: Mapping[str, Any]) -> tuple[float, int, float]:
+def _rank_reconstruction(measures: ReconstructionMeasures) -> tuple[float, int, float]:
     """Records identified, then images clearly above every guess, then PSNR."""
-    return measures.get("identified") or 0.0, measures["pictures"]["clear"], measures["psnr"]
+    clear = (measures.pictures or {}).get("clear", 0)
+    return measures.identified or 0.0, clear, measures.psnr or 0.0

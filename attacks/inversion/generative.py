@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
@@ -34,6 +34,7 @@ from attacks.inversion.feature_inversion import (
     uninitialised_layer,
 )
 from attacks.inversion.victim import Reconstruction
+from attacks.measures import ReconstructionMeasures
 from attacks.tensors import average_pool, draw_ahead
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_below_one, check_counts, check_positive
@@ -431,7 +432,7 @@ class RoleInversion(Attack):
                 self.name,
                 self.family,
                 view.adversary,
-                {"note": evidence.notes["skipped"]},
+                ReconstructionMeasures(note=evidence.notes["skipped"]),
             )
         knowledge = view.knowledge
         rng = torch.Generator().manual_seed(0)
@@ -443,20 +444,23 @@ class RoleInversion(Attack):
         public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[
             labels
         ]
-        measures: dict[str, Any] = {
-            k: float(v.mean()) for k, v in image_qualities(images, means).items()
-        }
-        measures |= {"label_accuracy": class_accuracy(referee, images, labels), "n": len(images)}
+        qualities = image_qualities(images, means)
+        quality_means: dict[str, Any] = {name: float(v.mean()) for name, v in qualities.items()}
         blind = {"class_mean": psnr(public, means), "black": psnr(public * 0, means)}
+        measures = ReconstructionMeasures(
+            **quality_means,
+            label_accuracy=class_accuracy(referee, images, labels),
+            n=len(images),
+            baselines={
+                **{f"psnr_{name}": float(scores.mean()) for name, scores in blind.items()},
+                "label_accuracy_class_mean": class_accuracy(referee, public, labels),
+            },
+            diagnostics={"role": evidence.notes["role"]},
+            note="against the mean image of each class of the client",
+        )
         if len(images):
-            measures["pictures"] = pictures(
-                psnr(images, means), [*blind.values()], torch.stack([*blind.values()]).amax(0)
-            )
-        measures["baselines"] = {
-            **{f"psnr_{name}": float(scores.mean()) for name, scores in blind.items()},
-            "label_accuracy_class_mean": class_accuracy(referee, public, labels),
-        }
-        measures["diagnostics"] = {"role": evidence.notes["role"]}
-        measures["note"] = "against the mean image of each class of the client"
+            guesses = [*blind.values()]
+            best = torch.stack(guesses).amax(0)
+            measures = replace(measures, pictures=pictures(psnr(images, means), guesses, best))
         figures = {"real": means, "reconstructed": images}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)

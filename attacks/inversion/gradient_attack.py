@@ -174,22 +174,25 @@ class GradientInversion(Attack):
         compared = compare_with_records(
             _require_images(evidence), view, truth, own_records(evidence, truth)
         )
-        measures = dict(compared.measures)
+        measures = compared.measures
         if evidence.labels is not None:
             right = evidence.labels[: len(compared.rows)].cpu() == truth.y[compared.rows].cpu()
-            measures["label_accuracy"] = float(right.double().mean())
-        diagnostics = {**measures["diagnostics"], **self._diagnose_objective(evidence, view, truth)}
-        measures["diagnostics"] = {**diagnostics, "method": type(self.method).__name__}
+            measures = replace(measures, label_accuracy=float(right.double().mean()))
+        diagnostics = {
+            **(measures.diagnostics or {}),
+            **self._diagnose_objective(evidence, view, truth),
+            "method": type(self.method).__name__,
+        }
         if view.knowledge.model is not None:
-            measures["diagnostics"]["norm_layers"] = _norm_layers(view.knowledge.model)
+            diagnostics["norm_layers"] = _norm_layers(view.knowledge.model)
         figures = dict(compared.figures)
         if truth.virtual is not None and len(truth.virtual) >= len(compared.rows):
             stood_in = replace(truth, x=truth.virtual, y=truth.y.new_zeros(len(truth.virtual)))
-            near = compare_with_records(_require_images(evidence), view, stood_in).measures["psnr"]
-            measures["diagnostics"]["psnr_to_virtual"] = near
-            measures["note"] = (
-                f"{near:.1f} dB to the nearest of the images that stood in for the records"
-            )
+            near = compare_with_records(_require_images(evidence), view, stood_in).measures.psnr
+            diagnostics["psnr_to_virtual"] = near
+            note = f"{near:.1f} dB to the nearest of the images that stood in for the records"
+            measures = replace(measures, note=note)
+        measures = replace(measures, diagnostics=diagnostics)
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 
     def _diagnose_objective(self, evidence: Evidence, view: View, truth: Truth) -> dict[str, Any]:
@@ -399,14 +402,7 @@ class UpdateInversion(Attack):
         """Best assignment of images to records; identified, chance and the naive baselines as
         everywhere."""
         compared = compare_with_records(_require_images(evidence), view, truth)
-        measures: dict[str, Any] = dict(compared.measures)
-        measures["label_accuracy"] = label_overlap(evidence.extra["counts"], truth.counts)
-        chance = {"label_accuracy_chance": chance_overlap(truth.counts)}
-        measures["baselines"] = {**measures["baselines"], **chance}
-        measures["diagnostics"] = {
-            **measures["diagnostics"],
-            **self._diagnose_objective(evidence, view, truth),
-        }
+        label_chance = chance_overlap(truth.counts)
         if evidence.notes["simulated"]:
             steps = "simulated"
         else:
@@ -415,7 +411,21 @@ class UpdateInversion(Attack):
             f"{len(truth.x)} records, local steps {steps}, {evidence.notes['iterations']} "
             "iterations"
         )
-        measures["note"] = "; ".join(filter(None, [words, describe_no_gain(measures)]))
+        diagnostics = {
+            **(compared.measures.diagnostics or {}),
+            **self._diagnose_objective(evidence, view, truth),
+        }
+        measures = replace(
+            compared.measures,
+            label_accuracy=label_overlap(evidence.extra["counts"], truth.counts),
+            baselines={
+                **(compared.measures.baselines or {}),
+                "label_accuracy_chance": label_chance,
+            },
+            diagnostics=diagnostics,
+        )
+        note = "; ".join(filter(None, [words, describe_no_gain(measures)]))
+        measures = replace(measures, note=note)
         return Finding(
             view.surface, self.name, self.family, view.adversary, measures, compared.figures
         )

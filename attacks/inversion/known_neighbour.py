@@ -4,13 +4,13 @@ others."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from attacks.images import psnr
 from attacks.inversion.feature_inversion import average_copies
+from attacks.measures import ReconstructionMeasures
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts
 
@@ -80,18 +80,19 @@ class KnownNeighbour(Attack):
         copies = int(view.knowledge.settings.get("copies", 1))
         as_released = average_copies(view.captures[0].value["x"], copies)[rows]
         estimates = evidence.images[rows]
-        measures: dict[str, Any] = {"psnr": _feature_psnr(estimates, real), "n": len(rows)}
-        measures["baselines"] = {
-            "psnr_as_released": _feature_psnr(as_released, real),
-            "psnr_mean": _feature_psnr(real.mean(0).expand_as(real), real),
-        }
         batch = view.knowledge.settings.get("broadcast_batch")
         noise = "independent noise"
         if batch:
             noise = f"one noise image for each {batch} rows"
         known_records = len(evidence.extra["known"])
-        measures["note"] = (
-            f"PSNR of the features x_s, not of images; {known_records} known records, {noise}"
+        measures = ReconstructionMeasures(
+            psnr=_feature_psnr(estimates, real),
+            n=len(rows),
+            baselines={
+                "psnr_as_released": _feature_psnr(as_released, real),
+                "psnr_mean": _feature_psnr(real.mean(0).expand_as(real), real),
+            },
+            note=f"PSNR of the features x_s, not of images; {known_records} known records, {noise}",
         )
         figures = {
             "real": (real[: self.limit] + 1) / 2,

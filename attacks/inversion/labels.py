@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from attacks.inversion.victim import (
     observed_gradients,
     victim_model,
 )
+from attacks.measures import LabelMeasures
 from attacks.statistics import chance_of_exactly
 from attacks.tensors import accepts_numpy
 from attacks.types import (
@@ -298,29 +298,35 @@ class LabelCounts(Attack):
         return Evidence(extra={"counts": label_counts_of_update(view, capture, generator)})
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        measures: dict[str, Any] = {"n": int(truth.counts.sum())}
+        records = int(truth.counts.sum())
         if "counts" in evidence.extra:
             recovered = evidence.extra["counts"].cpu()
             true = truth.counts.cpu()
             if len(view.captures) > 1 and view.surface not in CLASS_SURFACES:
                 # each capture has its own records; the first one was read
                 true = count_labels(truth.y[:1], len(true))
-            measures["label_accuracy"] = label_overlap(recovered, true)
-            measures["baselines"] = {
-                "label_accuracy_chance": chance_overlap(true),
-                "label_accuracy_balanced": label_overlap(torch.ones_like(true), true),
-            }
-            measures["diagnostics"] = {"counts": recovered.tolist(), "true_counts": true.tolist()}
+            measures = LabelMeasures(
+                n=records,
+                label_accuracy=label_overlap(recovered, true),
+                baselines={
+                    "label_accuracy_chance": chance_overlap(true),
+                    "label_accuracy_balanced": label_overlap(torch.ones_like(true), true),
+                },
+                diagnostics={"counts": recovered.tolist(), "true_counts": true.tolist()},
+            )
             open_classes = []
             if view.surface in CLASS_SURFACES:
                 open_classes = (recovered == 1).nonzero()[:, 0].tolist()
             if open_classes:
                 sentence = describe_open_classes(open_classes)
-                measures["diagnostics"]["open_classes"] = open_classes
-                measures["note"] = f"{sentence}: its upload is that record's own"
+                measures = replace(
+                    measures,
+                    diagnostics={**(measures.diagnostics or {}), "open_classes": open_classes},
+                    note=f"{sentence}: its upload is that record's own",
+                )
         else:
             sizes = evidence.extra["sizes"].tolist()
-            measures["diagnostics"] = {"sent": sizes, "records": int(truth.counts.sum())}
+            measures = LabelMeasures(n=records, diagnostics={"sent": sizes, "records": records})
         return Finding(view.surface, self.name, self.family, view.adversary, measures)
 
 

@@ -19,6 +19,7 @@ from attacks.inversion.generative import (
     class_accuracy,
 )
 from attacks.inversion.victim import Reconstruction
+from attacks.measures import ReconstructionMeasures
 from attacks.tensors import steps_between_reads
 from attacks.types import (
     ANY_ADVERSARY,
@@ -148,8 +149,8 @@ class ModelInversion(Attack):
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """label_accuracy: share of images that an independent classifier puts in their class."""
         if evidence.images is None or evidence.labels is None:
-            note = {"note": str(evidence.notes.get("skipped", ""))}
-            return Finding(view.surface, self.name, self.family, view.adversary, note)
+            skipped = ReconstructionMeasures(note=str(evidence.notes.get("skipped", "")))
+            return Finding(view.surface, self.name, self.family, view.adversary, skipped)
         generator = torch.Generator().manual_seed(0)
         knowledge = view.knowledge
         labels = evidence.labels
@@ -165,35 +166,40 @@ class ModelInversion(Attack):
             }
             table[name] = {**scores, "judged": class_accuracy(referee, images[held], labels[held])}
         best = "from_class_mean"
-        measures: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
-        measures |= {"label_accuracy": table[best]["judged"], "n": len(held)}
+        qualities: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
         free = self._free(view, labels[held])
         blind = [psnr(guess, member_means) for guess in free.values()]
-        measures["baselines"] = {
-            f"psnr_{name}": float(one.mean()) for name, one in zip(free, blind)
-        }
-        measures["baselines"] |= {
+        baselines = {f"psnr_{name}": float(quality.mean()) for name, quality in zip(free, blind)}
+        baselines |= {
             f"label_accuracy_{n}": class_accuracy(referee, g, labels[held]) for n, g in free.items()
         }
         if len(truth.heldout_x):
             judge_accuracy = class_accuracy(referee, truth.heldout_x, truth.heldout_y)
         else:
             judge_accuracy = None
-        measures["diagnostics"] = {
+        quality = psnr(evidence.extra[best][held], member_means)
+        psnr_interval = bootstrap_interval(quality, generator)
+        gain = bootstrap_interval(quality - psnr(free["class_mean"], member_means), generator)
+        diagnostics = {
             "methods": table,
             "method": best,
             "judge_accuracy": judge_accuracy,
+            "psnr_interval": list(psnr_interval),
+            "gain_interval": list(gain),
         }
-        quality = psnr(evidence.extra[best][held], member_means)
-        measures["pictures"] = pictures(quality, blind, torch.stack(blind).amax(0))
-        measures["diagnostics"]["psnr_interval"] = list(bootstrap_interval(quality, generator))
-        gain = bootstrap_interval(quality - psnr(free["class_mean"], member_means), generator)
-        measures["diagnostics"]["gain_interval"] = list(gain)
         if gain[0] > 0:
             words = ""
         else:
             words = "; adds nothing to the public mean image of each class"
-        measures["note"] = f"against the mean image of each class of the client{words}"
+        measures = ReconstructionMeasures(
+            **qualities,
+            label_accuracy=table[best]["judged"],
+            n=len(held),
+            baselines=baselines,
+            pictures=pictures(quality, blind, torch.stack(blind).amax(0)),
+            diagnostics=diagnostics,
+            note=f"against the mean image of each class of the client{words}",
+        )
         figures = {"real": member_means, "reconstructed": evidence.extra[best][held]}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 

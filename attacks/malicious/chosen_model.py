@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,6 @@ class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contr
         rate."""
         images = _require_images(evidence)
         compared = compare_with_records(images, view, truth)
-        measures: dict[str, Any] = dict(compared.measures)
         distances = torch.cdist(truth.x.flatten(1), images.flatten(1).to(truth.x))
         errors = (distances / truth.x[0].numel() ** 0.5).min(1).values
         diagnostics = {
@@ -116,10 +115,15 @@ class ChosenModel(Attack, hooks=("set_parameters", "hidden_width", "record_contr
             diagnostics |= detection_rate(
                 self.record_contributions, view.knowledge.model, truth.x, truth.y, batch
             )
-        measures["diagnostics"] = {**measures.pop("diagnostics", {}), **diagnostics}
-        return Finding(
-            view.surface, self.name, self.family, view.adversary, measures, compared.figures
+        finding = Finding(
+            view.surface,
+            self.name,
+            self.family,
+            view.adversary,
+            compared.measures,
+            compared.figures,
         )
+        return finding.with_diagnostics(**diagnostics)
 
 
 def linear_layers(model: nn.Module) -> list[nn.Linear]:

@@ -8,8 +8,8 @@ report the best would be selection. What the scores are worth is computed in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -197,9 +197,10 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
 def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
     """The finding of an attack that had nothing to read. It holds no rate, so that nobody takes it
     for an attack that failed."""
-    measures: dict[str, Any] = {"status": "nothing_to_read", "note": f"nothing to read: {why}"}
+    measures = attack.family.measures(status="nothing_to_read", note=f"nothing to read: {why}")
     if view.worlds is not None:
-        measures |= {"n": view.worlds.masks.shape[1], "worlds": len(view.worlds.masks)}
+        worlds, records = view.worlds.masks.shape
+        measures = replace(measures, n=records, worlds=worlds)
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attacks.epsilon import Bound
+from attacks.measures import MembershipMeasures
 from attacks.membership.calibration import MIN_REPLAYS, calibrate_by_record
 from attacks.one_run import one_run_from_scores
 from attacks.roc import Clusters, Roc, auc_interval, roc, thin_curve, tpr_at_fpr
@@ -230,37 +231,33 @@ def membership_measures(
     generator: np.random.Generator,
     confidence: float = 0.95,
     targets: int = 1,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[MembershipMeasures, dict[str, Tensor]]:
     """The measures and figures of a membership finding from ``scores`` (K, n).
 
     ROC, AUC and TPR pool all K leave-one-replay-out targets. Their intervals are clustered two
     ways, by record and by replay, because each replay also serves as a shadow model of the others.
     Epsilon is Steinke's one-run bound on the run that happened (row 0) and, with ``targets`` > 1,
-    on the next rows too, sharing alpha. "worst_records" and "by_kind" are absent if they cannot be
-    seen.
+    on the next rows too, sharing alpha. ``worst_records`` and ``by_kind`` are None if they cannot
+    be seen.
     """
     count, records = worlds.masks.shape
     rates, curve, area_ends = _measure_rates(scores, worlds.masks, confidence)
     bound = one_run_bound(scores, worlds.masks, delta, generator, confidence, targets)
     blind = worlds.blind.double().expand(count, records).flatten()
-    measures = {
-        "auc": curve.auc,
-        "auc_ci": area_ends,
-        "tpr_at_fpr": rates,
-        "blind_auc": roc(blind, worlds.masks.flatten()).auc,
-        "epsilon_shown": bound.value,
-        "epsilon_method": bound.method,
-        "epsilon_validity": bound.validity,
-        "confidence": confidence,
-        "n": records,
-        "worlds": count,
-    }
-    worst = measure_worst_records(scores, worlds.masks, confidence)
-    if worst is not None:
-        measures["worst_records"] = worst
-    kinds = measure_by_kind(scores, worlds.masks, worlds.kinds, confidence)
-    if kinds is not None:
-        measures["by_kind"] = kinds
+    measures = MembershipMeasures(
+        auc=curve.auc,
+        auc_ci=area_ends,
+        tpr_at_fpr=rates,
+        worst_records=measure_worst_records(scores, worlds.masks, confidence),
+        by_kind=measure_by_kind(scores, worlds.masks, worlds.kinds, confidence),
+        blind_auc=roc(blind, worlds.masks.flatten()).auc,
+        epsilon_shown=bound.value,
+        epsilon_method=bound.method,
+        epsilon_validity=bound.validity,
+        confidence=confidence,
+        n=records,
+        worlds=count,
+    )
     fpr, tpr = thin_curve(curve)
     return measures, {"roc_fpr": fpr, "roc_tpr": tpr}
 

@@ -140,7 +140,7 @@ class NearestRow(MembershipAttack):
         diagnostics: "last_round", both for the rows of one round alone.
         """
         finding = super().judge(evidence, view, truth)
-        if "auc" not in finding.measures:
+        if not finding.measures.has_result:
             return finding
         last = self._distances(view, truth)
         if last is None:
@@ -152,15 +152,11 @@ class NearestRow(MembershipAttack):
                 rounds.append(distances)
         members = torch.stack([near_members for near_members, _ in rounds]).amin(0)
         nonmembers = torch.stack([near_nonmembers for _, near_nonmembers in rounds]).amin(0)
-        diagnostics = finding.measures.get("diagnostics", {})
-        last_round = diagnostics.get("last_round", {}) | {"copy_test": copy_test(*last)}
+        last_round = finding.diagnostics.get("last_round", {}) | {"copy_test": copy_test(*last)}
         figures = {"near_members": members, "near_nonmembers": nonmembers}
         finding = replace(finding, figures={**finding.figures, **figures})
-        return finding.with_measures(
-            copy_test=copy_test(members, nonmembers),
-            rounds=len(rounds),
-            diagnostics={**diagnostics, "last_round": last_round},
-        )
+        finding = finding.with_diagnostics(last_round=last_round)
+        return finding.with_measures(copy_test=copy_test(members, nonmembers), rounds=len(rounds))
 
     def _distances(self, view: View, truth: Truth) -> tuple[Tensor, Tensor] | None:
         """Distances (m,), (n,) of members and non-members to one round's rows; None if the two

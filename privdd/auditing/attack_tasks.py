@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.evaluation import empty_release_finding
+from attacks.measures import MembershipMeasures
 from attacks.membership.attack import unreadable_finding
 from attacks.membership.measures import one_run_bound
 from attacks.types import (
@@ -37,6 +38,7 @@ from privdd.core.rng import Keys
 from privdd.reporting.run_record import AttackCommand, RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import FindingRow
 from privdd.runtime.engine import Engine
+from privdd.runtime.files import DamagedRun
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, run_provenance, write_tensors
 from privdd.runtime.seal import FILES_KEY, file_sha256
@@ -214,17 +216,15 @@ class AttackTask:
         except Exception as error:
             finding = _failed_finding(job, error)
         finding, evidence = to_device((finding, evidence), "cpu")
-        if finding.measures.get("status") in ("nothing_to_read", "failed"):
+        if finding.measures.status in ("nothing_to_read", "failed"):
             evidence = Evidence()
         if evidence.scores is not None and job.view.worlds is not None:
             _, seed = attack_seeds(self.terms.keys, job.name, job.view.surface, job.note)
-            shown_alone = finding.measures.get("epsilon_shown")
+            shown_alone = finding.measures.epsilon_shown
             bound = familywise_bound(
                 evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, shown_alone
             )
-            finding = finding.with_measures(
-                diagnostics={**finding.measures.get("diagnostics", {}), **bound}
-            )
+            finding = finding.with_diagnostics(**bound)
         finding = finding.with_measures(seconds=spent + time.monotonic() - began)
         if self.terms.pictures:
             records = exposed_records(finding, job.view)
@@ -257,7 +257,7 @@ def _failed_finding(job: AttackJob, error: Exception) -> Finding:
     """The finding of an attack that raised: no rate, so that nobody takes it for one that found
     nothing."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_TEXT]
-    measures: dict[str, Any] = {"status": "failed", "note": f"failed: {text}"}
+    measures = job.attack.family.measures(status="failed", note=f"failed: {text}")
     return Finding(job.view.surface, job.name, job.attack.family, job.view.adversary, measures)
 
 
@@ -302,9 +302,8 @@ def run_attacks(
         ):
             for index, done in zip([fresh[row] for row in rows], outcomes):
                 job = jobs[index]
-                note = "; ".join(
-                    filter(None, [job.note, *job.remarks, done.finding.measures.get("note", "")])
-                )
+                notes = [job.note, *job.remarks, done.finding.measures.note]
+                note = "; ".join(filter(None, notes))
                 done_before[index] = done.finding.with_measures(note=note, figure=files[index])
                 write_tensors(folder / files[index], done.evidence_tensors)
                 bar.advance(f"{job.view.surface} {job.name}", work=work[index])
@@ -336,7 +335,7 @@ def _is_of(finding: Finding, job: AttackJob) -> bool:
     """Whether a finding came of the same attack on the same view."""
     job_key = (job.view.message, job.view.surface, job.name, job.view.adversary)
     is_same = (finding.message, finding.surface, finding.attack, finding.adversary) == job_key
-    return is_same and str(finding.measures.get("note", "")).startswith(job.note)
+    return is_same and (finding.measures.note or "").startswith(job.note)
 
 
 def evidence_file_names(jobs: Sequence[AttackJob]) -> list[str]:
@@ -416,11 +415,11 @@ def decided_again(
     masks = kept["members"].bool().reshape(shape)
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
-    shown_alone = finding.measures.get("epsilon_shown")
+    shown_alone = finding.measures.epsilon_shown
     bound = familywise_bound(
         kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, shown_alone
     )
-    return finding.with_measures(diagnostics={**finding.measures.get("diagnostics", {}), **bound})
+    return finding.with_diagnostics(**bound)
 
 
 def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[str, Tensor]:
@@ -447,7 +446,10 @@ def evidence_tensors(finding: Finding, evidence: Evidence, view: View) -> dict[s
 def exposed_records(finding: Finding, view: View) -> dict[str, Tensor]:
     """The most exposed records themselves, images (m, c, h, w) or rows (m, d), with their labels
     (m,), as the finding lists them; {} if a page cannot show them."""
-    rows = (finding.measures.get("worst_records") or {}).get("records", [])
+    measures = finding.measures
+    rows: Sequence[Mapping[str, Any]] = ()
+    if isinstance(measures, MembershipMeasures) and measures.worst_records is not None:
+        rows = measures.worst_records["records"]
     records = None if view.worlds is None else view.worlds.records
     if (
         not rows
@@ -508,9 +510,7 @@ def earlier_findings(folder: RunFolder, asked: Collection[str], *, others: bool)
         name: (command.version, command.commit) for command in commands for name in command.attacks
     }
     findings = {
-        row.figure: replace(
-            finding, measures={k: v for k, v in finding.measures.items() if k != "epsilon_stated"}
-        )
+        row.figure: finding.with_measures(epsilon_stated=None)
         for row, finding in rows
         if row.figure
         and row.attack not in asked
@@ -545,16 +545,29 @@ def _sealed(record: RunRecord) -> frozenset[str]:
 
 
 def as_finding(row: FindingRow) -> Finding:
-    """A row as the value that verdicts are made from."""
-    measures: dict[str, Any] = row.model_dump(exclude_none=True, exclude=HEAD)
-    head = (Surface(row.surface), row.attack, Family(row.family), Adversary(row.adversary))
-    return Finding(*head, measures, message=row.message or "")
+    """A row as the value that verdicts are made from. Raises DamagedRun for a measure that no
+    finding of its family has."""
+    family = Family(row.family)
+    values: dict[str, Any] = row.model_dump(exclude_none=True, exclude=HEAD)
+    unknown = sorted(values.keys() - {field.name for field in fields(family.measures)})
+    if unknown:
+        raise DamagedRun(
+            f"findings.json: {row.surface} {row.attack}: a finding of {family} has no {unknown[0]}"
+        )
+    return Finding(
+        Surface(row.surface),
+        row.attack,
+        family,
+        Adversary(row.adversary),
+        family.measures(**values),
+        message=row.message or "",
+    )
 
 
 def _count_untested(finding: Finding) -> int:
     """How many parts a test had to leave out."""
-    return len(finding.measures.get("diagnostics", {}).get("untested") or ())
+    return len(finding.diagnostics.get("untested") or ())
 
 
 def _identity(finding: Finding) -> tuple[str, str, str, str]:
-    return finding.message, finding.surface, finding.attack, str(finding.measures.get("signal", ""))
+    return finding.message, finding.surface, finding.attack, finding.measures.signal or ""

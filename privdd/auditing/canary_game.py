@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from attacks.canaries import CanaryScores, draw_block_images, select_independent
+from attacks.measures import GuaranteeMeasures
 from attacks.membership.measures import guess_counts
 from attacks.one_run import largest_refuted_parameter, one_run_bounds, right_guesses
 from attacks.statistics import shared_confidence
@@ -304,13 +305,14 @@ def _canary_finding(
     method: str,
     validity: str,
 ) -> Finding:
-    measures = {
-        "epsilon_shown": float(value),
-        **({"epsilon_stated": stated} if math.isfinite(stated) else {}),
-        "epsilon_method": method,
-        "epsilon_validity": validity,
-        "confidence": confidence,
-        "n": m,
-        "note": note,
-    }
+    measures = GuaranteeMeasures(
+        epsilon_shown=float(value),
+        epsilon_method=method,
+        epsilon_validity=validity,
+        confidence=confidence,
+        n=m,
+        note=note,
+    )
+    if math.isfinite(stated):
+        measures = replace(measures, epsilon_stated=stated)
     return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, measures)

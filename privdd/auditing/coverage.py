@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import dp_accounting as dpa
 
+from attacks.measures import GuaranteeMeasures
 from attacks.types import Adversary, Attack, Family, Finding, Surface
 from privdd.auditing.signal_extraction import missing_hooks
 from privdd.core.validation import BadConfig
@@ -54,12 +55,10 @@ def why_not_read(findings: Sequence[Finding]) -> str | Literal[False]:
     """The note that a surface was not attacked, if an attack tried it and its scores carried no
     information; else False."""
     silent = [
-        finding
-        for finding in findings
-        if finding.measures.get("status") in ("nothing_to_read", "failed")
+        finding for finding in findings if finding.measures.status in ("nothing_to_read", "failed")
     ]
     if silent:
-        why = f"{silent[0].attack} could not read it; {silent[0].measures.get('note', '')}"
+        why = f"{silent[0].attack} could not read it; {silent[0].measures.note or ''}"
     else:
         why = ""
     return f"not attacked: {why}" if why else False
@@ -234,7 +233,7 @@ def findings_of_diverged_run(
     ):
         for name, attack in attacks.items():
             if is_applicable_to(attack, surface, adversary, worlds):
-                measures = {"n": 0, "status": "not_attacked", "note": DIVERGED_NOTE}
+                measures = attack.family.measures(n=0, status="not_attacked", note=DIVERGED_NOTE)
                 row = Finding(surface, name, attack.family, adversary, measures)
                 findings_by_key.setdefault((surface, name, adversary), row)
     return tuple(findings_by_key.values())
@@ -274,7 +273,7 @@ def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) ->
 
 def _needed_parts(rows: Sequence[Release], tests: Sequence[Finding]) -> Iterator[str]:
     sampled = any(isinstance(row.event, dpa.PoissonSampledDpEvent) for row in rows)
-    says_covers = any("covers" in _diagnostics_of(test) for test in tests)
+    says_covers = any("covers" in test.diagnostics for test in tests)
     return (
         part
         for part in (TESTS_BY_PART if says_covers else PARTS_OF_OLD_RUNS)
@@ -286,30 +285,28 @@ def _why_untested(name: str, part: str, tests: Sequence[Finding]) -> str:
     """What a test of this part had to leave out, else why none looked at it; "" where it was
     covered."""
     able = [f for f in tests if f.attack in TESTS_BY_PART[part]]
-    of_mechanism = [f for f in able if name in str(f.measures.get("signal", "")).split(", ")]
+    of_mechanism = [f for f in able if name in (f.measures.signal or "").split(", ")]
     for finding in of_mechanism:
         if why := _untested_reason(finding, part):
             return why
     if any(_is_covered(finding, part) for finding in of_mechanism):
         return ""
-    note = str(of_mechanism[0].measures.get("note", "")) if of_mechanism else ""
-    return note or "no test applies to it"
-
-
-def _diagnostics_of(finding: Finding) -> Mapping[str, Any]:
-    diagnostics: Mapping[str, Any] = finding.measures.get("diagnostics") or {}
-    return diagnostics
+    if of_mechanism and of_mechanism[0].measures.note:
+        return of_mechanism[0].measures.note
+    return "no test applies to it"
 
 
 def _is_covered(finding: Finding, part: str) -> bool:
     """Whether a test looked at a part in some round, as it says itself; a row of a run that was
     stored before tests said so covers what it has measured."""
-    diagnostics = _diagnostics_of(finding)
+    diagnostics = finding.diagnostics
     if "covers" in diagnostics or "untested" in diagnostics:
         return bool(diagnostics.get("covers", {}).get(part))
-    return part in PARTS_OF_OLD_RUNS and ("kappa" in finding.measures or "p_value" in diagnostics)
+    measures = finding.measures
+    has_kappa = isinstance(measures, GuaranteeMeasures) and measures.kappa is not None
+    return part in PARTS_OF_OLD_RUNS and (has_kappa or "p_value" in diagnostics)
 
 
 def _untested_reason(finding: Finding, part: str) -> str:
-    reasons = _diagnostics_of(finding).get("untested") or {}
+    reasons = finding.diagnostics.get("untested") or {}
     return str(reasons if isinstance(reasons, str) else reasons.get(part, ""))

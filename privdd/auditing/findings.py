@@ -68,23 +68,18 @@ PERSONAL_ACCURACY_NOTE = (
 AUDIT_NOTE = (
     "what attacks found is worked out from private records, by the evaluator only; no ε covers it"
 )
-# A finding without any of these only explains why its attack had nothing to read; it does not count
-# as an attack.
-MEASURE_KEYS = {"auc", "psnr", "label_accuracy", "identified", "epsilon_shown"}
 
 
 def shown_entries(findings: Sequence[Finding]) -> dict[str, Any]:
     """``shown`` and ``shown_by`` of the run, or nothing where no bound for the whole run
     was taken."""
-    certified = [
-        f.measures for f in findings if CERTIFICATE_KEY in f.measures.get("diagnostics", {})
-    ]
+    certified = [finding for finding in findings if CERTIFICATE_KEY in finding.diagnostics]
     if not certified:
         return {}
-    best = max(certified, key=lambda measures: float(measures["epsilon_shown"]))
+    best = max(certified, key=lambda finding: finding.measures.epsilon_shown or 0.0)
     return {
-        "shown": best["epsilon_shown"],
-        "shown_by": best["diagnostics"][CERTIFICATE_KEY],
+        "shown": best.measures.epsilon_shown,
+        "shown_by": best.diagnostics[CERTIFICATE_KEY],
     }
 
 
@@ -295,15 +290,12 @@ def hold_to_claims(
     held = []
     for finding in findings:
         limit = limits.get(str(finding.surface), math.inf)
-        stated = finding.measures.get("epsilon_stated", math.inf)
-        exceeds = (
-            finding.measures.get("epsilon_validity") in DECISIVE_VALIDITIES
-            and deciding_bound(finding) > limit
-        )
-        if exceeds:
-            finding = replace(
-                finding, measures={**finding.measures, "epsilon_stated": min(limit, float(stated))}
-            )
+        stated = finding.measures.epsilon_stated
+        if stated is None:
+            stated = math.inf
+        is_decisive = finding.measures.epsilon_validity in DECISIVE_VALIDITIES
+        if is_decisive and deciding_bound(finding) > limit:
+            finding = finding.with_measures(epsilon_stated=min(limit, stated))
         held.append(finding)
     return held
 
@@ -512,7 +504,7 @@ def _describe_attacks(
     settings = state.finished_run.experiment.audit_settings
     waived = settings.waive
     tried = [f for f in findings if is_about_releases(f.family, f.adversary)]
-    if any(MEASURE_KEYS & set(f.measures) for f in tried):
+    if any(finding.measures.has_result for finding in tried):
         return True
     if surface in waived:
         return describe_waiver(waived[surface])
@@ -540,10 +532,8 @@ def _describe_attacks(
 def is_unread(finding: Finding) -> bool:
     """Whether an attack looked at replays of the client and found nothing in them that depends on a
     record."""
-    return (
-        finding.measures.get("status") == "nothing_to_read"
-        and finding.measures.get("worlds", 0) > 1
-    )
+    measures = finding.measures
+    return measures.status == "nothing_to_read" and (measures.worlds or 0) > 1
 
 
 def size_in_bytes(releases: Sequence[Release]) -> int:
@@ -571,16 +561,16 @@ def _name_mechanisms(experiment: Experiment, releases: Sequence[Release]) -> str
 def finding_row(finding: Finding, stated: float | None, refutes: bool = False) -> dict[str, Any]:
     """One of ``findings`` in findings.json; stated: what its surface promises; refutes: whether it
     contradicts that."""
-    measures = {k: v for k, v in finding.measures.items() if v is not None}
-    if (MEASURE_KEYS | {"kappa"}) & set(measures):
-        measures.setdefault("status", "measured")
-    if "epsilon_shown" in measures and stated is not None:
-        measures.setdefault("epsilon_stated", stated)
+    measures = finding.measures
+    if measures.is_measured and measures.status is None:
+        measures = replace(measures, status="measured")
+    if measures.epsilon_shown is not None and measures.epsilon_stated is None:
+        measures = replace(measures, epsilon_stated=stated)
     head = {
         name: str(getattr(finding, name)) for name in ("surface", "attack", "family", "adversary")
     }
     marks = {"message": finding.message, "refutes": refutes}
-    return head | {name: value for name, value in marks.items() if value} | measures
+    return head | {name: value for name, value in marks.items() if value} | measures.to_row()
 
 
 def write_audit(

@@ -285,7 +285,4 @@ def _has_sound_noise(run: FinishedRun) -> bool:
         findings = run_log_tests(
             guarantee_subject(run, run.experiment.audit_settings.confidence), run.record
         )
-    return not any(
-        {"refuted", "untested"} & finding.measures.get("diagnostics", {}).keys()
-        for finding in findings
-    )
+    return not any({"refuted", "untested"} & finding.diagnostics.keys() for finding in findings)

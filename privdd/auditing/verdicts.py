@@ -13,6 +13,7 @@ from typing import Any
 
 import dp_accounting as dpa
 
+from attacks.measures import GuaranteeMeasures
 from attacks.types import Adversary, Finding
 from privdd.privacy.accounting import smallest_bound
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -36,22 +37,25 @@ def split_names(names: str) -> list[str]:
 def deciding_bound(finding: Finding) -> float:
     """The bound on epsilon that a finding decides by: at its share of the error budget, where
     several share it."""
-    m = finding.measures
-    return float(m.get("diagnostics", {}).get("epsilon_familywise", m.get("epsilon_shown", 0.0)))
+    shown = finding.measures.epsilon_shown
+    return float(finding.diagnostics.get("epsilon_familywise", 0.0 if shown is None else shown))
 
 
 def refutes_limit(finding: Finding, stated: float | None) -> bool:
     """Whether a finding contradicts what is stated: a finite-sample bound above it, a kappa above
     what is allowed, or noise, sampling or a message that is not what it claims to be. stated:
     epsilon of its surface, unless it names its own."""
-    m = finding.measures
-    promised = m.get("epsilon_stated", stated)
-    is_sound = m.get("epsilon_validity") in DECISIVE_VALIDITIES
+    measures = finding.measures
+    promised = stated if measures.epsilon_stated is None else measures.epsilon_stated
+    is_sound = measures.epsilon_validity in DECISIVE_VALIDITIES
     if promised is not None and is_sound and deciding_bound(finding) > float(promised):
         return True
-    if "kappa" in m and exceeds_kappa(float(m["kappa"]), float(m["kappa_allowed"])):
-        return True
-    return bool(m.get("diagnostics", {}).get("refuted"))
+    if isinstance(measures, GuaranteeMeasures) and measures.kappa is not None:
+        if measures.kappa_allowed is None:
+            raise ValueError(f"{finding.attack}: a kappa without what is allowed")
+        if exceeds_kappa(measures.kappa, measures.kappa_allowed):
+            return True
+    return bool(finding.diagnostics.get("refuted"))
 
 
 def choose_verdict(

@@ -150,14 +150,11 @@ def _collect_findings(request: ScoresRequest) -> list[Finding]:
     strict = audit_scores(str(request.file), confidence=strict_confidence, **terms)
     decided = []
     for finding, strict_finding in zip(findings, strict, strict=True):
-        bound = strict_finding.measures.get("epsilon_shown")
-        decided.append(finding if bound is None else _with_deciding_bound(finding, bound))
+        bound = strict_finding.measures.epsilon_shown
+        if bound is not None:
+            finding = finding.with_diagnostics(epsilon_familywise=bound)
+        decided.append(finding)
     return decided
-
-
-def _with_deciding_bound(finding: Finding, bound: float) -> Finding:
-    diagnostics = {**finding.measures.get("diagnostics", {}), "epsilon_familywise": bound}
-    return finding.with_measures(diagnostics=diagnostics)
 
 
 def _findings_json(

@@ -22,6 +22,7 @@ from scipy.stats import norm
 from torch import Tensor
 
 from attacks.inversion.copy_detection import nearest_records
+from attacks.measures import MembershipMeasures
 from attacks.membership.attack import require_worlds, unreadable_finding
 from attacks.membership.blind_baseline import blind_record_scores, is_separable
 from attacks.membership.label_only import first_replay
@@ -49,7 +50,6 @@ from privdd.reporting.wording import format_share
 # inclusion bits that would use up one set are as rare as one in five million, and are drawn again
 COIN_SIGMAS = 5.2
 MAX_REFERENCE = 1000
-BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
 # The scores of these rank records, the first that ran
 RANKING_ATTACKS = ("rmia", "lira", "quantile_regression", "density_ratio", "loss_threshold")
 MAX_EXPOSED = 10  # most exposed records that a finding names
@@ -374,19 +374,18 @@ def _judge_attack(
     first, second = attack_seeds(keys, name, str(view.surface), note)
     evidence = Evidence(scores=scores[:1], notes={"seed": first, "queries": 0})
     finding = attack.judge(evidence, replace(view, worlds=target), NO_TRUTH)
-    if finding.measures.get("status") == "nothing_to_read":
+    if finding.measures.status == "nothing_to_read":
         return JudgedAttack(annotate_finding(finding, name, note))
     unlike = bool(is_separable(worlds.blind, worlds.masks[0]))
-    diagnostics = dict(finding.measures.get("diagnostics", {}))
+    diagnostics = dict(finding.diagnostics)
     if unlike or not game.repeats.single:
         # without fair inclusion bits, record by record, no bound on epsilon holds
-        measures = {k: v for k, v in finding.measures.items() if k not in BOUND_MEASURES}
-        finding = replace(finding, measures=measures)
+        finding = replace(finding, measures=finding.measures.without_bound())
     else:
         rng = np.random.default_rng(second)
         delta = float(view.knowledge.settings["delta"])
         bound = one_run_bound(scores[:1], target.masks, delta, rng, confidence=budget.confidence)
-        joint = corrected_bound(bound.value, finding.measures.get("epsilon_shown"))
+        joint = corrected_bound(bound.value, finding.measures.epsilon_shown)
         diagnostics |= {"epsilon_familywise": joint, "tests": budget.tests}
     exposed = most_exposed_rows(scores[0], worlds.masks[0], game.row) if naming else []
     if exposed:
@@ -435,10 +434,9 @@ def _attack_tensors(scores: Tensor, target: Worlds, row: Tensor) -> dict[str, Te
 
 def annotate_finding(finding: Finding, name: str, *notes: str) -> Finding:
     file = f"{finding.surface}.{name}.safetensors"
-    sentences = [*notes, str(finding.measures.get("note", ""))]
-    return replace(
-        finding.with_measures(note="; ".join(filter(None, sentences)), figure=file), attack=name
-    )
+    sentences = [*notes, finding.measures.note]
+    note = "; ".join(filter(None, sentences))
+    return replace(finding.with_measures(note=note, figure=file), attack=name)
 
 
 def most_exposed_rows(scores: Tensor, member: Tensor, row: Tensor) -> list[int]:
@@ -456,7 +454,8 @@ def findings_without_attack(
     family: Family = Family.MEMBERSHIP,
 ) -> list[JudgedAttack]:
     """A row for each attack that could not be tried, with the reason."""
-    bare = Finding(surface, "", family, Adversary.PUBLIC, {"n": 0, "status": "not_attacked"})
+    measures = family.measures(n=0, status="not_attacked")
+    bare = Finding(surface, "", family, Adversary.PUBLIC, measures)
     return [
         JudgedAttack(annotate_finding(bare, name, note, f"not attacked: {why}")) for name in attacks
     ]
@@ -624,31 +623,31 @@ def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[st
 
 def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     controls = [
-        measures.finding.measures
-        for measures in judged
-        if FILES_DIFFER_NOTE in str(measures.finding.measures.get("note", ""))
+        measures
+        for measures in _membership_measures(judged)
+        if FILES_DIFFER_NOTE in (measures.note or "")
     ]
     if not controls:
         return []
-    auc = (
-        "blind control, AUC "
-        f"{format_share(max(float(measures.get('blind_auc', 0.5)) for measures in controls))}"
-    )
+    areas = [measures.blind_auc for measures in controls if measures.blind_auc is not None]
+    auc = f"blind control, AUC {format_share(max(areas, default=0.5))}"
     why = f"the files differ in more than membership, {UNREADABLE_NOTE}"
     return [
         f"Training and held-out records can be distinguished without the target ({auc}): {why}."
     ]
 
 
+def _membership_measures(judged: Sequence[JudgedAttack]) -> list[MembershipMeasures]:
+    measures = [judged_attack.finding.measures for judged_attack in judged]
+    return [one for one in measures if isinstance(one, MembershipMeasures)]
+
+
 def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     """Attacks that rank held-out records above training records, beyond chance over all of them."""
-    rates = [
-        finding.finding.measures
-        for finding in judged
-        if finding.finding.family == Family.MEMBERSHIP
-    ]
     rows = [
-        (float(finding["auc"]), finding["auc_ci"][1]) for finding in rates if "auc_ci" in finding
+        (measures.auc, measures.auc_ci[1])
+        for measures in _membership_measures(judged)
+        if measures.auc is not None and measures.auc_ci is not None
     ]
     wide = norm.isf(RARE_CHANCE / max(1, len(rows))) / norm.isf(0.025)
     below = [auc for auc, high in rows if auc + wide * (high - auc) < 0.5]

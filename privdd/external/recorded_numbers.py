@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from attacks.inversion.labels import chance_overlap, label_overlap
+from attacks.measures import LabelMeasures
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.external.membership_game import JudgedAttack, annotate_finding
 from privdd.recording.recording import RecordedMessage
@@ -105,17 +106,21 @@ def judge_reported_counts(
     true = torch.bincount(labels.long(), minlength=classes)
     small = list(_small_groups(reported))
     changes = list(_changes(reported))
-    measures: dict[str, Any] = {"n": len(labels)}
+    measures = LabelMeasures(n=len(labels))
     if reported.by_class:
         rounds = next(iter(reported.by_class.values()))
         sent = torch.tensor(rounds[max(rounds)])
-        measures |= {"label_accuracy": label_overlap(sent, true)}
-        measures["baselines"] = {"label_accuracy_chance": chance_overlap(true)}
+        measures = replace(
+            measures,
+            label_accuracy=label_overlap(sent, true),
+            baselines={"label_accuracy_chance": chance_overlap(true)},
+        )
     everything = {**reported.single, **reported.by_class}
     sent_in = {
         name: {str(t): value for t, value in rounds.items()} for name, rounds in everything.items()
     }
-    measures["diagnostics"] = {"sent": sent_in, "small_groups": small, "changes": changes}
+    diagnostics = {"sent": sent_in, "small_groups": small, "changes": changes}
+    measures = replace(measures, diagnostics=diagnostics)
     notes = [
         f"numbers in addition to the arrays: {', '.join(everything)}",
         f"groups of fewer than {SMALL_GROUP} records: {'; '.join(small[:SHOWN])}" if small else "",

@@ -17,7 +17,7 @@ import torch
 from attacks.types import SENT_BY_SERVER, Surface
 from privdd import __version__
 from privdd.auditing.attack_tasks import ErrorBudget
-from privdd.auditing.findings import MEASURE_KEYS, finding_row, size_in_bytes
+from privdd.auditing.findings import finding_row, size_in_bytes
 from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.core.validation import BadConfig, check_choice, check_number, setting_error
 from privdd.external.membership_game import JudgedAttack
@@ -176,7 +176,7 @@ def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -
             ledger.append([artifact.ledger_row()])
         for judged_attack in run.judged:
             write_tensors(
-                folder.path / "evidence" / str(judged_attack.finding.measures["figure"]),
+                folder.path / "evidence" / str(judged_attack.finding.measures.figure),
                 judged_attack.evidence_tensors,
             )
         write_ledger(folder.ledger_file, ledger)
@@ -247,8 +247,8 @@ def _surface_rows(run: ExternalAudit, ledger: Ledger) -> Any:
             for judged_attack in run.judged
             if str(judged_attack.finding.surface) == surface
         ]
-        notes = [str(finding.measures.get("note", "")) for finding in mine][:3]
-        tried = any(MEASURE_KEYS & set(finding.measures) for finding in mine)
+        notes = [finding.measures.note or "" for finding in mine][:3]
+        tried = any(finding.measures.has_result for finding in mine)
         epsilon = ledger.epsilon_by_accountant(surfaces=[surface])
         yield {
             "surface": surface,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.copy_detection import compare_copies, count_copies, nearest_records
+from attacks.measures import ReconstructionMeasures
 from attacks.membership.attack import MembershipAttack
 from attacks.membership.lira import Lira
 from attacks.membership.rmia import Rmia
@@ -453,17 +454,17 @@ def _judge_copies(
     )
     copies = count_copies(synthetic_rows, train_rows, heldout_rows)
     report = compare_copies(synthetic_rows, train_rows, heldout_rows, keys.fold("copies").torch())
-    measures: dict[str, Any] = {
-        "identified": report.closer,
-        "identified_chance": 0.5,
-        "n": len(synthetic),
-        "diagnostics": {
-            **copies.to_measures(),
+    measures = ReconstructionMeasures(
+        identified=report.closer,
+        identified_chance=0.5,
+        n=len(synthetic),
+        diagnostics={
+            **copies.to_diagnostics(),
             "closer_interval": list(report.interval),
             "compared": report.compared,
             "distance_member": float(copies.distance.mean()),
         },
-    }
+    )
     note = (
         f"of {copies.released} synthetic records {copies.exact} equal one of "
         f"{copies.training} training records "
@@ -516,12 +517,16 @@ def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAtt
         return games.findings_without_attack(
             surface, [name], why, SYNTHETIC_NOTE, Family.RECONSTRUCTION
         )[0]
-    measures: dict[str, Any] = {
-        "identified": risk.hit_rate,
-        "identified_chance": risk.chance_rate,
-        "n": risk.attacks,
-        "diagnostics": {"risk": risk.excess_risk, "hits": risk.hits, "control_hits": risk.control},
-    }
+    measures = ReconstructionMeasures(
+        identified=risk.hit_rate,
+        identified_chance=risk.chance_rate,
+        n=risk.attacks,
+        diagnostics={
+            "risk": risk.excess_risk,
+            "hits": risk.hits,
+            "control_hits": risk.control,
+        },
+    )
     note = (
         f"{RISK_SOURCE}: {risk.hits} of {risk.attacks} attacks right on training records, "
         f"{risk.control} on held-out ones"

@@ -67,7 +67,6 @@ UNKNOWN_EPSILON = {
     "pld": math.inf,
     "rdp": math.inf,
 }
-BOUND_MEASURES = ("epsilon_shown", "epsilon_method", "epsilon_validity")
 # not in every finding of an attack with scores
 RECORD_MEASURES = ("worst_records", "by_kind", "tpr_at_fpr_per_record")
 # below it the members were not drawn by fair coins, and brought scores get no bound
@@ -382,11 +381,9 @@ def _recompute_own(
     target = record.findings.target
     together = target is not None and target.copies_together
     if row.epsilon_shown is None and (together or is_separable(worlds.blind[0], worlds.masks[0])):
-        return RecomputedScores(
-            {name: value for name, value in measures.items() if name not in BOUND_MEASURES}, {}
-        )
-    joint = attack_tasks.corrected_bound(bound.value, measures["epsilon_shown"])
-    return RecomputedScores(measures, {"epsilon_familywise": joint, "tests": budget.tests})
+        return RecomputedScores(measures.without_bound().to_row(), {})
+    joint = attack_tasks.corrected_bound(bound.value, measures.epsilon_shown)
+    return RecomputedScores(measures.to_row(), {"epsilon_familywise": joint, "tests": budget.tests})
 
 
 def check_copy_tests(record: RunRecord) -> Iterator[Disagreement]:
@@ -497,11 +494,11 @@ def _recompute_external(
     ]
     members = int(worlds.masks[0].sum())
     fair = binomial_p_value(members, worlds.masks.shape[1], 0.5) >= UNFAIR_COINS_P_VALUE
-    left_out = {"blind_auc", "worlds", *(() if fair else BOUND_MEASURES)}
-    measures = {name: value for name, value in measures_by_level[0].items() if name not in left_out}
-    return RecomputedScores(
-        measures, {"epsilon_familywise": measures_by_level[1]["epsilon_shown"]} if fair else {}
-    )
+    measures = replace(measures_by_level[0], blind_auc=None, worlds=None)
+    if not fair:
+        return RecomputedScores(measures.without_bound().to_row(), {})
+    joint = measures_by_level[1].epsilon_shown
+    return RecomputedScores(measures.to_row(), {"epsilon_familywise": joint})
 
 
 def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
@@ -533,8 +530,8 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
                 record, index, one, _printed_epsilon(ledger, every[index], stated)
             )
         read = findings_on_surface(every, key, keys)
-        about = (one for one in read if is_about_releases(one.family, one.adversary))
-        attacked = any(audit_findings.MEASURE_KEYS & one.measures.keys() for one in about)
+        about = [f for f in read if is_about_releases(f.family, f.adversary)]
+        attacked = any(finding.measures.has_result for finding in about)
         if (row.audited is True) != attacked:
             yield from compare_findings(f"surfaces.{surface}.audited", row.audited, attacked)
         if ledger is None:

@@ -33,14 +33,14 @@ def test_each_kind_of_file_gives_findings(tmp_path, kind, attacks):
     findings = audit_scores(save(tmp_path, content))
     assert len(findings) == attacks and len({f.attack for f in findings}) == attacks
     for finding in findings:
-        low, high = finding.measures["auc_ci"]
-        assert 0.5 < low <= finding.measures["auc"] <= high
+        low, high = finding.measures.auc_ci
+        assert 0.5 < low <= finding.measures.auc <= high
         assert (
-            "blind_auc" not in finding.measures
-            and finding.measures["epsilon_validity"] == "finite_sample"
+            finding.measures.blind_auc is None
+            and finding.measures.epsilon_validity == "finite_sample"
         )
     if kind == "scores":
-        assert findings[0].measures["auc"] == pytest.approx(
+        assert findings[0].measures.auc == pytest.approx(
             roc_auc_score(content["member"], content["scores"])
         )
 
@@ -52,13 +52,13 @@ def test_signals_that_say_nothing_get_no_rate(tmp_path, axis):
         content["signals"].mean(axis, keepdims=True), content["masks"].shape
     ).copy()
     for finding in audit_scores(save(tmp_path, content)):
-        assert finding.measures["status"] == "nothing_to_read" and "auc" not in finding.measures
+        assert finding.measures.status == "nothing_to_read" and finding.measures.auc is None
 
 
 def test_a_blind_control_is_reported_when_brought(tmp_path):
     content = arrays("scores")
     content["blind"] = np.random.default_rng(1).normal(size=60)
-    measures = audit_scores(save(tmp_path, content))[0].measures
+    measures = audit_scores(save(tmp_path, content))[0].measures.to_row()
     assert measures["blind_auc"] == pytest.approx(
         roc_auc_score(content["member"], content["blind"])
     )
@@ -66,13 +66,17 @@ def test_a_blind_control_is_reported_when_brought(tmp_path):
 
 def test_no_epsilon_where_the_coins_were_not_fair(tmp_path):
     member = np.arange(200) < 150
-    measures = audit_scores(save(tmp_path, {"scores": member + 0.0, "member": member}))[0].measures
+    measures = audit_scores(save(tmp_path, {"scores": member + 0.0, "member": member}))[
+        0
+    ].measures.to_row()
     assert measures["auc"] == 1.0 and "epsilon_shown" not in measures
 
 
 def test_same_file_same_findings(tmp_path):
     path = save(tmp_path, arrays("logits"))
-    assert [f.measures for f in audit_scores(path)] == [f.measures for f in audit_scores(path)]
+    assert [f.measures.to_row() for f in audit_scores(path)] == [
+        f.measures.to_row() for f in audit_scores(path)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +104,8 @@ def test_bare_scores_come_from_a_csv_as_from_an_npz(tmp_path):
     ]
     table = tmp_path / "scores.csv"
     table.write_text("member, scores\n" + "\n".join(lines) + "\n")
-    mine = audit_scores(table)[0].measures
-    theirs = audit_scores(save(tmp_path, content))[0].measures
+    mine = audit_scores(table)[0].measures.to_row()
+    theirs = audit_scores(save(tmp_path, content))[0].measures.to_row()
     assert mine == theirs
     table.write_text("member,scores\nTrue,1.5\nfalse,-2\n")
     assert load_scores(table)["member"].tolist() == [1, 0]

@@ -97,7 +97,12 @@ def found(
         replace(experiment(), engine=engine), attacks, RunFolder(folder)
     ).findings
     rows = [
-        (f.surface, f.attack, f.adversary, {k: v for k, v in f.measures.items() if k != "seconds"})
+        (
+            f.surface,
+            f.attack,
+            f.adversary,
+            replace(f.measures, seconds=None).to_row(),
+        )
         for f in made
     ]
     files = {
@@ -194,7 +199,7 @@ def test_the_decisive_bound_depends_on_no_other_draw_of_the_attack() -> None:
             (AttackJob(view, truth, "here", "mine", attack),),
             AttackTerms(Keys(seed), 1e-5, ErrorBudget(0.05)),
         )
-        value: float = task.run()[0].finding.measures["diagnostics"]["epsilon_familywise"]
+        value: float = task.run()[0].finding.diagnostics["epsilon_familywise"]
         return value
 
     plain = [bound(LossThreshold("confidence"), seed) for seed in range(8)]
@@ -241,7 +246,7 @@ def test_the_most_exposed_records_are_kept_only_if_asked_for_and_shown(
         AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05), asked),
     )
     (done,) = task.run()
-    named = [row["record"] for row in done.finding.measures["worst_records"]["records"]]
+    named = [row["record"] for row in done.finding.measures.worst_records["records"]]
     assert (
         named == [0, 1]
         and ("exposed" in done.evidence_tensors) == kept

@@ -94,9 +94,9 @@ def test_a_sound_run_stays_within_its_bound_and_shows_something(name):
         rows = found(*played(make(), mechanisms, seed=seed), seed=seed)
         assert [row.attack for row in rows] == ["one_run_canaries", "one_run_curve"]
         for row in rows:
-            assert row.measures["epsilon_shown"] <= row.measures["epsilon_stated"]
+            assert row.measures.epsilon_shown <= row.measures.epsilon_stated
         assert decide_verdict(FINITE, None, rows) == "consistent"
-    assert [row.measures["epsilon_validity"] for row in rows] == ["finite_sample", "curve"]
+    assert [row.measures.epsilon_validity for row in rows] == ["finite_sample", "curve"]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def test_a_run_without_its_noise_is_contradicted_by_itself_alone():
     """Both by the bounds that hold for any mechanism and by the accountant's curve."""
     rows = found(*played(feddm(), {"embedding": Mute(10.0, 0.05, 1.0, 10.0)}, count=60))
     for row in rows:
-        assert row.measures["epsilon_shown"] > row.measures["epsilon_stated"]
+        assert row.measures.epsilon_shown > row.measures.epsilon_stated
         assert decide_verdict(FINITE, None, [row]) == "contradiction"
 
 

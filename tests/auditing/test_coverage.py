@@ -11,6 +11,7 @@ from typing import Any
 import dp_accounting as dpa
 import pytest
 
+from attacks.measures import GuaranteeMeasures
 from attacks.types import Adversary, Attack, Family, Finding, Surface
 from privdd.auditing.coverage import (
     PARTS_OF_OLD_RUNS,
@@ -43,9 +44,8 @@ def row(name: str, surface: Surface, event: dpa.DpEvent, **more: Any) -> LedgerR
 
 
 def guarantee(attack: str, name: str, **measures: Any) -> Finding:
-    return Finding(
-        Surface.UPDATE, attack, Family.GUARANTEE, Adversary.ANALYST, {"signal": name, **measures}
-    )
+    tested = GuaranteeMeasures(signal=name, **measures)
+    return Finding(Surface.UPDATE, attack, Family.GUARANTEE, Adversary.ANALYST, tested)
 
 
 def looked(test: str, name: str = "dpsgd") -> Finding:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from attacks.measures import GuaranteeMeasures
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd import verify
 from privdd.api import audit as audit_by_api
@@ -188,7 +189,7 @@ def guarantee(signal: str, *untested: str, attack: str = "t0_noise") -> Finding:
         attack,
         Family.GUARANTEE,
         Adversary.SERVER,
-        {"signal": signal, "diagnostics": diagnostics},
+        GuaranteeMeasures(signal=signal, diagnostics=diagnostics),
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
+from attacks.measures import GuaranteeMeasures, MembershipMeasures
 from attacks.membership.lira import Lira
 from attacks.membership.measures import one_run_bound
 from attacks.types import Adversary, Family, Finding, Knowledge, Surface, View, Worlds
@@ -451,15 +452,12 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
     """An attack of one's own may find nothing to compare in a single world: that is said, and the
     run goes on."""
     progress, _, _ = trained("fedavg")
-    note = {
-        "status": "nothing_to_read",
-        "note": "nothing to read: its scores are the same",
-        "worlds": 1,
-    }
+    unread = MembershipMeasures(
+        status="nothing_to_read", note="nothing to read: its scores are the same", worlds=1
+    )
     sent = {release.surface for release in progress.ledger.releases}
     mute = [
-        Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, dict(note))
-        for one in sent
+        Finding(Surface(one), "rank", Family.MEMBERSHIP, Adversary.SERVER, unread) for one in sent
     ]
     experiment = build_experiment(tiny_config("fedavg", command="audit"))
     run = SimpleNamespace(experiment=experiment, progress=progress)
@@ -467,7 +465,7 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
     rows = list(findings._surface_rows(state, mute))
     assert len(rows) >= 2
     assert {row["audited"] for row in rows} == {
-        f"not attacked: rank could not read it; {note['note']}"
+        f"not attacked: rank could not read it; {unread.note}"
     }
     with pytest.raises(RuntimeError, match="neither attacked nor waived"):
         list(findings._surface_rows(state, []))
@@ -478,7 +476,7 @@ def test_a_surface_that_its_only_attack_could_not_read_was_not_attacked() -> Non
 
 
 def row(epsilon: float, **diagnostics: object) -> Finding:
-    measures = {"epsilon_shown": epsilon, "diagnostics": diagnostics}
+    measures = GuaranteeMeasures(epsilon_shown=epsilon, diagnostics=diagnostics)
     return Finding(Surface.UPDATE, "t2_whole_run", Family.GUARANTEE, Adversary.ANALYST, measures)
 
 
@@ -653,19 +651,15 @@ CASES_VERDICT = list(product((False, True), (False, True), (FINITE, GAUSSIAN)))
 def membership(
     familywise: float | None, single: float, validity: str = FINITE, **more: Any
 ) -> Finding:
-    measures: dict[str, Any] = {
-        "auc": 0.6,
-        "epsilon_shown": single,
-        "epsilon_validity": validity,
-        **more,
-    }
+    measures = MembershipMeasures(auc=0.6, epsilon_shown=single, epsilon_validity=validity, **more)
     if familywise is not None:
-        measures["diagnostics"] = {"epsilon_familywise": familywise, "tests": 12}
+        diagnostics = {"epsilon_familywise": familywise, "tests": 12}
+        measures = replace(measures, diagnostics=diagnostics)
     return Finding(Surface.UPDATE, "lira", Family.MEMBERSHIP, Adversary.SERVER, measures)
 
 
 def sensitivity(kappa: float, allowed: float = 1.0) -> Finding:
-    measures = {"kappa": kappa, "kappa_allowed": allowed}
+    measures = GuaranteeMeasures(kappa=kappa, kappa_allowed=allowed)
     return Finding(Surface.UPDATE, "sensitivity", Family.GUARANTEE, Adversary.SERVER, measures)
 
 
@@ -814,7 +808,7 @@ def test_noise_that_is_not_what_is_stated_is_a_contradiction(refuted: bool, expe
         "t0_noise",
         Family.GUARANTEE,
         Adversary.ANALYST,
-        {"diagnostics": {"refuted": refuted}},
+        GuaranteeMeasures(diagnostics={"refuted": refuted}),
     )
     assert decide_verdict(PROVEN, STATED, [noise]) == expected
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from attacks.measures import GuaranteeMeasures
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.findings import hold_to_claims
 from privdd.auditing.verdicts import decide_verdict
@@ -21,8 +22,9 @@ CLAIM = Claim("a paper", 4.0, False, "why", 1e-3, surface="features")
 
 
 def shown(bound: float, **measures: object) -> Finding:
-    told = {"epsilon_shown": bound, "epsilon_validity": "finite_sample", **measures}
-    return Finding(Surface.FEATURES, "t3_final", Family.GUARANTEE, Adversary.ANALYST, told)
+    decisive = GuaranteeMeasures(epsilon_shown=bound, epsilon_validity="finite_sample")
+    stated = replace(decisive, **measures)
+    return Finding(Surface.FEATURES, "t3_final", Family.GUARANTEE, Adversary.ANALYST, stated)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ def test_a_bound_above_what_is_printed_contradicts_it(
     claim: Claim, bound: float, delta: float, broken: bool
 ) -> None:
     (held,) = hold_to_claims([shown(bound, epsilon_stated=9.0)], [claim], delta)
-    assert held.measures["epsilon_stated"] == (4.0 if broken else 9.0)
+    assert held.measures.epsilon_stated == (4.0 if broken else 9.0)
     assert (decide_verdict({"pld": 9.0}, 9.0, [held]) == "contradiction") == broken
     (bare,) = hold_to_claims([shown(bound)], [claim], delta)  # where nothing is accounted
     assert (decide_verdict({"pld": math.inf}, None, [bare]) == "contradiction") == broken
@@ -48,7 +50,7 @@ def test_a_bound_above_what_is_printed_contradicts_it(
 
 def test_an_estimate_contradicts_nothing() -> None:
     (held,) = hold_to_claims([shown(5.0, epsilon_validity="gaussian_only")], [CLAIM], 1e-3)
-    assert "epsilon_stated" not in held.measures
+    assert held.measures.epsilon_stated is None
 
 
 def test_the_headline_says_whose_statement_is_broken(tmp_path: Path) -> None:

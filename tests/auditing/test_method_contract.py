@@ -246,7 +246,7 @@ class Ticking(Coupled):
 )
 def test_an_audit_says_what_the_check_of_an_own_method_finds(method: Ticking, said: str) -> None:
     (found,) = contract_findings(subject(method, {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}))
-    assert said in found.measures["diagnostics"] and "small federation" in found.measures["note"]
+    assert said in found.diagnostics and "small federation" in found.measures.note
 
 
 class Half(FedAvg):

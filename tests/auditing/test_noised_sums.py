@@ -11,6 +11,7 @@ import torch
 from scipy.stats import kstest
 
 from attacks.inversion.copy_detection import CopyDetection
+from attacks.measures import GuaranteeMeasures
 from attacks.membership.lira import Lira
 from attacks.membership.noised_sums import NoisedSumAttack
 from attacks.membership.threshold import LossThreshold
@@ -201,7 +202,7 @@ def of_analyst(found: AuditState) -> list[Finding]:
 
 def seen(found: AuditState) -> int:
     """Replays that attacks on what was sent had."""
-    return next(f.measures["worlds"] for f in found.findings if f.attack == "lira")
+    return next(f.measures.worlds for f in found.findings if f.attack == "lira")
 
 
 @pytest.fixture(autouse=True)
@@ -222,25 +223,25 @@ def audited(folder: Path, *more: str, attacks=ATTACKS) -> AuditState:
 def test_an_audit_reads_the_sums_and_replays_a_few(tmp_path, monkeypatch):
     found = audited(tmp_path, attacks={**ATTACKS, "copy_detection": CopyDetection()})
     (reads,) = of_analyst(found)
-    assert (reads.adversary, reads.measures["worlds"], reads.measures["n"]) == (
+    assert (reads.adversary, reads.measures.worlds, reads.measures.n) == (
         Adversary.ANALYST,
         30,
         20,
     )
     assert seen(found) == 2
-    notes = [f.measures["note"] for f in found.findings if f.attack == "lira"]
+    notes = [f.measures.note for f in found.findings if f.attack == "lira"]
     assert all("2 of 5 replays (audit.processed_worlds)" in note for note in notes)
-    pictures = [f.measures["note"] for f in found.findings if f.family != Family.MEMBERSHIP]
+    pictures = [f.measures.note for f in found.findings if f.family != Family.MEMBERSHIP]
     assert pictures and not any("replays" in note for note in pictures)
     assert (
-        "processed" not in reads.measures["note"]
-        and "drawn by the mechanism's law" in reads.measures["note"]
+        "processed" not in reads.measures.note
+        and "drawn by the mechanism's law" in reads.measures.note
     )
     # a run that was trained before is listened to again
     (tmp_path / "findings.json").unlink(missing_ok=True)
     again = audited(tmp_path)
-    assert [{**f.measures, "seconds": 0} for f in of_analyst(again)] == [
-        {**reads.measures, "seconds": 0}
+    assert [{**f.measures.to_row(), "seconds": 0} for f in of_analyst(again)] == [
+        {**reads.measures.to_row(), "seconds": 0}
     ]
     _, said, (_, whole, *_) = heard("feddm_dp")
     assert score_noised_sums(found.finished_run, whole, said) is not None
@@ -261,7 +262,7 @@ def test_an_audit_reads_the_sums_and_replays_a_few(tmp_path, monkeypatch):
 
 def test_without_the_attack_or_its_transcript_all_replays_are_run(tmp_path, monkeypatch):
     whole = audited(tmp_path, attacks={"lira": Lira()})
-    assert seen(whole) == 5 and not any("processed" in f.measures["note"] for f in whole.findings)
+    assert seen(whole) == 5 and not any("processed" in f.measures.note for f in whole.findings)
     (tmp_path / "findings.json").unlink(missing_ok=True)
     # as for noise of the operating system
     monkeypatch.setattr(pipeline, "recover_noise_log", lambda *a: None)
@@ -277,7 +278,7 @@ def test_with_other_noise_than_stated_the_sums_are_read_and_all_replays_are_run(
     )
     found = audited(tmp_path)
     (reads,) = of_analyst(found)
-    assert reads.measures["auc"] > 0.99 and seen(found) == 5
+    assert reads.measures.auc > 0.99 and seen(found) == 5
 
 
 @pytest.mark.nightly(cases=["said0", "said1"])
@@ -294,7 +295,7 @@ def test_replays_are_left_out_only_where_tests_looked_at_the_runs_noise_and_samp
         "t0_noise",
         Family.GUARANTEE,
         Adversary.ANALYST,
-        {"diagnostics": said},
+        GuaranteeMeasures(diagnostics=said),
     )
     monkeypatch.setattr(pipeline, "run_log_tests", lambda subject, record: [test])
     monkeypatch.setattr(pipeline, "without_single_ratios", lambda subject, rest: [])

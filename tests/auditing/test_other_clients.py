@@ -53,9 +53,9 @@ def test_an_audit_reads_all_rounds_of_the_others(tmp_path: Path) -> None:
     assert signals["update|confidence"].shape == (3, 20, 2)
     of_updates = [finding for finding in state.findings if finding.surface == "update"]
     findings = {finding.attack: finding for finding in of_updates}
-    assert findings["fedmia"].measures["rounds"] == 2
-    assert "3 others" in findings["fedmia"].measures["note"]
-    assert "among 4 (chance level 25%)" in findings["source_inference"].measures["note"]
+    assert findings["fedmia"].measures.rounds == 2
+    assert "3 others" in findings["fedmia"].measures.note
+    assert "among 4 (chance level 25%)" in findings["source_inference"].measures.note
 
 
 def test_nothing_is_known_of_others_where_the_server_sees_sums(tmp_path: Path) -> None:
@@ -64,4 +64,4 @@ def test_nothing_is_known_of_others_where_the_server_sees_sums(tmp_path: Path) -
     state = audit_experiment(build_experiment(config), {"fedmia": FedMIA()}, RunFolder(tmp_path))
     assert not state.signals.of_others
     (finding,) = [finding for finding in state.findings if finding.attack == "fedmia"]
-    assert "not known" in finding.measures["note"]
+    assert "not known" in finding.measures.note

@@ -30,9 +30,8 @@ class Reader(Attack):
         return Evidence()
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        return Finding(
-            view.surface, self.name, self.family, view.adversary, {"note": "the attack's own words"}
-        )
+        measures = self.family.measures(note="the attack's own words")
+        return Finding(view.surface, self.name, self.family, view.adversary, measures)
 
 
 def notes(algo: str, folder: Path, *more: str) -> dict[tuple[str, str], str]:
@@ -53,9 +52,7 @@ def notes(algo: str, folder: Path, *more: str) -> dict[tuple[str, str], str]:
         family.value: Reader(family) for family in (Family.MEMBERSHIP, Family.MODEL_INVERSION)
     }
     found = audit_experiment(build_experiment(config), readers, RunFolder(folder)).findings
-    return {
-        (str(f.surface), str(f.family)): f.measures["note"] for f in found if f.attack in readers
-    }
+    return {(str(f.surface), str(f.family)): f.measures.note for f in found if f.attack in readers}
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 import dp_accounting as dpa
 import pytest
 
+from attacks.measures import GuaranteeMeasures
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.auditing.verdicts import RunVerdicts, SurfaceLimit, findings_on_surface, judge_run
 from privdd.federated.channel import POST_PROCESSING
@@ -77,7 +78,7 @@ def finding(
     refuted: bool = True,
     adversary: Adversary = Adversary.ANALYST,
 ) -> Finding:
-    measures = {"diagnostics": {"refuted": True} if refuted else {}}
+    measures = GuaranteeMeasures(diagnostics={"refuted": True} if refuted else {})
     return Finding(
         Surface(surface), "t0_noise", Family.GUARANTEE, adversary, measures, message=message
     )

@@ -537,7 +537,7 @@ def test_the_client_gives_its_own_records_away(algo: str, name: str, surface: Su
         name,
     ) and "server chose" in note
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(0)), view, truth)
-    diagnostics = finding.measures["diagnostics"]
+    diagnostics = finding.diagnostics
     assert diagnostics["recovered"] > 0 and diagnostics["records"] == len(played.shard.train)
     assert diagnostics["detected"] > diagnostics["false_alarms"]
     assert not any(
@@ -554,7 +554,7 @@ def test_noise_of_dp_sgd_hides_what_the_imprint_held() -> None:
         malicious_server_views(scene_malicious("fedavg", "privacy=dpsgd"), ATTACKS)
     )
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(0)), view, truth)
-    assert finding.measures["diagnostics"]["recovered"] == 0
+    assert finding.diagnostics["recovered"] == 0
 
 
 def test_the_clients_update_starts_from_the_chosen_model() -> None:

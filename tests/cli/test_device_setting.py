@@ -166,7 +166,7 @@ def test_a_whole_audit_with_stand_in_images_on_the_fake_gpu(tmp_path: Path) -> N
         ).findings
     assert gpu.traffic.sent.total() > 0
     inverted = [one for one in found if one.attack == "gradient_inversion"]
-    assert any("psnr_to_virtual" in one.measures["diagnostics"] for one in inverted)
+    assert any("psnr_to_virtual" in one.diagnostics for one in inverted)
 
 
 @pytest.mark.extra("gpu")

@@ -84,7 +84,7 @@ def run(
 
 
 def measures(found: Any) -> dict[str, Any]:
-    return {one.finding.attack: one.finding.measures for one in found.judged}
+    return {one.finding.attack: one.finding.measures.to_row() for one in found.judged}
 
 
 def test_members_of_one_step_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import torch
 from scipy.stats import binomtest
 from sklearn.linear_model import LogisticRegression
 
+from attacks.measures import MembershipMeasures
 from attacks.membership.quantile import QuantileRegression
 from attacks.types import Adversary, Family, Finding, Surface
 from privdd.api import audit_model, load_run
@@ -269,7 +270,7 @@ def test_an_attack_below_guessing_is_a_doubt_beyond_chance_over_all_attacks(
                 "loss",
                 Family.MEMBERSHIP,
                 next(iter(Adversary)),
-                {"auc": auc, "auc_ci": [auc - 1.96 * error, auc + 1.96 * error]},
+                MembershipMeasures(auc=auc, auc_ci=[auc - 1.96 * error, auc + 1.96 * error]),
             )
         )
         for auc in (0.5 - deviations * error, *(0.55,) * (attacks - 1))
@@ -345,11 +346,11 @@ def test_an_attack_that_cannot_run_leaves_itself_out(monkeypatch: pytest.MonkeyP
     """On 25 held-out records nothing is left for a regression; the others are judged all the
     same."""
     found = run(MODEL, TRAIN_FACTS, some(HELDOUT_FACTS, slice(0, 25)))
-    rows = {one.finding.attack: one.finding.measures for one in found.judged}
+    rows = {one.finding.attack: one.finding.measures.to_row() for one in found.judged}
     assert rows["loss_threshold"]["auc"] > 0
     monkeypatch.setattr(QuantileRegression, "score", lambda *_: 1 / 0)
     rows = {
-        one.finding.attack: one.finding.measures
+        one.finding.attack: one.finding.measures.to_row()
         for one in run(MODEL, TRAIN_FACTS, HELDOUT_FACTS).judged
     }
     assert (

@@ -50,7 +50,7 @@ def test_the_name_says_whether_a_number_counts_records(name: str, counts: bool) 
 )
 def test_a_histogram_is_read_exactly_and_its_small_group_is_named(metrics: dict[str, Any]) -> None:
     (judged,) = judge_reported_counts(replies(metrics), LABELS, 3)
-    found = judged.finding.measures
+    found = judged.finding.measures.to_row()
     assert found["label_accuracy"] == 1 and found["baselines"]["label_accuracy_chance"] < 0.8
     assert any(
         "class 2: one record, which is open (round 1)" in one
@@ -63,7 +63,7 @@ def test_a_number_of_examples_that_changes_shows_who_came_or_left() -> None:
     (judged,) = judge_reported_counts(
         replies({"num-examples": 43}, {"num-examples": 43}, {"num-examples": 42}), LABELS, 3
     )
-    found = judged.finding.measures
+    found = judged.finding.measures.to_row()
     assert "label_accuracy" not in found
     assert found["diagnostics"]["changes"] == ["num-examples: -1 between rounds 2 and 3"]
     assert found["diagnostics"]["sent"] == {"num-examples": {"1": 43, "2": 43, "3": 42}}
@@ -94,6 +94,4 @@ def test_metrics_of_a_recording_are_read(tmp_path: Path) -> None:
     recorder.close_recording("complete")
     (recording,) = read_recordings(tmp_path / "run")
     (judged,) = judge_reported_counts(recording.replies_of(5), LABELS, 3)
-    assert judged.finding.measures["diagnostics"]["changes"] == [
-        "m/num-examples: -1 between rounds 1 and 2"
-    ]
+    assert judged.finding.diagnostics["changes"] == ["m/num-examples: -1 between rounds 1 and 2"]

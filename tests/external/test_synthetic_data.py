@@ -147,7 +147,7 @@ def run(synthetic: Any, generator: Any = None, **settings: Any) -> dict[str, Any
         ExternalAuditSettings(shadows=6, **settings),
         {},
     )
-    return {one.finding.attack: one.finding.measures for one in found.judged}
+    return {one.finding.attack: one.finding.measures.to_row() for one in found.judged}
 
 
 def test_a_set_of_training_records_is_flagged(tmp_path: Path) -> None:
@@ -218,11 +218,13 @@ def test_pictures_are_compared_as_pictures() -> None:
     )
     (copied,) = [one for one in found.judged if one.finding.attack == "copy_detection"]
     assert copied.finding.surface == Surface.SYNTHETIC_IMAGES
-    assert copied.finding.measures["diagnostics"]["near_copies"] == 40
+    assert copied.finding.diagnostics["near_copies"] == 40
     assert torch.allclose(
         copied.evidence_tensors["real"], copied.evidence_tensors["reconstructed"], atol=0.03
     )
-    (left,) = [one.finding.measures for one in found.judged if one.finding.attack == "linkability"]
+    (left,) = [
+        one.finding.measures.to_row() for one in found.judged if one.finding.attack == "linkability"
+    ]
     assert left["status"] == "not_attacked" and "defined for tables" in left["note"]
 
 
@@ -325,7 +327,9 @@ def test_planted_copies_are_counted_exactly_at_any_size_of_the_held_out_file(
         {},
     )
     (row,) = [
-        one.finding.measures for one in found.judged if one.finding.attack == "copy_detection"
+        one.finding.measures.to_row()
+        for one in found.judged
+        if one.finding.attack == "copy_detection"
     ]
     known = row["diagnostics"]
     assert (known["exact_copies"], known["exact_copies_of_heldout"], known["released"]) == (

@@ -102,9 +102,9 @@ def test_a_model_of_other_records_is_not_accused(seed: int) -> None:
     )
     assert len(found.judged) == 6
     for one in found.judged:
-        low, high = one.finding.measures["auc_ci"]
-        assert abs(one.finding.measures["auc"] - 0.5) < (high - low) / 2 * 1.7, one.finding.attack
-        assert one.finding.measures["diagnostics"]["epsilon_familywise"] < 0.5
+        low, high = one.finding.measures.auc_ci
+        assert abs(one.finding.measures.auc - 0.5) < (high - low) / 2 * 1.7, one.finding.attack
+        assert one.finding.diagnostics["epsilon_familywise"] < 0.5
 
 
 def test_sets_that_differ_by_themselves_give_no_bound(
@@ -138,7 +138,7 @@ def test_without_a_training_function_the_rows_say_what_was_not_tried() -> None:
         ExternalAuditSettings(),
         {},
     )
-    rows = {one.finding.attack: one.finding.measures for one in found.judged}
+    rows = {one.finding.attack: one.finding.measures.to_row() for one in found.judged}
     for attack in ("lira", "rmia", "base"):
         assert rows[attack]["status"] == "not_attacked" and "auc" not in rows[attack]
         assert "needs a training function" in rows[attack]["note"]
@@ -178,7 +178,7 @@ def test_a_tree_of_scikit_learn_is_audited_as_it_is() -> None:
         {},
     )
     (loss,) = [one.finding for one in found.judged if one.finding.attack == "loss_threshold"]
-    assert loss.measures["auc"] > 0.75 and found.accuracy == pytest.approx(tree.score(*HELDOUT))
+    assert loss.measures.auc > 0.75 and found.accuracy == pytest.approx(tree.score(*HELDOUT))
 
 
 def test_shadow_models_get_their_world_and_their_seed() -> None:

@@ -30,7 +30,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         names,
     )
     ((run, path),) = made
-    found = {one.finding.attack: one.finding.measures for one in run.judged}
+    found = {one.finding.attack: one.finding.measures.to_row() for one in run.judged}
     assert (
         path == Path("runs/forest")
         and found["rmia"]["auc"] > 0.7

@@ -288,11 +288,11 @@ def test_a_known_neighbour_cancels_shared_noise_and_only_that(model):
     for batch in (64, None):
         view, truth = release(FeatureNoise(noise_std=stds, copies=2, broadcast_batch=batch), model)
         finding = attack.judge(attack.run(view, Keys(0).torch()), view, truth)
-        psnr[batch] = finding.measures["psnr"]
-        assert finding.measures["n"] == 150 - 3
+        psnr[batch] = finding.measures.psnr
+        assert finding.measures.n == 150 - 3
         if batch is None:
-            assert finding.measures["psnr"] == pytest.approx(
-                finding.measures["baselines"]["psnr_as_released"]
+            assert finding.measures.psnr == pytest.approx(
+                finding.measures.baselines["psnr_as_released"]
             )
     assert psnr[64] > 100 and psnr[None] < 40
 

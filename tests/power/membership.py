@@ -122,7 +122,7 @@ def finds(
     if attack.nothing_to_read(view):
         return None
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, NOBODY)
-    return None if "auc_ci" not in finding.measures else finding.measures["auc_ci"][0] > 0.5
+    return None if finding.measures.auc_ci is None else finding.measures.auc_ci[0] > 0.5
 
 
 def power(surface: Surface, name: str, seeds: Sequence[int]) -> Power:

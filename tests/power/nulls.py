@@ -109,7 +109,7 @@ def null(run: str, view: View, name: str, attack: MembershipAttack, draws: int) 
         fresh = with_fresh_coins(view, seed)
         m: Mapping = attack.judge(
             attack.run(fresh, torch.Generator().manual_seed(seed)), fresh, NOBODY
-        ).measures
+        ).measures.to_row()
         held += m["auc_ci"][0] <= 0.5 <= m["auc_ci"][1]
         above += m["epsilon_shown"] > 0
         total += m["auc"]

@@ -167,13 +167,13 @@ def finds(name: str, surface: Surface, seed: int, *, null: bool = False) -> bool
     judged = other if null else truth
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, judged)
     if name == "label_counts":
-        return float(finding.measures["label_accuracy"]) > _lucky(judged.counts, seed)
+        return float(finding.measures.label_accuracy) > _lucky(judged.counts, seed)
     if name == "class_opening":
-        rows = int(finding.measures["n"])
-        hits = round(finding.measures["identified"] * rows)
-        return float(binom.sf(hits - 1, rows, finding.measures["identified_chance"])) < LEVEL
+        rows = int(finding.measures.n)
+        hits = round(finding.measures.identified * rows)
+        return float(binom.sf(hits - 1, rows, finding.measures.identified_chance)) < LEVEL
     if name == "copy_detection":
-        return bool(finding.measures["diagnostics"]["closer_interval"][0] > 0.5)
+        return bool(finding.diagnostics["closer_interval"][0] > 0.5)
     return not describe_no_gain(finding.measures)
 
 

@@ -59,7 +59,7 @@ def measured(scores: torch.Tensor, masks: torch.Tensor) -> dict[str, Any]:
         "adversary": "server",
         "status": "measured",
     }
-    return head | to_plain_json(measures)
+    return head | to_plain_json(measures.to_row())
 
 
 @pytest.mark.parametrize("kind", ["all equal", "two values", "ties", "continuous"])
@@ -242,7 +242,7 @@ def test_a_class_list_that_is_the_same_for_all_clients_reads_no_labels(
     truth = Truth(nothing, no_labels, nothing, no_labels, counts)
     finding = LabelCounts().judge(Evidence(extra={"counts": torch.tensor(sent)}), view, truth)
     head = {"surface": "labels", "attack": "label_counts", "family": "label", "adversary": "server"}
-    measured = FindingRow.model_validate(head | to_plain_json(dict(finding.measures)))
+    measured = FindingRow.model_validate(head | to_plain_json(finding.measures.to_row()))
     assert bool(rank_leaks([measured], ALONE)) is leaks
 
 

@@ -113,7 +113,7 @@ def bits(part: AttackOutcome | Finding) -> tuple[Any, ...]:
     finding, kept = (
         (part.finding, part.evidence_tensors) if isinstance(part, AttackOutcome) else (part, {})
     )
-    told = {key: value for key, value in finding.measures.items() if key != "seconds"}
+    told = {key: value for key, value in finding.measures.to_row().items() if key != "seconds"}
     tensors = {
         name: (str(t.dtype), tuple(t.shape), t.numpy().tobytes()) for name, t in kept.items()
     }

@@ -44,7 +44,7 @@ def findings_of(algo: str, folder: Path, faulty: bool) -> dict[str, Any]:
             replay_client(train_federation(experiment, attacks, RunFolder(folder)))
         )
     own = [one for one in state.findings if str(one.surface).startswith("synthetic_")]
-    return {one.attack: one.measures for one in own}
+    return {one.attack: one.measures.to_row() for one in own}
 
 
 # the two methods that send what they start from stay

@@ -104,13 +104,11 @@ def subject_of_sums(subject: GuaranteeSubject) -> GuaranteeSubject:
 
 
 def _note_sums(finding: Finding) -> Finding:
-    diagnostics = finding.measures.get("diagnostics", {})
-    if certificate := diagnostics.get("certificate"):
+    if certificate := finding.diagnostics.get("certificate"):
         certificate = {**certificate, "trusts": [*certificate["trusts"], SUM_ASSUMPTION]}
-        finding = finding.with_measures(diagnostics={**diagnostics, "certificate": certificate})
-    return finding.with_measures(
-        note=f"{finding.measures.get('note', '')}; of the sum: {SUM_ASSUMPTION}"
-    )
+        finding = finding.with_diagnostics(certificate=certificate)
+    note = f"{finding.measures.note or ''}; of the sum: {SUM_ASSUMPTION}"
+    return finding.with_measures(note=note)
 
 
 def _add_seconds(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -129,17 +127,16 @@ def without_single_ratios(
     held = list[Finding]()
     has_certificate = False
     for finding in findings:
-        has_certificate |= finding.attack == "t2_whole_run" and "epsilon_shown" in finding.measures
-        if finding.attack == "t2_likelihood_ratio" and subject.has_finite_epsilon(
-            finding.measures["signal"]
-        ):
+        if finding.attack == "t2_whole_run" and finding.measures.epsilon_shown is not None:
+            has_certificate = True
+        query = finding.measures.signal or ""
+        if finding.attack == "t2_likelihood_ratio" and subject.has_finite_epsilon(query):
             held.append(finding)
         else:
             yield finding
     for finding in [] if has_certificate else held:
-        yield finding.with_measures(
-            note=f"{finding.measures['note']}; the whole run has no certificate"
-        )
+        note = f"{finding.measures.note}; the whole run has no certificate"
+        yield finding.with_measures(note=note)
 
 
 def log_findings(subject: GuaranteeSubject, record: NoiseLog | None) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from attacks.certificates import bound_from_runs, likelihood_ratio_certificate
+from attacks.measures import GuaranteeMeasures
 from attacks.statistics import shared_confidence
 from attacks.tradeoff import Curve, curve_test, most_testable_point
 from attacks.types import Adversary, Family, Finding, Surface
@@ -151,7 +152,7 @@ class GuaranteeSubject:
         """A row about the run itself (T0, messages): of the releases ``name`` (several are joined
         by ", "), ``count`` of which were examined."""
         facts = {"unit": self.ledger.unit, **diagnostics}
-        measures = {"signal": name, "n": count, "note": note, "diagnostics": facts}
+        measures = GuaranteeMeasures(signal=name, n=count, note=note, diagnostics=facts)
         surface = self.surface_of(name.split(", ")[-1])
         return Finding(surface, attack, Family.GUARANTEE, Adversary.ANALYST, measures, message=name)
 
@@ -189,9 +190,20 @@ class Statement:
         **measures: Any,
     ) -> Finding:
         """looks: diagnostics beside the unit."""
-        tested = {"signal": self.name, "diagnostics": {"unit": self.unit, **(looks or {})}}
-        stated = {"epsilon_stated": self.epsilon, **tested, **measures, "note": note}
-        return Finding(self.surface, attack, Family.GUARANTEE, adversary, stated, message=self.name)
+        stated = GuaranteeMeasures(
+            epsilon_stated=self.epsilon,
+            signal=self.name,
+            diagnostics={"unit": self.unit, **(looks or {})},
+            note=note,
+        )
+        return Finding(
+            self.surface,
+            attack,
+            Family.GUARANTEE,
+            adversary,
+            replace(stated, **measures),
+            message=self.name,
+        )
 
     def bound_finding(
         self,
@@ -204,13 +216,15 @@ class Statement:
         **more: Any,
     ) -> Finding:
         """A row with a lower bound on epsilon."""
-        measures: dict[str, Any] = {
-            "epsilon_shown": value,
-            "epsilon_method": method,
-            "epsilon_validity": validity,
-        }
         return self.guarantee_finding(
-            attack, note, **measures, confidence=self.subject.confidence, n=runs, **more
+            attack,
+            note,
+            epsilon_shown=value,
+            epsilon_method=method,
+            epsilon_validity=validity,
+            confidence=self.subject.confidence,
+            n=runs,
+            **more,
         )
 
     def untested_sensitivity(self, why: str) -> Finding:
@@ -233,9 +247,14 @@ class Statement:
             f"{note}: one {self.unit} moves the value before noise by {kappa:.3g} units, "
             f"{comparison} than {allowed:g}"
         )
-        measures: dict[str, Any] = {"kappa": kappa, "kappa_allowed": allowed, "n": searched}
-        looks = covered_diagnostics("t1_sensitivity", rounds)
-        return self.guarantee_finding("t1_sensitivity", text, looks=looks, **measures)
+        return self.guarantee_finding(
+            "t1_sensitivity",
+            text,
+            looks=covered_diagnostics("t1_sensitivity", rounds),
+            kappa=kappa,
+            kappa_allowed=allowed,
+            n=searched,
+        )
 
     def whole_run_finding(
         self, epsilon: float, runs: int, kappas: np.ndarray, trusts: Sequence[str], what: str

@@ -134,11 +134,11 @@ def test_the_finding_says_which_classes_are_open() -> None:
     attack = ClassOpening()
     assert attack.nothing_to_read(view) == ""
     finding = attack.judge(attack.run(view, rng()), view, truth_of(rows, labels))
-    assert finding.measures["n"] == 6 and finding.measures["identified"] == 1
-    assert finding.measures["identified_chance"] == pytest.approx(
+    assert finding.measures.n == 6 and finding.measures.identified == 1
+    assert finding.measures.identified_chance == pytest.approx(
         (1 / 11 + 2 * 2 / 12 + 3 * 3 / 13) / 6
     )
-    assert "classes 0 (1 record), 1 (2 records), 2 (3 records) opened" in finding.measures["note"]
+    assert "classes 0 (1 record), 1 (2 records), 2 (3 records) opened" in finding.measures.note
 
 
 def test_rows_of_other_records_are_no_records_of_this_client() -> None:
@@ -147,8 +147,8 @@ def test_rows_of_other_records_are_no_records_of_this_client() -> None:
     attack = ClassOpening()
     truth = truth_of(unit_rows(len(labels), 7), labels)
     finding = attack.judge(attack.run(view, rng()), view, truth)
-    assert finding.measures["identified"] < 0.5
-    assert "of no class is every row" in finding.measures["note"]
+    assert finding.measures.identified < 0.5
+    assert "of no class is every row" in finding.measures.note
 
 
 def test_a_row_that_shows_its_class_alone_is_at_chance_level() -> None:
@@ -171,8 +171,8 @@ def test_a_row_that_shows_its_class_alone_is_at_chance_level() -> None:
         view = held(message(row, labels))
         attack = ClassOpening()
         finding = attack.judge(attack.run(view, generator), view, known)
-        hits.append(finding.measures["identified"])
-        chances.append(finding.measures["identified_chance"])
+        hits.append(finding.measures.identified)
+        chances.append(finding.measures.identified_chance)
     assert chances[0] == pytest.approx(1 / 8)
     # 240 rows at 1 / 8: a standard deviation of .021
     assert abs(sum(hits) / 60 - 1 / 8) < 0.065

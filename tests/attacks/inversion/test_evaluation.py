@@ -54,9 +54,9 @@ def found(seed: int, count: int, shown: int, paired: bool) -> dict[str, Any]:
     noise = 0.04 * torch.randn(truth.x.shape, generator=torch.Generator().manual_seed(seed))
     images[:shown] = (truth.x + noise)[:shown].clamp(0, 1)
     return dict(
-        compare_with_records(images, view, truth, torch.arange(count) if paired else None).measures[
-            "pictures"
-        ]
+        compare_with_records(
+            images, view, truth, torch.arange(count) if paired else None
+        ).measures.pictures
     )
 
 
@@ -89,7 +89,7 @@ def test_the_closest_guess_of_each_record_is_kept() -> None:
     assert guesses.shape == truth.x.shape
     for record, guess in zip(truth.x, guesses):
         assert ((record - guess) ** 2).sum() <= ((record - public) ** 2).flatten(1).sum(1).min()
-    best = compared.measures["pictures"]["best_guess"]
+    best = compared.measures.pictures["best_guess"]
     assert any(abs(float(value) - best) < 1e-3 for value in psnr(guesses, truth.x))
 
 

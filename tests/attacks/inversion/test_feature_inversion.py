@@ -74,7 +74,7 @@ def test_joined_rounds_show_more_than_one_and_the_finding_says_how_many() -> Non
     found: dict[int, Any] = {}
     for count in (1, 9):
         view = view_of(noised[:count], [y[:8]] * count, 0.6)
-        found[count] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+        found[count] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures.to_row()
     ladder = {count: found[count]["diagnostics"]["ladder"]["knows_map"]["psnr"] for count in found}
     assert (
         ladder[9] > ladder[1] + 2
@@ -140,17 +140,14 @@ def test_rows_of_known_records_are_judged_by_their_own_records() -> None:
         rows=torch.arange(7, -1, -1),
     )
     view = view_of([through(x[:8]).flip(0)], [y[:8].flip(0)], 0.0)
-    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures.to_row()
     assert (
         found["diagnostics"]["pairing"] == "row" and found["psnr"] > 25 and found["identified"] == 1
     )
     assert found["identified_chance"] == 1 / 100
     # labels contradict: no such pairing
     lost = replace(truth, rows=torch.tensor([3, 0, 5, 1, 7, 2, 4, 6]))
-    assert (
-        SMALL.judge(SMALL.run(view, rng()), view, lost).measures["diagnostics"]["pairing"]
-        == "nearest"
-    )
+    assert SMALL.judge(SMALL.run(view, rng()), view, lost).diagnostics["pairing"] == "nearest"
 
 
 def test_guesses_for_the_same_records_are_compared_once_for_all_rungs(
@@ -180,7 +177,7 @@ def test_the_best_rung_that_counts_is_reported_and_none_above_it() -> None:
     view = view_of([through(x[:8])], [y[:8]], 0.0)
     for rung in ("can_query", "nothing"):
         attack = replace(SMALL, report=rung)
-        found = attack.judge(attack.run(view, rng()), view, truth).measures
+        found = attack.judge(attack.run(view, rng()), view, truth).measures.to_row()
         ladder = found["diagnostics"]["ladder"]
         assert found["diagnostics"]["rung"] == rung and found["psnr"] == ladder[rung]["psnr"]
         assert ladder[rung]["psnr"] < ladder["knows_map"]["psnr"]
@@ -200,7 +197,7 @@ def test_who_knows_a_wrong_map_is_reported_with_what_the_release_shows_by_itself
     )
     view = view_of([x[:8]], [y[:8]], 0.0)
     view = replace(view, knowledge=replace(view.knowledge, maps={"shadow": through}))
-    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures.to_row()
     ladder = found["diagnostics"]["ladder"]
     assert (
         ladder["shadow_map"]["identified"]

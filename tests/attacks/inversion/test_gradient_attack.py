@@ -137,7 +137,7 @@ def test_updates_of_single_records_are_inverted_as_one_batch() -> None:
     view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
     attack = GradientInversion(SHALLOW)
     evidence = attack.run(view, rng(1))
-    found = attack.judge(evidence, view, truth).measures
+    found = attack.judge(evidence, view, truth).measures.to_row()
     assert evidence.images is not None and evidence.images.shape == (3, 1, 8, 8)
     assert found["psnr"] > 25 > found["baselines"]["psnr_class_mean"] + 5
     assert (
@@ -155,14 +155,14 @@ def test_a_noised_update_is_told_apart_from_a_failed_search() -> None:
     noised = _view(
         Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1), noise=1.0), _knowledge(model)
     )
-    found = attack.judge(attack.run(noised, rng()), noised, truth).measures
+    found = attack.judge(attack.run(noised, rng()), noised, truth).measures.to_row()
     assert found["psnr"] < found["baselines"]["psnr_class_mean"] + 1
     assert "the stated computation does not give" in found["diagnostics"]["reading"]
     short = GradientInversion(replace(SHALLOW, iterations=2))
     clean = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
     assert (
         "search stopped"
-        in short.judge(short.run(clean, rng()), clean, truth).measures["diagnostics"]["reading"]
+        in short.judge(short.run(clean, rng()), clean, truth).diagnostics["reading"]
     )
     assert "objective is met" in describe_objectives(1e-4, 0.0)
 
@@ -180,13 +180,13 @@ def test_the_victims_mode_and_protocol_are_replayed() -> None:
     view = _view(Surface.UPDATE, _updates(model, truth, local, each=4), knowledge)
     for method in (InvertingGradients(iterations=3), SeeThrough(iterations=3, seeds=2)):
         attack = GradientInversion(method)
-        found = attack.judge(attack.run(view, rng()), view, truth).measures["diagnostics"]
+        found = attack.judge(attack.run(view, rng()), view, truth).diagnostics
         assert found["objective_at_truth"][0] < 1e-2 < found["objective"][0]
         assert found["norm_layers"] == "BatchNorm2d"
     wrong = replace(
         view, knowledge=replace(knowledge, settings={**knowledge.settings, "training": False})
     )
-    found = attack.judge(attack.run(wrong, rng()), wrong, truth).measures["diagnostics"]
+    found = attack.judge(attack.run(wrong, rng()), wrong, truth).diagnostics
     assert found["objective_at_truth"][0] > 0.05
 
 
@@ -203,7 +203,7 @@ def test_gradients_and_deltas_mean_the_same_as_parameters() -> None:
     ]
     attack = AnalyticInversion()
     for view in views:
-        assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 80
+        assert attack.judge(attack.run(view, rng()), view, truth).measures.psnr > 80
 
 
 def test_pixels_are_pixels_where_the_network_standardises_them() -> None:
@@ -221,7 +221,7 @@ def test_pixels_are_pixels_where_the_network_standardises_them() -> None:
     model = Standardising()
     view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
     attack = AnalyticInversion()
-    assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 80
+    assert attack.judge(attack.run(view, rng()), view, truth).measures.psnr > 80
 
 
 def test_the_analytic_attack_chains_through_a_models_features() -> None:
@@ -242,7 +242,7 @@ def test_the_analytic_attack_chains_through_a_models_features() -> None:
     model = Classifier()
     view = _view(Surface.UPDATE, _updates(model, truth, LocalSteps(1, 0.1)), _knowledge(model))
     attack = AnalyticInversion(WhiteBox(300, tv=1e-4))
-    assert attack.judge(attack.run(view, rng()), view, truth).measures["psnr"] > 25
+    assert attack.judge(attack.run(view, rng()), view, truth).measures.psnr > 25
 
 
 @pytest.mark.parametrize("surface", [Surface.UPDATE, Surface.LABELS, Surface.COUNTS])
@@ -259,7 +259,7 @@ def test_label_counts_from_an_update_or_read_off(surface: Surface) -> None:
     )
     view = _view(surface, captures, _knowledge(model, batch_records=32))
     attack = LabelCounts()
-    found = attack.judge(attack.run(view, rng()), view, truth).measures
+    found = attack.judge(attack.run(view, rng()), view, truth).measures.to_row()
     if surface == Surface.COUNTS:
         assert found["diagnostics"] == {"sent": [32.0], "records": 32}
     else:
@@ -272,7 +272,7 @@ def test_features_are_inverted_on_the_rungs_that_the_view_grants() -> None:
     capture = Capture(0, 0, "features", {"x": f(truth.x).detach(), "y": truth.y})
     granted = replace(_knowledge(), maps={"feature": f})
     view = _view(Surface.FEATURES, (capture,), granted)
-    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+    found = SMALL.judge(SMALL.run(view, rng()), view, truth).measures.to_row()
     assert set(found["diagnostics"]["ladder"]) == {
         "knows_map",
         "can_query",
@@ -285,7 +285,7 @@ def test_features_are_inverted_on_the_rungs_that_the_view_grants() -> None:
         and found["identified"] == 1
     )
     blind = _view(Surface.FEATURES, (capture,), _knowledge())
-    hidden = SMALL.judge(SMALL.run(blind, rng()), blind, truth).measures
+    hidden = SMALL.judge(SMALL.run(blind, rng()), blind, truth).measures.to_row()
     assert (
         set(hidden["diagnostics"]["ladder"]) == {"shadow_map", "nothing"}
         and hidden["psnr"] < found["psnr"] - 8
@@ -309,7 +309,7 @@ def test_noise_that_a_release_batch_shares_is_undone_and_independent_noise_is_no
         view = _view(
             Surface.FEATURES, (Capture(0, 0, "features", {"x": torch.cat(copies)}),), knowledge
         )
-        scores[name] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures
+        scores[name] = SMALL.judge(SMALL.run(view, rng()), view, truth).measures.to_row()
     assert scores["shared"]["psnr"] > scores["alone"]["psnr"] + 5
     assert scores["shared"]["identified"] > 0.8 > scores["alone"]["identified"]
 
@@ -326,7 +326,7 @@ def test_prototypes_are_inverted_through_the_models_features() -> None:
     )
     evidence = SMALL.run(view, rng())
     assert evidence.images is not None and len(evidence.images) == 8
-    assert SMALL.judge(evidence, view, truth).measures["psnr"] > 15
+    assert SMALL.judge(evidence, view, truth).measures.psnr > 15
 
 
 def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images() -> None:
@@ -339,7 +339,7 @@ def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images()
         EvaluationClassifier(steps=200),
     )
     view = _view(Surface.GLOBAL_MODEL, (), _knowledge(model))
-    found = attack.judge(attack.run(view, rng()), view, truth).measures
+    found = attack.judge(attack.run(view, rng()), view, truth).measures.to_row()
     assert set(found["diagnostics"]["methods"]) == {"from_class_mean", "mi_face", "gmi"}
     assert found["diagnostics"]["judge_accuracy"] > 0.8
     table = found["diagnostics"]["methods"]
@@ -352,7 +352,7 @@ def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images()
         and "adds nothing" in found["note"]
     )
     empty = _view(Surface.GLOBAL_MODEL, (), _knowledge())
-    assert "no classifier" in attack.judge(attack.run(empty, rng()), empty, truth).measures["note"]
+    assert "no classifier" in attack.judge(attack.run(empty, rng()), empty, truth).measures.note
 
 
 @pytest.mark.parametrize("copied", [True, False])
@@ -363,12 +363,12 @@ def test_copy_detection(copied: bool) -> None:
     shown = x[:60] if copied else x[600:660]
     view = _view(Surface.SYNTHETIC_IMAGES, (Capture(0, 0, "images", {"x": shown}),), _knowledge())
     found = CopyDetection().judge(CopyDetection().run(view, rng()), view, truth)
-    low, high = found.measures["diagnostics"]["closer_interval"]
+    low, high = found.diagnostics["closer_interval"]
     assert found.family == Family.RECONSTRUCTION and found.figures["real"].shape == shown.shape
-    counts = found.measures["diagnostics"]
+    counts = found.diagnostics
     if copied:
         assert (
-            found.measures["identified"] == 1
+            found.measures.identified == 1
             and counts["exact_copies"] == counts["near_copies"] == counts["released"] == 60
         )
     else:
@@ -405,7 +405,7 @@ def test_all_copies_are_counted_among_all_released_images_and_representations(
     for view in views:
         attack = CopyDetection(limit=20)
         assert not attack.nothing_to_read(view)
-        counts = attack.judge(attack.run(view, rng()), view, truth).measures["diagnostics"]
+        counts = attack.judge(attack.run(view, rng()), view, truth).diagnostics
         assert counts["released"] == 40 + copies and counts["exact_copies_of_heldout"] == 0
         near = counts["exact_copies"] if view is views[0] else counts["near_copies"]
         assert near == copies
@@ -418,7 +418,7 @@ def test_baselines_may_choose_their_records_as_the_attack_may() -> None:
     view = _view(Surface.UPDATE, (), _knowledge())
     blank = torch.zeros((2, 1, 8, 8))
     compared = compare_with_records(blank, view, truth)
-    assert compared.measures["psnr"] == pytest.approx(compared.measures["baselines"]["psnr_black"])
+    assert compared.measures.psnr == pytest.approx(compared.measures.baselines["psnr_black"])
     assert sorted(match(truth.x, truth.x[[5, 2]]).tolist()) == [2, 5]
 
 
@@ -453,14 +453,12 @@ def test_fedfeds_two_attackers_hold_different_priors(
         assert torch.equal(images, knowledge.public_x) and torch.equal(
             auxiliary, knowledge.public_x / 2
         )
-    assert finding.measures["n"] == len(truth.y.unique()) and finding.measures["diagnostics"][
-        "role"
-    ] in (
+    assert finding.measures.n == len(truth.y.unique()) and finding.diagnostics["role"] in (
         "server",
         "client",
     )
     mute = replace(view, captures=(Capture(0, 0, "features", {"x": truth.x}),))
-    assert "labels" in attack.judge(attack.run(mute, rng()), mute, truth).measures["note"]
+    assert "labels" in attack.judge(attack.run(mute, rng()), mute, truth).measures.note
 
 
 # All records of a client from the update that it really sent: against updates whose records are
@@ -500,7 +498,7 @@ def _scene(truth: Truth, model: nn.Module, epochs: int, batch: int | None = None
 
 
 def _judged(attack: UpdateInversion, view: View, truth: Truth) -> dict[str, Any]:
-    return dict(attack.judge(attack.run(view, rng(1)), view, truth).measures)
+    return dict(attack.judge(attack.run(view, rng(1)), view, truth).measures.to_row())
 
 
 @pytest.mark.parametrize("batch", [8, 4])

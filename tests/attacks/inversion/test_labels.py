@@ -197,7 +197,7 @@ def test_the_histogram_beside_class_means_is_read_exactly_and_a_class_of_one_rec
     view = View(surface, Adversary.SERVER, (sent, sent), knowledge)
     attack = labels.LabelCounts()
     truth = Truth(x, y, x, y, HISTOGRAM.long())
-    measures = attack.judge(attack.run(view, torch.Generator()), view, truth).measures
+    measures = attack.judge(attack.run(view, torch.Generator()), view, truth).measures.to_row()
     assert not attack.nothing_to_read(view)
     assert measures["label_accuracy"] == 1 > measures["baselines"]["label_accuracy_chance"]
     assert measures["diagnostics"]["open_classes"] == [2]

@@ -85,9 +85,9 @@ def audit(attack, w):
 def test_a_leak_is_found_and_every_measure_is_there(attack):
     assert isinstance(attack, Attack)
     finding = audit(attack, worlds(24, 120, gap=2.5, logits=True))
-    low, high = finding.measures["auc_ci"]
-    assert 0.6 < low <= finding.measures["auc"] <= high <= 1
-    assert set(finding.measures) == {
+    low, high = finding.measures.auc_ci
+    assert 0.6 < low <= finding.measures.auc <= high <= 1
+    assert set(finding.measures.to_row()) == {
         "auc",
         "auc_ci",
         "tpr_at_fpr",
@@ -101,8 +101,8 @@ def test_a_leak_is_found_and_every_measure_is_there(attack):
         "worst_records",
         *["tpr_at_fpr_per_record"] * (attack.name == "loss_threshold"),
     }
-    assert (finding.measures["n"], finding.measures["worlds"]) == (120, 24)
-    assert abs(finding.measures["blind_auc"] - 0.5) < 0.06
+    assert (finding.measures.n, finding.measures.worlds) == (120, 24)
+    assert abs(finding.measures.blind_auc - 0.5) < 0.06
     assert finding.figures["roc_fpr"].shape == finding.figures["roc_tpr"].shape
 
 
@@ -123,7 +123,7 @@ def test_null_over_200_seeds_claims_nothing_beyond_its_level():
     above = 0
     covered = 0
     for seed in range(200):
-        measures = audit(Lira(), worlds(12, 60, seed=seed)).measures
+        measures = audit(Lira(), worlds(12, 60, seed=seed)).measures.to_row()
         above += measures["epsilon_shown"] > 0
         covered += measures["auc_ci"][0] <= 0.5 <= measures["auc_ci"][1]
     assert above <= 10 and covered >= 190
@@ -133,14 +133,16 @@ def test_null_over_200_seeds_claims_nothing_beyond_its_level():
     "attack", [Rmia(), Base(), LossThreshold(), GradientDensity(limit=200)], ids=lambda a: a.name
 )
 def test_null_of_the_other_attacks(attack):
-    found = [audit(attack, worlds(8, 40, seed=seed)).measures for seed in range(40)]
+    found = [audit(attack, worlds(8, 40, seed=seed)).measures.to_row() for seed in range(40)]
     above = sum(m["epsilon_shown"] > 0 for m in found)
     covered = sum(m["auc_ci"][0] <= 0.5 <= m["auc_ci"][1] for m in found)
     assert binom.sf(above - 1, 40, 0.05) > 1e-3 and binom.cdf(covered, 40, 0.95) > 1e-3
 
 
 def test_interval_covers_the_mean_area_although_worlds_share_noise():
-    found = [audit(Lira(), worlds(16, 60, gap=1.0, seed=seed)).measures for seed in range(60)]
+    found = [
+        audit(Lira(), worlds(16, 60, gap=1.0, seed=seed)).measures.to_row() for seed in range(60)
+    ]
     centre = np.mean([m["auc"] for m in found])
     covered = sum(m["auc_ci"][0] <= centre <= m["auc_ci"][1] for m in found)
     assert 0.52 < centre < 0.7 and binom.cdf(covered, 60, 0.95) > 1e-3
@@ -170,7 +172,7 @@ def test_epsilon_uses_the_runs_delta_and_only_the_first_row():
         truth(),
     )
     small = one_run_bound(scores, w.masks, 1e-6, np.random.default_rng(0)).value
-    assert finding.measures["epsilon_shown"] < small
+    assert finding.measures.epsilon_shown < small
     scores[1:] = 0.0
     assert one_run_bound(scores, w.masks, 1e-6, np.random.default_rng(0)).value == small
 
@@ -184,7 +186,7 @@ def test_area_of_known_gaussians_is_reached_with_many_worlds():
         delta=1e-5,
         generator=np.random.default_rng(0),
     )
-    low, high = measures["auc_ci"]
+    low, high = measures.auc_ci
     assert low - 0.03 < norm.cdf(2 / math.sqrt(2)) < high + 0.03
 
 
@@ -208,7 +210,7 @@ def test_the_primary_signal_is_a_rule_not_a_search():
 
 
 def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
-    measures = audit(LossThreshold(), worlds(1, 200, gap=6.0)).measures
+    measures = audit(LossThreshold(), worlds(1, 200, gap=6.0)).measures.to_row()
     low, high = measures["auc_ci"]
     assert low < measures["auc"] < high and high - low < 0.1 and measures["epsilon_shown"] > 0.5
     for attack in ATTACKS:
@@ -341,7 +343,9 @@ def test_scores_that_are_all_alike_get_no_rate():
 
     seen = view(worlds())
     measures = (
-        Mute().judge(Mute().run(seen, torch.Generator().manual_seed(0)), seen, truth()).measures
+        Mute()
+        .judge(Mute().run(seen, torch.Generator().manual_seed(0)), seen, truth())
+        .measures.to_row()
     )
     assert measures["status"] == "nothing_to_read" and "scores" in measures["note"]
     assert (measures["n"], measures["worlds"]) == (80, 16) and not {
@@ -485,9 +489,9 @@ def test_more_queries_say_more_and_one_is_the_record_itself(attack):
     asked = replace(plain, queries={"confidence": more})
     areas = {}
     for queries in ("auto", 9, 3, 1):
-        areas[queries] = audit(attack(queries=queries), asked).measures["auc"]
+        areas[queries] = audit(attack(queries=queries), asked).measures.auc
     assert areas["auto"] == areas[9] > areas[3] > areas[1]
-    assert areas[1] == audit(attack(), plain).measures["auc"]
+    assert areas[1] == audit(attack(), plain).measures.auc
     for wrong in (0, True, 1.5, "all"):
         with pytest.raises(ValueError, match="queries="):
             attack(queries=wrong)

@@ -54,14 +54,8 @@ def test_it_finds_what_the_sent_model_remembers_and_nothing_in_one_that_remember
     seen = view(x[masks[0]], masks, x)
     evidence = LabelOnly().run(seen, torch.Generator().manual_seed(2))
     finding = LabelOnly().judge(evidence, seen, Truth(*[torch.zeros(1)] * 5))
-    assert (
-        finding.measures["auc"] > 0.9
-        and finding.measures["worlds"] == 1
-        and finding.measures["n"] == N
-    )
-    assert finding.measures["diagnostics"]["queries_per_record"] == len(PIXEL_SHIFTS) + 8 * len(
-        NOISE_LEVELS
-    )
+    assert finding.measures.auc > 0.9 and finding.measures.worlds == 1 and finding.measures.n == N
+    assert finding.diagnostics["queries_per_record"] == len(PIXEL_SHIFTS) + 8 * len(NOISE_LEVELS)
     found = []
     for seed in range(20):
         coins = torch.rand(2, N, generator=torch.Generator().manual_seed(10 + seed)) < 0.5

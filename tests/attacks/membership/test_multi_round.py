@@ -207,7 +207,7 @@ def found_by(attack, of: Worlds) -> Finding:
     ("attack", "signals"), [(LiraRounds(), 1), (Fusion(), 2)], ids=lambda a: getattr(a, "name", a)
 )
 def test_independent_rounds_gain_what_theory_says(attack, signals) -> None:
-    measures = found_by(attack, worlds()).measures
+    measures = found_by(attack, worlds()).measures.to_row()
     assert measures["rounds"] == ROUNDS
     alone = measures["diagnostics"]["last_round"]["auc"]
     assert alone == pytest.approx(norm.cdf(GAP_ROUNDS * signals**0.5 / 2**0.5), abs=0.04)
@@ -272,7 +272,7 @@ def test_fresh_coins_are_within_the_interval_of_a_half(attack) -> None:
         fresh = (
             torch.rand(of.masks.shape, generator=torch.Generator().manual_seed(1000 + seed)) < 0.5
         )
-        low, high = found_by(attack, replace(of, masks=fresh)).measures["auc_ci"]
+        low, high = found_by(attack, replace(of, masks=fresh)).measures.auc_ci
         inside += low <= 0.5 <= high
     assert inside >= 17  # of 20 at 95 %: fewer once in 60 times, and the seeds are fixed
 
@@ -280,8 +280,8 @@ def test_fresh_coins_are_within_the_interval_of_a_half(attack) -> None:
 @pytest.mark.parametrize("attack", [LiraRounds(), Fusion(), Tracing()], ids=lambda a: a.name)
 def test_a_view_of_one_round_is_attacked_as_it_is(attack) -> None:
     of = worlds(rounds=1)
-    bare = found_by(attack, replace(of, rounds={})).measures
-    assert bare["rounds"] == 1 and bare["auc"] == found_by(attack, of).measures["auc"]
+    bare = found_by(attack, replace(of, rounds={})).measures.to_row()
+    assert bare["rounds"] == 1 and bare["auc"] == found_by(attack, of).measures.auc
     assert bare["diagnostics"]["last_round"]["auc"] == bare["auc"]
 
 

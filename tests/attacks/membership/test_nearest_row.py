@@ -105,10 +105,10 @@ def test_one_record_in_three_that_is_sent_is_identified_and_counted():
     finding = attack.judge(
         attack.run(view, torch.Generator().manual_seed(0)), view, truth_of(members, nonmembers)
     )
-    found = finding.measures["copy_test"]
+    found = finding.measures.copy_test
     assert (found["members"], found["nonmembers"], found["false_alarms"]) == (60, 40, 0)
     assert COPIES <= found["identified"] < COPIES + 8 and found["p_value"] < 1e-3
-    assert finding.measures["tpr_at_fpr"]["0.1"]["tpr"] >= 1 / 3
+    assert finding.measures.tpr_at_fpr["0.1"]["tpr"] >= 1 / 3
     assert (
         len(finding.figures["near_members"]) == 60 and len(finding.figures["near_nonmembers"]) == 40
     )
@@ -123,7 +123,7 @@ def test_rows_of_other_rounds_count_as_well():
     attack = NearestRow(signal="distance")
     measures = attack.judge(
         attack.run(view, torch.Generator()), view, truth_of(members, nonmembers)
-    ).measures
+    ).measures.to_row()
     alone = measures["diagnostics"]["last_round"]["copy_test"]
     assert measures["rounds"] == 2
     assert alone["identified"] >= 10 and measures["copy_test"]["identified"] >= 20
@@ -147,7 +147,8 @@ def test_a_map_that_the_view_grants_takes_records_to_what_was_sent():
     attack = NearestRow(signal="distance")
     truth = truth_of(members, nonmembers)
     known, unknown = (
-        attack.judge(attack.run(v, torch.Generator()), v, truth).measures for v in (granted, view)
+        attack.judge(attack.run(v, torch.Generator()), v, truth).measures.to_row()
+        for v in (granted, view)
     )
     assert known["copy_test"]["identified"] >= COPIES and "copy_test" not in unknown
 
@@ -186,9 +187,9 @@ def test_a_patch_of_a_member_inside_another_image_is_found_where_whole_images_ar
     view = view_of(rows, game(rows, members, nonmembers))
     truth = truth_of(members, nonmembers)
     found = {
-        attack.name: attack.judge(attack.run(view, torch.Generator()), view, truth).measures[
-            "copy_test"
-        ]
+        attack.name: attack.judge(
+            attack.run(view, torch.Generator()), view, truth
+        ).measures.copy_test
         for attack in (NearestRow(signal="distance"), NearestPatch(signal="patch_distance"))
     }
     assert (

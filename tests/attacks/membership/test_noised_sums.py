@@ -162,9 +162,9 @@ NOBODY = Truth(*(torch.zeros(0),) * 4, torch.zeros(2))
 def test_a_planted_leak_is_found_and_a_null_is_not(strength, coins, found):
     leak = view(strength, coins=coins)
     attack = NoisedSumAttack()
-    low = attack.judge(attack.run(leak, torch.Generator().manual_seed(0)), leak, NOBODY).measures[
-        "auc_ci"
-    ][0]
+    low = attack.judge(
+        attack.run(leak, torch.Generator().manual_seed(0)), leak, NOBODY
+    ).measures.auc_ci[0]
     assert (low > 0.5) == found
 
 

@@ -37,7 +37,7 @@ def test_the_owner_is_named_in_nine_of_ten_seeds() -> None:
         view = view_of(own, member, others)
         attack = SourceInference()
         finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, TRUTH)
-        source = finding.measures["diagnostics"]["source"]
+        source = finding.diagnostics["source"]
         assert source["clients"] == OTHERS + 1 and source["chance"] == 1 / (OTHERS + 1)
         hits += source["members"] >= 0.9
     assert hits >= 9

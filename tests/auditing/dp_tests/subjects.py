@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attacks.measures import ReconstructionMeasures
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from privdd.auditing.dp_tests.runner import mechanism_tests
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
@@ -188,4 +189,5 @@ class IdleAttack(Attack):
         return Evidence()
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
-        return Finding(view.surface, "idle", self.family, view.adversary, {"identified": 0.0})
+        measures = ReconstructionMeasures(identified=0.0)
+        return Finding(view.surface, "idle", self.family, view.adversary, measures)

@@ -118,6 +118,6 @@ def test_a_mechanism_that_draws_from_a_generator_of_its_own_is_named() -> None:
     )
     assert (
         found.message == "dpsgd"
-        and found.measures["diagnostics"]["refuted"]
-        and "ignores its noise argument" in found.measures["note"]
+        and found.diagnostics["refuted"]
+        and "ignores its noise argument" in found.measures.note
     )

@@ -45,7 +45,7 @@ class Telling(ClippedSum):
 )
 def test_only_what_depends_on_the_records_is_told(method: Any, mechanism: Any, says: str) -> None:
     found = [
-        f.measures
+        f.measures.to_row()
         for f in interference_findings(
             subject(method, {"embedding": mechanism(5.0, 1.0, 1.0, 10.0)})
         )
@@ -137,7 +137,7 @@ def test_whatever_a_message_tells_is_seen_in_whichever_round(tells: Tells) -> No
     (found,) = interference_findings(
         subject(Messages(tells=tells), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)})
     )
-    assert found.measures["diagnostics"]["refuted"]
+    assert found.diagnostics["refuted"]
 
 
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace"])
@@ -152,10 +152,10 @@ def test_what_is_computed_from_releases_alone_is_not(tells: Tells, relation: str
             Messages(tells=tells), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}, relation=relation
         )
     )
-    assert "refuted" not in found.measures["diagnostics"] and found.measures["n"] >= 3
+    assert "refuted" not in found.diagnostics and found.measures.n >= 3
     assert (
-        found.measures["diagnostics"]["covers"]["messages"] == [0, 1, 2, 3, 4]
-        and "rounds 0 to 4" in found.measures["note"]
+        found.diagnostics["covers"]["messages"] == [0, 1, 2, 3, 4]
+        and "rounds 0 to 4" in found.measures.note
     )
 
 
@@ -164,7 +164,7 @@ def test_rounds_that_were_not_kept_are_named() -> None:
     (found,) = interference_findings(
         replace(whole, snapshots={t: whole.snapshots[t] for t in (0, 1, 4)})
     )
-    assert "rounds 0, 1, 4; not tested: 2, 3" in found.measures["note"]
+    assert "rounds 0, 1, 4; not tested: 2, 3" in found.measures.note
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,6 @@ def test_contributions_that_lean_on_what_is_remembered_are_seen(round: int) -> N
     (found, *_) = query_findings(
         subject(Scaled(scaled=round), {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}), ["embedding"]
     )
-    kappa = found.measures["kappa"]
+    kappa = found.measures.kappa
     assert kappa <= 1.0001 if round < 0 else kappa > 1.001
-    assert found.measures["diagnostics"]["covers"]["sensitivity"] == [0, 1, 2, 3, 4]
+    assert found.diagnostics["covers"]["sensitivity"] == [0, 1, 2, 3, 4]

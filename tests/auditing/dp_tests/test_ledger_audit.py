@@ -135,7 +135,7 @@ def test_the_ledger_of_a_run_tells_of_all_its_releases(name: str) -> None:
     first = min(watch.round for watch in record.rounds.values() if watch.audited)
     record.rounds[first, subject.plan.victim].releases.clear()
     gone = [
-        f.measures["diagnostics"].get("untested", {}).get("ledger", "")
+        f.diagnostics.get("untested", {}).get("ledger", "")
         for f in ledger_findings(subject, record)
     ]
     assert any(f"(first: round {first})" in why for why in gone)
@@ -143,7 +143,7 @@ def test_the_ledger_of_a_run_tells_of_all_its_releases(name: str) -> None:
 
 def _quiet(found: Iterable[Finding]) -> bool:
     """Whether the test has rows, and all say that the ledger was looked at and is right."""
-    said = [f.measures["diagnostics"] for f in found]
+    said = [f.diagnostics for f in found]
     return bool(said) and all("covers" in one and "refuted" not in one for one in said)
 
 
@@ -210,10 +210,8 @@ def test_a_ledger_that_understates_is_refuted(name: str, fault: str) -> None:
     subject, record = trained(name)
     _, change, says = FAULTS[fault]
     found = [f for f in ledger_findings(with_rows(subject, change), record) if not _quiet([f])]
-    assert found and all(
-        f.attack == LEDGER_TEST and f.measures["diagnostics"]["refuted"] for f in found
-    )
-    assert any(says in f.measures["note"] for f in found)
+    assert found and all(f.attack == LEDGER_TEST and f.diagnostics["refuted"] for f in found)
+    assert any(says in f.measures.note for f in found)
 
 
 def test_a_release_too_many_in_the_ledger_is_no_fault() -> None:
@@ -230,4 +228,4 @@ def test_an_event_amplified_by_a_rate_that_was_not_drawn_is_refuted() -> None:
         for coins in watch.samples:
             coins.probability *= 2
     (found,) = ledger_findings(subject, record)
-    assert "coins were tossed at 0.4" in found.measures["note"]
+    assert "coins were tossed at 0.4" in found.measures.note

@@ -68,10 +68,8 @@ def kappa(mechanism: ClippedSum) -> float:
     ledger.append([replace(row, post_of=()) for row in rows])
     plan = replace(made.plan, mechanisms={"embedding": mechanism})
     (found,) = client_query_findings(replace(made, plan=plan, ledger=ledger))
-    assert (
-        found.measures["kappa_allowed"] == 1.0 and found.measures["diagnostics"]["unit"] == "client"
-    )
-    return float(found.measures["kappa"])
+    assert found.measures.kappa_allowed == 1.0 and found.diagnostics["unit"] == "client"
+    return float(found.measures.kappa)
 
 
 def test_records_that_are_clipped_one_by_one_do_not_protect_a_client() -> None:
@@ -163,7 +161,7 @@ def of_client(
 
 
 def by_name(found: list[Finding]) -> dict[str, Any]:
-    return {f.attack: f.measures for f in found}
+    return {f.attack: f.measures.to_row() for f in found}
 
 
 @pytest.mark.parametrize(
@@ -205,8 +203,8 @@ class Closed(ClientLevel):
 
 def test_what_cannot_be_tested_says_so() -> None:
     (row,) = mechanism_findings(of_client(Closed(1.0, 0.5)))
-    assert row.measures["n"] == 0 and "Closed was not tested" in row.measures["note"]
-    assert "kappa" not in row.measures and row.measures["epsilon_stated"] > 0
+    assert row.measures.n == 0 and "Closed was not tested" in row.measures.note
+    assert row.measures.kappa is None and row.measures.epsilon_stated > 0
 
 
 @dataclass(frozen=True)
@@ -251,7 +249,7 @@ def test_a_mechanism_of_ones_own_is_tested_like_ours(mechanism: Mechanism, expec
     one = of_client(mechanism, runs=200)  # type: ignore[arg-type]
     found = list(mechanism_findings(one))
     assert {row.attack for row in found} >= {"t1_sensitivity"}
-    stated = found[0].measures["epsilon_stated"]
+    stated = found[0].measures.epsilon_stated
     assert decide_verdict({"pld": stated, "rdp": stated}, stated, found) == expected
 
 
@@ -286,7 +284,7 @@ def test_log_ratios_follow_the_closed_form(factor: float) -> None:
 )
 def test_a_fault_is_a_contradiction(mutant: type[ClientLevel], least: float) -> None:
     found = list(mechanism_findings(of_client(mutant(4.0, 0.1), runs=20)))
-    assert found[0].measures["kappa"] > least
+    assert found[0].measures.kappa > least
     assert decide_verdict(FINITE, None, found) == "contradiction"
 
 
@@ -344,7 +342,7 @@ def kappa_uploads(method: Any, mechanism: Any, relation: str = "zero_out") -> fl
     (found,) = record_upload_findings(
         subject(method, {"prototypes": mechanism}, relation=relation), "prototypes"
     )
-    return float(found.measures["kappa"])
+    return float(found.measures.kappa)
 
 
 def test_rows_that_are_clipped_one_by_one_move_by_one_unit() -> None:
@@ -365,7 +363,7 @@ def test_under_replace_one_record_is_exchanged_for_another() -> None:
     assert kappa_uploads(Rows(), OwnRows(clips=False), "replace") > 3
     rows = {"prototypes": OwnRows(clips=False)}
     (found,) = record_upload_findings(subject(Rows(), rows, relation="replace"), "prototypes")
-    assert found.measures["kappa_allowed"] == 2
+    assert found.measures.kappa_allowed == 2
 
 
 def test_an_upload_that_is_clipped_as_a_whole_may_move_across_the_ball() -> None:

@@ -205,7 +205,7 @@ def test_a_healthy_run_is_consistent(
         ]
     else:
         verdict, findings = audit_whole(profile, tmp_path, FEWER)
-        assert verdict == "consistent", [f.measures.get("note") for f in findings]
+        assert verdict == "consistent", [f.measures.note for f in findings]
 
 
 def audited_by_itself(profile: str, folder: Path, *more: str) -> tuple[str, list[Finding]]:
@@ -310,9 +310,7 @@ def test_faulty_noise_is_a_contradiction(
     plant(monkeypatch)
     verdict, findings = audited_by_itself(profile, tmp_path, *settings)
     assert verdict == "contradiction"
-    assert any(
-        f.attack == NOISE_TEST and f.measures["diagnostics"].get("refuted") for f in findings
-    )
+    assert any(f.attack == NOISE_TEST and f.diagnostics.get("refuted") for f in findings)
 
 
 def test_noise_of_the_operating_system_is_consistent(tmp_path: Path, system_bytes: None) -> None:
@@ -361,9 +359,7 @@ def test_faulty_sampling_is_a_contradiction(
     SAMPLING_FAULTS[fault](monkeypatch)
     verdict, findings = audited_by_itself(profile, tmp_path)
     assert verdict == "contradiction"
-    assert any(
-        f.attack == SAMPLING_TEST and f.measures["diagnostics"].get("refuted") for f in findings
-    )
+    assert any(f.attack == SAMPLING_TEST and f.diagnostics.get("refuted") for f in findings)
 
 
 def embeddings(factor: Callable[[int], float]) -> Plant:
@@ -401,7 +397,7 @@ def test_faulty_sensitivity_is_a_contradiction(
     SENSITIVITY_FAULTS[fault](monkeypatch)
     verdict, findings = audit_whole("feddm_dp", tmp_path, FEWER)
     assert verdict == "contradiction"
-    assert any(f.measures.get("kappa", 0) > 1.01 for f in findings)
+    assert any(f.measures.to_row().get("kappa", 0) > 1.01 for f in findings)
 
 
 def of_the_sum(patch: pytest.MonkeyPatch) -> None:
@@ -509,7 +505,7 @@ def test_a_run_that_was_trained_before_has_its_noise_drawn_again(
 def test_the_note_counts_every_number_whose_noise_was_looked_at(healthy: Healthy) -> None:
     """One release of all parameters by each client in each round."""
     found = healthy("client")[1]
-    note = next(f.measures["note"] for f in found if f.attack == NOISE_TEST)
+    note = next(f.measures.note for f in found if f.attack == NOISE_TEST)
     plan = build_experiment(tiny_config("fedavg", "privacy=client", *SMALL, command="audit")).plan
     server = plan.method.broadcast(plan.method.init(plan.problem, plan.keys))
     size = sum(value.numel() for value in flatten_values(server).values())
@@ -518,7 +514,7 @@ def test_the_note_counts_every_number_whose_noise_was_looked_at(healthy: Healthy
 
 
 def noise_of(findings: list[Finding]) -> dict[str, Any]:
-    return next(f.measures["diagnostics"] for f in findings if f.attack == NOISE_TEST)
+    return next(f.diagnostics for f in findings if f.attack == NOISE_TEST)
 
 
 def test_noise_that_cannot_be_drawn_again_is_not_looked_at(
@@ -529,7 +525,7 @@ def test_noise_that_cannot_be_drawn_again_is_not_looked_at(
     verdict, findings = audit_whole("client", tmp_path, source)
     assert verdict == "untested"
     (noise,) = [f for f in findings if f.attack == NOISE_TEST]
-    assert "2 of 2 rounds" in noise.measures["note"]
+    assert "2 of 2 rounds" in noise.measures.note
 
 
 def test_another_runs_residuals_are_not_taken_for_this_ones(
@@ -623,9 +619,7 @@ def test_a_client_that_leaves_its_noise_out_is_found_in_the_sum() -> None:
     healthy = run(1.0)
     faulty = run(0.0)
     assert of_the_sum_all(*healthy) > p_value_limit(0.99) > of_the_sum_all(*faulty)
-    right, wrong = (
-        noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty)
-    )
+    right, wrong = (noise_finding(*one, "update").diagnostics for one in (healthy, faulty))
     assert "refuted" not in right and "untested" not in right
     assert wrong["refuted"] is True
 
@@ -635,7 +629,7 @@ def test_shares_that_are_not_there_make_the_noise_untested() -> None:
     for (_, client), watch in record.rounds.items():
         for release in watch.releases if client == 2 else ():
             release.sample = torch.zeros(0)
-    assert "untested" in noise_finding(subject, record, "update").measures["diagnostics"]
+    assert "untested" in noise_finding(subject, record, "update").diagnostics
 
 
 @pytest.mark.parametrize("gone", ["a share", "all shares", "what a share was"])
@@ -656,17 +650,14 @@ def test_one_round_that_was_not_seen_makes_the_noise_untested(gone: str) -> None
     assert not sums and "round 3" in why
     if gone != "all shares":
         assert (
-            "round 3"
-            in noise_finding(subject, record, "update").measures["diagnostics"]["untested"]["noise"]
+            "round 3" in noise_finding(subject, record, "update").diagnostics["untested"]["noise"]
         )
 
 
 def test_a_client_that_halves_its_noise_in_one_round_is_found() -> None:
     healthy = run(1.0)
     faulty = run(0.5, 3)
-    right, wrong = (
-        noise_finding(*one, "update").measures["diagnostics"] for one in (healthy, faulty)
-    )
+    right, wrong = (noise_finding(*one, "update").diagnostics for one in (healthy, faulty))
     assert "refuted" not in right and wrong["refuted"] is True
 
 

@@ -42,7 +42,7 @@ def certificate(of: GuaranteeSubject) -> Finding:
 
 def ratio(of: GuaranteeSubject) -> float:
     """Certified over accounted."""
-    measures = certificate(of).measures
+    measures = certificate(of).measures.to_row()
     assert measures["epsilon_stated"] == pytest.approx(of.ledger.epsilon(), rel=1e-6)
     return float(measures["epsilon_shown"]) / float(measures["epsilon_stated"])
 
@@ -61,13 +61,13 @@ def test_noised_reads_and_counts_are_certified_near_what_is_accounted() -> None:
         {"embedding": ClippedSum(2.0, SMALL, 1.0, 20.0), "class_counts": ClippedSum(4.0, 1.0)},
     )
     found = certificate(of)
-    told = found.measures["diagnostics"]["certificate"]
-    assert 0.97 <= float(found.measures["epsilon_shown"]) / of.ledger.epsilon() <= 1.001
+    told = found.diagnostics["certificate"]
+    assert 0.97 <= float(found.measures.epsilon_shown) / of.ledger.epsilon() <= 1.001
     assert (
         told["kappa"]["min"] == pytest.approx(1.0, abs=1e-3)
-        and told["runs"] == found.measures["n"] >= 60
+        and told["runs"] == found.measures.n >= 60
     )
-    assert "4 releases" in found.measures["note"]  # three reads and a count
+    assert "4 releases" in found.measures.note  # three reads and a count
 
 
 def test_sampled_steps_are_certified_near_what_is_accounted() -> None:
@@ -226,12 +226,12 @@ def test_runs_in_lockstep_are_the_runs_that_are_played_one_by_one() -> None:
 
 def test_noise_that_cannot_be_dealt_is_said_and_not_passed_over() -> None:
     found = certificate(reads(OwnNoise))
-    assert "epsilon_shown" not in found.measures and "was not tested" in found.measures["note"]
+    assert found.measures.epsilon_shown is None and "was not tested" in found.measures.note
 
 
 def test_two_runs_of_one_seed_say_the_same_and_of_two_seeds_do_not() -> None:
     first, again, other = (
-        certificate(reads(seed=seed)).measures["epsilon_shown"] for seed in (0, 0, 1)
+        certificate(reads(seed=seed)).measures.epsilon_shown for seed in (0, 0, 1)
     )
     assert first == again != other
 

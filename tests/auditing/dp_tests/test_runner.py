@@ -63,7 +63,7 @@ def test_the_printed_step_exceeds_what_the_paper_states():
             subject(method, {"synthetic_gradient": AggregateClip(5.0, 1.0)}, scale=2.5, runs=120)
         )
     )
-    rows = {f.attack: f.measures for f in found}
+    rows = {f.attack: f.measures.to_row() for f in found}
     assert list(rows) == ["t1_sensitivity", "t2_likelihood_ratio", "t3_transcript", "t3_final"]
     assert (
         rows["t1_sensitivity"]["kappa"] > 2 * 1.5 and rows["t1_sensitivity"]["kappa_allowed"] == 2.0
@@ -83,20 +83,22 @@ def test_the_printed_step_exceeds_what_the_paper_states():
 def test_sound_queries_stay_within_their_bound(name, seed):
     make, mechanisms = SOUND[name]
     found = list(mechanism_findings(subject(make(), mechanisms, seed, runs=40, slow_runs=20)))
-    kappas = [f.measures["kappa"] for f in found if "kappa" in f.measures]
+    kappas = [f.measures.kappa for f in found if f.measures.kappa is not None]
     assert (
         len(kappas) == 1 and 0.9 < kappas[0] <= 1 + 1e-4
     )  # the search reaches the bound and not beyond
     assert len(found) >= 3
     for finding in found:
-        assert finding.measures.get("epsilon_shown", 0.0) <= finding.measures["epsilon_stated"]
+        assert (
+            finding.measures.to_row().get("epsilon_shown", 0.0) <= finding.measures.epsilon_stated
+        )
     assert decide_verdict(FINITE, None, found) == "consistent"
 
 
 def test_an_exchange_may_move_a_sound_query_by_two_units():
     toy = Coupled(coupled=False)
     mechanism = {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}
-    kappa = next(mechanism_findings(subject(toy, mechanism, relation="replace"))).measures
+    kappa = next(mechanism_findings(subject(toy, mechanism, relation="replace"))).measures.to_row()
     assert 1.0 < kappa["kappa"] <= 2 + 1e-4 and kappa["kappa_allowed"] == 2.0
 
 
@@ -111,23 +113,23 @@ def test_a_mechanism_that_states_more_than_it_does_is_caught(mutant, method):
             subject(method(), {name: mutant(4.0, clip, 1.0, 10.0)}, runs=20, slow_runs=20)
         )
     )
-    assert 2 < found[0].measures["kappa"] <= 3.1
+    assert 2 < found[0].measures.kappa <= 3.1
     assert decide_verdict(FINITE, None, found) == "contradiction"
 
 
 def test_dividing_by_the_realised_batch_is_caught():
     honest, mutant = (kind(4.0, 0.1, 1.0, 10.0) for kind in (ClippedSum, Averaging))
     assert (
-        next(mechanism_findings(subject(feddm(), {"embedding": honest}))).measures["kappa"]
-        <= 1 + 1e-4
+        next(mechanism_findings(subject(feddm(), {"embedding": honest}))).measures.kappa <= 1 + 1e-4
     )
-    assert next(mechanism_findings(subject(feddm(), {"embedding": mutant}))).measures["kappa"] > 2
+    assert next(mechanism_findings(subject(feddm(), {"embedding": mutant}))).measures.kappa > 2
 
 
 def test_a_map_that_couples_records_is_caught_where_the_same_map_without_coupling_is_not():
     mechanism = {"embedding": ClippedSum(5.0, 1.0, 1.0, 10.0)}
     coupled, single = (
-        next(mechanism_findings(subject(Coupled(c), mechanism))).measures for c in (True, False)
+        next(mechanism_findings(subject(Coupled(c), mechanism))).measures.to_row()
+        for c in (True, False)
     )
     assert coupled["kappa"] > 1.2 and "other records" in coupled["note"]
     assert single["kappa"] <= 1 + 1e-4 and "other records" not in single["note"]
@@ -153,7 +155,7 @@ def test_certificates_of_a_sound_query_never_exceed_its_epsilon():
         findings = Statement(
             one, one.surface_of("embedding"), exact, "closed form", "embedding"
         ).likelihood_ratio_findings(runs, "", final=None)
-        found.append([f.measures["epsilon_shown"] for f in findings])
+        found.append([f.measures.epsilon_shown for f in findings])
     worst = torch.tensor(found).max(0).values
     assert bool((worst <= exact).all()) and torch.tensor(found)[:, 0].median() > 0.3 * exact
 
@@ -275,4 +277,4 @@ def test_likelihood_ratios_of_a_query_are_shown_where_no_certificate_speaks_of_i
 def test_without_a_certificate_they_come_last_and_say_why():
     of = subject(feddm(), {"embedding": ClippedSum(2.0, 0.02, 1.0, 20.0)}, runs=20, slow_runs=20)
     *_, last = without_single_ratios(of, mechanism_findings(of))
-    assert last.attack == "t2_likelihood_ratio" and "no certificate" in last.measures["note"]
+    assert last.attack == "t2_likelihood_ratio" and "no certificate" in last.measures.note

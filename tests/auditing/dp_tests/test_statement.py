@@ -44,9 +44,9 @@ def found(claimed, real, q, steps, runs=600, seed=0):
 def test_a_release_that_meets_its_accounting_is_not_contradicted(q, steps):
     for seed in range(2):
         finding = found(1.0, 1.0, q, steps, seed=seed)
-        assert 0 < finding.measures["epsilon_shown"] < finding.measures["epsilon_stated"]
+        assert 0 < finding.measures.epsilon_shown < finding.measures.epsilon_stated
         assert decide_verdict(FINITE, None, [finding]) == "consistent"
-    assert (finding.attack, finding.measures["epsilon_validity"], finding.measures["n"]) == (
+    assert (finding.attack, finding.measures.epsilon_validity, finding.measures.n) == (
         "t3_curve",
         "curve",
         1200,
@@ -57,10 +57,10 @@ def test_a_release_that_meets_its_accounting_is_not_contradicted(q, steps):
 @pytest.mark.parametrize(("q", "steps", "least"), [(1.0, 1, 1.3), (0.3, 6, 1.1)])
 def test_half_the_noise_is_a_contradiction(q, steps, least):
     finding = found(1.0, 2.0, q, steps)
-    assert finding.measures["epsilon_shown"] > least * finding.measures["epsilon_stated"]
+    assert finding.measures.epsilon_shown > least * finding.measures.epsilon_stated
     assert (
         decide_verdict(FINITE, None, [finding]) == "contradiction"
-        and "below the accountant" in finding.measures["note"]
+        and "below the accountant" in finding.measures.note
     )
 
 
@@ -68,4 +68,4 @@ def test_runs_that_show_nothing_measure_zero():
     event = dpa.GaussianDpEvent(10.0)
     nothing = torch.zeros(40, dtype=torch.float64)
     finding = curve_finding(statement(event), nothing, nothing, event, "constant outputs")
-    assert finding.measures["epsilon_shown"] == 0.0
+    assert finding.measures.epsilon_shown == 0.0
