@@ -38,14 +38,20 @@ from privdd.core.types import State
 from privdd.core.validation import BadConfig, check_choice
 from privdd.external import membership_game as games
 from privdd.external.records import LabelledRecords
-from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.run_folder import (
+    AuditTimes,
+    ExternalAudit,
+    HeldArtifact,
+    StatedLimit,
+    audit_of_arrays,
+)
 from privdd.external.shadow_models import (
     TrainingFunction,
     call_user_function,
     draw_shadow_seeds,
     run_tasks,
 )
-from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.external.trained_model import ExternalAuditSettings
 from privdd.recording.client_messages import ClientMessages
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import read_tensors
@@ -172,29 +178,24 @@ def audit_message_tensors(
     judged = games.judge_attacks(view, attacks, {}, game, keys, budget, note)
     judged += _judge_labels(view, train, heldout, keys, note)
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS.replace("training function", "map")} if draws_randomly else {}
     facts = games.target_facts("message", train, heldout, game, judged)
     rows = torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
     facts["doubts"] = facts["doubts"] or _doubts_of_map(rows, judged)
-    return ExternalAudit(
-        str(about.get("name", "message")),
-        str(about.get("data", "arrays")),
-        settings.seed,
-        [HeldArtifact(kind, "message", message, 0, 0)],
-        judged,
-        stated,
-        budget,
-        {"worlds": training_end - began, "attacks": done - training_end, "total": done - began},
-        facts,
-        None,
-        {
-            **about,
-            **notes,
-            "records": [len(train), len(heldout)],
-            "shape": list(train.record_shape),
-        },
-        1,
-        len(_split_rounds(message)),
+    return audit_of_arrays(
+        "message",
+        about,
+        seed=settings.seed,
+        times=AuditTimes(began, training_end, done),
+        train=train,
+        sizes=[len(train), len(heldout)],
+        seen=[HeldArtifact(kind, "message", message, 0, 0)],
+        judged=judged,
+        stated=stated,
+        budget=budget,
+        target=facts,
+        draws_randomly="map" if draws_randomly else "",
+        clients=1,
+        rounds=len(_split_rounds(message)),
     )
 
 

@@ -44,7 +44,13 @@ from privdd.core.validation import BadConfig, check_choice, check_integer, check
 from privdd.external import membership_game as games
 from privdd.external.predictor import build_predictor
 from privdd.external.records import LabelledRecords, check_network_records
-from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.run_folder import (
+    AuditTimes,
+    ExternalAudit,
+    HeldArtifact,
+    StatedLimit,
+    audit_of_arrays,
+)
 from privdd.external.shadow_models import (
     SGD_NAME,
     PlainSGD,
@@ -52,7 +58,7 @@ from privdd.external.shadow_models import (
     compute_shadow_updates,
     target_and_shadow_signals,
 )
-from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.external.trained_model import ExternalAuditSettings
 from privdd.runtime.files import DamagedRun, list_plain_files
 from privdd.runtime.run_folder import read_tensors
 
@@ -253,7 +259,6 @@ def audit_client_updates(
         view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}"
     )
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS} if draws_randomly else {}
     facts = games.target_facts(
         "updates", train, heldout, game, judged, None, about.get("notes", [])
     )
@@ -263,26 +268,22 @@ def audit_client_updates(
         HeldArtifact(updates.surface, updates.kind, capture.value, capture.round, capture.client)
         for capture in updates.captures
     ]
-    return ExternalAudit(
-        str(about.get("name", "updates")),
-        str(about.get("data", "arrays")),
-        settings.seed,
-        artifacts,
-        judged,
-        stated,
-        budget,
-        {"worlds": training_end - began, "attacks": done - training_end, "total": done - began},
-        facts,
-        None,
-        {
-            **about,
-            **notes,
-            "client": client,
-            "records": [len(train), len(heldout)],
-            "shape": list(train.record_shape),
-        },
-        clients,
-        rounds,
+    return audit_of_arrays(
+        "updates",
+        about,
+        seed=settings.seed,
+        times=AuditTimes(began, training_end, done),
+        train=train,
+        sizes=[len(train), len(heldout)],
+        seen=artifacts,
+        judged=judged,
+        stated=stated,
+        budget=budget,
+        target=facts,
+        draws_randomly="training function" if draws_randomly else "",
+        clients=clients,
+        rounds=rounds,
+        client=client,
     )
 
 

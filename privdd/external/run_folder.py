@@ -21,6 +21,7 @@ from privdd.auditing.findings import finding_row, size_in_bytes
 from privdd.auditing.verdicts import decide_verdict, refutes_limit
 from privdd.core.validation import BadConfig, check_choice, check_number, setting_error
 from privdd.external.membership_game import JudgedAttack
+from privdd.external.records import LabelledRecords
 from privdd.federated.channel import digest_tensors, tensor_shapes
 from privdd.federated.checkpoint import write_ledger
 from privdd.privacy.ledger import SERVER, Ledger, Release
@@ -40,6 +41,7 @@ from privdd.runtime.seal import seal_folder
 STATED_RELATIONS = ("add_remove", "replace", "zero_out")
 STATED_UNITS = ("record", "client")
 STATED_BY = "stated by the owner of the target"
+GLOBAL_DRAWS = "the {} draws from torch's global generator: another run gives other shadow models"
 UNPROTECTED_REASON = "it was made outside privdd: no guarantee is proven here"
 
 
@@ -160,6 +162,72 @@ class ExternalAudit:
     about: Mapping[str, Any] = field(default_factory=dict)
     clients: int = 0
     rounds: int = 0
+
+
+@dataclass(frozen=True)
+class AuditTimes:
+    """Seconds of one clock: when an audit began, when its shadow models were there, and when its
+    attacks were done."""
+
+    began: float
+    trained: float
+    done: float
+
+    def to_seconds(self) -> dict[str, float]:
+        return {
+            "worlds": self.trained - self.began,
+            "attacks": self.done - self.trained,
+            "total": self.done - self.began,
+        }
+
+
+def audit_of_arrays(
+    kind: str,
+    about: Mapping[str, Any],
+    *,
+    seed: int,
+    times: AuditTimes,
+    train: LabelledRecords,
+    sizes: Sequence[int],
+    seen: Sequence[HeldArtifact],
+    judged: Sequence[JudgedAttack],
+    stated: StatedLimit,
+    budget: ErrorBudget,
+    target: Mapping[str, Any],
+    draws_randomly: str = "",
+    accuracy: float | None = None,
+    clients: int = 0,
+    rounds: int = 0,
+    **more: Any,
+) -> ExternalAudit:
+    """The result of the audit of a target that came as arrays.
+
+    Args:
+        kind: what was audited, its name unless ``about`` has one.
+        about: what the manifest says of the target.
+        train: the training records.
+        sizes: how many records each set holds.
+        draws_randomly: what draws from torch's global generator; "" if nothing does.
+        more: further entries of the manifest.
+    """
+    entries = {**about, **more, "records": list(sizes), "shape": list(train.record_shape)}
+    if draws_randomly:
+        entries["note"] = GLOBAL_DRAWS.format(draws_randomly)
+    return ExternalAudit(
+        str(about.get("name", kind)),
+        str(about.get("data", "arrays")),
+        seed,
+        seen,
+        judged,
+        stated,
+        budget,
+        times.to_seconds(),
+        target,
+        accuracy,
+        entries,
+        clients,
+        rounds,
+    )
 
 
 def write_audit_folder(run: ExternalAudit, path: Path, command: Sequence[str]) -> Findings:

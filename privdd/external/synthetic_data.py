@@ -48,14 +48,20 @@ from privdd.external.records import (
     flatten_records,
     records_from_arrays,
 )
-from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.run_folder import (
+    AuditTimes,
+    ExternalAudit,
+    HeldArtifact,
+    StatedLimit,
+    audit_of_arrays,
+)
 from privdd.external.shadow_models import (
     TrainingFunction,
     call_user_function,
     draw_shadow_seeds,
     run_tasks,
 )
-from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.external.trained_model import ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
 # of the reference set, whose density is an average; of the synthetic set the nearest counts
@@ -311,27 +317,19 @@ def audit_synthetic_data(
     notes_on_gaps = [GAPS_NOTE.format(gaps)] if gaps else []
     facts = games.target_facts("synthetic", train, heldout, game, judged, notes=notes_on_gaps)
     done = time.monotonic()
-    if draws_randomly:
-        notes = {"note": GLOBAL_DRAWS.replace("training function", "generator")}
-    else:
-        notes = {}
-    return ExternalAudit(
-        str(about.get("name", "synthetic set")),
-        str(about.get("data", "arrays")),
-        settings.seed,
-        [HeldArtifact(view.surface, "synthetic set", {"x": synthetic.x, "y": synthetic.y})],
-        judged,
-        stated,
-        budget,
-        {"worlds": training_end - began, "attacks": done - training_end, "total": done - began},
-        facts,
-        None,
-        {
-            **about,
-            **notes,
-            "records": [len(synthetic), len(train), len(heldout)],
-            "shape": list(train.record_shape),
-        },
+    return audit_of_arrays(
+        "synthetic set",
+        about,
+        seed=settings.seed,
+        times=AuditTimes(began, training_end, done),
+        train=train,
+        sizes=[len(synthetic), len(train), len(heldout)],
+        seen=[HeldArtifact(view.surface, "synthetic set", {"x": synthetic.x, "y": synthetic.y})],
+        judged=judged,
+        stated=stated,
+        budget=budget,
+        target=facts,
+        draws_randomly="generator" if draws_randomly else "",
     )
 
 

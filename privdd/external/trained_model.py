@@ -27,7 +27,13 @@ from privdd.core.validation import BadConfig, check_integer, check_share
 from privdd.external import membership_game as games
 from privdd.external.predictor import OUTPUT_KINDS, Predictor, build_predictor, resolve_classes
 from privdd.external.records import LabelledRecords, check_same_shape
-from privdd.external.run_folder import ExternalAudit, HeldArtifact, StatedLimit
+from privdd.external.run_folder import (
+    AuditTimes,
+    ExternalAudit,
+    HeldArtifact,
+    StatedLimit,
+    audit_of_arrays,
+)
 from privdd.external.shadow_models import TrainingFunction, shadow_outputs, transformed_copies
 from privdd.external.stored_rows import describe_stored_rows
 from privdd.runtime.engine import Engine
@@ -39,10 +45,6 @@ NO_COPIES = "disturbed copies need records of real numbers without gaps"
 GUESSED_KINDS = ("shares", "separate", "percent")  # readings that a reader has to know of
 MANY_RECORDS = 2000  # records from which fewer disturbed copies of each are asked about
 MAX_COUNT = 10**6  # records, and shadow models
-GLOBAL_DRAWS = (
-    "the training function draws from torch's global generator: another run gives other "
-    "shadow models"
-)
 
 
 @dataclass(frozen=True)
@@ -178,25 +180,21 @@ def audit_trained_model(
     else:
         value = {"outputs": logits[0]}
     done = time.monotonic()
-    notes = {"note": GLOBAL_DRAWS} if draws_randomly else {}
-    return ExternalAudit(
-        str(about.get("name", "model")),
-        str(about.get("data", "arrays")),
-        settings.seed,
-        [HeldArtifact(Surface.GLOBAL_MODEL, "model", value)],
-        judged,
-        stated,
-        budget,
-        {"worlds": trained - began, "attacks": done - trained, "total": done - began},
-        facts,
-        right[1],
-        {
-            **about,
-            **notes,
-            "records": [len(train), len(heldout)],
-            "shape": list(train.record_shape),
-            "classes": classes,
-        },
+    return audit_of_arrays(
+        "model",
+        about,
+        seed=settings.seed,
+        times=AuditTimes(began, trained, done),
+        train=train,
+        sizes=[len(train), len(heldout)],
+        seen=[HeldArtifact(Surface.GLOBAL_MODEL, "model", value)],
+        judged=judged,
+        stated=stated,
+        budget=budget,
+        target=facts,
+        draws_randomly="training function" if draws_randomly else "",
+        accuracy=heldout_accuracy,
+        classes=classes,
     )
 
 

@@ -19,13 +19,13 @@ from privdd.external.client_updates import (
     read_captured_updates,
 )
 from privdd.external.membership_game import draw_coin_game
-from privdd.external.run_folder import StatedLimit
+from privdd.external.run_folder import GLOBAL_DRAWS, StatedLimit
 from privdd.external.shadow_models import (
     PlainSGD,
     compute_shadow_updates,
     target_and_shadow_signals,
 )
-from privdd.external.trained_model import GLOBAL_DRAWS, ExternalAuditSettings
+from privdd.external.trained_model import ExternalAuditSettings
 from privdd.runtime.engine import Engine
 from tests.external.test_client_updates import HELDOUT, LR, TRAIN, change, folder, measures, network
 
@@ -171,7 +171,7 @@ def test_shadow_updates_that_no_seed_repeats_are_said_to_be_such(
             {},
             fit,
         )
-        assert (run.about.get("note") == GLOBAL_DRAWS) == said
+        assert (run.about.get("note") == GLOBAL_DRAWS.format("training function")) == said
 
 
 def test_without_one_the_page_says_what_is_missing(tmp_path: Path) -> None:
