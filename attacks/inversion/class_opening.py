@@ -23,7 +23,7 @@ MOST = 3  # records of a class that can be opened
 MAP = "embedding"  # what takes records to rows
 UNEQUAL = 1e-2  # relative: by how much two amplitudes may differ where rows are of one length
 VANISHING = 1e-6  # of the squared length of three rows: an amplitude that says nothing
-EXACT = 1e-3  # of a row's length: what float32 leaves of a solution
+EXACT_ROW = 1e-3  # of its length: what float32 leaves of a row that was solved for
 
 
 @dataclass(frozen=True)
@@ -244,9 +244,11 @@ def _nearest(row: Tensor, rows: Tensor) -> Tensor:
 
 def _describe_opened(worst: Mapping[int, float], size_of: Mapping[int, int]) -> str:
     """Which classes are open, and how exactly."""
-    exact = [label for label, error in worst.items() if error <= EXACT]
+    exact = [label for label, error in worst.items() if error <= EXACT_ROW]
     if not exact:
-        return f"of no class is every row within {EXACT:g} of its length of a record of that class"
+        return (
+            f"of no class is every row within {EXACT_ROW:g} of its length of a record of that class"
+        )
     names = [f"{label} ({size_of[label]} record{'s' * (size_of[label] > 1)})" for label in exact]
     error = max(worst[label] for label in exact)
     return (

@@ -47,11 +47,16 @@ POPULATION_RECORDS = 200  # public records on which RMIA compares a record's rat
 @dataclass(frozen=True)
 class AdversaryView:
     """What one adversary holds of one client's round, to turn what was sent into membership signals
-    of the audited
-    records. snapshot: the round's broadcast; memory: what the client kept after it (used only for
-    maps that the strongest attacker is granted, and named so); public: test records that no
-    client trained on, for centring; query_keys: the streams
-    of the copies that a model is asked about, None = of no copies."""
+    of the audited records.
+
+    Attributes:
+        snapshot: the round's broadcast.
+        candidates: the audited records.
+        public: test records that no client trained on, for centring.
+        memory: what the client kept after the round; used only for maps that the strongest
+            attacker is granted, and named so.
+        query_keys: the streams of the copies that a model is asked about; None: of no copies.
+    """
 
     method: Method
     problem: Problem

@@ -46,8 +46,7 @@ from privdd.runtime.seal import FILES_KEY, file_sha256
 # ``1 - audit.confidence`` is the chance that any of a run's bounds contradicts a true statement. It
 # is shared in equal parts (Bonferroni) by the bounds of membership attacks and of guarantee tests,
 # which are counted before any is made.
-# at most. T0: noise, sampling; T2; T3: transcript, curve, what is finally sent
-TESTS_PER_MECHANISM = 6
+TESTS_PER_MECHANISM = 6  # at most: two of T0 (noise, sampling), one of T2, three of T3
 WHOLE_RUN_TESTS = 1  # T2 on all that the audited client sends, where there are mechanisms
 CANARY_TESTS = 2  # of a game of canaries: a point, and the curve
 ROWS_ARE_NO_IMAGES = "the attack reads images, and the records are rows of a table"

@@ -136,13 +136,13 @@ def _memory_bytes(experiment: Experiment) -> int:
         * math.prod(plan.problem.shape)
         * sum(len(s.train) for s in experiment.shards)
     )
-    model_bytes = (
+    bytes_without_gradients = (
         (1 + workers) * PROCESS_BYTES
         + records
         + 2 * model * min(kept_round_limit(2 * model), plan.method.rounds)
     )
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
-        return model_bytes
+        return bytes_without_gradients
     gradients = model * min(
         experiment.audit_settings.records, len(experiment.shards[plan.victim].train)
     )
@@ -150,7 +150,7 @@ def _memory_bytes(experiment: Experiment) -> int:
         gradients = max(2 * MAX_BLOCK_BYTES, model)  # a block, and its parts
     elif gradients <= BYTES_PER_NUMBER * MAX_HELD_NUMBERS:
         gradients *= MATRICES_AT_ONCE
-    return model_bytes + gradients * (1 + workers)
+    return bytes_without_gradients + gradients * (1 + workers)
 
 
 def count_model_numbers(experiment: Experiment) -> int:

@@ -108,13 +108,11 @@ def noised_sum_of_release(
         )
     if label is None:
         base_positions = torch.ones(len(base), dtype=torch.bool)
+        candidate_positions = torch.ones(len(candidates), dtype=torch.bool)
     else:
         base_positions = (base.y == label).cpu()
-    if label is None:
-        theirs = torch.ones(len(candidates), dtype=torch.bool)
-    else:
-        theirs = (candidates.y == label).cpu()
-    positions = theirs.nonzero()[:, 0].numpy()
+        candidate_positions = (candidates.y == label).cpu()
+    positions = candidate_positions.nonzero()[:, 0].numpy()
     rows = asked.rows
     size = int(base_positions.sum())
     if not len(positions):

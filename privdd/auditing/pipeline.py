@@ -237,9 +237,8 @@ def audit_guarantees(state: AuditState) -> AuditState:
     with torch_threads(engine.threads):
         findings = run_log_tests(subject, run.record)
     tests = guarantee_tests(subject)
-    if (
-        type(run.plan.method).__module__.partition(".")[0] != "privdd"
-    ):  # a user's own; the shipped ones are tested
+    package = type(run.plan.method).__module__.partition(".")[0]
+    if package != "privdd":  # a user's own; the shipped ones are tested
         tests.append(GuaranteeTest(subject, contract_findings))
     with show_progress("test", len(tests)) as bar:
         for test, rows in zip(tests, engine.map(GuaranteeTest.run, tests)):
@@ -250,11 +249,11 @@ def audit_guarantees(state: AuditState) -> AuditState:
     if state.canaries is not None:
         if not state.transcript:
             played = state.earlier.of_canaries()
-        else:
-            played = ()
-        played = played or tuple(
-            canary_findings_of_run(run, state.canaries, state.transcript, state.budget.confidence)
-        )
+        if not played:
+            confidence = state.budget.confidence
+            played = tuple(
+                canary_findings_of_run(run, state.canaries, state.transcript, confidence)
+            )
     return replace(state, findings=(*state.findings, *decided, *played))
 
 

@@ -26,9 +26,15 @@ RECORDS_PER_BLOCK = 32  # records that go through the model together, at most
 
 @dataclass(frozen=True)
 class RecordGradients:
-    """Gradients of the cross-entropy of each single record x (n, ...), y (n,) at a model's
-    ``state``, in the model's
-    mode. names: the parameters, in the order of their numbers p."""
+    """Gradients of the cross-entropy of each single record at a model, in the model's mode.
+
+    Attributes:
+        model: the network.
+        state: its parameters and buffers.
+        x: records (n, ...).
+        y: their labels (n,).
+        names: the parameters, in the order of their numbers p.
+    """
 
     model: nn.Module
     state: State

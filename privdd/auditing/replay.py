@@ -80,9 +80,19 @@ def draw_membership_game(
     relation: str = "add_remove",
     tail: HardExamples | None = None,
 ) -> MembershipGame:
-    """Draw the audited ``records`` (at most three quarters of the client's) and their secret,
-    independent, fair coin flips
-    in K worlds. tail: what made audited records hard to fit, with the same keys."""
+    """Draw the audited records and their secret, independent, fair inclusion bits.
+
+    Args:
+        shard: the client's records.
+        records: how many are audited, at most three quarters of the client's.
+        worlds: K, how many replays.
+        keys: the streams of the audited client.
+        relation: how neighbouring data sets differ.
+        tail: what made audited records hard to fit, with the same keys.
+
+    Raises:
+        ValueError: the client holds fewer than four records.
+    """
     size = len(shard.train)
     if size < 4:
         raise ValueError(
@@ -226,15 +236,12 @@ class ClientReplay:
         of the rounds."""
         plans = [plan_of_replay(self.plan, world) for world in self.worlds]
         shards = [self.game.shard_of_replay(self.shard, world) for world in self.worlds]
+        results: list[ResultsByRound] | None
         if self.batched:
-            singly = []
+            results = self._replay_batched(plans, shards)
         else:
-            singly = [self._replay_singly(p, s) for p, s in zip(plans, shards)]
-        if self.batched:
-            done = self._replay_batched(plans, shards)
-        else:
-            done = singly
-        if done is None:
+            results = [self._replay_singly(plan, shard) for plan, shard in zip(plans, shards)]
+        if results is None:
             return None
         # the same context as the local work: noise on what is sent comes next in its stream
         send = self.plan.channel.send
@@ -244,7 +251,7 @@ class ClientReplay:
                 t: ReplayedRound(view(t, send(up, ctx)[0].values), memory)
                 for t, (up, ctx, memory) in rounds.items()
             }
-            for rounds in done
+            for rounds in results
         ]
 
     def _is_wanted_round(self, snapshot: Snapshot) -> bool:

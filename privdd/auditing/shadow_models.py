@@ -445,10 +445,17 @@ def shadow_trainings_at(
 def stack_server_signals(
     run: FinishedRun, whole: Shard, folder: RunFolder, federations: int
 ) -> dict[str, Tensor]:
-    """Signals (K, n) of what the server sends at the end: the run's own, then those of replays,
-    which are kept in
-    ``folder``. whole: the audited client's data before any coin flip. K = 1 below two
-    ``federations``."""
+    """Signals of what the server sends at the end: the run's own, then those of replays.
+
+    Args:
+        run: the run that is audited.
+        whole: the audited client's data before any inclusion bit was drawn.
+        folder: where the replays are kept.
+        federations: how many replays of the whole federation are made.
+
+    Returns:
+        Each signal (K, n); K = 1 below two ``federations``.
+    """
     plan = run.plan
     experiment = run.experiment
     game = run.game

@@ -151,14 +151,13 @@ def _feature_signals(
         signals = _shared_noise_signal(
             rows, labels, clean, adversary.candidates.y, int(batch), stds
         )
-    else:
-        signals = {}
-    if batch:
         # noise that is shared by a release batch cancels in differences: each batch is centred by
         # its own mean
         rows = torch.cat(
             [p - p.mean(0) for copy in rows.chunk(len(stds)) for p in copy.split(int(batch))]
         )
+    else:
+        signals = {}
     # a peer averages several noised copies of a row
     rows, std = sig.average_noisy_copies(rows, stds)
     labels = labels[: len(rows)]

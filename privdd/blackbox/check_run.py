@@ -350,11 +350,9 @@ def start_check_run(
     chosen_tables = inputs.tables != RECORDS
     if has_tables:
         chosen_shapes = chosen_tables
-    else:
-        chosen_shapes = inputs.structures != SHAPES
-    if has_tables:
         chosen_numbers = chosen_tables
     else:
+        chosen_shapes = inputs.structures != SHAPES
         chosen_numbers = inputs.crowds != CLIENTS
     accepted, notes = accepted_inputs(mechanism, inputs)
     if not neighbouring_pairs(mechanism.kind, claim.relation, accepted):

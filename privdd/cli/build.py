@@ -287,7 +287,7 @@ def check_rows_fit(method: Method, shape: RecordShape) -> None:
         name = type(part).__name__
         if isinstance(part, ModelSpec):
             check_record_shape(part, shape)
-        if why := getattr(part, "images_only", ""):
+        if why := getattr(part, "why_images_only", ""):
             raise BadConfig(f"algo: {name} needs images, and the records are rows: {why}")
         if getattr(part, "augment", "none") != "none":
             raise BadConfig(

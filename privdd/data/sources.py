@@ -183,13 +183,13 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     plain, blended = (replace(whole, train=train, test=test) for train, test in halves)
     if mnist:
         label = "MNIST-M-like"
+        parts = [
+            _limited_domain("MNIST", plain, limits, keys),
+            _limited_domain("scikit-learn digits", own, limits, keys),
+        ]
     else:
         label = "scikit-learn digits over photos"
-    if mnist:
-        parts = [_limited_domain("MNIST", plain, limits, keys)]
-    else:
-        parts = []
-    parts.append(_limited_domain("scikit-learn digits", own if mnist else plain, limits, keys))
+        parts = [_limited_domain("scikit-learn digits", plain, limits, keys)]
     over_photos = _limited_domain(label, blended, limits, keys)
     rng = keys.fold("photos").numpy()
     parts.append(

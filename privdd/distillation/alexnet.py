@@ -63,7 +63,7 @@ class AlexNet:
         ValueError: for settings out of range, and if the weights are not installed.
     """
 
-    images_only: ClassVar[str] = "it was trained on photos"
+    why_images_only: ClassVar[str] = "it was trained on photos"
 
     layers: Sequence[int] = (1, 2, 3)
     grid: int = 3

@@ -41,7 +41,7 @@ class Scattering:
         ValueError: for a number of groups that does not divide the channels.
     """
 
-    images_only: ClassVar[str] = "its wavelets lie in a plane"
+    why_images_only: ClassVar[str] = "its wavelets lie in a plane"
 
     scales: int = 2
     angles: int = 8

@@ -57,7 +57,7 @@ class ReadsUploads(_MethodPart):
     # personal: each client's own model is measured
     accuracy_kind: ClassVar[Literal["global", "personal"]] = "global"
     # why records must be images and no rows of a table, as a clause; "" = both do
-    images_only: ClassVar[str] = ""
+    why_images_only: ClassVar[str] = ""
 
     def classifier(self, problem: Problem) -> nn.Module | None:
         """The architecture of the classifier whose parameters travel."""

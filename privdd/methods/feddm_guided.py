@@ -81,7 +81,7 @@ class FedDMGuided(DPHead):
     reach: float = 0.4
     clip_norm: float | None = None
 
-    images_only: ClassVar[str] = "its images begin as silhouettes"
+    why_images_only: ClassVar[str] = "its images begin as silhouettes"
     uploads: ClassVar[Mapping[str, Surface]] = {**DPHead.uploads, "prototypes": Surface.PROTOTYPES}
     queries: ClassVar[Mapping[str, Surface]] = {
         **DPHead.queries,

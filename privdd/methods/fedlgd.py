@@ -114,7 +114,7 @@ class FedLGD(ServerNetwork, Distils, hooks=("is_selected_round", "refines_in_rou
     refine_first: bool = True
     stale: bool = False
 
-    images_only: ClassVar[str] = "clients and server distil images under image transforms"
+    why_images_only: ClassVar[str] = "clients and server distil images under image transforms"
     uploads: ClassVar[Mapping[str, Surface]] = {
         "update": Surface.UPDATE,
         "class_statistics": Surface.STATISTICS,

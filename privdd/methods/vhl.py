@@ -87,7 +87,7 @@ class VHL(FedAvg):
     temperature: float = 0.07
     per_class: int = 200
 
-    images_only: ClassVar[str] = "its anchors are drawn by a convolutional generator"
+    why_images_only: ClassVar[str] = "its anchors are drawn by a convolutional generator"
     queries: ClassVar[Mapping[str, Surface]] = {}
 
     def __post_init__(self) -> None:

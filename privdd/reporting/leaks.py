@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from attacks.inversion.class_opening import EXACT_ROW
 from attacks.types import Surface
 from privdd.reporting import finding_selection, wording
 from privdd.reporting.finding_selection import (
@@ -63,7 +64,6 @@ IDENTIFIES: Mapping[str, str] = {
         "(chance {chance})"
     ),
 }
-EXACT_ROW = 1e-3  # of its length: what float32 leaves of a row that was solved for
 OPENS = (
     "can solve classes of at most three records for {n} rows of single records, {hits} of them "
     "nearer to a training record than to any held-out one (chance {chance})"
