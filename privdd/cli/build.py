@@ -201,6 +201,15 @@ def instantiate_node(node: Any, place: str = "", source_key_of: Callable[[str], 
         raise BadConfig(" ".join(str(cause or error).split())[:300]) from None
 
 
+def _build_method(config: DictConfig) -> Method:
+    source_key_of = TypeCheck(config).source_key_of
+    node = instantiate_node(standardise_classifiers(config), "algo", source_key_of)
+    method = _require_role(node, Method, "algo")  # type: ignore[type-abstract]
+    if method.rounds > MAX_ROUNDS:
+        raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
+    return method
+
+
 def build_experiment(
     config: DictConfig, *, noise_here: bool = True, load: Callable[..., Dataset] = load_dataset
 ) -> Experiment:
@@ -227,13 +236,7 @@ def build_experiment(
     audit = typed.command.audit
     secret = secret_of_config(config)
     keys = Keys(run.seed, secret=(secret or "").encode())
-    method = _require_role(
-        instantiate_node(standardise_classifiers(config), "algo", TypeCheck(config).source_key_of),
-        Method,  # type: ignore[type-abstract]
-        "algo",
-    )
-    if method.rounds > MAX_ROUNDS:
-        raise BadConfig(f"algo: {method.rounds} rounds; at most {MAX_ROUNDS} are allowed")
+    method = _build_method(config)
     mechanisms = _build_mechanisms(config, method)
     method.check_mechanisms(mechanisms)
     _check_device(run.device, method, typed.engine)
@@ -260,14 +263,15 @@ def build_experiment(
         calibrated = settings.command_settings(config)
         run = calibrated.run
         privacy = calibrated.privacy
+    mechanisms = plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0)))
     plan = replace(
-        plan, mechanisms=plan.trust.split_mechanisms(plan.mechanisms, len(plan.asked_clients(0)))
+        plan,
+        mechanisms=mechanisms,
+        method=plan.method.released_through(mechanisms, problem),
+        settings=_noise_settings_hash(run, audit),
+        paired_noise=privacy.paired_noise,
+        data=digest_split(dataset, shards),
     )
-    plan = replace(plan, method=plan.method.released_through(plan.mechanisms, problem))
-    plan = replace(
-        plan, settings=_noise_settings_hash(run, audit), paired_noise=privacy.paired_noise
-    )
-    plan = replace(plan, data=digest_split(dataset, shards))
     _warn_of_settings(privacy, plan, dataset.classes, shards)
     typed.capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, typed.engine, typed.capture)

@@ -153,12 +153,7 @@ def audit_message_tensors(
         BadConfig: one line, for what does not fit.
     """
     began = time.monotonic()
-    check_choice("target.surface", surface, tuple(member.value for member in Surface))
-    if settings.shadows < LEAST_SHADOWS:
-        raise BadConfig(
-            f"target.shadows={settings.shadows}: at least {LEAST_SHADOWS} messages of other "
-            "records are needed"
-        )
+    _check_message_settings(surface, settings.shadows)
     kind = Surface(surface)
     keys = Keys(settings.seed).fold("target")
     game = games.draw_coin_game(train, heldout, settings.records, settings.shadows, keys)
@@ -197,6 +192,15 @@ def audit_message_tensors(
         clients=1,
         rounds=len(_split_rounds(message)),
     )
+
+
+def _check_message_settings(surface: str, shadows: int) -> None:
+    check_choice("target.surface", surface, tuple(member.value for member in Surface))
+    if shadows < LEAST_SHADOWS:
+        raise BadConfig(
+            f"target.shadows={shadows}: at least {LEAST_SHADOWS} messages of other "
+            "records are needed"
+        )
 
 
 def _message_view(

@@ -229,8 +229,8 @@ def audit_client_updates(
         f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it "
         "was captured"
     )
-    sent = updates.kind == "gradient"
-    if sent and fit not in (None, SGD_NAME):
+    is_gradient = updates.kind == "gradient"
+    if is_gradient and fit not in (None, SGD_NAME):
         raise BadConfig(
             f"target.training: of a captured gradient only {SGD_NAME} is read; no "
             "function is called"
@@ -238,11 +238,13 @@ def audit_client_updates(
     shadow_updates = list[tuple[Capture, ...]]()
     draws_randomly = False
     if shadows:
-        training = None if sent else training_function_of(fit, local)
+        training = None if is_gradient else training_function_of(fit, local)
         shadow_updates, draws_randomly = compute_shadow_updates(
             training, model, mine, game, keys, settings.engine
         )
-    signals = target_and_shadow_signals(model, [mine, *shadow_updates], game.records, classes, sent)
+    signals = target_and_shadow_signals(
+        model, [mine, *shadow_updates], game.records, classes, is_gradient
+    )
     training_end = time.monotonic()
     knowledge = _attacker_knowledge(model, game, train, classes, local, stated)
     view = games.view_of_signals(
@@ -262,12 +264,6 @@ def audit_client_updates(
     facts = games.target_facts(
         "updates", train, heldout, game, judged, None, about.get("notes", [])
     )
-    clients = 1 + max(capture.client for capture in updates.captures)
-    rounds = 1 + max(capture.round for capture in updates.captures)
-    artifacts = [
-        HeldArtifact(updates.surface, updates.kind, capture.value, capture.round, capture.client)
-        for capture in updates.captures
-    ]
     return audit_of_arrays(
         "updates",
         about,
@@ -275,16 +271,23 @@ def audit_client_updates(
         times=AuditTimes(began, training_end, done),
         train=train,
         sizes=[len(train), len(heldout)],
-        seen=artifacts,
+        seen=_held_artifacts(updates),
         judged=judged,
         stated=stated,
         budget=budget,
         target=facts,
         draws_randomly="training function" if draws_randomly else "",
-        clients=clients,
-        rounds=rounds,
+        clients=1 + max(capture.client for capture in updates.captures),
+        rounds=1 + max(capture.round for capture in updates.captures),
         client=client,
     )
+
+
+def _held_artifacts(updates: CapturedUpdates) -> list[HeldArtifact]:
+    return [
+        HeldArtifact(updates.surface, updates.kind, capture.value, capture.round, capture.client)
+        for capture in updates.captures
+    ]
 
 
 def _membership_attacks(

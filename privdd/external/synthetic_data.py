@@ -4,7 +4,7 @@ inference."""
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -286,9 +286,7 @@ def audit_synthetic_data(
     if generator is not None and settings.shadows:  # it is given the records as they were brought
         for key, records in records_by_key.items():
             check_no_gaps(key, records)
-    gaps = sum(
-        int(records.x.isnan().sum()) for records in records_by_key.values() if records.has_gaps
-    )
+    gaps = _count_gaps(records_by_key.values())
     train, heldout, synthetic = _align_sets(train, heldout, synthetic)
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if generator is not None else 0
@@ -331,6 +329,11 @@ def audit_synthetic_data(
         target=facts,
         draws_randomly="generator" if draws_randomly else "",
     )
+
+
+def _count_gaps(sets: Iterable[LabelledRecords]) -> int:
+    """How many values are missing."""
+    return sum(int(records.x.isnan().sum()) for records in sets if records.has_gaps)
 
 
 def _align_sets(*sets: LabelledRecords) -> list[LabelledRecords]:

@@ -4,7 +4,7 @@ predicted labels alone."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -131,9 +131,7 @@ def audit_trained_model(
     and the like."""
     began = time.monotonic()
     check_same_shape("target.train", train, "target.heldout", heldout)
-    probed_rows = np.unique(
-        np.linspace(0, len(train) - 1, min(len(train), games.MAX_ACCURACY_RECORDS)).astype(np.int64)
-    )
+    probed_rows = _evenly_spaced_rows(len(train))
     predict = build_predictor(model, "target.model", train.form)
     predict, train, heldout, classes, class_notes = resolve_classes(
         predict, train, heldout, probed_rows
@@ -154,11 +152,7 @@ def audit_trained_model(
     )
     trained = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
-    missing: dict[str, str] = {}
-    if not shadows:
-        missing = dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
-    if "label_only" not in attacks:
-        missing["label_only"] = NO_COPIES
+    missing = _missing_attacks(attacks, shadows)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     delta = stated.exchange_limit()[1]
     view = games.view_of_outputs(
@@ -175,10 +169,7 @@ def audit_trained_model(
     remarks = [*about.get("notes", []), *class_notes, *_query_remarks(predict, len(copies))]
     remarks += describe_stored_rows(model, train)
     facts = games.target_facts("model", train, heldout, game, judged, right, remarks, outputs=read)
-    if isinstance(model, nn.Module):
-        value = model.state_dict()
-    else:
-        value = {"outputs": logits[0]}
+    artifact = _model_artifact(model, logits[0])
     done = time.monotonic()
     return audit_of_arrays(
         "model",
@@ -187,7 +178,7 @@ def audit_trained_model(
         times=AuditTimes(began, trained, done),
         train=train,
         sizes=[len(train), len(heldout)],
-        seen=[HeldArtifact(Surface.GLOBAL_MODEL, "model", value)],
+        seen=[artifact],
         judged=judged,
         stated=stated,
         budget=budget,
@@ -196,6 +187,29 @@ def audit_trained_model(
         accuracy=heldout_accuracy,
         classes=classes,
     )
+
+
+def _evenly_spaced_rows(count: int) -> np.ndarray:
+    """The rows (m,) of ``count`` records on which accuracy is measured."""
+    rows = np.linspace(0, count - 1, min(count, games.MAX_ACCURACY_RECORDS))
+    return np.unique(rows.astype(np.int64))
+
+
+def _missing_attacks(attacks: Collection[str], shadows: int) -> dict[str, str]:
+    """Attacks that could not be tried, each with the reason."""
+    missing: dict[str, str] = {}
+    if not shadows:
+        missing = dict.fromkeys(SHADOW_ATTACKS, NO_TRAINING)
+    if "label_only" not in attacks:
+        missing["label_only"] = NO_COPIES
+    return missing
+
+
+def _model_artifact(model: Any, outputs: Tensor) -> HeldArtifact:
+    """The parameters of a network; of another model, its outputs."""
+    if isinstance(model, nn.Module):
+        return HeldArtifact(Surface.GLOBAL_MODEL, "model", model.state_dict())
+    return HeldArtifact(Surface.GLOBAL_MODEL, "model", {"outputs": outputs})
 
 
 def _query_remarks(predict: Predictor, copies: int) -> list[str]:

@@ -9,7 +9,7 @@ alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -321,39 +321,15 @@ def run_round(
         ClientTask(plan, t, k, broadcast, progress.memories.get(k, {}), shards[k]) for k in chosen
     ]
     ledger = progress.ledger
-    memories = dict(progress.memories)
-    inbox: list[Received] = []
-    ids: list[int] = []
-    uploaded: dict[int, int] = {}
     before = progress.memories.get(plan.victim, {})
-    for received, rows, memory in _collect_answers(engine, tasks, record, transcript):
-        if plan.trust.is_summed:
-            rows = [replace(row, visible_to=ANALYST_ONLY) for row in rows]
-        written = ledger.append(
-            link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True
-        )
-        if isinstance(
-            received, DroppedClient
-        ):  # nothing of it is used, so nothing that the server sends depends on it
-            continue
-        if strange := sorted(received.values.keys() - plan.method.uploads.keys()):
-            raise ValueError(
-                f"round {t}, client {received.client}: {strange[0]!r} {UNDECLARED_ARRIVAL}"
-            )
-        ids.extend(written)
-        inbox.append(received)
-        memories[received.client] = memory
-        uploaded[received.client] = count_bytes(received.values)
+    arrivals = _receive_uploads(plan, progress, _collect_answers(engine, tasks, record, transcript))
+    inbox = arrivals.inbox
+    ids = arrivals.ids
     if plan.trust.is_summed:
         inbox, ids = _replace_by_sum(plan, ledger, inbox, ids)
     server = progress.server  # stays as it is where too few clients are left for a sum
     if inbox or not plan.trust.is_summed:
-        state, messages = to_device((server, inbox), plan.problem.device)
-        read = set[str]()
-        watched = [
-            replace(message, values=WatchedValues(message.values, read)) for message in messages
-        ]
-        server = to_device(_aggregate_messages(plan, t, state, watched), "cpu")
+        server, read = _update_server(plan, t, server, inbox)
         unread = {*plan.method.uploads} - read
         ids = [index for index in ids if ledger.releases[index].name not in unread]
     snapshots = _update_snapshots(plan, progress.snapshots, t, broadcast, before, inbox)
@@ -361,14 +337,65 @@ def run_round(
         progress,
         round=t + 1,
         server={name: tensor.detach() for name, tensor in server.items()},
-        memories={k: m for k, m in memories.items() if m},
+        memories={k: m for k, m in arrivals.memories.items() if m},
         ledger=ledger,
-        uploaded=(*progress.uploaded, uploaded),
+        uploaded=(*progress.uploaded, arrivals.uploaded),
         downloaded=(*progress.downloaded, dict.fromkeys(chosen, fresh)),
         inbox_ids=(*progress.inbox_ids, *ids),
         snapshots=snapshots,
     )
     return moved, inbox, broadcast
+
+
+@dataclass
+class _Arrivals:
+    """What the clients of a round sent: their messages in client order, the places of the rows in
+    the ledger, all clients' memories, and bytes by client."""
+
+    memories: dict[int, State]
+    inbox: list[Received] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    uploaded: dict[int, int] = field(default_factory=dict)
+
+
+def _receive_uploads(
+    plan: Plan,
+    progress: Progress,
+    answers: Iterable[StepResult | tuple[DroppedClient, list[LedgerRow], State]],
+) -> _Arrivals:
+    """Write every answer into the ledger. Raises ValueError for an upload that the method does not
+    declare."""
+    ledger = progress.ledger
+    arrivals = _Arrivals(dict(progress.memories))
+    for received, rows, memory in answers:
+        if plan.trust.is_summed:
+            rows = [replace(row, visible_to=ANALYST_ONLY) for row in rows]
+        written = ledger.append(
+            link_to_broadcast(rows, len(ledger), progress.sent_ids), absolute=True
+        )
+        # nothing of it is used, so nothing that the server sends depends on it
+        if isinstance(received, DroppedClient):
+            continue
+        if strange := sorted(received.values.keys() - plan.method.uploads.keys()):
+            raise ValueError(
+                f"round {progress.round}, client {received.client}: {strange[0]!r} "
+                f"{UNDECLARED_ARRIVAL}"
+            )
+        arrivals.ids.extend(written)
+        arrivals.inbox.append(received)
+        arrivals.memories[received.client] = memory
+        arrivals.uploaded[received.client] = count_bytes(received.values)
+    return arrivals
+
+
+def _update_server(
+    plan: Plan, round: int, server: State, inbox: Sequence[Received]
+) -> tuple[State, set[str]]:
+    """The server's new state, and the names of the uploads that it was computed from."""
+    state, messages = to_device((server, inbox), plan.problem.device)
+    read = set[str]()
+    watched = [replace(message, values=WatchedValues(message.values, read)) for message in messages]
+    return to_device(_aggregate_messages(plan, round, state, watched), "cpu"), read
 
 
 def _aggregate_messages(plan: Plan, round: int, server: State, inbox: Sequence[Received]) -> State:

@@ -243,6 +243,30 @@ def _draws_along(
     return draws, mus
 
 
+def _visible_numbers(empty: EmptyRelease, shifts: Tensor, other_shifts: Tensor) -> Tensor | None:
+    """(H, p): which numbers a record changes, if some are released without noise; else None."""
+    if not empty.has_noiseless_numbers:
+        return None
+    if len(other_shifts):
+        return (shifts != 0) | (other_shifts != 0)
+    return shifts != 0
+
+
+def _clean_numbers(
+    mechanism: Mechanism,
+    empty: EmptyRelease,
+    alone: Sequence[Tensors],
+    present: Tensors | None,
+    shifts: Tensor,
+) -> Tensor:
+    """(p,): what the mechanism makes of ``present`` before noise."""
+    if present is None:
+        return empty.numbers
+    if present is alone[0]:
+        return empty.numbers + shifts[0]
+    return value_at_draw(mechanism, present)
+
+
 def release_prescribed(
     mechanism: Mechanism,
     empty: EmptyRelease,
@@ -273,12 +297,7 @@ def release_prescribed(
     scale = empty.scale
     shifts = _measure_shifts(mechanism, empty.numbers, alone)
     other_shifts = _measure_shifts(mechanism, empty.numbers, against)
-    if present is None:
-        clean = empty.numbers
-    elif present is alone[0]:
-        clean = empty.numbers + shifts[0]
-    else:
-        clean = value_at_draw(mechanism, present)
+    clean = _clean_numbers(mechanism, empty, alone, present, shifts)
     _check_all_apart(shifts, other_shifts, empty)
     draws, mus = _draws_along(shifts, scale, noise, generator)
     source = PrescribedNoise(draws, generator=generator)
@@ -289,12 +308,7 @@ def release_prescribed(
         raise NoiseNotPrescribed(
             "its noise is not one draw for each number that it releases, times a scale"
         )
-    visible = None
-    if empty.has_noiseless_numbers:
-        if len(other_shifts):
-            visible = (shifts != 0) | (other_shifts != 0)
-        else:
-            visible = shifts != 0
+    visible = _visible_numbers(empty, shifts, other_shifts)
     numbers = torch.where(scale > 0, (clean + gap - empty.numbers) / scale, 0.0)
     release = _WhitenedRelease(numbers, clean - empty.numbers, scale, visible)
     q = float(mechanism.sampling_probability)
