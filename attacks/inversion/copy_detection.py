@@ -21,7 +21,7 @@ from attacks.inversion.evaluation import (
     image_qualities,
     pictures,
 )
-from attacks.inversion.feature_inversion import release_as_images
+from attacks.inversion.released_rows import release_as_images
 from attacks.measures import ReconstructionMeasures
 from attacks.membership.nearest_row import map_to_rows
 from attacks.statistics import binomial_interval

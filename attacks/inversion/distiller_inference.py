@@ -173,5 +173,7 @@ class DistillerInference(Attack):
         )
         if truth.distiller:
             note += f"; it was made by {truth.distiller}"
-        measures = {"n": len(view.captures[0].value["y"]), "diagnostics": diagnostics, "note": note}
+        measures = self.family.measures(
+            n=len(view.captures[0].value["y"]), diagnostics=diagnostics, note=note
+        )
         return Finding(view.surface, self.name, self.family, view.adversary, measures)

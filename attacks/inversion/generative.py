@@ -21,17 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attacks.images import psnr
+from attacks.inversion.drawn_weights import draw_weights, uninitialised_layer
 from attacks.inversion.evaluation import (
     class_mean_images,
     has_record_shape,
     image_qualities,
     pictures,
 )
-from attacks.inversion.feature_inversion import (
+from attacks.inversion.released_rows import (
     FeatureMap,
-    draw_weights,
     true_map,
-    uninitialised_layer,
 )
 from attacks.inversion.victim import Reconstruction
 from attacks.measures import ReconstructionMeasures

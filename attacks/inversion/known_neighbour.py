@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attacks.images import psnr
-from attacks.inversion.feature_inversion import average_copies
+from attacks.inversion.released_rows import average_copies
 from attacks.measures import ReconstructionMeasures
 from attacks.types import Adversary, Attack, Evidence, Family, Finding, Surface, Truth, View
 from attacks.validation import check_counts

@@ -264,7 +264,7 @@ def _standardised_distance(row: Tensor, reference: Tensor) -> Tensor:
 def _doubts_of_map(rows: Tensor, judged: Sequence[games.JudgedAttack]) -> list[str]:
     """Whether the message can be one of the map's; a wrong map hides leaks and makes none, so that
     nothing is doubted where an attack found one."""
-    intervals = [one.finding.measures.get("auc_ci") for one in judged]
+    intervals = [measures.auc_ci for measures in games.membership_measures_of(judged)]
     if any(interval is not None and interval[0] > 0.5 for interval in intervals):
         return []
     unlikeness = message_unlikeness(rows)

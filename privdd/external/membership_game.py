@@ -624,7 +624,7 @@ def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[st
 def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     controls = [
         measures
-        for measures in _membership_measures(judged)
+        for measures in membership_measures_of(judged)
         if FILES_DIFFER_NOTE in (measures.note or "")
     ]
     if not controls:
@@ -637,7 +637,8 @@ def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     ]
 
 
-def _membership_measures(judged: Sequence[JudgedAttack]) -> list[MembershipMeasures]:
+def membership_measures_of(judged: Sequence[JudgedAttack]) -> list[MembershipMeasures]:
+    """Of the membership attacks among them."""
     measures = [judged_attack.finding.measures for judged_attack in judged]
     return [one for one in measures if isinstance(one, MembershipMeasures)]
 
@@ -646,7 +647,7 @@ def _reversal_doubts(judged: Sequence[JudgedAttack]) -> list[str]:
     """Attacks that rank held-out records above training records, beyond chance over all of them."""
     rows = [
         (measures.auc, measures.auc_ci[1])
-        for measures in _membership_measures(judged)
+        for measures in membership_measures_of(judged)
         if measures.auc is not None and measures.auc_ci is not None
     ]
     wide = norm.isf(RARE_CHANCE / max(1, len(rows))) / norm.isf(0.025)

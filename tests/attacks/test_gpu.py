@@ -19,7 +19,11 @@ from torch import Tensor, nn
 from attacks.inversion import evaluation, gradient
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
-from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
+from attacks.inversion.feature_inversion import (
+    DecoderTraining,
+    FeatureInversion,
+    WhiteBox,
+)
 from attacks.inversion.generative import (
     EvaluationClassifier,
     GenerativeInversion,

@@ -28,7 +28,11 @@ from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.class_opening import ClassOpening
 from attacks.inversion.copy_detection import CopyDetection
 from attacks.inversion.evaluation import describe_no_gain
-from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
+from attacks.inversion.feature_inversion import (
+    DecoderTraining,
+    FeatureInversion,
+    WhiteBox,
+)
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
 from attacks.inversion.labels import CLASS_SURFACES, LabelCounts, label_overlap

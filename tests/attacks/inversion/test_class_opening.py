@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 
 from attacks.inversion.class_opening import ClassOpening, open_classes, open_pair, open_triple
-from attacks.inversion.feature_inversion import released_labels, released_rows
+from attacks.inversion.released_rows import (
+    released_labels,
+    released_rows,
+)
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import rng
 

@@ -109,7 +109,7 @@ def test_planted_algorithms_are_named_in_nine_of_ten_seeds() -> None:
         made = algorithms[name](*records(60, seed), CLASSES, 4, rng(seed))
         view = view_of(*made, records(60, 100 + seed), CLASSES)
         finding = attack.judge(attack.run(view, rng(seed)), view, truth_of(name))
-        diagnostics = finding.measures["diagnostics"]
+        diagnostics = finding.diagnostics
         assert diagnostics["chance"] == 1 / 3 and diagnostics["true_distiller"] == name
         hits += diagnostics["distiller"] == name
     assert hits >= 9
@@ -131,7 +131,7 @@ def test_a_set_of_no_known_algorithm_is_said_to_be_like_one() -> None:
     attack = DistillerInference({"first": copies, "second": noised})
     view = view_of(*records(6, 0), records(6, 1), CLASSES)
     evidence = Evidence(notes={"scores": {"first": 1.0, "second": 0.0}})
-    note = attack.judge(evidence, view, truth_of("")).measures["note"]
+    note = attack.judge(evidence, view, truth_of("")).measures.note
     assert "most like those of first (chance level 50%)" in note and "made by" not in note
 
 

@@ -19,12 +19,6 @@ from attacks.inversion.feature_inversion import (
     FeatureInverter,
     KnowledgeLevel,
     WhiteBox,
-    average_captures,
-    average_copies,
-    class_mean_rows,
-    release_as_images,
-    remove_shared_noise,
-    shadow_map,
 )
 from attacks.inversion.generative import (
     Critic,
@@ -34,6 +28,14 @@ from attacks.inversion.generative import (
     class_accuracy,
 )
 from attacks.inversion.model_inversion import MiFace
+from attacks.inversion.released_rows import (
+    average_captures,
+    average_copies,
+    class_mean_rows,
+    release_as_images,
+    remove_shared_noise,
+    shadow_map,
+)
 from attacks.types import Adversary, Capture, Knowledge, Surface, Truth, View
 from tests.attacks.pictures import digits, drawn, rng
 

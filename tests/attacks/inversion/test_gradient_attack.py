@@ -14,7 +14,11 @@ from attacks.images import match
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
 from attacks.inversion.evaluation import compare_with_records
-from attacks.inversion.feature_inversion import DecoderTraining, FeatureInversion, WhiteBox
+from attacks.inversion.feature_inversion import (
+    DecoderTraining,
+    FeatureInversion,
+    WhiteBox,
+)
 from attacks.inversion.generative import (
     EvaluationClassifier,
     GenerativeInversion,
