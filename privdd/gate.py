@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -153,11 +154,11 @@ def _judge_runs(values: Mapping[str, Any]) -> int:
     policy = limits.policy_of_arguments(values)
     if policy is None:
         policy = limits.load_policy(None)  # raises: no limit is set
-    folders = [folder for run in values["runs"] for folder in _run_folders(run)]
+    folders = list(chain.from_iterable(_run_folders(run) for run in values["runs"]))
     if not folders:
         raise DamagedRun("a run folder (with findings.json) is needed")
     judged = {str(folder): judge_folder(policy, folder) for folder in folders}
-    results = [result for of_run in judged.values() for result in of_run]
+    results = list(chain.from_iterable(judged.values()))
     print(limits.summarise_results(policy, results))
     for run, of_run in judged.items():
         print(f"{run}\n{limits.format_results(of_run)}")
@@ -192,7 +193,7 @@ def write_results(
         with values["markdown"].open("a", encoding="utf-8") as summary:
             summary.write(limits.format_markdown(judged))
     if "badge" in values:
-        badge = limits.draw_badge(result for of_run in judged.values() for result in of_run)
+        badge = limits.draw_badge(chain.from_iterable(judged.values()))
         values["badge"].write_text(badge, encoding="utf-8")
 
 
@@ -201,11 +202,8 @@ def _run_folders(path: Path) -> list[Path]:
     and is refused when it is read."""
     if (path / "findings.json").exists() or not path.is_dir():
         return [path]
-    begun = (
-        file
-        for name in ("findings.json", "config.yaml", "point.json")
-        for file in path.glob(f"*/{name}")
-    )
+    names = ("findings.json", "config.yaml", "point.json")
+    begun = chain.from_iterable(path.glob(f"*/{name}") for name in names)
     return sorted({file.parent for file in begun})
 
 

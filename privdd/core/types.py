@@ -232,14 +232,16 @@ def unpack(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def flatten_values(values: Mapping[str, Tensors]) -> dict[str, Tensor]:
     """{"update": {"w": t}} -> {"update/w": t}."""
-    return {key: t for name, value in values.items() for key, t in pack(name, value).items()}
+    flat: dict[str, Tensor] = {}
+    for name, value in values.items():
+        flat |= pack(name, value)
+    return flat
 
 
 def nest_values(state: State) -> dict[str, dict[str, Tensor]]:
     """The inverse of ``flatten_values``."""
-    return {
-        name: unpack(name, state) for name in dict.fromkeys(key.split("/", 1)[0] for key in state)
-    }
+    names = [key.split("/", 1)[0] for key in state]
+    return {name: unpack(name, state) for name in dict.fromkeys(names)}
 
 
 def remote_memory_marker() -> State:

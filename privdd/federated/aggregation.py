@@ -90,13 +90,16 @@ def average(inbox: Sequence[Received], name: str, weights: Tensor | None = None)
     check_alike(clients, name)
     if weights is None:
         weights = client_weights(inbox)
-    first = clients[0].values[name]
-    return {
-        key: sum(
-            (w * c.values[name][key].double() for w, c in zip(weights, clients)), torch.zeros(())
-        )
-        for key in first
-    }
+    uploads = [client.values[name] for client in clients]
+    return {key: _weighted_sum(weights, [u[key] for u in uploads]) for key in uploads[0]}
+
+
+def _weighted_sum(weights: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """sum_k w_k t_k in float64, in the clients' order."""
+    total = torch.zeros(())
+    for weight, tensor in zip(weights, tensors):
+        total = total + weight * tensor.double()
+    return total
 
 
 TrustModel = Literal["local", "secagg", "shuffle"]
@@ -205,21 +208,22 @@ def sum_uploads(inbox: Sequence[Received], kind: Literal["sum", "mean"]) -> Rece
     """The server's input from a round: the sum of all uploads, or their mean (their number is
     public); float32."""
     clients = sort_by_client(inbox)
-    over = len(inbox) if kind == "mean" else 1
-
+    divisor = len(inbox) if kind == "mean" else 1
     for name in inbox[0].values:
         check_alike(clients, name)
-
-    def add_up(sent: Sequence[Tensors]) -> Tensors:
-        return {
-            key: (torch.stack([value[key].double() for value in sent]).sum(0) / over).float()
-            for key in sent[0]
+    values: dict[str, Tensors] = {}
+    for name in inbox[0].values:
+        uploads = [received.values[name] for received in clients]
+        values[name] = {
+            key: _divided_sum([upload[key] for upload in uploads], divisor) for key in uploads[0]
         }
-
-    values = {
-        name: add_up([received.values[name] for received in clients]) for name in inbox[0].values
-    }
     return Received(SUM_CLIENT, inbox[0].round, values)
+
+
+def _divided_sum(tensors: Sequence[Tensor], divisor: int) -> Tensor:
+    """The sum of the tensors over ``divisor``, added in float64."""
+    total = torch.stack([tensor.double() for tensor in tensors]).sum(0)
+    return (total / divisor).float()
 
 
 def sum_ledger_rows(

@@ -343,16 +343,18 @@ def link_to_broadcast(
 
     That is post-processing, and what goes into a mechanism: its surface costs what came before as
     well."""
-    read = [
-        row.why == POST_PROCESSING or not isinstance(row.event, UNPROTECTED_EVENTS) for row in rows
-    ]
-    ids = [
-        tuple(first + of for of in row.post_of) + (sent if reads else ())
-        for row, reads in zip(rows, read)
-    ]
-    return [replace(row, post_of=of) if of != row.post_of else row for row, of in zip(rows, ids)]
+    linked = []
+    for row in rows:
+        ids = tuple(first + place for place in row.post_of)
+        if row.why == POST_PROCESSING or not isinstance(row.event, UNPROTECTED_EVENTS):
+            ids += sent
+        linked.append(row if ids == row.post_of else replace(row, post_of=ids))
+    return linked
 
 
 def count_bytes(value: Mapping[str, Tensors]) -> int:
     """Bytes of all tensors of an upload or broadcast."""
-    return sum(t.numel() * t.element_size() for tensors in value.values() for t in tensors.values())
+    total = 0
+    for tensors in value.values():
+        total += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return total

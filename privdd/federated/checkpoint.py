@@ -62,10 +62,8 @@ def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> No
         "round": progress.round,
         "accuracy": list(progress.accuracy),
         "diverged": progress.diverged,
-        "uploaded": [{str(k): size for k, size in counts.items()} for counts in progress.uploaded],
-        "downloaded": [
-            {str(k): size for k, size in counts.items()} for counts in progress.downloaded
-        ],
+        "uploaded": _counts_json(progress.uploaded),
+        "downloaded": _counts_json(progress.downloaded),
         "sent": dict(progress.sent),
         "sent_ids": list(progress.sent_ids),
         "inbox_ids": list(progress.inbox_ids),
@@ -156,10 +154,7 @@ def load_checkpoint(folder: RunFolder, plan: Plan) -> Progress | None:
         progress = Progress(
             round=int(head["round"]),
             server=read_tensors(place / "server.safetensors"),
-            memories={
-                int(k): unpack(k, memories)
-                for k in dict.fromkeys(key.split("/", 1)[0] for key in memories)
-            },
+            memories={int(k): memory for k, memory in nest_values(memories).items()},
             ledger=Ledger.from_json(read_json(place / "ledger.json")),
             accuracy=tuple(float(a) for a in head["accuracy"]),
             diverged=None if head["diverged"] is None else int(head["diverged"]),
@@ -195,7 +190,18 @@ def check_same_data(folder: RunFolder, data: str) -> None:
 
 
 def _parse_counts(rounds: Any) -> tuple[dict[int, int], ...]:
-    return tuple({int(k): int(v) for k, v in counts.items()} for counts in rounds)
+    parsed = []
+    for counts in rounds:
+        parsed.append({int(client): int(size) for client, size in counts.items()})
+    return tuple(parsed)
+
+
+def _counts_json(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
+    """Bytes by client of each round, with the keys that JSON has."""
+    counts_by_round = []
+    for counts in rounds:
+        counts_by_round.append({str(client): size for client, size in counts.items()})
+    return counts_by_round
 
 
 def _load_snapshot(folder: RunFolder, plan: Plan, round: int) -> Snapshot:

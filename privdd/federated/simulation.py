@@ -442,13 +442,13 @@ def _replace_by_sum(
         return [], []
     total = sum_uploads(inbox, kind)
     rows = [ledger.releases[index] for index in ids]
-    of = {name: [row.id for row in rows if row.name == name] for name in total.values}
-    return [total], list(
-        ledger.append(
-            sum_ledger_rows(total, plan.method.uploads, plan.method.audit_hooks.visible_to, of),
-            absolute=True,
-        )
-    )
+    ids_by_name: dict[str, list[int]] = {name: [] for name in total.values}
+    for row in rows:
+        if row.name in ids_by_name:
+            ids_by_name[row.name].append(row.id)
+    method = plan.method
+    summed = sum_ledger_rows(total, method.uploads, method.audit_hooks.visible_to, ids_by_name)
+    return [total], list(ledger.append(summed, absolute=True))
 
 
 def publish_final_state(plan: Plan, progress: Progress) -> Progress:

@@ -37,18 +37,13 @@ def align_state(model: nn.Module, arrays: Mapping[str, Tensor]) -> dict[str, Ten
     state's order. Raises BadConfig."""
     state = model.state_dict()
     aligned = dict(arrays)
-    if set(aligned) != set(state):
-        prefixes = {
-            name[: -len(last)]
-            for last in list(state)[:1]
-            for name in aligned
-            if name.endswith(last)
-        }
-        cuts = [
-            {n[len(prefix) :]: a for n, a in aligned.items() if n.startswith(prefix)}
-            for prefix in prefixes
-        ]
-        aligned = next((cut for cut in cuts if set(cut) >= set(state)), aligned)
+    if state and set(aligned) != set(state):
+        first = next(iter(state))
+        for prefix in {name[: -len(first)] for name in arrays if name.endswith(first)}:
+            cut = {n[len(prefix) :]: a for n, a in arrays.items() if n.startswith(prefix)}
+            if set(cut) >= set(state):
+                aligned = cut
+                break
     if not set(aligned) >= set(state):
         if len(aligned) != len(state):
             raise BadConfig(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -382,7 +383,8 @@ def read_recordings(folder: Path) -> list[Recording]:
 
 
 def all_client_nodes(recordings: Sequence[Recording]) -> list[int]:
-    return list(dict.fromkeys(node for recording in recordings for node in recording.client_nodes))
+    nodes = chain.from_iterable(recording.client_nodes for recording in recordings)
+    return list(dict.fromkeys(nodes))
 
 
 def find_client(
@@ -391,7 +393,8 @@ def find_client(
     """The recording of a client, the server's first, and its node; None where there is no such
     client. number: its node, or its partition where its own tap told it; None: the only client."""
     nodes = all_client_nodes(recordings)
-    headings = [message.heading for recording in recordings for message in recording.messages]
+    messages = chain.from_iterable(recording.messages for recording in recordings)
+    headings = [message.heading for message in messages]
     partitions = {
         heading.partition: heading.node for heading in headings if heading.partition is not None
     }
@@ -480,11 +483,10 @@ def _check_agreement(server: Recording, client: Recording) -> None:
 def recording_ledger(recording: Recording, delta: float | None = None) -> Ledger:
     """Unit client, relation zero_out, for that is what the recognised components speak of; delta:
     theirs, or 1e-5."""
-    claims = [claim for message in recording.messages for claim in message.heading.claims]
-    stated = [
-        value for claim in claims for name, value in _claimed_numbers(claim) if name == "delta"
-    ]
-    ledger = Ledger("zero_out", "client", delta or (min(stated) if stated else DEFAULT_DELTA))
+    claims = chain.from_iterable(message.heading.claims for message in recording.messages)
+    numbers = chain.from_iterable(_claimed_numbers(claim) for claim in claims)
+    stated = [value for name, value in numbers if name == "delta"]
+    ledger = Ledger("zero_out", "client", delta or min(stated, default=DEFAULT_DELTA))
     for message in recording.messages:
         ledger.append(list(_message_rows(message)))
     return ledger
