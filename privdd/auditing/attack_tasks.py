@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ class AttackTask:
             attack_stream(self.terms.keys, job.name, job.view.surface, job.note)
             for job in self.jobs
         ]
-        return [result for row in rows for result in self._collect_evidence([row], fresh)]
+        return list(chain.from_iterable(self._collect_evidence([row], fresh) for row in rows))
 
     def _judge_job(
         self, at: int, job: AttackJob, refused: Finding | None, evidence: Evidence, spent: float

@@ -34,7 +34,7 @@ from privdd.auditing.verdicts import (
 )
 from privdd.data.partition import hard_example_counts
 from privdd.distillation.diagnostics import DistillationDiagnostics
-from privdd.federated.checkpoint import DATA_KEY, write_ledger
+from privdd.federated.checkpoint import DATA_KEY, counts_json, write_ledger
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import Plan, Progress, round_half_up
 from privdd.federated.trainer import divergence_message
@@ -119,8 +119,8 @@ def manifest_json(
         "data_note": experiment.dataset.note,
         DATA_KEY: experiment.plan.data,
         "seconds": dict(seconds),
-        "uploaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.uploaded],
-        "downloaded_bytes": [{str(k): v for k, v in r.items()} for r in progress.downloaded],
+        "uploaded_bytes": counts_json(progress.uploaded),
+        "downloaded_bytes": counts_json(progress.downloaded),
     }
 
 

@@ -140,10 +140,10 @@ def _is_complete(ledger: Ledger, victim: int, transcript: Sequence[ObservedRound
         for observed_round in transcript
         if observed_round.outputs
     }
-    count = {
-        t: sum(row.count for row in inner if row.round == t) for t in {row.round for row in inner}
-    }
-    return bool(inner) and all(row.why == POST_PROCESSING for row in sent) and count == observed
+    recorded: dict[int, int] = {}
+    for row in inner:
+        recorded[row.round] = recorded.get(row.round, 0) + row.count
+    return bool(inner) and all(row.why == POST_PROCESSING for row in sent) and recorded == observed
 
 
 class NotPerRecord(ValueError):

@@ -168,16 +168,14 @@ def uploads_seen_by_server(plan: Plan, round: int, sent: Uploads, others: Upload
     if not plan.trust.is_summed:
         return sent
     if plan.method.aggregation_kind(plan.mechanisms) == "mean":
-        over = len(plan.participants(round))
+        divisor = len(plan.participants(round))
     else:
-        over = 1
-    return {
-        name: {
-            key: ((tensor.double() + others[name][key]) / over).float()
-            for key, tensor in value.items()
-        }
-        for name, value in sent.items()
-    }
+        divisor = 1
+    seen_by_server: dict[str, Tensors] = {}
+    for name, value in sent.items():
+        sums = {key: tensor.double() + others[name][key] for key, tensor in value.items()}
+        seen_by_server[name] = {key: (total / divisor).float() for key, total in sums.items()}
+    return seen_by_server
 
 
 def plan_of_replay(plan: Plan, world: int) -> Plan:
@@ -243,16 +241,17 @@ class ClientReplay:
             results = [self._replay_singly(plan, shard) for plan, shard in zip(plans, shards)]
         if results is None:
             return None
-        # the same context as the local work: noise on what is sent comes next in its stream
-        send = self.plan.channel.send
-        view = lambda t, sent: uploads_seen_by_server(self.plan, t, sent, self.others.get(t, {}))  # noqa: E731
-        return [
-            {
-                t: ReplayedRound(view(t, send(up, ctx)[0].values), memory)
-                for t, (up, ctx, memory) in rounds.items()
-            }
-            for rounds in results
-        ]
+        return [self._send_rounds(results_by_round) for results_by_round in results]
+
+    def _send_rounds(self, results_by_round: ResultsByRound) -> dict[int, ReplayedRound]:
+        """What the server sees of the uploads of each round."""
+        replayed = {}
+        for t, (upload, ctx, memory) in results_by_round.items():
+            # the same context as the local work: noise on what is sent comes next in its stream
+            sent = self.plan.channel.send(upload, ctx)[0].values
+            view = uploads_seen_by_server(self.plan, t, sent, self.others.get(t, {}))
+            replayed[t] = ReplayedRound(view, memory)
+        return replayed
 
     def _is_wanted_round(self, snapshot: Snapshot) -> bool:
         return snapshot.round == self.chain[-1].round or snapshot.round in self.passing

@@ -254,7 +254,7 @@ class ShadowTraining:
                 bar.advance()
         for view in (self.adversary, *self.passing.values()):
             view.drop_derived_values()
-        return {key: torch.stack([cached[w][key] for w in sorted(cached)]) for key in real}
+        return _stack_replays(cached, real)
 
     def _replay_missing(
         self, missing: Sequence[int], batched: bool
@@ -494,10 +494,15 @@ def stack_server_signals(
             write_tensors(_replay_file(place, w), signals, durable=False)
             signals_by_replay[w] = signals
             bar.advance()
-    return {
-        key: torch.stack([signals_by_replay[w][key] for w in sorted(signals_by_replay)])
-        for key in real
-    }
+    return _stack_replays(signals_by_replay, real)
+
+
+def _stack_replays(
+    signals_by_replay: Mapping[int, Mapping[str, Tensor]], names: Iterable[str]
+) -> dict[str, Tensor]:
+    """Each named signal (K, ...), in the order of the replays."""
+    in_order = [signals_by_replay[replay] for replay in sorted(signals_by_replay)]
+    return {name: torch.stack([signals[name] for signals in in_order]) for name in names}
 
 
 def _replay_file(place: Path, world: int) -> Path:

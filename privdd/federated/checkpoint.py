@@ -62,8 +62,8 @@ def save_checkpoint(folder: RunFolder, progress: Progress, data: str = "") -> No
         "round": progress.round,
         "accuracy": list(progress.accuracy),
         "diverged": progress.diverged,
-        "uploaded": _counts_json(progress.uploaded),
-        "downloaded": _counts_json(progress.downloaded),
+        "uploaded": counts_json(progress.uploaded),
+        "downloaded": counts_json(progress.downloaded),
         "sent": dict(progress.sent),
         "sent_ids": list(progress.sent_ids),
         "inbox_ids": list(progress.inbox_ids),
@@ -196,7 +196,7 @@ def _parse_counts(rounds: Any) -> tuple[dict[int, int], ...]:
     return tuple(parsed)
 
 
-def _counts_json(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
+def counts_json(rounds: Iterable[Mapping[int, int]]) -> list[dict[str, int]]:
     """Bytes by client of each round, with the keys that JSON has."""
     counts_by_round = []
     for counts in rounds:
