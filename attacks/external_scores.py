@@ -190,12 +190,12 @@ def _add_score_figures(
         raise ValueError(f"{finding.attack}: returned no scores")
     members = masks[: len(scores)]
     count, records = members.shape
-    world, record = torch.meshgrid(torch.arange(count), torch.arange(records), indexing="ij")
+    replay, record = torch.meshgrid(torch.arange(count), torch.arange(records), indexing="ij")
     figures = {
         "scores": scores.double(),
         "members": members.to(torch.uint8),
         "record": record,
-        "world": world,
+        "world": replay,
     }
     if blind is not None:
         figures["blind"] = torch.from_numpy(blind.astype(np.float64)).expand(members.shape)

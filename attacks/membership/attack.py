@@ -199,8 +199,8 @@ def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
     for an attack that failed."""
     measures = attack.family.measures(status="nothing_to_read", note=f"nothing to read: {why}")
     if view.worlds is not None:
-        worlds, records = view.worlds.masks.shape
-        measures = replace(measures, n=records, worlds=worlds)
+        replays, records = view.worlds.masks.shape
+        measures = replace(measures, n=records, worlds=replays)
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 
