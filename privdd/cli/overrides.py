@@ -72,7 +72,7 @@ COMMAND_OPTIONS = (
 OWN_DATA_HINT = (
     "; for a file of yours write data=npz data.root=FILE, for images data=folder data.root=DIR."
 )
-MOST_CHOICES_NAMED = 30  # of a group, in one line
+MOST_CHOICES_NAMED = 25  # of a group, in one line
 DECIMAL_COMMA = re.compile(r"[\w.]+=-?\d+,\d+")
 STATED_HINT = (
     "a simulation states the epsilon of its own accounting: set it by privacy=dpsgd "

@@ -61,6 +61,7 @@ ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attac
         "privdd.distillation.distribution_matching.MatchingSettings",
         "privdd.distillation.feature_split.SplitLoss",
         "privdd.distillation.image_fitting.FittingSettings",
+        "privdd.distillation.public_sets.PublicDistiller",
         "privdd.distillation.image_fitting.CoarsePixels",
         "privdd.distillation.gradient_matching.GradientImages",
         "privdd.distillation.image_fitting.GuidanceSettings",

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from attacks.types import Surface
 from attacks.validation import check_counts, check_non_negative, check_positive
+from privdd.core.loop_timing import timed_steps
 from privdd.core.rng import Keys
 from privdd.core.types import Problem, Received, State, Tensors, pack, unpack
 from privdd.federated.aggregation import sort_by_client
@@ -163,7 +164,7 @@ class FedGen(FedAvg):
         }
         optimiser = torch.optim.Adam(weights.values(), lr=self.generator_lr)
         draws = self._draws(prior, self.generator_batch, keys.fold("generator"))
-        for _ in range(self.generator_steps):
+        for _ in timed_steps(range(self.generator_steps)):
             noise, labels = next(draws)
             noise = noise.to(weights["first.weight"])
             loss = generator_loss(weights, heads, noise, labels)

@@ -233,14 +233,20 @@ def test_a_trusted_package_may_bring_classes_but_no_functions() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"algo": {"_target_": "attacks.membership.lira.Lira"}}, "no Method"),
-        ({"attack": {"x": {"_target_": "privdd.methods.fedavg.FedAvg"}}}, "no Attack"),
+        ({"algo": {"_target_": "attacks.membership.lira.Lira"}}, "must be a subclass of Method"),
+        (
+            {"attack": {"x": {"_target_": "privdd.methods.fedavg.FedAvg"}}},
+            "must be a subclass of Attack",
+        ),
         ({"attack": {"../x": {"_target_": "attacks.membership.lira.Lira"}}}, "not a plain name"),
         (
             {"privacy": {"mechanisms": {"update": {"_target_": "privdd.models.ModelSpec"}}}},
-            "no Mechanism",
+            "must be a subclass of Mechanism",
         ),
-        ({"model": {"_target_": "attacks.membership.lira.Lira"}}, "no ModelSpec"),
+        (
+            {"model": {"_target_": "attacks.membership.lira.Lira"}},
+            "must be a subclass of ModelSpec",
+        ),
         ({"algo": {"_target_": "privdd.methods.fedavg.FedAvg", "_partial_": True}}, "_partial_"),
         ({"algo": {"_target_": "privdd.methods.fedavg.FedAvg", "_args_": ["x"]}}, "_args_"),
         (

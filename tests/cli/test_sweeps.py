@@ -172,7 +172,7 @@ def test_a_point_whose_training_diverged_fails_however_often_it_is_asked_for(
 def test_a_file_of_the_users_own_is_no_mark_of_a_sweep(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "point.json").write_text('{"x": 1, "y": 2}')
-    with pytest.raises(BadConfig, match="stays as it is"):
+    with pytest.raises(BadConfig, match="so it is kept"):
         Sweep("train", tmp_path).run_point(tmp_path / "a", lambda: 0)
     assert (tmp_path / "a" / "point.json").read_text() == '{"x": 1, "y": 2}'
 

@@ -73,7 +73,7 @@ def test_near_duplicates_lie_by_a_record_that_is_never_audited_and_contradict_it
     [
         (HardExamples(30, 11), 4, "41 records, and 40 of the audited client are audited"),
         (HardExamples(0, 21), 4, "near_duplicates=21: .* has 20"),
-        (HardExamples(1), 1, "one class"),
+        (HardExamples(1), 1, "two classes"),
     ],
 )
 def test_what_cannot_be_made_is_refused_in_one_line(

@@ -224,7 +224,7 @@ def test_the_label_distribution_is_read_off_logits_on_public_images() -> None:
 
 def test_sums_of_votes_are_not_read_as_logits() -> None:
     capture = Capture(0, 0, "logits", {"logits": torch.rand(5, 4)})
-    for settings, says in (({"votes": True}, "no logits"), ({}, "")):
+    for settings, says in (({"votes": True}, "not logits"), ({}, "")):
         knowledge = Knowledge(
             (1, 2, 2), 4, torch.zeros(1), torch.zeros(1), settings={"batch_records": 9, **settings}
         )
