@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks.types import Surface
@@ -112,8 +112,9 @@ class FedGen(FedAvg):
         check_positive(self, "generator_lr")
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        width = build(self.model, problem.shape, problem.classes).head.in_features
-        sizes = (self.latent + problem.classes, self.hidden, int(width))
+        head = build(self.model, problem.shape, problem.classes).head
+        assert isinstance(head, nn.Linear)
+        sizes = (self.latent + problem.classes, self.hidden, head.in_features)
         stream = keys.fold("generator").torch()
         generator: dict[str, Tensor] = {PRIOR: torch.zeros(problem.classes)}
         for name, inputs, outputs in zip(("first", "second"), sizes, sizes[1:]):
