@@ -161,9 +161,10 @@ class DistillerInference(Attack):
         scores: Mapping[str, float] = evidence.notes["scores"]
         named = max(scores, key=lambda name: scores[name])
         chance = 1 / len(scores)
+        maker = truth.distiller if truth.distiller in scores else ""
         diagnostics: dict[str, Any] = {
             "distiller": named,
-            "true_distiller": truth.distiller,
+            "true_distiller": maker,
             "chance": chance,
             "scores": dict(scores),
         }
@@ -171,8 +172,10 @@ class DistillerInference(Attack):
             f"of {len(scores)} algorithms the set is most like those of {named} "
             f"(chance level {chance:.0%})"
         )
-        if truth.distiller:
-            note += f"; it was made by {truth.distiller}"
+        if maker:
+            note += f"; it was made by {maker}"
+        elif truth.distiller:
+            note += "; it was made by none of them"
         measures = self.family.measures(
             n=len(view.captures[0].value["y"]), diagnostics=diagnostics, note=note
         )

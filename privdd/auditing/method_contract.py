@@ -438,7 +438,7 @@ def _signal_faults(
     for name in sent.values:
         surface = plan.method.uploads[name]
         group = signal_group(plan.method, name)
-        counts_alone = set(sent.values[name]) == {"count"}
+        counts_alone = surface == Surface.STATISTICS and set(sent.values[name]) == {"count"}
         if surface in (Surface.COUNTS, Surface.LABELS) or counts_alone:
             continue
         signals_of_group = [value for key, value in signals.items() if key.startswith(f"{group}|")]

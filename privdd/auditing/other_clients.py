@@ -84,12 +84,14 @@ def other_client_signals(
 
     Returns:
         "surface|signal" -> (M, n, R), M the fewest other clients of any of the R rounds; nothing if
-        the server sees sums alone.
+        the server sees sums alone, or if clients remember and not all take part in each round: what
+        another client remembers of rounds without the audited one cannot be repeated.
     """
     plan = run.plan
-    if plan.trust.is_summed:
-        return {}
     snapshots = run.progress.snapshots
+    remembers = any(len(round_chain(plan, snapshots, t)) > 1 for t in snapshots)
+    if plan.trust.is_summed or (remembers and plan.fraction < 1):
+        return {}
     signals: dict[int, dict[str, Tensor]] = {}
     for last, rounds in grouped.items():
         chain = round_chain(plan, snapshots, last)

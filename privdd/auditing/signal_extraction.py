@@ -366,7 +366,7 @@ def _statistics_signals(
 ) -> Signals:
     """Class statistics by their own density; class counts alone by the record's own class;
     batch-norm buffers through the model that they complete."""
-    if set(value) == {"count"}:
+    if set(value) == {"count"} and value["count"].ndim == 1 and len(value["count"]) > 1:
         return {"count": value["count"][adversary.candidates.y]}
     if {"mean", "std"} <= set(value):
         per_channel = adversary.candidates.x.mean((2, 3))

@@ -7,7 +7,6 @@ messages of other records, from which the attacker learns how a record shows.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -234,31 +233,19 @@ def message_unlikeness(rows: Tensor) -> float:
         rows: (1 + S, p) the message, then S >= 3 messages of the map.
 
     Returns:
-        About 1 or less if the map made it too; infinity if it differs in a number that is the same
-        in all messages of the map.
+        About 1 or less if the map made it too.
     """
-    # d_i^2 = mean_j ((x_ij - m_j) / s_j)^2, with m, s of the map's messages other than i
-    message, shadows = rows[0].double(), rows[1:].double()
-    centre = shadows.mean(0)
-    size = SMALLEST_SPREAD * centre.abs().clamp_min(1)
-    varies = shadows.std(0) > size
-    if bool(((message - centre).abs() > size)[~varies].any()):
-        return float("inf")
+    # d_i^2 = mean_j ((x_ij - m_j) / s_j)^2, with m, s of all S + 1 messages: then a number that one
+    # message alone has counts alike whichever message that is
+    rows = rows.double()
+    centre = rows.mean(0)
+    spread = rows.std(0)
+    varies = spread > SMALLEST_SPREAD * centre.abs().clamp_min(1)
     if not bool(varies.any()):
         return 0.0
-    message = message[varies]
-    shadows = shadows[:, varies]
-    distances = []
-    for k, shadow in enumerate(shadows):
-        rest = torch.cat([shadows[:k], shadows[k + 1 :]])
-        distances.append(_standardised_distance(shadow, rest))
-    return float(_standardised_distance(message, shadows) / torch.stack(distances).max())
-
-
-def _standardised_distance(row: Tensor, reference: Tensor) -> Tensor:
-    """Of a row (p,) from the mean of others (S, p), in standard deviations of each number."""
-    spread = reference.std(0)
-    return ((row - reference.mean(0)) / spread.clamp_min(1e-300)).square().mean().sqrt()
+    scaled = (rows - centre)[:, varies] / spread[varies]
+    distances = scaled.square().mean(1).sqrt()
+    return float(distances[0] / distances[1:].max().clamp_min(SMALLEST_SPREAD))
 
 
 def _doubts_of_map(rows: Tensor, judged: Sequence[games.JudgedAttack]) -> list[str]:
@@ -270,8 +257,7 @@ def _doubts_of_map(rows: Tensor, judged: Sequence[games.JudgedAttack]) -> list[s
     unlikeness = message_unlikeness(rows)
     if unlikeness <= FAR:
         return []
-    times = "infinitely" if math.isinf(unlikeness) else f"{unlikeness:.1f} times"
-    return [MAP_DOUBT.format(count=len(rows) - 1, times=times)]
+    return [MAP_DOUBT.format(count=len(rows) - 1, times=f"{unlikeness:.1f} times")]
 
 
 def _count_sent_classes(surface: Surface, value: State) -> int:

@@ -308,8 +308,8 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
         for moments that stay on the client, and for networks without a wide form.
 
         Phase B takes as long side by side as one by one: the shared batch fills its steps."""
-        if contexts[0].round >= self.distill_rounds:
-            return None
+        if type(self).local is not FedFed.local or contexts[0].round >= self.distill_rounds:
+            return None  # another training, which the wide network does not know
         model = self._split_skeleton(shards[0].shape, shards[0].classes)
         sizes = [len(shard.train) for shard in shards]
         private = any(ctx.protected("dpsgd") for ctx in contexts)

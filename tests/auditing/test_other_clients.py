@@ -65,3 +65,13 @@ def test_nothing_is_known_of_others_where_the_server_sees_sums(tmp_path: Path) -
     assert not state.signals.of_others
     (finding,) = [finding for finding in state.findings if finding.attack == "fedmia"]
     assert "not known" in finding.measures.note
+
+
+def test_uploads_that_cannot_be_repeated_are_not_read(tmp_path: Path) -> None:
+    """fedmd's clients also remember rounds in which the audited client took no part."""
+    few = ["participation=0.5", "algo.rounds=4", "audit.require=some"]
+    config = tiny_config("fedmd", *AUDIT[:5], *few, command="audit")
+    state = audit_experiment(build_experiment(config), {"fedmia": FedMIA()}, RunFolder(tmp_path))
+    assert state.signals.of_others == {}
+    findings = [finding for finding in state.findings if finding.attack == "fedmia"]
+    assert findings and all(finding.measures.auc is None for finding in findings)

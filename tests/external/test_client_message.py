@@ -135,13 +135,26 @@ def test_a_message_of_another_network_is_unlike_those_of_the_map(shadows: int) -
     assert not any(far > FAR for far in right)
 
 
-def test_a_number_that_the_map_never_changes_gives_a_wrong_map_away() -> None:
-    rows = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
-    rows[:, 0] = 2.0
-    assert message_unlikeness(rows) < FAR
-    rows[0, 0] = 3.0
-    assert message_unlikeness(rows) == float("inf")
+def test_a_number_that_one_message_alone_has_decides_nothing() -> None:
+    """As a pixel of the border has: neither in the message, nor in one of the map's."""
+    rows = torch.randn(65, 50, generator=torch.Generator().manual_seed(0))
+    for where in (0, 7):
+        sparse = rows.clone()
+        sparse[:, 0] = 0.0
+        sparse[where, 0] = 3.0
+        assert message_unlikeness(sparse) < FAR
+        sparse[0, 1:] += 100.0
+        assert message_unlikeness(sparse) > FAR
     assert message_unlikeness(torch.ones(10, 3)) == 0.0
+
+
+def test_sparse_messages_of_the_right_map_are_not_doubted() -> None:
+    """200 numbers, each non-zero in one message of 2,000."""
+    for seed in range(20):
+        stream = torch.Generator().manual_seed(seed)
+        rows = (torch.rand(65, 200, generator=stream) < 0.0005).double()
+        dense = torch.randn(65, 20, generator=stream, dtype=torch.float64)
+        assert message_unlikeness(torch.cat([rows, dense], 1)) < FAR
 
 
 @pytest.mark.parametrize(("network", "doubted"), [(0, False), (5, True)])
