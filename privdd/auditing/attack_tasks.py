@@ -211,6 +211,7 @@ class AttackTask:
         try:
             if refused is None:
                 finding = job.attack.judge(evidence, job_on_device.view, job_on_device.truth)
+                _check_measures(finding)
             else:
                 finding = refused
         except Exception as error:
@@ -251,6 +252,16 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
     if why:
         return unreadable_finding(job.attack, job.view, why)
     return None
+
+
+def _check_measures(finding: Finding) -> None:
+    """Raises TypeError for measures that no reader of the run would accept."""
+    expected = finding.family.measures
+    if not isinstance(finding.measures, expected):
+        raise TypeError(
+            f"measures of {finding.family} must be {expected.__name__}, "
+            f"not {type(finding.measures).__name__}"
+        )
 
 
 def _failed_finding(job: AttackJob, error: Exception) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def write_opened_page(folder: Path, opened: Mapping[str, Any], sealed: SealedCan
         commitment=sealed.commitment,
         sites=sealed.site_counts,
         sources=SOURCES,
-        folder=folder.name,
+        folder=shlex.quote(folder.resolve().name),
         tone=tone,
         label=label,
         title=_page_title(opened),

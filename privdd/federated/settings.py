@@ -69,7 +69,7 @@ class RunSettings:
         if not isinstance(self.seed, int) or self.seed < 0:
             raise setting_error("seed", self.seed, "a whole number from 0 is needed")
         if self.device not in DEVICES:
-            raise BadConfig(f"device={self.device}: no GPU is present; must be cpu")
+            raise BadConfig(f"device={self.device}: must be cpu, or cuda if a GPU is present")
         check_share("participation", self.participation, "a share in (0, 1] is needed", one=True)
 
 

@@ -23,6 +23,7 @@ UNTRIED = "not attacked"
 SEVERITY = ("good", "warn", "bad")  # of tones, the mildest first
 UNPROTECTED = "none"
 BARE = "noise, no ε"
+NOT_STATED = "none stated"
 PUBLIC = "ε = 0, public"
 SEPARATORS = re.compile(", | and ")
 FORMULA = re.compile("(?<=ε) [=≤≥] |(?<=≤) ")
@@ -145,7 +146,10 @@ def _guarantee_text(decision: Decision) -> str:
         return PUBLIC
     if math.isfinite(line.proven):
         return f"ε ≤ {format_number(line.proven)}"
-    if line.row.mechanism == "none" or line.row.mechanism.startswith(wording.POST_PROCESSING):
+    mechanism = line.row.mechanism
+    if mechanism == "unknown":  # files alone do not show whether noise was added
+        return NOT_STATED
+    if mechanism == "none" or mechanism.startswith(wording.POST_PROCESSING):
         return UNPROTECTED
     return BARE
 

@@ -122,7 +122,7 @@ LEAK_HEADER = (
 )
 LEAK_COLUMN_TYPES = "lrrrrrrllrrr"
 TERM_COLUMNS = slice(6, 9)  # δ, unit, relation
-TERMS_MARK = "TERMS"  # of the caption, before its text is escaped
+TERMS_MARK = "\0"  # of the caption, before its text is escaped
 LEAK_CAPTION = (
     "Leaks, privacy and use on {data}. TPR: true-positive rate of the strongest "
     "membership attack at this false-positive rate, with "

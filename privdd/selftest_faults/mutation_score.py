@@ -482,7 +482,7 @@ def format_score_page(
         "",
         "Each run is an audit by the command, judged by its outputs: a fault is caught "
         "if the exit status is 2,",
-        "the first line says that a limit does not hold, and the verdicts of run, "
+        "the first line says that a guarantee does not hold, and the verdicts of run, "
         "surfaces and findings say so too. A cell names",
         "the first test that refuted, in the page's order: the run's own ledger, noise "
         "and sampling (T0), sensitivity, presence",

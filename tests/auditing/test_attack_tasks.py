@@ -153,6 +153,22 @@ class Breaks(Attack):
         raise AssertionError("never asked")
 
 
+class OldMeasures(Breaks):
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        return Evidence()
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures = {"psnr": 20.0}
+        return Finding(view.surface, self.name, self.family, view.adversary, measures)  # type: ignore[arg-type]
+
+
+def test_an_attack_with_measures_of_another_kind_ends_alone(tmp_path: Path) -> None:
+    rows, _ = found(Engine("serial"), tmp_path, {"mine": OldMeasures()})
+    mine = [measures for _, attack, _, measures in rows if attack == "mine"]
+    assert mine and all(measures["status"] == "failed" for measures in mine)
+    assert all("must be ReconstructionMeasures, not dict" in one["note"] for one in mine)
+
+
 @pytest.mark.nightly
 def test_an_attack_that_fails_in_a_worker_ends_alone(tmp_path: Path) -> None:
     rows, _ = found(Engine("processes", workers=1), tmp_path, {"mine": Breaks(), "lira": Lira()})

@@ -137,7 +137,7 @@ WRONG = [
         RUN,
         "device",
         "tpu",
-        "device=tpu: no GPU is present; must be cpu",
+        "device=tpu: must be cpu, or cuda if a GPU is present",
     ),
     (RunSettings, RUN, "participation", 0, "participation=0: a share in (0, 1] is needed"),
     (RunSettings, RUN, "participation", 1.5, "participation=1.5: a share in (0, 1] is needed"),

@@ -65,7 +65,7 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
     load_run(result.folder)
 
 
-# one plant a profile stays, but of dp_head none
+# one plant of two profiles stays, the fastest
 @pytest.mark.nightly(
     but=[
         "dp_moments-no noise",

@@ -497,7 +497,6 @@ def test_limits_hold_for_a_folder_that_agrees_and_strictly_only_for_what_was_com
     assert verify.main([str(run), "fail_on.auc=0.01"]) == 3
 
 
-@pytest.mark.nightly
 def test_brought_scores_leave_nothing_on_trust(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "s.npz", scores=rng.normal(size=60), member=rng.random(60) < 0.5)

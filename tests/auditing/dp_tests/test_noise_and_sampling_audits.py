@@ -284,7 +284,6 @@ NOISE_FAULTS = {
         "dpsgd-0.9 of the noise",
         "dpsgd-no noise",
         "dpsgd-the public seed in place of the operating system",
-        "fedfed_dp-no noise",
         "fedlgd_dp-no noise",
         "fedrd_dp-no noise",
         "feddm_dp-0.9 of the noise",
