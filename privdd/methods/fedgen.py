@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,8 +112,7 @@ class FedGen(FedAvg):
         check_positive(self, "generator_lr")
 
     def init(self, problem: Problem, keys: Keys) -> State:
-        head = build(self.model, problem.shape, problem.classes).head
-        assert isinstance(head, nn.Linear)
+        head = cast(nn.Linear, build(self.model, problem.shape, problem.classes).head)
         sizes = (self.latent + problem.classes, self.hidden, head.in_features)
         stream = keys.fold("generator").torch()
         generator: dict[str, Tensor] = {PRIOR: torch.zeros(problem.classes)}
