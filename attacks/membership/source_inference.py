@@ -59,7 +59,8 @@ class SourceInference(ClientComparison):
             "chance": 1 / clients,
         }
         note = (
-            f"{source['members']:.0%} of the members are attributed to this client among {clients} "
-            f"(chance level {source['chance']:.0%}), {source['non_members']:.0%} of the non-members"
+            f"{source['members']:.0%} of the members and {source['non_members']:.0%} of the "
+            f"non-members are attributed to this client among {clients}; only the difference is "
+            f"about membership (chance level {source['chance']:.0%})"
         )
         return finding.with_measures(diagnostics={"source": source}, note=note)

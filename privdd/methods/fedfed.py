@@ -305,11 +305,16 @@ class FedFed(Method, ReadsUploads, StatesClaims, FastReplay, Distils):
         contexts: Sequence[ClientContext],
     ) -> Sequence[Work] | None:
         """Phase A with all replays as one wide network; None for the other phases, under DP-SGD,
-        for moments that stay on the client, and for networks without a wide form.
+        for moments that stay on the client, for networks without a wide form, and for a relative
+        that trains in another way.
 
         Phase B takes as long side by side as one by one: the shared batch fills its steps."""
-        if type(self).local is not FedFed.local or contexts[0].round >= self.distill_rounds:
-            return None  # another training, which the wide network does not know
+        kind = type(self)
+        trains_alike = (
+            kind.local is FedFed.local and kind._distill_features is FedFed._distill_features
+        )
+        if not trains_alike or contexts[0].round >= self.distill_rounds:
+            return None
         model = self._split_skeleton(shards[0].shape, shards[0].classes)
         sizes = [len(shard.train) for shard in shards]
         private = any(ctx.protected("dpsgd") for ctx in contexts)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -74,9 +74,6 @@ class FedFedVirtual(FedFed):
                 n: replace(a, public="", flags={**a.flags, **flags}) for n, a in upload.items()
             }
         return upload, {**after, **images}
-
-    def local_batched(self, *_: Any, **__: Any) -> None:
-        """No such form: each replay has images of its own."""
 
     def share_at_bound(
         self, broadcast: Values, memory: State, x: Tensor, problem: Problem
