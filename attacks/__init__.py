@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from attacks.inversion.victim import LocalSteps as LocalSteps
     from attacks.inversion.victim import Reconstruction as Reconstruction
     from attacks.inversion.victim import update_to_gradients as update_to_gradients
-    from attacks.membership.base import base as base
+    from attacks.membership.base_attack import base as base
     from attacks.membership.label_only import label_robustness as label_robustness
     from attacks.membership.lira import lira as lira
     from attacks.membership.rmia import rmia as rmia
@@ -53,7 +53,7 @@ PUBLIC = {
     "Roc": ("attacks.roc", "Roc"),
     "SeeThrough": ("attacks.inversion.gradient", "SeeThrough"),
     "auc_interval": ("attacks.roc", "auc_interval"),
-    "base": ("attacks.membership.base", "base"),
+    "base": ("attacks.membership.base_attack", "base"),
     "epsilon_from_one_run": ("attacks.one_run", "one_run_from_scores"),
     "epsilon_from_scores": ("attacks.epsilon", "from_scores"),
     "label_robustness": ("attacks.membership.label_only", "label_robustness"),

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership.attack import unreadable_finding
-from attacks.membership.base import Base
+from attacks.membership.base_attack import Base
 from attacks.membership.density import GradientDensity
 from attacks.membership.lira import Lira
 from attacks.membership.measures import membership_measures

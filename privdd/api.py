@@ -57,8 +57,8 @@ if TYPE_CHECKING:
         Worlds,
     )
     from privdd.auditing.method_contract import BrokenContract, check_method
+    from privdd.blackbox.check_verdict import Checked
     from privdd.blackbox.runner import assert_private, check
-    from privdd.blackbox.verdict import Checked
     from privdd.cli.main import config_of
     from privdd.core.rng import Keys
     from privdd.core.types import (
@@ -104,7 +104,7 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.auditing.method_contract": "BrokenContract check_method",
     "privdd.external.runner": "audit_message audit_model audit_synthetic",
     "privdd.blackbox.runner": "assert_private check",
-    "privdd.blackbox.verdict": "Checked",
+    "privdd.blackbox.check_verdict": "Checked",
     "privdd.cli.main": "config_of",
     "privdd.core.rng": "Keys",
     "privdd.core.types": "Artifact Problem Received Records Shard State Tensors Upload pack unpack",

@@ -236,8 +236,8 @@ def test_the_core_never_imports_its_optional_parts():
     for planted in (
         "from privdd.external import runner",
         "def f():\n    import privdd.canary.sealed",
-        "importlib.import_module('privdd.blackbox.verdict')",
-        "HERE = 'privdd.blackbox.verdict'\nimportlib.import_module(HERE)",
+        "importlib.import_module('privdd.blackbox.check_verdict')",
+        "HERE = 'privdd.blackbox.check_verdict'\nimportlib.import_module(HERE)",
     ):
         assert list(imports_of_extras("privdd.cli.main", ast.parse(planted))) != []
     assert (

@@ -31,7 +31,7 @@ MAY_HAVE_OWN_STATE = {
     "privdd/verification/run_folder.py",
     "privdd/data/sources.py",
     "privdd/cli/stored_data.py",
-    "privdd/data/locations.py",
+    "privdd/data/own_data.py",
 }
 SKIPS = re.compile(r"importorskip\(|mark\.skipif|pytest\.skip\(|unittest\.skip")
 # Linux alone has it; mounting needs root; a checkout needs git; parquet needs its reader.

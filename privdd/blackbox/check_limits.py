@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from privdd.blackbox.verdict import Checked
+from privdd.blackbox.check_verdict import Checked
 from privdd.reporting.policy import LimitResult, Outcome, Policy
 from privdd.runtime.files import DamagedRun, read_json
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from privdd.blackbox.check_report import WORDS
+from privdd.blackbox.check_verdict import BREAKS, KEEPS, UNDECIDED, Checked
 from privdd.blackbox.claims import plain_number
 from privdd.blackbox.reproduction import write_reproduction
-from privdd.blackbox.verdict import BREAKS, KEEPS, UNDECIDED, Checked
 from privdd.runtime.files import is_half_written, write_bytes, write_json
 
 TONES = {BREAKS: "contradiction", KEEPS: "consistent", UNDECIDED: "untested"}

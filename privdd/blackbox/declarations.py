@@ -13,8 +13,8 @@ from privdd.blackbox.budgets import CallBudget
 from privdd.blackbox.check_report import SingleTestResult
 from privdd.blackbox.claims import TINY, CheckedClaim
 from privdd.blackbox.inputs import InputShapes, scaled_data
+from privdd.blackbox.law_recognition import noise_law
 from privdd.blackbox.mechanism import BlackBox, InputRefused
-from privdd.blackbox.noise_laws import noise_law
 from privdd.blackbox.transcripts import draw_transcripts
 from privdd.privacy.batch_bounds import bound_batch_epsilon
 

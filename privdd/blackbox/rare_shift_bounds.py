@@ -12,7 +12,7 @@ from scipy.special import log_ndtr, ndtr
 from attacks.statistics import lower_limit
 from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.claims import TINY
-from privdd.blackbox.noise_laws import NOT_REJECTED, is_normal, law_of_calls
+from privdd.blackbox.law_recognition import NOT_REJECTED, is_normal, law_of_calls
 from privdd.blackbox.shift_bounds import directions_and_totals
 from privdd.blackbox.transcripts import PairSample, transcript_totals
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from privdd.blackbox import counterexample
+from privdd.blackbox.check_verdict import Checked
 from privdd.blackbox.mechanism import Data
-from privdd.blackbox.verdict import Checked
 from privdd.runtime.files import to_plain_json, write_bytes
 
 EMPTY_CASE = 'json.loads(r"""{}""")'  # in the source of ``counterexample``

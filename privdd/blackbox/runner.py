@@ -16,6 +16,7 @@ from privdd.blackbox.budgets import CallBudget
 from privdd.blackbox.check_page import write_check_page
 from privdd.blackbox.check_report import SingleTestResult
 from privdd.blackbox.check_run import CheckRun, start_check_run
+from privdd.blackbox.check_verdict import BREAKS, GUESSED, UNDECIDED, Checked, conclude_check
 from privdd.blackbox.child_process import run_in_child
 from privdd.blackbox.claims import CheckedClaim, zcdp_epsilon
 from privdd.blackbox.examination import examine, examine_replays, find_counterexample
@@ -30,7 +31,6 @@ from privdd.blackbox.target import (
     target_name,
     target_place,
 )
-from privdd.blackbox.verdict import BREAKS, GUESSED, UNDECIDED, Checked, conclude_check
 from privdd.core.validation import BadConfig, setting_error
 
 # of processor time: where a check is stopped, not what it is planned for

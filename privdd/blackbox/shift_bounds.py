@@ -13,7 +13,7 @@ from scipy import stats
 from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.claims import TINY
-from privdd.blackbox.noise_laws import (
+from privdd.blackbox.law_recognition import (
     BY_NUMBER,
     ON_LATTICE,
     VALUES,

@@ -11,7 +11,7 @@ from scipy.special import betainc
 
 from attacks.statistics import lower_limit
 from privdd.blackbox.budgets import BoundLevel
-from privdd.blackbox.noise_laws import NOT_REJECTED, POOL
+from privdd.blackbox.law_recognition import NOT_REJECTED, POOL
 from privdd.blackbox.rare_shift_bounds import FURTHEST
 from privdd.blackbox.transcripts import Sides, Transcripts, transcript_totals
 

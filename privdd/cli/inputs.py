@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from privdd.core.validation import BadConfig
-from privdd.data.locations import OWN_DATA, own_data_place
+from privdd.data.own_data import OWN_DATA, own_data_place
 from privdd.runtime.own_yaml import compose_own_yaml
 
 TRACKERS = ("tensorboard",)

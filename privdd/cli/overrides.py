@@ -30,7 +30,7 @@ from privdd.cli.suggestions import suggest_key, suggest_word
 from privdd.cli.sweeps import first_values, is_sweep
 from privdd.cli.type_check import TypeCheck, check_setting_numbers
 from privdd.core.validation import BadConfig, is_number, setting_error
-from privdd.data.locations import reads_files
+from privdd.data.own_data import reads_files
 from privdd.federated.settings import PrivacySettings
 from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
 from privdd.runtime.run_files import TRUST_CODE

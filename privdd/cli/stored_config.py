@@ -67,7 +67,7 @@ ALLOWED_PARTS = frozenset(  # classes without a role, of which methods and attac
         "privdd.distillation.image_fitting.GuidanceSettings",
         "privdd.distillation.alexnet.AlexNet",
         "privdd.distillation.random_cosine.RandomCosine",
-        "privdd.distillation.public_rows.PublicRows",
+        "privdd.distillation.public_map.PublicRows",
         "privdd.distillation.scattering.Scattering",
         "privdd.distillation.gradient_matching.SetGeneration",
         "privdd.distillation.virtual_images.OwnRecords",

@@ -29,7 +29,7 @@ from privdd.core.rng import Keys
 from privdd.core.user_modules import import_torchvision
 from privdd.core.validation import DataNotFound
 from privdd.data.dataset import Dataset, dataset_from_pairs
-from privdd.data.locations import own_data_place
+from privdd.data.own_data import own_data_place
 
 DIGITS_NOTE = (
     "scikit-learn's digits: 1797 handwritten digits (the test part of UCI optdigits) at 8x8, "

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from attacks.validation import check_archive
 from privdd.core.validation import BadConfig
-from privdd.data.locations import own_data_place
+from privdd.data.own_data import own_data_place
 
 Values = NDArray[Any]  # (n,) of a column: numbers, or text with None for a missing value
 CsvRow = list[str]

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from privdd.core.types import RecordShape
 from privdd.distillation.linear_head import FAR_BELOW
-from privdd.distillation.public_rows import PublicHead, PublicRows
+from privdd.distillation.public_map import PublicHead, PublicRows
 
 
 def lda_head(sums: Tensor, count: Tensor, second: Tensor, last: float, ridge: float) -> Tensor:

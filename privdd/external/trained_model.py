@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from attacks.membership.attack import PUBLISHED_QUERY_COUNT, MembershipAttack, require_worlds
-from attacks.membership.base import Base
+from attacks.membership.base_attack import Base
 from attacks.membership.label_only import NOISE_LEVELS, label_robustness
 from attacks.membership.lira import Lira
 from attacks.membership.quantile import QuantileRegression

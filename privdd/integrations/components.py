@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privdd.blackbox.verdict import BREAKS, KEEPS, Checked
+from privdd.blackbox.check_verdict import BREAKS, KEEPS, Checked
 
 # class or function -> the file and the function that make it callable, and what that calls
 COMPONENT_ADAPTERS = {

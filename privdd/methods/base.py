@@ -15,7 +15,7 @@ from attacks.types import Surface
 from privdd.core.rng import Keys
 from privdd.core.types import ClientData, Problem, State, Values, Work, pack, unpack
 from privdd.distillation.private_matching import check_no_batch_norm
-from privdd.distillation.public_rows import PublicHead, PublicRows, embed_shards
+from privdd.distillation.public_map import PublicHead, PublicRows, embed_shards
 from privdd.federated.audit_hooks import FastReplay, ReadsUploads, StatesClaims
 from privdd.federated.channel import ClientContext
 from privdd.federated.method import Method

@@ -24,7 +24,7 @@ from privdd.distillation.gaussian_heads import (
     score_rows,
 )
 from privdd.distillation.linear_head import nearest_mean_head
-from privdd.distillation.public_rows import PublicHead
+from privdd.distillation.public_map import PublicHead
 from privdd.federated.aggregation import sort_by_client
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import PublicMap

@@ -67,7 +67,7 @@ from privdd.distillation.private_matching import (
     restrict_as_printed,
     step_maps,
 )
-from privdd.distillation.public_rows import PublicExtractor
+from privdd.distillation.public_map import PublicExtractor
 from privdd.federated.audit_hooks import Distils, ImageMatching, RecordTransform
 from privdd.federated.channel import ClientContext
 from privdd.methods.base import ServerNetwork

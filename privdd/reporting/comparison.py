@@ -14,6 +14,7 @@ from rich.text import Text
 
 from privdd.reporting import albums, export, figures, finding_selection, page, plots, wording
 from privdd.reporting.albums import PictureAlbum
+from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.console import console_for
 from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
 from privdd.reporting.figures import FrontierPoint, RocLine, SeriesStyle, save_figure
@@ -22,7 +23,6 @@ from privdd.reporting.frontier import PUBLISHED, PublishedFigure, frontier_place
 from privdd.reporting.plots import Plot
 from privdd.reporting.run_record import RunRecord, read_run_config, read_run_record
 from privdd.reporting.schema import GRAVITY, EpsilonPair, Findings, Privacy, Run, Seconds, Utility
-from privdd.reporting.settings import Setting, group_runs
 from privdd.reporting.summary import is_weak_limit
 from privdd.reporting.wording import format_number, format_share, join_names, page_limits
 from privdd.runtime.files import DamagedRun, read_json, write_bytes

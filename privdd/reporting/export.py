@@ -14,9 +14,9 @@ from statistics import stdev
 from typing import Any
 
 from privdd.reporting import wording
+from privdd.reporting.compared_settings import Setting
 from privdd.reporting.frontier import frontier_places
 from privdd.reporting.schema import Privacy
-from privdd.reporting.settings import Setting
 from privdd.reporting.wording import format_bytes, format_number, format_share
 from privdd.runtime.files import write_bytes
 

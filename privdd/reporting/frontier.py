@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import variance
 from typing import Any, Literal
 
-from privdd.reporting.settings import Setting, lower_median
+from privdd.reporting.compared_settings import Setting, lower_median
 from privdd.runtime.yaml_files import TARGET
 
 # A setting is dominated where another, of the same data, clients, unit, relation, delta and kind of

@@ -16,7 +16,7 @@ from torch import Tensor
 from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.core.types import Tensors
 from privdd.distillation import private_matching
-from privdd.distillation.public_rows import PublicRows
+from privdd.distillation.public_map import PublicRows
 from privdd.federated import channel
 from privdd.federated.channel import POST_PROCESSING
 from privdd.methods import dp_head

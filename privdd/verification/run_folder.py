@@ -34,13 +34,13 @@ from attacks.types import Family
 from privdd.privacy.ledger import Ledger
 from privdd.reporting.albums import picture_albums
 from privdd.reporting.card import encode_card
+from privdd.reporting.compared_settings import group_runs
 from privdd.reporting.comparison import plot_frontier, write_comparison
 from privdd.reporting.notebook import with_views
 from privdd.reporting.page import render_report, write_report
 from privdd.reporting.plots import draw_report
 from privdd.reporting.run_record import RunRecord, attack_commands, read_run_record
 from privdd.reporting.schema import Part
-from privdd.reporting.settings import group_runs
 from privdd.runtime import seal
 from privdd.runtime.engine import Engine, torch_threads
 from privdd.runtime.files import (

@@ -194,7 +194,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "low_bits:examine_low_bits": lambda: (random(200), 1.0),
     "low_bits:is_off_lattice": lambda: (random(20), 0.25),
     "low_bits:lowest_set_bits": lambda: (random(20),),
-    "membership.base:base": lambda: (-PROBS, MASKS, -PROBS[0]),
+    "membership.base_attack:base": lambda: (-PROBS, MASKS, -PROBS[0]),
     "membership.density:density_ratio": lambda: (
         random(6, 4),
         random(6, 4, seed=1),

@@ -15,6 +15,7 @@ from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.check_arguments import check_request
 from privdd.blackbox.check_command import CHECK
 from privdd.blackbox.check_report import CheckReport, SingleTestResult
+from privdd.blackbox.check_verdict import KEEPS, Checked, conclude_check
 from privdd.blackbox.claims import CheckedClaim
 from privdd.blackbox.declarations import check_declared_batches, check_declared_noise
 from privdd.blackbox.identification_games import find_noiseless_number
@@ -24,7 +25,6 @@ from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.pair_screening import screen_pairs
 from privdd.blackbox.stages.conditions import check_nonfinite_inputs
 from privdd.blackbox.target import guess_kind, load_target, make_plugin, make_target
-from privdd.blackbox.verdict import KEEPS, Checked, conclude_check
 from privdd.check import main
 from privdd.core.validation import BadConfig
 from privdd.integrations.components import (

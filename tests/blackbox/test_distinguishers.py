@@ -12,8 +12,8 @@ from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.distinguishers import bound_by_distinguishing, learn_statistics
 from privdd.blackbox.identification_games import GameSetting, direction_games, play_direction_game
 from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.law_recognition import noise_law
 from privdd.blackbox.mechanism import BlackBox
-from privdd.blackbox.noise_laws import noise_law
 from privdd.blackbox.noise_metric import NoiseMetric
 from privdd.blackbox.pair_screening import outcome_odds
 from privdd.blackbox.release_marks import MIN_VALUES, ReleaseMarks, most_revealing_marks

@@ -12,7 +12,7 @@ from attacks.tradeoff import gaussian_epsilon
 from privdd.api import check
 from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.inputs import InputShapes
-from privdd.blackbox.noise_laws import has_law, lattice_step
+from privdd.blackbox.law_recognition import has_law, lattice_step
 from privdd.blackbox.shift_bounds import composed_epsilon, exact_shift_bound
 from privdd.blackbox.transcripts import PairSample, Transcripts
 

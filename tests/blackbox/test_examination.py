@@ -11,6 +11,7 @@ from privdd.blackbox import budgets, identification_games
 from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.check_report import CheckReport, SingleTestResult
 from privdd.blackbox.check_run import CheckRun, start_check_run
+from privdd.blackbox.check_verdict import conclude_check
 from privdd.blackbox.claims import CheckedClaim, gaussian_mu
 from privdd.blackbox.examination import examine
 from privdd.blackbox.identification_games import GameSetting, direction_games
@@ -24,7 +25,6 @@ from privdd.blackbox.stages import close_looks, directions, neighbour_search, pa
 from privdd.blackbox.stages.close_looks import best_by_size, rank_by_repetition
 from privdd.blackbox.stages.noiseless_numbers import examine_noiseless_numbers
 from privdd.blackbox.transcripts import Transcripts
-from privdd.blackbox.verdict import conclude_check
 
 RNG = np.random.default_rng(11)
 STATED = {"epsilon": 2.0, "delta": 1e-5}

@@ -10,8 +10,8 @@ import pytest
 from privdd import gate
 from privdd.blackbox.check_limits import judge_check, read_check
 from privdd.blackbox.check_report import SPENT, CheckReport, SingleTestResult
+from privdd.blackbox.check_verdict import Checked, conclude_check
 from privdd.blackbox.claims import CheckedClaim
-from privdd.blackbox.verdict import Checked, conclude_check
 from privdd.reporting.policy import Policy, fails_build
 from privdd.runtime.files import DamagedRun
 

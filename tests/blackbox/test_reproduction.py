@@ -15,11 +15,11 @@ from scipy import stats
 from attacks.tradeoff import gaussian_epsilon
 from privdd.blackbox import counterexample
 from privdd.blackbox.check_report import CheckReport
+from privdd.blackbox.check_verdict import conclude_check
 from privdd.blackbox.claims import CheckedClaim
 from privdd.blackbox.reproduction import describe_case, write_reproduction
 from privdd.blackbox.runner import check
 from privdd.blackbox.target import load_target, target_place
-from privdd.blackbox.verdict import conclude_check
 
 MECHANISMS = """
 import numpy as np

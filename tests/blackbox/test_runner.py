@@ -15,11 +15,11 @@ import pytest
 from privdd.api import assert_private, check
 from privdd.blackbox.check_page import TONES, write_check_page
 from privdd.blackbox.check_report import CheckReport, SingleTestResult
+from privdd.blackbox.check_verdict import Checked, conclude_check
 from privdd.blackbox.child_process import ChildStopped, run_in_child
 from privdd.blackbox.claims import CheckedClaim, gaussian_mu
 from privdd.blackbox.inputs import InputShapes
 from privdd.blackbox.runner import WALL
-from privdd.blackbox.verdict import Checked, conclude_check
 from privdd.core.validation import BadConfig
 
 SMALL = InputShapes(structures=(((6,),),), tables=((4, 3),), crowds=(3,))

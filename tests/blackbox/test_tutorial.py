@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from privdd.blackbox.check_command import CHECK
+from privdd.blackbox.check_verdict import BREAKS
 from privdd.blackbox.claims import CheckedClaim
-from privdd.blackbox.verdict import BREAKS
 from privdd.check import main
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"

@@ -12,18 +12,18 @@ import pytest
 
 from privdd.api import check
 from privdd.blackbox.budgets import BoundLevel, CallBudget
+from privdd.blackbox.check_verdict import Checked
 from privdd.blackbox.claims import CheckedClaim
 from privdd.blackbox.declarations import check_declared_noise
 from privdd.blackbox.distinguishers import learn_statistics
 from privdd.blackbox.identification_games import GameSetting, bound_series, direction_games
 from privdd.blackbox.inputs import InputShapes
+from privdd.blackbox.law_recognition import law_of_calls
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.neighbours import neighbouring_pairs
-from privdd.blackbox.noise_laws import law_of_calls
 from privdd.blackbox.stages.conditions import check_failures
 from privdd.blackbox.stages.law_confirmation import OTHER, is_law_confirmed
 from privdd.blackbox.transcripts import Transcripts
-from privdd.blackbox.verdict import Checked
 from tests.conformance.parts import DELTA, sigma
 
 Update = list[np.ndarray]

@@ -13,7 +13,7 @@ from torch import Tensor
 from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard
-from privdd.distillation import alexnet, public_rows
+from privdd.distillation import alexnet, public_map
 from privdd.distillation.alexnet import AlexNet
 from privdd.distillation.class_cells import draw_smooth_images
 from privdd.distillation.image_fitting import FittingSettings, fit_to_embeddings, total_variation
@@ -23,7 +23,7 @@ from privdd.distillation.linear_head import (
     record_moments,
     ridge_head,
 )
-from privdd.distillation.public_rows import PublicHead, PublicRows, embed_shards
+from privdd.distillation.public_map import PublicHead, PublicRows, embed_shards
 from privdd.distillation.random_cosine import RandomCosine
 from tests.federations import finished, tiny, tiny_config
 
@@ -193,16 +193,16 @@ def test_public_drawings_have_no_correlations_in_their_principal_directions_and_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = []
-    monkeypatch.setattr(public_rows, "draw_silhouettes", lambda x, generator: seen.append(x) or x)
+    monkeypatch.setattr(public_map, "draw_silhouettes", lambda x, generator: seen.append(x) or x)
     rows = PublicRows(RandomCosine(40, side=4, scale=0.07), width=12, drawings=90)
     see = RandomCosine(40, side=4, scale=0.07)
-    centre, project = public_rows._public_constants(see, 12, (1, 8, 8), rows.drawings)
+    centre, project = public_map._public_constants(see, 12, (1, 8, 8), rows.drawings)
     embedded = see(seen[0]).double().numpy()
     expected = np.linalg.eigvalsh(np.cov(embedded.T, bias=True))[::-1][:12] ** 0.5
     projected = (embedded - centre.numpy()) @ project.double().numpy()
     assert np.allclose(np.cov(projected.T, bias=True), np.diag(expected), atol=1e-4 * expected[0])
     assert rows(seen[0][:3]).shape == (3, 13)
-    _, padded = public_rows._public_constants(see, 50, (1, 8, 8), rows.drawings)
+    _, padded = public_map._public_constants(see, 50, (1, 8, 8), rows.drawings)
     assert padded.shape == (40, 50) and not padded[:, 40:].any()  # the map has no more directions
 
 

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from privdd.report import main
+from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.comparison import (
     comparison_sentences,
     draw_comparison,
@@ -32,7 +33,6 @@ from privdd.reporting.figures import (
 )
 from privdd.reporting.run_record import RunRecord, read_run_record
 from privdd.reporting.schema import load_findings, validate_findings
-from privdd.reporting.settings import Setting, group_runs
 from privdd.reporting.summary import verdict_headline
 from privdd.reporting.terminal import print_summary
 from privdd.runtime.files import DamagedRun

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.comparison import plot_frontier, write_comparison
 from privdd.reporting.frontier import frontier_places, public_data_of, trust_of_config
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import validate_findings
-from privdd.reporting.settings import Setting, group_runs
 from tests.reporting.fixture import write_run
 from tests.reporting.test_decision import row
 from tests.reporting.test_decision import run as released

@@ -33,8 +33,8 @@ from privdd.blackbox.dependence_measures import (
 )
 from privdd.blackbox.frozen_sources import FrozenSources
 from privdd.blackbox.inputs import NeighbouringInputs
+from privdd.blackbox.law_recognition import fit_scale, follows_law
 from privdd.blackbox.mechanism import Data, InputRefused
-from privdd.blackbox.noise_laws import fit_scale, follows_law
 from privdd.blackbox.paired_replays import PairedReplays
 from privdd.blackbox.shift_bounds import exact_shift_bound
 from privdd.blackbox.stages.law_confirmation import confirmed_epsilon

@@ -8,8 +8,8 @@ import numpy as np
 
 from privdd.blackbox.budgets import OutOfTime
 from privdd.blackbox.check_run import CheckRun
+from privdd.blackbox.law_recognition import has_law
 from privdd.blackbox.mechanism import Data, InputRefused
-from privdd.blackbox.noise_laws import has_law
 from privdd.blackbox.transcripts import PairSample, Transcripts, draw_transcripts, transcript_totals
 
 LAW_NUMBERS = 600_000  # of the noise; enough for a kurtosis that is off by a twentieth

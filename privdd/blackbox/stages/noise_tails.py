@@ -15,9 +15,9 @@ from attacks.statistics import lower_limit, upper_limit
 from privdd.blackbox.budgets import BoundLevel
 from privdd.blackbox.check_run import CheckRun
 from privdd.blackbox.inputs import NeighbouringInputs, is_quiet
+from privdd.blackbox.law_recognition import NOT_REJECTED, VALUES, law_of_calls
 from privdd.blackbox.mechanism import InputRefused
 from privdd.blackbox.neighbours import neighbouring_pairs
-from privdd.blackbox.noise_laws import NOT_REJECTED, VALUES, law_of_calls
 from privdd.blackbox.transcripts import Transcripts, transcript_totals
 
 # releases a side: to see the tail's law, and to judge

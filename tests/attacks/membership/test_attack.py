@@ -18,7 +18,7 @@ from attacks.membership.attack import (
     why_all_uninformative,
     why_uninformative,
 )
-from attacks.membership.base import Base
+from attacks.membership.base_attack import Base
 from attacks.membership.density import GradientDensity, density_ratio
 from attacks.membership.lira import Lira
 from attacks.membership.measures import (

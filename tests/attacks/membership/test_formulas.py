@@ -14,7 +14,7 @@ from sklearn.metrics import roc_auc_score
 
 from attacks.membership import signals as sig
 from attacks.membership.attack import score_leave_one_out
-from attacks.membership.base import base
+from attacks.membership.base_attack import base
 from attacks.membership.lira import CONVENTIONS, _fit_variance_prior, lira
 from attacks.membership.rmia import OfflineRmia, rmia, shadow_indices
 from attacks.membership.threshold import loss_threshold

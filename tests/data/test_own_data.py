@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from privdd.core.validation import DataNotFound
-from privdd.data.locations import OWN_DATA, own_data_place, reads_files
+from privdd.data.own_data import OWN_DATA, own_data_place, reads_files
 
 
 def test_sets_of_scikit_learn_read_no_file() -> None:

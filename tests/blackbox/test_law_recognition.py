@@ -1,4 +1,4 @@
-"""Tests of ``privdd.blackbox.noise_laws``."""
+"""Tests of ``privdd.blackbox.law_recognition``."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from privdd.blackbox.budgets import BoundLevel, CallBudget
 from privdd.blackbox.check_run import CheckRun
 from privdd.blackbox.claims import CheckedClaim
 from privdd.blackbox.inputs import InputShapes, is_quiet
+from privdd.blackbox.law_recognition import law_of_calls
 from privdd.blackbox.mechanism import BlackBox
 from privdd.blackbox.neighbours import neighbouring_pairs
-from privdd.blackbox.noise_laws import law_of_calls
 from privdd.blackbox.rare_shift_bounds import (
     epsilon_from_moments,
     sampled_epsilon,
