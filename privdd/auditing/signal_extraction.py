@@ -24,6 +24,7 @@ from attacks.membership.signals import (
     ridge_student,
     single_record_means,
 )
+from attacks.membership.soft_labels import SOFT_SIGNAL, soft_label_student
 from attacks.types import Surface
 from privdd.auditing.adversary_view import (
     POPULATION_RECORDS,
@@ -236,7 +237,18 @@ def _synthetic_image_signals(
         public_rows = embed_in_batches(adversary.public_map, x) - middle
         signals["embedding_alignment"] = _class_mean_alignment(adversary, public_rows, y, mapped)
         signals["joint_public_map"] = coefficients_in_means(adversary, public_rows, y, mapped)
-    return signals
+        return signals | _soft_label_signal(adversary, values, public_rows, mapped)
+    return signals | _soft_label_signal(adversary, values, image_features, record_features)
+
+
+def _soft_label_signal(
+    adversary: AdversaryView, values: Values, rows: Tensor, own: Tensor
+) -> Signals:
+    """Confidence of a student of the soft labels, where the rows (m, d) travel with such."""
+    if "soft" not in values["labels"]:
+        return {}
+    student = soft_label_student(rows, values["labels"]["soft"], own)
+    return {SOFT_SIGNAL: sig.logit_scaled(student, adversary.candidates.y)}
 
 
 def _readout_signals(
@@ -298,6 +310,7 @@ def _representation_signals(
         ),
         "distance": distance_to_synthetic(record_rows, released_rows, farthest),
         "joint": coefficients_in_means(adversary, released_rows - centre, y, record_rows - centre),
+        **_soft_label_signal(adversary, values, released_rows, record_rows),
     }
 
 

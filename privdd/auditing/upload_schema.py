@@ -77,7 +77,10 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
     Surface.FEATURES: UploadRule(
         (TensorRule("x", ("m", "..."), "float", "one row of each record"),), with_labels=True
     ),
-    Surface.LABELS: UploadRule((TensorRule("y", ("m",), "whole", "the class of each row"),)),
+    Surface.LABELS: UploadRule(
+        (TensorRule("y", ("m",), "whole", "the class of each row"),),
+        allowed=(TensorRule("soft", ("m", "C"), "float", "its probabilities of all classes"),),
+    ),
     Surface.SYNTHETIC_IMAGES: UploadRule(
         (TensorRule("x", ("m", *RECORD_AXES), "float", "synthetic images, shaped like a record"),),
         with_labels=True,

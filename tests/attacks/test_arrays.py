@@ -232,6 +232,11 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "membership.signals:ridge_solver": lambda: (random(6, 4),),
     "membership.fedmia:fedmia": lambda: (random(6), random(4, 6, seed=1)),
+    "membership.soft_labels:soft_label_student": lambda: (
+        random(6, 4),
+        random(6, 3, seed=1).softmax(1),
+        random(3, 4),
+    ),
     "membership.source_inference:source_margin": lambda: (random(6), random(4, 6, seed=1)),
     "membership.signals:moment_alignment": lambda: MOMENTS,
     "membership.signals:moment_coefficients": lambda: MOMENTS,

@@ -24,6 +24,7 @@ from scipy.stats import binom
 
 from attacks.membership.attack import MembershipAttack
 from attacks.membership.nearest_row import NearestRow
+from attacks.membership.soft_labels import SoftLabels
 from attacks.types import Adversary, Surface, Truth, View
 from privdd.cli.build import build_attacks
 from privdd.cli.compose import compose_config, config_dir
@@ -108,8 +109,17 @@ def claimed() -> Iterator[tuple[Surface, str]]:
 
 
 @lru_cache(maxsize=256)
-def _view(surface: Surface, seed: int, null: bool, copies: bool, crowd: bool) -> View:
-    return planted(surface, seed, null=null, copies=copies, crowd=crowd)
+def _view(surface: Surface, seed: int, null: bool, leak: str, crowd: bool) -> View:
+    return planted(surface, seed, null=null, leak=leak, crowd=crowd)
+
+
+def _planted_leak(attack: MembershipAttack) -> str:
+    """The kind of leak that an attack searches for."""
+    if isinstance(attack, NearestRow):
+        return "copies"
+    if isinstance(attack, SoftLabels):
+        return "soft"
+    return "usual"
 
 
 def finds(
@@ -117,8 +127,7 @@ def finds(
 ) -> bool | None:
     """Whether the attack's AUC is above one half at 95 %; None where it says that there is nothing
     to read."""
-    copies = isinstance(attack, NearestRow)
-    view = _view(surface, seed, null, copies, attack.reads_other_clients)
+    view = _view(surface, seed, null, _planted_leak(attack), attack.reads_other_clients)
     if attack.nothing_to_read(view):
         return None
     finding = attack.judge(attack.run(view, torch.Generator().manual_seed(seed)), view, NOBODY)
@@ -161,9 +170,11 @@ which is the records' own spread; labels and prototypes count the members of ten
 are those of a last layer after a step on the members, with noise of their own size. For
 `nearest_row` and `nearest_patch`, which search for records sent unchanged, one member in
 three is (of prototypes, the mean of each class is one member), and the rest of the message is
-noise. `fedmia` and `source_inference` are given what {OTHER_CLIENTS} other clients sent of as
-many records of their own. A leak counts as found if the 95 % interval of the AUC lies above one
-half. In a null the same is sent of records that other coins chose; 2.5 % of nulls may be found.
+noise. `fedmia` and `source_inference` get the messages of {OTHER_CLIENTS} other clients of as
+many records of their own. `soft_labels` gets random images with the soft labels of a linear
+teacher after a step on the members, whose logits have noise of their own size. A leak counts as
+found if the 95 % interval of the AUC lies above one half. In a null the same is sent of records
+that other coins chose; 2.5 % of nulls may be found.
 
     python -m tests.power.membership --seeds {seeds} --write docs/power.md
 

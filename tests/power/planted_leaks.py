@@ -30,6 +30,7 @@ CLASSES = 10
 RECORDS = 40
 WORLDS = 16
 PUBLIC = 40
+RELEASED = 100  # random pictures with soft labels
 ASKED = 100  # public images for whose outputs a client is asked
 NOISE = 1.0  # of a feature or image, per coordinate: as large as the spread of records
 # by how many standard deviations of the noise a member moves a model along its own gradient
@@ -219,6 +220,31 @@ COPIED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Valu
     Surface.GLOBAL_IMAGES: lambda lens, inside, g: _copied(lens, inside, g, "global_images"),
     Surface.SHARED_FEATURES: lambda lens, inside, g: _copied(lens, inside, g, "features"),
 }
+
+
+def _soft_labels(lens: AdversaryView, inside: Tensor, g: torch.Generator, name: str) -> Values:
+    """Random pictures with soft labels of a linear teacher after a step on the members, the logits
+    in noise of their own size."""
+    taught = F.one_hot(lens.candidates.y[inside], CLASSES).float() - 1 / CLASSES
+    weight = lens.candidates.x[inside].flatten(1).T @ taught
+    x = torch.randn(RELEASED, *SHAPE, generator=g)
+    logits = x.flatten(1) @ weight
+    logits = logits + logits.std() * torch.randn(logits.shape, generator=g)
+    soft = (logits / logits.std()).softmax(1)
+    rows = x if name.endswith("images") else x.flatten(1)
+    return {name: {"x": rows}, "labels": {"y": soft.argmax(1), "soft": soft}}
+
+
+SOFT: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
+    Surface.SYNTHETIC_IMAGES: lambda lens, inside, g: _soft_labels(
+        lens, inside, g, "synthetic_images"
+    ),
+    Surface.SYNTHETIC_REPRESENTATIONS: lambda lens, inside, g: _soft_labels(
+        lens, inside, g, "synthetic_representations"
+    ),
+    Surface.GLOBAL_IMAGES: lambda lens, inside, g: _soft_labels(lens, inside, g, "global_images"),
+}
+LEAKS = {"usual": PLANTED, "copies": COPIED, "soft": SOFT}
 SENDER = {
     Surface.GLOBAL_MODEL: Adversary.PUBLIC,
     Surface.GLOBAL_IMAGES: Adversary.PEER,
@@ -227,11 +253,11 @@ SENDER = {
 
 
 def planted(
-    surface: Surface, seed: int, *, null: bool = False, copies: bool = False, crowd: bool = False
+    surface: Surface, seed: int, *, null: bool = False, leak: str = "usual", crowd: bool = False
 ) -> View:
     """K replays of a client whose upload on ``surface`` holds its members; null: those of other
-    coins; copies: some of them as they are, and nothing of the others; crowd: what other clients
-    sent is known too."""
+    coins; leak: of ``LEAKS``, "copies": some of them as they are, and nothing of the others,
+    "soft": soft labels alone; crowd: what other clients sent is known too."""
     g = torch.Generator().manual_seed(seed)
     candidates = records(RECORDS, g)
     public = records(PUBLIC, g)
@@ -251,7 +277,7 @@ def planted(
         public_images=torch.randn(ASKED, *SHAPE, generator=torch.Generator().manual_seed(seed)),
     )
     masks, others = (torch.rand(WORLDS, RECORDS, generator=g) < 0.5 for _ in range(2))
-    plant = (COPIED if copies else PLANTED)[surface]
+    plant = LEAKS[leak][surface]
     sent = [plant(lens, coins, g) for coins in (others if null else masks)]
     signals = [_read(lens, surface, values) for values in sent]
     stacked = {key: torch.stack([one[key] for one in signals]) for key in signals[0]}
