@@ -251,12 +251,16 @@ def _copy_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
 
 def _copy_sentence(row: FindingRow, count: CopyCount) -> str:
     copies = count.copies
-    verb = "is a training" if copies == 1 else "are training"
-    how = f"{count.exact} exactly, the others nearly"
-    if count.exact == copies:
-        how = "exactly"
     released = f"{count.released} released {item_name(row, count.released)}"
-    return f"{copies} of {released} {verb} {item_name(row, copies)} ({how})"
+    originals = f"training {item_name(row, copies)}"
+    if count.exact == 0:
+        kind = "a near-copy" if copies == 1 else "near-copies"
+    elif count.exact == copies:
+        kind = "an exact copy" if copies == 1 else "exact copies"
+    else:
+        kind = f"copies ({count.exact} exact, the others near)"
+    verb = "is" if copies == 1 else "are"
+    return f"{copies} of {released} {verb} {kind} of {originals}"
 
 
 def _is_copying(row: FindingRow, count: CopyCount, scope: Scope) -> bool:

@@ -165,7 +165,7 @@ FAMILIES = {
     ),
 }
 SAYS = {
-    "copies": "50 of 50 released images are training images (exactly) (synthetic images).",
+    "copies": "50 of 50 released images are exact copies of training images (synthetic images).",
     "reconstruction": "the server can reconstruct 40 of 100 images",
     "membership": "the server can identify 50 % of the training records at 0.1 % FPR",
     "nearest": "the server can identify 111 of 281 training records, and wrongly 0 of 101 "
