@@ -11,7 +11,7 @@ import numpy as np
 
 from privdd.canary import sealed as sealed_files
 from privdd.canary.sealed import SealedCanaries
-from privdd.reporting import figures
+from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 from privdd.reporting.page import template_environment
 from privdd.reporting.plots import Plot
 from privdd.reporting.wording import format_number, format_share
@@ -78,12 +78,12 @@ def _draw_scores(scores: np.ndarray, is_member: np.ndarray) -> Plot | None:
     """The ROC of the canaries' scores; None without a canary of each kind."""
     if is_member.all() or not is_member.any():
         return None
-    curve = figures.step_curve(scores, is_member)
+    curve = step_curve(scores, is_member)
     return Plot(
         "roc",
         "Canaries identified",
         "The share of inserted canaries that a threshold on the score identifies, against the "
         "share of the others that it accuses. Logarithmic axes.",
         f"ROC of the canaries' scores, AUC {format_share(curve.auc)}",
-        figures.draw_roc([figures.RocLine("canaries", curve)]),
+        draw_roc([RocLine("canaries", curve)]),
     )

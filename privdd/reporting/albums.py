@@ -10,10 +10,16 @@ from typing import Any
 import numpy as np
 
 from privdd.reporting import (
-    figures,
     finding_selection,
     wording,
 )
+from privdd.reporting.figures.image_pairs import (
+    draw_image_pairs,
+    order_by_psnr,
+    png_uri,
+    psnr_of_arrays,
+)
+from privdd.reporting.figures.rendering import save_figure, to_svg
 from privdd.reporting.run_record import (
     RunRecord,
 )
@@ -108,8 +114,8 @@ class PictureAlbum:
     def save(self, folder: Path, name: str, pdf: bool = False) -> None:
         if self.columns:
             return
-        figure = figures.draw_pictures(self.real, self.rebuilt, PAIRS)
-        figures.save_figure(figure, figures.to_svg(figure), folder, name, pdf)
+        figure = draw_image_pairs(self.real, self.rebuilt, PAIRS)
+        save_figure(figure, to_svg(figure), folder, name, pdf)
 
 
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:
@@ -129,30 +135,30 @@ def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbu
         album = PictureAlbum(owner, title, row, (), len(real), real, evidence.reconstructed)
         return _with_columns(album, _row_columns(row, real, evidence.reconstructed))
     rebuilt = evidence.reconstructed
-    quality = figures.psnr_of_arrays(real, rebuilt)
-    order = figures.order_by_psnr(real, rebuilt)[:PAIRS]
+    quality = psnr_of_arrays(real, rebuilt)
+    order = order_by_psnr(real, rebuilt)[:PAIRS]
     pairs = []
     for index in order:
-        original = figures.png_uri(real[index])
-        reconstruction = figures.png_uri(rebuilt[index])
+        original = png_uri(real[index])
+        reconstruction = png_uri(rebuilt[index])
         pairs.append(PicturePair(original, reconstruction, format_decibel(float(quality[index]))))
     best = _best_image(real, rebuilt, evidence.guess)
     return PictureAlbum(owner, title, row, tuple(pairs), len(real), real, rebuilt, best=best)
 
 
 def _best_image(real: np.ndarray, rebuilt: np.ndarray, guess: np.ndarray | None) -> BestImage:
-    quality = figures.psnr_of_arrays(real, rebuilt)
+    quality = psnr_of_arrays(real, rebuilt)
     if guess is None:
         index = int(np.argmax(quality))
         guess_uri = guess_quality = ""
     else:
-        baseline = figures.psnr_of_arrays(real, guess)
+        baseline = psnr_of_arrays(real, guess)
         index = int(np.argmax(quality - baseline))
-        guess_uri = figures.png_uri(guess[index])
+        guess_uri = png_uri(guess[index])
         guess_quality = format_decibel(float(baseline[index]))
     return BestImage(
-        figures.png_uri(real[index]),
-        figures.png_uri(rebuilt[index]),
+        png_uri(real[index]),
+        png_uri(rebuilt[index]),
         format_decibel(float(quality[index])),
         guess_uri,
         guess_quality,
@@ -183,7 +189,7 @@ def _columns_without_rows(row: FindingRow) -> list[RowColumn]:
 def _row_columns(row: FindingRow, real: np.ndarray, reconstruction: np.ndarray) -> list[RowColumn]:
     """The columns of the best reconstructed rows, in the units of the table where the finding says
     what they hold, else number by number in [0, 1]."""
-    best = figures.order_by_psnr(real, reconstruction)[:ROW_PAIRS]
+    best = order_by_psnr(real, reconstruction)[:ROW_PAIRS]
     columns = []
     start = 0
     for column in _stated_columns(row, real.shape[1]):

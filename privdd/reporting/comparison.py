@@ -12,12 +12,16 @@ from typing import IO
 from rich.table import Table as Drawn
 from rich.text import Text
 
-from privdd.reporting import albums, export, figures, finding_selection, page, plots, wording
+from privdd.reporting import albums, export, finding_selection, page, plots, wording
 from privdd.reporting.albums import PictureAlbum
 from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.console import console_for
 from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
-from privdd.reporting.figures import FrontierPoint, RocLine, SeriesStyle, save_figure
+from privdd.reporting.figures.frontier_marks import FrontierPoint, draw_frontier
+from privdd.reporting.figures.rendering import save_figure
+from privdd.reporting.figures.roc_curves import BANDS, RocLine, draw_roc
+from privdd.reporting.figures.style import SeriesStyle, style_of
+from privdd.reporting.figures.upload_bars import draw_bytes
 from privdd.reporting.finding_selection import has_no_signal
 from privdd.reporting.frontier import PUBLISHED, PublishedFigure, frontier_places
 from privdd.reporting.plots import Plot
@@ -107,7 +111,7 @@ def differing_terms(settings: Sequence[Setting]) -> list[str]:
 
 def page_styles(settings: Sequence[Setting]) -> dict[str, SeriesStyle]:
     """The look of each setting by its label, on every figure of the page."""
-    return {setting.label: figures.style_of(index) for index, setting in enumerate(settings)}
+    return {setting.label: style_of(index) for index, setting in enumerate(settings)}
 
 
 def overlay_rocs(settings: Sequence[Setting]) -> Plot | None:
@@ -129,12 +133,12 @@ def overlay_rocs(settings: Sequence[Setting]) -> Plot | None:
     lines = sorted(lines, key=lambda line: -float(line.curve.tpr[1]))[:CURVES]
     aucs = [f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines]
     bands = "leaks.csv has the intervals"
-    if len(lines) <= figures.BANDS:
+    if len(lines) <= BANDS:
         bands = "bands are pointwise 95 % intervals"
     caption = f"Each setting's strongest attack, at the median seed; {bands}."
     title = "Members identified, setting by setting"
     alt = f"ROC curves. {'; '.join(aucs)}."
-    return Plot("roc", title, caption, alt, figures.draw_roc(lines))
+    return Plot("roc", title, caption, alt, draw_roc(lines))
 
 
 def plot_frontier(settings: Sequence[Setting]) -> Plot | None:
@@ -193,7 +197,7 @@ def plot_frontier(settings: Sequence[Setting]) -> Plot | None:
             f"{format_share(figure.accuracy)}"
         )
     stars = [(figure.epsilon, figure.accuracy) for figure in published]
-    drawing = figures.draw_frontier(points, kind=_accuracy_kind(trained), published=stars)
+    drawing = draw_frontier(points, kind=_accuracy_kind(trained), published=stars)
     title = "Epsilon against accuracy"
     return Plot("frontier", title, caption, f"{'; '.join(numbers)}.", drawing)
 
@@ -221,7 +225,7 @@ def plot_uploads(settings: Sequence[Setting]) -> Plot | None:
     if not sizes:
         return None
     numbers = [f"{label}: {wording.format_bytes(size)}" for label, size in sizes.items()]
-    figure = figures.draw_bytes(sizes, styles=page_styles(settings))
+    figure = draw_bytes(sizes, styles=page_styles(settings))
     title = "Uploaded by each client"
     return Plot("bytes", title, "Over the whole run.", "; ".join(numbers), figure)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privdd.reporting import finding_selection
-from privdd.reporting.figures import png_uri
+from privdd.reporting.figures.image_pairs import png_uri
 from privdd.reporting.findings_tables import chosen_text, interval_text, trials_text
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import (

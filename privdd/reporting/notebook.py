@@ -10,7 +10,10 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 from pydantic import PrivateAttr
 
-from privdd.reporting import figures, wording
+from privdd.reporting import wording
+from privdd.reporting.figures.canvas import Drawing
+from privdd.reporting.figures.frontier_marks import FrontierPoint, draw_frontier
+from privdd.reporting.figures.roc_curves import draw_roc
 from privdd.reporting.finding_selection import (
     boldest_claim,
     shown_epsilon,
@@ -188,7 +191,7 @@ def _draw_roc(record: RunRecord) -> Figure:
             lines.append(line)
     if not lines:
         raise ValueError("kind='roc': no membership attack of this run left scores")
-    return figures.draw_roc(lines)
+    return draw_roc(lines)
 
 
 def _draw_frontier(findings: Findings) -> Figure:
@@ -198,10 +201,10 @@ def _draw_frontier(findings: Findings) -> Figure:
     shown = shown_epsilon(findings.findings)
     stated = claim.number if claim else None
     accuracies = (findings.utility.accuracy,)
-    point = figures.FrontierPoint(
+    point = FrontierPoint(
         findings.run.algo, findings.privacy.epsilon.proven, accuracies, shown, stated
     )
-    return figures.draw_frontier([point])
+    return draw_frontier([point])
 
 
 def _draw_ladder(findings: Findings) -> Figure:
@@ -213,7 +216,7 @@ def _draw_ladder(findings: Findings) -> Figure:
     if not ladders:
         raise ValueError("kind='ladder': no inversion of this run has one")
     lines = sum(len(ladder.steps) + 1 for ladder in ladders)
-    figure = figures.Drawing(figsize=(6.4, 0.45 * lines + 0.6), layout="constrained")
+    figure = Drawing(figsize=(6.4, 0.45 * lines + 0.6), layout="constrained")
     panels = figure.subplots(len(ladders), squeeze=False)[:, 0]
     for axes, ladder in zip(panels, ladders):
         names = [step.who for step in ladder.steps]

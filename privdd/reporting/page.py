@@ -12,7 +12,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from privdd.reporting import (
     assessment,
     exposed_records,
-    figures,
     finding_selection,
     findings_tables,
     hard_records,
@@ -27,6 +26,7 @@ from privdd.reporting.artifact_rows import artifact_rows
 from privdd.reporting.card import audit_signature, encode_card
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
 from privdd.reporting.distillation_lines import distillation_lines, undistilled_marks
+from privdd.reporting.figures.rendering import save_figure
 from privdd.reporting.finding_selection import findings_without_signal
 from privdd.reporting.plots import Plot, draw_report, make_slug
 from privdd.reporting.run_record import (
@@ -200,7 +200,7 @@ def write_report(
     write_bytes(record.path / CARD, encode_card(record))
     folder = record.path / "figures"
     for plot in plots:
-        figures.save_figure(plot.figure, plot.drawing, folder, plot.name, pdf)
+        save_figure(plot.figure, plot.drawing, folder, plot.name, pdf)
     for album in albums:
         evidence = album.row.evidence_name.removesuffix(".safetensors")
         album.save(folder, make_slug(f"pictures-{evidence}"), pdf)

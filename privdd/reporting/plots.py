@@ -11,12 +11,17 @@ from matplotlib.figure import Figure
 
 from privdd.reporting import (
     exposed_records,
-    figures,
     finding_selection,
     summary,
     wording,
 )
 from privdd.reporting.export import privacy_terms
+from privdd.reporting.figures.accuracy_curves import draw_accuracy
+from privdd.reporting.figures.detection_bars import draw_detection_rates
+from privdd.reporting.figures.epsilon_strip import StripRow, draw_epsilon_scale, draw_epsilon_strip
+from privdd.reporting.figures.rendering import themed_svg, to_svg
+from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
+from privdd.reporting.figures.style import MUTED, SeriesStyle
 from privdd.reporting.run_record import (
     RunRecord,
     StoredEvidence,
@@ -42,12 +47,12 @@ class Plot:
 
     @cached_property
     def drawing(self) -> str:
-        return figures.to_svg(self.figure)
+        return to_svg(self.figure)
 
     @property
     def svg(self) -> Markup:
         """Safe as markup: matplotlib escapes the drawing's text, ``themed_svg`` the label."""
-        return Markup(figures.themed_svg(self.drawing, self.name, self.alt))
+        return Markup(themed_svg(self.drawing, self.name, self.alt))
 
 
 def add_terms(plots: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
@@ -62,7 +67,7 @@ def add_terms(plots: Sequence[Plot], runs: Iterable[Findings]) -> list[Plot]:
     if len(terms) > LISTED_TERMS:
         text += f"\nand {len(terms) - LISTED_TERMS} more"
     for plot in plots:
-        plot.figure.suptitle(text, fontsize=7.5, color=figures.MUTED, x=0.01, ha="left")
+        plot.figure.suptitle(text, fontsize=7.5, color=MUTED, x=0.01, ha="left")
     return list(plots)
 
 
@@ -72,7 +77,7 @@ def make_slug(text: str) -> str:
     return "".join(letters).strip("-")[:60] or "x"
 
 
-def roc_line_of(label: str, evidence: StoredEvidence) -> figures.RocLine | None:
+def roc_line_of(label: str, evidence: StoredEvidence) -> RocLine | None:
     """The attack's curve with its blind control, or None if the evidence has no two-sided
     scores."""
     if not evidence.has_curve or evidence.scores is None or evidence.members is None:
@@ -80,9 +85,9 @@ def roc_line_of(label: str, evidence: StoredEvidence) -> figures.RocLine | None:
     clusters = evidence.cluster_labels
     blind = None
     if evidence.blind is not None:
-        blind = figures.step_curve(evidence.blind, evidence.members, clusters=clusters)
-    curve = figures.step_curve(evidence.scores, evidence.members, clusters=clusters)
-    return figures.RocLine(label, curve, blind)
+        blind = step_curve(evidence.blind, evidence.members, clusters=clusters)
+    curve = step_curve(evidence.scores, evidence.members, clusters=clusters)
+    return RocLine(label, curve, blind)
 
 
 def plot_rocs(record: RunRecord) -> list[Plot]:
@@ -97,10 +102,10 @@ def plot_rocs(record: RunRecord) -> list[Plot]:
             continue
         curve = line.curve
         title = wording.surface_title(row, scope)
-        counts = f"{curve.members} members, {curve.outsiders} non-members"
+        counts = f"{curve.members} members, {curve.non_members} non-members"
         caption = f"{line.label}: AUC {format_share(curve.auc)}, {counts}."
         alt = f"ROC curve on logarithmic axes for the {title.lower()}. {caption}"
-        figure = figures.draw_roc([line])
+        figure = draw_roc([line])
         plots.append(Plot(f"roc-{make_slug(row.surface)}", title, caption, alt, figure))
     return plots
 
@@ -121,9 +126,7 @@ def plot_overview(record: RunRecord) -> Plot | None:
     aucs = [f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines]
     caption = "Strongest attack on each artifact."
     alt = f"ROC curves on logarithmic axes. {'; '.join(aucs)}."
-    return Plot(
-        "overview", "Members identified", caption, alt, figures.draw_roc(lines, bands=False)
-    )
+    return Plot("overview", "Members identified", caption, alt, draw_roc(lines, bands=False))
 
 
 def plot_scale(record: RunRecord) -> Plot:
@@ -131,7 +134,7 @@ def plot_scale(record: RunRecord) -> Plot:
     row = epsilon_rows(record)[0]
     claim = finding_selection.boldest_claim(record.findings.privacy.claims)
     word = finding_selection.limit_word(claim, record.findings.findings)
-    figure = figures.draw_epsilon_scale(row, word)
+    figure = draw_epsilon_scale(row, word)
     alt = (
         f"Epsilon on a logarithmic scale: {word} {format_number(row.claim)}, proven at most "
         f"{format_number(row.proven)}, shown at least {format_number(row.shown)}."
@@ -156,21 +159,21 @@ def plot_detection_rates(record: RunRecord) -> Plot | None:
         f"{format_share(detected.fpr)} FPR (dashed). The first bar: {top} {trials}."
     )
     alt = f"Bars for {len(detected.hits)} audited records, falling. {caption}"
-    figure = figures.draw_detection_rates(detected.rates, detected.fpr, trials)
+    figure = draw_detection_rates(detected.rates, detected.fpr, trials)
     return Plot("records", "Detection rate of each record", caption, alt, figure)
 
 
-def epsilon_rows(record: RunRecord) -> list[figures.StripRow]:
+def epsilon_rows(record: RunRecord) -> list[StripRow]:
     """The whole run first, then each surface."""
     findings = record.findings
     claim = finding_selection.boldest_claim(findings.privacy.claims)
     claimed = claim.number if claim else None
     shown = finding_selection.shown_epsilon(findings.findings)
-    rows = [figures.StripRow("whole run", claimed, findings.privacy.epsilon.proven, shown)]
+    rows = [StripRow("whole run", claimed, findings.privacy.epsilon.proven, shown)]
     for line in summary.surface_lines(findings):
         # what a run states for itself is what the accountant computed: drawn once
         stated = None if line.stated == line.proven else line.stated
-        rows.append(figures.StripRow(line.title.lower(), stated, line.proven, line.shown))
+        rows.append(StripRow(line.title.lower(), stated, line.proven, line.shown))
     return rows
 
 
@@ -185,13 +188,13 @@ def plot_epsilons(record: RunRecord) -> Plot:
         "An arrow to the right of a stated or proven bound contradicts it. A paper's claim, shown "
         "for the whole run, may cover only a part of the messages."
     )
-    figure = figures.draw_epsilon_strip(rows)
+    figure = draw_epsilon_strip(rows)
     alt = f"Epsilon: {'; '.join(numbers)}."
     return Plot("epsilon", "Claimed, proven, shown", caption, alt, figure)
 
 
 def plot_accuracy(
-    runs: Iterable[tuple[str, RunRecord]], styles: Mapping[str, figures.SeriesStyle] | None = None
+    runs: Iterable[tuple[str, RunRecord]], styles: Mapping[str, SeriesStyle] | None = None
 ) -> Plot | None:
     """Draw accuracy by round, while there was a model.
 
@@ -203,7 +206,7 @@ def plot_accuracy(
         The figure, or None if no run recorded accuracies.
     """
     series: dict[str, list[float]] = {}
-    looks: dict[str, figures.SeriesStyle] = {}
+    looks: dict[str, SeriesStyle] = {}
     for label, run in runs:
         utility = run.findings.utility
         if utility is None:
@@ -222,7 +225,7 @@ def plot_accuracy(
         return None
     ends = [f"{name}: ends at {format_share(values[-1])}" for name, values in series.items()]
     alt = f"Accuracy by round. {'; '.join(ends)}"
-    figure = figures.draw_accuracy(series, styles=looks)
+    figure = draw_accuracy(series, styles=looks)
     return Plot("accuracy", "Accuracy by round", "On test records, after each round.", alt, figure)
 
 

@@ -37,7 +37,8 @@ from privdd.distillation.distribution_matching import draw_in_ball
 from privdd.federated.experiment import Experiment
 from privdd.federated.simulation import run_round, start_training
 from privdd.models import build, initial
-from privdd.reporting.figures import PERCENT, figure_canvas, series_colour, series_dash
+from privdd.reporting.figures.canvas import figure_canvas, format_percent
+from privdd.reporting.figures.style import series_colour, series_dash
 from privdd.reporting.plots import Plot, make_slug
 from privdd.reporting.wording import format_bytes, format_share
 from privdd.reproduce.catalogue import starts_with_words
@@ -139,7 +140,7 @@ def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
         axes.set(
             xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1)
         )
-        axes.yaxis.set_major_formatter(PERCENT)
+        axes.yaxis.set_major_formatter(format_percent)
         if in_bytes:
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))

@@ -20,7 +20,7 @@ from typing import Any
 from privdd.cli.paper_block import paper_block
 from privdd.cli.sweeps import short_digest
 from privdd.core.validation import BadConfig
-from privdd.reporting.figures import save_figure
+from privdd.reporting.figures.rendering import save_figure
 from privdd.reporting.page import template_environment
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, find_entry, load_catalogue
 from privdd.reproduce.figures import plot_curves, row_label, run_analyses

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from privdd.cli.in_process import run_audit_in_process
-from privdd.reporting import figures
+from privdd.reporting import albums, page
 from privdd.reporting.schema import Verdict
 from privdd.reporting.terminal import EXIT_CONTRADICTED
 from privdd.selftest_faults.fault import swap_attributes
@@ -85,7 +85,9 @@ def run_audit_command(folder: Path, settings: Sequence[str]) -> CommandResult:
     output = io.StringIO()
     errors = io.StringIO()
     # beside the page: they take longer than all tests
-    no_files = swap_attributes((figures, "save_figure", _do_nothing))
+    no_files = swap_attributes(
+        (albums, "save_figure", _do_nothing), (page, "save_figure", _do_nothing)
+    )
     with no_files, redirect_stdout(output), redirect_stderr(errors):
         status = run_audit_in_process([*settings, f"hydra.run.dir={folder}"])
     seconds = round(time.monotonic() - began, 1)

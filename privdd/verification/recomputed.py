@@ -34,7 +34,7 @@ from privdd.core.rng import Keys
 from privdd.privacy.accounting import check_work, smallest_bound
 from privdd.privacy.ledger import SERVER, Ledger, Release
 from privdd.reporting.comparison import read_training_record
-from privdd.reporting.figures import psnr_of_arrays
+from privdd.reporting.figures.image_pairs import psnr_of_arrays
 from privdd.reporting.finding_selection import FEATURE_ATTACKS
 from privdd.reporting.run_record import LIMIT, RunRecord, read_run_config
 from privdd.reporting.schema import (

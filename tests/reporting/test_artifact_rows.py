@@ -15,7 +15,7 @@ from privdd.reporting.albums import picture_albums
 from privdd.reporting.artifact_rows import MOST_WORDS, UNREAD, artifact_rows
 from privdd.reporting.decision import decide_surfaces
 from privdd.reporting.exposed_records import detection_rates
-from privdd.reporting.figures import png_uri
+from privdd.reporting.figures.image_pairs import png_uri
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import Findings, load_findings, validate_findings
 from tests.reporting.fixture import text_of, write_run

@@ -24,13 +24,9 @@ from privdd.reporting.comparison import (
     write_training_table,
 )
 from privdd.reporting.export import TRAINING_COLUMNS, escape_latex, table_to_csv
-from privdd.reporting.figures import (
-    EpsilonAxis,
-    FrontierPoint,
-    StripRow,
-    draw_epsilon_strip,
-    draw_frontier,
-)
+from privdd.reporting.figures.epsilon_axis import EpsilonAxis
+from privdd.reporting.figures.epsilon_strip import StripRow, draw_epsilon_strip
+from privdd.reporting.figures.frontier_marks import FrontierPoint, draw_frontier
 from privdd.reporting.run_record import RunRecord, read_run_record
 from privdd.reporting.schema import load_findings, validate_findings
 from privdd.reporting.summary import verdict_headline

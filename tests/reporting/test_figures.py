@@ -9,7 +9,8 @@ from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from privdd.core.rng import Keys
-from privdd.reporting.figures import RocLine, draw_roc, psnr_of_arrays, step_curve
+from privdd.reporting.figures.image_pairs import psnr_of_arrays
+from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 from tests.reporting.fixture import scores
 
 
@@ -43,7 +44,7 @@ def test_a_curve_is_never_above_the_exact_one_between_points() -> None:
 
 
 def test_the_band_holds_the_truth_as_often_as_it_says() -> None:
-    """Members N(1, 1), outsiders N(0, 1): TPR at FPR f is Phi(1 - z(1 - f)); a band of nothing
+    """Members N(1, 1), non-members N(0, 1): TPR at FPR f is Phi(1 - z(1 - f)); a band of nothing
     would miss it."""
     truth = norm.sf(norm.isf(0.1) - 1)
     hits = []
@@ -71,7 +72,7 @@ def test_clusters_widen_the_band() -> None:
     assert 2.5 < ratio < 4  # ten copies of each score: the honest band is sqrt(10) times as wide
 
 
-def test_the_mark_stands_at_one_outsider_and_the_control_is_drawn() -> None:
+def test_the_mark_stands_at_one_non_member_and_the_control_is_drawn() -> None:
     values, members, blind = scores(0, 1.0)
     figure = draw_roc([RocLine("attack", step_curve(values, members), step_curve(blind, members))])
     upright = [line for line in figure.axes[0].lines if len(set(line.get_xdata())) == 1]

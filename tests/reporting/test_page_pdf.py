@@ -11,7 +11,8 @@ import pytest
 
 from privdd.report import main
 from privdd.reporting.browser import NoBrowser, find_browser, print_pdf
-from privdd.reporting.figures import draw_bytes, save_figure, to_svg
+from privdd.reporting.figures.rendering import save_figure, to_svg
+from privdd.reporting.figures.upload_bars import draw_bytes
 from tests.conftest import SmallAudit
 
 pytestmark = pytest.mark.nightly

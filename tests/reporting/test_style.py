@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from privdd.reporting import figures
-from privdd.reporting.figures import VARIABLES, RocLine, step_curve, themed_svg, to_pdf, to_svg
+from privdd.reporting.figures.rendering import VARIABLES, themed_svg, to_pdf, to_svg
+from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def line() -> RocLine:
 
 
 def test_names_are_escaped_and_colours_follow_the_page(line: RocLine) -> None:
-    made = themed_svg(to_svg(figures.draw_roc([line])), "roc", 'a "label" <b>')
+    made = themed_svg(to_svg(draw_roc([line])), "roc", 'a "label" <b>')
     assert (
         "<LiRA>" not in made
         and "&lt;LiRA&gt;" in made
@@ -36,5 +36,5 @@ def test_a_figure_for_latex_says_nothing_on_the_terminal(
 ) -> None:
     """A run's commands log at level INFO; fontTools reports each table of a font at that level."""
     with caplog.at_level("INFO"):
-        assert to_pdf(figures.draw_roc([line])).startswith(b"%PDF")
+        assert to_pdf(draw_roc([line])).startswith(b"%PDF")
     assert caplog.records == []

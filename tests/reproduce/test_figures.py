@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from privdd.reporting.figures import SERIES
+from privdd.reporting.figures.style import SERIES
 from privdd.reproduce.catalogue import load_catalogue
 from privdd.reproduce.figures import (
     ANALYSES,

@@ -9,7 +9,7 @@ import nbformat
 import numpy as np
 
 from privdd.reporting.export import LEAK_COLUMNS, LEAK_NAMES
-from privdd.reporting.figures import RocLine, draw_roc, step_curve
+from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 FOUR = ("feddm", "fedfed", "fedlgd", "fedrd")
