@@ -132,10 +132,10 @@ class LeakResult:
             place = f"noised sums behind the {place}"
         if self.kind == "copy":
             return f"{self.phrase} ({place})."
-        note = ""
         if self.row.note and self.kind == "reconstruction":
-            note = f" ({self.row.note})"
-        return f"From the {place}, {self._subject} {self.brief}{note}."
+            setting = self.row.note.partition(";")[0]
+            place = f"{place} ({setting})"
+        return f"From the {place}, {self._subject} {self.brief}."
 
     @property
     def order(self) -> tuple[int, float]:
@@ -302,7 +302,7 @@ def membership_phrase(best: MembershipResult, brief: bool = False) -> str:
         return f"can identify {exposed} at {rate}{tail}"
     interval = "" if brief else _interval_note(best.at.ci)
     if exposed:
-        also = f"; again and again {exposed.rstrip(',')}"
+        also = f"; repeatedly {exposed.rstrip(',')}"
     else:
         also = ""
     share = format_share(best.at.tpr)

@@ -379,16 +379,24 @@ def _untested_headline(findings: Findings) -> tuple[str, str]:
     )
 
 
+def _name_guarantee(findings: Findings) -> str:
+    """The guarantee with its method; files of a target have none."""
+    name = "the stated guarantee"
+    if findings.target is not None:
+        return name
+    return f"{name} of {findings.run.algo}"
+
+
 def _consistent_headline(findings: Findings) -> tuple[str, str]:
     privacy = findings.privacy
     bound = finding_selection.shown_epsilon(findings.findings)
     epsilon = format_number(privacy.epsilon.proven)
-    title = "No test contradicts the stated guarantee."
+    title = f"No test contradicts {_name_guarantee(findings)}."
     if wording.is_simulation_noise(privacy):
         title += " This is a simulation."
     if privacy.epsilon.proven > LARGE_EPSILON:
         title = (
-            f"No test contradicts the stated guarantee, but ε = {epsilon} is too large "
+            f"No test contradicts {_name_guarantee(findings)}, but ε = {epsilon} is too large "
             "to protect anyone."
         )
     result = "no attack measured an ε"
@@ -413,7 +421,8 @@ def _contradiction_headline(findings: Findings) -> tuple[str, str]:
     claims = [claim.number for claim in findings.privacy.claims]
     if broken is not None and broken.epsilon_stated in claims:
         return "The paper's claim is contradicted.", sentence
-    return "The stated guarantee is false in this run.", sentence
+    name = _name_guarantee(findings)
+    return f"{name[0].upper()}{name[1:]} is false in this run.", sentence
 
 
 def _accused_rows(findings: Findings) -> list[FindingRow]:

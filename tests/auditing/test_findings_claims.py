@@ -61,4 +61,4 @@ def test_the_headline_says_whose_statement_is_broken(tmp_path: Path) -> None:
     own = stated.model_copy(
         update={"privacy": stated.privacy.model_copy(update={"claims": claims})}
     )
-    assert headline(own)[0] == "The stated guarantee is false in this run."
+    assert headline(own)[0] == "The stated guarantee of fedfed is false in this run."

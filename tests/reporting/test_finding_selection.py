@@ -388,7 +388,7 @@ def test_one_attack_that_read_something_speaks_for_the_surface(tmp_path: Path) -
     assert (
         "47 of 64<small>replays of 1 of 250 records; 60.9\u00a0% to 83.7\u00a0%" in page
     )  # the most exposed records
-    assert "; again and again 1 of 250 records" in page
+    assert "; repeatedly 1 of 250 records" in page
 
 
 def test_only_membership_attacks_that_ran_count(silent: Path) -> None:
