@@ -35,6 +35,8 @@ TORCHVISION_FILE = "alexnet-owt-7be5be79.pth"
 TORCHVISION_SHA256_PREFIX = "7be5be79"
 WEIGHTS_VARIABLE = "ATTACKS_LPIPS_ALEXNET"
 INPUT_SIDE = 64
+IMAGES_AT_ONCE = 128  # that pass the network of LPIPS
+PAIRS_AT_ONCE = 512  # whose activations are held
 _SHAPES = ((64, 3, 11, 11), (192, 64, 5, 5), (384, 192, 3, 3), (256, 384, 3, 3), (256, 256, 3, 3))
 _STRIDES = (4, 1, 1, 1, 1)
 _PADDINGS = (2, 2, 1, 1, 1)
@@ -313,18 +315,30 @@ def lpips(a: Tensor, b: Tensor, trunk: LpipsTrunk | None = None) -> Tensor:
             f"alexnet.ckpt in {WEIGHTS_VARIABLE}, "
             "or pass a trunk"
         )
-    weights = [weight.to(a) for weight in trunk.weights]
-    biases = [bias.to(a) for bias in trunk.biases]
-    rows = [row.to(a) for row in trunk.rows]
-    distances = []
-    for batch_a, batch_b in zip(_prepare_images(a).split(128), _prepare_images(b).split(128)):
-        features_a = _layer_activations(weights, biases, batch_a)
-        features_b = _layer_activations(weights, biases, batch_b)
-        layers = []
-        for p, q, row in zip(features_a, features_b, rows):
-            layers.append(torch.einsum("bchw,c->bhw", (p - q).square(), row).mean((1, 2)))
-        distances.append(sum(layers))
-    return torch.cat(distances)  # type: ignore[arg-type]
+    placed = LpipsTrunk(
+        trunk.name,
+        tuple(weight.to(a) for weight in trunk.weights),
+        tuple(bias.to(a) for bias in trunk.biases),
+        tuple(row.to(a) for row in trunk.rows),
+    )
+    batches = zip(a.split(PAIRS_AT_ONCE), b.split(PAIRS_AT_ONCE))
+    return torch.cat([_perceptual_distances(placed, *batch) for batch in batches])
+
+
+def _perceptual_distances(trunk: LpipsTrunk, a: Tensor, b: Tensor) -> Tensor:
+    """(b,) of image pairs; records and guesses repeat, and each distinct image passes the network
+    once."""
+    distinct, places = torch.unique(torch.cat([a, b]), dim=0, return_inverse=True)
+    activations = [
+        _layer_activations(trunk.weights, trunk.biases, batch)
+        for batch in _prepare_images(distinct).split(IMAGES_AT_ONCE)
+    ]
+    layers = []
+    for parts, row in zip(zip(*activations), trunk.rows):
+        features = torch.cat(parts)
+        gap = features[places[: len(a)]] - features[places[len(a) :]]
+        layers.append(torch.einsum("bchw,c->bhw", gap.square(), row).mean((1, 2)))
+    return torch.stack(layers).sum(0)
 
 
 @accepts_numpy

@@ -3,11 +3,11 @@ sec. 3)."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from attacks.inversion.victim import (
     Channelwise,
     PixelScale,
     Reconstruction,
+    are_of_one_model,
     check_gradient_request,
     observed_gradients,
     victim_model,
@@ -121,6 +122,10 @@ def reconstruct_from_layer(
     return Reconstruction(images, unknown, 0.0, diagnostics={"distinct": float(distinct)})
 
 
+def _keep_rows(rows: Tensor) -> Tensor:
+    return rows
+
+
 @dataclass(frozen=True)
 class AnalyticInversion(Attack):
     """The exact input of the first biased linear layer; features are inverted in turn, with the map
@@ -141,35 +146,44 @@ class AnalyticInversion(Attack):
         """images (captures * records, c, h, w); the public mean if no layer has a bias."""
         records = int(view.knowledge.settings.get("batch_records", 1))
         captures = view.captures[: self.captures]
-        images = [self._reconstruct(view, capture, records) for capture in captures]
+        groups = [[capture] for capture in captures]
+        if are_of_one_model(captures):
+            groups = [list(captures)]
+        images = [self._reconstruct(view, group, records) for group in groups]
         return Evidence(images=torch.cat(images), notes={"records": records})
 
-    def _reconstruct(self, view: View, capture: Capture, records: int) -> Tensor:
+    def _reconstruct(self, view: View, captures: Sequence[Capture], records: int) -> Tensor:
+        """The images of captures of one model, whose features are inverted as one batch."""
         shape = (records, *view.knowledge.shape)
-        model = victim_model(view, capture)
-        gradients = observed_gradients(view, capture, model)
+        model = victim_model(view, captures[0])
         layers = biased_linear_layers(model)
-        public_mean = view.knowledge.public_x.mean(0).expand(shape)
-        if not layers:
-            return public_mean
+        public_mean = view.knowledge.public_x.mean(0)
+        reads_features = bool(layers) and layers[0].in_features != public_mean.numel()
+        if not layers or (reads_features and not hasattr(model, "features")):
+            return public_mean.expand(len(captures) * records, *view.knowledge.shape)
         invert = None
-        if layers[0].in_features != public_mean[0].numel():  # it reads features
-            if not hasattr(model, "features"):
-                return public_mean
-            invert = partial(self._invert_features, model, view)
+        if reads_features:
+            invert = _keep_rows
         # of a network that standardises its inputs
         mean, std = getattr(model, "scale", None) or (0.0, 1.0)
-        try:
-            return reconstruct_from_layer(
-                model, gradients, shape, mean=mean, std=std, invert=invert
-            ).images
-        except ValueError:  # no bias gradient at all: the layer says nothing about its input
-            return public_mean
+        inputs: dict[int, Tensor] = {}
+        for i, capture in enumerate(captures):
+            gradients = observed_gradients(view, capture, model)
+            # no bias gradient at all: the layer says nothing about its input
+            with contextlib.suppress(ValueError):
+                inputs[i] = reconstruct_from_layer(
+                    model, gradients, shape, mean=mean, std=std, invert=invert
+                ).images
+        if reads_features and inputs:
+            images = self._invert_features(model, view, torch.cat(list(inputs.values())))
+            inputs = dict(zip(inputs, images.split(records)))
+        unknown = public_mean.expand(shape)
+        return torch.cat([inputs.get(i, unknown) for i in range(len(captures))])
 
     def _invert_features(self, model: nn.Module, view: View, features: Tensor) -> Tensor:
         start = view.knowledge.public_x.mean(0).expand(len(features), *view.knowledge.shape)
         frozen = copy.deepcopy(model).requires_grad_(False)
-        return self.whitebox.optimise_images([frozen.features], [features], start)[0]  # type: ignore[list-item]
+        return self.whitebox.optimise_images([frozen.features], [features], start, apart=True)[0]  # type: ignore[list-item]
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         compared = compare_with_records(

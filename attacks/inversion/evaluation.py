@@ -253,13 +253,17 @@ def _baseline_qualities(
 ) -> Mapping[str, Tensor]:
     """metric_baseline -> (m,), the strongest first. Unless they are ``paired``, these guesses are
     assigned records as well."""
+    guesses = [naive[name].to(truth.x) for name in BASELINE_ORDER]
+    assigned = [rows if paired else match(truth.x, images) for images in guesses]
+    real = [truth.x[assignment] for assignment in assigned]
+    # all at once: the records are the same, and LPIPS looks at each image once
+    scores = image_qualities(torch.cat(guesses), torch.cat(real))
+    sizes = [len(images) for images in guesses]
+    by_metric = {metric: values.split(sizes) for metric, values in scores.items()}
     qualities: dict[str, Tensor] = {}
-    for name in BASELINE_ORDER:
-        images = naive[name]
-        if not paired:
-            rows = match(truth.x, images.to(truth.x))
-        for metric, value in image_qualities(images, truth.x[rows]).items():
-            qualities[f"{metric}_{name}"] = value
+    for index, name in enumerate(BASELINE_ORDER):
+        for metric, values in by_metric.items():
+            qualities[f"{metric}_{name}"] = values[index]
     return qualities
 
 

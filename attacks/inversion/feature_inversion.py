@@ -201,14 +201,23 @@ class WhiteBox:
         check_non_negative(self, "tv")
 
     def feature_residual(
-        self, maps: Sequence[FeatureMap], released: Sequence[Tensor], images: Tensor
+        self,
+        maps: Sequence[FeatureMap],
+        released: Sequence[Tensor],
+        images: Tensor,
+        *,
+        apart: bool = False,
     ) -> Tensor:
         """(b,) squared feature error relative to the released features' variance, summed over the
-        maps."""
+        maps. apart: each row's relative to its own numbers' variance, as if it were released
+        alone."""
         gaps = []
         for feature_map, z in zip(maps, released):
             error = (feature_map(images) - z).square().flatten(1).mean(1)
-            gaps.append(error / z.var().clamp_min(1e-12))
+            variance = z.var()
+            if apart:
+                variance = z.flatten(1).var(1)
+            gaps.append(error / variance.clamp_min(1e-12))
         return torch.stack(gaps).sum(0)
 
     @staticmethod
@@ -237,18 +246,21 @@ class WhiteBox:
         start: Tensor,
         noise: float = 0.0,
         doubt: float = 0.0,
+        *,
+        apart: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """The best images (b, c, h, w) on the way from ``start``, and their residuals (b,).
 
         noise: standard deviation of each released number's Gaussian noise; above 0, the images are
-        the most probable ones, with doubt the RMSE of the start.
+        the most probable ones, with doubt the RMSE of the start; apart: as of
+        ``feature_residual``.
         """
         images = start.detach().clone().clamp(0, 1).requires_grad_()
         optimiser = torch.optim.Adam([images], lr=self.lr, fused=True)
         best = images.detach().clone()
         lowest = torch.full((len(images),), torch.inf, device=images.device)
         for step in range(self.iterations + 1):
-            residual = self.feature_residual(maps, released, images)
+            residual = self.feature_residual(maps, released, images, apart=apart)
             if noise:
                 costs = self._log_posterior_cost(maps, released, images, start, noise, doubt)
                 criterion = costs.detach()
@@ -268,7 +280,7 @@ class WhiteBox:
             with torch.no_grad():
                 images.clamp_(0, 1)
         with torch.no_grad():
-            return best, self.feature_residual(maps, released, best)
+            return best, self.feature_residual(maps, released, best, apart=apart)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,13 @@ from attacks.inversion.labels import (
     label_overlap,
     sgd_displacement,
 )
-from attacks.inversion.victim import LocalSteps, local_steps, observed_gradients, victim_model
+from attacks.inversion.victim import (
+    LocalSteps,
+    are_of_one_model,
+    local_steps,
+    observed_gradients,
+    victim_model,
+)
 from attacks.types import (
     SERVER_ONLY,
     UPDATE_SURFACES,
@@ -130,7 +136,7 @@ class GradientInversion(Attack):
         gradients = [observed_gradients(view, capture, model) for capture in captures]
         shape = (int(view.knowledge.settings.get("batch_records", 1)), *view.knowledge.shape)
         return _GradientProblem(
-            view, captures, model, local, gradients, shape, _is_one_model(captures)
+            view, captures, model, local, gradients, shape, are_of_one_model(captures)
         )
 
     def _solve_one_by_one(
@@ -240,17 +246,6 @@ def describe_objectives(at_result: float, at_truth: float, tolerance: float = 1e
 def _stack_gradients(gradients: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """Gradients of several captures as one tensor (captures, ...) a parameter."""
     return [torch.stack(parameter) for parameter in zip(*gradients)]
-
-
-def _is_one_model(captures: Sequence[Capture]) -> bool:
-    """Whether all captures had the same broadcast."""
-    first = captures[0].broadcast
-    for capture in captures[1:]:
-        if capture.broadcast.keys() != first.keys():
-            return False
-        if not all(torch.equal(value, capture.broadcast[name]) for name, value in first.items()):
-            return False
-    return True
 
 
 def _norm_layers(model: nn.Module) -> str:

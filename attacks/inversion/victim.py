@@ -305,3 +305,14 @@ def observed_gradients(view: View, capture: Capture, model: nn.Module) -> list[T
         return [-value[name].detach() / lr for name in names]
     before = {name: capture.broadcast[name].detach() for name in names}
     return update_to_gradients(before, {name: value[name].detach() for name in names}, lr)
+
+
+def are_of_one_model(captures: Sequence[Capture]) -> bool:
+    """Whether all captures had the same broadcast."""
+    first = captures[0].broadcast
+    for capture in captures[1:]:
+        if capture.broadcast.keys() != first.keys():
+            return False
+        if not all(torch.equal(value, capture.broadcast[name]) for name, value in first.items()):
+            return False
+    return True

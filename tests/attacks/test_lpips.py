@@ -82,6 +82,16 @@ def test_same_score_as_the_package_for_any_trunk(
     )
 
 
+def test_repeated_images_score_as_each_pair_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "PAIRS_AT_ONCE", 5)
+    trunk = random_trunk(rng(5))
+    a, b = (torch.rand((3, 1, 8, 8), generator=rng(s)) for s in (0, 1))
+    left, right = torch.cat([a, a[:1].expand(3, -1, -1, -1), b]), torch.cat([b, b, b])
+    alone = torch.cat([images.lpips(left[i : i + 1], right[i : i + 1], trunk) for i in range(9)])
+    assert torch.allclose(images.lpips(left, right, trunk), alone, rtol=1e-5)
+    assert float(alone[6:].abs().max()) == 0 < float(alone[:6].min())
+
+
 @pytest.mark.extra("lpips_weights")
 def test_same_score_as_the_package_on_the_pretrained_weights(package: torch.nn.Module) -> None:
     trunk = load_pretrained_trunk()
