@@ -129,7 +129,7 @@ def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float 
             labels.append((place, 0.5, f"{claim_word} {_short(row.claim)}", CLAIM))
         if row.proven is not None:
             place = axis.position_of(row.proven)
-            text = "no proven bound" if math.isinf(row.proven) else f"proven ≤ {_short(row.proven)}"
+            text = _name_bound(row.proven, row.shown)
             axes.plot(place, 0, marker="o", ms=9, color=PROVEN, zorder=4)
             labels.append((place, -0.06, text, PROVEN))
         if row.shown is not None:
@@ -146,6 +146,15 @@ def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float 
         axes.spines["left"].set_visible(False)
         axes.grid(False)
     return figure
+
+
+def _name_bound(proven: float, shown: float | None) -> str:
+    """The upper bound in words: a bound that a test refutes was stated, not proven."""
+    if math.isinf(proven):
+        return "no proven bound"
+    if shown is not None and shown > proven:
+        return f"stated ≤ {_short(proven)}"
+    return f"proven ≤ {_short(proven)}"
 
 
 def _short(epsilon: float) -> str:
