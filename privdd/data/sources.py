@@ -373,6 +373,7 @@ def load_dataset(
     columns: Mapping[str, Any] | list[float] | None = None,
     label: str | None = None,
     missing: str = "refuse",
+    classes: list[str | int] | None = None,
     keys: Keys,
 ) -> Dataset:
     """The data set ``name`` as images, or rows of a table, in [0, 1].
@@ -382,7 +383,7 @@ def load_dataset(
         each domain for
     digit_domains, domain_folder and corrupted. source, severity, corruptions: of
     ``corrupt_domains`` only. standardise: networks standardise the images, which stay in [0, 1]
-    here; the note says so. columns, label, missing: of tables, what
+    here; the note says so. columns, label, missing, classes: of tables, what
     each column holds and how it is read (``TableSettings``). Raises ValueError for an unknown name
     or bad number and DataNotFound (a ValueError) where the data cannot be had.
     """
@@ -413,7 +414,7 @@ def load_dataset(
     if name == "breast_cancer":
         dataset = load_breast_cancer_dataset(columns, here)
     elif name in TABLE_FILES:
-        dataset = load_table(name, place, TableSettings(columns, label, missing), here)
+        dataset = load_table(name, place, TableSettings(columns, label, missing, classes), here)
     elif name == "folder":
         dataset = load_image_folder(name, place, here, size)
     else:

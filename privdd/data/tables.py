@@ -148,17 +148,29 @@ class TableSettings:
             all columns.
         label: The heading of the classes, in a file with headings.
         missing: What stands for a missing value, "refuse" or "middle".
+        classes: The public list of what labels may be, in order; None: those that occur.
 
     Raises:
-        BadConfig: for another rule of missing values.
+        BadConfig: for another rule of missing values, or classes that are no list of names.
     """
 
     columns: Any
     label: str | None = None
     missing: str = "refuse"
+    classes: Sequence[str | int] | None = None
 
     def __post_init__(self) -> None:
         check_choice("data.missing", self.missing, MISSING_RULES)
+        stated = self.classes
+        if stated is None:
+            return
+        is_list = isinstance(stated, Sequence) and not isinstance(stated, str)
+        names = {str(name) for name in stated} if is_list else set()
+        if len(names) < 2 or len(names) != len(stated):
+            raise BadConfig(
+                f"data.classes={stated!r}: a list of at least two different names is needed, or "
+                "null for the classes that occur in the file"
+            )
 
 
 def load_table(name: str, root: Path | None, settings: TableSettings, keys: Keys) -> Dataset:
@@ -184,7 +196,14 @@ def load_table(name: str, root: Path | None, settings: TableSettings, keys: Keys
     columns = parse_columns(settings.columns, headings)
     where = f"data.root={root}"
     parts = [file.train] if file.test is None else [file.train, file.test]
-    classes = name_classes([part[file.label] for part in parts], where)
+    labels = [part[file.label] for part in parts]
+    if settings.classes is None:
+        classes = name_classes(labels, where)
+        source = ""
+    else:
+        classes = [str(name) for name in settings.classes]
+        check_labels(labels, classes, where)
+        source = "stated "
     pairs = []
     for part in parts:
         x = encode_columns(part, columns, settings.missing, where)
@@ -192,7 +211,12 @@ def load_table(name: str, root: Path | None, settings: TableSettings, keys: Keys
     if file.test is None:
         x, y = pairs[0]
         pairs = [(x[rows], y[rows]) for rows in draw_split(len(y), keys)]
-    note = f"{file.note}; {len(columns)} columns in stated ranges, classes {_list_names(classes)}"
+    note = (
+        f"{file.note}; {len(columns)} columns in stated ranges, {source}classes "
+        f"{_list_names(classes)}"
+    )
+    if not source:
+        note += ", as they occur in it (data.classes states them as public)"
     return table_from_pairs(name, note, len(classes), columns, pairs)
 
 
@@ -215,6 +239,26 @@ def name_classes(labels: Sequence[Values], where: str) -> list[str]:
         return sorted(names, key=float)
     except ValueError:
         return names
+
+
+def check_labels(labels: Sequence[Values], classes: Sequence[str], where: str) -> None:
+    """Check that every label is one of the stated classes.
+
+    Args:
+        labels: (n,) of each part of a table.
+        classes: ``data.classes`` as text.
+        where: how messages begin.
+
+    Raises:
+        ValueError: one line, for a label that is missing or no class.
+    """
+    if any(_is_missing(part).any() for part in labels):
+        raise ValueError(f"{where}: some records have no label; leave them out")
+    strange = {str(value) for part in labels for value in part.tolist()} - set(classes)
+    if strange:
+        raise ValueError(
+            f"{where}: the label {min(strange)!r} is none of data.classes, {_list_names(classes)}"
+        )
 
 
 def _number_classes(labels: Values, classes: Sequence[str]) -> Tensor:

@@ -79,6 +79,21 @@ def test_an_npz_has_its_own_test_part_and_one_range_for_all(tmp_path):
     assert data.test.y.tolist() == labels["y_test"].tolist()
 
 
+def test_stated_classes_are_in_their_order_whether_they_occur_or_not(tmp_path):
+    people = write_people(tmp_path / "people.csv")
+    given = {"columns": COLUMNS, "label": "ill", "keys": Keys(0)}
+    read = [
+        load_dataset("table", root=tmp_path / "people.csv", classes=classes, **given)
+        for classes in (["yes", "maybe", "no"], None)
+    ]
+    stated, found = (whole(data)[1] for data in read)
+    assert [data.classes for data in read] == [3, 2]
+    assert (stated == 0).sum() == (people.ill == "yes").sum() and set(stated) == {0, 2}
+    assert (found == (stated == 0)).all()
+    assert "stated classes 'yes', 'maybe', 'no'" in read[0].note
+    assert "as they occur in it" in read[1].note and "as they occur" not in read[0].note
+
+
 def test_classes_that_are_numbers_are_in_their_order(tmp_path):
     (tmp_path / "t.csv").write_text("a,c\n" + "".join(f"{k % 2},{k % 11}\n" for k in range(44)))
     data = load_dataset(
@@ -99,6 +114,10 @@ def test_classes_that_are_numbers_are_in_their_order(tmp_path):
         ("a,c\n1,x\n2,x\n", {"label": "c"}, "at least two classes"),
         ("a,c\none,x\n2,y\n", {"label": "c"}, "column 'a' must hold finite numbers"),
         ("a,c\n1,x\n2,y\n", {"label": "c", "columns": None}, "a release of their extremes"),
+        ("a,c\n1,x\n2,y\n", {"label": "c", "classes": ["y", "z"]}, "'x' is none of data.classes"),
+        ("a,c\n1,x\n2,\n", {"label": "c", "classes": ["x", "y"]}, "have no label"),
+        ("a,c\n1,x\n2,y\n", {"label": "c", "classes": ["y", "y"]}, "at least two different names"),
+        ("a,c\n1,x\n2,y\n", {"label": "c", "classes": "xy"}, "at least two different names"),
         ("a,c\n1,x\n2,y\n", {"label": "c", "missing": "mean"}, r"data\.missing=mean: allowed are"),
     ],
 )
@@ -117,7 +136,7 @@ def test_a_parquet_without_its_packages_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_parquet_is_read_as_a_csv_of_the_same_rows(tmp_path):
-    pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow", reason="a .parquet is written and read by pyarrow")
     people = write_people(tmp_path / "people.csv")
     people.to_parquet(tmp_path / "people.parquet")
     one, other = (
