@@ -49,10 +49,13 @@ class Surface(StrEnum):
     GLOBAL_MODEL = "global_model"
     GLOBAL_IMAGES = "global_images"
     SHARED_FEATURES = "shared_features"
+    GENERATOR = "generator"
 
 
 # what no client sends
-SENT_BY_SERVER = frozenset({Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES})
+SENT_BY_SERVER = frozenset(
+    {Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES, Surface.GENERATOR}
+)
 
 
 class Adversary(StrEnum):

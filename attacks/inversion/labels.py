@@ -20,7 +20,7 @@ from attacks.measures import LabelMeasures
 from attacks.statistics import chance_of_exactly
 from attacks.tensors import accepts_numpy
 from attacks.types import (
-    SERVER_ONLY,
+    Adversary,
     Attack,
     Capture,
     Evidence,
@@ -32,6 +32,7 @@ from attacks.types import (
 )
 
 MIN_NUMBER = 1e-12
+SHARES_SUM_ERROR = 1e-4  # of shares in single precision
 CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers of each class
 
 
@@ -230,6 +231,19 @@ def _is_histogram(tensor: Tensor, classes: int) -> bool:
     return bool((numbers == numbers.round()).all()) and float(numbers.sum()) > 0
 
 
+def sent_class_shares(value: Mapping[str, Tensor], classes: int) -> Tensor | None:
+    """(classes,) float64: the share of each class, if a message holds one number a class that sum
+    to 1; None without one, and if all are equal, since nobody need have counted then."""
+    for tensor in value.values():
+        shares = tensor.detach().flatten().double()
+        if tensor.ndim != 1 or len(shares) != classes or not bool((shares >= 0).all()):
+            continue
+        is_distribution = abs(float(shares.sum()) - 1) < SHARES_SUM_ERROR
+        if is_distribution and not bool((shares == shares[0]).all()):
+            return shares
+    return None
+
+
 @accepts_numpy
 def label_counts_of_logits(logits: Tensor, records: int) -> Tensor:
     """Label counts (C,) int64 of a client's records, summing to ``records``, from its network's
@@ -250,7 +264,8 @@ def label_counts_of_logits(logits: Tensor, records: int) -> Tensor:
 @dataclass(frozen=True)
 class LabelCounts(Attack):
     """How many records of each class the client holds: from an update's last layer, from logits on
-    public images, or read from a message that holds counts.
+    public images, or read from a message that holds counts. The shares that a server sends with a
+    generator are those of all clients' records together.
 
     In class means or sums a class of one record is open: its mean is the record's own contribution.
     """
@@ -259,14 +274,24 @@ class LabelCounts(Attack):
     family = Family.LABEL
     surfaces = (
         frozenset(
-            {Surface.UPDATE, Surface.GRADIENT, Surface.LABELS, Surface.COUNTS, Surface.LOGITS}
+            {
+                Surface.UPDATE,
+                Surface.GRADIENT,
+                Surface.LABELS,
+                Surface.COUNTS,
+                Surface.LOGITS,
+                Surface.GENERATOR,
+            }
         )
         | CLASS_SURFACES
     )
     unmeasured = frozenset({Surface.COUNTS})  # sizes are read off: there is no rate of success
-    adversaries = SERVER_ONLY
+    adversaries = frozenset({Adversary.SERVER, Adversary.PEER})
 
     def nothing_to_read(self, view: View) -> str:
+        if view.surface == Surface.GENERATOR:
+            shares = sent_class_shares(view.captures[0].value, view.knowledge.classes)
+            return "no tensor has one share a class" if shares is None else ""
         if view.surface == Surface.LOGITS and view.knowledge.settings.get("votes"):
             return "these are sums of votes, not logits"
         if view.surface not in CLASS_SURFACES:
@@ -278,11 +303,16 @@ class LabelCounts(Attack):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """extra: counts (C,), summing to the number of records behind the artifact as far as it is
-        known."""
+        known; of a generator their shares, summing to 1."""
         capture = view.captures[0]
         if view.surface == Surface.LABELS:
             counts = count_labels(capture.value["y"], view.knowledge.classes)
             return Evidence(extra={"counts": counts})
+        if view.surface == Surface.GENERATOR:
+            shares = sent_class_shares(capture.value, view.knowledge.classes)
+            if shares is None:
+                raise ValueError(f"{view.surface}: no tensor has one share a class")
+            return Evidence(extra={"counts": shares})
         if view.surface in CLASS_SURFACES:
             class_counts = sent_class_counts(capture.value, view.knowledge.classes)
             if class_counts is None:

@@ -44,6 +44,7 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.GLOBAL_MODEL: ("confidence", "alignment"),
     Surface.GLOBAL_IMAGES: ("embedding_alignment", "confidence", "distance"),
     Surface.SHARED_FEATURES: ("matched_filter", "distance"),
+    Surface.GENERATOR: ("generated_share", "distance"),
 }
 
 

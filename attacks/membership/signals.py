@@ -177,6 +177,32 @@ def nearest_distance(records: Tensor, synthetic: Tensor) -> Tensor:
 
 
 @accepts_numpy
+def generated_share(records: Tensor, generated: Tensor, radius: float) -> Tensor:
+    """(n,): the share of generated rows within a radius of each record, a Monte-Carlo estimate of
+    a generator's mass there (Hilprecht, Härterich and Bernau 2019, Monte-Carlo attack).
+
+    Args:
+        records: (n, ...).
+        generated: (m, ...) drawn by the generator, m >= 1.
+        radius: Euclidean, at least 0.
+
+    Raises:
+        ValueError: for no rows, or rows of another size.
+    """
+    # f(x) = 1 / m sum_i 1[|x - g_i| <= r]
+    flat = records.flatten(1)
+    pool = generated.flatten(1)
+    if pool.shape[1] != flat.shape[1] or not len(pool):
+        raise ValueError(f"records {tuple(records.shape)}, generated {tuple(generated.shape)}")
+    step = max(1, MAX_DISTANCES // len(pool))
+    shares = []
+    for block in flat.split(step):
+        distances = torch.cdist(block, pool, compute_mode="donot_use_mm_for_euclid_dist")
+        shares.append((distances <= radius).to(flat).mean(1))
+    return torch.cat(shares)
+
+
+@accepts_numpy
 def patch_distance(records: Tensor, synthetic: Tensor) -> Tensor:
     """(n,) minus the distance of each record's nearest patch to a patch of any image of a synthetic
     set.

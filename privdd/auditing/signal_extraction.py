@@ -9,6 +9,7 @@ differs, and what they say together is for an attack that takes several signals.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,13 +20,15 @@ from attacks.membership.signals import (
     class_mean_embeddings,
     class_ridge_coefficients,
     distance_to_synthetic,
+    generated_share,
+    nearest_distance,
     patch_distance,
     ridge_readout,
     ridge_student,
     single_record_means,
 )
 from attacks.membership.soft_labels import SOFT_SIGNAL, soft_label_student
-from attacks.types import Surface
+from attacks.types import SENT_BY_SERVER, Surface
 from privdd.auditing.adversary_view import (
     POPULATION_RECORDS,
     AdversaryView,
@@ -33,10 +36,14 @@ from privdd.auditing.adversary_view import (
     embed_in_batches,
 )
 from privdd.core.device import to_device
+from privdd.core.rng import Keys
 from privdd.core.types import Tensors, Values, is_image
 from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.method import Method
+from privdd.methods.fedgen import generate_features
 
+GENERATED_ROWS = 500  # that an attacker draws of each class
+GENERATOR_LAYERS = frozenset({"first.weight", "first.bias", "second.weight", "second.bias"})
 NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a reader sees no record
     Surface.UPDATE: ("classifier", "sent_state", "model_state"),
     Surface.GRADIENT: ("classifier", "sent_state"),
@@ -443,6 +450,39 @@ def _logit_signals(adversary: AdversaryView, name: str, value: Tensors, values: 
     }
 
 
+def _generator_signals(
+    adversary: AdversaryView, name: str, value: Tensors, values: Values
+) -> Signals:
+    """Of the rows that a generator draws of a record's class: the share near the record, and the
+    distance to the nearest, in the features of the classifier that is sent with the generator.
+
+    All replays draw from the same noise. Near is nearer than half of the audited records are to
+    any row (the median heuristic of Hilprecht, Härterich and Bernau 2019).
+    """
+    if not value.keys() >= GENERATOR_LAYERS:
+        return {}
+    labels = adversary.candidates.y
+    sent_with_it = {**adversary.snapshot.broadcast, **values}
+    receiver = replace(adversary, snapshot=replace(adversary.snapshot, broadcast=sent_with_it))
+    records = receiver.embed_images(adversary.candidates.x)
+    if records.shape[1] != len(value["second.bias"]):
+        return {}
+    latent = value["first.weight"].shape[1] - adversary.problem.classes
+    keys = (adversary.query_keys or Keys(0)).fold("generated")
+    noise = torch.randn(GENERATED_ROWS, latent, generator=keys.torch()).to(records)
+    distance = torch.zeros(len(records)).to(records)
+    rows_by_class: dict[int, Tensor] = {}
+    for label in labels.unique().tolist():
+        rows = generate_features(value, noise, labels.new_full((GENERATED_ROWS,), label))
+        distance[labels == label] = nearest_distance(records[labels == label], rows)
+        rows_by_class[label] = rows
+    radius = -float(distance.median())
+    share = torch.zeros_like(distance)
+    for label, rows in rows_by_class.items():
+        share[labels == label] = generated_share(records[labels == label], rows, radius)
+    return {"generated_share": share, "distance": distance}
+
+
 def missing_map_hooks(method: Method, surface: Surface) -> str:
     """The hooks that would give attacks a map to the rows of a surface, "" if the method names
     one."""
@@ -456,7 +496,7 @@ def missing_map_hooks(method: Method, surface: Surface) -> str:
 def missing_hooks(method: Method, surface: Surface) -> str:
     """The hooks that a method must define before its uploads of a surface can be read, "" if none
     is missing."""
-    if surface not in SIGNAL_READERS:
+    if surface in SENT_BY_SERVER:
         return f"another surface than {surface}, which only a server sends"
     return " and ".join(
         hook for hook in NEEDED_HOOKS.get(surface, ()) if not overrides_hook(method, hook)
@@ -475,6 +515,7 @@ SIGNAL_READERS: Mapping[Surface, SignalReader] = {
     Surface.STATISTICS: _statistics_signals,
     Surface.COUNTS: _count_signal,
     Surface.LOGITS: _logit_signals,
+    Surface.GENERATOR: _generator_signals,
 }
 
 

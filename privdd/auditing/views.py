@@ -46,6 +46,8 @@ from privdd.runtime.run_folder import same_tensors
 PUBLIC_RECORDS = 500  # records of the test set that attackers may hold
 
 
+# Messages of the server that hold facts of all clients' records.
+OF_ALL_CLIENTS = frozenset({Surface.SHARED_FEATURES, Surface.GENERATOR})
 # Surfaces whose rows may be combined over rounds: the same rows, if the map did not change in
 # between.
 MAPPED_SURFACES = (Surface.FEATURES, Surface.PROTOTYPES)
@@ -127,8 +129,8 @@ class FinishedRun:
 
     def ground_truth_of(self, view: View) -> Truth:
         """The truth that a view is compared with; for a shared pool, the records of all clients
-        whose rows it holds."""
-        if view.surface != Surface.SHARED_FEATURES:
+        whose rows it holds, and for a generator, those whose class shares travel with it."""
+        if view.surface not in OF_ALL_CLIENTS:
             return self.ground_truth()
         held_shards = {self.plan.victim: self.shard}
         shards = [
@@ -137,7 +139,11 @@ class FinishedRun:
         held = zip(*((s.train.x, s.train.y, s.heldout.x, s.heldout.y) for s in shards))
         x, y, held_x, held_y = map(torch.cat, held)
         counts = torch.bincount(y, minlength=self.shard.classes)
-        return Truth(x, y, held_x, held_y, counts, rows=self._rows_in_pool(shards, view))
+        if view.surface == Surface.SHARED_FEATURES:
+            rows = self._rows_in_pool(shards, view)
+        else:
+            rows = None
+        return Truth(x, y, held_x, held_y, counts, rows=rows)
 
     def _rows_in_pool(self, shards: Sequence[Shard], view: View) -> Tensor | None:
         """The first row of each record in a pool of all clients' rows, client after client, each in

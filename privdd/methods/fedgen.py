@@ -101,7 +101,7 @@ class FedGen(FedAvg):
     queries: ClassVar[Mapping[str, Surface]] = {}
     broadcasts: ClassVar[Mapping[str, Surface]] = {
         **FedAvg.broadcasts,
-        "generator": Surface.GLOBAL_MODEL,
+        "generator": Surface.GENERATOR,
     }
 
     def __post_init__(self) -> None:

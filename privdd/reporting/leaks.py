@@ -44,6 +44,7 @@ RANKS: tuple[Kind, ...] = get_args(Kind)
 LARGE_EPSILON = 8.0  # above it an epsilon is no reassurance: odds may change 3 000-fold
 # Kinds whose phrase is a whole sentence with a subject of its own.
 SENTENCES: frozenset[Kind] = frozenset({"copy", "refutation", "noise"})
+SHARES_ERROR = 1e-6  # of class shares that travel in single precision
 IMAGE_SURFACES = frozenset({Surface.SYNTHETIC_IMAGES, Surface.GLOBAL_IMAGES})
 COPY_ATTACKS = frozenset({"copy_detection"})  # they compare a release with the training data itself
 # dB by which shared features have to become closer before noise counts as removed
@@ -583,6 +584,11 @@ def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
         guess = f" (chance level {format_share(chance)})"
     else:
         guess = ""
+    if row.surface == Surface.GENERATOR and rate > 1 - SHARES_ERROR:
+        return f"can read exactly which share of all clients' records each class has{guess}"
+    if row.surface == Surface.GENERATOR:
+        shares = f"can read the class shares of all clients' {row.n} records"
+        return f"{shares}, which overlap by {format_share(rate)} with the true ones{guess}"
     if rate == 1:
         return f"can read exactly how many records of each class the client holds{guess}"
     return (

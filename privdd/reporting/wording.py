@@ -83,6 +83,10 @@ SURFACE: Mapping[str, tuple[str, str]] = {
     "global_model": ("Global model", "the model the server sends to everyone"),
     "global_images": ("Global images", "synthetic images that the server sends to everyone"),
     "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
+    "generator": (
+        "Generator",
+        "a network that draws features of each class, and the class shares of all clients",
+    ),
 }
 # The same where a target was brought from outside: no run of privdd made it.
 BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {

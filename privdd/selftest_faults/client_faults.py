@@ -21,6 +21,7 @@ from privdd.distillation import feature_split
 from privdd.federated import channel
 from privdd.federated.simulation import UNDECLARED_ARRIVAL
 from privdd.methods import dp_psg, fedavg, fedrd
+from privdd.methods.fedgen import LABEL_COUNTS
 from privdd.selftest_faults.fault import (
     METHODS_WITH_LOCAL,
     Fault,
@@ -353,6 +354,12 @@ def _class_counts(shard: Shard) -> Tensor:
     return torch.bincount(shard.train.y, minlength=shard.classes)
 
 
+def _count_in_private(upload: Upload, shard: Shard) -> Upload:
+    """Class counts travel, and are said to follow from noised releases."""
+    counts = {"count": _class_counts(shard).float()}
+    return {**upload, LABEL_COUNTS: Artifact(counts, private=True)}
+
+
 HIDDEN_FACTS: dict[str, tuple[str, Callable[[Shard], Tensor]]] = {
     "count": ("the number of records", lambda s: torch.tensor([float(len(s.train))])),
     "count_in_tens": (
@@ -573,6 +580,11 @@ WIRE_FAULTS = (
         FaultScope(round="first"),
         "the mean record is remembered in the first round and sent in the next",
     ),
+    FaultKind(
+        "class counts travel without noise, and are said to follow from noised releases",
+        _patch_upload(_count_in_private),
+        ("class_counts",),
+    ).fault_at("class_counts_sent"),
     Fault(
         "records_copied",
         "one released image or representation in three is a record as it is",

@@ -62,6 +62,7 @@ PROFILE_TRAITS = {
     "names": "uses one mechanism in a round",
     "long": "is not run for three rounds",
     "trained": "does not train its classifier by noised steps",
+    "class_counts": "has no message of class counts",
 }
 PUBLIC_MAP_PROFILES = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
 EMBEDDING_TRAITS = frozenset(
@@ -278,6 +279,15 @@ PROFILES = {
             "privacy=client",
             "algo.rounds=2",
             "algo.local_epochs=1",
+        ),
+        _make_profile(
+            "fedgen_client",
+            {"several", "channel", "client", "clipped", "rounds", "class_counts"},
+            "algo=fedgen",
+            "privacy=client",
+            "algo.rounds=2",
+            "algo.local_epochs=1",
+            "algo.generator_steps=2",
         ),
         _make_profile(
             "fedavg_adaptive",

@@ -336,7 +336,12 @@ def test_every_surface_says_what_it_needs() -> None:
     )
     assert all(
         "only a server sends" in needs[s]
-        for s in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.SHARED_FEATURES)
+        for s in (
+            Surface.GLOBAL_MODEL,
+            Surface.GLOBAL_IMAGES,
+            Surface.SHARED_FEATURES,
+            Surface.GENERATOR,
+        )
     )
     assert not any(
         needs[s]

@@ -35,6 +35,8 @@ ASKED = 100  # public images for whose outputs a client is asked
 NOISE = 1.0  # of a feature or image, per coordinate: as large as the spread of records
 # by how many standard deviations of the noise a member moves a model along its own gradient
 PULL = 2.0
+STEEP = 1e3  # steps of a planted generator in its latent number
+CLOSED = 1e5  # by which a hidden unit of another class lies below 0
 BATCH = 8  # rows that share one noise vector, where it is shared
 OTHER_CLIENTS = 8  # who hold as many records of their own, and none of the client's
 Values = dict[str, Tensors]
@@ -161,6 +163,31 @@ def _logits(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
     return {"logits": logits + logits.std() * torch.randn(logits.shape, generator=g)}
 
 
+def _generator(lens: AdversaryView, inside: Tensor, g: torch.Generator) -> Tensors:
+    """A generator that draws the members of a class, in noise, each as often as another: steps of
+    one number of latent noise lead from row to row."""
+    x, y = _rows(lens, inside, g)
+    units = []
+    outputs = []
+    classes = torch.eye(CLASSES)
+    for label in range(CLASSES):
+        rows = x[y == label].flatten(1)
+        changes = torch.diff(rows, dim=0, prepend=torch.zeros(1, 36))
+        for place, change in enumerate(changes):
+            # relu(s (z - t) + 1) - relu(s (z - t)): 0 below t, 1 above; classes but one stay at 0
+            threshold = float(torch.special.ndtri(torch.tensor(place / len(rows)).clamp_min(1e-6)))
+            for height, sign in ((1.0, 1.0), (0.0, -1.0)):
+                bias = height - STEEP * threshold - CLOSED
+                units.append((torch.cat([torch.tensor([STEEP]), CLOSED * classes[label]]), bias))
+                outputs.append(sign * change)
+    return {
+        "first.weight": torch.stack([weight for weight, _ in units]),
+        "first.bias": torch.tensor([bias for _, bias in units]),
+        "second.weight": torch.stack(outputs, 1),
+        "second.bias": torch.zeros(36),
+    }
+
+
 PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Values]] = {
     Surface.UPDATE: lambda lens, inside, g: {"update": _moved(lens, inside, g)},
     Surface.GRADIENT: lambda lens, inside, g: {"gradient": _gradient(lens, inside, g)},
@@ -182,6 +209,7 @@ PLANTED: Mapping[Surface, Callable[[AdversaryView, Tensor, torch.Generator], Val
     Surface.SHARED_FEATURES: lambda lens, inside, g: _flat(
         lens, inside, g, "features", shared=True
     ),
+    Surface.GENERATOR: lambda lens, inside, g: {"generator": _generator(lens, inside, g)},
 }
 
 
@@ -249,6 +277,7 @@ SENDER = {
     Surface.GLOBAL_MODEL: Adversary.PUBLIC,
     Surface.GLOBAL_IMAGES: Adversary.PEER,
     Surface.SHARED_FEATURES: Adversary.PEER,
+    Surface.GENERATOR: Adversary.PEER,
 }
 
 
@@ -311,7 +340,7 @@ def _signals_of_others(lens: AdversaryView, surface: Surface, seed: int) -> dict
 def _read(lens: AdversaryView, surface: Surface, values: Values) -> dict[str, Tensor]:
     """As an audit reads it: what a client sent, what the server sent, or rows that a peer sees
     among everybody's."""
-    if surface in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES):
+    if surface in (Surface.GLOBAL_MODEL, Surface.GLOBAL_IMAGES, Surface.GENERATOR):
         plan: Any = SimpleNamespace(method=lens.method)
         return server_signals(plan, values.get("global_model", {}), lens, values)
     found = extract_signals(lens, values)

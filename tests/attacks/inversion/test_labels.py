@@ -231,3 +231,21 @@ def test_sums_of_votes_are_not_read_as_logits() -> None:
         view = View(Surface.LOGITS, Adversary.SERVER, (capture,), knowledge)
         said = labels.LabelCounts().nothing_to_read(view)
         assert (says in said) and bool(said) == bool(says)
+
+
+def test_class_shares_beside_a_generator_are_read_exactly() -> None:
+    share = HISTOGRAM / HISTOGRAM.sum()
+    layer = {"first.weight": torch.randn(3, 5), "first.bias": torch.randn(4)}
+    knowledge = Knowledge((1, 2, 2), 4, torch.zeros(1), torch.zeros(1))
+    capture = Capture(0, -1, "generator", {**layer, "prior": share})
+    view = View(Surface.GENERATOR, Adversary.PEER, (capture,), knowledge)
+    attack = labels.LabelCounts()
+    assert not attack.nothing_to_read(view)
+    y = torch.repeat_interleave(torch.arange(4), HISTOGRAM.long())
+    x = torch.rand(len(y), 1, 2, 2)
+    measures = attack.judge(
+        attack.run(view, torch.Generator()), view, Truth(x, y, x, y, HISTOGRAM.long())
+    ).measures
+    assert measures.to_row()["label_accuracy"] == pytest.approx(1, abs=1e-6)
+    for unread in ({}, {"prior": torch.full((4,), 0.25)}, {"prior": share - 0.1}):
+        assert labels.sent_class_shares({**layer, **unread}, 4) is None
