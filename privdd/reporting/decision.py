@@ -130,10 +130,18 @@ def sample_banner(findings: Findings) -> str:
 def parties_holding(line: summary.SurfaceLine, ledger: Mapping[str, Any]) -> str:
     """The parties that hold the artifact, by the ledger's rows, else by its sender."""
     releases = [row for row in ledger_rows(ledger) if row.get("surface") == line.row.surface]
+    own = [row for row in releases if _is_from(row, line.row.sender)]
+    releases = own or releases
     parties = [name for name in parties_seeing(releases) if name in VISIBLE.values()]
     if VISIBLE["public"] in parties:
         return VISIBLE["public"]  # which is everyone else too
     return join_names(parties) if parties else line.seen_by
+
+
+def _is_from(release: Mapping[str, Any], sender: str) -> bool:
+    """Whether a row of the ledger may be of this sender: the server's number is below 0."""
+    client = release.get("client")
+    return not isinstance(client, int) or (client < 0) == (sender == "server")
 
 
 def _decide_surface(line: summary.SurfaceLine, findings: Findings, parties: str) -> Decision:

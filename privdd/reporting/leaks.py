@@ -69,6 +69,7 @@ OPENS = (
     "can solve classes of at most three records for {n} rows of single records, {hits} of them "
     "nearer to a training record than to any held-out one (chance {chance})"
 )
+OPENS_EXACTLY = "can solve for the {rows} of {records}, exactly: classes of at most three records"
 MATCHES = "can match {hits} of {n} reconstructions to the right record (chance {chance})"
 
 
@@ -140,8 +141,11 @@ class LeakResult:
 
     @property
     def order(self) -> tuple[int, float]:
-        """Sorts the gravest first."""
-        return RANKS.index(self.kind), -self.strength
+        """Sorts the gravest first; images that no interval shows come after identification."""
+        kind = self.kind
+        if kind == "reconstruction" and not self.certain:
+            kind = "likeness"
+        return RANKS.index(kind), -self.strength
 
 
 def rank_leaks(rows: Iterable[FindingRow], scope: Scope) -> list[LeakResult]:
@@ -502,6 +506,10 @@ def identification_phrase(row: FindingRow) -> str:
     identified_chance and n."""
     hits = round((row.identified or 0.0) * (row.n or 0))
     items = {"item": item_name(row, 1), "items": item_name(row)}
+    if count := count_rows_solved_exactly(row):
+        several = count > 1
+        records = f"{count} training record{'s' * several}"
+        return OPENS_EXACTLY.format(rows=f"row{'s' * several}", records=records)
     if row.attack == "class_opening":
         text = OPENS
     else:
@@ -509,13 +517,14 @@ def identification_phrase(row: FindingRow) -> str:
     return text.format(hits=hits, n=row.n, chance=format_share(row.identified_chance), **items)
 
 
-def opens_rows_exactly(row: FindingRow) -> bool:
-    """Whether a row that was solved for is a training record's own up to rounding: no rate over
+def count_rows_solved_exactly(row: FindingRow) -> int:
+    """How many rows that were solved for are a training record's own up to rounding: no rate over
     many records is needed to tell this from chance."""
     if row.attack != "class_opening":
-        return False
-    errors = (row.diagnostics or {}).get("errors", ())
-    return any(error <= EXACT_ROW for error in errors)
+        return 0
+    diagnostics = row.diagnostics or {}
+    solved = zip(diagnostics.get("sizes", ()), diagnostics.get("errors", ()))
+    return sum(size for size, error in solved if error <= EXACT_ROW)
 
 
 def _identification_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
@@ -525,7 +534,7 @@ def _identification_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[Leak
         chance = row.identified_chance
         if rate is None or chance is None:
             continue
-        if is_above_chance(rate, chance, row.n, scope.looks) or opens_rows_exactly(row):
+        if is_above_chance(rate, chance, row.n, scope.looks) or count_rows_solved_exactly(row):
             phrase = identification_phrase(row)
             strength = rate - chance
             leaks.append(

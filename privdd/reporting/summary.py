@@ -200,6 +200,8 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     rows = findings_on_surface(row, findings)
     source = refuted_source(row, findings)
     title, meaning = wording.surface_title_and_meaning(row, scope)
+    if len({other.sender for other in findings.surfaces if other.surface == row.surface}) > 1:
+        title += wording.SENT_BY[row.sender]
     worst = _worst_phrases(believable_findings(rows, findings), scope)
     return SurfaceLine(
         row=row,

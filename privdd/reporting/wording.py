@@ -76,7 +76,7 @@ SURFACE: Mapping[str, tuple[str, str]] = {
     ),
     "labels": ("Labels", "the classes of the rows that a client sends"),
     "statistics": ("Statistics", "means and variances computed over a client's records"),
-    "prototypes": ("Prototypes", "one mean embedding for each class of a client"),
+    "prototypes": ("Prototypes", "means, sums or moments of each class's embeddings"),
     "control_variate": ("Control variate", "SCAFFOLD's running estimate of a client's gradient"),
     "counts": ("Counts", "how many records a client holds, in all or by class"),
     "logits": ("Logits", "a network's outputs on images that everybody has"),
@@ -387,6 +387,10 @@ def odds_factor(epsilon: float) -> str:
         if times >= size:
             return f"about {times / size:.0f}{name}-fold"
     return f"{times:.2g}-fold"
+
+
+# what is added to a title if client and server both send on one surface
+SENT_BY: Mapping[str, str] = {"client": " of a client", "server": " of the server"}
 
 
 def surface_title_and_meaning(row: SurfaceRow | FindingRow, scope: Scope) -> tuple[str, str]:

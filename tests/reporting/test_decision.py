@@ -432,6 +432,25 @@ def test_who_sees_it_is_read_from_the_ledger(tmp_path: Path) -> None:
     ] == "anyone"
 
 
+def test_of_one_surface_each_sender_has_its_own_title_and_viewers(tmp_path: Path) -> None:
+    """Clients send features to the server, which sends features to all."""
+    record = read_run_record(write_run(tmp_path / "run"))
+    findings = record.findings
+    sent = next(row for row in findings.surfaces if row.surface == "features")
+    back = sent.model_copy(update={"sender": "server", "names": ["mean"]})
+    both = findings.model_copy(update={"surfaces": [*findings.surfaces, back]})
+    ledger = {
+        "releases": [
+            {"surface": "features", "client": 4, "visible_to": ["server"]},
+            {"surface": "features", "client": -1, "visible_to": ["peer", "public"]},
+        ]
+    }
+    seen = {one.line.title: one.seen_by for one in decide_surfaces(both, ledger)}
+    (client,) = [title for title in seen if title.endswith(" of a client")]
+    (server,) = [title for title in seen if title.endswith(" of the server")]
+    assert (seen[client], seen[server]) == ("the server", "anyone")
+
+
 # A lower bound that a test showed counts as a leak where nothing limits what is released, and of a
 # pool too.
 

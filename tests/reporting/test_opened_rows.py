@@ -26,4 +26,7 @@ def test_one_row_is_a_leak_if_it_is_a_records_own(error: float, shown: bool) -> 
     leaks = rank_leaks([row], Scope(looks=20))
     assert bool(leaks) is shown
     if shown:
-        assert leaks[0].sentence.startswith("The server can solve classes of at most three records")
+        assert leaks[0].sentence == (
+            "The server can solve for the row of 1 training record, exactly: classes of at most "
+            "three records"
+        )
