@@ -22,54 +22,50 @@ from privdd.federated.simulation import Plan, Snapshot
 from privdd.runtime.progress import show_progress
 
 
-def repeat_uploads(
-    plan: Plan, chain: Sequence[Snapshot], client: int, shard: Shard
-) -> Iterator[tuple[int, Mapping[str, Tensors]]]:
-    """The rounds of a chain in which a client took part, and what it sent in each.
+def repeat_upload(
+    plan: Plan, snapshot: Snapshot, client: int, shard: Shard, memory: State
+) -> tuple[Mapping[str, Tensors], State]:
+    """What a client sent in a round in which it took part.
 
     Args:
         plan: Of the run.
-        chain: Rounds in their order, from the first that the client's memory depends on.
+        snapshot: Of the round.
         client: Its number.
         shard: Its data.
+        memory: What it kept of earlier rounds.
 
-    Yields:
-        (round, message name -> tensors), as the server received them.
+    Returns:
+        (message name -> tensors, as the server received them; what it keeps afterwards).
     """
-    memory: State = {}
-    for snapshot in chain:
-        if client not in plan.participants(snapshot.round):
-            continue
-        ctx = plan.client_context(snapshot.round, client)
-        upload, memory = plan.method.local(snapshot.broadcast, memory, shard.client_data, ctx)
-        yield snapshot.round, plan.channel.send(upload, ctx)[0].values
+    ctx = plan.client_context(snapshot.round, client)
+    upload, memory = plan.method.local(snapshot.broadcast, memory, shard.client_data, ctx)
+    return plan.channel.send(upload, ctx)[0].values, memory
 
 
 @dataclass(frozen=True)
 class OtherClientTask:
-    """One client's rounds, repeated and read, self-contained so that any worker can run it.
+    """One client's round, repeated and read, self-contained so that any worker can run it.
 
-    chains: each ends with a round that is read, or passes it; views: round -> what its adversary
-    holds; the rounds that are read.
+    memory: what the client kept of earlier rounds; view: what the round's adversary holds, None of
+    a round that is passed and not read.
     """
 
     plan: Plan
-    chains: Sequence[Sequence[Snapshot]]
+    snapshot: Snapshot
     client: int
     shard: Shard
-    views: Mapping[int, AdversaryView]
+    memory: State
+    view: AdversaryView | None
 
-    def run(self) -> dict[int, Signals]:
-        """Round -> the signals of the audited records in this client's upload."""
-        signals: dict[int, Signals] = {}
-        for chain in self.chains:
-            for t, sent in repeat_uploads(self.plan, chain, self.client, self.shard):
-                if t in self.views:
-                    signals[t] = extract_signals(self.views[t], sent)
-        return signals
+    def run(self) -> tuple[Signals, State]:
+        """(the signals of the audited records in this client's upload, what it keeps)."""
+        sent, memory = repeat_upload(self.plan, self.snapshot, self.client, self.shard, self.memory)
+        if self.view is None:
+            return {}, memory
+        return extract_signals(self.view, sent), memory
 
 
-def run_other_client(task: OtherClientTask) -> dict[int, Signals]:
+def run_other_client(task: OtherClientTask) -> tuple[Signals, State]:
     return task.run()
 
 
@@ -92,32 +88,49 @@ def other_client_signals(
     remembers = any(len(round_chain(plan, snapshots, t)) > 1 for t in snapshots)
     if plan.trust.is_summed or (remembers and plan.fraction < 1):
         return {}
-    signals: dict[int, dict[str, Tensor]] = {}
-    for last, rounds in grouped.items():
-        chain = round_chain(plan, snapshots, last)
-        chains: list[Sequence[Snapshot]] = [chain]
-        if len(chain) == 1:
-            chains = [(snapshots[t],) for t in rounds]
-        views = {t: run.adversary_view(t) for t in rounds}
-        tasks = [
-            OtherClientTask(plan, chains, client, shard, views)
-            for client, shard in enumerate(run.experiment.shards)
-            if client != plan.victim
-        ]
-        by_client = []
-        with show_progress("uploads of other clients", len(tasks)) as bar:
-            for client_signals in run.experiment.engine.map(run_other_client, tasks):
-                by_client.append(client_signals)
-                bar.advance()
-        signals[last] = _stack_clients(by_client, rounds)
-    return signals
+    return {
+        last: _stack_clients(list(_signals_by_round(run, last, rounds)))
+        for last, rounds in grouped.items()
+    }
 
 
-def _stack_clients(
-    by_client: Sequence[Mapping[int, Signals]], rounds: Sequence[int]
-) -> dict[str, Tensor]:
+def _signals_by_round(
+    run: FinishedRun, last: int, rounds: Sequence[int]
+) -> Iterator[list[Signals]]:
+    """Of each of the rounds, the signals of every other client that took part in it: one round's
+    view is held at a time."""
+    plan = run.plan
+    snapshots = run.progress.snapshots
+    passed: Sequence[Snapshot] = round_chain(plan, snapshots, last)
+    remembers = len(passed) > 1
+    if not remembers:
+        passed = [snapshots[t] for t in rounds]
+    memories: dict[int, State] = {}
+    with show_progress("uploads of other clients", len(passed)) as bar:
+        for snapshot in passed:
+            view = None
+            if snapshot.round in rounds:
+                view = run.adversary_view(snapshot.round)
+            tasks = [
+                OtherClientTask(plan, snapshot, client, shard, memories.get(client, {}), view)
+                for client, shard in enumerate(run.experiment.shards)
+                if client != plan.victim and client in plan.participants(snapshot.round)
+            ]
+            signals = []
+            for task, (read, memory) in zip(
+                tasks, run.experiment.engine.map(run_other_client, tasks)
+            ):
+                signals.append(read)
+                if remembers:
+                    memories[task.client] = memory
+            bar.advance()
+            if view is not None:
+                view.drop_derived_values()
+                yield signals
+
+
+def _stack_clients(by_round: Sequence[Sequence[Signals]]) -> dict[str, Tensor]:
     """(M, n, R) by "surface|signal", of the signals that each client has in all of the rounds."""
-    by_round = [[signals[t] for signals in by_client if t in signals] for t in rounds]
     fewest = min(map(len, by_round), default=0)
     if not fewest:
         return {}

@@ -10,9 +10,10 @@ import torch
 
 from attacks.membership.fedmia import FedMIA
 from attacks.membership.source_inference import SourceInference
-from privdd.auditing.other_clients import repeat_uploads
+from privdd.auditing.other_clients import repeat_upload
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_experiment
+from privdd.core.types import State
 from privdd.runtime.run_folder import RunFolder
 from tests.federations import equal, tiny, tiny_config, trained
 
@@ -28,10 +29,10 @@ def test_uploads_are_those_that_the_server_received(algo: str) -> None:
     chain = [progress.snapshots[t] for t in sorted(progress.snapshots)]
     received = {(message.client, message.round): message.values for message in inboxes}
     for client in (1, 2):
-        repeated = dict(repeat_uploads(plan, chain, client, experiment.shards[client]))
-        assert repeated.keys() == progress.snapshots.keys()
-        for t, values in repeated.items():
-            assert equal(values, received[client, t])
+        memory: State = {}
+        for snapshot in chain:
+            sent, memory = repeat_upload(plan, snapshot, client, experiment.shards[client], memory)
+            assert equal(sent, received[client, snapshot.round])
 
 
 AUDIT = [
