@@ -22,6 +22,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional
 
+from attacks.inversion.distiller_inference import DistillerInference
 from attacks.inversion.gradient_attack import GradientInversion
 from attacks.types import IMAGE_SURFACES, Attack, Surface
 from privdd.auditing.adversary_view import MATRICES_AT_ONCE, MAX_HELD_NUMBERS
@@ -29,7 +30,7 @@ from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.record_gradients import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
-from privdd.core.types import Received, Shard
+from privdd.core.types import Received, Shard, is_image
 from privdd.core.validation import BadConfig
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.experiment import Experiment
@@ -79,6 +80,7 @@ DRY_RUN_SECONDS = 30.0
 # of the seconds of an estimate, for each long loop; but at least so many seconds
 LOOP_SHARE = 0.1
 LEAST_LOOP_SECONDS = 0.02
+DISTILLER_LOOP_SECONDS = 0.1  # of each long loop of a set that an attacker distils
 TIMED_TEST_RECORDS = 250
 PASS_RECORDS = 16
 PASSES = 10
@@ -507,12 +509,16 @@ def _audit_stages(
     replays = federation_count(experiment, attacks) - 1  # one of them is the run itself
     once = _add(*(stage for t, stage in trained.items() if t < shared))
     later = sum(stage.cpu for t, stage in trained.items() if t >= shared)
-    searches = _search_seconds(experiment, attacks)
+    searches = [
+        *_search_seconds(experiment, attacks),
+        *_distiller_seconds(experiment, attacks),
+    ]
     has_slow_tests = any(m.sensitivity_kind != "rows" for m in plan.mechanisms.values())
     tests = audit.guarantee.slow_runs * has_slow_tests
     searched = sum(searches) + SIGNAL_SECONDS * replay_count(experiment, attacks)
     return {
         "worlds": _replay_stage(experiment, attacks, rounds, chained),
+        "other clients": _other_clients_stage(experiment, attacks, rounds, chained),
         "federations": _add(once, spread_tasks(later, replays, size))
         if replays > 0
         else Stage(0.0, 0.0),
@@ -542,18 +548,8 @@ def _replay_stage(
 ) -> Stage:
     """Replays of the audited client: of some rounds of each phase, of all where it remembers."""
     plan = experiment.plan
-    audit = experiment.audit_settings
-    phases = dict[str, list[float]]()
-    for t, timing in rounds.items():
-        phases.setdefault(plan.method.audit_hooks.phase(t), []).append(timing.audited)
-    if chained:
-        often = len(rounds)
-    else:
-        model_bytes = BYTES_PER_NUMBER * count_model_numbers(experiment)
-        often = min(audit.rounds, kept_round_limit(2 * model_bytes))
-    seconds_of_replay = sum(
-        sum(took) / len(took) * min(often, len(took)) for took in phases.values()
-    )
+    audited = {t: timing.audited for t, timing in rounds.items()}
+    seconds_of_replay = _seconds_of_read_rounds(experiment, audited, chained)
     replays = replay_count(experiment, attacks) - 1
     wide = plan.method.audit_hooks.shares_work or prefers_wide_network(
         plan.method, plan.problem, replays
@@ -572,6 +568,72 @@ def _replay_stage(
     return spread_tasks(
         seconds_of_replay * share * group, math.ceil(replays / group), experiment.engine.size
     )
+
+
+def _seconds_of_read_rounds(
+    experiment: Experiment, seconds: Mapping[int, float], chained: bool
+) -> float:
+    """What the rounds that an audit reads take, all together.
+
+    seconds: of every round; chained: earlier rounds are passed too."""
+    plan = experiment.plan
+    phases = dict[str, list[float]]()
+    for t, took in seconds.items():
+        phases.setdefault(plan.method.audit_hooks.phase(t), []).append(took)
+    if chained:
+        often = len(seconds)
+    else:
+        model_bytes = BYTES_PER_NUMBER * count_model_numbers(experiment)
+        often = min(experiment.audit_settings.rounds, kept_round_limit(2 * model_bytes))
+    return sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
+
+
+def _other_clients_stage(
+    experiment: Experiment,
+    attacks: Mapping[str, Attack],
+    rounds: Mapping[int, RoundTiming],
+    chained: bool,
+) -> Stage:
+    """Uploads of the other clients, computed again where an attack compares with them."""
+    plan = experiment.plan
+    is_read = any(attack.reads_other_clients for attack in attacks.values())
+    cannot_be_repeated = chained and plan.fraction < 1
+    if not is_read or plan.trust.is_summed or cannot_be_repeated:
+        return Stage(0.0, 0.0)
+    others = {t: len(plan.participants(t)) - (plan.victim in plan.participants(t)) for t in rounds}
+    size = experiment.engine.size
+    stages = {t: spread_tasks(timing.usual, others[t], size) for t, timing in rounds.items()}
+    cpu = {t: stage.cpu for t, stage in stages.items()}
+    wall = {t: stage.wall for t, stage in stages.items()}
+    return Stage(
+        _seconds_of_read_rounds(experiment, cpu, chained),
+        _seconds_of_read_rounds(experiment, wall, chained),
+    )
+
+
+def _distiller_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> list[float]:
+    """CPU seconds of each attack that distils sets of its own: one set of each algorithm is timed,
+    its long loops cut short."""
+    plan = experiment.plan
+    sent = set(plan.method.uploads.values())
+    asked = [attack for attack in attacks.values() if isinstance(attack, DistillerInference)]
+    x = experiment.test_records.x[:TIMED_TEST_RECORDS]
+    y = experiment.test_records.y[:TIMED_TEST_RECORDS]
+    seconds = []
+    for attack in asked:
+        if not sent & attack.surfaces or not is_image(plan.problem.shape):
+            continue
+        per_class = max(1, plan.method.audit_hooks.images_per_class())
+        with (
+            truncate_loops(DISTILLER_LOOP_SECONDS) as loops,
+            torch_threads(experiment.engine.threads),
+        ):
+            began = loops.cpu_seconds()
+            for distil in attack.distillers.values():
+                distil(x, y, plan.problem.classes, per_class, torch.Generator().manual_seed(0))
+            took = loops.cpu_seconds() - began
+        seconds.append(took * attack.sets)
+    return seconds
 
 
 def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> list[float]:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from attacks.inversion.distiller_inference import DistillerInference
+from attacks.membership.fedmia import FedMIA
 from attacks.types import Surface
 from privdd.auditing import cost_estimate as pricing
 from privdd.auditing.adversary_view import MATRICES_AT_ONCE
@@ -435,6 +437,48 @@ def test_searches_of_attacks_that_read_what_is_sent_are_counted_in_steps(
     assert estimate_cost(experiment, attacks, 0.0).stages["attacks"].cpu == pytest.approx(
         searches + signals
     )
+
+
+def test_uploads_of_other_clients_cost_what_their_rounds_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two other clients, two of ten rounds; of clients who remember, all ten rounds."""
+    timed = {0: RoundTiming(2.0, 3.0, 5.0), 1: RoundTiming(1.0, 2.0, 4.0)}
+    monkeypatch.setattr(pricing, "time_rounds", lambda *given: (timed, False))
+    more = ["partition.clients=3", "audit.rounds=2", "algo.rounds=10"]
+    experiment = audited("fedavg", *more)
+    attacks = {"fedmia": FedMIA()}
+    found = estimate_cost(experiment, attacks, 0.0).stages["other clients"]
+    assert found.cpu == found.wall == pytest.approx(2 * 2 * (2 + 9 * 1) / 10)
+    two = replace(experiment, engine=Engine("processes", workers=2))
+    waves = estimate_cost(two, attacks, 0.0).stages["other clients"]
+    assert (waves.cpu, waves.wall) == pytest.approx((found.cpu, found.cpu / 2))
+    assert "other clients" not in estimate_cost(experiment, {}, 0.0).stages
+    monkeypatch.setattr(pricing, "time_rounds", lambda *given: (timed, True))
+    chained = estimate_cost(experiment, attacks, 0.0).stages["other clients"]
+    assert chained.cpu == pytest.approx(2 * (2 + 9 * 1))
+    summed = audited("fedavg", *more, "trust=secagg", "algo.weighting=uniform")
+    assert "other clients" not in estimate_cost(summed, attacks, 0.0).stages
+
+
+def test_sets_that_an_attacker_distils_are_priced_by_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A distiller that takes a tenth of a second on a clock of its own."""
+    clock = [0.0]
+    monkeypatch.setattr("privdd.core.loop_timing.time.process_time", lambda: clock[0])
+    monkeypatch.setattr(pricing, "time_rounds", lambda *given: ({0: RoundTiming(1, 1, 0)}, False))
+
+    def distil(x: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        clock[0] += 0.1
+        return x, torch.zeros(len(x))
+
+    attack = DistillerInference({"one": distil, "other": distil}, sets=7)
+    experiment = audited("feddm")
+    with_sets = estimate_cost(experiment, {"distiller_inference": attack}, 0.0)
+    without = estimate_cost(experiment, {}, 0.0)
+    gap = with_sets.stages["attacks"].cpu - without.stages["attacks"].cpu
+    assert gap == pytest.approx(7 * 2 * 0.1)
 
 
 def test_tasks_of_one_length_run_in_waves() -> None:
