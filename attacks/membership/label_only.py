@@ -114,7 +114,14 @@ class LabelOnly(MembershipAttack):
 def first_replay(worlds: Worlds) -> Worlds:
     """The run that really happened, without its replays."""
     signals = {name: value[:1] for name, value in worlds.signals.items()}
-    return Worlds(signals, worlds.masks[:1], worlds.blind, worlds.labels, records=worlds.records)
+    return Worlds(
+        signals,
+        worlds.masks[:1],
+        worlds.blind,
+        worlds.labels,
+        records=worlds.records,
+        other_clients=worlds.other_clients,
+    )
 
 
 def _sent_state(view: View) -> dict[str, Tensor] | None:

@@ -367,12 +367,17 @@ def _judge_attack(
     if why:
         return JudgedAttack(annotate_finding(unreadable_finding(attack, view, why), name, note))
     stream = attack_stream(keys, name, str(view.surface), note)
-    scores = attack.run(view, stream).scores
+    attacked = attack.run(view, stream)
+    scores = attacked.scores
     if scores is None:
         raise ValueError(f"{name}: returned no scores")
     target = first_replay(worlds)
     first, second = attack_seeds(keys, name, str(view.surface), note)
-    evidence = Evidence(scores=scores[:1], notes={"seed": first, "queries": 0})
+    evidence = Evidence(
+        scores=scores[:1],
+        extra={part: value[:1] for part, value in attacked.extra.items()},
+        notes={**attacked.notes, "seed": first, "queries": 0},
+    )
     finding = attack.judge(evidence, replace(view, worlds=target), NO_TRUTH)
     if finding.measures.status == "nothing_to_read":
         return JudgedAttack(annotate_finding(finding, name, note))

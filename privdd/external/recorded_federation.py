@@ -2,8 +2,9 @@
 recorded, and what its components claim.
 
 The audited client's training records and held-out ones play the game of ``membership_game``. Its
-updates are attacked by all recorded rounds together (each record's part in every update, solved for
-together with the others'), the last update and the final model by the loss and by a quantile
+updates are attacked by all recorded rounds together: each record's part in every update, solved for
+together with the others', by itself and compared with its part in other clients' updates, where the
+recording has these. The last update and the final model are attacked by the loss and by a quantile
 regression. No shadow models: nobody told how the app trains."""
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.membership.attack import MembershipAttack, require_worlds
+from attacks.membership.fedmia import FedMIA
 from attacks.membership.quantile import QuantileRegression
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Surface, View
@@ -265,35 +267,86 @@ def _update_view(
     rows = np.unique(
         np.linspace(0, len(replies) - 1, min(MAX_ROUNDS_READ, len(replies))).round().astype(int)
     )
-    parts = [_record_parts(recording, replies[i], model, game) for i in rows]
+    parts = []
+    of_others = []
+    for i in rows:
+        read = _UpdateReader(recording, replies[i], model, game)
+        parts.append(read.record_parts(replies[i]))
+        others = other_replies(recording, replies[i])
+        of_others.append([read.record_parts(reply) for reply in others])
     joint = torch.stack([part / part.std(correction=0).clamp_min(1e-300) for part in parts]).sum(0)
     sent = recording.broadcast_before(replies[-1]).read_arrays()
     replied = recording.replied_parameters(replies[-1])
     network.load_parameters(model, network.align_state(model, {**sent, **replied}))
     view = _model_view(Surface.UPDATE, Adversary.SERVER, model, game, keys, delta)
-    worlds = require_worlds(view)
-    return replace(view, worlds=replace(worlds, signals={**worlds.signals, "joint": joint[None]}))
-
-
-def _record_parts(
-    recording: Recording, reply: RecordedMessage, model: nn.Module, game: CoinGame
-) -> Tensor:
-    """(n,): each audited record's part in one update, by ridge regression on all descents; of a
-    large network every k-th parameter is read."""
-    before = recording.broadcast_before(reply).read_arrays()
-    network.load_parameters(model, before)
-    every = network.thinning_step(model, len(game.records))
-    rows = network.record_descents(
-        model, game.records.x.numpy(), game.records.y.numpy(), every
-    ).astype(np.float64)
-    gram = rows @ rows.T
-    ridge = 1e-2 * float(np.trace(gram)) / len(gram)
-    update = network.parameter_difference(model, before, recording.replied_parameters(reply))[
-        ::every
-    ]
-    return torch.from_numpy(
-        np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), rows @ update)
+    worlds = replace(
+        require_worlds(view),
+        signals={**require_worlds(view).signals, "joint": joint[None]},
+        **_parts_by_round(parts, of_others),
     )
+    return replace(view, worlds=worlds)
+
+
+def other_replies(recording: Recording, reply: RecordedMessage) -> list[RecordedMessage]:
+    """The updates of the same arrays that other clients made of the same broadcast."""
+    start = recording.broadcast_before(reply).digest
+    sent = [
+        other
+        for client in recording.client_nodes
+        for other in recording.replies_of(client)
+        if client != reply.heading.node
+    ]
+    return [
+        other
+        for other in sent
+        if other.heading.round == reply.heading.round
+        and other.shapes == reply.shapes
+        and recording.broadcast_before(other).digest == start
+    ]
+
+
+def _parts_by_round(
+    parts: Sequence[Tensor], of_others: Sequence[Sequence[Tensor]]
+) -> dict[str, dict[str, Tensor]]:
+    """The fields of ``Worlds`` for attacks that compare with other clients: the records' parts in
+    the client's updates, and in those of M others, the fewest of any round. {} if there are none.
+
+    parts: (n,) of each round; of_others: (n,) of each other client in each round.
+    """
+    fewest = min(map(len, of_others))
+    if not fewest:
+        return {}
+    others = [torch.stack(list(several[:fewest])) for several in of_others]
+    return {
+        "rounds": {"joint": torch.stack(list(parts), -1)[None]},
+        "other_clients": {"joint": torch.stack(others, -1)},
+    }
+
+
+class _UpdateReader:
+    """Reads each audited record's part in updates of one round, by ridge regression on all
+    descents; of a large network every k-th parameter is read."""
+
+    def __init__(
+        self, recording: Recording, reply: RecordedMessage, model: nn.Module, game: CoinGame
+    ) -> None:
+        self.recording = recording
+        self.model = model
+        self.before = recording.broadcast_before(reply).read_arrays()
+        network.load_parameters(model, self.before)
+        self.every = network.thinning_step(model, len(game.records))
+        self.rows = network.record_descents(
+            model, game.records.x.numpy(), game.records.y.numpy(), self.every
+        ).astype(np.float64)
+        gram = self.rows @ self.rows.T
+        ridge = 1e-2 * float(np.trace(gram)) / len(gram)
+        self.gram = gram + max(ridge, 1e-12) * np.eye(len(gram))
+
+    def record_parts(self, reply: RecordedMessage) -> Tensor:
+        """(n,): each record's part in one client's update."""
+        replied = self.recording.replied_parameters(reply)
+        update = network.parameter_difference(self.model, self.before, replied)[:: self.every]
+        return torch.from_numpy(np.linalg.solve(self.gram, self.rows @ update))
 
 
 def _attacks_on_view(view: View, confidence: float) -> dict[str, MembershipAttack]:
@@ -303,6 +356,7 @@ def _attacks_on_view(view: View, confidence: float) -> dict[str, MembershipAttac
     }
     if view.worlds is not None and "joint" in view.worlds.signals:
         attacks["tracing"] = LossThreshold(**settings, signal="joint")
+        attacks["fedmia"] = FedMIA(**settings, signal="joint")
     return attacks | {"quantile_regression": QuantileRegression(**settings, signal="confidence")}
 
 

@@ -70,15 +70,17 @@ def federation(
     rounds: int = 3,
     claims: tuple[Any, ...] = (),
     end: str = "complete",
+    others: tuple[int, ...] = (6,),
 ) -> None:
-    """FedAvg of node 5, with records ``own``, and node 6; recorded as a server would."""
+    """FedAvg of node 5, with records ``own``, and other nodes; recorded as a server would."""
     recorder = MessageRecorder(folder, "server", {"library": "test"})
     recorder.write_head()
     state = net().state_dict()
     told = lambda state: {name: value.numpy() for name, value in state.items()}  # noqa: E731
     for round in range(1, rounds + 1):
         recorder.record_message(MessageHeading(round, -1, "train", "broadcast"), told(state))
-        replies = {5: step(state, *own), 6: step(state, *records(9))}
+        replies = {5: step(state, *own)}
+        replies |= {node: step(state, *records(3 + node)) for node in others}
         for node, reply in replies.items():
             recorder.record_message(
                 MessageHeading(
@@ -86,7 +88,9 @@ def federation(
                 ),
                 told(reply),
             )
-        state = {name: (replies[5][name] + replies[6][name]) / 2 for name in state}
+        state = {
+            name: torch.stack([reply[name] for reply in replies.values()]).mean(0) for name in state
+        }
         recorder.record_message(MessageHeading(round, -1, "train", "final"), told(state))
     recorder.close_recording(end)
 
@@ -138,7 +142,7 @@ def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(
     assert last.startswith("policy: broken: auc: AUC of membership: between 0.")
     found = measured(here / "audit")
     assert set(found) == {
-        ("update", a) for a in ("loss_threshold", "tracing", "quantile_regression")
+        ("update", a) for a in ("loss_threshold", "tracing", "fedmia", "quantile_regression")
     } | {("global_model", a) for a in ("loss_threshold", "quantile_regression")}
     assert (
         found["update", "tracing"]["auc"] > 0.9 and found["update", "loss_threshold"]["auc"] > 0.85
@@ -158,9 +162,35 @@ def test_records_that_were_never_there_are_not_seen(
 ) -> None:
     federation(here / "run", records(3))
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
-    for row in measured(here / "audit").values():
+    rows = measured(here / "audit")
+    alone = rows.pop(("update", "fedmia"))
+    assert alone["status"] == "nothing_to_read" and "1 other client took part" in alone["note"]
+    for row in rows.values():
         low, high = row["auc_ci"]
         assert low < 0.62 and high > 0.38 and row["epsilon_shown"] < 0.5
+
+
+def found_by_comparison(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """FedMIA on four clients, of which node 5 has the records of this seed."""
+    federation(folder / "run", records(seed), rounds=2, others=(6, 7, 8))
+    assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
+    return measured(folder / "audit")["update", "fedmia"]
+
+
+def test_other_clients_updates_are_the_law_of_non_members(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = found_by_comparison(here, 1, monkeypatch)
+    assert row["rounds"] == 2 and "3 others" in row["note"]
+    assert row["auc"] > 0.9 and row["epsilon_shown"] > 0.5
+
+
+def test_comparing_clients_finds_no_records_that_were_never_there(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = found_by_comparison(here, 3, monkeypatch)
+    low, high = row["auc_ci"]
+    assert low < 0.5 < high and row["epsilon_shown"] < 0.5
 
 
 def test_a_claim_that_the_updates_break_is_contradicted(
