@@ -10,7 +10,7 @@ bit by bit: a later start goes on where this one stopped, and only cells that FI
 off the ledger. Settings of each method are fixed here for all
 cells; they were chosen on seed 7 of Fashion-MNIST, 3 clients (dp_head under secagg: 10 clients),
 which is not reported (dp_head_scattering: and on 10,000 of the 60,000 training records, which the
-others were tried on); the last four are those of their yaml at preset=default.
+others were tried on); the last five are those of their yaml at preset=default.
 """
 
 from __future__ import annotations
@@ -118,6 +118,13 @@ METHODS: Mapping[str, tuple[str, ...]] = {
     ),
     "dp_merf": ("algo=dp_merf", "algo.fitting.steps=100", "privacy.count_noise=20"),
     "dp_votes": ("algo=dp_votes",),
+    "fedmd_dp": (
+        "algo=fedmd_dp",
+        "algo.rounds=4",
+        "algo.local_epochs=2",
+        "algo.images=200",
+        "algo.lr=0.5",
+    ),
     "dp_psg": (
         "algo=dp_psg",
         "algo.ipc=10",
@@ -135,7 +142,16 @@ PUBLIC = set(METHODS) - {
     "dp_merf",
     "dp_psg",
     "dp_votes",
+    "fedmd_dp",
 }
+# The open twins, without noise; each with its private variants.
+OPEN: Mapping[str, tuple[str, ...]] = {
+    "fedcgs": ("algo=fedcgs", "algo.rows.extractor.side=64"),
+    "fedmd": ("algo=fedmd", "algo.rounds=4", "algo.local_epochs=2", "algo.images=200"),
+}
+# Each client has its own network, which is tested on its own records: not in one table with models
+# that all are tested on the same records.
+PERSONAL = {"fedmd_dp"}
 # these release a data set
 SETS = {
     "feddm_public_dp",
@@ -207,7 +223,7 @@ class Cell:
     data: str
     alpha: float
     clients: int
-    epsilon: float
+    epsilon: float | None  # None: an open method, without a guarantee
     seed: int
 
     @property
@@ -217,25 +233,27 @@ class Cell:
         else:
             split = (f"partition.alpha={self.alpha}", f"partition.clients={self.clients}")
         where = (f"data={self.data}", *split)
-        own = METHODS[self.method]
+        own = METHODS.get(self.method) or OPEN[self.method]
         common = [
             one
             for one in COMMON
             if one.partition("=")[0] not in {each.partition("=")[0] for each in own}
         ]
-        return (*common, *own, *where, f"privacy.epsilon={self.epsilon}", f"seed={self.seed}")
+        budget = () if self.epsilon is None else (f"privacy.epsilon={self.epsilon}",)
+        return (*common, *own, *where, *budget, f"seed={self.seed}")
 
 
 @dataclass(frozen=True)
 class Done:
-    """accuracy: last of the run, in [0, 1]; spent: epsilon by the ledger; seconds: of CPU.
+    """accuracy: last of the run, in [0, 1]; spent: epsilon by the ledger, None of an open method;
+    seconds: of CPU.
 
     other: accuracy of ``OTHER``, trained on the same released images and soft labels, where the
         method releases such."""
 
     cell: Cell
     accuracy: float
-    spent: float
+    spent: float | None
     seconds: float
     other: float | None = None
 
@@ -245,8 +263,12 @@ def cells(given: argparse.Namespace) -> Iterator[Cell]:
     for data, clients, alpha in itertools.product(given.data, given.clients, given.alphas):
         if clients == 1 and alpha != ALPHAS[0]:
             continue  # one client has all labels
-        for method, epsilon, seed in itertools.product(given.only, given.epsilons, given.seeds):
+        private = [method for method in given.only if method in METHODS]
+        for method, epsilon, seed in itertools.product(private, given.epsilons, given.seeds):
             yield Cell(method, data, alpha, clients, epsilon, seed)
+        opened = [method for method in given.only if method in OPEN]
+        for method, seed in itertools.product(opened, given.seeds):
+            yield Cell(method, data, alpha, clients, None, seed)
 
 
 def kept(path: Path) -> dict[Cell, Done]:
@@ -256,9 +278,8 @@ def kept(path: Path) -> dict[Cell, Done]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
         try:
             one = json.loads(line)
-            accuracy, spent, seconds_of_run = (
-                float(one[key]) for key in ("accuracy", "spent", "seconds")
-            )
+            accuracy, seconds_of_run = (float(one[key]) for key in ("accuracy", "seconds"))
+            spent = None if one["spent"] is None else float(one["spent"])
             done = Done(Cell(**one["cell"]), accuracy, spent, seconds_of_run, one.get("other"))
         except (ValueError, TypeError, KeyError):
             continue
@@ -280,14 +301,13 @@ def fill(wanted: Sequence[Cell], path: Path, seconds: float) -> dict[Cell, Done]
             held_out_accuracy = measure_on_the_images(experiment, progress, OTHER)
         else:
             held_out_accuracy = None
-        done = Done(
-            cell, curve.accuracy[-1], progress.ledger.epsilon(), seconds_of_run, held_out_accuracy
-        )
+        spent = None if cell.epsilon is None else progress.ledger.epsilon()
+        done = Done(cell, curve.accuracy[-1], spent, seconds_of_run, held_out_accuracy)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(done)) + "\n")
         found[cell] = done
         print(
-            f"{cell}: {100 * done.accuracy:.2f} %, epsilon {done.spent:.3f}, "
+            f"{cell}: {100 * done.accuracy:.2f} %, epsilon {done.spent}, "
             f"{done.seconds:.0f} CPU s, {OTHER.name} {held_out_accuracy}",
             flush=True,
         )
@@ -328,7 +348,8 @@ def table(found: Mapping[Cell, Done], data: str, alpha: float, clients: int) -> 
     """One setting's methods, the best first at the smallest epsilon: mean, standard deviation,
     seeds."""
     rows = []
-    for method, other in itertools.product(METHODS, (False, True)):
+    shared = [method for method in METHODS if method not in PERSONAL]
+    for method, other in itertools.product(shared, (False, True)):
         by_epsilon = []
         for epsilon in EPSILONS:
             runs = [
@@ -384,7 +405,7 @@ def sentence(
             if c == Cell(name, data, alpha, clients, epsilon, c.seed)
         ]
         for name in METHODS
-        if "secagg" not in name
+        if "secagg" not in name and name not in PERSONAL
     }
     run = {name: of for name, of in values.items() if len(of) == len(SEEDS)}
     kinds = {
@@ -426,6 +447,37 @@ def published_figures(data: str) -> list[str]:
     ]
 
 
+def open_figures(found: Mapping[Cell, Done], data: str, alpha: float, clients: int) -> list[str]:
+    """What the open methods have in one setting, a line each; [] without runs."""
+
+    def accuracies(method: str, epsilon: float | None) -> list[float]:
+        return [
+            done.accuracy
+            for cell, done in found.items()
+            if cell == Cell(method, data, alpha, clients, epsilon, cell.seed)
+        ]
+
+    lines = []
+    if values := accuracies("fedcgs", None):
+        lines.append(
+            f"- Without a guarantee: `fedcgs`, of which `dp_means` and `dp_moments` are private "
+            f"variants: {shown(values)}."
+        )
+    if values := accuracies("fedmd", None):
+        private = [
+            f"{shown(of)} at ε {epsilon:g}"
+            for epsilon in EPSILONS
+            if (of := accuracies("fedmd_dp", epsilon))
+        ]
+        lines.append(
+            "- Each client's own network on its own test records, which have the labels that it "
+            f"has: `fedmd` without a guarantee {shown(values)}, its private variant `fedmd_dp` "
+            f"{', '.join(private) or 'not run'}. `dp_votes`, in the table, is a variant with one "
+            "model for all."
+        )
+    return lines
+
+
 def _best(run: Mapping[str, Sequence[float]]) -> str:
     """The best by its mean, and which are within two standard errors of the difference to it."""
     name = max(run, key=lambda one: statistics.fmean(run[one]))
@@ -454,7 +506,7 @@ def page(found: Mapping[Cell, Done]) -> str:
         "tables; they were chosen on an unreported seed of Fashion-MNIST "
         "(`dp_head_scattering`'s also on training records that",
         "were set aside), and dp_head has its own under secure aggregation; those of "
-        "`dp_head_random`, `dp_merf`, `dp_psg` and `dp_votes` are",
+        "`dp_head_random`, `dp_merf`, `dp_psg`, `dp_votes` and `fedmd_dp` are",
         "their defaults (`dp_psg`'s step length was chosen on an unreported seed of digits, "
         "and `dp_votes`'s penalty among six on digits). The others were not "
         "chosen on digits.",
@@ -476,6 +528,8 @@ def page(found: Mapping[Cell, Done]) -> str:
         name = setting(data, clients, alpha)
         lines += ["", f"## {name}", "", *made] if made else []
         lines += ["", *published_figures(data)] if made and clients == 1 else []
+        opened = open_figures(found, data, alpha, clients)
+        lines += ["", *opened] if opened else []
         there = {c.method for c in found if (c.data, c.alpha, c.clients) == (data, alpha, clients)}
         lacking = [m for m in METHODS if m not in there]
         missing += [f"- {name}: {'; '.join(lacking) if made else 'everything'}"] if lacking else []
@@ -495,7 +549,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="no further cell is begun after so long"
     )
-    parser.add_argument("--only", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--only", nargs="+", choices=[*METHODS, *OPEN], default=list(METHODS))
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA))
     parser.add_argument("--clients", nargs="+", type=int, choices=CLIENTS, default=list(CLIENTS))
     parser.add_argument("--alphas", nargs="+", type=float, choices=ALPHAS, default=list(ALPHAS))
