@@ -303,6 +303,7 @@ class FeatureInverter:
         maps: Sequence[FeatureMap] = (),
         shadows: Sequence[FeatureMap] = (),
         labels: tuple[Tensor, Tensor] | None = None,
+        guess: Tensor | None = None,
     ) -> Reconstruction:
         """Images of the records behind released features.
 
@@ -313,6 +314,8 @@ class FeatureInverter:
             maps: the rounds' true maps (rungs knows_map and can_query).
             shadows: as many maps of the same architecture (rung shadow_map).
             labels: of the released rows (b,) and of the public images (m,), if they are known.
+            guess: images (b, c, h, w) that decoders of ``maps`` gave already, of features without
+                noise; None trains decoders.
 
         Raises:
             ValueError: if the rung's maps are missing.
@@ -328,6 +331,8 @@ class FeatureInverter:
         doubt = 0.0
         if self.rung is KnowledgeLevel.NOTHING:
             images = release_as_images(torch.stack(list(released)).mean(0), public)
+        elif guess is not None:
+            images = guess
         else:
             images, doubt = self._decode_features(released, needed, public, generator, labels)
         residual = images.new_zeros(len(images))
@@ -419,15 +424,25 @@ class FeatureInversion(Attack):
         labels = None
         if row_labels is not None:
             labels = (row_labels[picked], view.knowledge.public_y[: self.public])
+        decoder = self._decoder_for_view(view, captures)
+        guess = None
+        if feature_map is not None and not decoder.noise_std:
+            # who knows the map and who queries it train on the same pairs
+            query = FeatureInverter(KnowledgeLevel.CAN_QUERY, decoder, self.whitebox)
+            guess = query.invert_features(
+                [z], public, generator, maps=[feature_map], labels=labels
+            ).images
         images: dict[str, Tensor] = {}
         for rung, maps in self._available_levels(feature_map, shadow):
-            inverter = FeatureInverter(rung, self._decoder_for_view(view, captures), self.whitebox)
-            argument = "maps"
+            inverter = FeatureInverter(rung, decoder, self.whitebox)
             if rung is KnowledgeLevel.SHADOW_MAP:
-                argument = "shadows"
-            reconstruction = inverter.invert_features(
-                [z], public, generator, labels=labels, **{argument: maps}
-            )
+                reconstruction = inverter.invert_features(
+                    [z], public, generator, shadows=maps, labels=labels
+                )
+            else:
+                reconstruction = inverter.invert_features(
+                    [z], public, generator, maps=maps, labels=labels, guess=guess
+                )
             images[str(rung)] = reconstruction.images
         notes = {"captures": captures, "picked": picked.tolist(), "labels": labels is not None}
         return Evidence(images=images[self._counted_rungs(images)[0]], extra=images, notes=notes)

@@ -173,6 +173,20 @@ def test_guesses_for_the_same_records_are_compared_once_for_all_rungs(
     assert after.measures.to_row() == alone.measures.to_row() != first.measures.to_row()
 
 
+@pytest.mark.parametrize(("noise", "decoders"), [(0.0, 2), (0.3, 3)])
+def test_who_knows_the_map_and_who_queries_it_share_a_decoder_of_bare_features(
+    noise: float, decoders: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = digits()
+    view = view_of([through(x[:8])], [y[:8]], noise)
+    calls: list[int] = []
+    fit = DecoderTraining.fit
+    monkeypatch.setattr(DecoderTraining, "fit", lambda *a: calls.append(1) or fit(*a))
+    evidence = SMALL.run(view, rng())
+    assert len(calls) == decoders  # one more for the shadow map
+    assert not torch.equal(evidence.extra["knows_map"], evidence.extra["can_query"])
+
+
 def test_the_best_rung_that_counts_is_reported_and_none_above_it() -> None:
     x, y = digits()
     truth = Truth(x[:8], y[:8], x[100:199], y[100:199], torch.bincount(y[:8], minlength=10))

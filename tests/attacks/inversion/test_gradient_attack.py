@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attacks.images import match
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.copy_detection import CopyDetection
-from attacks.inversion.evaluation import compare_with_records
+from attacks.inversion.evaluation import class_mean_images, compare_with_records
 from attacks.inversion.feature_inversion import (
     DecoderTraining,
     FeatureInversion,
@@ -371,6 +371,17 @@ def test_model_inversion_is_judged_by_another_classifier_beside_trivial_images()
     )
     empty = _view(Surface.GLOBAL_MODEL, (), _knowledge())
     assert "no classifier" in attack.judge(attack.run(empty, rng()), empty, truth).measures.note
+
+
+def test_both_starts_of_model_inversion_descend_together_as_each_alone() -> None:
+    knowledge = _knowledge(mlp(8, 32))
+    miface = MiFace(iterations=40)
+    images = ModelInversion(miface, None).run(_view(Surface.GLOBAL_MODEL, (), knowledge), rng())
+    model = copy.deepcopy(knowledge.model).eval()
+    means = class_mean_images(knowledge.public_x, knowledge.public_y, 10)
+    for name, start in {"from_class_mean": means, "mi_face": None}.items():
+        alone = miface.reconstruct(model, torch.arange(10), (1, 8, 8), start=start).images
+        assert torch.allclose(images.extra[name], alone, atol=1e-4)
 
 
 @pytest.mark.parametrize("copied", [True, False])
