@@ -270,10 +270,10 @@ def _update_view(
     parts = []
     of_others = []
     for i in rows:
-        read = _UpdateReader(recording, replies[i], model, game)
-        parts.append(read.record_parts(replies[i]))
-        others = other_replies(recording, replies[i])
-        of_others.append([read.record_parts(reply) for reply in others])
+        reader = _UpdateReader(recording, replies[i], model, game)
+        parts.append(reader.record_parts(replies[i]))
+        other_updates = other_replies(recording, replies[i])
+        of_others.append([reader.record_parts(reply) for reply in other_updates])
     joint = torch.stack([part / part.std(correction=0).clamp_min(1e-300) for part in parts]).sum(0)
     sent = recording.broadcast_before(replies[-1]).read_arrays()
     replied = recording.replied_parameters(replies[-1])
@@ -290,18 +290,16 @@ def _update_view(
 def other_replies(recording: Recording, reply: RecordedMessage) -> list[RecordedMessage]:
     """The updates of the same arrays that other clients made of the same broadcast."""
     start = recording.broadcast_before(reply).digest
-    sent = [
-        other
-        for client in recording.client_nodes
-        for other in recording.replies_of(client)
-        if client != reply.heading.node
-    ]
+    updates: list[RecordedMessage] = []
+    for client in recording.client_nodes:
+        if client != reply.heading.node:
+            updates += recording.replies_of(client)
     return [
-        other
-        for other in sent
-        if other.heading.round == reply.heading.round
-        and other.shapes == reply.shapes
-        and recording.broadcast_before(other).digest == start
+        update
+        for update in updates
+        if update.heading.round == reply.heading.round
+        and update.shapes == reply.shapes
+        and recording.broadcast_before(update).digest == start
     ]
 
 
@@ -316,10 +314,10 @@ def _parts_by_round(
     fewest = min(map(len, of_others))
     if not fewest:
         return {}
-    others = [torch.stack(list(several[:fewest])) for several in of_others]
+    references = [torch.stack(list(clients[:fewest])) for clients in of_others]
     return {
         "rounds": {"joint": torch.stack(list(parts), -1)[None]},
-        "other_clients": {"joint": torch.stack(others, -1)},
+        "other_clients": {"joint": torch.stack(references, -1)},
     }
 
 
