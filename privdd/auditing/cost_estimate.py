@@ -637,22 +637,27 @@ def _distiller_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) ->
 
 
 def _search_seconds(experiment: Experiment, attacks: Mapping[str, Attack]) -> list[float]:
-    """CPU seconds of each attack that searches, of those that read what the method sends."""
+    """CPU seconds of each attack that searches, once for each surface that it reads of what the
+    method sends; of one that solves its problems as one batch, once."""
     method = experiment.plan.method
     shard = experiment.shards[experiment.plan.victim]
     sent = {*method.uploads.values(), *method.broadcasts.values()}
-    lengths = {
-        name: longest_search(attack) for name, attack in attacks.items() if sent & attack.surfaces
-    }
-    if not any(lengths.values()):
-        return []
     local = int(method.audit_hooks.settings(len(shard.train)).get("local_steps") or 1)
-    passes = {name: STEPS_PER_SEARCH_STEP for name in lengths}
-    for name in lengths:
-        if isinstance(attacks[name], GradientInversion):
-            passes[name] += STEPS_PER_LOCAL_STEP * local
-    each = time_pass(experiment)
-    return [each * passes[name] * length for name, length in lengths.items() if length]
+    passes = list[float]()
+    for attack in attacks.values():
+        each_step = STEPS_PER_SEARCH_STEP
+        if isinstance(attack, GradientInversion):
+            each_step += STEPS_PER_LOCAL_STEP * local
+        searches = len(sent & attack.surfaces)
+        if type(attack).run_each is not Attack.run_each:
+            searches = min(searches, 1)
+        length = longest_search(attack)
+        if length:
+            passes += [each_step * length] * searches
+    if not passes:
+        return []
+    seconds = time_pass(experiment)
+    return [seconds * count for count in passes]
 
 
 def time_pass(experiment: Experiment) -> float:

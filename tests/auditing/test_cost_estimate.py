@@ -439,6 +439,26 @@ def test_searches_of_attacks_that_read_what_is_sent_are_counted_in_steps(
     )
 
 
+def test_a_search_is_priced_for_each_surface_that_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = tiny_config("fedfed", "attack=[feature_inversion,role_inversion]", command="audit")
+    attacks = build_attacks(config)
+    experiment = build_experiment(config)
+    surfaces = {Surface.FEATURES, Surface.SHARED_FEATURES}
+    assert surfaces <= {
+        *experiment.plan.method.uploads.values(),
+        *experiment.plan.method.broadcasts.values(),
+    }
+    monkeypatch.setattr(pricing, "time_rounds", lambda *given: ({0: RoundTiming(1, 1, 0)}, False))
+    monkeypatch.setattr(pricing, "time_pass", lambda given: 2.0)
+    signals = SIGNAL_SECONDS * experiment.audit_settings.worlds
+    for name, attack in attacks.items():
+        found = estimate_cost(experiment, {name: attack}, 0.0).stages["attacks"].cpu
+        twice = 2 * 2.0 * STEPS_PER_SEARCH_STEP * longest_search(attack)
+        assert found == pytest.approx(twice + signals)
+
+
 def test_uploads_of_other_clients_cost_what_their_rounds_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
