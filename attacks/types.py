@@ -288,7 +288,8 @@ class Evidence:
 class Finding:
     """One row of the report.
 
-    measures: of the class of its family (``attacks.measures``); message: the name of the message
+    measures: of the class of its family (``attacks.measures``), TypeError for another, as no
+        reader of the run would accept it; message: the name of the message
         (or of the noised query) that it is about, several joined by ", "; "" = not known by
         name."""
 
@@ -299,6 +300,14 @@ class Finding:
     measures: Measures
     figures: Mapping[str, Tensor] = field(default_factory=dict)
     message: str = ""
+
+    def __post_init__(self) -> None:
+        expected = self.family.measures
+        if not isinstance(self.measures, expected):
+            raise TypeError(
+                f"measures of {self.family} must be {expected.__name__}, "
+                f"not {type(self.measures).__name__}"
+            )
 
     @property
     def diagnostics(self) -> Mapping[str, Any]:

@@ -211,7 +211,6 @@ class AttackTask:
         try:
             if refused is None:
                 finding = job.attack.judge(evidence, job_on_device.view, job_on_device.truth)
-                _check_measures(finding)
             else:
                 finding = refused
         except Exception as error:
@@ -254,16 +253,6 @@ def _finding_without_attack(job: AttackJob) -> Finding | None:
     return None
 
 
-def _check_measures(finding: Finding) -> None:
-    """Raises TypeError for measures that no reader of the run would accept."""
-    expected = finding.family.measures
-    if not isinstance(finding.measures, expected):
-        raise TypeError(
-            f"measures of {finding.family} must be {expected.__name__}, "
-            f"not {type(finding.measures).__name__}"
-        )
-
-
 def _failed_finding(job: AttackJob, error: Exception) -> Finding:
     """The finding of an attack that raised: no rate, so that nobody takes it for one that found
     nothing."""
@@ -279,17 +268,12 @@ def collect_attack_jobs(
 ) -> list[AttackJob]:
     """Every attack on every view that it reads. views: each with its truth and note; chosen: with
     the attack that it is for."""
-    jobs = [
-        AttackJob(view, truth, note, name, attack)
-        for view, truth, note in views
-        for name, attack in attacks.items()
-        if is_applicable_to(
-            attack,
-            view.surface,
-            view.adversary,
-            0 if view.worlds is None else len(view.worlds.masks),
-        )
-    ]
+    jobs = []
+    for view, truth, note in views:
+        replays = 0 if view.worlds is None else len(view.worlds.masks)
+        for name, attack in attacks.items():
+            if is_applicable_to(attack, view.surface, view.adversary, replays):
+                jobs.append(AttackJob(view, truth, note, name, attack))
     return jobs + [AttackJob(*arguments) for arguments in chosen]
 
 
@@ -373,9 +357,11 @@ def group_attack_tasks(
         groups.values(),
         key=lambda rows: (rank.get(jobs[rows[0]].attack.family, len(rank)), rows[0]),
     )
-    return [
-        (tuple(rows), AttackTask(tuple(jobs[index] for index in rows), terms)) for rows in order
-    ]
+    tasks = []
+    for rows in order:
+        group = tuple(jobs[index] for index in rows)
+        tasks.append((tuple(rows), AttackTask(group, terms)))
+    return tasks
 
 
 def attack_stream(keys: Keys, attack: str, surface: str, where: str) -> torch.Generator:
@@ -559,12 +545,12 @@ def as_finding(row: FindingRow) -> Finding:
     """A row as the value that verdicts are made from. Raises DamagedRun for a measure that no
     finding of its family has."""
     family = Family(row.family)
-    values: dict[str, Any] = row.model_dump(exclude_none=True, exclude=HEAD)
-    unknown = sorted(values.keys() - {field.name for field in fields(family.measures)})
-    if unknown:
+    foreign = foreign_measures(row)
+    if foreign:
         raise DamagedRun(
-            f"findings.json: {row.surface} {row.attack}: a finding of {family} has no {unknown[0]}"
+            f"findings.json: {row.surface} {row.attack}: a finding of {family} has no {foreign[0]}"
         )
+    values: dict[str, Any] = row.model_dump(exclude_none=True, exclude=HEAD)
     return Finding(
         Surface(row.surface),
         row.attack,
@@ -573,6 +559,13 @@ def as_finding(row: FindingRow) -> Finding:
         family.measures(**values),
         message=row.message or "",
     )
+
+
+def foreign_measures(row: FindingRow) -> list[str]:
+    """The measures of a row that no finding of its family has, by name."""
+    names = row.model_dump(exclude_none=True, exclude=HEAD).keys()
+    allowed = {field.name for field in fields(Family(row.family).measures)}
+    return sorted(names - allowed)
 
 
 def _count_untested(finding: Finding) -> int:

@@ -511,8 +511,15 @@ def _external_seeds(seed: int, attacks: int) -> Sequence[int]:
 
 
 def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagreement]:
-    """Stated epsilons, what was audited, and each surface's and the run's verdict."""
+    """Stated epsilons, what was audited, and each surface's and the run's verdict.
+
+    Rows with measures of another family are all that is reported: no verdict follows from them.
+    """
     findings = record.findings
+    foreign = list(_find_foreign_measures(findings.findings))
+    if foreign:
+        yield from foreign
+        return
     every = [attack_tasks.as_finding(row) for row in record.findings.findings]
     keys = [(str(row.surface), row.sender) for row in findings.surfaces]
     verdicts_found = []
@@ -555,6 +562,14 @@ def check_verdicts(record: RunRecord, ledger: Ledger | None) -> Iterator[Disagre
     for index, (finding, refutes) in enumerate(judged):
         yield from compare_findings(f"findings.{index}.refutes", bool(finding.refutes), refutes)
     yield from _check_shown(record, ledger, every)
+
+
+def _find_foreign_measures(rows: Sequence[FindingRow]) -> Iterator[Disagreement]:
+    """Each measure that stands in a row of a family without it."""
+    for index, row in enumerate(rows):
+        for name in attack_tasks.foreign_measures(row):
+            stored = getattr(row, name)
+            yield from compare_findings(f"findings.{index}.{name}", stored, None)
 
 
 def _compare_verdicts(findings: Findings, verdicts: Sequence[str]) -> Iterator[Disagreement]:

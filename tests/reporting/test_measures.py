@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 
@@ -41,6 +41,10 @@ def test_a_measure_that_the_family_lacks_is_refused() -> None:
     )
     with pytest.raises(TypeError, match="auc"):
         finding.with_measures(auc=0.6)
+    with pytest.raises(TypeError, match="guarantee must be GuaranteeMeasures, not Membership"):
+        replace(finding, measures=MembershipMeasures(auc=0.6))
+    with pytest.raises(TypeError, match="membership must be MembershipMeasures, not Guarantee"):
+        replace(finding, family=Family.MEMBERSHIP)
     row = FindingRow(
         surface="update", attack="t1", family="guarantee", adversary="analyst", auc=0.6
     )

@@ -17,7 +17,7 @@ import torch
 from privdd import report, verify
 from privdd.api import audit, train
 from privdd.api import compare as compare_verified
-from privdd.reporting.run_record import read_run_record
+from privdd.reporting.run_record import RunRecord, read_run_record
 from privdd.runtime.files import DamagedRun, read_json
 from privdd.runtime.run_folder import read_tensors, write_tensors
 from privdd.runtime.seal import SEAL_KEY, seal_folder
@@ -32,6 +32,9 @@ from privdd.verification.recomputed import (
 from privdd.verification.run_folder import check_page, load_run
 from privdd.verification.run_folder import verify_run as check
 from tests.conftest import SmallAudit
+from tests.reporting.test_decision import NOTHING
+from tests.reporting.test_decision import row as finding_row
+from tests.reporting.test_decision import run as findings_of
 
 Audited = Callable[[str], SmallAudit]
 EVIDENCE = "evidence/update.lira.safetensors"
@@ -85,6 +88,15 @@ def verdicts_with(run: Path, findings: Any) -> list[str]:
     (run / "findings.json").write_text(json.dumps(findings))
     record = read_run_record(run)
     return [str(one) for one in check_verdicts(record, run_ledger(record))]
+
+
+def test_a_measure_that_its_family_lacks_is_a_disagreement() -> None:
+    """In a membership row: kappa, which only a test of a guarantee measures."""
+    honest = findings_of([finding_row(NOTHING)], "unprotected", "inf")
+    assert list(check_verdicts(RunRecord(Path("run"), honest), None)) == []
+    edited_rows = findings_of([finding_row(NOTHING, kappa=1.5)], "unprotected", "inf")
+    (line,) = check_verdicts(RunRecord(Path("run"), edited_rows), None)
+    assert str(line) == "findings.json: findings.0.kappa: stored 1.5, found nothing"
 
 
 @pytest.mark.nightly
@@ -283,6 +295,7 @@ SINGLE: dict[str, tuple[Callable[[Path], None], str, bool]] = {
         ".blind_auc",
         True,
     ),
+    "a measure of another family": (row("kappa", 1.5), ".kappa: stored 1.5", True),
     "a stated epsilon": (row("epsilon_stated", 77.0), ".epsilon_stated", True),
     "the number of bytes sent": (
         edited(F, "utility", "uploaded_bytes_per_client", 3),
