@@ -9,13 +9,14 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 # Read by numpy as it is imported, and by what a test starts. With two workers on two cores, each of
@@ -87,6 +88,36 @@ def is_nightly(mark: pytest.Mark, case: str) -> bool:
     if "cases" in mark.kwargs:
         return case in mark.kwargs["cases"]
     return case not in mark.kwargs.get("but", ())
+
+
+def check_nightly_cases(items: Iterable[pytest.Item]) -> None:
+    """Raises CollectError if a ``nightly`` mark names a case that its test does not have.
+
+    items: all cases of one test.
+    """
+    cases = set()
+    named = set()
+    for item in items:
+        cases.add(item.callspec.id if hasattr(item, "callspec") else "")
+        for mark in item.own_markers:
+            if mark.name == "nightly":
+                named |= {*mark.kwargs.get("cases", ()), *mark.kwargs.get("but", ())}
+    unknown = sorted(named - cases)
+    if unknown:
+        raise pytest.Collector.CollectError(
+            f"nightly names {', '.join(map(repr, unknown))}; cases are: {', '.join(sorted(cases))}"
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(
+    collector: pytest.Collector, name: str, obj: object
+) -> Generator[None, Any, Any]:
+    """Here all cases of a test are there, also if the command names one of them."""
+    made = yield
+    if isinstance(made, list):
+        check_nightly_cases(made)
+    return made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

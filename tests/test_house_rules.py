@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests.conftest import check_nightly_cases
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = sorted([*ROOT.glob("privdd/**/*.py"), *ROOT.glob("attacks/**/*.py")])
@@ -286,3 +293,52 @@ def test_no_test_imports_a_benchmark() -> None:
     assert found.search("import os\nfrom benchmarks.gate import x") and not found.search(
         "# from benchmarks to tests"
     )
+
+
+# --- marks of tests -------------------------------------------------------------------------------
+
+PLANTED_MARK = """
+import pytest
+
+@pytest.mark.nightly(cases=["small", "tiny"])
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_planted(size):
+    pass
+"""
+
+
+def marked(case: str, **named: list[str]) -> Any:
+    return SimpleNamespace(
+        callspec=SimpleNamespace(id=case), own_markers=[pytest.mark.nightly(**named).mark]
+    )
+
+
+@pytest.mark.parametrize(
+    ("named", "unknown"),
+    [
+        ({}, ""),
+        ({"cases": ["small"]}, ""),
+        ({"but": ["small", "large"]}, ""),
+        ({"cases": ["small", "tiny"]}, "'tiny'"),
+        ({"but": ["huge"]}, "'huge'"),
+    ],
+)
+def test_a_mark_names_cases_of_its_test(named: dict[str, list[str]], unknown: str) -> None:
+    cases = [marked("small", **named), marked("large", **named)]
+    refused = pytest.raises(pytest.Collector.CollectError, match=f"nightly names {unknown}; cases")
+    with refused if unknown else nullcontext():
+        check_nightly_cases(cases)
+
+
+@pytest.mark.nightly
+def test_a_case_that_no_test_has_ends_the_collection(tmp_path: Path) -> None:
+    """Also if the command names one case: the others are cases all the same."""
+    planted = tmp_path / "test_planted_mark.py"
+    planted.write_text(PLANTED_MARK)
+    settings = tmp_path / "none.ini"
+    settings.write_text("[pytest]\nmarkers = nightly\n")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "tests.conftest"]
+    command += ["-c", str(settings), f"{planted}::test_planted[large]"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert "nightly names 'tiny'; cases are: large, small" in result.stdout
+    assert result.returncode != 0
