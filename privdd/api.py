@@ -15,7 +15,9 @@ For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials
 - a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only
   randomness, and ``Lattice`` adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns
-  a ``View`` into ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``;
+  a ``View`` into ``Evidence``, and the evidence, held against the ``Truth``, into a ``Finding``
+  with the measures of its family (``MembershipMeasures``, ``ReconstructionMeasures``,
+  ``LabelMeasures`` or ``GuaranteeMeasures``);
 - a data set of your own is an npz file, a folder of pictures or a table (``data=npz``,
   ``data=folder``, ``data=table``), or a ``Dataset``;
 - ``check`` looks for what refutes the stated epsilon of any function on arrays; ``assert_private``
@@ -41,6 +43,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from attacks.measures import (
+        GuaranteeMeasures,
+        LabelMeasures,
+        MembershipMeasures,
+        ReconstructionMeasures,
+    )
     from attacks.membership.attack import MembershipAttack
     from attacks.membership.threshold import LossThreshold
     from attacks.types import (
@@ -96,7 +104,8 @@ if TYPE_CHECKING:
     from privdd.verification.run_folder import compare, frontier
     from privdd.verification.run_folder import load_run as load_run
 
-_BY_MODULE = {  # name:other where it is called ``other`` there
+_BY_MODULE = {
+    "attacks.measures": "GuaranteeMeasures LabelMeasures MembershipMeasures ReconstructionMeasures",
     "attacks.membership.attack": "MembershipAttack",
     "attacks.membership.threshold": "LossThreshold",
     "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth "
@@ -128,11 +137,9 @@ _BY_MODULE = {  # name:other where it is called ``other`` there
     "privdd.training.sgd": "ClientRound Trained",
     "privdd.verification.run_folder": "load_run compare frontier",
 }
-PUBLIC: Mapping[str, tuple[str, str]] = {  # name -> its module, and what it is called there
-    name: (module, original or name)
-    for module, names in _BY_MODULE.items()
-    for name, _, original in (one.partition(":") for one in names.split())
-}
+PUBLIC: dict[str, str] = {}  # name -> its module
+for _module, _names in _BY_MODULE.items():
+    PUBLIC |= dict.fromkeys(_names.split(), _module)
 
 __all__ = [
     "Account",
@@ -154,13 +161,16 @@ __all__ = [
     "FedAvg",
     "Finding",
     "Findings",
+    "GuaranteeMeasures",
     "Keys",
     "Knowledge",
+    "LabelMeasures",
     "Lattice",
     "Ledger",
     "LossThreshold",
     "Mechanism",
     "MembershipAttack",
+    "MembershipMeasures",
     "Method",
     "ModelSpec",
     "Naming",
@@ -170,6 +180,7 @@ __all__ = [
     "Problem",
     "ReadsUploads",
     "Received",
+    "ReconstructionMeasures",
     "Records",
     "RunRecord",
     "Shard",
@@ -207,8 +218,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, original = PUBLIC[name]
-    value = getattr(importlib.import_module(module), original)
+    value = getattr(importlib.import_module(PUBLIC[name]), name)
     globals()[name] = value
     return value
 
