@@ -17,10 +17,10 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from attacks.command_line import CommandParser
 from privdd.reproduce.catalogue import find_entry, load_catalogue, paper_details
@@ -39,31 +39,28 @@ from privdd.reproduce.page import (
 from privdd.runtime.files import read_json, write_bytes
 
 SECTION = r"(<!-- {} -->\n).*?(\n<!-- end -->)"
-FIELDS = (
-    "entry",
-    "column",
-    "statement",
-    "verdict",
-    "detail",
-    "made",
-    "stale",
-    "settings",
-    "code",
-    "command",
-)
-TITLES = (
-    "entry",
-    "column",
-    "sentence",
-    "here",
-    "how far",
-    "made with",
-    "stale",
-    "settings",
-    "code",
-    "command",
-)
-SEED_TITLES = ("entry", "column", "row", "seed", "accuracy", "mean over rounds", "code")
+# field of a row -> its title in the file
+VERDICT_COLUMNS = {
+    "entry": "entry",
+    "column": "column",
+    "statement": "sentence",
+    "verdict": "here",
+    "detail": "how far",
+    "made": "made with",
+    "stale": "stale",
+    "settings": "settings",
+    "code": "code",
+    "command": "command",
+}
+SEED_COLUMNS = {
+    "entry": "entry",
+    "column": "column",
+    "row": "row",
+    "seed": "seed",
+    "accuracy": "accuracy",
+    "speed": "mean over rounds",
+    "code": "code",
+}
 
 
 @dataclass(frozen=True)
@@ -80,37 +77,66 @@ class SeedAccuracy:
     code: str
 
 
-@dataclass(frozen=True)
-class SeedTable:
-    """The accuracies by seed beside a page."""
-
-    page: Path
-
-    @property
-    def file(self) -> Path:
-        return self.page.parent / "data" / f"{self.page.stem}-seeds.csv"
-
-    def read(self) -> list[SeedAccuracy]:
-        if not self.file.is_file():
-            return []
-        rows = csv.DictReader(io.StringIO(self.file.read_text(encoding="utf-8")))
-        return [_parse_seed([row[title] for title in SEED_TITLES]) for row in rows]
-
-    def write(self, rows: Sequence[SeedAccuracy]) -> None:
-        buffer = io.StringIO()
-        table = csv.writer(buffer, lineterminator="\n")
-        table.writerow(SEED_TITLES)
-        names = [field.name for field in fields(SeedAccuracy)]
-        table.writerows([getattr(row, name) for name in names] for row in rows)
-        write_bytes(self.file, buffer.getvalue().encode())
-
-
 TableRow = TypeVar("TableRow", OverviewLine, SeedAccuracy)
 
 
-def _parse_seed(values: Sequence[str]) -> SeedAccuracy:
-    entry, column, row, seed, accuracy, speed, code = values
-    return SeedAccuracy(entry, column, row, int(seed), float(accuracy), float(speed), code)
+@dataclass(frozen=True)
+class StoredTable(Generic[TableRow]):
+    """Rows in a CSV file.
+
+    columns: field of a row -> its title; parse: text by field -> a row.
+    """
+
+    file: Path
+    columns: Mapping[str, str]
+    parse: Callable[[Mapping[str, str]], TableRow]
+
+    def read(self) -> list[TableRow]:
+        """The stored rows; none without a file."""
+        if not self.file.is_file():
+            return []
+        reader = csv.DictReader(io.StringIO(self.file.read_text(encoding="utf-8")))
+        rows = []
+        for cells in reader:
+            values = {name: cells[title] for name, title in self.columns.items()}
+            rows.append(self.parse(values))
+        return rows
+
+    def write(self, rows: Sequence[TableRow]) -> None:
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(self.columns.values())
+        for row in rows:
+            writer.writerow([getattr(row, name) for name in self.columns])
+        write_bytes(self.file, buffer.getvalue().encode())
+
+
+def seed_table(page: Path) -> StoredTable[SeedAccuracy]:
+    """The accuracies by seed beside a page."""
+    file = page.parent / "data" / f"{page.stem}-seeds.csv"
+    return StoredTable(file, SEED_COLUMNS, _parse_seed)
+
+
+def verdict_table(page: Path) -> StoredTable[OverviewLine]:
+    """The verdicts beside a page."""
+    file = page.parent / "data" / f"{page.stem}-verdicts.csv"
+    return StoredTable(file, VERDICT_COLUMNS, _parse_verdict)
+
+
+def _parse_seed(values: Mapping[str, str]) -> SeedAccuracy:
+    return SeedAccuracy(
+        entry=values["entry"],
+        column=values["column"],
+        row=values["row"],
+        seed=int(values["seed"]),
+        accuracy=float(values["accuracy"]),
+        speed=float(values["speed"]),
+        code=values["code"],
+    )
+
+
+def _parse_verdict(values: Mapping[str, str]) -> OverviewLine:
+    return OverviewLine(shows="", page="stored", **values)
 
 
 def collect_seeds(folder: Path) -> list[SeedAccuracy]:
@@ -131,42 +157,27 @@ def _iterate_seeds(folder: Path) -> Iterator[SeedAccuracy]:
                     yield SeedAccuracy(*place, accuracy, speed, code)
 
 
-@dataclass(frozen=True)
-class VerdictTable:
-    """The table beside a page."""
+def write_sections(page: Path, lines: Sequence[OverviewLine]) -> None:
+    """Write anew what the page counts and sums up.
 
-    page: Path
+    Raises:
+        ValueError: A section is not there once.
+    """
+    text = page.read_text(encoding="utf-8")
+    sections = {"counted": describe_counts(lines), "sentences": summarise_sentences(lines)}
+    for name, content in sections.items():
+        before, rest = _split_at_section(text, name, page)
+        text = before + content + rest
+    write_bytes(page, text.encode())
 
-    @property
-    def file(self) -> Path:
-        return self.page.parent / "data" / f"{self.page.stem}-verdicts.csv"
 
-    def read(self) -> list[OverviewLine]:
-        rows = csv.DictReader(io.StringIO(self.file.read_text(encoding="utf-8")))
-        made = (
-            {name: row[title] for name, title in zip(FIELDS, TITLES, strict=True)} for row in rows
-        )
-        return [OverviewLine(shows="", page="stored", **values) for values in made]
-
-    def write(self, lines: Sequence[OverviewLine]) -> None:
-        buffer = io.StringIO()
-        table = csv.writer(buffer, lineterminator="\n")
-        table.writerow(TITLES)
-        table.writerows([asdict(line)[name] for name in FIELDS] for line in lines)
-        write_bytes(self.file, buffer.getvalue().encode())
-        text = self.page.read_text(encoding="utf-8")
-        text = self._write_section(text, "counted", describe_counts(lines))
-        text = self._write_section(text, "sentences", summarise_sentences(lines))
-        write_bytes(self.page, text.encode())
-
-    def _write_section(self, text: str, name: str, content: str) -> str:
-        pattern = re.compile(SECTION.format(name), re.S)
-        text, count = pattern.subn(lambda match: match[1] + content + match[2], text)
-        if count != 1:
-            raise ValueError(
-                f"{self.page}: must hold <!-- {name} --> and <!-- end --> once, each on a line"
-            )
-        return text
+def _split_at_section(text: str, name: str, page: Path) -> tuple[str, str]:
+    """What stands before and after the content of a section."""
+    matches = list(re.finditer(SECTION.format(name), text, re.S))
+    if len(matches) != 1:
+        raise ValueError(f"{page}: must hold <!-- {name} --> and <!-- end --> once, each on a line")
+    (section,) = matches
+    return text[: section.end(1)], text[section.start(2) :]
 
 
 def describe_counts(lines: Sequence[OverviewLine]) -> str:
@@ -239,14 +250,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--results", type=Path, help="OUT/SCALE of privdd.reproduce")
     parser.add_argument("--write", type=Path, default=Path("docs/reproduction.md"), metavar="PAGE")
-    given = parser.parse_args(argv)
-    table = VerdictTable(given.write)
-    new = [line for line in collect_lines(given.results) if line.page] if given.results else []
-    lines = mark_stale(merge_lines(table.read(), new))
+    options = parser.parse_args(argv)
+    table = verdict_table(options.write)
+    new_lines: list[OverviewLine] = []
+    if options.results:
+        new_lines = [line for line in collect_lines(options.results) if line.page]
+    lines = mark_stale(merge_lines(table.read(), new_lines))
+    write_sections(options.write, lines)
     table.write(lines)
-    if given.results:
-        seeds = SeedTable(given.write)
-        seeds.write(merge_lines(seeds.read(), collect_seeds(given.results)))
+    if options.results:
+        seeds = seed_table(options.write)
+        seeds.write(merge_lines(seeds.read(), collect_seeds(options.results)))
     print(describe_counts(lines))
     return 0
 

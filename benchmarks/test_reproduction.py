@@ -16,13 +16,14 @@ import pytest
 from benchmarks.distillation import HEADER, PRESETS, PROFILES
 from benchmarks.reproduction import (
     SeedAccuracy,
-    SeedTable,
-    VerdictTable,
     collect_seeds,
     describe_counts,
     mark_stale,
     merge_lines,
+    seed_table,
     summarise_sentences,
+    verdict_table,
+    write_sections,
 )
 from privdd.cli.paper_block import paper_block
 from privdd.cli.sweeps import short_digest
@@ -46,13 +47,14 @@ from privdd.reproduce.page import (
 from privdd.reproduce.results import SAME_IMAGES
 from privdd.reproduce.sentences import CANNOT_TELL, adjust_holm, p_value
 
-TABLE = VerdictTable(Path(__file__).parents[1] / "docs" / "reproduction.md")
-SEEDS = SeedTable(TABLE.page)
+PAGE = Path(__file__).parents[1] / "docs" / "reproduction.md"
+TABLE = verdict_table(PAGE)
+SEEDS = seed_table(PAGE)
 
 
 def test_the_page_counts_its_table_and_names_commit_scale_and_steps() -> None:
     lines = TABLE.read()
-    page = TABLE.page.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert describe_counts(lines) in page
     assert {line.kind for line in lines} <= {*VERDICTS}
     assert count_verdicts([line for line in lines if line.verdict in DECIDING]) in page
@@ -75,18 +77,20 @@ def test_the_page_counts_its_table_and_names_commit_scale_and_steps() -> None:
 
 
 def test_it_is_written_as_it_was_read(tmp_path: Path) -> None:
-    copy = VerdictTable(tmp_path / "page.md")
+    copied_page = tmp_path / "page.md"
+    copy = verdict_table(copied_page)
     sections = "<!-- counted -->\nearlier counts\n<!-- end -->\n<!-- sentences -->\n\n<!-- end -->"
-    copy.page.write_text(f"before\n{sections}\nafter\n")
+    copied_page.write_text(f"before\n{sections}\nafter\n")
     copy.write(TABLE.read())
+    write_sections(copied_page, TABLE.read())
     assert copy.file.read_bytes() == TABLE.file.read_bytes()
     assert (
-        describe_counts(TABLE.read()) in copy.page.read_text()
-        and "earlier counts" not in copy.page.read_text()
+        describe_counts(TABLE.read()) in copied_page.read_text()
+        and "earlier counts" not in copied_page.read_text()
     )
-    copy.page.write_text("no place")
+    copied_page.write_text("no place")
     with pytest.raises(ValueError, match="counted"):
-        copy.write(TABLE.read())
+        write_sections(copied_page, TABLE.read())
 
 
 def test_new_lines_take_the_place_of_their_entry_and_old_settings_are_marked() -> None:
@@ -207,7 +211,7 @@ def seed_rows(*names: str) -> list[SeedAccuracy]:
 
 
 def test_accuracies_by_seed_are_read_as_they_were_written(tmp_path: Path) -> None:
-    table = SeedTable(tmp_path / "page.md")
+    table = seed_table(tmp_path / "page.md")
     assert table.read() == []
     rows = seed_rows("feddm.table2", "fedfed.table2")
     table.write(rows)
