@@ -26,6 +26,7 @@ from privdd.privacy.events import Tally
 from privdd.privacy.mechanism import LedgerRow, Output
 from privdd.privacy.mechanisms import ClippedSum, client_level, clipped_sum, gaussian_features
 from privdd.privacy.noise import Noise
+from privdd.privacy.noise_laws import noise_law
 from privdd.selftest_faults.fault import (
     Fault,
     FaultKind,
@@ -315,8 +316,9 @@ CLIPPING_FAULTS = (
 
 def with_multiplier(event: dpa.DpEvent, times: float) -> dpa.DpEvent:
     """The event as if its noise multiplier were so many times as large."""
-    if isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
-        return type(event)(event.noise_multiplier * times)
+    if noise_law(event) is not None:
+        multiplier = event.noise_multiplier  # type: ignore[attr-defined]
+        return type(event)(multiplier * times)  # type: ignore[call-arg]
     if isinstance(event, dpa.PoissonSampledDpEvent):
         return dpa.PoissonSampledDpEvent(
             event.sampling_probability, with_multiplier(event.event, times)

@@ -81,6 +81,8 @@ def _flatten_event(event: dpa.DpEvent, count: int) -> Iterator[tuple[dpa.DpEvent
 
 
 def _is_known_event(event: dpa.DpEvent) -> bool:
+    # By class, not by ``noise_law``: the accounting is tested here and must not decide; and the
+    # losses of a law are rounded up there, which gives no lower bound.
     if isinstance(event, dpa.PoissonSampledDpEvent):
         return isinstance(event.event, dpa.GaussianDpEvent)
     return isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent)

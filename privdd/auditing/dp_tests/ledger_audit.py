@@ -24,6 +24,7 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.federated.channel import POST_PROCESSING
 from privdd.federated.noise_log import NoiseLog, RoundLog
 from privdd.privacy.ledger import SERVER, Release
+from privdd.privacy.noise_laws import noise_law
 
 LEDGER_TEST = "t0_ledger"
 EPSILON_RTOL = 1e-6  # by which a composition may cost more than is stated: rounding
@@ -227,7 +228,7 @@ def _find_small_noise(rows: list[Release]) -> Iterator[tuple[str, str]]:
     the two is wrong."""
     for row in rows:
         event = getattr(row.event, "event", row.event)
-        if not row.sensitivity or not isinstance(event, dpa.GaussianDpEvent | dpa.LaplaceDpEvent):
+        if not row.sensitivity or noise_law(event) is None:
             continue
         if row.noise_std < event.noise_multiplier * row.sensitivity * (1 - NOISE_RTOL):
             says = (

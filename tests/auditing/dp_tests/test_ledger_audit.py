@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import dp_accounting as dpa
@@ -13,7 +13,11 @@ import pytest
 from attacks.tradeoff import gaussian_epsilon
 from attacks.types import Finding
 from privdd.auditing.dp_tests.epsilon_lower_bound import epsilon_lower_bound
-from privdd.auditing.dp_tests.ledger_audit import LEDGER_TEST, ledger_findings
+from privdd.auditing.dp_tests.ledger_audit import (
+    LEDGER_TEST,
+    _find_small_noise,
+    ledger_findings,
+)
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.core.units import Relation
 from privdd.federated.channel import POST_PROCESSING
@@ -22,6 +26,7 @@ from privdd.federated.settings import GuaranteeBudget
 from privdd.federated.simulation import run_round, start_training
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger, Release
+from privdd.privacy.noise_laws import NOISE_LAWS
 from privdd.runtime.engine import Engine
 from tests.federations import tiny
 
@@ -229,3 +234,37 @@ def test_an_event_amplified_by_a_rate_that_was_not_drawn_is_refuted() -> None:
             coins.probability *= 2
     (found,) = ledger_findings(subject, record)
     assert "coins were tossed at 0.4" in found.measures.note
+
+
+@dataclass(frozen=True)
+class BoundedEvent(dpa.DpEvent):
+    """A release with noise of bounded support, a law that is not shipped."""
+
+    noise_multiplier: float
+
+
+def stated_release(event: dpa.DpEvent, noise_std: float) -> Release:
+    return Release(
+        id=0,
+        round=0,
+        client=0,
+        name="sum",
+        surface="update",
+        visible_to=("server",),
+        shape={},
+        digest="",
+        event=event,
+        noise_std=noise_std,
+        sensitivity=2.0,
+    )
+
+
+@pytest.mark.parametrize("event", [G(1.5), L(1.5), BoundedEvent(1.5)])
+def test_too_little_noise_of_any_law_is_seen(
+    event: dpa.DpEvent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounded = replace(NOISE_LAWS["laplace"], name="bounded", event=BoundedEvent)
+    monkeypatch.setitem(NOISE_LAWS, "bounded", bounded)
+    assert list(_find_small_noise([stated_release(event, 3.0)])) == []
+    ((name, says),) = _find_small_noise([stated_release(event, 2.9)])
+    assert name == "sum" and "noise of 2.9 is stated" in says
