@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of an audit; errors are one line on stderr and status 1."""
-    from privdd.cli.doors import run_attack
+    from privdd.cli.audit_commands import run_attack
 
     return run_attack(argv)
 

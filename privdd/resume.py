@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of the command that began the run; errors are one line on stderr and status
     1."""
-    from privdd.cli.doors import run_resume
+    from privdd.cli.audit_commands import run_resume
 
     return run_resume(argv)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status as of an audit; errors are one line on stderr and status 1."""
-    from privdd.cli.doors import run_target
+    from privdd.cli.audit_commands import run_target
 
     return run_target(argv)
 

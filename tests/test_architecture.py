@@ -206,8 +206,8 @@ EXTRAS = {"blackbox", "external", "recording", "integrations", "canary", "reprod
 ENTRIES = {
     ("privdd.cli.main", "audit_external_target"),
     ("privdd.cli.main", "_check_is_no_recording"),
-    ("privdd.cli.doors", "run_target"),
-    ("privdd.cli.doors", "with_target_prefix"),
+    ("privdd.cli.audit_commands", "run_target"),
+    ("privdd.cli.audit_commands", "with_target_prefix"),
 }
 
 

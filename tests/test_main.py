@@ -12,8 +12,8 @@ import pytest
 from privdd import attack, resume, scores, target
 from privdd.__main__ import COMMANDS, MODULES, main
 from privdd.check import check_output_folder
-from privdd.cli import doors
-from privdd.cli.doors import command_of_run, with_target_prefix
+from privdd.cli import audit_commands
+from privdd.cli.audit_commands import command_of_run, with_target_prefix
 from privdd.core.validation import BadConfig
 from privdd.runtime.files import DamagedRun
 
@@ -94,7 +94,7 @@ def test_a_door_hands_its_place_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         handed.append((command, sys.argv[1:]))
         return 0
 
-    monkeypatch.setattr(doors, "main", record)
+    monkeypatch.setattr(audit_commands, "main", record)
     monkeypatch.setattr(sys, "argv", ["privdd"])
     (tmp_path / "config.yaml").write_text("algo: {}")
     assert attack.main(["DIR", "attack=[lira]"]) == 0

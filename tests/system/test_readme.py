@@ -17,8 +17,8 @@ from privdd import account, gate, report, selftest, verify
 from privdd.api import audit
 from privdd.blackbox.check_command import CHECK
 from privdd.canary.commands import parse_canary_arguments as read_canary
+from privdd.cli.audit_commands import with_target_prefix
 from privdd.cli.compose import expand_arguments
-from privdd.cli.doors import with_target_prefix
 from privdd.cli.main import check_command
 from privdd.external.arguments import TARGET_PREFIX, parse_target_arguments
 from privdd.reproduce.catalogue import COMMANDS, find_entry

@@ -1,4 +1,4 @@
-"""Doors to parts of an audit: attack a stored run, resume one, audit scores, audit a target.
+"""Commands that do a part of an audit: attack or resume a stored run, audit scores or a target.
 
 Each turns its arguments into those of ``privdd audit`` or ``privdd train``, which do the work.
 """
