@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -111,22 +112,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: Sequence[str]) -> int:
     from privdd.reporting.export import write_markdown_page
-    from privdd.selftest_faults import mutation_score
+    from privdd.selftest_faults import fault_trials
     from privdd.selftest_faults.fault import select_profiles
 
     request = parse_selftest_arguments(argv)
-    faults = mutation_score.select_faults(request.fault)
+    faults = fault_trials.select_faults(request.fault)
     wanted = select_profiles(request.profile)
     absent = {p.name: p.reason_unavailable() for p in wanted if p.reason_unavailable()}
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    drawn = mutation_score.draw_faults(request.seed, request.draw_count, profiles)
+    drawn = fault_trials.draw_faults(request.seed, request.draw_count, profiles)
     jobs = _jobs(request, faults, drawn, profiles)
     outcomes = list(_run_trials(request, jobs))
-    table = mutation_score.format_score_table(outcomes, faults, profiles)
-    problems = mutation_score.unexpected_outcomes(outcomes)
-    print("\n".join([mutation_score.summarise_score(outcomes), *problems, *table]), flush=True)
+    table = fault_trials.format_score_table(outcomes, faults, profiles)
+    problems = fault_trials.unexpected_outcomes(outcomes)
+    print("\n".join([fault_trials.summarise_score(outcomes), *problems, *table]), flush=True)
     if request.docs is not None:
         command = " ".join(
             [
@@ -135,10 +136,10 @@ def _run_command(argv: Sequence[str]) -> int:
             ]
         )
         write_markdown_page(
-            request.docs, mutation_score.format_score_page(outcomes, faults, profiles, command)
+            request.docs, fault_trials.format_score_page(outcomes, faults, profiles, command)
         )
-    anything_ran = any(mutation_score.split_outcomes(outcomes))
-    if anything_ran and not list(mutation_score.unexpected_outcomes(outcomes)):
+    anything_ran = any(fault_trials.split_outcomes(outcomes))
+    if anything_ran and not list(fault_trials.unexpected_outcomes(outcomes)):
         return 0
     return EXIT_MISSED
 
@@ -157,15 +158,16 @@ def _jobs(
     ]
     rng = Keys(asked.seed).fold("selftest", "faults").numpy()
     jobs += [(profile, fault, int(rng.integers(10**6))) for profile, fault in drawn]
-    return jobs + [
-        (p, f, s) for s in asked.seeds for f in faults for p in profiles if not f.not_applicable(p)
-    ]
+    for seed, fault, profile in product(asked.seeds, faults, profiles):
+        if not fault.not_applicable(profile):
+            jobs.append((profile, fault, seed))
+    return jobs
 
 
 def _run_trials(asked: SelftestRequest, jobs: Sequence[tuple[Any, Any, int]]) -> Iterator[Any]:
     """Kept in the file after each."""
     from privdd.runtime.progress import show_progress
-    from privdd.selftest_faults.mutation_score import load_outcomes, run_trial, save_outcomes
+    from privdd.selftest_faults.fault_trials import load_outcomes, run_trial, save_outcomes
 
     done = {}
     if asked.resume != "false" and asked.out is not None and asked.out.is_file():

@@ -19,7 +19,7 @@ from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.cli.in_process import run_audit_in_process
 from privdd.selftest_faults.command_trial import CommandResult
 from privdd.selftest_faults.fault import PROFILES
-from privdd.selftest_faults.mutation_score import (
+from privdd.selftest_faults.fault_trials import (
     NOISE_PLANTS,
     audit_with_plant,
     run_trial,

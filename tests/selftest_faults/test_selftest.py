@@ -13,7 +13,7 @@ from privdd import selftest
 from privdd.auditing import pipeline
 from privdd.core.validation import BadConfig
 from privdd.federated import channel
-from privdd.selftest_faults import mutation_score
+from privdd.selftest_faults import fault_trials
 from privdd.selftest_faults.client_faults import DECISION_FAULTS, WIRE_FAULTS
 from privdd.selftest_faults.fault import (
     PROFILE_TRAITS,
@@ -26,8 +26,7 @@ from privdd.selftest_faults.fault import (
     select_profiles,
     swap_attributes,
 )
-from privdd.selftest_faults.mechanism_faults import ACCOUNTING_FAULTS, CLIPPING_FAULTS
-from privdd.selftest_faults.mutation_score import (
+from privdd.selftest_faults.fault_trials import (
     FAULT_GRID,
     FAULT_GROUPS,
     NAMED_FAULTS,
@@ -44,6 +43,7 @@ from privdd.selftest_faults.mutation_score import (
     summarise_score,
     unexpected_outcomes,
 )
+from privdd.selftest_faults.mechanism_faults import ACCOUNTING_FAULTS, CLIPPING_FAULTS
 from privdd.selftest_faults.noise_faults import NOISE_FAULTS, SAMPLING_FAULTS
 from tests import stand_in_weights
 
@@ -131,7 +131,7 @@ def test_a_fault_that_nothing_notices_is_missed(
 ) -> None:
     """Planting nothing is such a fault: the command says so and ends with status 2."""
     monkeypatch.setitem(
-        mutation_score.NAMED_FAULTS, "nothing", Fault("nothing", "all is well", nullcontext)
+        fault_trials.NAMED_FAULTS, "nothing", Fault("nothing", "all is well", nullcontext)
     )  # type: ignore[arg-type]
     assert (
         selftest.main(["profile=fedavg_client", "fault=nothing", "controls=0"])
@@ -201,7 +201,7 @@ def test_each_control_has_a_seed_of_its_own_and_only_what_is_asked_for_runs(
         )
 
     ran: list[tuple[str, int]] = []
-    monkeypatch.setattr(mutation_score, "run_trial", fake)
+    monkeypatch.setattr(fault_trials, "run_trial", fake)
     asked = ["profile=fedavg_client", "fault=noise_half", f"out={tmp_path / 'score.json'}"]
     assert selftest.main([*asked, "controls=2", "seeds=0-1"]) == 0
     assert (

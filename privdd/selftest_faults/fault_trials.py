@@ -130,6 +130,11 @@ def _allowed_values(kind: FaultKind) -> list[tuple[str, ...]]:
     ]
 
 
+def _axes_count(kinds: Mapping[str, FaultKind]) -> int:
+    """How many ways the kind with most of them can be changed in."""
+    return max(len(kind.axes) for kind in kinds.values())
+
+
 def draw_faults(
     seed: int, count: int, profiles: Sequence[FaultProfile]
 ) -> list[tuple[FaultProfile, Fault]]:
@@ -137,9 +142,7 @@ def draw_faults(
     profile, one after the other."""
     rng = Keys(seed).fold("selftest").numpy()
     faults = dict[str, tuple[FaultProfile, Fault]]()
-    axes = np.array(
-        [max(len(kind.axes) for kind in kinds.values()) for kinds in FAULT_GRID.values()]
-    )
+    axes = np.array([_axes_count(kinds) for kinds in FAULT_GRID.values()])
     for _ in range(100 * count if profiles else 0):
         if len(faults) == count:
             break
@@ -404,10 +407,9 @@ def format_score_table(
             "",
         )
         rows = [["fault", "defect", *(p.name for p in profiles)]]
-        rows += [
-            [fault.key, fault.says, *(_cell_text(cells, fault, p) for p in profiles)]
-            for fault in listed
-        ]
+        for fault in listed:
+            texts = [_cell_text(cells, fault, profile) for profile in profiles]
+            rows.append([fault.key, fault.says, *texts])
         yield from format_aligned_table(rows)
     yield from _format_grid_table([o for o in outcomes if o.fault and o.fault not in NAMED_FAULTS])
 
@@ -422,12 +424,12 @@ def _format_grid_table(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
             "Called what:kind/round/call/client/numbers.",
             "",
         )
-        judged = [(o, fault_at_point(o.fault)) for o in outcomes]
-        rows = [
-            [o.fault, fault.says.partition(" (")[0] if fault else "", o.profile, outcome_word(o)]
-            for o, fault in judged
-        ]
-        yield from format_aligned_table([["fault", "defect", "profile", "outcome"], *rows])
+        rows = [["fault", "defect", "profile", "outcome"]]
+        for o in outcomes:
+            fault = fault_at_point(o.fault)
+            defect = fault.says.partition(" (")[0] if fault else ""
+            rows.append([o.fault, defect, o.profile, outcome_word(o)])
+        yield from format_aligned_table(rows)
 
 
 def _cell_text(
@@ -445,7 +447,7 @@ def _cell_text(
 
 def format_aligned_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """A Markdown table whose columns stand below each other."""
-    widths = [max(len(row[index]) for row in rows) for index in range(len(rows[0]))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for number, row in enumerate(rows):
         yield f"| {' | '.join(text.ljust(width) for text, width in zip(row, widths))} |"
         if not number:
