@@ -25,13 +25,13 @@ def draw_accuracy(
             rounds = np.arange(1, len(values) + 1)
             style = (styles or {}).get(label, style_of(index))
             every = max(1, len(values) // 12)
-            look: dict[str, Any] = {
+            properties: dict[str, Any] = {
                 "color": style.colour,
                 "ls": style.dash,
                 "marker": style.marker,
                 "ms": 4,
             }
-            axes.plot(rounds, values, markevery=every, label=label, **look)
+            axes.plot(rounds, values, markevery=every, label=label, **properties)
         axes.set(xlabel="communication round", ylabel="test accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(format_percent)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))

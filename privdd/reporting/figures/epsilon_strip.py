@@ -102,9 +102,9 @@ def _draw_strip_row(axes: Axes, axis: EpsilonAxis, row: StripRow, height: int) -
 def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     """Only what is drawn."""
     handles = []
-    for name, look in STRIP_MARKS.items():
+    for name, properties in STRIP_MARKS.items():
         if any(getattr(row, name) is not None for row in rows):
-            handles.append(Line2D([], [], ls="", **look))
+            handles.append(Line2D([], [], ls="", **properties))
     return handles
 
 
@@ -124,8 +124,8 @@ def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float 
         labels = []
         if row.claim is not None:
             place = axis.position_of(row.claim)
-            look: dict[str, Any] = {"ms": 8, "mfc": PAPER, "mec": CLAIM, "mew": 1.8}
-            axes.plot(place, 0, marker="D", zorder=6, **look)
+            properties: dict[str, Any] = {"ms": 8, "mfc": PAPER, "mec": CLAIM, "mew": 1.8}
+            axes.plot(place, 0, marker="D", zorder=6, **properties)
             labels.append((place, 0.5, f"{claim_word} {_short(row.claim)}", CLAIM))
         if row.proven is not None:
             place = axis.position_of(row.proven)
@@ -178,8 +178,10 @@ def _place_labels(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -
             line = len(lines)
             lines.append([])
         lines[line].append(span)
-        look: dict[str, Any] = {"color": colour, "fontsize": 10.5, "fontweight": "bold"}
-        axes.text(start + width / 2, 0.75 + 0.8 * line, text, ha="center", va="center", **look)
+        properties: dict[str, Any] = {"color": colour, "fontsize": 10.5, "fontweight": "bold"}
+        axes.text(
+            start + width / 2, 0.75 + 0.8 * line, text, ha="center", va="center", **properties
+        )
         if line:
             axes.plot([place, place], [0.3, 0.45 + 0.8 * line], color=colour, lw=0.8, zorder=1)
 

@@ -146,13 +146,13 @@ def _draw_frontier_point(
     place, height = at
     style = point.style or style_of(index)
     reach = [[max(height - min(point.accuracies), 0.0)], [max(max(point.accuracies) - height, 0.0)]]
-    look: dict[str, Any] = {
+    properties: dict[str, Any] = {
         "color": style.colour,
         "ls": style.dash,
         "marker": style.marker,
         "ms": 6,
     }
-    axes.errorbar([place], [height], yerr=reach, capsize=3, label=label or None, **look)
+    axes.errorbar([place], [height], yerr=reach, capsize=3, label=label or None, **properties)
     if point.shown is not None:
         low = axis.position_of(point.shown)
         bar: dict[str, Any] = {"lw": 5, "alpha": 0.28, "solid_capstyle": "butt", "zorder": 1}
@@ -165,13 +165,18 @@ def _draw_frontier_point(
     if point.trusted:
         _draw_frontier_mark(axes, "trusted", place, height, color=style.colour)
     if point.note:
-        look = {"textcoords": "offset points", "xytext": (0, 6), "ha": "center", "fontsize": 6.6}
-        axes.annotate(point.note, (place, height), color=style.colour, **look)
+        properties = {
+            "textcoords": "offset points",
+            "xytext": (0, 6),
+            "ha": "center",
+            "fontsize": 6.6,
+        }
+        axes.annotate(point.note, (place, height), color=style.colour, **properties)
     if point.claim is not None:
         _draw_frontier_mark(
             axes, "claim", axis.position_of(point.claim), height, color=style.colour
         )
 
 
-def _draw_frontier_mark(axes: Axes, name: str, x: Any, y: Any, **look: Any) -> None:
-    axes.plot(x, y, **{**FRONTIER_MARKS[name], "label": None, **look})
+def _draw_frontier_mark(axes: Axes, name: str, x: Any, y: Any, **properties: Any) -> None:
+    axes.plot(x, y, **{**FRONTIER_MARKS[name], "label": None, **properties})

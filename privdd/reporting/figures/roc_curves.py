@@ -102,13 +102,13 @@ def draw_roc(lines: Sequence[RocLine], width: float = COLUMN, bands: bool = True
         axes.set(xlabel="false-positive rate", ylabel="true-positive rate")
         axes.xaxis.set_major_formatter(format_percent)
         axes.yaxis.set_major_formatter(format_percent)
-        look: dict[str, Any] = {"frameon": True, "framealpha": 0.86, "facecolor": PAPER}
-        look |= {"edgecolor": PAPER, "handlelength": 2.2, "borderaxespad": 0.15}
+        properties: dict[str, Any] = {"frameon": True, "framealpha": 0.86, "facecolor": PAPER}
+        properties |= {"edgecolor": PAPER, "handlelength": 2.2, "borderaxespad": 0.15}
         longest = max(len(text) for text in axes.get_legend_handles_labels()[1])
         if longest <= LETTERS_INSIDE * width / COLUMN:
-            axes.legend(loc="lower right", fontsize=6.6, **look)
+            axes.legend(loc="lower right", fontsize=6.6, **properties)
         else:  # it would hide the labels of the axis
-            figure.legend(loc="outside lower center", fontsize=6.6, **look)
+            figure.legend(loc="outside lower center", fontsize=6.6, **properties)
     return figure
 
 
@@ -140,7 +140,7 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: boo
         )
     tpr = np.maximum(line.curve.tpr, floor / 10)
     sparse = max(1, len(x) // 6)
-    look: dict[str, Any] = {
+    properties: dict[str, Any] = {
         "color": style.colour,
         "ls": style.dash,
         "zorder": 3,
@@ -148,8 +148,8 @@ def _draw_curve(axes: Axes, line: RocLine, index: int, floor: float, banded: boo
     }
     if line.style is not None:
         # among settings: markers distinguish them if colours cannot be seen
-        look |= {"marker": style.marker, "ms": 4.5, "markevery": sparse}
-    axes.step(x, tpr, where="post", **look)
+        properties |= {"marker": style.marker, "ms": 4.5, "markevery": sparse}
+    axes.step(x, tpr, where="post", **properties)
 
 
 def _draw_blind(axes: Axes, lines: Sequence[RocLine], floor: float, banded: bool) -> None:

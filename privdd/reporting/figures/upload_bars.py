@@ -19,7 +19,9 @@ def draw_bytes(
     with figure_canvas(width, 0.6 + 0.34 * len(up)) as (figure, axes):
         names = list(up)
         values = list(up.values())
-        colours = [(styles or {}).get(name, style_of(at)).colour for at, name in enumerate(names)]
+        colours = [
+            (styles or {}).get(name, style_of(index)).colour for index, name in enumerate(names)
+        ]
         bars = axes.barh(names, values, color=colours, height=0.62)
         axes.bar_label(
             bars, [wording.format_bytes(v) for v in values], padding=4, fontsize=8.5, color=INK
