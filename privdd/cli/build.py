@@ -241,23 +241,11 @@ def build_experiment(
     method.check_mechanisms(mechanisms)
     _check_device(run.device, method, typed.engine)
     dataset, shards = load_shards(typed, keys, load)
-    problem = Problem(
-        dataset.shape, dataset.classes, len(shards), run.device, columns=dataset.columns
-    )
-    if not is_image(problem.shape):
-        check_rows_fit(method, problem.shape)
-    if "update" in mechanisms:
-        method = method.client_private()
-    victim = _choose_victim(audit, shards)
-    fraction = float(run.participation)
+    if not is_image(dataset.shape):
+        check_rows_fit(method, dataset.shape)
     if noise_here and privacy.noise_source == "secret" and secret is None:
         raise missing_secret_error()
-    plan = Plan(
-        keys, problem, method, mechanisms, privacy.noise_source, privacy.relation, fraction, victim
-    )
-    plan = apply_trust_model(plan, typed.trust)
-    if audit is not None:
-        _check_victim_participates(plan)
+    plan = _assemble_plan(typed, keys, method, mechanisms, dataset, shards)
     if privacy.epsilon is not None:
         plan = _calibrate_noise(config, plan, privacy)
         calibrated = settings.command_settings(config)
@@ -267,7 +255,7 @@ def build_experiment(
     plan = replace(
         plan,
         mechanisms=mechanisms,
-        method=plan.method.released_through(mechanisms, problem),
+        method=plan.method.released_through(mechanisms, plan.problem),
         settings=_noise_settings_hash(run, audit),
         paired_noise=privacy.paired_noise,
         data=digest_split(dataset, shards),
@@ -275,6 +263,41 @@ def build_experiment(
     _warn_of_settings(privacy, plan, dataset.classes, shards)
     typed.capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, typed.engine, typed.capture)
+
+
+def _assemble_plan(
+    typed: TypedSettings,
+    keys: Keys,
+    method: Method,
+    mechanisms: Mapping[str, Mechanism],
+    dataset: Dataset,
+    shards: Sequence[Shard],
+) -> Plan:
+    """The plan under its trust model, before noise is calibrated. Raises BadConfig if the audited
+    client never takes part."""
+    run = typed.command.run
+    privacy = typed.command.privacy
+    audit = typed.command.audit
+    problem = Problem(
+        dataset.shape, dataset.classes, len(shards), run.device, columns=dataset.columns
+    )
+    if "update" in mechanisms:
+        method = method.client_private()
+    victim = _choose_victim(audit, shards)
+    plan = Plan(
+        keys,
+        problem,
+        method,
+        mechanisms,
+        privacy.noise_source,
+        privacy.relation,
+        float(run.participation),
+        victim,
+    )
+    plan = apply_trust_model(plan, typed.trust)
+    if audit is not None:
+        _check_victim_participates(plan)
+    return plan
 
 
 def check_rows_fit(method: Method, shape: RecordShape) -> None:

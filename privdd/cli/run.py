@@ -147,6 +147,31 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         waive_unread_surfaces(config)
     check_tracking(config.tracking)
     policy = policy_of_settings(to_plain_settings(config))
+    experiment, attacks = _build_checked_audit(config, path)
+    with ExitStack() as stack:
+        stack.enter_context(hold_run_folder(path))
+        check_not_overtaken(RunFolder(path), config)
+        check_same_data(RunFolder(path), experiment.plan.data)
+        earlier = earlier_findings(RunFolder(path), request.names, others=request.looks_further)
+        folder = prepare_run_folder(path, config)
+        stack.enter_context(_deterministic_run(experiment))
+        experiment = announce_run(experiment, attacks, folder)
+        with print_resume_command("audit", path, config):
+            audited = audit_experiment(experiment, attacks, folder, earlier)
+            kept_attacks = {finding.attack for finding in earlier.by_file.values()}
+            ran = {*request.names} | attacks.keys() - kept_attacks - {*audited.not_run}
+            result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
+            write_report(path)
+        accuracies = result.utility.accuracy_by_round if result.utility else ()
+        track_run(config.tracking, path, accuracies, tracked_scalars(result))
+        seal_folder(path)
+        notes = _attack_notes(config.name, audited.not_run, kept_attacks)
+        return conclude_audit(result, path, policy, sys.stdout, notes)
+
+
+def _build_checked_audit(config: DictConfig, path: Path) -> tuple[Experiment, Mapping[str, Attack]]:
+    """The experiment and its attacks, once all is checked that can be before the folder is
+    written. Raises BadConfig for what cannot run."""
     attacks = build.build_attacks(config)
     if not attacks:
         raise BadConfig("attack=[]: at least one attack is needed")
@@ -160,29 +185,7 @@ def run_audit(config: DictConfig, path: Path, argv: Sequence[str]) -> int:
         print(f"privdd: {line}", file=sys.stderr)
     experiment.new_ledger()  # refuses a unit, relation or delta before anything is written
     check_resources(experiment, path, force=settings.is_forced(config))
-    with ExitStack() as held:
-        held.enter_context(hold_run_folder(path))
-        check_not_overtaken(RunFolder(path), config)
-        check_same_data(RunFolder(path), experiment.plan.data)
-        earlier = earlier_findings(RunFolder(path), request.names, others=request.looks_further)
-        folder = prepare_run_folder(path, config)
-        held.enter_context(_deterministic_run(experiment))
-        experiment = announce_run(experiment, attacks, folder)
-        with print_resume_command("audit", path, config):
-            audited = audit_experiment(experiment, attacks, folder, earlier)
-            kept_attacks = {finding.attack for finding in earlier.by_file.values()}
-            ran = {*request.names} | attacks.keys() - kept_attacks - {*audited.not_run}
-            result = audit_findings.write_audit(folder, audited, argv, earlier.commands, ran)
-            write_report(path)
-        by_round: Sequence[float]
-        if result.utility:
-            by_round = result.utility.accuracy_by_round
-        else:
-            by_round = ()
-        track_run(config.tracking, path, by_round, tracked_scalars(result))
-        seal_folder(path)
-        notes = _attack_notes(config.name, audited.not_run, kept_attacks)
-        return conclude_audit(result, path, policy, sys.stdout, notes)
+    return experiment, attacks
 
 
 def _attack_notes(method: str, not_run: Sequence[str], kept: Collection[str]) -> list[str]:

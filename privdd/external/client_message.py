@@ -52,6 +52,7 @@ from privdd.external.shadow_models import (
 )
 from privdd.external.trained_model import ExternalAuditSettings
 from privdd.recording.client_messages import ClientMessages
+from privdd.runtime.engine import Engine
 from privdd.runtime.files import DamagedRun
 from privdd.runtime.run_folder import read_tensors
 
@@ -156,9 +157,7 @@ def audit_message_tensors(
     kind = Surface(surface)
     keys = Keys(settings.seed).fold("target")
     game = games.draw_coin_game(train, heldout, settings.records, settings.shadows, keys)
-    seeds = enumerate(draw_shadow_seeds(game, keys), 1)
-    tasks = [ShadowMessageTask(map, game.shadow_set(k), seed, message) for k, seed in seeds]
-    shadows, draws_randomly = run_tasks(make_shadow_message, tasks, "messages", settings.engine)
+    shadows, draws_randomly = _make_shadow_messages(map, message, game, keys, settings.engine)
     training_end = time.monotonic()
     view = _message_view(kind, message, shadows, game, train, stated, keys)
     attacks: dict[str, MembershipAttack] = {
@@ -173,8 +172,7 @@ def audit_message_tensors(
     judged += _judge_labels(view, train, heldout, keys, note)
     done = time.monotonic()
     facts = games.target_facts("message", train, heldout, game, judged)
-    rows = torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
-    facts["doubts"] = facts["doubts"] or _doubts_of_map(rows, judged)
+    facts["doubts"] = facts["doubts"] or _doubts_of_map(_message_rows(message, shadows), judged)
     return audit_of_arrays(
         "message",
         about,
@@ -191,6 +189,22 @@ def audit_message_tensors(
         clients=1,
         rounds=len(_split_rounds(message)),
     )
+
+
+def _make_shadow_messages(
+    map: TrainingFunction, message: State, game: games.CoinGame, keys: Keys, engine: Engine
+) -> tuple[list[State], bool]:
+    """What the client would have sent of each shadow set, and whether the map draws from torch's
+    global generator."""
+    tasks = []
+    for index, seed in enumerate(draw_shadow_seeds(game, keys), 1):
+        tasks.append(ShadowMessageTask(map, game.shadow_set(index), seed, message))
+    return run_tasks(make_shadow_message, tasks, "messages", engine)
+
+
+def _message_rows(message: State, shadows: Sequence[State]) -> Tensor:
+    """(1 + shadows, d): each message as one row, the audited one first."""
+    return torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
 
 
 def _check_message_settings(surface: str, shadows: int) -> None:
@@ -211,7 +225,7 @@ def _message_view(
     stated: StatedLimit,
     keys: Keys,
 ) -> View:
-    rows = torch.stack([_flatten_message(tensors) for tensors in (message, *shadows)])
+    rows = _message_rows(message, shadows)
     records = game.records
     signals = {SIGNAL: predicted_inclusion(rows, game.masks)}
     labels = torch.cat([records.y, game.reference.y, game.rest.y])

@@ -90,15 +90,14 @@ class CapturedUpdates:
 
     def captures_of_client(self, client: int) -> tuple[Capture, ...]:
         """The captures of one client. Raises BadConfig if there are none."""
-        mine = tuple(capture for capture in self.captures if capture.client == client)
-        if not mine:
-            clients = ", ".join(
-                str(k) for k in sorted({capture.client for capture in self.captures})
-            )
+        captures = tuple(capture for capture in self.captures if capture.client == client)
+        if not captures:
+            clients = sorted({capture.client for capture in self.captures})
+            listing = ", ".join(map(str, clients))
             raise BadConfig(
-                f"target.client={client}: nothing was captured of it; there are {clients}"
+                f"target.client={client}: nothing was captured of it; there are {listing}"
             )
-        return mine
+        return captures
 
 
 def read_captured_updates(folder: Path, model: nn.Module, kind: str) -> CapturedUpdates:
@@ -203,6 +202,22 @@ class LocalTraining:
         }
 
 
+@dataclass(frozen=True)
+class UpdateSignals:
+    """What the server reads from the client's updates and from shadow updates of other records.
+
+    captures: the client's own; shadows: how many shadow updates there are; draws_randomly: whether
+        the training function draws from torch's global generator.
+    """
+
+    game: games.CoinGame
+    captures: tuple[Capture, ...]
+    classes: int
+    shadows: int
+    signals: Mapping[str, Tensor]
+    draws_randomly: bool
+
+
 def audit_client_updates(
     model: Any,
     updates: CapturedUpdates,
@@ -220,50 +235,31 @@ def audit_client_updates(
     began = time.monotonic()
     if not isinstance(model, nn.Module):
         raise BadConfig("target.model: a torch module is needed to read updates")
-    classes = _count_classes(model, train, heldout)
-    mine = updates.captures_of_client(client)
-    keys = Keys(settings.seed).fold("target")
-    shadows = settings.shadows if fit is not None else 0
-    game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    note = (
-        f"what client {client} sent in {len(mine)} round{'s' if len(mine) > 1 else ''}, as it "
-        "was captured"
-    )
-    is_gradient = updates.kind == "gradient"
-    if is_gradient and fit not in (None, SGD_NAME):
-        raise BadConfig(
-            f"target.training: of a captured gradient only {SGD_NAME} is read; no "
-            "function is called"
-        )
-    shadow_updates = list[tuple[Capture, ...]]()
-    draws_randomly = False
-    if shadows:
-        training = None if is_gradient else training_function_of(fit, local)
-        shadow_updates, draws_randomly = compute_shadow_updates(
-            training, model, mine, game, keys, settings.engine
-        )
-    signals = target_and_shadow_signals(
-        model, [mine, *shadow_updates], game.records, classes, is_gradient
-    )
+    signals = _read_update_signals(model, updates, client, train, heldout, local, settings, fit)
     training_end = time.monotonic()
-    knowledge = _attacker_knowledge(model, game, train, classes, local, stated)
-    view = games.view_of_signals(
-        updates.surface, Adversary.SERVER, game, signals, knowledge, keys, mine[:1]
-    )
-    attacks = _membership_attacks(signals, shadows, settings.confidence)
-    missing: dict[str, str] = {}
-    if not shadows:
-        missing = dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
-    budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
+    game = signals.game
     keys = Keys(settings.seed)
+    knowledge = _attacker_knowledge(model, game, train, signals.classes, local, stated)
+    view = games.view_of_signals(
+        updates.surface,
+        Adversary.SERVER,
+        game,
+        signals.signals,
+        knowledge,
+        keys.fold("target"),
+        signals.captures[:1],
+    )
+    rounds = "rounds" if len(signals.captures) > 1 else "round"
+    note = f"what client {client} sent in {len(signals.captures)} {rounds}, as it was captured"
+    attacks = _membership_attacks(signals.signals, signals.shadows, settings.confidence)
+    missing = {} if signals.shadows else dict.fromkeys(("lira", "rmia"), NO_SHADOWS)
+    budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
     judged = games.judge_attacks(view, attacks, missing, game, keys, budget, note)
-    judged += _judge_inversions(
-        view, train, heldout, local, keys, f"round {mine[0].round} alone; {note}"
-    )
+    inversion_note = f"round {signals.captures[0].round} alone; {note}"
+    judged += _judge_inversions(view, train, heldout, local, keys, inversion_note)
     done = time.monotonic()
-    facts = games.target_facts(
-        "updates", train, heldout, game, judged, None, about.get("notes", [])
-    )
+    notes = about.get("notes", [])
+    facts = games.target_facts("updates", train, heldout, game, judged, None, notes)
     return audit_of_arrays(
         "updates",
         about,
@@ -276,11 +272,47 @@ def audit_client_updates(
         stated=stated,
         budget=budget,
         target=facts,
-        draws_randomly="training function" if draws_randomly else "",
+        draws_randomly="training function" if signals.draws_randomly else "",
         clients=1 + max(capture.client for capture in updates.captures),
         rounds=1 + max(capture.round for capture in updates.captures),
         client=client,
     )
+
+
+def _read_update_signals(
+    model: nn.Module,
+    updates: CapturedUpdates,
+    client: int,
+    train: LabelledRecords,
+    heldout: LabelledRecords,
+    local: LocalTraining,
+    settings: ExternalAuditSettings,
+    fit: TrainingFunction | None,
+) -> UpdateSignals:
+    """Draw the game, train its shadow updates, and read the signals of all of them. Raises
+    BadConfig as ``audit_client_updates``."""
+    classes = _count_classes(model, train, heldout)
+    captures = updates.captures_of_client(client)
+    keys = Keys(settings.seed).fold("target")
+    shadows = settings.shadows if fit is not None else 0
+    game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
+    is_gradient = updates.kind == "gradient"
+    if is_gradient and fit not in (None, SGD_NAME):
+        raise BadConfig(
+            f"target.training: of a captured gradient only {SGD_NAME} is read; no "
+            "function is called"
+        )
+    shadow_updates: list[tuple[Capture, ...]] = []
+    draws_randomly = False
+    if shadows:
+        training = None if is_gradient else training_function_of(fit, local)
+        shadow_updates, draws_randomly = compute_shadow_updates(
+            training, model, captures, game, keys, settings.engine
+        )
+    signals = target_and_shadow_signals(
+        model, [captures, *shadow_updates], game.records, classes, is_gradient
+    )
+    return UpdateSignals(game, captures, classes, shadows, signals, draws_randomly)
 
 
 def _held_artifacts(updates: CapturedUpdates) -> list[HeldArtifact]:

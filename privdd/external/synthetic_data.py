@@ -278,37 +278,26 @@ def audit_synthetic_data(
     """The audit of a synthetic set. Raises BadConfig, one line, for sets that do not fit
     together."""
     began = time.monotonic()
-    records_by_key = {
-        "target.train": train,
-        "target.heldout": heldout,
-        "target.synthetic": synthetic,
-    }
-    if generator is not None and settings.shadows:  # it is given the records as they were brought
-        for key, records in records_by_key.items():
-            check_no_gaps(key, records)
-    gaps = _count_gaps(records_by_key.values())
+    shadows = settings.shadows if generator is not None else 0
+    if shadows:
+        _check_generator_input(train, heldout, synthetic)
+    gaps = _count_gaps((train, heldout, synthetic))
     train, heldout, synthetic = _align_sets(train, heldout, synthetic)
     keys = Keys(settings.seed).fold("target")
-    shadows = settings.shadows if generator is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    if generator and shadows:
+    sets: list[LabelledRecords] = []
+    draws_randomly = False
+    if generator is not None and shadows:
         sets, draws_randomly = _generate_shadow_sets(generator, game, keys, settings)
-    else:
-        sets = []
-        draws_randomly = False
     training_end = time.monotonic()
     pictures = train.has_pictures and heldout.has_pictures
     scale = coordinate_scales(game.reference.x, pictures)
     view = _synthetic_view([synthetic, *sets], game, scale, pictures, stated, keys)
     attacks = _synthetic_attacks(view, shadows, settings.confidence)
-    if shadows:
-        missing = {}
-    else:
-        missing = dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
+    missing = {} if shadows else dict.fromkeys(("lira", "rmia"), NO_GENERATOR)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
-    judged = games.judge_attacks(
-        view, attacks, missing, game, Keys(settings.seed), budget, SYNTHETIC_NOTE
-    )
+    attack_keys = Keys(settings.seed)
+    judged = games.judge_attacks(view, attacks, missing, game, attack_keys, budget, SYNTHETIC_NOTE)
     apart = heldout.select_rows(game.repeats.outside)
     judged += _judge_copies(view.surface, (synthetic, train, apart), scale, pictures, keys)
     judged += _judge_risks(view.surface, (synthetic, train, apart), scale, keys)
@@ -329,6 +318,15 @@ def audit_synthetic_data(
         target=facts,
         draws_randomly="generator" if draws_randomly else "",
     )
+
+
+def _check_generator_input(
+    train: LabelledRecords, heldout: LabelledRecords, synthetic: LabelledRecords
+) -> None:
+    """Raises BadConfig if values are missing: a generator takes the records as they came."""
+    check_no_gaps("target.train", train)
+    check_no_gaps("target.heldout", heldout)
+    check_no_gaps("target.synthetic", synthetic)
 
 
 def _count_gaps(sets: Iterable[LabelledRecords]) -> int:

@@ -136,21 +136,17 @@ def audit_trained_model(
     predict, train, heldout, classes, class_notes = resolve_classes(
         predict, train, heldout, probed_rows
     )
-    if predict.names is None:
-        names = np.arange(classes)
-    else:
-        names = predict.names
+    names = np.arange(classes) if predict.names is None else predict.names
     keys = Keys(settings.seed).fold("target")
     shadows = settings.shadows if fit is not None else 0
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
-    copies = transformed_copies(
-        settings.transform if shadows else None, game.records, settings.queries, keys
-    )
+    transform = settings.transform if shadows else None
+    copies = transformed_copies(transform, game.records, settings.queries, keys)
     queries = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
     logits, draws_randomly = _model_outputs(
         predict, fit, game, queries, names, keys, settings.engine
     )
-    trained = time.monotonic()
+    training_end = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
     missing = _missing_attacks(attacks, shadows)
     budget = error_budget(settings.confidence, len(attacks) + len(missing), 0)
@@ -158,27 +154,32 @@ def audit_trained_model(
     view = games.view_of_outputs(
         Surface.GLOBAL_MODEL, Adversary.PUBLIC, game, logits, classes, delta, keys
     )
-    judged = games.judge_attacks(
-        view, attacks, missing, game, Keys(settings.seed), budget, MODEL_NOTE
-    )
-    places = torch.from_numpy(probed_rows)
-    train_accuracy = _accuracy_of(predict, train.select_rows(places), classes)
+    attack_keys = Keys(settings.seed)
+    judged = games.judge_attacks(view, attacks, missing, game, attack_keys, budget, MODEL_NOTE)
+    probed_train = train.select_rows(torch.from_numpy(probed_rows))
+    train_accuracy = _accuracy_of(predict, probed_train, classes)
     heldout_accuracy = _accuracy_of(predict, heldout, classes)
-    right = train_accuracy, heldout_accuracy
-    read = OUTPUT_KINDS[predict.reading]
     remarks = [*about.get("notes", []), *class_notes, *_query_remarks(predict, len(copies))]
     remarks += describe_stored_rows(model, train)
-    facts = games.target_facts("model", train, heldout, game, judged, right, remarks, outputs=read)
-    artifact = _model_artifact(model, logits[0])
+    facts = games.target_facts(
+        "model",
+        train,
+        heldout,
+        game,
+        judged,
+        (train_accuracy, heldout_accuracy),
+        remarks,
+        outputs=OUTPUT_KINDS[predict.reading],
+    )
     done = time.monotonic()
     return audit_of_arrays(
         "model",
         about,
         seed=settings.seed,
-        times=AuditTimes(began, trained, done),
+        times=AuditTimes(began, training_end, done),
         train=train,
         sizes=[len(train), len(heldout)],
-        seen=[artifact],
+        seen=[_model_artifact(model, logits[0])],
         judged=judged,
         stated=stated,
         budget=budget,

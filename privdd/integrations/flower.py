@@ -105,47 +105,55 @@ def client_app(
     def answer_train(message: Message, context: Context) -> Message:
         plan, ledger, shard = own(context)
         words = message.content.config_records["words"]
-        sent_here = tensors_from_message(message.content)
+        digest = digest_tensors(tensors_from_message(message.content))
         round = int(words["round"])  # type: ignore[arg-type]
-        digest = digest_tensors(sent_here)
-        sent = _stored_reply(context, shard.client, round, digest)
-        if sent is None:
+        reply = _stored_reply(context, shard.client, round, digest)
+        if reply is None:
             _check_plan(plan, simulation)
-            memory = _load_memory(context, shard.client, bool(words["remembers"]))
-            received, rows, memory = _run_client_step(
-                ClientTask(plan, round, shard.client, nest_values(sent_here), memory, shard)
-            )
-            ledger.append(rows)
-            sent = to_message_records(
-                flatten_values(received.values),
-                client=shard.client,
-                round=received.round,
-                asked=digest,
-                rows=json.dumps(ledger.to_json()),
-                remembers=int(bool(memory)),
-            )
-            _store_memory(context, memory, sent, round=round, asked=digest)
-        return Message(sent, reply_to=message)
+            reply = _answer_round(message, context, digest, plan, ledger, shard)
+        return Message(reply, reply_to=message)
 
     @app.evaluate()
     def answer_evaluate(message: Message, context: Context) -> Message:
         plan, _, shard = own(context)
-        accuracies = {}
+        accuracies: dict[str, float] = {}
         if tells_accuracy:
-            memory = _load_memory(
-                context, shard.client, bool(message.content.config_records["words"]["remembers"])
-            )
-            accuracies = _own_accuracy(
-                plan, tensors_from_message(message.content), memory, shard.test
-            )
-        return Message(
-            to_message_records(
-                {}, client=shard.client, refuses=int(not tells_accuracy), **accuracies
-            ),
-            reply_to=message,
+            words = message.content.config_records["words"]
+            memory = _load_memory(context, shard.client, bool(words["remembers"]))
+            broadcast = tensors_from_message(message.content)
+            accuracies = _own_accuracy(plan, broadcast, memory, shard.test)
+        reply = to_message_records(
+            {}, client=shard.client, refuses=int(not tells_accuracy), **accuracies
         )
+        return Message(reply, reply_to=message)
 
     return app
+
+
+def _answer_round(
+    message: Message, context: Context, digest: str, plan: Plan, ledger: Ledger, shard: Shard
+) -> RecordDict:
+    """Run the client's step of a round that it has not answered, and store memory and reply.
+
+    digest: of the broadcast.
+    """
+    words = message.content.config_records["words"]
+    round = int(words["round"])  # type: ignore[arg-type]
+    broadcast = nest_values(tensors_from_message(message.content))
+    memory = _load_memory(context, shard.client, bool(words["remembers"]))
+    task = ClientTask(plan, round, shard.client, broadcast, memory, shard)
+    received, rows, memory = _run_client_step(task)
+    ledger.append(rows)
+    reply = to_message_records(
+        flatten_values(received.values),
+        client=shard.client,
+        round=received.round,
+        asked=digest,
+        rows=json.dumps(ledger.to_json()),
+        remembers=int(bool(memory)),
+    )
+    _store_memory(context, memory, reply, round=round, asked=digest)
+    return reply
 
 
 def _check_plan(plan: Plan, simulation: bool) -> None:

@@ -18,6 +18,7 @@ from privdd.core.validation import BadConfig, check_integer
 from privdd.integrations.library_components import DELTA, Adapted, number_argument
 
 Arrays = Sequence[np.ndarray]
+EQUAL_WEIGHT = 100  # examples of a client: any number, the same for all
 STRATEGY_MODS = {  # that every client of a strategy has, as its documentation asks for
     "DifferentialPrivacyClientSideFixedClipping": (fixedclipping_mod,),
     "DifferentialPrivacyClientSideAdaptiveClipping": (adaptiveclipping_mod,),
@@ -125,6 +126,56 @@ def _make_accountant(clients: int, delta: float) -> Any:
     return serverapp.RdpAccountant(config)
 
 
+class _StrategyRound:
+    """One round of a strategy over updates that clients would have sent.
+
+    target, settings: the strategy's class, and what it is made with; accounted: whether Flower's
+        own accountant counts along, at ``delta``.
+    """
+
+    def __init__(
+        self, target: type, settings: Mapping[str, Any], delta: float, accounted: bool
+    ) -> None:
+        self.target = target
+        self.settings = settings
+        self.delta = delta
+        self.accounted = accounted
+        self.federation = _Federation(STRATEGY_MODS.get(target.__name__, ()))
+        self.strategy: Any = None
+        self.accountant: Any = None
+
+    def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
+        if self.strategy is None:
+            self._construct_strategy(len(updates))
+        if self.accounted:  # its accountant refuses unequal weights
+            weights = [EQUAL_WEIGHT for _ in weights]
+        self.federation.replies.clear()
+        self.federation.replies.update(enumerate(zip(updates, weights), 1))
+        zeros = _array_record([np.zeros_like(array) for array in updates[0]])
+        total = self.strategy.start(
+            grid=self.federation,
+            initial_arrays=zeros,
+            num_rounds=1,
+            train_config=ConfigRecord(),
+        )
+        if not total.arrays:
+            raise ValueError("the strategy did not aggregate")
+        return total.arrays.to_numpy_ndarrays()
+
+    def _construct_strategy(self, clients: int) -> None:
+        average = FedAvg(
+            fraction_evaluate=0.0,
+            min_train_nodes=1,
+            min_evaluate_nodes=0,
+            min_available_nodes=1,
+        )
+        arguments: dict[str, Any] = {"num_sampled_clients": clients, "strategy": average}
+        if self.accounted:
+            self.accountant = _make_accountant(clients, self.delta)
+            arguments["accountant"] = self.accountant
+        self.strategy = _construct_component(self.target, {**arguments, **self.settings})
+
+
 def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, Any]) -> Adapted:
     """One round of ``Strategy.start``, with Flower's mods in every client where it clips there.
 
@@ -141,43 +192,12 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
         name: value for name, value in args.items() if name not in ("accountant", "clients")
     }
 
-    class Strategy:
+    class Strategy(_StrategyRound):
         def __init__(self) -> None:
-            self.federation = _Federation(STRATEGY_MODS.get(target.__name__, ()))
-            self.strategy = None
-            self.accountant = None
-
-        def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
-            if self.strategy is None:
-                over = FedAvg(
-                    fraction_evaluate=0.0,
-                    min_train_nodes=1,
-                    min_evaluate_nodes=0,
-                    min_available_nodes=1,
-                )
-                named: dict[str, Any] = {"num_sampled_clients": len(updates), "strategy": over}
-                if accounted:
-                    self.accountant = named["accountant"] = _make_accountant(len(updates), delta)
-                self.strategy = _construct_component(target, {**named, **settings})
-            self.federation.replies.clear()
-            weights_told = (
-                [100 for _ in weights] if accounted else weights
-            )  # its accountant refuses others
-            self.federation.replies.update(enumerate(zip(updates, weights_told), 1))
-            zeros = _array_record([np.zeros_like(array) for array in updates[0]])
-            strategy: Any = self.strategy
-            total = strategy.start(
-                grid=self.federation,
-                initial_arrays=zeros,
-                num_rounds=1,
-                train_config=ConfigRecord(),
-            )
-            if not total.arrays:
-                raise ValueError("the strategy did not aggregate")
-            return total.arrays.to_numpy_ndarrays()
+            super().__init__(target, settings, delta, accounted)
 
     first = Strategy()
-    first([[np.ones(4)] for _ in range(clients)], [100 for _ in range(clients)])
+    first([[np.ones(4)] for _ in range(clients)], [EQUAL_WEIGHT for _ in range(clients)])
     if first.accountant is None:
         epsilon = float(dpa.get_epsilon_gaussian(noise_multiplier, delta))
     else:
