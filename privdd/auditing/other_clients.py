@@ -134,15 +134,19 @@ def _stack_clients(by_round: Sequence[Sequence[Signals]]) -> dict[str, Tensor]:
     fewest = min(map(len, by_round), default=0)
     if not fewest:
         return {}
-    first = by_round[-1][0]
-    names = [
-        name
-        for name, value in first.items()
-        if value.ndim == 1 and all(name in one for several in by_round for one in several)
-    ]
-    return {
-        name: torch.stack(
-            [torch.stack([one[name] for one in several[:fewest]]) for several in by_round], -1
-        )
-        for name in names
-    }
+    stacked = {}
+    for name, value in by_round[-1][0].items():
+        if value.ndim == 1 and _is_in_all_rounds(name, by_round):
+            stacked[name] = torch.stack(
+                [_stack_signal(name, clients[:fewest]) for clients in by_round], -1
+            )
+    return stacked
+
+
+def _is_in_all_rounds(name: str, by_round: Sequence[Sequence[Signals]]) -> bool:
+    return all(name in signals for clients in by_round for signals in clients)
+
+
+def _stack_signal(name: str, clients: Sequence[Signals]) -> Tensor:
+    """(M, n) of the signals of M clients in one round."""
+    return torch.stack([signals[name] for signals in clients])

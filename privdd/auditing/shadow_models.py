@@ -348,15 +348,17 @@ def stack_over_rounds(
     signals_by_round = {}
     for last, rounds in grouped.items():
         by_round = [_signals_of_round(stacked, last, t) for t in rounds]
-        keys = [
-            key
-            for key, value in by_round[-1].items()
-            if value.ndim == 2 and all(key in signals for signals in by_round)
-        ]
-        signals_by_round[last] = {
-            key: torch.stack([signals[key] for signals in by_round], -1) for key in keys
-        }
+        signals_by_round[last] = _stack_common_signals(by_round)
     return signals_by_round
+
+
+def _stack_common_signals(by_round: Sequence[StackedSignals]) -> dict[str, Tensor]:
+    """(K, n, R) of each signal (K, n) that all of the rounds have."""
+    stacked = {}
+    for key, value in by_round[-1].items():
+        if value.ndim == 2 and all(key in signals for signals in by_round):
+            stacked[key] = torch.stack([signals[key] for signals in by_round], -1)
+    return stacked
 
 
 def _signals_of_round(stacked: Mapping[int, StackedSignals], last: int, t: int) -> StackedSignals:

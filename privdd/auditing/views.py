@@ -256,12 +256,12 @@ def collect_views(
 def _pooled_feature_signals(stacked: SignalsByRound) -> dict[str, Tensor]:
     """A peer sees the client's features among everybody's: the same rows, so the same matched
     filter."""
-    return {
-        key.replace("features|", f"{Surface.SHARED_FEATURES}|"): value
-        for signals in stacked.values()
-        for key, value in signals.items()
-        if key.startswith("features|")
-    }
+    pooled = {}
+    for signals in stacked.values():
+        for key, value in signals.items():
+            if key.startswith("features|"):
+                pooled[key.replace("features|", f"{Surface.SHARED_FEATURES}|")] = value
+    return pooled
 
 
 def _single_record_views(run: FinishedRun) -> Iterator[tuple[View, Truth, str]]:

@@ -19,16 +19,18 @@ RECOMPUTE_TOLERANCE = 1e-3  # how far a score computed again may be off, relativ
 EXIT_DISAGREES = EXIT_CONTRADICTED = 2
 
 
-def issue_canaries(given: Mapping[str, Any]) -> int:
+def issue_canaries(arguments: Mapping[str, Any]) -> int:
     """Draw a salt, make the canaries and write all files."""
-    names = check_issue_arguments(given)
+    names = check_issue_arguments(arguments)
     salt = secrets.token_bytes(sealed_files.SALT_BYTES)
-    canaries = sealed_files.draw_canary_set(given, names, sealed_files.derive_seed(salt, "records"))
+    canaries = sealed_files.draw_canary_set(
+        arguments, names, sealed_files.derive_seed(salt, "records")
+    )
     usual = {"signal": "update", "confidence": 0.95, "delta": 1e-5, "stated": None}
-    statement = {name: given.get(name, value) for name, value in usual.items()}
-    folder = Path(given["sealed"])
-    if "secrets" in given:
-        chosen = Path(given["secrets"])
+    statement = {name: arguments.get(name, value) for name, value in usual.items()}
+    folder = Path(arguments["sealed"])
+    if "secrets" in arguments:
+        chosen = Path(arguments["secrets"])
     else:
         chosen = None
     sealed = sealed_files.write_sealed(folder, salt, canaries, statement, chosen)
@@ -43,17 +45,17 @@ def issue_canaries(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def open_canaries(given: Mapping[str, Any]) -> int:
+def open_canaries(arguments: Mapping[str, Any]) -> int:
     """Score the canaries, compute the bound and write opened.json and its page."""
-    folder = Path(given["sealed"])
+    folder = Path(arguments["sealed"])
     sealed = sealed_files.read_sealed(folder)
     secret_file = sealed_files.secrets_folder(folder, sealed.commitment) / sealed_files.SECRET_FILE
     sealed_secret = folder / sealed_files.SECRET_FILE
     if sealed_secret.exists():  # the canaries were issued with secrets=SEALED
         secret_file = sealed_secret
-    salt, coins = sealed_files.read_secret(Path(given.get("secret", secret_file)))
+    salt, coins = sealed_files.read_secret(Path(arguments.get("secret", secret_file)))
     sealed_files.check_commitment(sealed, salt, coins)
-    scores, artifact = score_artifact(sealed, given)
+    scores, artifact = score_artifact(sealed, arguments)
     result = sealed_files.opened_result(sealed, salt, coins, scores, artifact)
     write_json(folder / sealed_files.OPENED_FILE, result)
     page = write_opened_page(folder, result, sealed)
@@ -69,16 +71,16 @@ def open_canaries(given: Mapping[str, Any]) -> int:
     return 0
 
 
-def verify_canaries(given: Mapping[str, Any]) -> int:
+def verify_canaries(arguments: Mapping[str, Any]) -> int:
     """Compute everything again that the published files allow."""
-    folder = Path(given["sealed"])
+    folder = Path(arguments["sealed"])
     for name in (sealed_files.PUBLIC_FILE, sealed_files.CANARIES_FILE, sealed_files.OPENED_FILE):
         if not (folder / name).is_file():
             raise DamagedRun(f"{folder / name}: no such file")
     try:
         sealed = sealed_files.read_sealed(folder)
         opened = sealed_files.check_opened_file(sealed, folder / sealed_files.OPENED_FILE)
-        again = _recompute_scores(sealed, given, opened)
+        again = _recompute_scores(sealed, arguments, opened)
     except DamagedRun as differs:
         print(f"{folder}: DOES NOT AGREE\n{differs}", flush=True)
         return EXIT_DISAGREES
@@ -91,15 +93,15 @@ def verify_canaries(given: Mapping[str, Any]) -> int:
 
 
 def _recompute_scores(
-    sealed: sealed_files.SealedCanaries, given: Mapping[str, Any], found: Mapping[str, Any]
+    sealed: sealed_files.SealedCanaries, arguments: Mapping[str, Any], opened: Mapping[str, Any]
 ) -> bool:
     """Whether the scores were computed again. Raises DamagedRun where they differ."""
-    if not {"updates", "after", "scores"} & {*given}:
+    if not {"updates", "after", "scores"} & {*arguments}:
         return False
-    scores, artifact = score_artifact(sealed, given)
-    if artifact != found["artifact"]:
+    scores, artifact = score_artifact(sealed, arguments)
+    if artifact != opened["artifact"]:
         raise DamagedRun("opened.json speaks of another artifact than the one given")
-    theirs: np.ndarray = np.asarray(found["scores"])
+    theirs: np.ndarray = np.asarray(opened["scores"])
     # NaN agrees with nothing
     if not float(np.abs(scores - theirs).max()) <= RECOMPUTE_TOLERANCE * float(
         np.abs(theirs).max()
@@ -108,34 +110,35 @@ def _recompute_scores(
     return True
 
 
-def check_issue_arguments(given: Mapping[str, Any]) -> list[str]:
+def check_issue_arguments(arguments: Mapping[str, Any]) -> list[str]:
     """The names of the sites. Raises BadConfig, one line, for what cannot be issued."""
-    names = [name for name in str(given.get("sites", "")).split(",") if name]
+    names = [name for name in str(arguments.get("sites", "")).split(",") if name]
     if (
         not names
         or len(set(names)) != len(names)
         or not all(sealed_files.SITE_NAME.fullmatch(name) for name in names)
     ):
         needed = "different names of letters, digits, '.', '_' and '-' are needed"
-        raise BadConfig(f"sites={given.get('sites', '')}: {needed}")
-    if not 1 <= given.get("count", 0) <= sealed_files.MAX_CANARIES:
+        raise BadConfig(f"sites={arguments.get('sites', '')}: {needed}")
+    if not 1 <= arguments.get("count", 0) <= sealed_files.MAX_CANARIES:
         most = sealed_files.MAX_CANARIES
         raise BadConfig(
-            f"count={given.get('count')}: canaries of each site, from 1 to {most} (try 200)"
+            f"count={arguments.get('count')}: canaries of each site, from 1 to {most} (try 200)"
         )
-    if ("from" in given) == ("shape" in given):
+    if ("from" in arguments) == ("shape" in arguments):
         raise BadConfig("one of shape= (crafted records) and from= (mislabelled ones) is needed")
-    if given.get("classes", 2 if "from" in given else 0) < 2:
+    if arguments.get("classes", 2 if "from" in arguments else 0) < 2:
         raise BadConfig("classes=: at least 2 are needed")
     for key, low in (("stated", True), ("delta", True), ("confidence", False)):
-        value = given.get(key, 0.5)
+        value = arguments.get(key, 0.5)
         if not (value >= 0 if low else value > 0) or (key != "stated" and not value < 1):
             raise BadConfig(f"{key}={value:g}: out of range")
-    if given.get("beside_app") != "true":
+    if arguments.get("beside_app") != "true":
         check_private(
-            Path(given["secrets"]) if "secrets" in given else state_folder(), "the canaries' secret"
+            Path(arguments["secrets"]) if "secrets" in arguments else state_folder(),
+            "the canaries' secret",
         )
-    folder = Path(given["sealed"])
+    folder = Path(arguments["sealed"])
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise BadConfig(
             f"sealed={folder}: it exists already; canaries are issued once, into a new folder"

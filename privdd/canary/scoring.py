@@ -75,11 +75,11 @@ def score_by_updates(
 
 
 def project_out(
-    others: np.ndarray, rows: np.ndarray, update: np.ndarray
+    directions: np.ndarray, rows: np.ndarray, update: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """rows (m, p) and update (p,) without their parts in the span of others (k, p) (Frisch and
+    """rows (m, p) and update (p,) without their parts in the span of directions (k, p) (Frisch and
     Waugh 1933)."""
-    basis = np.linalg.qr(others.T)[0]
+    basis = np.linalg.qr(directions.T)[0]
     return rows - (rows @ basis) @ basis.T, update - basis @ (basis.T @ update)
 
 
@@ -149,41 +149,41 @@ def _read_csv_scores(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def score_artifact(
-    sealed: SealedCanaries, given: Mapping[str, Any]
+    sealed: SealedCanaries, arguments: Mapping[str, Any]
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """((m,) scores by id, what they were computed from). Raises BadConfig where the artifact is not
     of the declared signal."""
     signal = sealed.statement["signal"]
     if signal == "scores":
-        if "scores" not in given:
+        if "scores" not in arguments:
             raise BadConfig("scores=FILE is needed: these canaries were issued with signal=scores")
-        path = Path(given["scores"])
+        path = Path(arguments["scores"])
         return read_scores(path, len(sealed.canaries.y)), {
             "signal": "scores",
             "file": file_sha256(path),
         }
-    if "scores" in given:
+    if "scores" in arguments:
         issued = f"these canaries were issued with signal={signal}"
         raise BadConfig(f"scores=: {issued}; scores of another kind do not count")
-    if "model" not in given:
+    if "model" not in arguments:
         raise BadConfig("model=package.module:Net is needed")
     add_search_folder(Path.cwd())
-    model = network.build_network(load_target(given["model"]), given["args"])
-    if "updates" in given:
-        recordings = read_recordings(Path(given["updates"]))
+    model = network.build_network(load_target(arguments["model"]), arguments["args"])
+    if "updates" in arguments:
+        recordings = read_recordings(Path(arguments["updates"]))
         if signal == "loss":
             return _score_recorded_loss(sealed, model, recordings)
-        return _score_recorded_updates(sealed, given, model, recordings)
-    if signal != "loss" or "after" not in given:
+        return _score_recorded_updates(sealed, arguments, model, recordings)
+    if signal != "loss" or "after" not in arguments:
         raise BadConfig(
             "updates=RUN is needed"
             if signal == "update"
             else "updates=RUN, or after=FILE, is needed"
         )
-    after = Path(given["after"])
+    after = Path(arguments["after"])
     x = sealed.canaries.x
     y = sealed.canaries.y
-    before = Path(given["before"]) if "before" in given else None
+    before = Path(arguments["before"]) if "before" in arguments else None
     scores = score_by_loss(
         model, read_tensors(before) if before else None, read_tensors(after), x, y
     )
@@ -213,18 +213,20 @@ def _score_recorded_loss(
 
 
 def _score_recorded_updates(
-    sealed: SealedCanaries, given: Mapping[str, Any], model: Any, recordings: list[Recording]
+    sealed: SealedCanaries, arguments: Mapping[str, Any], model: Any, recordings: list[Recording]
 ) -> tuple[np.ndarray, dict[str, Any]]:
     scores = np.empty(len(sealed.canaries.y))
     digests = {}
     known_records = {
         site: _read_known_records(site, Path(path), sealed)
-        for site, path in given.get("known", {}).items()
+        for site, path in arguments.get("known", {}).items()
     }
     if unknown := sorted(set(known_records) - set(sealed.site_counts)):
         raise BadConfig(f"known.{unknown[0]}=: no such site")
     for site in sealed.site_counts:
-        recording, node = _find_client(recordings, site, given["client"], len(sealed.site_counts))
+        recording, node = _find_client(
+            recordings, site, arguments["client"], len(sealed.site_counts)
+        )
         replies = recording.replies_of(node)
         ids = sealed.canaries.site_ids(site)
         sent = (recording.broadcast_before(reply).read_arrays() for reply in replies)
@@ -232,13 +234,13 @@ def _score_recorded_updates(
         x = sealed.canaries.x[ids]
         y = sealed.canaries.y[ids]
         scores[ids] = score_by_updates(
-            model, rounds, x, y, given.get("clip"), known_records.get(site)
+            model, rounds, x, y, arguments.get("clip"), known_records.get(site)
         )
         digests[site] = [reply.digest for reply in replies]
-    if given.get("clip") is None:
+    if arguments.get("clip") is None:
         extra = {}
     else:
-        extra = {"clip": given["clip"]}
+        extra = {"clip": arguments["clip"]}
     if known_records:
         extra |= {"known": {site: digest_arrays(*pair) for site, pair in known_records.items()}}
     return scores, {"signal": "update", "replies": digests, **extra}

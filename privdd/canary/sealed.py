@@ -197,11 +197,11 @@ def write_sealed(
     folder: Path,
     salt: bytes,
     canaries: CanarySet,
-    told: Mapping[str, Any],
+    statement: Mapping[str, Any],
     secrets: Path | None = None,
 ) -> SealedCanaries:
-    """What is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``). told:
-    signal, confidence, delta, stated."""
+    """What is public into ``folder``, the rest into ``secrets`` (default ``secrets_folder``).
+    statement: signal, confidence, delta, stated."""
     ids_of = {name: canaries.site_ids(name) for name in dict.fromkeys(canaries.site.tolist())}
     entries: dict[str, dict[str, Any]] = {
         name: {"count": len(ids), "records": digest_arrays(canaries.x[ids], canaries.y[ids])}
@@ -213,7 +213,7 @@ def write_sealed(
         "relation": "add_remove",
         "sites": entries,
         "guesses": guesses,
-        **told,
+        **statement,
     }
     coins = {
         name: coins_to_text(site_coins(salt, name, entry["count"]))
@@ -284,12 +284,11 @@ class _Statement(BaseModel, strict=True, allow_inf_nan=False):
     commitment: Annotated[str, Field(pattern=f"^{HEX_DIGEST.pattern}$")]
 
 
-def _check_statement(path: Path, told: Mapping[str, Any]) -> None:
+def _check_statement(path: Path, statement: Mapping[str, Any]) -> None:
     try:
-        sites = _Statement.model_validate(told).sites
-        good = told["guesses"] == [
-            list(pair) for pair in guess_counts(sum(site.count for site in sites.values()))
-        ]
+        sites = _Statement.model_validate(statement).sites
+        count = sum(site.count for site in sites.values())
+        good = statement["guesses"] == [list(pair) for pair in guess_counts(count)]
     except ValueError:
         good = False
     if not good:
@@ -297,25 +296,27 @@ def _check_statement(path: Path, told: Mapping[str, Any]) -> None:
 
 
 def _check_canaries(
-    path: Path, found: Mapping[str, np.ndarray], told: Mapping[str, Any]
+    path: Path, arrays: Mapping[str, np.ndarray], statement: Mapping[str, Any]
 ) -> CanarySet:
-    x = found["x"]
-    y = found["y"]
-    site = found["site"]
-    m = sum(entry["count"] for entry in told["sites"].values())
-    names = np.repeat([*told["sites"]], [entry["count"] for entry in told["sites"].values()])
+    x = arrays["x"]
+    y = arrays["y"]
+    site = arrays["site"]
+    m = sum(entry["count"] for entry in statement["sites"].values())
+    names = np.repeat(
+        [*statement["sites"]], [entry["count"] for entry in statement["sites"].values()]
+    )
     plain = (
         x.ndim >= 2 and x.dtype.kind in "fiub" and y.dtype.kind in "iu" and site.dtype.kind == "U"
     )
     fits = (
         len(x) == len(y) == m
-        and np.array_equal(found["id"], np.arange(m))
+        and np.array_equal(arrays["id"], np.arange(m))
         and np.array_equal(site, names)
     )
     if not plain or not fits:
         raise DamagedRun(f"{path}: not the canaries that {PUBLIC_FILE} speaks of")
     canaries = CanarySet(x, y, site)
-    for name, entry in told["sites"].items():
+    for name, entry in statement["sites"].items():
         ids = canaries.site_ids(name)
         if digest_arrays(x[ids], y[ids]) != entry["records"]:
             raise DamagedRun(
@@ -332,9 +333,9 @@ def read_secret(path: Path) -> tuple[bytes, dict[str, str]]:
     return parse_secret(secret, path)
 
 
-def parse_secret(told: Mapping[str, Any], path: Path) -> tuple[bytes, dict[str, str]]:
-    salt = told.get("salt")
-    coins = told.get("coins")
+def parse_secret(secret: Mapping[str, Any], path: Path) -> tuple[bytes, dict[str, str]]:
+    salt = secret.get("salt")
+    coins = secret.get("coins")
     good = isinstance(salt, str) and HEX_DIGEST.fullmatch(salt) and isinstance(coins, dict)
     if not good or not all(isinstance(c, str) and set(c) <= {"0", "1"} for c in coins.values()):  # type: ignore[union-attr]
         raise DamagedRun(
@@ -366,17 +367,19 @@ def check_commitment(sealed: SealedCanaries, salt: bytes, coins: Mapping[str, st
 RecordPair = tuple[np.ndarray, np.ndarray]
 
 
-def draw_canary_set(given: Mapping[str, Any], sites: Sequence[str], seed: int) -> CanarySet:
-    """``count`` different canaries for each site. given: shape and classes, or from. Raises
+def draw_canary_set(arguments: Mapping[str, Any], sites: Sequence[str], seed: int) -> CanarySet:
+    """``count`` different canaries for each site. arguments: shape and classes, or from. Raises
     BadConfig, DamagedRun."""
-    total = given["count"] * len(sites)
-    if "from" in given:
-        x, y = read_records(Path(given["from"]))
-        x, y = mislabel_tail_records(x, y, int(given.get("classes", int(y.max()) + 1)), total, seed)
+    total = arguments["count"] * len(sites)
+    if "from" in arguments:
+        x, y = read_records(Path(arguments["from"]))
+        x, y = mislabel_tail_records(
+            x, y, int(arguments.get("classes", int(y.max()) + 1)), total, seed
+        )
     else:
-        x, y = craft_records(given["shape"], given["classes"], total, seed)
+        x, y = craft_records(arguments["shape"], arguments["classes"], total, seed)
     order = np.random.default_rng(seed).permutation(total)  # no site gets the tail of the choice
-    return CanarySet(x[order], y[order], np.repeat(list(sites), given["count"]))
+    return CanarySet(x[order], y[order], np.repeat(list(sites), arguments["count"]))
 
 
 def craft_records(shape: Sequence[int], classes: int, count: int, seed: int) -> RecordPair:
@@ -541,16 +544,16 @@ def _is_same_bound(theirs: Any, mine: float) -> bool:
     return type(theirs) in (int, float) and math.isclose(theirs, mine, **near)
 
 
-def describe_opened(found: Mapping[str, Any], sealed: SealedCanaries) -> str:
+def describe_opened(opened: Mapping[str, Any], sealed: SealedCanaries) -> str:
     """One line for the terminal."""
-    m = len(found["scores"])
+    m = len(opened["scores"])
     statement = sealed.statement
-    right = ", ".join(f"{right} of {guesses}" for guesses, right in found["guesses_right"])
+    right = ", ".join(f"{right} of {guesses}" for guesses, right in opened["guesses_right"])
     bound = (
-        f"epsilon >= {found['bound']:.3g} at delta {statement['delta']:g} "
+        f"epsilon >= {opened['bound']:.3g} at delta {statement['delta']:g} "
         f"({statement['confidence']:.0%})"
     )
     line = f"{m} canaries, coins read: {right}; {bound}"
-    if found["stated"] is None:
+    if opened["stated"] is None:
         return line
-    return f"{line}; stated {found['stated']:g}: {found['verdict']}"
+    return f"{line}; stated {opened['stated']:g}: {opened['verdict']}"

@@ -126,26 +126,29 @@ def flower_version() -> str:
 def message_arrays(content: RecordDict) -> dict[str, np.ndarray]:
     """All arrays of a message by name; with several records the names are RECORD/ARRAY."""
     records = content.array_records
-    several = len(records) > 1
-    return {
-        f"{name}/{key}" if several else key: array.numpy()
-        for name, record in records.items()
-        for key, array in record.items()
-    }
+    arrays = {}
+    for name, record in records.items():
+        prefix = f"{name}/" if len(records) > 1 else ""
+        for key, array in record.items():
+            arrays[f"{prefix}{key}"] = array.numpy()
+    return arrays
 
 
 def message_numbers(content: RecordDict) -> dict[str, Any]:
     """The numbers that travel beside the arrays: RECORD/NAME -> a number or a list of numbers."""
-    numbers = {
-        f"{name}/{key}": value
-        for name, record in content.metric_records.items()
-        for key, value in record.items()
-    }
-    text = lambda value: value if np.isfinite(value) else str(value)  # noqa: E731
-    return {
-        name: [text(item) for item in value] if isinstance(value, list) else text(value)
-        for name, value in numbers.items()
-    }
+    numbers: dict[str, Any] = {}
+    for name, record in content.metric_records.items():
+        for key, value in record.items():
+            if isinstance(value, list):
+                numbers[f"{name}/{key}"] = [_json_number(item) for item in value]
+            else:
+                numbers[f"{name}/{key}"] = _json_number(value)
+    return numbers
+
+
+def _json_number(value: float) -> float | str:
+    """JSON has no NaN and no infinity: they are texts."""
+    return value if np.isfinite(value) else str(value)
 
 
 def message_round(message: Message) -> int:

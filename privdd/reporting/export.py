@@ -16,7 +16,7 @@ from typing import Any
 from privdd.reporting import wording
 from privdd.reporting.compared_settings import Setting
 from privdd.reporting.frontier import frontier_places
-from privdd.reporting.schema import Privacy
+from privdd.reporting.schema import FindingRow, Privacy
 from privdd.reporting.wording import format_bytes, format_number, format_share
 from privdd.runtime.files import write_bytes
 
@@ -88,7 +88,12 @@ LEAK_COLUMNS = (
     "label",
     "data",
     "seeds",
-    *(f"tpr_at_{key}{end}" for key in LEAK_RATES for end in ("", "_low", "_high")),
+    "tpr_at_0.001",
+    "tpr_at_0.001_low",
+    "tpr_at_0.001_high",
+    "tpr_at_0.01",
+    "tpr_at_0.01_low",
+    "tpr_at_0.01_high",
     "epsilon_claimed",
     "epsilon_proven",
     "epsilon_shown",
@@ -132,6 +137,27 @@ LEAK_CAPTION = (
     "attack reconstructed. Upload: of one client, over the whole run. –: not measured, or the "
     "sample is too small."
 )
+# in findings.csv
+FINDING_COLUMNS = (
+    "surface",
+    "attack",
+    "family",
+    "adversary",
+    "auc",
+    "blind_auc",
+    "epsilon_shown",
+    "epsilon_stated",
+    "epsilon_validity",
+    "kappa",
+    "kappa_allowed",
+    "psnr",
+    "ssim",
+    "lpips",
+    "identified",
+    "label_accuracy",
+    "n",
+)
+FINDING_RATES = ("0.001", "0.01", "0.1")
 MOST_ROWS = 4  # of a table that stays whole on a page of the documentation
 OPEN_ROWS = 14  # of a shortened table that is not folded
 MOST_COLUMNS = 8
@@ -146,8 +172,10 @@ def table_to_csv(table: Table) -> str:
     row early."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(table[0])
-    writer.writerows([[_csv_cell(value) for value in row] for row in table[1]])
+    header, rows = table
+    writer.writerow(header)
+    for row in rows:
+        writer.writerow([_csv_cell(value) for value in row])
     return buffer.getvalue()
 
 
@@ -279,23 +307,15 @@ def leaks_to_latex(settings: Sequence[Setting]) -> str:
 
 
 def _latex_leak_row(row: Mapping[str, Any]) -> list[str]:
-    rates = [
-        _latex_rate(*(row[f"tpr_at_{key}{end}"] for end in ("", "_low", "_high")))
-        for key in LEAK_RATES
-    ]
+    rates = []
+    for key in LEAK_RATES:
+        name = f"tpr_at_{key}"
+        rates.append(_latex_rate(row[name], row[f"{name}_low"], row[f"{name}_high"]))
     epsilons = [_latex_number(row[f"epsilon_{name}"]) for name in ("claimed", "proven", "shown")]
-    if row["psnr"] is None:
-        psnr = "–"
-    else:
-        psnr = wording.format_decibel(row["psnr"])
-    if row["accuracy"] is not None:
-        kind = f" ({row['accuracy_kind']})"
-    else:
-        kind = ""
-    if row["uploaded_bytes_per_client"] is None:
-        size = "–"
-    else:
-        size = format_bytes(row["uploaded_bytes_per_client"])
+    psnr = "–" if row["psnr"] is None else wording.format_decibel(row["psnr"])
+    kind = "" if row["accuracy"] is None else f" ({row['accuracy_kind']})"
+    upload = row["uploaded_bytes_per_client"]
+    size = "–" if upload is None else format_bytes(upload)
     texts = [psnr, f"{format_share(row['accuracy'])}{kind}", size]
     return [
         escape_latex(row["setting"]),
@@ -325,47 +345,31 @@ def _latex_number(value: float | None) -> str:
 
 def findings_table(settings: Sequence[Setting]) -> Table:
     """Every finding of every run, one row each, for other programs."""
-    plain = (
-        "surface",
-        "attack",
-        "family",
-        "adversary",
-        "auc",
-        "blind_auc",
-        "epsilon_shown",
-        "epsilon_stated",
-        "epsilon_validity",
-        "kappa",
-        "kappa_allowed",
-        "psnr",
-        "ssim",
-        "lpips",
-        "identified",
-        "label_accuracy",
-        "n",
-    )
-    keys = ("0.001", "0.01", "0.1")
-    header = (
-        "setting",
-        "seed",
-        *plain,
-        *(f"{part}_at_{key}" for key in keys for part in ("tpr", "lo", "hi")),
-    )
+    header = ["setting", "seed", *FINDING_COLUMNS]
+    for key in FINDING_RATES:
+        header += [f"tpr_at_{key}", f"lo_at_{key}", f"hi_at_{key}"]
     rows = []
     for setting in settings:
         for run in setting.runs:
             for row in run.findings.findings:
-                found = [(row.tpr_at_fpr or {}).get(key) for key in keys]
-                rates = [
-                    v
-                    for at in found
-                    for v in ((at.tpr, *at.ci) if at and at.resolvable else (None,) * 3)
-                ]
-                cells = [
-                    str(v) if isinstance(v := getattr(row, name), str) else v for name in plain
-                ]
-                rows.append([setting.label, run.findings.run.seed, *cells, *rates])
+                rows.append([setting.label, run.findings.run.seed, *_finding_cells(row)])
     return header, rows
+
+
+def _finding_cells(row: FindingRow) -> list[Any]:
+    """The values of a finding, then of each false-positive rate that its sample can resolve the
+    true-positive rate with its interval."""
+    cells: list[Any] = []
+    for name in FINDING_COLUMNS:
+        value = getattr(row, name)
+        cells.append(str(value) if isinstance(value, str) else value)
+    for key in FINDING_RATES:
+        rate = (row.tpr_at_fpr or {}).get(key)
+        if rate is not None and rate.resolvable:
+            cells += [rate.tpr, *rate.ci]
+        else:
+            cells += [None, None, None]
+    return cells
 
 
 def split_markdown_tables(text: str, stem: str) -> tuple[str, dict[str, str]]:

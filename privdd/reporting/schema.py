@@ -467,14 +467,18 @@ class FindingRow(Part):
     def rate_count(self) -> int:
         """How many of its figures could lie above guessing by chance: each is one more try at 95
         %."""
-        shown = sum(at.resolvable for at in (self.tpr_at_fpr or {}).values())
-        seen = self.pictures
-        by_pictures = (self.identified, seen and seen.chance, seen and seen.chance_best)
-        shown += sum(
-            one is not None
-            for one in (self.auc_ci, self.worst_records, self.label_accuracy, self.copy_test)
+        rates = (self.tpr_at_fpr or {}).values()
+        measures = (self.auc_ci, self.worst_records, self.label_accuracy, self.copy_test)
+        pictures = self.pictures
+        # of the results of an attack the best was picked: each of them was a try
+        picked = (
+            self.identified,
+            pictures and pictures.chance,
+            pictures and pictures.chance_best,
         )
-        return shown + (self.picked or 1) * sum(one is not None for one in by_pictures)
+        count = sum(rate.resolvable for rate in rates)
+        count += sum(measure is not None for measure in measures)
+        return count + (self.picked or 1) * sum(measure is not None for measure in picked)
 
     @property
     def evidence_name(self) -> str:
@@ -600,14 +604,14 @@ def write_findings(findings: Findings | Mapping[str, Any], path: Path | str) -> 
 
 def schema_text() -> str:
     """The schema as indented JSON, with a line end."""
-    made = Findings.model_json_schema(by_alias=True)
+    schema = Findings.model_json_schema(by_alias=True)
     head = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"privdd findings.json, schema {SCHEMA}",
     }
     return (
         json.dumps(
-            {**head, **{k: v for k, v in made.items() if k != "title"}},
+            {**head, **{k: v for k, v in schema.items() if k != "title"}},
             indent=1,
             ensure_ascii=False,
         )

@@ -339,17 +339,16 @@ def distillation_analysis(
     names = stored_rows[0].client_names
     real = [record_features(row) for row in stored_rows]
     virtual = [virtual_image_features(row) for row in stored_rows]
-    values = [client_distances(before, after) for before, after in zip(real, virtual, strict=True)]
+    distances = [client_distances(*pair) for pair in zip(real, virtual, strict=True)]
+    body = []
+    for index, (first, second) in enumerate(combinations(names, 2)):
+        records = format_spread([run[index][0] for run in distances], 100)
+        images = format_spread([run[index][1] for run in distances], 100)
+        body.append((f"{first} and {second}", records, images))
     table = ExtraTable(
         "Figure 1: how far apart two clients are",
         ("clients", "their records", "their virtual images"),
-        tuple(
-            (
-                f"{a} and {b}",
-                *(format_spread([run[index][side] for run in values], 100) for side in (0, 1)),
-            )
-            for index, (a, b) in enumerate(combinations(names, 2))
-        ),
+        tuple(body),
         "Squared MMD times 100 of up to 100 records and 100 images of each client, with "
         "the same Gaussian kernel in both columns; mean ± standard deviation over seeds. "
         "The "
@@ -381,12 +380,10 @@ def regulariser_analysis(
         if cell is None or not (stored_rows := load_stored_rows(cell, seeds, rows)):
             continue
         features = [record_features(row) for row in stored_rows]
-        means = [
-            _mean_of_known([real for real, _ in client_distances(feature, feature)])
-            for feature in features
-        ]
+        means = [_mean_distance(feature) for feature in features]
         body.append((name, format_spread(means, 100)))
-        panels[name], names = features[0], stored_rows[0].client_names
+        panels[name] = features[0]
+        names = stored_rows[0].client_names
     if not body:
         return [], []
     table = ExtraTable(
@@ -402,6 +399,11 @@ def regulariser_analysis(
     return [table], [plot_scatter("tsne-regulariser", title, caption, panels, names, seeds[0])]
 
 
+def _mean_distance(features: list[Points]) -> float:
+    """The squared MMD between two clients' records, mean over pairs of clients."""
+    return _mean_of_known([records for records, _ in client_distances(features, features)])
+
+
 def plot_scatter(
     name: str,
     title: str,
@@ -411,11 +413,12 @@ def plot_scatter(
     seed: int,
 ) -> Plot:
     """One t-SNE for each panel, one colour for each set in it."""
-    description = "; ".join(
-        f"{panel}: {', '.join(f'{len(points)} of {n}' for n, points in zip(names, sets))}"
-        for panel, sets in panels.items()
-    )
-    return Plot(name, title, caption, f"t-SNE. {description}.", _draw_scatter(panels, names, seed))
+    descriptions = []
+    for panel, sets in panels.items():
+        counts = [f"{len(points)} of {client}" for client, points in zip(names, sets)]
+        descriptions.append(f"{panel}: {', '.join(counts)}")
+    alt = f"t-SNE. {'; '.join(descriptions)}."
+    return Plot(name, title, caption, alt, _draw_scatter(panels, names, seed))
 
 
 def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: int) -> Figure:
@@ -453,9 +456,9 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
         row = load_stored_row(cell, seeds[0], rows)
         if row:
             sent = [
-                (t, one.sent)
-                for t, one in sorted(row.progress.snapshots.items())
-                if "images" in one.sent
+                (t, snapshot.sent)
+                for t, snapshot in sorted(row.progress.snapshots.items())
+                if "images" in snapshot.sent
             ]
         else:
             sent = []
@@ -465,10 +468,11 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
             np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS)).round().astype(int)
         )
         classes = row.experiment.dataset.classes
-        lines = {
-            f"round {t + 1}": first_images(one["images"]["x"], one["labels"]["y"], classes)
-            for t, one in (sent[place] for place in places)
-        }
+        lines = {}
+        for place in places:
+            t, artifacts = sent[place]
+            labels = artifacts["labels"]["y"]
+            lines[f"round {t + 1}"] = first_images(artifacts["images"]["x"], labels, classes)
         caption = (
             f"The first image of each class that client {row.experiment.plan.victim} "
             f"sent, seed {seeds[0]}; "
@@ -543,32 +547,29 @@ def feature_analysis(
         if not file.is_file():
             write_json(file, measure_feature_kinds(build_row_experiment(cells[0].overrides, seed)))
         results.append(read_json(file))
-    trained = tuple(
-        (
-            kind,
-            *(
-                format_spread([result[f"trained on {kind}"][test] for result in results], 100)
-                for test in FEATURE_KINDS
-            ),
-        )
-        for kind in FEATURE_KINDS
-    )
-    comparable = tuple(
-        (k, f"{v:g}", format_spread([result["psnr"][k] for result in results]))
-        for k, v in PRINTED_PSNR.items()
-    )
+    accuracies = []
+    for kind in FEATURE_KINDS:
+        cells_of_kind = [kind]
+        for test in FEATURE_KINDS:
+            values = [result[f"trained on {kind}"][test] for result in results]
+            cells_of_kind.append(format_spread(values, 100))
+        accuracies.append(tuple(cells_of_kind))
+    likeness = []
+    for part, printed in PRINTED_PSNR.items():
+        values = [result["psnr"][part] for result in results]
+        likeness.append((part, f"{printed:g}", format_spread(values)))
     return [
         ExtraTable(
             "Figure 17: trained on the row, tested on the column (accuracy in percent)",
             ("trained on", *FEATURE_KINDS),
-            trained,
+            tuple(accuracies),
             "The paper shows bars and no numbers: a classifier of x is comparable on "
             "x_s, and x_r lacks the needed information.",
         ),
         ExtraTable(
             "Table 12: how alike x and its parts are",
             ("part", "paper", "here"),
-            comparable,
+            tuple(likeness),
             "PSNR to x in dB, higher is more alike; pixels are clipped to [0, 1], as "
             "those of x_s below 0 are.",
         ),
@@ -636,7 +637,10 @@ def run_analyses(
     names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
     """Run the named analyses on the rows in ``rows``; rows that were not trained are left out."""
-    figures = [ANALYSES[name](cells, seeds, rows) for name in names]
-    return [table for tables, _ in figures for table in tables], [
-        plot for _, plots in figures for plot in plots
-    ]
+    tables = []
+    plots = []
+    for name in names:
+        new_tables, new_plots = ANALYSES[name](cells, seeds, rows)
+        tables += new_tables
+        plots += new_plots
+    return tables, plots
