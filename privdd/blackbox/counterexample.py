@@ -180,7 +180,11 @@ def learn_odds(
 
 def learn_likelihood_ratio(present: np.ndarray, absent: np.ndarray, bins: int = BINS) -> Statistic:
     """The log ratio of two histograms of each number, summed as if numbers were independent:
-    outputs are (n, numbers)."""
+
+        T(y) = sum_j ln (c_j(y_j) + 1/2) / (a_j(y_j) + 1/2)
+
+    with c_j and a_j the counts of present and absent outputs in y_j's cell. Half a count keeps an
+    empty cell from deciding alone. Outputs are (n, numbers)."""
     samples = np.concatenate([present, absent])
     shares = np.linspace(0, 1, bins + 1)[1:-1]
     edges = [np.unique(np.quantile(column, shares)) for column in samples.T]

@@ -84,8 +84,10 @@ def project_out(
 
 
 def _estimate_step_size(gram: np.ndarray, product: np.ndarray) -> float:
-    """The positive factor of one canary's step in an update, of all rounds: twice the mean
-    coefficient, as half of the canaries are in."""
+    """The positive factor of one canary's step in an update, of all rounds.
+
+    2 mean(c) with c = (G + r I)^-1 b, the ridge regression of the updates on the canaries' rows
+    (G = sum A A^T, b = sum A u): twice the mean coefficient, as half of the canaries are in."""
     ridge = 1e-3 * float(np.trace(gram)) / len(gram)
     coefficients = np.linalg.solve(gram + max(ridge, 1e-12) * np.eye(len(gram)), product)
     size = 2 * float(np.mean(coefficients))

@@ -111,8 +111,12 @@ def adjust_holm(values: Sequence[float | None]) -> list[float | None]:
 
 
 def p_value(better: Sequence[float], worse: Sequence[float]) -> float | None:
-    """One-sided paired t-test (Student 1908): the chance of such a gain if there were none; None
-    with one seed."""
+    """One-sided paired t-test (Student 1908): the chance of such a gain if there were none,
+
+        p = P(T_{n-1} >= sqrt(n) mean(g) / s),  s^2 = sum_i (g_i - mean(g))^2 / (n - 1),
+
+    of the gains g_i of n seeds. Paired, as a seed fixes the random streams of both rows.
+    None with one seed."""
     gains = np.asarray(better, dtype=float) - np.asarray(worse, dtype=float)
     if len(gains) < 2:
         return None

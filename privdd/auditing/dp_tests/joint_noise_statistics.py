@@ -94,9 +94,13 @@ def direction_alignment_p_value(groups: Mapping[str, Tensor]) -> CheckOutcome:
 def block_variance_p_value(power: Tensor, degrees: int, what: str) -> CheckOutcome:
     """Is any block of these squares smaller than chi-square makes it, in one release or in all?
 
-    A block of w neighbours of d degrees each is chi-square(w d), of all R releases chi-square(R w
-    d). Widths are halved from n to 1, so a gap of any width is covered to its quarter at least; the
-    smallest p-value is corrected for all blocks by the union bound. Short blocks, of fewer than
+    A block B of w neighbours x_j of d degrees each is chi-square(w d), of all R releases
+    chi-square(R w d), and F is its distribution function:
+
+        p = min(1, m min_B F(sum_{j in B} x_j)),
+
+    corrected for all m blocks by the union bound. Widths are halved from n to 1, so a gap of any
+    width is covered to its quarter at least. Short blocks, of fewer than
     ``MIN_BLOCK_DEGREES``, are examined in all releases together alone.
 
     Args:
