@@ -122,8 +122,8 @@ def _run_command(argv: Sequence[str]) -> int:
     profiles = [p for p in wanted if p.name not in absent]
     for name, why in absent.items():
         print(f"profile {name}: not run: {why}", file=sys.stderr)
-    drawn = fault_trials.draw_faults(request.seed, request.draw_count, profiles)
-    jobs = _jobs(request, faults, drawn, profiles)
+    drawn_faults = fault_trials.draw_faults(request.seed, request.draw_count, profiles)
+    jobs = _jobs(request, faults, drawn_faults, profiles)
     outcomes = list(_run_trials(request, jobs))
     table = fault_trials.format_score_table(outcomes, faults, profiles)
     problems = fault_trials.unexpected_outcomes(outcomes)
@@ -145,34 +145,37 @@ def _run_command(argv: Sequence[str]) -> int:
 
 
 def _jobs(
-    asked: SelftestRequest, faults: Sequence[Any], drawn: Sequence[Any], profiles: Sequence[Any]
+    request: SelftestRequest,
+    faults: Sequence[Any],
+    drawn_faults: Sequence[Any],
+    profiles: Sequence[Any],
 ) -> list[tuple[Any, Any, int]]:
     """(profile, fault or None, seed): healthy runs first, at drawn seeds; drawn faults; then each
     fault in every profile that it applies to."""
     from privdd.core.rng import Keys
 
-    rng = Keys(asked.seed).fold("selftest", "seeds").numpy()
+    rng = Keys(request.seed).fold("selftest", "seeds").numpy()
     jobs = [
         (profiles[index % len(profiles)], None, int(rng.integers(10**6)))
-        for index in range(asked.controls * bool(profiles))
+        for index in range(request.controls * bool(profiles))
     ]
-    rng = Keys(asked.seed).fold("selftest", "faults").numpy()
-    jobs += [(profile, fault, int(rng.integers(10**6))) for profile, fault in drawn]
-    for seed, fault, profile in product(asked.seeds, faults, profiles):
+    rng = Keys(request.seed).fold("selftest", "faults").numpy()
+    jobs += [(profile, fault, int(rng.integers(10**6))) for profile, fault in drawn_faults]
+    for seed, fault, profile in product(request.seeds, faults, profiles):
         if not fault.not_applicable(profile):
             jobs.append((profile, fault, seed))
     return jobs
 
 
-def _run_trials(asked: SelftestRequest, jobs: Sequence[tuple[Any, Any, int]]) -> Iterator[Any]:
+def _run_trials(request: SelftestRequest, jobs: Sequence[tuple[Any, Any, int]]) -> Iterator[Any]:
     """Kept in the file after each."""
     from privdd.runtime.progress import show_progress
     from privdd.selftest_faults.fault_trials import load_outcomes, run_trial, save_outcomes
 
     done = {}
-    if asked.resume != "false" and asked.out is not None and asked.out.is_file():
-        done = {(o.fault, o.profile, o.seed): o for o in load_outcomes(asked.out)}
-    if asked.resume == "only":
+    if request.resume != "false" and request.out is not None and request.out.is_file():
+        done = {(o.fault, o.profile, o.seed): o for o in load_outcomes(request.out)}
+    if request.resume == "only":
         jobs = [(p, f, s) for p, f, s in jobs if (f.key if f else "", p.name, s) in done]
     outcomes = []
     with show_progress("self-test", len(jobs)) as bar:
@@ -180,8 +183,8 @@ def _run_trials(asked: SelftestRequest, jobs: Sequence[tuple[Any, Any, int]]) ->
             name = fault.key if fault else ""
             if (name, profile.name, seed) not in done:
                 done[name, profile.name, seed] = run_trial(profile, fault, seed)
-                if asked.out is not None:
-                    save_outcomes(asked.out, list(done.values()))
+                if request.out is not None:
+                    save_outcomes(request.out, list(done.values()))
             outcomes.append(done[name, profile.name, seed])
             bar.advance(f"{name or 'healthy'} in {profile.name}")
     yield from outcomes

@@ -163,8 +163,8 @@ class AttackTask:
             task = self
         return task._run_jobs(self.jobs)
 
-    def _run_jobs(self, given: Sequence[AttackJob]) -> list[AttackOutcome]:
-        """given: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
+    def _run_jobs(self, jobs: Sequence[AttackJob]) -> list[AttackOutcome]:
+        """jobs: the jobs on the CPU, where the bounds are computed and the evidence is kept."""
         streams = [
             attack_stream(self.terms.keys, job.name, job.view.surface, job.note)
             for job in self.jobs
@@ -180,8 +180,8 @@ class AttackTask:
                 refused[i] = result
         spent = (time.monotonic() - began) / len(self.jobs)
         return [
-            self._judge_job(i, given[i], refused[i], evidence.get(i, Evidence()), spent)
-            for i in range(len(given))
+            self._judge_job(i, jobs[i], refused[i], evidence.get(i, Evidence()), spent)
+            for i in range(len(jobs))
         ]
 
     def _collect_evidence(
@@ -204,10 +204,15 @@ class AttackTask:
         return list(chain.from_iterable(self._collect_evidence([row], fresh) for row in rows))
 
     def _judge_job(
-        self, at: int, job: AttackJob, refused: Finding | None, evidence: Evidence, spent: float
+        self,
+        position: int,
+        job: AttackJob,
+        refused: Finding | None,
+        evidence: Evidence,
+        spent: float,
     ) -> AttackOutcome:
         began = time.monotonic()
-        job_on_device = self.jobs[at]
+        job_on_device = self.jobs[position]
         try:
             if refused is None:
                 finding = job.attack.judge(evidence, job_on_device.view, job_on_device.truth)
@@ -402,19 +407,19 @@ def corrected_bound(bound: float, alone: float | None) -> float:
 
 
 def decided_again(
-    finding: Finding, kept: Mapping[str, Tensor], job: AttackJob, terms: AttackTerms
+    finding: Finding, stored: Mapping[str, Tensor], job: AttackJob, terms: AttackTerms
 ) -> Finding:
-    """An earlier finding at today's share of the error budget. kept: what its evidence file
+    """An earlier finding at today's share of the error budget. stored: what its evidence file
     holds."""
-    if "scores" not in kept or job.view.worlds is None:
+    if "scores" not in stored or job.view.worlds is None:
         return finding
-    shape = 1 + int(kept["world"].max()), 1 + int(kept["record"].max())
-    masks = kept["members"].bool().reshape(shape)
+    shape = 1 + int(stored["world"].max()), 1 + int(stored["record"].max())
+    masks = stored["members"].bool().reshape(shape)
     view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
     shown_alone = finding.measures.epsilon_shown
     bound = familywise_bound(
-        kept["scores"].reshape(shape), view, terms.delta, terms.budget, seed, shown_alone
+        stored["scores"].reshape(shape), view, terms.delta, terms.budget, seed, shown_alone
     )
     return finding.with_diagnostics(**bound)
 

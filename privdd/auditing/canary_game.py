@@ -57,13 +57,13 @@ def score_canaries(
     base = shard.train
     shard_with_canaries = shard.with_train(Records.concat([base, canaries]))
 
-    def add_observed(asked: ObservedRelease) -> None:
-        mechanism = plan.mechanisms[asked.name]
+    def add_observed(observed: ObservedRelease) -> None:
+        mechanism = plan.mechanisms[observed.name]
         if not is_noised_sum(mechanism):
             return
-        if asked.taken is not None and len(asked.taken) == len(base) + present:
-            asked = replace(asked, taken=asked.taken[: len(base)])
-        if release := noised_sum_of_release(mechanism, asked, base, canaries):
+        if observed.taken is not None and len(observed.taken) == len(base) + present:
+            observed = replace(observed, taken=observed.taken[: len(base)])
+        if release := noised_sum_of_release(mechanism, observed, base, canaries):
             canary_scores.add_release(*release)
 
     for observed in transcript:
@@ -140,15 +140,15 @@ def _choose_spread(plan: Plan, shard: Shard, candidates: Records, count: int) ->
     """Positions of the chosen candidates, class by class, as their first contributions tell."""
     effects_by_cell: dict[str | None, Tensor] = {}
 
-    def note_contributions(asked: ObservedRelease) -> None:
-        mechanism = plan.mechanisms[asked.name]
-        if is_noised_sum(mechanism) and count_records(asked.rows):
-            single = single_contributions(mechanism, asked.rows).double()
+    def note_contributions(observed: ObservedRelease) -> None:
+        mechanism = plan.mechanisms[observed.name]
+        if is_noised_sum(mechanism) and count_records(observed.rows):
+            single = single_contributions(mechanism, observed.rows).double()
             if (
-                asked.partition not in effects_by_cell
-                or single.shape[1] > effects_by_cell[asked.partition].shape[1]
+                observed.partition not in effects_by_cell
+                or single.shape[1] > effects_by_cell[observed.partition].shape[1]
             ):
-                effects_by_cell[asked.partition] = single
+                effects_by_cell[observed.partition] = single
 
     server = plan.method.init(plan.problem, plan.keys.fold("public", "init"))
     ctx = instrumented_context(plan, 0, TranscriptReader(None, note_contributions))
@@ -283,14 +283,14 @@ def _refuted_epsilon(
 
 
 def _describe_scores(
-    found: CanaryScores, counts: Sequence[tuple[int, int]], m: int, observed: int, rounds: int
+    scores: CanaryScores, counts: Sequence[tuple[int, int]], m: int, observed: int, rounds: int
 ) -> str:
     right = ", ".join(f"{correct} of {guesses}" for guesses, correct in counts)
     return (
-        f"{m} canaries by fair coins, {found.releases} noised sums of {observed} of "
+        f"{m} canaries by fair coins, {scores.releases} noised sums of {observed} of "
         f"{rounds} rounds; guesses right: {right}; "
         "in all of them together a canary moves the sum by "
-        f"{math.sqrt(found.gain / m):.3g} noise scales if it is sampled"
+        f"{math.sqrt(scores.gain / m):.3g} noise scales if it is sampled"
     )
 
 

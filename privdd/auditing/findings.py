@@ -331,11 +331,11 @@ def findings_json(audited: AuditState) -> dict[str, Any]:
     )
 
 
-def distillation_entry(found: DistillationDiagnostics | None) -> dict[str, Any]:
+def distillation_entry(diagnostics: DistillationDiagnostics | None) -> dict[str, Any]:
     """The section ``distillation``: one row for the audited client; {} if nothing was distilled."""
-    if found is None:
+    if diagnostics is None:
         return {}
-    row = {name: value for name, value in asdict(found).items() if value is not None}
+    row = {name: value for name, value in asdict(diagnostics).items() if value is not None}
     return {"distillation": [row]}
 
 

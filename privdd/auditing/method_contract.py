@@ -377,11 +377,11 @@ def _moved_by_rounding(
     moved: dict[str, dict[str, float]] = {}
     for name, artifact in sent.items():
         if name in again:
-            other = again[name].value
+            second = again[name].value
             moved[name] = {
-                key: float((other[key].double() - value.double()).abs().max())
+                key: float((second[key].double() - value.double()).abs().max())
                 for key, value in artifact.value.items()
-                if value.numel() and key in other and other[key].shape == value.shape
+                if value.numel() and key in second and second[key].shape == value.shape
             }
     return moved
 

@@ -172,7 +172,7 @@ def collect_noised_sums(
     candidates = game.audited_records
     everyone = whole.with_train(Records.concat([base, candidates]))
     place = torch.isin(trained.ids, base.ids)
-    for observed in sorted(transcript, key=lambda one: one.round):
+    for observed in sorted(transcript, key=lambda release_round: release_round.round):
         if observed.outputs:
             note = _SumCollector(
                 sums, plan, base, candidates, place, trained.y.cpu(), len(observed.outputs)
@@ -212,22 +212,22 @@ class _SumCollector:
     labels: Tensor
     left: int
 
-    def __call__(self, asked: ObservedRelease) -> None:
-        coins = asked.taken
+    def __call__(self, observed: ObservedRelease) -> None:
+        coins = observed.taken
         place = self.place
-        if coins is not None and asked.partition is not None and len(coins) != len(place):
-            place = place[self.labels == class_of_cell(asked.partition)]
+        if coins is not None and observed.partition is not None and len(coins) != len(place):
+            place = place[self.labels == class_of_cell(observed.partition)]
         if coins is not None and len(coins) != len(place):
-            raise NotPerRecord(f"{asked.name}: {len(coins)} records sampled of {len(place)}")
-        asked = replace(asked, taken=None if coins is None else coins[place])
+            raise NotPerRecord(f"{observed.name}: {len(coins)} records sampled of {len(place)}")
+        observed = replace(observed, taken=None if coins is None else coins[place])
         try:
             release = noised_sum_of_release(
-                self.plan.mechanisms[asked.name], asked, self.base, self.candidates
+                self.plan.mechanisms[observed.name], observed, self.base, self.candidates
             )
         except ValueError as problem:
             raise NotPerRecord(str(problem)) from problem
         if release is not None:
-            self.found.add_release(asked.name, *release)
+            self.found.add_release(observed.name, *release)
         self.left -= 1
         if not self.left:
             raise _AllReleasesSeen

@@ -93,7 +93,7 @@ NoisedSumRelease = tuple[np.ndarray, np.ndarray, np.ndarray, float, float]
 
 
 def noised_sum_of_release(
-    mechanism: Mechanism, asked: ObservedRelease, base: Records, candidates: Records
+    mechanism: Mechanism, release: ObservedRelease, base: Records, candidates: Records
 ) -> NoisedSumRelease | None:
     """One release as a noised sum over candidates; None where none of them is in its class.
 
@@ -101,10 +101,11 @@ def noised_sum_of_release(
     what each adds (g, p), the release less what ``base`` adds (p,), noise scale, chance to be
     sampled.) Raises ValueError where contributions are not one a record, ``base`` first.
     """
-    label = class_of_cell(asked.partition)
+    label = class_of_cell(release.partition)
     if label == UNKNOWN_CELL:
         raise ValueError(
-            f"{asked.name}: the cell {asked.partition!r} is not a class: its records are unknown"
+            f"{release.name}: the cell {release.partition!r} is not a class: its records are "
+            "unknown"
         )
     if label is None:
         base_positions = torch.ones(len(base), dtype=torch.bool)
@@ -113,29 +114,31 @@ def noised_sum_of_release(
         base_positions = (base.y == label).cpu()
         candidate_positions = (candidates.y == label).cpu()
     positions = candidate_positions.nonzero()[:, 0].numpy()
-    rows = asked.rows
+    rows = release.rows
     size = int(base_positions.sum())
     if not len(positions):
         return None
     if count_records(rows) != size + len(positions):
         raise ValueError(
-            f"{asked.name}: {count_records(rows)} contributions of {size} + "
+            f"{release.name}: {count_records(rows)} contributions of {size} + "
             f"{len(positions)} records"
         )
     sampled = torch.ones(size, dtype=torch.bool)
     if (
-        asked.taken is not None
+        release.taken is not None
     ):  # one coin for each of the client's records, or for each of this partition
-        if len(asked.taken) == len(base):
-            sampled = asked.taken[base_positions]
+        if len(release.taken) == len(base):
+            sampled = release.taken[base_positions]
         else:
-            sampled = asked.taken[:size]
+            sampled = release.taken[:size]
     silent = mechanism(take_records(rows, sampled.nonzero()[:, 0].to(device_of(rows))), ZERO_NOISE)
     effects = [
         clean_numbers(mechanism, take_records(rows, slice(size + i, size + i + 1)))
         for i in range(len(positions))
     ]
-    observed = flatten_tensors(asked.value).double() - flatten_tensors(silent.exact or {}).double()
+    observed = (
+        flatten_tensors(release.value).double() - flatten_tensors(silent.exact or {}).double()
+    )
     stack: np.ndarray = torch.stack(effects).double().cpu().numpy()
     return (
         positions,

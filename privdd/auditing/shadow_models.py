@@ -570,10 +570,10 @@ def describe_replays(run: FinishedRun, view: View) -> str:
     )
 
 
-def describe_read_rounds(plan: Plan, view: View, asked: int) -> str:
+def describe_read_rounds(plan: Plan, view: View, count: int) -> str:
     """For a finding's note: how many rounds of a phase are replayed, if it had more; else "".
 
-    asked: ``audit.rounds``; fewer are read if fewer were kept."""
+    count: ``audit.rounds``; fewer are read if fewer were kept."""
     if view.worlds is None or not view.worlds.rounds:
         return ""
     phase_of = plan.method.audit_hooks.phase
@@ -583,7 +583,7 @@ def describe_read_rounds(plan: Plan, view: View, asked: int) -> str:
     read = next(iter(view.worlds.rounds.values())).shape[-1]
     if read >= total:
         return ""
-    if read < asked:
+    if read < count:
         return f"{read} of {total} rounds of the phase are read: no more are kept"
     return f"{read} of {total} rounds of the phase are read (audit.rounds): more may show more"
 

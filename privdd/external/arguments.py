@@ -188,9 +188,9 @@ def parse_target_arguments(argv: Sequence[str], kind: str = "") -> TargetArgumen
     )
 
 
-def _check_keys_read(found: Mapping[str, Any], kind: str) -> None:
+def _check_keys_read(typed: Mapping[str, Any], kind: str) -> None:
     read = ("train", "heldout", "records", *KEYS_BY_KIND[kind])
-    for key in found:
+    for key in typed:
         if key.startswith(TARGET_PREFIX) and key.split(".")[1] not in read:
             raise BadConfig(
                 f"{key}: not read of {'a recording' if kind == 'recording' else f'target.{kind}'}"

@@ -150,7 +150,7 @@ def _read_capture(folder: Path, name: str, model: nn.Module, kind: str) -> Captu
     return Capture(int(match[1]), int(match[2]), kind, value, sent)
 
 
-def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _read_update_file(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, if each has a name and a shape of the model's. Raises BadConfig for another, and
     for NaN."""
     try:
@@ -158,9 +158,9 @@ def _read_update_file(path: Path, own: Mapping[str, Tensor]) -> dict[str, Tensor
     except DamagedRun as error:
         raise BadConfig(f"target.updates={error}") from None
     for name, tensor in value.items():
-        if name not in own or own[name].shape != tensor.shape:
-            if name in own:
-                comparison = f"the model's is {tuple(own[name].shape)}"
+        if name not in expected or expected[name].shape != tensor.shape:
+            if name in expected:
+                comparison = f"the model's is {tuple(expected[name].shape)}"
             else:
                 comparison = "the model has none of this name"
             raise BadConfig(f"target.updates={path}: {name} {tuple(tensor.shape)}: {comparison}")

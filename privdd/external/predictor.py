@@ -304,15 +304,15 @@ def _infer_classes(
     return np.arange(count), []
 
 
-def _describe_high_label(labels: Tensor, known: int) -> str:
-    """The error text for labels that are not all below ``known``, with advice."""
+def _describe_high_label(labels: Tensor, classes: int) -> str:
+    """The error text for labels that are not all below ``classes``, with advice."""
     low = int(labels.min())
     high = int(labels.max())
     if low >= 0:
         range_text = f"labels go up to {high} (0 is the first)"
     else:
         range_text = f"labels go down to {low} (0 is the first)"
-    if low == 1 and high == known:
+    if low == 1 and high == classes:
         return f"{range_text}; give y - 1 if they count from 1"
     if low < 0:
         return f"{range_text}; np.unique(y, return_inverse=True)[1] numbers classes in sorted order"
@@ -519,19 +519,19 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
 
 
 def _strip_prefix(
-    found: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> tuple[Mapping[str, Tensor], str]:
     """The weights without a prefix that wrappers of the model put before all names (``module.``,
     ``_orig_mod.``), and that prefix."""
-    first = next(iter(found), "").split(".")
+    first = next(iter(state), "").split(".")
     for depth in range(1, len(first)):
         prefix = ".".join(first[:depth]) + "."
-        if found.keys() & own.keys() or not all(name.startswith(prefix) for name in found):
+        if state.keys() & expected.keys() or not all(name.startswith(prefix) for name in state):
             break
-        short = {name.removeprefix(prefix): value for name, value in found.items()}
-        if short.keys() & own.keys():
+        short = {name.removeprefix(prefix): value for name, value in state.items()}
+        if short.keys() & expected.keys():
             return short, prefix
-    return found, ""
+    return state, ""
 
 
 def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
@@ -579,16 +579,16 @@ def read_weights(path: Path) -> Mapping[str, Tensor] | list[Tensor]:
     return {str(name): value for name, value in weights.items()}
 
 
-def _unwrap_state_dict(found: Any) -> Any:
+def _unwrap_state_dict(content: Any) -> Any:
     """The state dict below the keys that training scripts use; a model may have a part of such a
     name itself."""
     for _ in range(MAX_WRAPPERS):
-        keys = STATE_DICT_KEYS if isinstance(found, Mapping) else ()
-        found = next(
-            (found[key] for key in keys if isinstance(found.get(key), Mapping | list | tuple)),
-            found,
+        keys = STATE_DICT_KEYS if isinstance(content, Mapping) else ()
+        content = next(
+            (content[key] for key in keys if isinstance(content.get(key), Mapping | list | tuple)),
+            content,
         )
-    return found
+    return content
 
 
 def _read_archive(path: Path) -> Mapping[str, Tensor] | list[Tensor]:

@@ -99,7 +99,8 @@ def find_claimed_limit(recording: Recording, node: int, stated: Mapping[str, Any
     proven = ledger.epsilon(surfaces=[Surface.GLOBAL_MODEL])
     whys = [row.why for row in ledger.releases if row.surface == Surface.GLOBAL_MODEL]
     also = tuple(
-        _claim_entry(proven, ledger.delta, _claim_source(one), AGGREGATES_SCOPE) for one in whys
+        _claim_entry(proven, ledger.delta, _claim_source(reason), AGGREGATES_SCOPE)
+        for reason in whys
     )
     epsilon = ledger.epsilon(surfaces=[Surface.UPDATE], client=node)
     mine = [

@@ -210,11 +210,11 @@ def check_network_records(train: LabelledRecords, heldout: LabelledRecords) -> N
         check_no_gaps(key, records)
 
 
-def check_no_gaps(key: str, one: LabelledRecords) -> None:
+def check_no_gaps(key: str, records: LabelledRecords) -> None:
     """Raises BadConfig where values are missing, which distances and gradients do not allow for."""
-    if one.has_gaps:
+    if records.has_gaps:
         raise BadConfig(
-            f"{key}: x must hold finite numbers; {_locate_first(one.x.isnan().numpy())} is NaN"
+            f"{key}: x must hold finite numbers; {_locate_first(records.x.isnan().numpy())} is NaN"
         )
 
 

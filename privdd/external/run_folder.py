@@ -101,18 +101,18 @@ class StatedLimit:
         return [{**entry, "typed": typed, "why": f"{stated}; {steps}; {why}"}]
 
 
-def parse_stated_limit(given: Mapping[str, Any]) -> StatedLimit:
+def parse_stated_limit(settings: Mapping[str, Any]) -> StatedLimit:
     """From ``stated.*`` settings without their prefix. Raises BadConfig; without an epsilon nothing
     else may be given."""
-    if given and given.get("epsilon") is None:
-        raise BadConfig(f"stated.{next(iter(given))}: stated.epsilon must be given too")
+    if settings and settings.get("epsilon") is None:
+        raise BadConfig(f"stated.{next(iter(settings))}: stated.epsilon must be given too")
     keys = ("epsilon", "delta", "relation", "unit")
-    if unknown := [name for name in given if name not in keys]:
+    if unknown := [name for name in settings if name not in keys]:
         raise BadConfig(
             f"stated.{unknown[0]}: unknown; known are "
             f"{', '.join(f'stated.{name}' for name in keys)}"
         )
-    return StatedLimit(**given)
+    return StatedLimit(**settings)
 
 
 @dataclass(frozen=True)

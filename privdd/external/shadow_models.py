@@ -70,16 +70,18 @@ def shadow_outputs(
     fit: TrainingFunction,
     key: str,
     game: CoinGame,
-    asked: Tensor,
+    queries: Tensor,
     names: NDArray[Any],
     keys: Keys,
     engine: Engine,
 ) -> tuple[Tensor, bool]:
-    """(K - 1, a, C) outputs of the shadow models for ``asked`` (a, ...), and whether training drew
-    from torch's global generator. Raises BadConfig, naming ``key``, where the function fails or
-    gives no model."""
+    """(K - 1, a, C) outputs of the shadow models for ``queries`` (a, ...), and whether training
+    drew from torch's global generator. Raises BadConfig, naming ``key``, where the function fails
+    or gives no model."""
     seeds = enumerate(draw_shadow_seeds(game, keys), 1)
-    tasks = [ShadowModelTask(fit, key, game.shadow_set(k), seed, asked, names) for k, seed in seeds]
+    tasks = [
+        ShadowModelTask(fit, key, game.shadow_set(k), seed, queries, names) for k, seed in seeds
+    ]
     outputs, draws_randomly = run_tasks(train_shadow_model, tasks, "train shadow models", engine)
     return torch.stack(outputs), draws_randomly
 
@@ -360,8 +362,8 @@ def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, 
     return tuple(gradients), False
 
 
-def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[str, Tensor]:
-    started = copy_with_weights(task.model, one.broadcast).train()
+def _trained_weights(task: ShadowUpdateTask, capture: Capture, seed: int) -> dict[str, Tensor]:
+    started = copy_with_weights(task.model, capture.broadcast).train()
     records = task.records
     if isinstance(task.fit, PlainSGD):
         trained: Any = task.fit(started, records.x, records.y, seed)
@@ -373,7 +375,7 @@ def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[st
             "module is needed"
         )
     state = {name: value.detach() for name, value in trained.state_dict().items()}
-    for name, value in sorted(one.value.items()):
+    for name, value in sorted(capture.value.items()):
         if name not in state or state[name].shape != value.shape:
             raise BadConfig(
                 f"{TRAINING_KEY}: the model that it returned has no {name} {tuple(value.shape)}"
@@ -382,7 +384,7 @@ def _trained_weights(task: ShadowUpdateTask, one: Capture, seed: int) -> dict[st
             raise BadConfig(
                 f"{TRAINING_KEY}: NaN or infinity in {name} of the model that it returned"
             )
-    return {name: state[name].to(value.dtype) for name, value in one.value.items()}
+    return {name: state[name].to(value.dtype) for name, value in capture.value.items()}
 
 
 def _takes_four_arguments(function: Any) -> bool:

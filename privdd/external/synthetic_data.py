@@ -243,10 +243,12 @@ def inference_risk(
     return TableRisk(rates[0], rates[1], size)
 
 
-def _count_right_guesses(asked: Tensor, synthetic: Tensor, column: int, kind: bool) -> int:
+def _count_right_guesses(targets: Tensor, synthetic: Tensor, column: int, kind: bool) -> int:
     is_known = torch.arange(synthetic.shape[1]) != column
-    guess = synthetic[nearest_records(asked[:, is_known], synthetic[:, is_known])[1][:, 0], column]
-    true = asked[:, column]
+    guess = synthetic[
+        nearest_records(targets[:, is_known], synthetic[:, is_known])[1][:, 0], column
+    ]
+    true = targets[:, column]
     return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
 
 

@@ -230,17 +230,17 @@ def _model_outputs(
     predict: Predictor,
     fit: TrainingFunction | None,
     game: games.CoinGame,
-    asked: Tensor,
+    queries: Tensor,
     names: NDArray[Any],
     keys: Keys,
     engine: Engine,
 ) -> tuple[Tensor, bool]:
-    """(K, a, C) outputs for ``asked`` (a, ...), the target's first; see ``shadow_outputs``."""
-    target_outputs = predict(asked, len(names))[None]
+    """(K, a, C) outputs for ``queries`` (a, ...), the target's first; see ``shadow_outputs``."""
+    target_outputs = predict(queries, len(names))[None]
     if fit is None or len(game.masks) == 1:
         return target_outputs, False
     shadow_model_outputs, draws_randomly = shadow_outputs(
-        fit, "target.training", game, asked, names, keys, engine
+        fit, "target.training", game, queries, names, keys, engine
     )
     if shadow_model_outputs.shape[1:] != target_outputs.shape[1:]:
         raise BadConfig(

@@ -62,8 +62,13 @@ def _equation_table() -> Table:
     for name in ("equation", "statement", "here", "computed by"):
         table.add_column(name, overflow="fold", no_wrap=name == "equation")
     for paper, details in paper_details().items():
-        for one in details["equations"]:
-            note = f"{one['is']}; stale" if line_staleness(one) else one["is"]
-            cells = (f"{paper} {one['number']}", one["what"], note, one.get("about", ""))
+        for equation in details["equations"]:
+            note = f"{equation['is']}; stale" if line_staleness(equation) else equation["is"]
+            cells = (
+                f"{paper} {equation['number']}",
+                equation["what"],
+                note,
+                equation.get("about", ""),
+            )
             table.add_row(*(Text(cell) for cell in cells))
     return table

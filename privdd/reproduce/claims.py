@@ -165,7 +165,7 @@ def decide_fedfed_inversion(evidence: ClaimEvidence) -> ClaimVerdict:
     ]
     if not rows:
         return ClaimVerdict(UNDECIDED, ("no inversion was run",))
-    row = max(rows, key=lambda one: one["psnr"] - _blind_psnr(one))
+    row = max(rows, key=lambda line: line["psnr"] - _blind_psnr(line))
     lines = (
         f"{row['psnr']:.1f} dB from {row['surface'].replace('_', ' ')}, a blind guess "
         f"{_blind_psnr(row):.1f} dB",
@@ -187,11 +187,12 @@ def decide_fedlgd_membership(evidence: ClaimEvidence) -> ClaimVerdict:
     return _compare_with_fedlgd(evidence, "fedavg", "FedAvg on the records")
 
 
-def _compare_with_fedlgd(evidence: ClaimEvidence, other: str, named: str) -> ClaimVerdict:
+def _compare_with_fedlgd(evidence: ClaimEvidence, other_method: str, named: str) -> ClaimVerdict:
     """Decided where the two intervals do not meet; otherwise the game is too small to tell them
     apart."""
     a, b = (
-        strongest_membership(evidence.audit_findings(name), "update") for name in ("fedlgd", other)
+        strongest_membership(evidence.audit_findings(name), "update")
+        for name in ("fedlgd", other_method)
     )
     if a is None or b is None:
         return ClaimVerdict(UNDECIDED, ("no membership attack read the updates",))

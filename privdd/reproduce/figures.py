@@ -314,12 +314,14 @@ def _mean_of_known(values: Sequence[float]) -> float:
     return float(np.mean(numbers)) if numbers else math.nan
 
 
-def client_distances(real: Sequence[Points], other: Sequence[Points]) -> list[tuple[float, float]]:
-    """(MMD between two clients in ``real``, in ``other``) for each pair; the kernel is the same for
-    both."""
+def client_distances(
+    real: Sequence[Points], virtual: Sequence[Points]
+) -> list[tuple[float, float]]:
+    """(MMD between two clients in ``real``, in ``virtual``) for each pair; the kernel is the same
+    for both."""
     width = kernel_bandwidth(real)
     return [
-        (squared_mmd(real[a], real[b], width), squared_mmd(other[a], other[b], width))
+        (squared_mmd(real[a], real[b], width), squared_mmd(virtual[a], virtual[b], width))
         for a, b in combinations(range(len(real)), 2)
     ]
 
@@ -452,7 +454,7 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
     """A gallery for each row of the first column: the first image of each class that one client
     sent, round by round."""
     plots = []
-    for cell in (one for one in cells if one.column == cells[0].column):
+    for cell in [cell for cell in cells if cell.column == cells[0].column]:
         row = load_stored_row(cell, seeds[0], rows)
         if row:
             sent = [

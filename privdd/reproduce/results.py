@@ -327,12 +327,12 @@ class SettingDifference:
         return next((says for start, says in DIRECTIONS if self.key.startswith(start)), UNKNOWN)
 
 
-def setting_differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[SettingDifference]:
+def setting_differences(entry: PaperEntry, cells: Sequence[PaperCell]) -> list[SettingDifference]:
     """The differing settings of all cells, grouped by key and values. A copy of the model within a
     method is not named again."""
     differences: dict[tuple[str, str, str], list[str]] = {}
     values: dict[tuple[str, str, str], tuple[Any, Any]] = {}
-    for cell in made:
+    for cell in cells:
         ours = flat_settings_of(cell.overrides)
         theirs = flat_settings_of(full_scale_cell(entry, cell).overrides)
         for key in sorted({*ours, *theirs}):
@@ -342,7 +342,7 @@ def setting_differences(entry: PaperEntry, made: Sequence[PaperCell]) -> list[Se
                 mark = (key, repr(here), repr(their_value))
                 values[mark] = (here, their_value)
                 differences.setdefault(mark, []).append(cell.row)
-    everyone = {cell.row for cell in made}
+    everyone = {cell.row for cell in cells}
     return [
         SettingDifference(
             mark[0], *values[mark], () if {*rows} == everyone else tuple(dict.fromkeys(rows))
@@ -378,15 +378,15 @@ class UnevenRow:
     why: str
 
 
-def find_uneven_rows(entry: PaperEntry, scale: str, made: Sequence[PaperCell]) -> list[UnevenRow]:
+def find_uneven_rows(entry: PaperEntry, scale: str, cells: Sequence[PaperCell]) -> list[UnevenRow]:
     """Every row whose rounds, participation, network, data, local training or privacy are not those
     of the others."""
     differences = paper_block(entry.experiment)["differs"]
     here = differences_at_scale(scale)
     uneven = []
-    for column in dict.fromkeys(cell.column for cell in made):
+    for column in dict.fromkeys(cell.column for cell in cells):
         terms = {
-            cell.row: terms_of_overrides(cell.overrides) for cell in made if cell.column == column
+            cell.row: terms_of_overrides(cell.overrides) for cell in cells if cell.column == column
         }
         for term, rows in find_differing_terms(terms).items():
             for row in (name for name in terms if name in rows):
@@ -600,30 +600,32 @@ def _row_json(row: RowResult, target: float | None) -> dict[str, Any]:
 
 def compare_entry(
     entry: PaperEntry,
-    asked: ReproduceArguments,
-    made: Sequence[PaperCell],
+    arguments: ReproduceArguments,
+    cells: Sequence[PaperCell],
     rows: Sequence[RowResult],
     tables: Sequence[ExtraTable],
     plots: Sequence[Plot],
 ) -> EntryResult:
     """Compare. Rows without all seeds take no part in what is said about the order."""
     paper = paper_block(entry.experiment)
-    names = dict.fromkeys(cell.column for cell in made)
+    names = dict.fromkeys(cell.column for cell in cells)
     columns = tuple(
-        _compare_column(entry, name, [r for r in rows if r.cell.column == name], len(asked.seeds))
+        _compare_column(
+            entry, name, [r for r in rows if r.cell.column == name], len(arguments.seeds)
+        )
         for name in names
     )
     return EntryResult(
         entry,
-        asked,
+        arguments,
         paper["source"],
         paper["metric"],
         paper["best"],
         columns,
-        tuple(find_uneven_rows(entry, asked.scale, made)),
-        tuple(setting_differences(entry, made)),
+        tuple(find_uneven_rows(entry, arguments.scale, cells)),
+        tuple(setting_differences(entry, cells)),
         tuple(lasting_differences(entry)),
-        describe_stand_in(entry, asked.scale),
+        describe_stand_in(entry, arguments.scale),
         tuple(tables),
         tuple(plots),
     )

@@ -148,10 +148,14 @@ def pairs_digest(
 ) -> str:
     """A digest of what is compared with what, with all settings that decide the results, and by
     what; over: row -> the row that its gain is over."""
-    known = {cell.row: row_fingerprint(cell.overrides) for cell in cells}
-    bases = {row: f"{known[row]} over {known[base]}" for row, base in (over or {}).items()}
-    known |= bases
-    return short_digest(f"{by} {known[better]} {known[worse]}" for better, worse in pairs)
+    fingerprints = {cell.row: row_fingerprint(cell.overrides) for cell in cells}
+    bases = {
+        row: f"{fingerprints[row]} over {fingerprints[base]}" for row, base in (over or {}).items()
+    }
+    fingerprints |= bases
+    return short_digest(
+        f"{by} {fingerprints[better]} {fingerprints[worse]}" for better, worse in pairs
+    )
 
 
 def describe_steps(overrides: Sequence[Sequence[str]]) -> str:

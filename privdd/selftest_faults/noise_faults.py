@@ -175,14 +175,14 @@ def _patch_numbers(
     numbers (k,)."""
 
     def at_moment(moment: FaultMoment) -> Patch:
-        def change_draw(drawn: Tensor) -> Tensor:
-            flat = drawn.reshape(-1).clone()
+        def change_draw(draws: Tensor) -> Tensor:
+            flat = draws.reshape(-1).clone()
             affected = moment.affected_places(len(flat))
             if moment.is_active(len(affected)):
                 flat[affected] = change(flat[affected], moment)
             elif len(flat) > 1:
                 moment.kept.setdefault(len(flat), flat.clone())
-            return flat.reshape(drawn.shape)
+            return flat.reshape(draws.shape)
 
         return _patch_draws(change_draw)
 
@@ -196,46 +196,46 @@ def _shuffle_numbers(numbers: Tensor, key: int = 0) -> Tensor:
 def _repeat_half(sign: float, shuffled: bool) -> Callable[[Tensor, FaultMoment], Tensor]:
     """The second half repeats the first: with this sign, and perhaps in another order."""
 
-    def repeat_first_half(drawn: Tensor, moment: FaultMoment) -> Tensor:
-        half = len(drawn) // 2
-        first = drawn[:half]
+    def repeat_first_half(draws: Tensor, moment: FaultMoment) -> Tensor:
+        half = len(draws) // 2
+        first = draws[:half]
         return torch.cat(
-            [drawn[: len(drawn) - half], sign * (_shuffle_numbers(first) if shuffled else first)]
+            [draws[: len(draws) - half], sign * (_shuffle_numbers(first) if shuffled else first)]
         )
 
     return repeat_first_half
 
 
-def _reuse_first_draw(drawn: Tensor, moment: FaultMoment) -> Tensor:
+def _reuse_first_draw(draws: Tensor, moment: FaultMoment) -> Tensor:
     """The first draw of this length once more, in another order each time and with other signs."""
-    first_draw = moment.kept.setdefault(len(drawn), drawn.clone())
-    if first_draw is drawn or len(drawn) < 2:
-        return drawn
+    first_draw = moment.kept.setdefault(len(draws), draws.clone())
+    if first_draw is draws or len(draws) < 2:
+        return draws
     moment.kept["draws"] = moment.kept.get("draws", 0) + 1
     again = _shuffle_numbers(first_draw, moment.kept["draws"])
     return again * (1 - 2 * (torch.arange(len(again)) % 2))
 
 
-def _project_to_subspace(drawn: Tensor, moment: FaultMoment) -> Tensor:
+def _project_to_subspace(draws: Tensor, moment: FaultMoment) -> Tensor:
     """In a fixed subspace of half of the dimensions; each number has the stated variance."""
-    size = len(drawn)
+    size = len(draws)
     if not 16 <= size <= 6000:
-        return drawn
+        return draws
     base = torch.randn(size, size // 2, generator=Keys(size).torch(), dtype=torch.float64)
-    return ((base / base.norm(dim=1, keepdim=True)) @ drawn[: size // 2].double()).to(drawn)
+    return ((base / base.norm(dim=1, keepdim=True)) @ draws[: size // 2].double()).to(draws)
 
 
-def _remove_mean(drawn: Tensor, moment: FaultMoment) -> Tensor:
-    size = len(drawn)
+def _remove_mean(draws: Tensor, moment: FaultMoment) -> Tensor:
+    size = len(draws)
     if size > 1:
-        return (drawn - drawn.mean()) * (size / (size - 1)) ** 0.5
-    return drawn
+        return (draws - draws.mean()) * (size / (size - 1)) ** 0.5
+    return draws
 
 
-def _scale_unevenly(drawn: Tensor, moment: FaultMoment) -> Tensor:
+def _scale_unevenly(draws: Tensor, moment: FaultMoment) -> Tensor:
     """Half of the places always get half of the noise, the others more."""
-    is_louder = torch.rand(len(drawn), generator=Keys(len(drawn)).torch()) < 0.5
-    return drawn * torch.where(is_louder, 0.5, 1.75**0.5).to(drawn)
+    is_louder = torch.rand(len(draws), generator=Keys(len(draws)).torch()) < 0.5
+    return draws * torch.where(is_louder, 0.5, 1.75**0.5).to(draws)
 
 
 def _student_t_law(noise: Noise, shape: tuple[int, ...]) -> Tensor:

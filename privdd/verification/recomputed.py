@@ -255,25 +255,27 @@ def check_score_numbers(record: RunRecord) -> Iterator[Disagreement]:
 
 
 def _with_rates_per_record(
-    found: RecomputedScores, held: tuple[Worlds, Tensor], options: AttackOptions
+    recomputed: RecomputedScores, held: tuple[Worlds, Tensor], options: AttackOptions
 ) -> RecomputedScores:
     worlds, scores = held
     rates = measure_rates_per_record(scores, worlds.masks, options.confidence)
     if rates is None:
-        return found
-    return replace(found, measures={**found.measures, "tpr_at_fpr_per_record": rates})
+        return recomputed
+    return replace(recomputed, measures={**recomputed.measures, "tpr_at_fpr_per_record": rates})
 
 
-def _compare_scores(at: int, row: FindingRow, found: RecomputedScores) -> Iterator[Disagreement]:
-    key = f"findings.{at} ({row.surface} {row.attack})"
+def _compare_scores(
+    index: int, row: FindingRow, recomputed: RecomputedScores
+) -> Iterator[Disagreement]:
+    key = f"findings.{index} ({row.surface} {row.attack})"
     stored = row.model_dump(exclude_none=True)
-    for name, value in found.measures.items():
+    for name, value in recomputed.measures.items():
         yield from compare_findings(f"{key}.{name}", stored.get(name), value)
     for name in RECORD_MEASURES:
-        if name not in found.measures:  # the scores show none
+        if name not in recomputed.measures:  # the scores show none
             yield from compare_findings(f"{key}.{name}", stored.get(name), None)
     diagnostics = stored.get("diagnostics", {})
-    for name, value in found.decisive.items():
+    for name, value in recomputed.decisive.items():
         yield from compare_findings(f"{key}.diagnostics.{name}", diagnostics.get(name), value)
 
 
@@ -612,7 +614,7 @@ def _printed_epsilon(ledger: Ledger | None, finding: Finding, stated: float | No
 
 
 def _check_stated(
-    record: RunRecord, at: int, row: FindingRow, stated: float | None
+    record: RunRecord, index: int, row: FindingRow, stated: float | None
 ) -> Iterator[Disagreement]:
     """A bound on records is held against the ledger's epsilon or against a claim that the run
     prints."""
@@ -620,7 +622,7 @@ def _check_stated(
         return
     claims = [claim.number for claim in record.findings.privacy.claims]
     if row.epsilon_stated not in claims or row.epsilon_stated is None:
-        key = f"findings.{at} ({row.surface} {row.attack}).epsilon_stated"
+        key = f"findings.{index} ({row.surface} {row.attack}).epsilon_stated"
         yield from compare_findings(key, row.epsilon_stated, stated)
 
 

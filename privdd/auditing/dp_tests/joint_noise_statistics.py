@@ -124,7 +124,7 @@ def block_variance_p_value(power: Tensor, degrees: int, what: str) -> CheckOutco
         width //= 2
     if not looks:
         return CheckOutcome(1.0)
-    p_values, width = min(looks, key=lambda look: float(look[0].min()))
+    p_values, width = min(looks, key=lambda block: float(block[0].min()))
     tried = sum(block_p_values.size for block_p_values, _ in looks)
     says = f"{what}: {width} neighbours together have less noise than stated"
     return CheckOutcome(min(1.0, float(p_values.min()) * tried), says)

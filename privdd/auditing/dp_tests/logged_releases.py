@@ -67,10 +67,12 @@ def why_not_examined(subject: GuaranteeSubject, name: str, releases: list[Logged
     return ""
 
 
-def unexamined_finding(subject: GuaranteeSubject, look: RunLook, note: str, why: str) -> Finding:
+def unexamined_finding(
+    subject: GuaranteeSubject, run_look: RunLook, note: str, why: str
+) -> Finding:
     """A row of T0 that could look at nothing, for the reason ``why``."""
-    diagnostics = untested_diagnostics(look.test, why)
-    return subject.run_finding(look.test, look.name, look.count, note, diagnostics)
+    diagnostics = untested_diagnostics(run_look.test, why)
+    return subject.run_finding(run_look.test, run_look.name, run_look.count, note, diagnostics)
 
 
 def examined_finding(

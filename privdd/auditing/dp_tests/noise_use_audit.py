@@ -29,8 +29,8 @@ class _FirstInputs:
     wanted: frozenset[str]
     inputs: dict[str, Tensors] = field(default_factory=dict)
 
-    def __call__(self, mechanism: Mechanism, heeded: RecordedRelease) -> None:
-        self.inputs.setdefault(heeded.name, heeded.rows)
+    def __call__(self, mechanism: Mechanism, release: RecordedRelease) -> None:
+        self.inputs.setdefault(release.name, release.rows)
         if self.inputs.keys() >= self.wanted:
             raise EnoughReleases
 

@@ -300,7 +300,7 @@ class Statement:
 
     def likelihood_ratio_findings(
         self,
-        found: RatioTranscripts,
+        transcripts: RatioTranscripts,
         note: str,
         *,
         final: RatioTranscripts | None = None,
@@ -311,13 +311,20 @@ class Statement:
         accounted as (None: nothing is accounted)."""
         confidence = self.subject.confidence
         delta = self.subject.delta
-        best = self._ratio_bound(found)
+        best = self._ratio_bound(transcripts)
         text = f"{note}; {self._describe_verdict(best)}"
-        runs = 2 * found.run_count
+        runs = 2 * transcripts.run_count
         yield self.bound_finding(
             "t2_likelihood_ratio", best, "likelihood_ratio", "finite_sample", runs, text
         )
-        looks = [("t3_transcript", Adversary.ANALYST, found.ratios.unsqueeze(1), found.run_count)]
+        looks = [
+            (
+                "t3_transcript",
+                Adversary.ANALYST,
+                transcripts.ratios.unsqueeze(1),
+                transcripts.run_count,
+            )
+        ]
         if final:
             looks += [("t3_final", Adversary.SERVER, final.final, final.run_count)]
         for attack, adversary, rows, runs in looks:
@@ -333,10 +340,14 @@ class Statement:
             yield self.bound_finding(attack, *found_by, text, adversary=adversary)
         if event is not None:
             yield curve_finding(
-                self, found.ratios[: found.run_count], found.ratios[found.run_count :], event, note
+                self,
+                transcripts.ratios[: transcripts.run_count],
+                transcripts.ratios[transcripts.run_count :],
+                event,
+                note,
             )
 
-    def _ratio_bound(self, found: RatioTranscripts) -> float:
+    def _ratio_bound(self, transcripts: RatioTranscripts) -> float:
         """T2's bound in both orders of the pair, each at half of the error probability.
 
         delta(epsilon) >= P(L >= epsilon + ln 2) / 2, and the k-th largest L of R runs bounds that
@@ -346,7 +357,10 @@ class Statement:
         (k = 1) would give the largest epsilon, at the smallest delta.
         """
         each = shared_confidence(self.subject.confidence, 2)
-        orders = (found.ratios[: found.run_count], -found.ratios[found.run_count :])
+        orders = (
+            transcripts.ratios[: transcripts.run_count],
+            -transcripts.ratios[transcripts.run_count :],
+        )
         bounds = [
             likelihood_ratio_certificate(r, k=ORDER_STATISTIC, confidence=each) for r in orders
         ]
