@@ -19,6 +19,7 @@ import resource
 import tempfile
 import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,86 @@ def left_behind(experiment: Experiment, progress: Progress) -> tuple[float, int]
     return float(sizes[2] - sizes[1]), counts[2] - counts[1]
 
 
+def many_clients(place: Path, options: argparse.Namespace) -> Experiment:
+    """A federation of so many small clients; its data lie in ``place``."""
+    source = arrays(place, options.clients, options.records)
+    settings = [
+        "preset=smoke",
+        "data=npz",
+        f"data.root={source}",
+        "data.limit=null",
+        "data.test_limit=null",
+        "partition=iid",
+        f"partition.clients={options.clients}",
+        "partition.heldout=0",
+        "model=mlp",
+        "model.width=16",
+        "model.depth=1",
+        "algo.local_epochs=1",
+        f"engine={options.engine}",
+        f"algo.rounds={options.rounds}",
+        f"participation={options.participation}",
+    ]
+    return build_experiment(compose_config("train", settings))
+
+
+def time_rounds_in_memory(experiment: Experiment, rounds: int) -> tuple[float, int]:
+    """(seconds a round, clients that uploaded in the last of them)."""
+    began = time.perf_counter()
+    progress: Progress = start_training(experiment.plan, experiment.new_ledger())
+    for _ in range(rounds):
+        progress, _, _ = run_round(experiment.plan, progress, experiment.shards, experiment.engine)
+    return (time.perf_counter() - began) / rounds, len(progress.uploaded[-1])
+
+
+def run_in_folder(experiment: Experiment, folder: Path) -> Progress:
+    """The training as an audit runs it, with checkpoints and captures."""
+    trainer = Trainer(
+        experiment.plan,
+        experiment.shards,
+        experiment.test_records,
+        experiment.engine,
+        RunFolder(folder),
+        experiment.new_ledger(),
+        CaptureSettings(clients="victim"),
+    )
+    return trainer.run()
+
+
+def measure(place: Path, options: argparse.Namespace) -> Iterator[str]:
+    """Lines of what is measured, in this order."""
+    experiment = many_clients(place, options)
+    yield (
+        f"{options.clients} clients of {options.records} records, participation "
+        f"{options.participation}, engine {options.engine}"
+    )
+    list(experiment.engine.map(str, range(8)))  # starts its workers
+    memory_before = resident()
+    bare, uploads = time_rounds_in_memory(experiment, max(1, options.rounds // 10))
+    yield (f"one round in memory: {bare:.3f} s ({bare / max(1, uploads) * 1e3:.2f} ms a client)")
+    began = time.perf_counter()
+    memory_of_a_tenth = resident()
+    progress = run_in_folder(experiment, place / "run")
+    seconds = time.perf_counter() - began
+    yield (
+        f"{options.rounds} rounds as a run: {seconds:.1f} s, "
+        f"{options.rounds / seconds:.2f} rounds/s, "
+        f"{seconds / options.rounds / bare:.2f} times the rounds in memory"
+    )
+    ledger_size = (place / "run" / "ledger.json").stat().st_size
+    yield f"ledger: {len(progress.ledger)} releases, {ledger_size / 2**20:.1f} MiB on disk"
+    leftover, releases = left_behind(experiment, progress)
+    yield (
+        f"a round leaves {leftover / 2**10:.0f} KiB behind for its {releases} releases, "
+        f"{leftover / releases:.0f} bytes each"
+    )
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    yield (
+        f"memory: {memory_before:.0f} MiB before, {memory_of_a_tenth:.0f} after a tenth of the "
+        f"rounds, {resident():.0f} after all, peak {peak:.0f}"
+    )
+
+
 def main() -> None:
     parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -73,88 +154,11 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=20)
     parser.add_argument("--participation", type=float, default=1.0)
     parser.add_argument("--engine", choices=("serial", "processes", "ray"), default="serial")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        source = arrays(place, given.clients, given.records)
-        experiment = build_experiment(
-            compose_config(
-                "train",
-                [
-                    "preset=smoke",
-                    "data=npz",
-                    f"data.root={source}",
-                    "data.limit=null",
-                    "data.test_limit=null",
-                    "partition=iid",
-                    f"partition.clients={given.clients}",
-                    "partition.heldout=0",
-                    "model=mlp",
-                    "model.width=16",
-                    "model.depth=1",
-                    "algo.local_epochs=1",
-                    f"engine={given.engine}",
-                    f"algo.rounds={given.rounds}",
-                    f"participation={given.participation}",
-                ],
-            )
-        )
-        rows = [
-            f"{given.clients} clients of {given.records} records, participation "
-            f"{given.participation}, engine {given.engine}"
-        ]
-        list(experiment.engine.map(str, range(8)))  # starts its workers
-        began = time.perf_counter()
-        base = resident()
-        progress: Progress = start_training(experiment.plan, experiment.new_ledger())
-        early = base
-        bare = 0.0
-        for t in range(max(1, given.rounds // 10)):
-            progress, _, _ = run_round(
-                experiment.plan, progress, experiment.shards, experiment.engine
-            )
-            bare = (time.perf_counter() - began) / (t + 1)
-        rows.append(
-            f"one round in memory: {bare:.3f} s "
-            f"({bare / max(1, len(progress.uploaded[-1])) * 1e3:.2f} ms a client)"
-        )
-        del progress
-        began = time.perf_counter()
-        early = resident()
-        capture = CaptureSettings(clients="victim")
-        trainer = Trainer(
-            experiment.plan,
-            experiment.shards,
-            experiment.test_records,
-            experiment.engine,
-            RunFolder(place / "run"),
-            experiment.new_ledger(),
-            capture,
-        )
-        done = trainer.run()
-        seconds = time.perf_counter() - began
-        rows.append(
-            f"{given.rounds} rounds as a run: {seconds:.1f} s, "
-            f"{given.rounds / seconds:.2f} rounds/s, "
-            f"{seconds / given.rounds / bare:.2f} times the rounds in memory"
-        )
-        rows.append(
-            f"ledger: {len(done.ledger)} releases, "
-            f"{(place / 'run' / 'ledger.json').stat().st_size / 2**20:.1f} MiB on disk"
-        )
-        left, releases = left_behind(experiment, done)
-        rows.append(
-            f"a round leaves {left / 2**10:.0f} KiB behind for its {releases} releases, "
-            f"{left / releases:.0f} bytes each"
-        )
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-        rows.append(
-            f"memory: {base:.0f} MiB before, {early:.0f} after a tenth of the rounds, "
-            f"{resident():.0f} after all, peak {peak:.0f}"
-        )
-        print("\n".join(rows))
+    with tempfile.TemporaryDirectory() as folder:
+        print("\n".join(measure(Path(folder), options)))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -66,7 +66,7 @@ def retraining(method: FedDM, shard: Shard, clients: int) -> float:
     return time.process_time() - begin
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = CommandParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -83,70 +83,95 @@ def main() -> None:
     parser.add_argument(
         "--shadows", type=int, default=64, help="shadow models of each kind to train each way"
     )
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    print(hardware())
-    width, batch, ipc, worlds = (32, 256, 10, 64) if args.full else (16, 64, 10, 16)
-    worlds = args.worlds or worlds
-    matching = MatchingSettings(args.iterations, batch=batch)
-    method = FedDM(
-        model=ModelSpec(width=width),
+    options = parser.parse_args()
+    options.worlds = options.worlds or (64 if options.full else 16)
+    return options
+
+
+def small_feddm(options: argparse.Namespace) -> FedDM:
+    return FedDM(
+        model=ModelSpec(width=32 if options.full else 16),
         rounds=1,
-        matching=matching,
-        server=ServerTraining(epochs=args.server_epochs, batch_size=64),
-        ipc=ipc,
+        matching=MatchingSettings(options.iterations, batch=256 if options.full else 64),
+        server=ServerTraining(epochs=options.server_epochs, batch_size=64),
+        ipc=10,
         start="noise",
     )
+
+
+@dataclass(frozen=True)
+class ReplayTimes:
+    """CPU seconds of all replays in one pass and, scaled, one after the other; gap: the largest
+    difference of any pixel; memory: (before, after) the pass, in MB."""
+
+    one_pass: float
+    separate: float
+    gap: float
+    memory: tuple[float, float]
+
+
+def time_replays(
+    method: FedDM, shard: Shard, candidates: Records, worlds: int, replays: int
+) -> ReplayTimes:
+    """Time all replays in one pass, and ``replays`` of them one after the other."""
     problem = Problem(SHAPE, CLASSES, 1)
-    shard, candidates = client(batch, min(400, batch * CLASSES // 2))
     masks = torch.rand((worlds, len(candidates)), generator=Keys(1).torch()) < 0.5
-    sent = method.broadcast(method.init(problem, Keys(0)))
+    broadcast = method.broadcast(method.init(problem, Keys(0)))
 
     def context() -> ClientContext:
         return ClientContext(0, 0, Keys(2), problem, queries=method.queries)
 
-    # warm up
-    replace(method, matching=replace(matching, iterations=1)).local(sent, {}, shard, context())
+    warm_up = replace(method, matching=replace(method.matching, iterations=1))
+    warm_up.local(broadcast, {}, shard, context())
     start = time.process_time()
-    before = megabytes()
-    clients = [
-        shard.with_train(Records.concat([shard.train, candidates.take(mask)])) for mask in masks
-    ]
-    together = [
-        upload
-        for upload, _ in method.local_batched(sent, [{}] * worlds, clients, [context()] * worlds)
-        or ()
-    ]
+    memory_before = megabytes()
+    clients = []
+    for mask in masks:
+        records = Records.concat([shard.train, candidates.take(mask)])
+        clients.append(shard.with_train(records))
+    contexts = [context() for _ in clients]
+    batched = method.local_batched(broadcast, [{}] * worlds, clients, contexts) or ()
+    uploads = [upload for upload, _ in batched]
     one_pass = time.process_time() - start
-    peak = megabytes()
+    memory = (memory_before, megabytes())
     gap = 0.0
     start = time.process_time()
-    for world in range(args.replays):
-        upload, _ = method.local(sent, {}, clients[world], context())
-        gap = max(
-            gap,
-            float((upload["images"].value["x"] - together[world]["images"].value["x"]).abs().max()),
-        )
-    separate = (time.process_time() - start) / args.replays * worlds
+    for world in range(replays):
+        upload, _ = method.local(broadcast, {}, clients[world], context())
+        images = upload["images"].value["x"]
+        gap = max(gap, float((images - uploads[world]["images"].value["x"]).abs().max()))
+    separate = (time.process_time() - start) / replays * worlds
+    return ReplayTimes(one_pass, separate, gap, memory)
+
+
+def main() -> None:
+    options = read_options()
+    torch.set_num_threads(1)
+    print(hardware())
+    method = small_feddm(options)
+    batch = method.matching.batch
+    shard, candidates = client(batch, min(400, batch * CLASSES // 2))
+    times = time_replays(method, shard, candidates, options.worlds, options.replays)
     print(
-        f"width {width}, batch {batch}, ipc {ipc}, {worlds} worlds, {args.iterations} "
-        "iterations, 1 thread"
+        f"width {method.model.width}, batch {batch}, ipc {method.ipc}, {options.worlds} worlds, "
+        f"{options.iterations} iterations, 1 thread"
     )
     print(
-        f"one pass {one_pass:.1f} s, separate replays {separate:.1f} s: "
-        f"{separate / one_pass:.1f} times faster"
+        f"one pass {times.one_pass:.1f} s, separate replays {times.separate:.1f} s: "
+        f"{times.separate / times.one_pass:.1f} times faster"
     )
     print(
-        f"largest difference of any pixel {gap:.1e}; peak memory {peak:.0f} MB (before "
-        f"the pass {before:.0f} MB)"
+        f"largest difference of any pixel {times.gap:.1e}; peak memory {times.memory[1]:.0f} MB "
+        f"(before the pass {times.memory[0]:.0f} MB)"
     )
-    federation = retraining(method, shard, args.clients)
+    federation = retraining(method, shard, options.clients)
     print(
-        f"one federation of {args.clients} clients, 1 round: {federation:.1f} s; {worlds} "
-        f"of them, scaled: {federation * worlds:.0f} s, "
-        f"{federation * worlds / one_pass:.0f} times the one pass (R rounds: R times that)"
+        f"one federation of {options.clients} clients, 1 round: {federation:.1f} s; "
+        f"{options.worlds} of them, scaled: {federation * options.worlds:.0f} s, "
+        f"{federation * options.worlds / times.one_pass:.0f} times the one pass (R rounds: R "
+        "times that)"
     )
-    shadows(args.shadows, 2)
+    shadows(options.shadows, 2)
 
 
 if __name__ == "__main__":

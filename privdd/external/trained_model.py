@@ -4,7 +4,7 @@ predicted labels alone."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -142,9 +142,8 @@ def audit_trained_model(
     game = games.draw_coin_game(train, heldout, settings.records, shadows, keys)
     transform = settings.transform if shadows else None
     copies = transformed_copies(transform, game.records, settings.queries, keys)
-    queries = torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
     logits, draws_randomly = _model_outputs(
-        predict, fit, game, queries, names, keys, settings.engine
+        predict, fit, game, _join_queries(game, copies), names, keys, settings.engine
     )
     training_end = time.monotonic()
     attacks = _model_attacks(predict, game, classes, shadows, settings.confidence)
@@ -157,19 +156,15 @@ def audit_trained_model(
     attack_keys = Keys(settings.seed)
     judged = games.judge_attacks(view, attacks, missing, game, attack_keys, budget, MODEL_NOTE)
     probed_train = train.select_rows(torch.from_numpy(probed_rows))
-    train_accuracy = _accuracy_of(predict, probed_train, classes)
-    heldout_accuracy = _accuracy_of(predict, heldout, classes)
+    accuracies = (
+        _accuracy_of(predict, probed_train, classes),
+        _accuracy_of(predict, heldout, classes),
+    )
     remarks = [*about.get("notes", []), *class_notes, *_query_remarks(predict, len(copies))]
     remarks += describe_stored_rows(model, train)
+    outputs = OUTPUT_KINDS[predict.reading]
     facts = games.target_facts(
-        "model",
-        train,
-        heldout,
-        game,
-        judged,
-        (train_accuracy, heldout_accuracy),
-        remarks,
-        outputs=OUTPUT_KINDS[predict.reading],
+        "model", train, heldout, game, judged, accuracies, remarks, outputs=outputs
     )
     done = time.monotonic()
     return audit_of_arrays(
@@ -185,9 +180,14 @@ def audit_trained_model(
         budget=budget,
         target=facts,
         draws_randomly="training function" if draws_randomly else "",
-        accuracy=heldout_accuracy,
+        accuracy=accuracies[1],
         classes=classes,
     )
+
+
+def _join_queries(game: games.CoinGame, copies: Sequence[Tensor]) -> Tensor:
+    """All that the models are asked about: audited records, reference records, and the copies."""
+    return torch.cat([game.records.x, game.reference.x.to(game.records.x.dtype), *copies])
 
 
 def _evenly_spaced_rows(count: int) -> np.ndarray:
