@@ -538,10 +538,11 @@ def is_unread(finding: Finding) -> bool:
 
 def size_in_bytes(releases: Sequence[Release]) -> int:
     """All tensors of these releases, four bytes a number (eight for labels)."""
-    size = {"labels": 8}
-    return sum(
-        size.get(r.name, 4) * math.prod(shape) for r in releases for shape in r.shape.values()
-    )
+    total = 0
+    for release in releases:
+        bytes_a_number = 8 if release.name == "labels" else 4
+        total += bytes_a_number * sum(map(math.prod, release.shape.values()))
+    return total
 
 
 def _name_mechanisms(experiment: Experiment, releases: Sequence[Release]) -> str:

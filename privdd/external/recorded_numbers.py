@@ -116,9 +116,9 @@ def judge_reported_counts(
             baselines={"label_accuracy_chance": chance_overlap(true)},
         )
     everything = {**reported.single, **reported.by_class}
-    sent_in = {
-        name: {str(t): value for t, value in rounds.items()} for name, rounds in everything.items()
-    }
+    sent_in = {}
+    for name, rounds in everything.items():
+        sent_in[name] = {str(t): value for t, value in rounds.items()}
     diagnostics = {"sent": sent_in, "small_groups": small, "changes": changes}
     measures = replace(measures, diagnostics=diagnostics)
     notes = [

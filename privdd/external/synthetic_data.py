@@ -408,14 +408,10 @@ def _synthetic_view(
         synthetic_signals(shadow_set, game.records, game.reference, scale, classes)
         for shadow_set in sets
     ]
-    names = [
-        name
-        for name in signals_by_set[0]
-        if all(name in shadow_set for shadow_set in signals_by_set)
-    ]
-    signals = {
-        name: torch.stack([shadow_set[name] for shadow_set in signals_by_set]) for name in names
-    }
+    signals = {}
+    for name in signals_by_set[0]:
+        if all(name in shadow_set for shadow_set in signals_by_set):
+            signals[name] = torch.stack([shadow_set[name] for shadow_set in signals_by_set])
     delta = {"delta": stated.exchange_limit()[1]}
     knowledge = Knowledge(
         (1, 1, 1), classes, game.reference.x.double(), game.reference.y, settings=delta

@@ -367,10 +367,11 @@ def _check_lengths(found: Mapping[str, torch.Tensor], wanted: Mapping[str, Tenso
 def _stated_rows(text: str, expected: ExpectedReply) -> list[LedgerRow]:
     """The client's own rows. Raises BadReply for more of them than the plan has."""
     releases = Ledger.from_json(text).releases
-    rows = [
-        LedgerRow(**{f.name: getattr(release, f.name) for f in fields(LedgerRow)})
-        for release in releases
-    ]
+    names = [field.name for field in fields(LedgerRow)]
+    rows = []
+    for release in releases:
+        values = {name: getattr(release, name) for name in names}
+        rows.append(LedgerRow(**values))
     if len(rows) != len(expected.rows):
         has_extra = len(rows) > len(expected.rows)
         raise BadReply(

@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from privdd.reporting import finding_selection, leaks, summary, wording
 from privdd.reporting.decision import Decision
@@ -103,7 +104,9 @@ def _join_pools(rows: Sequence[ArtifactRow]) -> list[ArtifactRow]:
             joined[joined.index(repeated[0])] = _join_rows([repeated[0], row])
         else:
             joined.append(row)
-    places = {id(decision): place for place, row in enumerate(rows) for decision in row.decisions}
+    places = {}
+    for place, row in enumerate(rows):
+        places |= {id(decision): place for decision in row.decisions}
     return sorted(joined, key=lambda row: places[id(row.decisions[0])])
 
 
@@ -123,7 +126,7 @@ def _join_rows(rows: Sequence[ArtifactRow]) -> ArtifactRow:
     """One row for artifacts with one finding, in the most severe of their tones."""
     first = rows[0]
     names = [first.name, *(row.name[:1].lower() + row.name[1:] for row in rows[1:])]
-    viewers = [viewer for row in rows for viewer in SEPARATORS.split(row.seen_by)]
+    viewers = chain.from_iterable(SEPARATORS.split(row.seen_by) for row in rows)
     titles = dict.fromkeys(row.title for row in rows)
     return replace(
         first,
@@ -132,7 +135,7 @@ def _join_rows(rows: Sequence[ArtifactRow]) -> ArtifactRow:
         guarantee="; ".join(dict.fromkeys(row.guarantee for row in rows)),
         title="; ".join(titles),
         tone=max((row.tone for row in rows), key=SEVERITY.index),
-        decisions=tuple(decision for row in rows for decision in row.decisions),
+        decisions=tuple(chain.from_iterable(row.decisions for row in rows)),
     )
 
 

@@ -102,10 +102,13 @@ class Setting:
         """The smallest epsilon of a paper that holds at the delta of the runs: one at a larger
         delta does not stand beside it."""
         privacies = [run.findings.privacy for run in self.runs]
-        held = (
-            c.number for one in privacies for c in one.claims if (c.delta or one.delta) <= one.delta
-        )
-        return min((number for number in held if number is not None), default=None)
+        numbers: list[float] = []
+        for privacy in privacies:
+            for claim in privacy.claims:
+                holds = (claim.delta or privacy.delta) <= privacy.delta
+                if holds and claim.number is not None:
+                    numbers.append(claim.number)
+        return min(numbers, default=None)
 
     @property
     def shown(self) -> float | None:

@@ -19,7 +19,7 @@ from privdd.reporting.finding_selection import (
     shown_epsilon,
     strongest_on_each_surface,
 )
-from privdd.reporting.knowledge_ladders import knowledge_ladders
+from privdd.reporting.knowledge_ladders import KnowledgeLadder, knowledge_ladders
 from privdd.reporting.plots import plot_epsilons, roc_line_of
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, Findings
@@ -37,10 +37,10 @@ def finding_rows(findings: Findings) -> list[dict[str, Any]]:
     """One mapping per finding, its columns of plain values; what does not apply to any finding has
     no column."""
     rows = [_finding_row(row) for row in findings.findings]
-    columns: dict[str, None] = {}
+    columns: dict[str, Any] = {}
     for row in rows:
         columns |= dict.fromkeys(row)
-    return [{name: row.get(name) for name in columns} for row in rows]
+    return [columns | row for row in rows]
 
 
 def _finding_row(row: FindingRow) -> dict[str, Any]:
@@ -207,12 +207,12 @@ def _draw_frontier(findings: Findings) -> Figure:
     return draw_frontier([point])
 
 
+def _has_psnr(ladder: KnowledgeLadder) -> bool:
+    return any(step.psnr is not None for step in ladder.steps)
+
+
 def _draw_ladder(findings: Findings) -> Figure:
-    ladders = [
-        ladder
-        for ladder in knowledge_ladders(findings)
-        if any(step.psnr is not None for step in ladder.steps)
-    ]
+    ladders = [ladder for ladder in knowledge_ladders(findings) if _has_psnr(ladder)]
     if not ladders:
         raise ValueError("kind='ladder': no inversion of this run has one")
     lines = sum(len(ladder.steps) + 1 for ladder in ladders)

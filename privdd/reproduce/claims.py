@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def _compare_with_fedlgd(evidence: ClaimEvidence, other_method: str, named: str)
 def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
     """Features against whole images, from the results of fedfed.figure11."""
     column = evidence.entry_results("fedfed.figure11")["columns"][0]
-    pairs = [pair for sentence in column["sentences"] for pair in sentence["pairs"]]
+    pairs = chain.from_iterable(sentence["pairs"] for sentence in column["sentences"])
     statement = next(pair for pair in pairs if pair["worse"] == "algo=fedfed_raw")
     p = "one seed" if statement["p"] is None else f"p {statement['p']:.2g}"
     lines = (f"features {100 * statement['gain']:+.1f} points against whole images ({p})",)
@@ -475,9 +476,10 @@ def write_sentences(
     """``privacy.html`` and ``privacy.json`` in ``folder`` -> the page."""
     folder.mkdir(parents=True, exist_ok=True)
     columns = ("name", "where", "quote", "reading", "by")
-    rows = [
-        {name: getattr(s, name) for name in columns} | asdict(decisions[s.name]) for s in sentences
-    ]
+    rows = []
+    for sentence in sentences:
+        values = {name: getattr(sentence, name) for name in columns}
+        rows.append(values | asdict(decisions[sentence.name]))
     write_json(folder / "privacy.json", {"schema": 1, "command": command, "sentences": rows})
     tones = {HOLDS_HERE: "consistent", FAILS_HERE: "contradiction", UNDECIDED: "unprotected"}
     text = (

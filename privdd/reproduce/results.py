@@ -215,6 +215,11 @@ def _collect_row(
     )
 
 
+def _sum_counts(counts: Mapping[str, Any]) -> int:
+    """Bytes of all surfaces of a round."""
+    return sum(int(count) for count in counts.values())
+
+
 def _read_traffic(path: Path) -> list[np.ndarray]:
     """Bytes that one client has sent, and received, up to each round, mean over all clients. Raises
     DamagedRun."""
@@ -223,9 +228,8 @@ def _read_traffic(path: Path) -> list[np.ndarray]:
     sums = []
     try:
         for name in ("uploaded", "downloaded"):
-            total = np.cumsum(
-                [sum(int(v) for v in counts.values()) for counts in manifest[f"{name}_bytes"]]
-            )
+            by_round = [_sum_counts(counts) for counts in manifest[f"{name}_bytes"]]
+            total = np.cumsum(by_round)
             each = record[f"{name}_bytes_per_client"]
             sums.append(total * (each / total[-1] if total[-1] else 0.0))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -360,12 +364,12 @@ def _is_model_copy(key: str, settings: dict[str, Any], value: Any) -> bool:
 def lasting_differences(entry: PaperEntry) -> list[dict[str, str]]:
     """What differs at every scale in this entry's experiment: what, paper, direction, and why the
     line may be out of date ("" if it is not)."""
-    return [
-        {part: deviation[part] for part in ("what", "paper", "direction")}
-        | {"stale": line_staleness(deviation)}
-        for deviation in paper_details()[entry.paper]["deviations"]
-        if entry.experiment in deviation.get("experiments", [entry.experiment])
-    ]
+    differences = []
+    for deviation in paper_details()[entry.paper]["deviations"]:
+        if entry.experiment in deviation.get("experiments", [entry.experiment]):
+            parts = {part: deviation[part] for part in ("what", "paper", "direction")}
+            differences.append(parts | {"stale": line_staleness(deviation)})
+    return differences
 
 
 @dataclass(frozen=True)
@@ -608,20 +612,17 @@ def compare_entry(
 ) -> EntryResult:
     """Compare. Rows without all seeds take no part in what is said about the order."""
     paper = paper_block(entry.experiment)
-    names = dict.fromkeys(cell.column for cell in cells)
-    columns = tuple(
-        _compare_column(
-            entry, name, [r for r in rows if r.cell.column == name], len(arguments.seeds)
-        )
-        for name in names
-    )
+    columns = []
+    for name in dict.fromkeys(cell.column for cell in cells):
+        rows_of_column = [row for row in rows if row.cell.column == name]
+        columns.append(_compare_column(entry, name, rows_of_column, len(arguments.seeds)))
     return EntryResult(
         entry,
         arguments,
         paper["source"],
         paper["metric"],
         paper["best"],
-        columns,
+        tuple(columns),
         tuple(find_uneven_rows(entry, arguments.scale, cells)),
         tuple(setting_differences(entry, cells)),
         tuple(lasting_differences(entry)),

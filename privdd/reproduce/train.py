@@ -13,6 +13,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from io import StringIO
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class PaperCell:
 
 def merge_overrides(*groups: Iterable[str]) -> tuple[str, ...]:
     """All overrides, the later value where a key is given twice (Hydra allows each once)."""
-    last = {item.split("=", 1)[0]: item for group in groups for item in group}
+    last = {item.split("=", 1)[0]: item for item in chain.from_iterable(groups)}
     return tuple(last.values())
 
 
@@ -330,10 +331,10 @@ def train_cells(
     folder.mkdir(parents=True, exist_ok=True)
     check_plain_folder(folder)
     sweep = Sweep("train", folder)
-    trained = {
-        job.row_folder: job
-        for job in (RowJob(sweep, cell, seed) for seed in seeds for cell in cells)
-    }
+    trained = {}
+    for seed, cell in product(seeds, cells):
+        job = RowJob(sweep, cell, seed)
+        trained[job.row_folder] = job
     work = [job for job in trained.values() if not job.is_finished]
     failed: dict[Path, str] = {}
     with show_progress(label, len(trained)) as bar:

@@ -75,7 +75,10 @@ def _balance_classes(records: Records) -> Records:
     """Classes are brought to one size by repeating records."""
     counts = torch.bincount(records.y)
     members = [(records.y == c).nonzero()[:, 0].tolist() for c in range(len(counts)) if counts[c]]
-    return records.take([rows[i % len(rows)] for rows in members for i in range(int(counts.max()))])
+    repeated: list[int] = []
+    for rows in members:
+        repeated += [rows[index % len(rows)] for index in range(int(counts.max()))]
+    return records.take(repeated)
 
 
 def _drop_outliers(records: Records) -> Records:

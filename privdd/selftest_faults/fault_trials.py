@@ -11,9 +11,11 @@ import io
 import tempfile
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +72,7 @@ FAULT_GROUPS: Mapping[str, tuple[Fault, ...]] = {
     "decisions": DECISION_FAULTS,
 }
 NAMED_FAULTS: Mapping[str, Fault] = {
-    fault.key: fault for group in FAULT_GROUPS.values() for fault in group
+    fault.key: fault for fault in chain.from_iterable(FAULT_GROUPS.values())
 }
 FAULT_GRID: Mapping[str, Mapping[str, FaultKind]] = {
     "noise": NOISE_KINDS,
@@ -474,7 +476,8 @@ def format_score_page(
 ) -> str:
     """The whole result as a page of Markdown."""
     healthy = split_outcomes(outcomes)[1]
-    seeds = ", ".join(f"{p.name} {sum(o.profile == p.name for o in healthy)}" for p in profiles)
+    runs = Counter(outcome.profile for outcome in healthy)
+    seeds = ", ".join(f"{profile.name} {runs[profile.name]}" for profile in profiles)
     lines = [
         "# Does the audit find planted faults?",
         "",

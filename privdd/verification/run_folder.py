@@ -291,12 +291,9 @@ def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
                 for name in names
                 if isinstance(getattr(row, name), int | float | Part)
             ]
-    deciding = [
-        text.format(attack)
-        for key, text in DECIDING.items()
-        for name, attack in measured
-        if name == key
-    ]
+    deciding = []
+    for key, text in DECIDING.items():
+        deciding += [text.format(attack) for name, attack in measured if name == key]
     return count + len(measured), tuple(dict.fromkeys(deciding))
 
 

@@ -57,11 +57,10 @@ def sampling_finding(subject: GuaranteeSubject, record: NoiseLog, name: str) -> 
         name: of the releases.
     """
     probability = float(subject.plan.mechanisms[name].sampling_probability)
-    round_logs = [
-        round_log
-        for _, round_log in sorted(record.rounds.items())
-        if any(release.name == name for release in round_log.releases)
-    ]
+    round_logs = []
+    for _, round_log in sorted(record.rounds.items()):
+        if name in {release.name for release in round_log.releases}:
+            round_logs.append(round_log)
     outcomes = [
         *sampling_outcomes(round_logs, name, probability),
         *draw_outcomes(_extra_draws(subject, name), probability, "ctx.sample"),
@@ -142,11 +141,10 @@ def sampling_outcomes(
     draws = _logged_draws(round_logs, name)
     yield _excess_records_outcome(round_logs, name)
     yield _discarded_draw_outcome(round_logs, name)
-    without_draws = [
-        round_log
-        for round_log in round_logs
-        if all(draw.name != name for draw in round_log.samples)
-    ]
+    without_draws = []
+    for round_log in round_logs:
+        if name not in {draw.name for draw in round_log.samples}:
+            without_draws.append(round_log)
     yield from _own_draw_outcomes(without_draws, name, probability)
     for client in sorted({round_log.client for round_log, _ in draws}):
         masks = [draw.mask for round_log, draw in draws if round_log.client == client]

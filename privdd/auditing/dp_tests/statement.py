@@ -105,7 +105,10 @@ class GuaranteeSubject:
         phases = dict[str, list[int]]()
         for t in replayable:
             phases.setdefault(self.snapshots[t].phase, []).append(t)
-        chosen = {t for of in phases.values() for t in (of[0], of[len(of) // 2], of[-1])}
+        chosen: set[int] = set()
+        for rounds_of_phase in phases.values():
+            middle = rounds_of_phase[len(rounds_of_phase) // 2]
+            chosen |= {rounds_of_phase[0], middle, rounds_of_phase[-1]}
         return ExaminedRounds(
             replayable, tuple(sorted(chosen)), tuple(t for t in rounds if t not in replayable)
         )
