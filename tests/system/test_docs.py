@@ -98,7 +98,7 @@ def test_every_public_name_is_documented(site: Path) -> None:
     """The page lists each name of ``privdd.api``, where it is defined, and the built page holds its
     heading."""
     listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), re.M)
-    where = {name: ".".join(api.PUBLIC.get(name, ("privdd.api", name))) for name in api.__all__}
+    where = {name: f"{api.PUBLIC.get(name, 'privdd.api')}.{name}" for name in api.__all__}
     assert {*where.values()} == {*listed}
     built = Links((site / "reference" / "api.html").read_text(encoding="utf-8"))
     assert {path for path in listed if path not in built.ids} == set()
