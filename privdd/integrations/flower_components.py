@@ -129,17 +129,17 @@ def _make_accountant(clients: int, delta: float) -> Any:
 class _StrategyRound:
     """One round of a strategy over updates that clients would have sent.
 
-    target, settings: the strategy's class, and what it is made with; accounted: whether Flower's
-        own accountant counts along, at ``delta``.
+    target, settings: the strategy's class, and what it is made with; with_accountant: whether
+        Flower's own accountant counts along, at ``delta``.
     """
 
     def __init__(
-        self, target: type, settings: Mapping[str, Any], delta: float, accounted: bool
+        self, target: type, settings: Mapping[str, Any], delta: float, with_accountant: bool
     ) -> None:
         self.target = target
         self.settings = settings
         self.delta = delta
-        self.accounted = accounted
+        self.with_accountant = with_accountant
         self.federation = _Federation(STRATEGY_MODS.get(target.__name__, ()))
         self.strategy: Any = None
         self.accountant: Any = None
@@ -147,7 +147,7 @@ class _StrategyRound:
     def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
         if self.strategy is None:
             self._construct_strategy(len(updates))
-        if self.accounted:  # its accountant refuses unequal weights
+        if self.with_accountant:  # its accountant refuses unequal weights
             weights = [EQUAL_WEIGHT for _ in weights]
         self.federation.replies.clear()
         self.federation.replies.update(enumerate(zip(updates, weights), 1))
@@ -170,7 +170,7 @@ class _StrategyRound:
             min_available_nodes=1,
         )
         arguments: dict[str, Any] = {"num_sampled_clients": clients, "strategy": average}
-        if self.accounted:
+        if self.with_accountant:
             self.accountant = _make_accountant(clients, self.delta)
             arguments["accountant"] = self.accountant
         self.strategy = _construct_component(self.target, {**arguments, **self.settings})
@@ -187,14 +187,14 @@ def adapt_strategy(target: type, args: Mapping[str, Any], stated: Mapping[str, A
     noise_multiplier = number_argument(args, "noise_multiplier")
     clients = check_integer("args.clients", args.get("clients", 10), 1, most=1000)
     delta = float(stated.get("delta", DELTA))
-    accounted = bool(args.get("accountant", False))
+    with_accountant = bool(args.get("accountant", False))
     settings = {
         name: value for name, value in args.items() if name not in ("accountant", "clients")
     }
 
     class Strategy(_StrategyRound):
         def __init__(self) -> None:
-            super().__init__(target, settings, delta, accounted)
+            super().__init__(target, settings, delta, with_accountant)
 
     first = Strategy()
     first([[np.ones(4)] for _ in range(clients)], [EQUAL_WEIGHT for _ in range(clients)])
