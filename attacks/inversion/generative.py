@@ -172,12 +172,14 @@ class WganGp:
         ):
             *before, rows, z = draws
             for batch, code, mix in zip(before[::3], before[1::3], before[2::3]):
-                fake = generate_images(code, batch).detach()
+                with torch.no_grad():
+                    fake = generate_images(code, batch)
                 judging.zero_grad()
                 self._critic_loss(critic, images[batch], fake, mix).backward()
                 judging.step()
             making.zero_grad()
-            (-critic(generate_images(z, rows)).mean()).backward()
+            loss = -critic(generate_images(z, rows)).mean()
+            loss.backward(inputs=list(maker.parameters()))
             making.step()
         return GanPrior(
             maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent
