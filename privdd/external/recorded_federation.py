@@ -4,8 +4,9 @@ recorded, and what its components claim.
 The audited client's training records and held-out ones play the game of ``membership_game``. Its
 updates are attacked by all recorded rounds together: each record's part in every update, solved for
 together with the others', by itself and compared with its part in other clients' updates, where the
-recording has these. The last update and the final model are attacked by the loss and by a quantile
-regression. No shadow models: nobody told how the app trains."""
+recording has these. The last update, which is compared with the others' as well, and the final
+model are attacked by the loss and by a quantile regression. No shadow models: nobody told how the
+app trains."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from attacks.membership.attack import MembershipAttack, require_worlds
 from attacks.membership.fedmia import FedMIA
 from attacks.membership.quantile import QuantileRegression
+from attacks.membership.source_inference import SourceInference
 from attacks.membership.threshold import LossThreshold
 from attacks.types import Adversary, Surface, View
 from privdd.auditing.attack_tasks import error_budget
@@ -276,16 +278,24 @@ def _update_view(
         other_updates = other_replies(recording, replies[i])
         of_others.append([reader.record_parts(reply) for reply in other_updates])
     joint = torch.stack([part / part.std(correction=0).clamp_min(1e-300) for part in parts]).sum(0)
-    sent = recording.broadcast_before(replies[-1]).read_arrays()
-    replied = recording.replied_parameters(replies[-1])
-    network.load_parameters(model, network.align_state(model, {**sent, **replied}))
-    view = _model_view(Surface.UPDATE, Adversary.SERVER, model, game, keys, delta)
-    worlds = replace(
-        require_worlds(view),
-        signals={**require_worlds(view).signals, "joint": joint[None]},
-        **_parts_by_round(parts, of_others),
-    )
-    return replace(view, worlds=worlds)
+
+    def view_of_local_model(reply: RecordedMessage) -> View:
+        before = recording.broadcast_before(reply).read_arrays()
+        state = {**before, **recording.replied_parameters(reply)}
+        network.load_parameters(model, network.align_state(model, state))
+        return _model_view(Surface.UPDATE, Adversary.SERVER, model, game, keys, delta)
+
+    compared = _parts_by_round(parts, of_others)
+    if compared:
+        clients = len(compared["other_clients"]["joint"])
+        last = other_replies(recording, replies[-1])[:clients]
+        models = [require_worlds(view_of_local_model(reply)) for reply in last]
+        confidence = torch.cat([local.signals["confidence"] for local in models])
+        compared["other_clients"]["confidence"] = confidence[..., None]
+    view = view_of_local_model(replies[-1])
+    worlds = require_worlds(view)
+    signals = {**worlds.signals, "joint": joint[None]}
+    return replace(view, worlds=replace(worlds, signals=signals, **compared))
 
 
 def other_replies(recording: Recording, reply: RecordedMessage) -> list[RecordedMessage]:
@@ -356,6 +366,7 @@ def _attacks_on_view(view: View, confidence: float) -> dict[str, MembershipAttac
     if view.worlds is not None and "joint" in view.worlds.signals:
         attacks["tracing"] = LossThreshold(**settings, signal="joint")
         attacks["fedmia"] = FedMIA(**settings, signal="joint")
+        attacks["source_inference"] = SourceInference(**settings, signal="confidence")
     return attacks | {"quantile_regression": QuantileRegression(**settings, signal="confidence")}
 
 

@@ -142,7 +142,14 @@ def test_a_leaking_client_is_found_out_and_the_folder_agrees_with_itself(
     assert last.startswith("policy: broken: auc: AUC of membership: between 0.")
     found = measured(here / "audit")
     assert set(found) == {
-        ("update", a) for a in ("loss_threshold", "tracing", "fedmia", "quantile_regression")
+        ("update", a)
+        for a in (
+            "loss_threshold",
+            "tracing",
+            "fedmia",
+            "source_inference",
+            "quantile_regression",
+        )
     } | {("global_model", a) for a in ("loss_threshold", "quantile_regression")}
     assert (
         found["update", "tracing"]["auc"] > 0.9 and found["update", "loss_threshold"]["auc"] > 0.85
@@ -163,34 +170,40 @@ def test_records_that_were_never_there_are_not_seen(
     federation(here / "run", records(3))
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
     rows = measured(here / "audit")
-    alone = rows.pop(("update", "fedmia"))
-    assert alone["status"] == "nothing_to_read" and "1 other client took part" in alone["note"]
+    for name in ("fedmia", "source_inference"):
+        alone = rows.pop(("update", name))
+        assert alone["status"] == "nothing_to_read" and "1 other client took part" in alone["note"]
     for row in rows.values():
         low, high = row["auc_ci"]
         assert low < 0.62 and high > 0.38 and row["epsilon_shown"] < 0.5
 
 
-def found_by_comparison(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """FedMIA on four clients, of which node 5 has the records of this seed."""
+def found_by_comparison(
+    folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """FedMIA and source inference on four clients, of which node 5 has the records of this seed."""
     federation(folder / "run", records(seed), rounds=2, others=(6, 7, 8))
     assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
-    return measured(folder / "audit")["update", "fedmia"]
+    rows = measured(folder / "audit")
+    return rows["update", "fedmia"], rows["update", "source_inference"]
 
 
 def test_other_clients_updates_are_the_law_of_non_members(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = found_by_comparison(here, 1, monkeypatch)
+    row, source = found_by_comparison(here, 1, monkeypatch)
     assert row["rounds"] == 2 and "3 others" in row["note"]
     assert row["auc"] > 0.9 and row["epsilon_shown"] > 0.5
+    shares = source["diagnostics"]["source"]
+    assert shares["members"] > 0.6 and shares["non_members"] < 0.45 and shares["clients"] == 4
 
 
 def test_comparing_clients_finds_no_records_that_were_never_there(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = found_by_comparison(here, 3, monkeypatch)
-    low, high = row["auc_ci"]
-    assert low < 0.5 < high and row["epsilon_shown"] < 0.5
+    for row in found_by_comparison(here, 3, monkeypatch):
+        low, high = row["auc_ci"]
+        assert low < 0.5 < high and row["epsilon_shown"] < 0.5
 
 
 def test_a_claim_that_the_updates_break_is_contradicted(
