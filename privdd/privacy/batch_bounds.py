@@ -75,18 +75,26 @@ def bound_batch_epsilon(
     if batches == 1:
         return upper, upper
     if sampling == "balls_in_bins" and importlib.util.find_spec(ALLOCATION_LIBRARY) is not None:
-        from PLD_accounting import gaussian_allocation_epsilon_range
-
-        high, low = gaussian_allocation_epsilon_range(
-            delta=delta, sigma=noise_multiplier, num_steps=batches, num_epochs=epochs
-        )
-        return max(0.0, float(low)), min(float(high), upper)
+        low, high = _allocation_bounds(noise_multiplier, delta, batches, epochs)
+        return low, min(high, upper)
     shifts = SHIFTS[sampling]
     lower = max(
         _largest_coordinate_epsilon(noise_multiplier, delta, batches, epochs, order)
         for order in (shifts, shifts[::-1])
     )
     return min(lower, upper), upper
+
+
+def _allocation_bounds(
+    noise_multiplier: float, delta: float, batches: int, epochs: int
+) -> tuple[float, float]:
+    """A lower and an upper bound for balls-in-bins batches by ``ALLOCATION_LIBRARY``."""
+    from PLD_accounting import gaussian_allocation_epsilon_range
+
+    high, low = gaussian_allocation_epsilon_range(
+        delta=delta, sigma=noise_multiplier, num_steps=batches, num_epochs=epochs
+    )
+    return max(0.0, float(low)), float(high)
 
 
 def _check_batches(noise_multiplier: float, batches: int, epochs: int, sampling: str) -> None:

@@ -42,8 +42,13 @@ SERVER = -1  # the client number of rows that the server writes
 # events without a mechanism behind them
 UNPROTECTED_EVENTS = (dpa.NoOpDpEvent, dpa.NonPrivateDpEvent)
 ROW_FIELDS = tuple(f.name for f in fields(LedgerRow))
+RELEASE_KEYS = {"id", *ROW_FIELDS} - {"why"}  # of a row of ledger.json
 # in most rows: kept once
 SHARED_FIELDS = ("shape", "flags", "name", "surface", "visible_to", "why", "nonprivate_reason")
+
+
+# partition cell, None outside of all cells -> its events, each with how often
+EventsByCell = dict[str | None, list[tuple[dpa.DpEvent, int]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +97,8 @@ class Ledger:
         self.delta = delta
         self._releases: list[Release] = []
         self._shared: dict[str, Any] = {}
-        self._totals: dict[
-            tuple[frozenset[str] | None, int | None], set[Tally]
-        ] = {}  # of the rows so far
+        # (surfaces, client) -> the totals of the rows so far
+        self._totals: dict[tuple[frozenset[str] | None, int | None], set[Tally]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the totals, which can be computed again."""
@@ -129,11 +133,9 @@ class Ledger:
         for index, row in enumerate(rows):
             values = {name: getattr(row, name) for name in ROW_FIELDS}
             values["post_of"] = tuple(of + base for of in row.post_of)
-            shared_fields: tuple[str, ...]
+            shared_fields: tuple[str, ...] = SHARED_FIELDS
             if isinstance(row.event, UNPROTECTED_EVENTS):
                 shared_fields = (*SHARED_FIELDS, "event")
-            else:
-                shared_fields = SHARED_FIELDS
             for name in shared_fields:
                 values[name] = self._shared.setdefault(f"{name}{values[name]}", values[name])
             releases.append(Release(**values, id=first + index))
@@ -195,7 +197,8 @@ class Ledger:
             raise ValueError(
                 f"relation={relation!r}: this ledger was written for {self.relation!r}"
             )
-        delta = self.delta if delta is None else delta
+        if delta is None:
+            delta = self.delta
         worst = 0.0
         for total in self.totals(surfaces=surfaces, client=client):
             try:
@@ -226,11 +229,15 @@ class Ledger:
     ) -> set[Tally]:
         """The candidates of which ``epsilon`` takes the worst: the compositions of each client's
         partition cells, largest only."""
-        key = None if surfaces is None else frozenset(map(str, surfaces)), client
+        names = None
+        if surfaces is not None:
+            names = frozenset(map(str, surfaces))
+        key = (names, client)
         if key not in self._totals:
-            self._totals[key] = _cell_totals(
-                self.releases if surfaces is None else self.closure(surfaces), client
-            )
+            rows = self._releases
+            if surfaces is not None:
+                rows = self.closure(surfaces)
+            self._totals[key] = _cell_totals(rows, client)
         return self._totals[key]
 
     def to_json(self) -> dict[str, Any]:
@@ -276,26 +283,25 @@ class Ledger:
 def _cell_totals(rows: Iterable[Release], client: int | None) -> set[Tally]:
     """The distinct compositions of all (client, partition cell); the server's own rows touch
     everyone."""
-    events_of_client: dict[int, dict[str | None, list[tuple[dpa.DpEvent, int]]]] = {}
-    shared: dict[str | None, list[tuple[dpa.DpEvent, int]]] = {}
+    events_of_client: dict[int, EventsByCell] = {}
+    shared: EventsByCell = {}
     for row in rows:
-        if row.client != SERVER and client not in (None, row.client):
-            continue
         if row.client == SERVER:
             cells = shared
-        else:
+        elif client in (None, row.client):
             cells = events_of_client.setdefault(row.client, {})
+        else:
+            continue
         cells.setdefault(row.partition, []).append((row.event, row.count))
     totals = set()
     for cells in events_of_client.values() or [{}]:
-        names = {*cells, *shared} - {None} or {None}
+        # rows without a partition are composed with each cell; without cells, they are all
+        outside = [*cells.get(None, ()), *shared.get(None, ())]
+        names = {*cells, *shared} - {None}
+        if not names:
+            totals.add(tally_events(outside))
         for name in names:
-            both = (None,) if name is None else (None, name)
-            totals.add(
-                tally_events(
-                    item for key in both for part in (cells, shared) for item in part.get(key, ())
-                )
-            )
+            totals.add(tally_events([*outside, *cells.get(name, ()), *shared.get(name, ())]))
     return _largest_totals(totals)
 
 
@@ -331,9 +337,6 @@ def _release_to_json(release: Release) -> dict[str, Any]:
     }
 
 
-RELEASE_KEYS = {f.name for f in fields(Release)} - {"why"}
-
-
 def _row_from_json(item: Mapping[str, Any]) -> LedgerRow:
     where = f"release {item['id']}"
     _check_keys(item, RELEASE_KEYS, where)
@@ -353,21 +356,15 @@ def _row_from_json(item: Mapping[str, Any]) -> LedgerRow:
             for key, dims in shape.items()
         },
         event=event_from_json(item["event"]),
-        partition=None
-        if item["partition"] is None
-        else _typed_value(item, "partition", str, where),
-        clip_norm=None if item["clip_norm"] is None else _finite_value(item, "clip_norm", where),
-        sensitivity=None
-        if sensitivity["value"] is None
-        else _finite_value(sensitivity, "value", where),
+        partition=_optional_text(item, "partition", where),
+        clip_norm=_optional_number(item, "clip_norm", where),
+        sensitivity=_optional_number(sensitivity, "value", where),
         why=_typed_value(sensitivity, "why", str, where),
         noise_std=_finite_value(item, "noise_std", where),
-        lattice=None if item["lattice"] is None else _finite_value(item, "lattice", where),
+        lattice=_optional_number(item, "lattice", where),
         flags=dict(flags),
         post_of=tuple(_typed_list(item["post_of"], int, f"{where}.post_of")),
-        nonprivate_reason=None
-        if item["nonprivate_reason"] is None
-        else _typed_value(item, "nonprivate_reason", str, where),
+        nonprivate_reason=_optional_text(item, "nonprivate_reason", where),
     )
 
 
@@ -389,6 +386,19 @@ def _typed_list(values: Any, kind: type, where: str) -> list[Any]:
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
             raise ValueError(f"{where}={value!r}: a {kind.__name__} is needed")
     return values
+
+
+def _optional_text(data: Mapping[str, Any], key: str, where: str) -> str | None:
+    if data[key] is None:
+        return None
+    text: str = _typed_value(data, key, str, where)
+    return text
+
+
+def _optional_number(data: Mapping[str, Any], key: str, where: str) -> float | None:
+    if data[key] is None:
+        return None
+    return _finite_value(data, key, where)
 
 
 def _finite_value(data: Mapping[str, Any], key: str, where: str) -> float:

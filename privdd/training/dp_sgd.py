@@ -43,25 +43,22 @@ CONVOLUTION = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups":
 
 def check_model(model: nn.Module) -> None:
     """Raises ValueError for layers that mix records or that Opacus does not support."""
-    from opacus.validators import (
-        ModuleValidator,
-    )  # slow to import, and methods that may use DP-SGD need not
+    # slow to import, and methods that may use DP-SGD need not
+    from opacus.validators import ModuleValidator
 
     training = model.training
     errors = ModuleValidator.validate(model.train())
     model.train(training)
     if not errors:
         return
-    mixing = sorted(
-        {
-            type(m).__name__
-            for m in model.modules()
-            if isinstance(m, nn.modules.batchnorm._BatchNorm)
-        }
-    )
+    mixing = {
+        type(module).__name__
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
     if mixing:
         raise ValueError(
-            f"model: {', '.join(mixing)} mixes records, so DP-SGD has no bound: set "
+            f"model: {', '.join(sorted(mixing))} mixes records, so DP-SGD has no bound: set "
             "model.norm=group"
         )
     problems = "; ".join(str(problem).splitlines()[0] for problem in errors)
@@ -128,23 +125,49 @@ def dp_local_sgd(
     state = {name: params[name].detach().clone() for name, _ in model.named_parameters()}
     velocity = {name: torch.zeros_like(value) for name, value in state.items()}
     for step in timed_steps(range(steps)):
-        sample = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
-        x = records.x[sample]
-        y = records.y[sample]
-        inputs: tuple[Tensor, ...] = ()
-        if draws:
-            inputs = tuple(tensor.to(x.device) for tensor in draws(step, records.ids[sample]))
-        released = ctx.mechanism(QUERY, record_gradients(loss, state, x, y, inputs))
-        gradients = correct(state, released) if correct else released
-        with torch.no_grad():
-            for name, value in state.items():
-                direction = gradients[name].to(value)
-                if weight_decay:
-                    direction = direction + weight_decay * value
-                if momentum:
-                    direction = velocity[name].mul_(momentum).add_(direction)
-                value.sub_(direction, alpha=lr)
+        gradients = _release_gradient(loss, state, records, draws, step, ctx)
+        if correct:
+            gradients = correct(state, gradients)
+        _descend(state, velocity, gradients, lr, momentum, weight_decay)
     return state
+
+
+def _release_gradient(
+    loss: RecordLoss,
+    params: Tensors,
+    records: Records,
+    draws: Draws | None,
+    step: int,
+    ctx: ClientContext,
+) -> Tensors:
+    """The mechanism's gradient g_t of a Poisson sample drawn for this step."""
+    sample = ctx.sample(QUERY, len(records)).nonzero()[:, 0].to(records.y.device)
+    x = records.x[sample]
+    y = records.y[sample]
+    inputs: tuple[Tensor, ...] = ()
+    if draws:
+        inputs = tuple(tensor.to(x.device) for tensor in draws(step, records.ids[sample]))
+    return ctx.mechanism(QUERY, record_gradients(loss, params, x, y, inputs))
+
+
+@torch.no_grad()
+def _descend(
+    params: State,
+    velocity: State,
+    gradients: Tensors,
+    lr: float,
+    momentum: float,
+    weight_decay: float,
+) -> None:
+    """One step of SGD by PyTorch's rule, in place: v <- momentum v + (g + weight_decay w),
+    w <- w - lr v."""
+    for name, value in params.items():
+        direction = gradients[name].to(value)
+        if weight_decay:
+            direction = direction + weight_decay * value
+        if momentum:
+            direction = velocity[name].mul_(momentum).add_(direction)
+        value.sub_(direction, alpha=lr)
 
 
 def count_private_steps(mechanism: Mechanism, epochs: float) -> int:
@@ -203,25 +226,24 @@ class LayerGradients:
     loss: RecordLoss
 
     def __call__(self, params: Tensors, *rows: Tensor) -> State:
-        nested = torch._C._functorch.peek_interpreter_stack() is not None  # many runs at once
-        if nested:
-            gradients = None
-        else:
+        is_nested = torch._C._functorch.peek_interpreter_stack() is not None  # many runs at once
+        gradients = None
+        if not is_nested:
             gradients = _gradients_by_layer(self.loss_of_record, params, rows)
         if gradients is None:
             dims = (None,) + (0,) * len(rows)
             return vmap(grad(self.loss_of_record), in_dims=dims)(dict(params), *rows)  # type: ignore[no-any-return]
         rows_of: State = {}
         for name, part in gradients.items():
-            rows_of |= (
-                {name: part}
-                if isinstance(part, Tensor)
-                else {name + LEFT: part.left, name + RIGHT: part.right}
-            )
+            if isinstance(part, Tensor):
+                rows_of[name] = part
+            else:
+                rows_of[name + LEFT] = part.left
+                rows_of[name + RIGHT] = part.right
         return rows_of
 
-    def loss_of_record(self, values: State, *one: Tensor) -> Tensor:
-        return self.loss(values, *(tensor.unsqueeze(0) for tensor in one))
+    def loss_of_record(self, values: State, *record: Tensor) -> Tensor:
+        return self.loss(values, *(tensor.unsqueeze(0) for tensor in record))
 
 
 @dataclass
@@ -288,7 +310,9 @@ def _match_patches(of: Tensor, images: Tensor, bound: Mapping[str, Any]) -> Tens
         @ patches.unflatten(1, (groups, -1)).mT
     )
     rows = rows.reshape(*of.shape[:2], *weight.shape)
-    return rows[:, 0] if rows.shape[1] == 1 else rows.sum(1)
+    if rows.shape[1] == 1:
+        return rows[:, 0]
+    return rows.sum(1)
 
 
 def _group_norm_gradients(
@@ -387,18 +411,11 @@ class _LayerTrace(TorchFunctionMode):
         axis = torch._C._functorch.maybe_get_bdim(output)
         if id(inputs) in self.names or axis < 0 or not _is_plain(bound):
             return False
-        is_below_vmap = _below_vmap(inputs, self.count)
-        out = torch._C._functorch.get_unwrapped(output)
+        plain_inputs = _below_vmap(inputs, self.count)
+        plain_output = torch._C._functorch.get_unwrapped(output)
+        versions = (plain_inputs._version, plain_output._version)
         self.uses.append(
-            LayerUse(
-                names,
-                bound,
-                is_below_vmap,
-                out,
-                axis,
-                (is_below_vmap._version, out._version),
-                layer.rule,
-            )
+            LayerUse(names, bound, plain_inputs, plain_output, axis, versions, layer.rule)
         )
         return True
 
@@ -418,33 +435,35 @@ def _gradients_by_layer(
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
     trace = _LayerTrace({id(value): name for name, value in leaves.items()}, len(rows[0]))
 
-    def of_record(*one: Tensor) -> Tensor:
+    def traced_loss(*record: Tensor) -> Tensor:
         with trace:
-            return loss(leaves, *one)
+            return loss(leaves, *record)
 
     with torch.enable_grad():
-        losses = vmap(of_record)(*rows)
+        losses = vmap(traced_loss)(*rows)
     if not trace.known or not all(use.is_unchanged for use in trace.uses):
         return None
-    parts: dict[str, list[Part]] = {name: [] for name in params}
-    unused = [
-        leaves[name]
-        for name in set(params) - {name for use in trace.uses for name in use.names.values()}
-    ]
     total = losses.sum()
-    if unused and any(
-        g is not None
-        for g in torch.autograd.grad(total, unused, retain_graph=True, allow_unused=True)
-    ):
+    unused = set(params).difference(*(use.names.values() for use in trace.uses))
+    if _depends_on(total, [leaves[name] for name in unused]):
         return None  # used where no trace sees it
+    parts: dict[str, list[Part]] = {name: [] for name in params}
     upstream = torch.autograd.grad(total, [use.output for use in trace.uses])
-    for use, b in zip(trace.uses, upstream):
-        for name, part in use.parts(b):
+    for use, output_gradient in zip(trace.uses, upstream):
+        for name, part in use.parts(output_gradient):
             parts[name].append(part)
     return {
         name: _add_parts(layer_parts, params[name], len(rows[0]))
         for name, layer_parts in parts.items()
     }
+
+
+def _depends_on(total: Tensor, leaves: list[Tensor]) -> bool:
+    """Whether any leaf has a gradient of ``total``; the graph stays for another pass."""
+    if not leaves:
+        return False
+    gradients = torch.autograd.grad(total, leaves, retain_graph=True, allow_unused=True)
+    return any(gradient is not None for gradient in gradients)
 
 
 def _add_parts(parts: list[Part], like: Tensor, count: int) -> Part:

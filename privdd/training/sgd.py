@@ -154,6 +154,7 @@ class JointForward:
         return self.head(self.features(x))
 
 
+Batch = tuple[Tensor, Tensor]  # x (b, c, h, w), y (b,)
 Loss = Callable[[Any, Tensor, Tensor], Tensor]  # (network, x (b, c, h, w), y (b,)) -> scalar
 Correction = Callable[[Tensors, Tensors], Tensors]  # (parameters, gradients) -> gradients
 
@@ -337,27 +338,20 @@ def local_sgd(
     """
     total = _total_steps(records, batch_size, epochs, steps)
     replica = Replica(model, params)
-    loss = loss or batch_cross_entropy
     net = replica.module.train()
-    flat = replica.flat
+    indices = draw_batches(len(records), batch_size, generator, replica.flat.device, total)
     order = memory_format_of(model)
-    indices = draw_batches(len(records), batch_size, generator, flat.device, total)
-    batches = _take_batches(records, indices, flat, order)
-    shared = None
-    joined = None
-    if extra:
-        shared = _take_batches(extra.records, extra.draw_indices(flat.device), flat, order)
-        joined = JointForward(net)
-    velocity = torch.zeros_like(flat) if momentum else None
+    batches = _take_batches(records, indices, replica.flat, order)
+    if extra is None:
+        losses = _batch_losses(net, loss or batch_cross_entropy, batches)
+    else:
+        shared_indices = extra.draw_indices(replica.flat.device)
+        shared = _take_batches(extra.records, shared_indices, replica.flat, order)
+        losses = _joint_losses(net, loss or batch_cross_entropy, batches, shared, extra.weight)
+    velocity = _zero_velocity(replica, momentum)
     for _ in timed_steps(range(total)):
         replica.grad.zero_()
-        if extra and shared and joined:
-            x, y = next(shared)
-            joined.add_shared_batch(x)
-            value = loss(joined, *next(batches))
-            (value + extra.weight * F.cross_entropy(joined.shared_logits(), y)).backward()
-        else:
-            loss(net, *next(batches)).backward()
+        next(losses).backward()
         with torch.no_grad():
             if correct is not None:
                 replica.correct_gradients(correct)
@@ -365,9 +359,33 @@ def local_sgd(
     return replica.copy_state(), total
 
 
+def _zero_velocity(parameters: FlatParameters, momentum: float) -> Tensor | None:
+    """The velocity before the first step; None for steps without momentum."""
+    if momentum:
+        return torch.zeros_like(parameters.flat)
+    return None
+
+
+def _batch_losses(net: Any, loss: Loss, batches: Iterator[Batch]) -> Iterator[Tensor]:
+    """The loss of one batch after the other, with the parameters that ``net`` has by then."""
+    for x, y in batches:
+        yield loss(net, x, y)
+
+
+def _joint_losses(
+    net: Any, loss: Loss, batches: Iterator[Batch], shared: Iterator[Batch], weight: float
+) -> Iterator[Tensor]:
+    """loss(private batch) + weight * cross-entropy(shared batch), both from one forward pass."""
+    joined = JointForward(net)
+    for shared_x, shared_y in shared:
+        joined.add_shared_batch(shared_x)
+        private_loss = loss(joined, *next(batches))
+        yield private_loss + weight * F.cross_entropy(joined.shared_logits(), shared_y)
+
+
 def _take_batches(
     records: Records, indices: Iterator[Tensor], like: Tensor, order: torch.memory_format
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[Batch]:
     x = records.x.to(like)
     y = records.y.to(like.device)
     return ((x[batch].to(memory_format=order), y[batch]) for batch in indices)
@@ -598,10 +616,8 @@ def plan_batches(
         batches = draw_batches(len(rows_of_replay), batch_size, generator, torch.device("cpu"))
         for s in range(count):
             index = next(batches)
-            positions[s, : len(index), k], weight[s, : len(index), k] = (
-                rows_of_replay[index],
-                1 / len(index),
-            )
+            positions[s, : len(index), k] = rows_of_replay[index]
+            weight[s, : len(index), k] = 1 / len(index)
     return positions, weight
 
 
@@ -651,19 +667,15 @@ def vectorised_sgd(
     ensemble = ModelEnsemble(model, params, len(clients))
     pool = pool.to(ensemble.flat.device)
     ended: dict[int, State] = {}
-    if momentum:
-        velocity = torch.zeros_like(ensemble.flat)
-    else:
-        velocity = None
+    velocity = _zero_velocity(ensemble, momentum)
     for s in range(max(counts)):
         now = positions[s].to(pool.y.device)
         share = weight[s].to(ensemble.flat)
         ensemble.grad.zero_()
         logits = ensemble.module(pool.x[now].to(ensemble.flat).flatten(1, 2)).view(*now.shape, -1)
         losses = F.cross_entropy(logits.flatten(0, 1), pool.y[now].flatten(), reduction="none")
-        (
-            losses * share.flatten()
-        ).sum().backward()  # each model's gradient of its own mean cross-entropy
+        # each model's gradient of its own mean cross-entropy
+        (losses * share.flatten()).sum().backward()
         with torch.no_grad():
             if correct is not None:
                 ensemble.correct_gradients(correct)
