@@ -108,9 +108,9 @@ def dirichlet(
     check_alpha(alpha)
     values, counts = np.unique(labels, return_counts=True)
     for _ in range(ATTEMPTS):
-        given = _dirichlet_counts(counts, clients, alpha, rng)
-        if given.sum(0).min() >= min_size:
-            return _deal_records(labels, values, given, rng)
+        sizes = _dirichlet_counts(counts, clients, alpha, rng)
+        if sizes.sum(0).min() >= min_size:
+            return _deal_records(labels, values, sizes, rng)
     raise ValueError(
         f"partition.min_size={min_size}: not reached in {ATTEMPTS} draws with {clients} "
         "clients and "
@@ -137,12 +137,11 @@ def classes_per_client(
         )
     held = [_held_classes(client, classes, len(values), rng) for client in range(clients)]
     parts: list[list[Index]] = [[] for _ in range(clients)]
-    for at, value in enumerate(values):
-        holders = [client for client in range(clients) if at in held[client]]
+    for label, value in enumerate(values):
+        holders = [client for client in range(clients) if label in held[client]]
         if holders:
-            for client, piece in zip(
-                holders, np.array_split(_shuffle_class(labels, value, rng), len(holders))
-            ):
+            pieces = np.array_split(_shuffle_class(labels, value, rng), len(holders))
+            for client, piece in zip(holders, pieces):
                 parts[client].append(piece)
     return _join_parts(parts, min_size)
 
@@ -160,16 +159,15 @@ def subset(
     check_main(main)
     values = np.unique(labels)
     parts: list[list[Index]] = [[] for _ in range(clients)]
-    for at, value in enumerate(values):
-        owners = np.arange(clients) % len(values) == at
+    for label, value in enumerate(values):
+        owners = np.arange(clients) % len(values) == label
         count = int(owners.sum())
         share = np.full(clients, 1 / clients)
         if count not in (0, clients):
             share = np.where(owners, main / count, (1 - main) / (clients - count))
         index = _shuffle_class(labels, value, rng)
-        for client, piece in enumerate(
-            np.split(index, (np.cumsum(share)[:-1] * len(index)).astype(int))
-        ):
+        ends = (np.cumsum(share)[:-1] * len(index)).astype(int)
+        for client, piece in enumerate(np.split(index, ends)):
             parts[client].append(piece)
     return _join_parts(parts, min_size)
 
@@ -203,32 +201,32 @@ def _dirichlet_counts(
 ) -> NDArray[np.int64]:
     """How many records of each class each client gets: (classes, clients)."""
     sizes = np.zeros(clients, dtype=np.int64)
-    given = np.zeros((len(counts), clients), dtype=np.int64)
-    for at, count in enumerate(counts):
+    sizes_by_class = np.zeros((len(counts), clients), dtype=np.int64)
+    for label, count in enumerate(counts):
         room = sizes < counts.sum() / clients
         shares = rng.dirichlet(np.full(clients, alpha)) * room
         if not shares.sum() > 0:  # every client with a share is full, or the draw underflowed
             shares = room.astype(np.float64)
         ends = (np.cumsum(shares / shares.sum())[:-1] * count).astype(np.int64)
-        given[at] = np.diff(ends, prepend=0, append=count)
-        sizes += given[at]
-    return given
+        sizes_by_class[label] = np.diff(ends, prepend=0, append=count)
+        sizes += sizes_by_class[label]
+    return sizes_by_class
 
 
 def _deal_records(
-    labels: Labels, values: Labels, given: NDArray[np.int64], rng: np.random.Generator
+    labels: Labels, values: Labels, sizes: NDArray[np.int64], rng: np.random.Generator
 ) -> list[Index]:
     pieces = [
         np.split(_shuffle_class(labels, value, rng), np.cumsum(row)[:-1])
-        for value, row in zip(values, given)
+        for value, row in zip(values, sizes)
     ]
     return [np.sort(np.concatenate(part)) for part in zip(*pieces)]
 
 
 def _held_classes(client: int, count: int, classes: int, rng: np.random.Generator) -> set[int]:
     first = client % classes
-    others = rng.permutation([c for c in range(classes) if c != first])[: count - 1]
-    return {first, *(int(c) for c in others)}
+    further = rng.permutation([c for c in range(classes) if c != first])[: count - 1]
+    return {first, *(int(c) for c in further)}
 
 
 def _join_parts(parts: list[list[Index]], min_size: int) -> list[Index]:
@@ -300,12 +298,13 @@ class Partition:
             )
         out = []
         for domain in range(len(data.domains)):
-            at = torch.nonzero(data.domain == domain).flatten().numpy()
-            if not len(at):
+            positions = torch.nonzero(data.domain == domain).flatten().numpy()
+            if not len(positions):
                 raise ValueError(
                     f"data.limit: domain {data.domains[domain]!r} is left without a record"
                 )
-            out += [at[part] for part in self._apply_rule(labels[at], self.per_domain, rng)]
+            parts = self._apply_rule(labels[positions], self.per_domain, rng)
+            out += [positions[part] for part in parts]
         return out
 
 
@@ -320,42 +319,51 @@ def make_shards(data: Dataset, partition: Partition, keys: Keys) -> list[Shard]:
     heldout = partition.heldout
     fraction = partition.test_fraction
     return [
-        _cut_shard(client, data, torch.from_numpy(at), keys, heldout, fraction)
-        for client, at in enumerate(dealt)
+        _cut_shard(client, data, torch.from_numpy(positions), keys, heldout, fraction)
+        for client, positions in enumerate(dealt)
     ]
 
 
 def _cut_shard(
-    client: int, data: Dataset, at: Tensor, keys: Keys, heldout: float | int, fraction: float
+    client: int,
+    data: Dataset,
+    positions: Tensor,
+    keys: Keys,
+    heldout: float | int,
+    fraction: float,
 ) -> Shard:
-    order = at[torch.randperm(len(at), generator=keys.fold("shard", client).torch())]
-    out = min(round(heldout * len(at)) if isinstance(heldout, float) else heldout, len(at) // 2)
-    own = math.ceil(fraction * len(at))
-    if out + own >= len(at):
+    size = len(positions)
+    order = positions[torch.randperm(size, generator=keys.fold("shard", client).torch())]
+    count_heldout = heldout
+    if isinstance(heldout, float):
+        count_heldout = round(heldout * size)
+    count_heldout = min(int(count_heldout), size // 2)
+    count_test = math.ceil(fraction * size)
+    count_train = size - count_heldout - count_test
+    if count_train <= 0:
         raise ValueError(
-            f"partition.heldout={heldout}: client {client} has {len(at)} records, {out} "
-            f"held out and {own} for test "
-            f"leave none to train on"
+            f"partition.heldout={heldout}: client {client} has {size} records, {count_heldout} "
+            f"held out and {count_test} for test leave none to train on"
         )
-    pieces = [
+    held_out, test, train = (
         data.train.take(piece.sort().values)
-        for piece in (order[:out], order[out : out + own], order[out + own :])
-    ]
-    if own:
-        test = pieces[1]
-    else:
-        test = _matching_test_records(data, at, keys.fold("test", client))
-    return Shard(client, pieces[2], test, pieces[0], data.classes)
+        for piece in order.split([count_heldout, count_test, count_train])
+    )
+    if not count_test:
+        test = _matching_test_records(data, positions, keys.fold("test", client))
+    return Shard(client, train, test, held_out, data.classes)
 
 
-def _matching_test_records(data: Dataset, at: Tensor, keys: Keys) -> Records:
-    """Common test records in the client's class proportions, and of its domain where there are
-    domains: as many as the scarcest class allows; where that is under ENOUGH_TEST_RECORDS, scarce
-        classes fall short instead."""
+def _matching_test_records(data: Dataset, positions: Tensor, keys: Keys) -> Records:
+    """Common test records in the proportions of the classes at ``positions``, of the same domain
+    if there are domains.
+
+    They are as many as the scarcest class allows; if that is under ENOUGH_TEST_RECORDS, scarce
+    classes fall short instead."""
     here = torch.arange(len(data.test))
     if data.domain is not None and data.test_domain is not None:
-        here = here[data.test_domain == data.domain[at[0]]]
-    counts = torch.bincount(data.train.y[at], minlength=data.classes).double()
+        here = here[data.test_domain == data.domain[positions[0]]]
+    counts = torch.bincount(data.train.y[positions], minlength=data.classes).double()
     at_hand = torch.bincount(data.test.y[here], minlength=data.classes).double()
     held = (counts > 0) & (at_hand > 0)
     shares = torch.where(held, counts, 0.0)
@@ -378,12 +386,12 @@ def draw_audited_positions(size: int, records: int, keys: Keys) -> Tensor:
     return torch.randperm(size, generator=keys.fold("audited").torch())[:count]
 
 
-def positions_by_kind(tail: HardExamples, drawn: Tensor) -> dict[str, Tensor]:
-    """kind -> its positions in the client's data, in the order drawn; kinds without a record are
+def positions_by_kind(tail: HardExamples, audited: Tensor) -> dict[str, Tensor]:
+    """kind -> its part of the audited positions, in the order drawn; kinds without a record are
     left out."""
     first = tail.mislabelled
-    parts = {"mislabelled": drawn[:first], "near_duplicates": drawn[first : tail.size]}
-    return {kind: at for kind, at in parts.items() if len(at)}
+    parts = {"mislabelled": audited[:first], "near_duplicates": audited[first : tail.size]}
+    return {kind: positions for kind, positions in parts.items() if len(positions)}
 
 
 def add_hard_examples(shard: Shard, tail: HardExamples, records: int, keys: Keys) -> Shard:
@@ -392,22 +400,22 @@ def add_hard_examples(shard: Shard, tail: HardExamples, records: int, keys: Keys
     keys: those that the audited records are drawn with. Labels are drawn among the client's own
         other classes. Raises BadConfig where the client cannot have this tail.
     """
-    drawn = draw_audited_positions(len(shard.train), records, keys)
+    audited = draw_audited_positions(len(shard.train), records, keys)
     train = shard.train
-    check_hard_examples(tail, len(drawn), len(train), int(train.y.unique().numel()))
+    check_hard_examples(tail, len(audited), len(train), int(train.y.unique().numel()))
     x = train.x.clone()
     y = train.y.clone()
     generator = keys.fold("tail").torch()
-    kinds = positions_by_kind(tail, drawn)
-    for at in kinds.get("mislabelled", drawn[:0]).tolist():
-        y[at] = _draw_other_label(int(train.y[at]), train, generator)
+    kinds = positions_by_kind(tail, audited)
+    for position in kinds.get("mislabelled", audited[:0]).tolist():
+        y[position] = _draw_other_label(int(train.y[position]), train, generator)
     never = torch.ones(len(train), dtype=torch.bool)
-    never[drawn] = False  # no coin is flipped for these: they are in every replay
+    never[audited] = False  # no coin is flipped for these: they are in every replay
     twins = never.nonzero()[:, 0]
-    for at, twin in zip(kinds.get("near_duplicates", drawn[:0]).tolist(), twins.tolist()):
+    for position, twin in zip(kinds.get("near_duplicates", audited[:0]).tolist(), twins.tolist()):
         noise = torch.randn(train.x[twin].shape, generator=generator).to(train.x)
-        x[at] = (train.x[twin] + DUPLICATE_NOISE * noise).clamp(0, 1)
-        y[at] = _draw_other_label(int(train.y[twin]), train, generator)
+        x[position] = (train.x[twin] + DUPLICATE_NOISE * noise).clamp(0, 1)
+        y[position] = _draw_other_label(int(train.y[twin]), train, generator)
     return shard.with_train(Records(x, y, train.ids))
 
 
@@ -433,8 +441,8 @@ def check_hard_examples(tail: HardExamples, audited: int, size: int, classes: in
 
 def _draw_other_label(label: int, train: Records, generator: torch.Generator) -> int:
     """A label of the client's other than ``label``, uniform over its classes."""
-    others = [c for c in train.y.unique().tolist() if c != label]
-    return int(others[int(torch.randint(len(others), (1,), generator=generator))])
+    choices = [c for c in train.y.unique().tolist() if c != label]
+    return int(choices[int(torch.randint(len(choices), (1,), generator=generator))])
 
 
 def hard_example_counts(tail: HardExamples) -> Mapping[str, int]:

@@ -6,6 +6,7 @@ images: an npz of arrays, or a folder with one subfolder for each class. The dig
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import os
 import socket
@@ -95,15 +96,15 @@ def data_folder() -> Path:
 
     Raises DataNotFound for a user without a home, and on a bare machine, which has the folder that
     is named and no other."""
-    own = os.environ.get(DATA_VARIABLE)
+    own_folder = os.environ.get(DATA_VARIABLE)
     shared = os.environ.get("XDG_CACHE_HOME")
-    if is_bare() and not own:
+    if is_bare() and not own_folder:
         raise DataNotFound(
             f"{BARE_VARIABLE}=1 hides this machine's data: set data.root or {DATA_VARIABLE}"
         )
     try:
-        if own:
-            return Path(own)
+        if own_folder:
+            return Path(own_folder)
         return Path(shared or Path.home() / ".cache") / "privdd"
     except RuntimeError:
         raise DataNotFound(f"no folder for downloads: set {DATA_VARIABLE} or data.root") from None
@@ -183,12 +184,14 @@ def load_idx_dataset(name: str, root: Path | None, keys: Keys) -> Dataset:
 def _find_idx_files(folder: Path) -> list[Path]:
     """Images and labels for training, then for testing, plain or gzipped; [] where one is
     missing."""
-    names = [f"{split}-{kind}" for split in IDX_SPLITS for kind in IDX_KINDS]
-    found = [
-        next((folder / n for n in (name, f"{name}.gz") if (folder / n).is_file()), None)
-        for name in names
-    ]
-    return [path for path in found if path] if all(found) else []
+    files = []
+    for split, kind in itertools.product(IDX_SPLITS, IDX_KINDS):
+        name = f"{split}-{kind}"
+        candidates = (folder / name, folder / f"{name}.gz")
+        files += [path for path in candidates if path.is_file()][:1]
+    if len(files) < len(IDX_SPLITS) * len(IDX_KINDS):
+        return []
+    return files
 
 
 def _read_idx_folder(name: str, folder: Path) -> Dataset:
@@ -345,20 +348,21 @@ def add_domains(
     array held both."""
     split = {"x_test", "y_test"} <= set(arrays)
     none = arrays["domain"][:0]
-    given = [arrays["domain"], arrays.get("domain_test", none) if split else none]
-    for key, array in zip(("domain", "domain_test"), given):
+    given_domains = [arrays["domain"], arrays.get("domain_test", none) if split else none]
+    for key, array in zip(("domain", "domain_test"), given_domains):
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             raise ValueError(
                 f"data.root={root}: {key} (n,) must hold integers or text, got "
                 f"{array.dtype} {array.shape}"
             )
-    names, at = np.unique(np.concatenate([a.astype(str) for a in given]), return_inverse=True)
-    found = torch.from_numpy(at.astype(np.int64))
+    texts = np.concatenate([array.astype(str) for array in given_domains])
+    names, numbers = np.unique(texts, return_inverse=True)
+    domains = torch.from_numpy(numbers.astype(np.int64))
     if split:
-        train, test = found.split([len(a) for a in given])
+        train, test = domains.split([len(array) for array in given_domains])
     else:
-        train = found[rows[0]]
-        test = found[rows[1]]
+        train = domains[rows[0]]
+        test = domains[rows[1]]
     if (len(train), len(test)) != (len(flat.train), len(flat.test)):
         raise ValueError(
             f"data.root={root}: domain and domain_test must say where each of "
@@ -380,21 +384,17 @@ def load_image_folder(name: str, root: Path | None, keys: Keys, size: int | None
         bases = [root / "train", root / "test"]
     else:
         bases = [root]
-    named = [
-        sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name))
-        for base in bases
-    ]
-    names = named[0]
+    names = _subfolders(bases[0])
     if not names:
         raise DataNotFound(f"data.root={root}: no class subfolders in {bases[0]}")
-    if apart := sorted(set(names) ^ set(named[-1])):
+    if apart := sorted(set(names) ^ set(_subfolders(bases[-1]))):
         raise ValueError(
             f"data.root={root}: train and test must hold the same class subfolders; "
             f"{apart[0]} is in one alone"
         )
-    listed = [_list_images(base, names) for base in bases]
-    grey = all(_is_grey(path) for files in listed for path, _ in files)
-    pairs = [_read_images(root, files, size, grey) for files in listed]
+    files_by_split = [_list_images(base, names) for base in bases]
+    grey = all(_is_grey(path) for path, _ in itertools.chain(*files_by_split))
+    pairs = [_read_images(root, files, size, grey) for files in files_by_split]
     for x, y in pairs:
         _check_pictures(root, x)
         _count_classes(root, torch.from_numpy(y))
@@ -460,21 +460,21 @@ def _tensors(x: NDArray[np.generic], y: NDArray[np.generic]) -> Pair:
 def _count_classes(root: Path, labels: Tensor) -> int:
     """How many classes there are: labels 0, 1, ... without a gap, since a gap would be a class of
     no record."""
-    found = labels.unique()
-    gaps = torch.nonzero(found != torch.arange(len(found)))
+    values = labels.unique()
+    gaps = torch.nonzero(values != torch.arange(len(values)))
     if len(gaps):
         missing = int(gaps[0])
-        label = int(found[int(gaps[0])])
+        label = int(values[missing])
         raise ValueError(
             f"data.root={root}: y must number the classes 0, 1, ... without a gap, got "
             f"{label} but no {missing}; "
             "np.unique(y, return_inverse=True)[1] numbers them"
         )
-    if len(found) < 2:
+    if len(values) < 2:
         raise ValueError(
             f"data.root={root}: records of at least two classes are needed, y holds one"
         )
-    return len(found)
+    return len(values)
 
 
 def draw_split(count: int, keys: Keys) -> Pair:
@@ -489,8 +489,12 @@ def hidden(name: str) -> bool:
     return name.startswith(".") or name == "__MACOSX"
 
 
+def _subfolders(base: Path) -> list[str]:
+    return sorted(p.name for p in base.iterdir() if p.is_dir() and not hidden(p.name))
+
+
 def _list_images(base: Path, names: list[str]) -> list[tuple[Path, int]]:
-    found = []
+    files = []
     for label, name in enumerate(names):
         mine = [
             p
@@ -503,8 +507,8 @@ def _list_images(base: Path, names: list[str]) -> list[tuple[Path, int]]:
                 f"class subfolder {name}; they lie in it, "
                 "not in folders below it"
             )
-        found += [(path, label) for path in mine]
-    return found
+        files += [(path, label) for path in mine]
+    return files
 
 
 @contextmanager
@@ -513,9 +517,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     for anything else."""
     from PIL import Image
 
-    shown = "".join(sign if sign.isprintable() else "?" for sign in str(path))
+    printable = "".join(sign if sign.isprintable() else "?" for sign in str(path))
     if not path.is_file():
-        raise ValueError(f"{shown}: no file")
+        raise ValueError(f"{printable}: no file")
     try:
         with warnings.catch_warnings():
             # the limit below is lower
@@ -537,9 +541,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             why = "its size was declared as too large"
         else:
             why = str(error)
-        said = " ".join(why.replace(str(path), shown).split())[:200]
+        reason = " ".join(why.replace(str(path), printable).split())[:200]
         raise ValueError(
-            f"{shown}: not a readable image ({said or type(error).__name__})"
+            f"{printable}: not a readable image ({reason or type(error).__name__})"
         ) from error
 
 

@@ -89,11 +89,11 @@ def blend_on_photos(digits: Tensor, rng: np.random.Generator) -> Tensor:
     side = digits.shape[-1]
     which = rng.integers(len(images), size=len(digits))
     patches = np.empty((len(digits), side, side, 3), np.float32)
-    for at, image in enumerate(which):
+    for index, image in enumerate(which):
         height, width = images[image].shape[:2]
         top = rng.integers(height - side + 1)
-        left = rng.integers(width - side + 1)
-        patches[at] = images[image][top : top + side, left : left + side]
+        start = rng.integers(width - side + 1)
+        patches[index] = images[image][top : top + side, start : start + side]
     return (torch.from_numpy(patches).permute(0, 3, 1, 2) - digits).abs()
 
 
@@ -102,8 +102,8 @@ def draw_font_digits(count: int, rng: np.random.Generator) -> tuple[Tensor, Tens
     28), (n,)."""
     labels = rng.integers(10, size=count)
     masks = np.empty((count, DIGIT_SIDE, DIGIT_SIDE), np.float32)
-    for at, label in enumerate(labels):
-        masks[at] = _draw_glyph(int(label), rng)
+    for index, label in enumerate(labels):
+        masks[index] = _draw_glyph(int(label), rng)
     ink, paper = _draw_colours(count, rng)
     shade = masks[:, None]
     images = shade * ink + (1 - shade) * paper
@@ -170,22 +170,17 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     from ``root`` alone too: nothing is downloaded, and without ``root`` the records do not depend
     on the machine. Without MNIST the photo domain takes scikit-learn's digits, half for each.
     """
-    own = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
+    digits = load_digits_dataset("digits", None, keys).resized(DIGIT_SIDE)
     if root is None:
         mnist = None
     else:
         mnist = find_idx_dataset("mnist", root)
-    whole = mnist or own
-    halves = [
-        [records.take(torch.arange(at, len(records), 2)) for records in (whole.train, whole.test)]
-        for at in range(2)
-    ]
-    plain, blended = (replace(whole, train=train, test=test) for train, test in halves)
+    plain, blended = (_every_second(mnist or digits, first) for first in range(2))
     if mnist:
         label = "MNIST-M-like"
         parts = [
             _limited_domain("MNIST", plain, limits, keys),
-            _limited_domain("scikit-learn digits", own, limits, keys),
+            _limited_domain("scikit-learn digits", digits, limits, keys),
         ]
     else:
         label = "scikit-learn digits over photos"
@@ -203,8 +198,8 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
     )
     rng = keys.fold("fonts").numpy()
     counts = (
-        made if limit is None else limit
-        for limit, made in zip((limits.train, limits.test), FONT_DIGIT_COUNTS)
+        default if limit is None else limit
+        for limit, default in zip((limits.train, limits.test), FONT_DIGIT_COUNTS)
     )
     parts.append(Domain("font digits", *(draw_font_digits(count, rng) for count in counts)))
     if root is not None:
@@ -216,6 +211,14 @@ def load_digit_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> D
         10,
         parts,
     )
+
+
+def _every_second(data: Dataset, first: int) -> Dataset:
+    """Every second training and test record, from ``first`` on."""
+    train, test = (
+        records.take(torch.arange(first, len(records), 2)) for records in (data.train, data.test)
+    )
+    return replace(data, train=train, test=test)
 
 
 def corrupt_domains(
@@ -275,12 +278,12 @@ def load_domain_folder(
     first = ""
     for name in names:
         data = load_image_folder("folder", root / name, keys.fold(name), size)
-        found = data.note.partition(": ")[2]  # the classes, by name
-        if first and found != first:
+        class_names = data.note.partition(": ")[2]
+        if first and class_names != first:
             raise ValueError(
-                f"data.root={root}: {names[0]} has the classes {first}, {name} has {found}"
+                f"data.root={root}: {names[0]} has the classes {first}, {name} has {class_names}"
             )
-        first = found
+        first = class_names
         classes = data.classes
         parts.append(_limited_domain(name, data, limits, keys))
     shapes = {tuple(part.train[0].shape[1:]) for part in parts}
@@ -325,17 +328,19 @@ def _available_domains(root: Path | None, limits: DomainLimits, keys: Keys) -> l
 
 def _join_domains(name: str, note: str, classes: int, parts: list[Domain]) -> Dataset:
     """One data set whose records remember their domain; ids are new, over all domains."""
-    splits = [part.train for part in parts], [part.test for part in parts]
-    train, test = (
-        (torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])) for pairs in splits
-    )
-    domain, test_domain = (
-        torch.cat([torch.full((len(y),), at) for at, (_, y) in enumerate(pairs)])
-        for pairs in splits
-    )
+    train, domain = _join_pairs([part.train for part in parts])
+    test, test_domain = _join_pairs([part.test for part in parts])
     flat = dataset_from_pairs(name, note, classes, train, test)
     names = tuple(part.name for part in parts)
     return replace(flat, domains=names, domain=domain, test_domain=test_domain)
+
+
+def _join_pairs(pairs: list[Pair]) -> tuple[Pair, Tensor]:
+    """All records of the domains, and the number of each record's domain (n,)."""
+    x = torch.cat([x for x, _ in pairs])
+    y = torch.cat([y for _, y in pairs])
+    domain = torch.cat([torch.full((len(y),), index) for index, (_, y) in enumerate(pairs)])
+    return (x, y), domain
 
 
 def check_data_settings(
@@ -378,43 +383,67 @@ def load_dataset(
 ) -> Dataset:
     """The data set ``name`` as images, or rows of a table, in [0, 1].
 
-    root: folder (or npz file) to look in. size: side in pixels after resizing. limit: at most so
-        many training records, test_limit (limit where None) test records, drawn by ``keys``; of
-        each domain for
-    digit_domains, domain_folder and corrupted. source, severity, corruptions: of
-    ``corrupt_domains`` only. standardise: networks standardise the images, which stay in [0, 1]
-    here; the note says so. columns, label, missing, classes: of tables, what
-    each column holds and how it is read (``TableSettings``). Raises ValueError for an unknown name
-    or bad number and DataNotFound (a ValueError) where the data cannot be had.
+    Args:
+        name: one of ``DATASET_NAMES``.
+        root: folder (or npz file) to look in.
+        size: side in pixels after resizing; None: as the source has it.
+        limit: at most so many training records, drawn by ``keys``; of each domain for
+            digit_domains, domain_folder and corrupted.
+        test_limit: the same for test records; None: ``limit``.
+        source, severity, corruptions: of ``corrupt_domains`` only.
+        standardise: networks standardise the images, which stay in [0, 1] here; the note says so.
+        columns, label, missing, classes: of tables, what each column holds and how it is read
+            (``TableSettings``).
+        keys: of all draws.
+
+    Raises:
+        ValueError: for an unknown name or bad number.
+        DataNotFound: (a ValueError) if the data cannot be had.
     """
     check_data_settings(name, size=size, limit=limit, test_limit=test_limit)
     if standardise:
         published_scale(name)
-        found = load_dataset(
+        dataset = load_dataset(
             name, root=root, size=size, limit=limit, test_limit=test_limit, keys=keys
         )
-        return replace(found, note=f"{found.note}; {seen_as(name)}")
-    place = None if root is None else Path(root).expanduser()
-    limits = DomainLimits(limit, limit if test_limit is None else test_limit)
+        return replace(dataset, note=f"{dataset.note}; {seen_as(name)}")
+    if name == "corrupted":
+        if source in ("corrupted", "digit_domains", "domain_folder", *TABLES):
+            raise ValueError(f"data.source={source!r}: images of one domain are needed")
+        dataset = load_dataset(source, root=root, size=size, keys=keys)
+        limits = _domain_limits(limit, test_limit)
+        return corrupt_domains(dataset, severity, corruptions, limits, keys.fold("data", name))
+    table = TableSettings(columns, label, missing, classes)
+    return _read_dataset(name, root, size, _domain_limits(limit, test_limit), table, keys)
+
+
+def _domain_limits(limit: int | None, test_limit: int | None) -> DomainLimits:
+    if test_limit is None:
+        return DomainLimits(limit, limit)
+    return DomainLimits(limit, test_limit)
+
+
+def _read_dataset(
+    name: str,
+    root: str | Path | None,
+    size: int | None,
+    limits: DomainLimits,
+    table: TableSettings,
+    keys: Keys,
+) -> Dataset:
+    """A data set as its source holds it, of limited size."""
+    place = None
+    if root is not None:
+        place = Path(root).expanduser()
     here = keys.fold("data", name)
     if name == "digit_domains":
         return load_digit_domains(place, limits, here).resized(size)
     if name == "domain_folder":
         return load_domain_folder(place, size, limits, here)
-    if name == "corrupted":
-        if source in ("corrupted", "digit_domains", "domain_folder", *TABLES):
-            raise ValueError(f"data.source={source!r}: images of one domain are needed")
-        return corrupt_domains(
-            load_dataset(source, root=root, size=size, keys=keys),
-            severity,
-            corruptions,
-            limits,
-            here,
-        )
     if name == "breast_cancer":
-        dataset = load_breast_cancer_dataset(columns, here)
+        dataset = load_breast_cancer_dataset(table.columns, here)
     elif name in TABLE_FILES:
-        dataset = load_table(name, place, TableSettings(columns, label, missing, classes), here)
+        dataset = load_table(name, place, table, here)
     elif name == "folder":
         dataset = load_image_folder(name, place, here, size)
     else:
