@@ -9,12 +9,15 @@ same choices of files are composed once; every caller has a copy of its own, mad
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cache
 from pathlib import Path
 from pickle import dumps, loads
+from types import SimpleNamespace
 from typing import Any
 
 import omegaconf.base
+from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -103,8 +106,24 @@ def remember_configs(compose: Callable[..., Any]) -> Callable[..., Any]:
     return composed
 
 
+def map_when_needed(create: Callable[..., Any]) -> Callable[..., Any]:
+    """The map of choices in which an entry of a defaults list is looked up, if one has ${...}; no
+    other entry reads it."""
+
+    def create_map(overrides: Any, defaults_list: list[Any], self_added: bool) -> Any:
+        if not any(one.is_interpolation() for one in defaults_list if not one.is_self()):
+            return None
+        return create(overrides, defaults_list, self_added)
+
+    return create_map
+
+
 def install() -> None:
     """For this process."""
+    defaults_list._create_interpolation_map = map_when_needed(
+        defaults_list._create_interpolation_map
+    )
+    defaults_list.copy = SimpleNamespace(copy=copy, deepcopy=lambda value: loads(dumps(value)))  # type: ignore[attr-defined]
     Plugins.instance()  # which reads the module of the class below anew
     for scheme, remember in (("file", remember_files), ("pkg", remember_packages)):
         source = SourcesRegistry.instance().resolve(scheme)
