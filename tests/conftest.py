@@ -69,16 +69,27 @@ FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
 # the last of two lists counts
 PICTURES = "attack=[lira,loss_threshold,label_counts,gradient_inversion,copy_detection]"
+# Of DP-SGD few steps: T1 plays each some hundred times over.
 AUDITS = {
     "fedavg": FEDAVG,
     "fedavg_seed1": [*FEDAVG, "seed=1"],
-    "fedavg_dpsgd": [*FEDAVG, "privacy=dpsgd", "privacy.sampling_probability=0.5"],
+    "fedavg_dpsgd": [
+        *FEDAVG,
+        "privacy=dpsgd",
+        "privacy.sampling_probability=0.5",
+        "algo.local_epochs=1",
+    ],
     "fedavg_client": [*FEDAVG, "privacy=client"],
     "feddm": ["algo=feddm", "algo.rounds=1", PICTURES],
     "feddm_dp": ["algo=feddm_dp", "algo.rounds=1", PICTURES],
     "fedfed": ["algo=fedfed", *FEDFED],
     "fedfed_released": ["algo=fedfed_released", *FEDFED],
-    "fedfed_dp": ["algo=fedfed_dp", *FEDFED, "privacy.sampling_probability=0.25"],
+    "fedfed_dp": [
+        "algo=fedfed_dp",
+        "algo.distill_rounds=1",
+        "algo.base.rounds=1",
+        "privacy.sampling_probability=0.5",
+    ],
 }
 
 
