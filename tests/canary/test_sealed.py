@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,16 +181,24 @@ DAMAGE: list[tuple[str, Callable[[Path], Any]]] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten canaries and their scores, which can be opened; whoever damages a file takes a copy."""
+    folder = tmp_path_factory.mktemp("opened") / "s"
+    issued(folder, "signal=scores", sites="a", count=10)
+    np.savez(folder / "scores.npz", id=np.arange(10), y=np.zeros(10), score=np.zeros(10))
+    assert main(["open", f"sealed={folder}", f"scores={folder / 'scores.npz'}"]) == 0
+    return folder
+
+
 @pytest.mark.parametrize("at", range(len(DAMAGE)))
 def test_damaged_and_hostile_files_are_refused(
-    at: int, tmp_path: Path, monkeypatch: Any, capsys: Any
+    at: int, opened: Path, tmp_path: Path, monkeypatch: Any, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     name, damage = DAMAGE[at]
-    issued(tmp_path / "s", "signal=scores", sites="a", count=10)
+    shutil.copytree(opened, tmp_path / "s")
     given = ["open", "sealed=s", "scores=s/scores.npz"]
-    np.savez(tmp_path / "s" / "scores.npz", id=np.arange(10), y=np.zeros(10), score=np.zeros(10))
-    assert main(given) == 0
     with np.errstate(all="ignore"):
         damage(
             tmp_path / "s" / name

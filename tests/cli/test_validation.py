@@ -57,6 +57,16 @@ def outcome(arguments: Sequence[str]) -> str:
     return ""
 
 
+@lru_cache
+def known_keys() -> set[str]:
+    """Leaves, the nodes that hold them, and groups."""
+    return {
+        part
+        for leaf in dict(iterate_settings(to_plain_settings(base())))
+        for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])
+    }
+
+
 words = st.text(string.ascii_letters + string.digits + "_", min_size=1, max_size=12)
 odd = st.text(max_size=25)
 
@@ -70,12 +80,7 @@ odd = st.text(max_size=25)
 )
 def test_unknown_keys_are_refused_by_name(word: str, prefix: str) -> None:
     key = prefix + word
-    names = {
-        part
-        for leaf in dict(iterate_settings(to_plain_settings(base())))
-        for part in (leaf, leaf.split(".")[0], leaf.rsplit(".", 1)[0])
-    }
-    if key not in names:
+    if key not in known_keys():
         with pytest.raises(BadConfig, match=re.escape(f"{key}: unknown key; ")) as caught:
             _check_known_key(base(), key)
         line_of(caught.value)

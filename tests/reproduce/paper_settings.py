@@ -59,9 +59,12 @@ def rows_of_paper(paper: str) -> list[PaperRow]:
     names = [
         name for name in group_choices("experiment", [config_dir()]) if name.startswith(f"{paper}_")
     ]
+    return [row for name in names for row in rows_of_experiment(name)]
+
+
+def rows_of_experiment(name: str) -> list[PaperRow]:
     return [
         PaperRow(name, column, row, config)
-        for name in names
         for column in columns_of(name)
         for row, config in rows_of(name, column, "preset=paper").items()
     ]

@@ -20,12 +20,23 @@ from privdd.reproduce.catalogue import find_entry, paper_details
 from privdd.reproduce.code_digest import definition_digest, line_staleness
 from privdd.reproduce.results import lasting_differences
 from tests.configs.experiment_terms import rows_of
-from tests.reproduce.paper_settings import SELECTORS, PaperRow, compare_settings, rows_of_paper
+from tests.reproduce.paper_settings import (
+    SELECTORS,
+    PaperRow,
+    compare_settings,
+    rows_of_experiment,
+    rows_of_paper,
+)
 
 
 @cache
 def made(paper: str) -> list[PaperRow]:
     return rows_of_paper(paper)
+
+
+@cache
+def made_of(experiment: str) -> list[PaperRow]:
+    return rows_of_experiment(experiment)
 
 
 @pytest.mark.nightly
@@ -75,16 +86,14 @@ def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> 
 def test_a_planted_deviation_is_found(
     paper: str, experiment: str, row: str, key: str, value: Any
 ) -> None:
-    at = next(
-        i for i, one in enumerate(made(paper)) if (one.experiment, one.row) == (experiment, row)
-    )
-    config = made(paper)[at].config.copy()
+    rows = list(made_of(experiment))
+    at = next(i for i, one in enumerate(rows) if one.row == row)
+    config = rows[at].config.copy()
     OmegaConf.update(config, key, value)
-    planted = [*made(paper)[:at], replace(made(paper)[at], config=config), *made(paper)[at + 1 :]]
-    beside = [one for one in planted if one.experiment == experiment]
+    rows[at] = replace(rows[at], config=config)
     found = [
         line
-        for line in compare_settings(paper_details()[paper], beside)
+        for line in compare_settings(paper_details()[paper], rows)
         if line.startswith(f"{experiment}, ")
     ]
     assert any(key.rpartition(".")[2] in line for line in found)
