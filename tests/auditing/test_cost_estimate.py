@@ -291,6 +291,7 @@ REMEMBERING = {
 }
 
 
+@pytest.mark.nightly(cases=["feddm_guided_dp"])
 @pytest.mark.parametrize(
     "algo",
     [

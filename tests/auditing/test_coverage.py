@@ -161,6 +161,16 @@ def audit_of_one_attack() -> tuple[dict[str, Attack], AuditSettings]:
     return build_shipped_attacks(), settings
 
 
+@pytest.mark.nightly(
+    cases=[
+        "feddm_guided_dp",
+        "feddm_guided_scattering",
+        "fedfed_flbench",
+        "dp_head_scattering",
+        "fedfed_virtual",
+        "fedlgd_released",
+    ]
+)
 @pytest.mark.parametrize("algo", sorted(ALGOS))
 def test_a_single_attack_is_refused_before_training_or_leaves_no_surface_without_a_word(
     algo: str,

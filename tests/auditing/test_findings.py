@@ -87,6 +87,7 @@ def test_schema_and_exit_status(audited, name):
     assert str(run.path / "findings.json") in run.printed
 
 
+@pytest.mark.nightly(cases=["fedfed_released"])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
     """Surfaces that the server, peers or the public see; each attacked by someone; bytes as
@@ -126,6 +127,7 @@ def test_every_surface_of_the_ledger_is_a_row_and_attacked(audited, name):
             } <= set(finding)
 
 
+@pytest.mark.nightly(cases=["fedfed_released"])
 @pytest.mark.parametrize("name", NAMES)
 def test_bytes_are_those_of_the_artifacts(audited, name):
     """Uploaded bytes by client against the files that were captured."""
@@ -200,7 +202,7 @@ def recomputed(data: dict[str, Any], accountant: Any) -> float:
     return worst
 
 
-@pytest.mark.nightly(cases=["fedfed_dp", "fedavg_dpsgd"])
+@pytest.mark.nightly(cases=["fedfed_dp", "fedavg_dpsgd", "fedfed_released"])
 @pytest.mark.parametrize("name", NAMES)
 def test_total_epsilon_follows_from_the_ledger_alone(audited, name):
     path = audited(name).path
@@ -404,6 +406,7 @@ def test_what_the_message_says_to_add_is_enough(algo):
         check_coverage(method, build_attacks(config), replace(settings, waive=dict(waived[1:])))
 
 
+@pytest.mark.nightly(cases=["fusion"])
 @pytest.mark.parametrize("attack", ["lira", "fusion"])
 def test_a_signal_that_a_surface_lacks_is_named_with_those_it_has(attack, tmp_path):
     run_audit(
@@ -548,9 +551,7 @@ def halved(shard: Shard) -> Shard:
     )
 
 
-@pytest.mark.nightly(
-    but=["fedrd_personal_dp", "fedavg", "fedavg privacy=client participation=0.67"]
-)
+@pytest.mark.nightly(but=["fedavg", "fedavg privacy=client participation=0.67"])
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_no_fact_depends_on_the_records(case: tuple[str, ...]) -> None:
     experiment = tiny(*case)

@@ -127,6 +127,7 @@ def test_features_are_scored_by_their_log_likelihood_ratio_at_the_mechanisms_std
         assert float(score) == pytest.approx(best, rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.nightly(cases=["options0"])
 @pytest.mark.parametrize("options", [{"noise_std": 0.4}, {"noise_std": (0.4, 0.8), "copies": 2}])
 def test_the_ratio_of_a_member_has_the_mean_and_spread_that_its_noise_gives(
     options: dict[str, Any],

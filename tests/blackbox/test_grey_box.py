@@ -102,9 +102,7 @@ def as_stated(x):
     return lap([_clipped(x).sum()], 1.0)
 
 
-@pytest.mark.nightly(
-    but=["stops_by_the_release-any-", "order_of_the_release-any-", "as_stated-any-"]
-)
+@pytest.mark.nightly(but=["stops_by_the_release-any-", "as_stated-any-"])
 @pytest.mark.parametrize(
     ("mechanism", "inputs", "says"),
     [

@@ -94,10 +94,10 @@ def test_a_setting_of_the_machine_under_which_bits_change_is_refused(
     assert build_experiment(tiny_config("fedavg")).plan.problem.device == "cpu"
 
 
-def on_cuda(algo: str) -> tuple[Experiment, Progress, float]:
+def on_cuda(algo: str, *more: str) -> tuple[Experiment, Progress, float]:
     """An experiment, its state after all rounds with every problem's device a GPU, and the accuracy
     measured there."""
-    experiment = tiny(algo)
+    experiment = tiny(algo, *more)
     plan = replace(experiment.plan, problem=replace(experiment.plan.problem, device="cuda"))
     with deterministic_kernels("cuda"):
         progress = finished(replace(experiment, plan=plan))
@@ -143,9 +143,9 @@ def test_protected_rounds_on_the_fake_gpu_give_the_bits_of_the_cpu(
 ) -> None:
     with_cpu_kernels(monkeypatch)
     with fake_gpu() as gpu:
-        _, there, _ = on_cuda("feddm_dp")
+        _, there, _ = on_cuda("feddm_dp", "algo.rounds=1")
     assert gpu.traffic.sent.total() > 0
-    here = trained("feddm_dp")[0]
+    here = trained("feddm_dp", "algo.rounds=1")[0]
     assert equal(there.server, here.server) and there.ledger.releases == here.ledger.releases
 
 

@@ -168,14 +168,7 @@ QUICK = {
 
 
 @pytest.mark.nightly(
-    but=[
-        "version",
-        "unknown algo",
-        "a run that is not there",
-        "a file that is not there",
-        "a tracker that is none",
-        "a sweep without -m",
-    ]
+    but=["version", "unknown algo", "a file that is not there", "a sweep without -m"]
 )
 @pytest.mark.parametrize("kind", QUICK)
 def test_nothing_heavy_is_imported_first(kind: str) -> None:

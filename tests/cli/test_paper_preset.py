@@ -15,6 +15,7 @@ NAMED = {
 }
 
 
+@pytest.mark.nightly(cases=["fedfed", "fedlgd"])
 @pytest.mark.parametrize("algo", sorted(FIRST_EXPERIMENTS))
 def test_the_preset_alone_names_what_is_not_the_papers(algo: str) -> None:
     line = describe_paper_differences(config_of("audit", f"algo={algo}", "preset=paper"))
@@ -23,6 +24,7 @@ def test_the_preset_alone_names_what_is_not_the_papers(algo: str) -> None:
     assert line.endswith(f"with experiment={experiment} preset=paper they are")
 
 
+@pytest.mark.nightly(cases=["fedfed", "fedlgd"])
 @pytest.mark.parametrize("algo", sorted(FIRST_EXPERIMENTS))
 def test_other_presets_and_a_papers_experiment_say_nothing(algo: str) -> None:
     assert describe_paper_differences(config_of("audit", f"algo={algo}")) == ""

@@ -34,6 +34,7 @@ def resolved(group: str, preset: str) -> dict[str, dict[str, Any]]:
     return {file.stem: plain[file.stem] for file in files}
 
 
+@pytest.mark.nightly(cases=["default"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_models(preset):
     for name in group_choices("model", [config_dir()]):

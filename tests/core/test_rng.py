@@ -135,6 +135,7 @@ def test_clients_do_not_move_with_sigma_and_sampling_is_public():
     assert all(c == sorted(c) for c in a)
 
 
+@pytest.mark.nightly(cases=["fedfed_released"])
 @pytest.mark.parametrize(
     "name", ["fedavg", "fedfed", "fedfed_released", "fedfed_dp", "fedavg_dpsgd"]
 )

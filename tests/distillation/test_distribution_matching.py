@@ -176,6 +176,22 @@ def plain(
     return images
 
 
+@pytest.mark.nightly(
+    cases=[
+        "ball-1-1",
+        "ball-1-2",
+        "ball-3-1",
+        "ball-3-2",
+        "fresh-1-1",
+        "fresh-1-2",
+        "fresh-3-1",
+        "fresh-3-2",
+        "fixed-1-1",
+        "fixed-1-2",
+        "fixed-3-1",
+        "fixed-3-2",
+    ]
+)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", ["ball", "fresh", "fixed"])

@@ -351,7 +351,7 @@ def test_digits_are_learned_where_noise_is_small(
     assert float((found == test.y).float().mean()) > least
 
 
-@pytest.mark.nightly(cases=["dp_merf"])
+@pytest.mark.nightly(cases=["dp_merf", "dp_head_scattering"])
 @pytest.mark.parametrize("algo", ["dp_head_random", "dp_head_scattering", "dp_merf"])
 def test_the_budget_that_was_asked_for_is_spent(algo: str) -> None:
     assert 2.9 < finished(tiny(algo, "privacy.epsilon=3")).ledger.epsilon() <= 3.0 + 1e-6

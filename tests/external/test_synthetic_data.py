@@ -302,6 +302,7 @@ def test_copies_count_near_ones_by_how_near_strangers_come() -> None:
     assert found.place[-1] == 7 and found.distance[-1] == 0
 
 
+@pytest.mark.nightly(cases=["5000-500-100"])
 @pytest.mark.parametrize(
     ("train", "heldout", "copies"),
     [(5000, 500, 100), (500, 5000, 50), (300, 300, 7), (2000, 20, 1)],

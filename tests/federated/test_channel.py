@@ -45,7 +45,16 @@ def context(**more) -> ClientContext:
     return ClientContext(0, 1, Keys(0).fold("round", 0, "client", 1), PROBLEM, **more)
 
 
-@pytest.mark.nightly(cases=["fedfed_virtual", "fedlgd_released", "fedrd_printed", "own_training"])
+@pytest.mark.nightly(
+    cases=[
+        "fedfed_virtual",
+        "fedlgd_released",
+        "fedrd_printed",
+        "own_training",
+        "feddm_guided_dp",
+        "feddm_guided_scattering",
+    ]
+)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_ledger_rows_equal_what_the_server_received(algo):
     """Over a whole federation: same names in the same order, digests of the received tensors, their

@@ -75,6 +75,10 @@ class Backwards(Engine):
         "fedrd_dp",
         "fedrd_printed",
         "own_training",
+        "fedfed_released",
+        "fedfed_flbench",
+        "fedmd_dp",
+        "dp_psg",
     ]
 )
 @pytest.mark.parametrize("algo", ALGOS)
@@ -87,7 +91,15 @@ def test_clients_working_backwards(algo):
     assert progress.ledger.to_json() == expected.ledger.to_json()
 
 
-@pytest.mark.nightly(cases=["feddm_guided_dp", "feddm_guided_scattering"])
+@pytest.mark.nightly(
+    cases=[
+        "feddm_guided_dp",
+        "feddm_guided_scattering",
+        "fedlgd_dp",
+        "fedlgd_released",
+        "fedrd_printed",
+    ]
+)
 @pytest.mark.parametrize("algo", ALGOS)
 def test_aggregation_of_a_shuffled_inbox(algo):
     plan, (_, received, servers) = tiny(algo).plan, trained(algo)

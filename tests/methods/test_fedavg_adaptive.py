@@ -75,6 +75,7 @@ def test_one_round_is_the_printed_algorithm() -> None:
     )
 
 
+@pytest.mark.nightly(cases=["0.5"])
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 def test_the_clip_norm_comes_to_the_quantile_through_the_noise(quantile: float) -> None:
     m = make(

@@ -51,6 +51,7 @@ def sent_to(plan: Plan, round: int) -> Mapping[str, Tensors]:
 # ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.nightly(cases=["scaffold-release"])
 @pytest.mark.parametrize(
     ("base", "where"),
     [("fedavg", "everywhere"), ("scaffold", "release"), ("scaffold", "everywhere")],

@@ -133,7 +133,16 @@ def test_one_full_batch_step_is_centralised_sgd(kind):
         torch.testing.assert_close(server[f"model/{name}"], value, rtol=0, atol=1e-10)
 
 
-@pytest.mark.nightly(cases=["instance-moon", "instance-vhl", "batch-moon", "batch-vhl"])
+@pytest.mark.nightly(
+    cases=[
+        "instance-moon",
+        "instance-vhl",
+        "batch-moon",
+        "batch-vhl",
+        "batch-fedgen",
+        "batch-fedmd",
+    ]
+)
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS.keys())
 @pytest.mark.parametrize("norm", ["instance", "batch"])
 def test_order_of_clients_changes_nothing_and_seeds_decide(kind, norm):

@@ -33,6 +33,7 @@ def alive(process: int) -> bool:
         return False
 
 
+@pytest.mark.nightly(cases=["ends"])
 @pytest.mark.skipif(
     not Path("/proc/self/status").exists(), reason="reads the state of a process as Linux tells it"
 )

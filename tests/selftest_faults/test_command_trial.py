@@ -66,12 +66,7 @@ def check_agreement(result: CommandResult, tmp_path: Path) -> None:
 
 
 # one plant of two profiles stays, the fastest
-@pytest.mark.nightly(
-    but=[
-        "dp_moments-no noise",
-        "fedavg_client-half the noise",
-    ]
-)
+@pytest.mark.nightly(but=["dp_moments-no noise"])
 @pytest.mark.parametrize("plant", NOISE_PLANTS)
 @pytest.mark.parametrize("profile", SURFACES)
 def test_too_little_noise_ends_with_status_2_and_contradicts_every_surface_behind(

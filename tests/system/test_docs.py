@@ -111,17 +111,37 @@ UNLISTED = {
 }
 
 
-def test_every_public_name_of_attacks_has_a_place(site: Path) -> None:
-    """Its module stands in the reference, and the built page holds the heading of each function and
-    class."""
-    listed = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/attacks.md").read_text(), re.M)
+def listed_attacks() -> list[str]:
+    """The modules that the reference documents."""
+    return re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/attacks.md").read_text(), re.M)
+
+
+def test_every_module_of_attacks_has_a_place() -> None:
+    listed = listed_attacks()
     modules = {
         one.name for one in pkgutil.walk_packages(attacks.__path__, "attacks.") if not one.ispkg
     }
     assert sorted(modules - {*UNLISTED}) == sorted(listed) and {*UNLISTED} <= modules
+
+
+def test_relative_links_of_the_docs_lead_to_files() -> None:
+    """What ``mkdocs build --strict`` refuses first; the built site is read every night."""
+    count = 0
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for url in re.findall(r"\]\(([^)\s#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if urlsplit(url).scheme:
+                continue
+            assert (page.parent / unquote(url)).exists(), f"{page.relative_to(ROOT)}: {url}"
+            count += 1
+    assert count > 50
+
+
+@pytest.mark.nightly
+def test_every_public_name_of_attacks_has_a_heading(site: Path) -> None:
+    """The built page holds one for each function and class."""
     built = Links((site / "reference" / "attacks.html").read_text(encoding="utf-8")).ids
     count = 0
-    for name in listed:
+    for name in listed_attacks():
         module = importlib.import_module(name)
         own = [
             k

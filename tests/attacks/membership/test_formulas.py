@@ -124,6 +124,7 @@ def test_the_prior_of_the_variances_is_recovered(degrees):
     assert float(variance_prior(equal, torch.ones_like(equal, dtype=torch.bool))[0]) > 100
 
 
+@pytest.mark.nightly(cases=["16"])
 @pytest.mark.parametrize("replays", [8, 16])
 def test_bayesian_lira_is_unbiased_without_a_leak_and_best_with_few_shadow_models(replays):
     areas = {name: [] for name in ("null", "bayes", "pooled", "per_record")}

@@ -180,6 +180,7 @@ class Scaled(Messages):
         return upload, memory or {"mean": shard.train.x.mean().reshape(1)}
 
 
+@pytest.mark.nightly(cases=["4"])
 @pytest.mark.parametrize("round", [-1, 2, 4])
 def test_contributions_that_lean_on_what_is_remembered_are_seen(round: int) -> None:
     (found, *_) = query_findings(

@@ -49,7 +49,13 @@ CASES = {
 
 
 @pytest.mark.nightly(
-    cases=["steps-add_remove", "composed-zero_out", "composed-add_remove", "composed-replace"]
+    cases=[
+        "steps-add_remove",
+        "composed-zero_out",
+        "composed-add_remove",
+        "composed-replace",
+        "steps-zero_out",
+    ]
 )
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace"])
 @pytest.mark.parametrize("case", CASES)
@@ -72,7 +78,7 @@ def test_nothing_is_said_of_an_unknown_law() -> None:
     assert epsilon_lower_bound([(dpa.ZCDpEvent(0.1), 1), (G(1.0), 1)], 1e-5, "zero_out") == 0.0
 
 
-@pytest.mark.nightly(cases=["steps-1e-320", "steps-1e-100", "steps-1e-13"])
+@pytest.mark.nightly(cases=["steps-1e-320", "steps-1e-100", "steps-1e-13", "steps-1e-15"])
 @pytest.mark.parametrize("delta", [1e-13, 1e-15, 1e-20, 1e-100, 1e-320])
 @pytest.mark.parametrize("case", ["sampled", "steps", "laplace"])
 def test_a_tiny_delta_is_no_infinite_loss(case: str, delta: float) -> None:
