@@ -16,6 +16,7 @@ from privdd.core.types import DataColumn, Records
 from privdd.core.validation import BadConfig
 from privdd.data.sources import load_dataset
 from privdd.data.tables import encode_columns, parse_columns
+from privdd.distillation import alexnet
 
 TINY = ["data=breast_cancer", "preset=smoke", "attack=[lira]", "engine=serial"]
 
@@ -95,7 +96,9 @@ def test_records_are_images_or_rows():
         (["algo=virtual_data"], "MatchingSettings.augment=.*must be none"),
     ],
 )
-def test_what_reads_images_is_refused_before_anything_is_trained(settings, said):
+def test_what_reads_images_is_refused_before_anything_is_trained(settings, said, monkeypatch):
+    # a bare machine has no weights, which AlexNet asks for first
+    monkeypatch.setattr(alexnet, "load_pretrained_trunk", object)
     with pytest.raises(ValueError, match=said):
         build_experiment(compose_config("audit", [*TINY, *settings]))
 
