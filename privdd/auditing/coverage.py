@@ -262,7 +262,7 @@ def untested_parts(ledger: Ledger, surface: str, findings: Sequence[Finding]) ->
         if row.is_protected:
             rows.setdefault(row.name, []).append(row)
     tests = [f for f in findings if f.family == Family.GUARANTEE]
-    needed = []
+    needed: list[tuple[str, str]] = []
     for name, rounds in sorted(rows.items()):
         needed += [(name, part) for part in _needed_parts(rounds, tests)]
     reasons = {of: _why_untested(*of, tests) for of in needed}

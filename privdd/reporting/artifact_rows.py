@@ -104,7 +104,7 @@ def _join_pools(rows: Sequence[ArtifactRow]) -> list[ArtifactRow]:
             joined[joined.index(repeated[0])] = _join_rows([repeated[0], row])
         else:
             joined.append(row)
-    places = {}
+    places: dict[int, int] = {}
     for place, row in enumerate(rows):
         places |= {id(decision): place for decision in row.decisions}
     return sorted(joined, key=lambda row: places[id(row.decisions[0])])

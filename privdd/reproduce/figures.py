@@ -639,8 +639,8 @@ def run_analyses(
     names: Sequence[str], cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
     """Run the named analyses on the rows in ``rows``; rows that were not trained are left out."""
-    tables = []
-    plots = []
+    tables: list[ExtraTable] = []
+    plots: list[Plot] = []
     for name in names:
         new_tables, new_plots = ANALYSES[name](cells, seeds, rows)
         tables += new_tables

@@ -291,7 +291,7 @@ def on_trust(record: RunRecord) -> tuple[int, tuple[str, ...]]:
                 for name in names
                 if isinstance(getattr(row, name), int | float | Part)
             ]
-    deciding = []
+    deciding: list[str] = []
     for key, text in DECIDING.items():
         deciding += [text.format(attack) for name, attack in measured if name == key]
     return count + len(measured), tuple(dict.fromkeys(deciding))
