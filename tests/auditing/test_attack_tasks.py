@@ -41,7 +41,9 @@ from privdd.cli.build import build_experiment
 from privdd.core.rng import Keys
 from privdd.federated.experiment import Experiment
 from privdd.runtime.engine import Engine
+from privdd.runtime.files import read_json
 from privdd.runtime.run_folder import RunFolder
+from tests.conftest import SmallAudit
 from tests.federations import tiny_config
 
 # Attacks and guarantee tests are tasks: the same bits on every engine and in every order.
@@ -131,12 +133,16 @@ def test_same_bits_on_every_engine_and_in_every_order(
 
 
 def test_findings_stand_in_the_order_of_views_and_attacks(
-    serial: tuple[list[Any], dict[str, str]],
+    audited: Callable[[str], SmallAudit],
 ) -> None:
     """Not in the order in which they were run, longest first."""
-    names = [row[1] for row in serial[0]]
-    assert names.index("lira") < names.index("inverting") < names.index("t2_whole_run")
-    assert {"update.inverting.safetensors", "update.inverting.2.safetensors"} <= serial[1].keys()
+    folder = audited("fedavg_dpsgd").path
+    names = [row["attack"] for row in read_json(folder / "findings.json")["findings"]]
+    assert names.index("lira") < names.index("gradient_inversion") < names.index("t2_whole_run")
+    assert {
+        "update.gradient_inversion.safetensors",
+        "update.gradient_inversion.2.safetensors",
+    } <= {path.name for path in (folder / "evidence").iterdir()}
 
 
 @dataclass(frozen=True)
