@@ -31,8 +31,10 @@ PROFILES: Mapping[
     "fedavg_client": (["algo=fedavg", "privacy=client"], GOAL),
     "dp_merf": (["algo=dp_merf"], GOAL),
     "dp_psg": (["algo=dp_psg"], GOAL),
+    "dp_votes": (["algo=dp_votes"], GOAL),
     "fedavg_adaptive": (["algo=fedavg_adaptive", "trust=local"], GOAL),
     "fedavg_dpsgd": (["algo=fedavg", "privacy=dpsgd"], SAMPLED_GOAL),
+    "fedmd_dp": (["algo=fedmd_dp"], SAMPLED_GOAL),
     "fedfed_dp": (["algo=fedfed_dp"], SAMPLED_GOAL),
 }
 Row = dict[str, Any]
