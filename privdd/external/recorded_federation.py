@@ -294,8 +294,8 @@ def _update_view(
         compared["other_clients"]["confidence"] = confidence[..., None]
     view = view_of_local_model(replies[-1])
     worlds = require_worlds(view)
-    signals = {**worlds.signals, "joint": joint[None]}
-    return replace(view, worlds=replace(worlds, signals=signals, **compared))
+    changes: dict[str, Any] = {"signals": {**worlds.signals, "joint": joint[None]}, **compared}
+    return replace(view, worlds=replace(worlds, **changes))
 
 
 def other_replies(recording: Recording, reply: RecordedMessage) -> list[RecordedMessage]:

@@ -117,8 +117,8 @@ def judge_reported_counts(
         )
     everything = {**reported.single, **reported.by_class}
     sent_in = {}
-    for name, rounds in everything.items():
-        sent_in[name] = {str(t): value for t, value in rounds.items()}
+    for name, by_round in everything.items():
+        sent_in[name] = {str(t): value for t, value in by_round.items()}
     diagnostics = {"sent": sent_in, "small_groups": small, "changes": changes}
     measures = replace(measures, diagnostics=diagnostics)
     notes = [
