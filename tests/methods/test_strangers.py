@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attacks.types import Surface
+from attacks.types import SENT_BY_SERVER, Surface
 from privdd.auditing.method_contract import (
     BrokenContract,
     UnmappedUpload,
@@ -143,9 +143,7 @@ def test_records_may_be_rows_of_a_table(
 
 def test_the_tutorial_prints_the_table() -> None:
     assert schema_table() in (HERE.parents[1] / "docs/tutorials/own-method.md").read_text()
-    assert {
-        surface for surface in Surface if not surface.startswith(("global", "shared"))
-    } == UPLOAD_RULES.keys()
+    assert set(Surface) - SENT_BY_SERVER == UPLOAD_RULES.keys()
 
 
 def test_where_nothing_could_be_read_the_first_screen_says_not_tested(tmp_path: Path) -> None:
