@@ -104,6 +104,14 @@ class GalleryRanks:
     def median_rank(self) -> float:
         return float(self.ranks.double().median())
 
+    def describe(self) -> dict[str, float]:
+        """The ranks in three numbers, for the diagnostics of a finding."""
+        return {
+            "median_rank": self.median_rank,
+            "gallery": self.size,
+            "top5": self.top_k_rate(5),
+        }
+
 
 @accepts_numpy
 def rank_in_gallery(reconstructions: Tensor, truth: Tensor, decoys: Tensor) -> GalleryRanks:
@@ -162,14 +170,14 @@ def column_errors(
     errors = []
     start = 0
     for column in columns:
-        own = rows[:, start : start + column.width]
+        guess = rows[:, start : start + column.width]
         real = truth[:, start : start + column.width]
         start += column.width
         if column.categories:
-            is_right = (own.argmax(1) == real.argmax(1)) & (real.amax(1) > 0)
+            is_right = (guess.argmax(1) == real.argmax(1)) & (real.amax(1) > 0)
             error = 1 - float(is_right.double().mean())
         else:
-            error = float((own - real).abs().double().mean())
+            error = float((guess - real).abs().double().mean())
         errors.append({**asdict(column), "error": error})
     return errors
 
@@ -199,8 +207,6 @@ def compare_with_records(
     real = truth.x[rows]
     labels = truth.y[rows]
     scores = image_qualities(images, real)
-    public = view.knowledge.public_x[:SEARCHED]
-    public_labels = view.knowledge.public_y[:SEARCHED]
     naive = naive_reconstructions(
         labels, view.knowledge.public_x, view.knowledge.public_y, generator
     )
@@ -208,44 +214,49 @@ def compare_with_records(
         baselines = earlier.baselines
     else:
         baselines = _baseline_qualities(naive, rows, truth, paired)
-    same_class = int((public_labels[None] == labels[:, None]).sum(1).double().mean())
+    public = view.knowledge.public_x[:SEARCHED]
     guesses = torch.cat([public, *(naive[name] for name in BASELINE_ORDER)]).to(real)
-    quality_of_guesses = _decibels(negative_mse(real, guesses))
-    qualities: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()}
-    measures = ReconstructionMeasures(
-        **qualities,
-        n=len(images),
-        baselines={name: float(value.mean()) for name, value in baselines.items()},
-        pictures=pictures(
-            scores["psnr"],
-            [value for name, value in baselines.items() if name.startswith("psnr_")],
-            quality_of_guesses.amax(1),
-            chance_of_gain(public, truth.heldout_x[:SEARCHED], same_class, choices),
-        ),
+    guess_psnr = _decibels(negative_mse(real, guesses))  # (m, guesses)
+    measures = _quality_measures(scores, baselines, view)
+    law = chance_of_gain(
+        public, truth.heldout_x[:SEARCHED], _count_class_guesses(view, labels), choices
     )
-    if is_image(view.knowledge.shape):
-        trunk = getattr(load_pretrained_trunk(), "name", "not available")
-        measures = replace(measures, lpips_trunk=trunk)
+    psnr_baselines = [value for name, value in baselines.items() if name.startswith("psnr_")]
+    best_images = pictures(scores["psnr"], psnr_baselines, guess_psnr.amax(1), law)
     interval = bootstrap_interval(scores["psnr"], generator)
     diagnostics: dict[str, Any] = {"psnr_interval": list(interval), "rows": rows.tolist()}
     if view.knowledge.columns:
         diagnostics["columns"] = column_errors(images, real, view.knowledge.columns)
     if len(truth.heldout_x):
         gallery = rank_in_gallery(images, real, truth.heldout_x)
-        measures = replace(
-            measures,
-            identified=gallery.top_k_rate(1),
-            identified_chance=choices / (choices + len(truth.heldout_x)),
-        )
-        diagnostics |= {
-            "median_rank": gallery.median_rank,
-            "gallery": gallery.size,
-            "top5": gallery.top_k_rate(5),
-        }
-    measures = replace(measures, diagnostics=diagnostics)
-    closest = guesses[quality_of_guesses.argmax(1)]
+        chance = choices / (choices + len(truth.heldout_x))
+        measures = replace(measures, identified=gallery.top_k_rate(1), identified_chance=chance)
+        diagnostics |= gallery.describe()
+    measures = replace(measures, pictures=best_images, diagnostics=diagnostics)
+    closest = guesses[guess_psnr.argmax(1)]
     figures = {"real": real, "reconstructed": images, "guess": closest}
     return ComparedImages(measures, figures, rows, baselines)
+
+
+def _quality_measures(
+    scores: Mapping[str, Tensor], baselines: Mapping[str, Tensor], view: View
+) -> ReconstructionMeasures:
+    """The means of the qualities (m,) over the images, and of the baselines'."""
+    qualities: dict[str, Any] = {name: float(value.mean()) for name, value in scores.items()}
+    if is_image(view.knowledge.shape):
+        qualities["lpips_trunk"] = getattr(load_pretrained_trunk(), "name", "not available")
+    return ReconstructionMeasures(
+        **qualities,
+        n=len(scores["psnr"]),
+        baselines={name: float(value.mean()) for name, value in baselines.items()},
+    )
+
+
+def _count_class_guesses(view: View, labels: Tensor) -> int:
+    """How many of the searched public records have a record's class, in the mean over ``labels``
+    (m,)."""
+    public_labels = view.knowledge.public_y[:SEARCHED]
+    return int((public_labels[None] == labels[:, None]).sum(1).double().mean())
 
 
 def _baseline_qualities(

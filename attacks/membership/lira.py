@@ -94,8 +94,6 @@ def lira(
         >>> bool(lira(signals, masks, torch.tensor([2.1])) > 0)
         True
     """
-    # online:  ln N(t; mu_in, sigma_in^2) - ln N(t; mu_out, sigma_out^2)
-    # offline: ln Phi((t - mu_out) / sigma_out)
     x, mask, t = check_shadow_signals(signals, masks, target, 2, 3)
     if x.ndim == 2:
         x = x.unsqueeze(-1)
@@ -103,12 +101,15 @@ def lira(
     mask = mask.unsqueeze(-1).expand_as(x)
     if variance in ("auto", "bayes"):
         return _bayes_score(x, mask, t, online, offline_test)
+    if online:
+        return _online_score(x, mask, t, variance, centre)
+    return _offline_score(x, mask, t, variance, centre, offline_test)
+
+
+# Carlini et al. (2022), algorithm 1:
+#     Lambda = ln N(t; mu_in, sigma_in^2) - ln N(t; mu_out, sigma_out^2)
+def _online_score(x: Tensor, mask: Tensor, t: Tensor, variance: Variance, centre: str) -> Tensor:
     mu_out, std_out = _side_statistics(x, ~mask, variance, centre, "OUT")
-    if not online:
-        mu = torch.where(mu_out.isnan(), mu_out.nanmedian(), mu_out)
-        if offline_test == "logcdf":
-            return log_ndtr((t - mu) / std_out).mean(-1)
-        return (-_log_pdf(t, mu, std_out)).mean(-1)
     mu_in, std_in = _side_statistics(x, mask, variance, centre, "IN")
     if variance == "uncentred_in":
         std_out = std_in
@@ -116,6 +117,18 @@ def lira(
     filled_in = torch.where(mu_in.isnan(), mu_out + gap, mu_in)
     filled_out = torch.where(mu_out.isnan(), mu_in - gap, mu_out)
     return (_log_pdf(t, filled_in, std_in) - _log_pdf(t, filled_out, std_out)).mean(-1)
+
+
+# The offline variant, for which no shadow model has the record:
+#     "logcdf": ln Phi((t - mu_out) / sigma_out),   "logpdf": -ln N(t; mu_out, sigma_out^2).
+def _offline_score(
+    x: Tensor, mask: Tensor, t: Tensor, variance: Variance, centre: str, offline_test: str
+) -> Tensor:
+    mu_out, std_out = _side_statistics(x, ~mask, variance, centre, "OUT")
+    mu = torch.where(mu_out.isnan(), mu_out.nanmedian(), mu_out)
+    if offline_test == "logcdf":
+        return log_ndtr((t - mu) / std_out).mean(-1)
+    return (-_log_pdf(t, mu, std_out)).mean(-1)
 
 
 def _side_statistics(
