@@ -185,20 +185,32 @@ class CanaryScores:
 
     def add_release(
         self,
-        at: np.ndarray,
+        positions: np.ndarray,
         effects: np.ndarray,
         observed: np.ndarray,
         std: float,
         probability: float,
     ) -> None:
-        """One release: canaries ``at`` (g,), what each adds (g, p), the release less the other
-        records' part (p,).
+        """One release.
 
-        Raises ValueError for shapes that do not fit and noise that is not positive.
+        Args:
+            positions: of the canaries in it (g,).
+            effects: what each of them adds (g, p).
+            observed: the release less the other records' part (p,).
+            std: of the noise.
+            probability: with which a canary was sampled.
+
+        Raises:
+            ValueError: for shapes that do not fit, and noise that is not positive.
         """
-        if effects.shape != (len(at), *observed.shape) or not std > 0 or not 0 < probability <= 1:
+        if (
+            effects.shape != (len(positions), *observed.shape)
+            or not std > 0
+            or not 0 < probability <= 1
+        ):
             raise ValueError(
-                f"{len(at)} canaries, effects {effects.shape}, observed {observed.shape}, std {std}"
+                f"{len(positions)} canaries, effects {effects.shape}, observed {observed.shape}, "
+                f"std {std}"
             )
         rows = effects.astype(np.float64)
         signal = observed.astype(np.float64)
@@ -208,12 +220,12 @@ class CanaryScores:
         precision = rows @ rows.T / real**2
         moment = rows @ signal / real**2
         if probability == 1:
-            self._precision[np.ix_(at, at)] += precision
-            self._moment[at] += moment
+            self._precision[np.ix_(positions, positions)] += precision
+            self._moment[positions] += moment
             return
         ratios = likelihood_ratios(precision, moment, probability / 2)
         stay = math.log1p(-probability)
-        self._sampled[at] += np.logaddexp(stay, math.log(probability) + ratios)
+        self._sampled[positions] += np.logaddexp(stay, math.log(probability) + ratios)
 
     def canary_scores(self) -> np.ndarray:
         """The score of each canary (m,): the larger, the more likely it was in the data."""

@@ -142,9 +142,8 @@ def _read_torchvision_trunk(path: Path) -> LpipsTrunk:
             for m in alexnet(weights=AlexNet_Weights.IMAGENET1K_V1).features
             if hasattr(m, "weight")
         ]
-    weights, biases = (
-        tuple(getattr(m, part).detach() for m in layers) for part in ("weight", "bias")
-    )
+    weights = tuple(layer.weight.detach() for layer in layers)
+    biases = tuple(layer.bias.detach() for layer in layers)
     return LpipsTrunk(f"alexnet:torchvision:{digest[:12]}", weights, biases, rows)
 
 

@@ -207,9 +207,9 @@ class ClassOpening(Attack):
         measures = ReconstructionMeasures(n=len(rows))
         if len(decoys):
             held_out = [decoys[truth.heldout_y.cpu() == label] for label in labels]
-            decoy_distances = [_nearest(row, others) for row, others in zip(rows, held_out)]
+            decoy_distances = [_nearest(row, of_class) for row, of_class in zip(rows, held_out)]
             is_nearer = distances < torch.stack(decoy_distances)
-            decoy_counts = torch.tensor([len(others) for others in held_out])
+            decoy_counts = torch.tensor([len(of_class) for of_class in held_out])
             # A row that shows its class alone: members / (members + decoys), both of the class.
             chances = sizes.double() / (sizes + decoy_counts)
             measures = replace(

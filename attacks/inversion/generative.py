@@ -63,9 +63,10 @@ class ImageGenerator(nn.Module):
         self.context: AuxiliaryEncoder | None = None
         if auxiliary:
             self.context = AuxiliaryEncoder(c, width)
-        self.enter = uninitialised_layer(
-            nn.Linear, latent + (2 * width * 16 if auxiliary else 0), self.widths[0] * 16
-        )
+        inputs = latent
+        if auxiliary:
+            inputs += 2 * width * 16  # numbers of ``AuxiliaryEncoder``
+        self.enter = uninitialised_layer(nn.Linear, inputs, self.widths[0] * 16)
         self.ups = nn.ModuleList(
             uninitialised_layer(nn.ConvTranspose2d, a, b, 5, stride=2, padding=2, output_padding=1)
             for a, b in pairwise(self.widths)
@@ -80,8 +81,8 @@ class ImageGenerator(nn.Module):
             x = up(F.relu(norm(x)))
         h, w = self.size
         top = (x.shape[2] - h) // 2
-        left = (x.shape[3] - w) // 2
-        return torch.sigmoid(x[..., top : top + h, left : left + w])
+        start = (x.shape[3] - w) // 2
+        return torch.sigmoid(x[..., top : top + h, start : start + w])
 
 
 class AuxiliaryEncoder(nn.Module):
@@ -115,7 +116,9 @@ class Critic(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         for i, down in enumerate(self.downs):
             x = down(x)
-            x = F.leaky_relu(F.instance_norm(x) if i and x.shape[2] * x.shape[3] > 1 else x, 0.2)
+            if i and x.shape[2] * x.shape[3] > 1:
+                x = F.instance_norm(x)
+            x = F.leaky_relu(x, 0.2)
         return self.exit(x.flatten(1)).squeeze(1)
 
 
@@ -153,9 +156,8 @@ class WganGp:
     ) -> GanPrior:
         """A prior over images (m, c, h, w); auxiliary (m, c, h, w): their conditioning images."""
         shape = (images.shape[1], images.shape[2], images.shape[3])
-        maker = ImageGenerator(shape, self.width, self.latent, auxiliary is not None).to(
-            images.device
-        )
+        maker = ImageGenerator(shape, self.width, self.latent, auxiliary is not None)
+        maker = maker.to(images.device)
         critic = Critic(shape, self.width).to(images.device)
         draw_weights(maker, rng)
         draw_weights(critic, rng)
@@ -165,7 +167,11 @@ class WganGp:
         )
 
         def generate_images(z: Tensor, rows: Tensor) -> Tensor:
-            return maker(z, None if auxiliary is None else auxiliary[rows])  # type: ignore[no-any-return]
+            condition = None
+            if auxiliary is not None:
+                condition = auxiliary[rows]
+            fakes: Tensor = maker(z, condition)
+            return fakes
 
         for draws in draw_ahead(
             lambda: self._draw_step(len(images), rng), self.steps, images.device
@@ -181,24 +187,24 @@ class WganGp:
             loss = -critic(generate_images(z, rows)).mean()
             loss.backward(inputs=list(maker.parameters()))
             making.step()
-        return GanPrior(
-            maker.eval().requires_grad_(False), critic.eval().requires_grad_(False), self.latent
-        )
+        maker.eval().requires_grad_(False)
+        critic.eval().requires_grad_(False)
+        return GanPrior(maker, critic, self.latent)
 
     def _draw_step(self, count: int, rng: torch.Generator) -> tuple[Tensor, ...]:
         """(rows, codes, mixtures) of each critic step, then the generator's own rows, codes."""
         size = min(self.batch, count)
 
         def draw_rows_and_codes() -> tuple[Tensor, Tensor]:
-            return torch.randint(count, (size,), generator=rng), torch.randn(
-                (size, self.latent), generator=rng
-            )
+            rows = torch.randint(count, (size,), generator=rng)
+            codes = torch.randn((size, self.latent), generator=rng)
+            return rows, codes
 
-        critics = [
-            (*draw_rows_and_codes(), torch.rand((size, 1, 1, 1), generator=rng))
-            for _ in range(self.critic_steps)
-        ]
-        return (*(part for step in critics for part in step), *draw_rows_and_codes())
+        draws: list[Tensor] = []
+        for _ in range(self.critic_steps):
+            draws += draw_rows_and_codes()
+            draws.append(torch.rand((size, 1, 1, 1), generator=rng))
+        return (*draws, *draw_rows_and_codes())
 
     def _critic_loss(self, critic: Critic, real: Tensor, fake: Tensor, mix: Tensor) -> Tensor:
         mix = mix.to(real)
@@ -237,24 +243,19 @@ class GenerativeInversion:
 
         model: the target, in evaluation mode, takes [0, 1] images. objective: mean cross-entropy.
         """
-        many = labels.repeat(self.starts)
+        labels_of_starts = labels.repeat(self.starts)
         if auxiliary is None:
             code = None
         else:
             code = auxiliary.repeat(self.starts, 1, 1, 1)
-        z = (
-            torch.randn((len(many), prior.latent), generator=rng)
-            .to(labels.device)
-            .clamp(-1, 1)
-            .requires_grad_()
-        )
+        z = torch.randn((len(labels_of_starts), prior.latent), generator=rng)
+        z = z.to(labels.device).clamp(-1, 1).requires_grad_()
         optimiser = torch.optim.SGD([z], lr=self.lr, momentum=self.momentum, nesterov=True)
         for _ in range(self.iterations):
             images = prior.generator(z, code)
-            loss = (
-                self.weight * F.cross_entropy(model(images), many, reduction="sum")
-                - prior.critic(images).sum()
-            )
+            identity_loss = F.cross_entropy(model(images), labels_of_starts, reduction="sum")
+            prior_loss = -prior.critic(images).sum()
+            loss = prior_loss + self.weight * identity_loss
             optimiser.zero_grad()
             loss.backward(inputs=[z])
             optimiser.step()
@@ -262,7 +263,8 @@ class GenerativeInversion:
                 z.clamp_(-1, 1)
         with torch.no_grad():
             images = prior.generator(z, code)
-            cost = F.cross_entropy(model(images), many, reduction="none").view(self.starts, -1)
+            costs = F.cross_entropy(model(images), labels_of_starts, reduction="none")
+            cost = costs.view(self.starts, -1)
         rows = torch.arange(len(labels), device=labels.device)
         chosen = images.view(self.starts, len(labels), *images.shape[1:])[cost.argmin(0), rows]
         return Reconstruction(chosen, labels, float(cost.amin(0).mean()))
@@ -276,14 +278,13 @@ class EvaluationNetwork(nn.Module):
         c, h, w = shape
         self.first = uninitialised_layer(nn.Conv2d, c, width, 5, stride=2, padding=2)
         self.second = uninitialised_layer(nn.Conv2d, width, 2 * width, 5, stride=2, padding=2)
-        self.head = uninitialised_layer(
-            nn.Linear, 2 * width * ((h + 3) // 4) * ((w + 3) // 4), classes
-        )
+        places = ((h + 3) // 4) * ((w + 3) // 4)  # after two halvings
+        self.head = uninitialised_layer(nn.Linear, 2 * width * places, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(
-            F.leaky_relu(self.second(F.leaky_relu(self.first(x - 0.5), 0.1)), 0.1).flatten(1)
-        )
+        x = F.leaky_relu(self.first(x - 0.5), 0.1)
+        x = F.leaky_relu(self.second(x), 0.1)
+        return self.head(x.flatten(1))
 
 
 @dataclass(frozen=True)
@@ -320,9 +321,8 @@ class EvaluationClassifier:
     def _train(
         self, x: Tensor, y: Tensor, classes: int, generator: torch.Generator
     ) -> EvaluationNetwork:
-        net = EvaluationNetwork((x.shape[1], x.shape[2], x.shape[3]), classes, self.width).to(
-            x.device
-        )
+        shape = (x.shape[1], x.shape[2], x.shape[3])
+        net = EvaluationNetwork(shape, classes, self.width).to(x.device)
         draw_weights(net, generator)
         optimiser = torch.optim.Adam(net.parameters(), lr=self.lr, fused=True)
         shifts: list[list[int]] = []
@@ -410,20 +410,22 @@ class RoleInversion(Attack):
     def _train_prior(
         self,
         role: InversionRole,
-        z: Tensor,
-        shown: Tensor,
-        own: Tensor,
-        known: FeatureMap | None,
+        features: Tensor,
+        anchors: Tensor,
+        public: Tensor,
+        feature_map: FeatureMap | None,
         rng: torch.Generator,
     ) -> tuple[GanPrior, Tensor | None]:
+        """The prior, and what the search conditions on: ``anchors``, if the prior was trained on
+        features too."""
         if role is InversionRole.SERVER:
-            return self.prior.fit(z[: self.limit].clamp(0, 1), rng), None
-        own = own[: self.limit]
-        if known is None:
-            return self.prior.fit(own, rng), None
+            return self.prior.fit(features[: self.limit].clamp(0, 1), rng), None
+        images = public[: self.limit]
+        if feature_map is None:
+            return self.prior.fit(images, rng), None
         with torch.no_grad():
-            features = known(own)
-        return self.prior.fit(own, rng, auxiliary=features), shown
+            auxiliary = feature_map(images)
+        return self.prior.fit(images, rng, auxiliary=auxiliary), anchors
 
     def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
         """Against the mean image of each class; label_accuracy by an independent classifier."""
@@ -442,9 +444,8 @@ class RoleInversion(Attack):
         labels = evidence.labels[keep]
         referee = self.referee.fit(knowledge.public_x, knowledge.public_y, knowledge.classes, rng)
         means = class_mean_images(truth.x, truth.y, knowledge.classes)[labels]
-        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[
-            labels
-        ]
+        public_means = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)
+        public = public_means[labels]
         qualities = image_qualities(images, means)
         quality_means: dict[str, Any] = {name: float(v.mean()) for name, v in qualities.items()}
         blind = {"class_mean": psnr(public, means), "black": psnr(public * 0, means)}

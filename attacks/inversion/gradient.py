@@ -90,17 +90,16 @@ def batchnorm_distance(victim: Victim, inputs: Tensor, statistics: LayerStatisti
     """sum over layers of |mean_l(x) - m_l| + |var_l(x) - v_l| (eq. 8), biased variance."""
     distances: list[Tensor] = []
 
-    def add_layer_distance(target: tuple[Tensor, Tensor], seen: Tensor) -> None:
-        axes = [0, *range(2, seen.ndim)]
-        distances.append(
-            (seen.mean(axes) - target[0]).norm()
-            + (seen.var(axes, unbiased=False) - target[1]).norm()
-        )
+    def add_layer_distance(target: tuple[Tensor, Tensor], values: Tensor) -> None:
+        axes = [0, *range(2, values.ndim)]
+        mean_gap = values.mean(axes) - target[0]
+        variance_gap = values.var(axes, unbiased=False) - target[1]
+        distances.append(mean_gap.norm() + variance_gap.norm())
 
     layers = dict(victim.model.named_modules())
     hooks = [
         layers[name].register_forward_pre_hook(
-            lambda _, given, target=target: add_layer_distance(target, given[0])
+            lambda _, inputs, target=target: add_layer_distance(target, inputs[0])
         )
         for name, target in statistics.items()
     ]

@@ -21,7 +21,6 @@ from attacks.inversion.gradient import (
     DLG,
     IDLG,
     InvertingGradients,
-    Reconstruction,
     SeeThrough,
     gradient_norm,
     sent_statistics,
@@ -35,6 +34,7 @@ from attacks.inversion.labels import (
 )
 from attacks.inversion.victim import (
     LocalSteps,
+    Reconstruction,
     are_of_one_model,
     local_steps,
     observed_gradients,

@@ -124,10 +124,9 @@ class GradientMatching:
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if self.runs_as_batch(len(images)):
             return self.evaluate_batch(images, self.labels, self.observed, self.parameters)
-        rows = [
-            self._evaluate_plain(x, y, [t[r] for t in self.observed])
-            for r, (x, y) in enumerate(zip(images, self.labels))
-        ]
+        rows = []
+        for x, y, *observed in zip(images, self.labels, *self.observed):
+            rows.append(self._evaluate_plain(x, y, observed))
         return tuple(torch.stack(part) for part in zip(*rows))  # type: ignore[return-value]
 
     def runs_as_batch(self, problems: int) -> bool:
@@ -239,14 +238,18 @@ class AdamMoments:
         self.second = torch.zeros_like(like)
 
     def step(self, slope: Tensor, step: int, rate: float) -> Tensor:
-        g, (b1, b2) = slope.sign() if self.rule.signed else slope, BETAS
+        b1, b2 = BETAS
+        g = slope
+        if self.rule.signed:
+            g = slope.sign()
         self.first.lerp_(g, 1 - b1)
         self.second.mul_(b2).addcmul_(g, g, value=1 - b2)
         scale = (self.second / (1 - b2 ** (step + 1))).sqrt_().add_(1e-8)
         return (self.first / scale).mul_(-rate / (1 - b1 ** (step + 1)))
 
     def reset_moments(self, lost: Tensor) -> None:
-        self.first[lost], self.second[lost] = 0, 0
+        self.first[lost] = 0
+        self.second[lost] = 0
 
 
 @dataclass
@@ -337,15 +340,14 @@ def join_parameters(posed: Sequence[MatchingProblems]) -> dict[str, Tensor]:
     if len(posed) == 1:
         return {}
     rows = [dict(problem.model.named_parameters()) for problem in posed]
-    return {
-        name: torch.cat(
-            [
-                row[name].detach().expand(len(problem.starts), *p.shape)
-                for row, problem in zip(rows, posed)
-            ]
-        )
-        for name, p in rows[0].items()
-    }
+    joined = {}
+    for name, parameter in rows[0].items():
+        repeated = [
+            row[name].detach().expand(len(problem.starts), *parameter.shape)
+            for row, problem in zip(rows, posed)
+        ]
+        joined[name] = torch.cat(repeated)
+    return joined
 
 
 def can_share_batch(models: Sequence[nn.Module]) -> bool:
@@ -354,13 +356,17 @@ def can_share_batch(models: Sequence[nn.Module]) -> bool:
     first = models[0]
     if not Victim(first).is_batchable():
         return False
+    return all(_is_alike(model, first) for model in models[1:])
+
+
+def _is_alike(model: nn.Module, first: nn.Module) -> bool:
+    """Whether two models differ in their parameters' values at most."""
     buffers = dict(first.named_buffers())
-    return all(
+    return (
         repr(model) == repr(first)
         and model.training == first.training
         and _state_shapes(model) == _state_shapes(first)
-        and all(torch.equal(b, buffers[name]) for name, b in model.named_buffers())
-        for model in models[1:]
+        and all(torch.equal(buffer, buffers[name]) for name, buffer in model.named_buffers())
     )
 
 
@@ -392,7 +398,7 @@ def _count_activations(victim: Victim, images: Tensor) -> int:
     """Numbers that the model's layers put out for ``images``."""
     counted: list[int] = []
 
-    def count_outputs(module: nn.Module, given: Any, out: Any) -> None:
+    def count_outputs(module: nn.Module, inputs: Any, out: Any) -> None:
         counted.append(out.numel() if isinstance(out, Tensor) else 0)
 
     hooks = [
@@ -434,7 +440,7 @@ class RecordedMatching:
 
         fixed = (self.matching.labels, self.matching.observed, dict(self.matching.parameters))
         # counts no self
-        kernels = make_fx(lambda *at: self.matching.evaluate_batch(*at))(images, *fixed)
+        kernels = make_fx(lambda *values: self.matching.evaluate_batch(*values))(images, *fixed)
         with torch.no_grad():
             return record_cuda_graph(lambda x: kernels(x, *fixed), images)
 
@@ -565,18 +571,17 @@ class DescentInverter(GradientInverter):
         """One model's problems: their labels where none are given, and where every search
         begins."""
         stacked = [torch.stack(list(g)).detach() for g in gradients]
-        k = len(stacked[0])
-        for i in range(k):
-            check_gradient_request([g[i] for g in stacked], list(model.parameters()), shape)
+        problems = [list(gradient) for gradient in zip(*stacked)]
+        for problem in problems:
+            check_gradient_request(problem, list(model.parameters()), shape)
         if labels is None:
             rows = [
-                guess_labels(model, [g[i] for g in stacked], shape, pixels, local, generator)
-                for i in range(k)
+                guess_labels(model, problem, shape, pixels, local, generator)
+                for problem in problems
             ]
             labels = torch.stack(rows)
-        starts = spread * draw_normal_like(
-            stacked[0].new_zeros((k * self.start_count, *shape)), generator
-        )
+        start_shape = (len(problems) * self.start_count, *shape)
+        starts = spread * draw_normal_like(stacked[0].new_zeros(start_shape), generator)
         if start is not None:
             starts = starts + pixels.to_input(start.to(starts))
         repeated = [g.repeat_interleave(self.start_count, 0) for g in stacked]
@@ -595,10 +600,11 @@ class DescentInverter(GradientInverter):
         labels = torch.cat([problem.labels for problem in posed])
         victim = Victim(posed[0].model, local)
         count = self.start_count
+        observed_by_model = [problem.observed for problem in posed]
         matching = GradientMatching(
             victim,
             self.distance,
-            [torch.cat(part) for part in zip(*(problem.observed for problem in posed))],
+            [torch.cat(gradients) for gradients in zip(*observed_by_model)],
             labels.repeat_interleave(count, 0),
             self.tv if is_image(starts.shape[2:]) else 0.0,  # numbers of a row have no neighbours
             join_parameters(posed),

@@ -235,12 +235,12 @@ class Victim:
         return slope
 
     def _loss_gradient(
-        self, at: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool
+        self, parameters: Mapping[str, Tensor], images: Tensor, labels: Tensor, functional: bool
     ) -> list[Tensor]:
         if functional:
-            return list(torch.func.grad(self.loss)(dict(at), images, labels).values())
-        value = self.loss(at, images, labels)
-        return list(torch.autograd.grad(value, list(at.values()), create_graph=True))
+            return list(torch.func.grad(self.loss)(dict(parameters), images, labels).values())
+        value = self.loss(parameters, images, labels)
+        return list(torch.autograd.grad(value, list(parameters.values()), create_graph=True))
 
 
 def update_to_gradients(
