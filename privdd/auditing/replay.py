@@ -117,7 +117,11 @@ Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
 
 
 def scale_noise(noise: Noise, times: float) -> Noise:
-    """Normal draws times a constant (0: none at all); coins as they are."""
+    """Normal draws times a constant (0: none at all).
+
+    Uniform draws stay as they are: they toss the coins of a sample, and no mechanism whose noise is
+    dealt among clients (``SHARE_CLASSES``) makes its noise of them.
+    """
 
     def refuse_laplace(shape: tuple[int, ...]) -> Tensor:
         raise ValueError(

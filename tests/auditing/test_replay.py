@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
@@ -25,6 +25,7 @@ from privdd.auditing.replay import (
     replay_context,
     restore_memories,
     round_chain,
+    scale_noise,
     uploads_seen_by_server,
 )
 from privdd.auditing.shadow_models import ShadowTraining
@@ -32,9 +33,12 @@ from privdd.auditing.views import FinishedRun, describe_granted_knowledge
 from privdd.cli.compose import compose_config
 from privdd.cli.settings import settings_fingerprint
 from privdd.core.rng import Keys
-from privdd.core.types import State, remote_memory_marker
+from privdd.core.types import State, Tensors, remote_memory_marker
 from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
 from privdd.methods.fedrd import FedRD
+from privdd.privacy.mechanism import Mechanism, Output
+from privdd.privacy.mechanisms.noise_share import SHARE_CLASSES, ClientShare
+from privdd.privacy.noise import CustomNoise, Noise, SeededNoise
 from privdd.runtime.engine import Engine
 from privdd.runtime.progress import ProgressBar
 from privdd.runtime.run_folder import RunFolder
@@ -466,6 +470,39 @@ def test_where_every_upload_is_seen_nothing_is_added() -> None:
 def test_laplace_noise_is_not_dealt() -> None:
     with pytest.raises(ValueError, match="Laplace"):
         replay_context(tiny(*NOISED).plan, 0).noise.laplace((1,))
+
+
+def scales_by_factors(mechanism: Mechanism) -> bool:
+    """Whether ``scale_noise`` multiplies all of a mechanism's noise, but for rounding."""
+    value = {"x": torch.ones(4, 50)}
+
+    def noise_of_release(times: float) -> torch.Tensor:
+        output = mechanism(value, scale_noise(SeededNoise(Keys(0).torch()), times))
+        assert output.exact is not None
+        return output.value["x"].double() - output.exact["x"].double()
+
+    noise = noise_of_release(1.0)
+    assert float(noise.abs().max()) > 0.1
+    is_scaled = torch.allclose(noise_of_release(1.5), 1.5 * noise, atol=1e-3)
+    return is_scaled and float(noise_of_release(0.0).abs().max()) < 1e-3
+
+
+@dataclass(frozen=True)
+class UniformShare(ClientShare):
+    """Its noise is made of the draws that toss coins."""
+
+    def __call__(self, value: Tensors, noise: Noise) -> Output:
+        uniform = CustomNoise.around(noise, normal=lambda shape: noise.uniform(shape) - 0.5)
+        return super().__call__(value, uniform)
+
+
+@pytest.mark.parametrize("share", SHARE_CLASSES.values())
+def test_a_factor_on_the_noise_reaches_all_that_is_dealt(share: type[Mechanism]) -> None:
+    assert scales_by_factors(share(2.0, 1.5, parts=3))  # type: ignore[call-arg]
+
+
+def test_a_factor_that_does_not_reach_the_noise_is_seen() -> None:
+    assert not scales_by_factors(UniformShare(2.0, 1.5, parts=3))
 
 
 def test_a_note_grants_the_others_part_to_the_attacks_that_have_it() -> None:
