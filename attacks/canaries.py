@@ -110,7 +110,7 @@ def select_independent(effects: np.ndarray, count: int) -> np.ndarray:
     Greedy, by QR with column pivoting (Businger and Golub 1965). Raises ValueError for more rows
     than there are."""
     if not 0 <= count <= len(effects):
-        raise ValueError(f"count={count}: between 0 and the {len(effects)} rows")
+        raise ValueError(f"count={count}: must be between 0 and the {len(effects)} rows")
     _, order = qr(np.asarray(effects, dtype=np.float64).T, mode="r", pivoting=True)
     return order[:count]
 

@@ -258,13 +258,15 @@ def draw_tilted_runs(
     q = np.asarray(probabilities, float)
     if mus.ndim != 1 or mus.shape != q.shape or not len(mus):
         raise ValueError(
-            f"steps {mus.shape}, {q.shape}: one mu and one probability for each of T >= 1 steps"
+            f"steps {mus.shape}, {q.shape}: must be one mu and one probability for each "
+            "of T >= 1 steps"
         )
     if not (np.isfinite(mus).all() and (mus > 0).all() and (q > 0).all() and (q <= 1).all()):
         raise ValueError("steps: finite mu above 0 and probabilities in (0, 1] are needed")
     if not 0 < delta < 1 or not 0 < confidence < 1 or runs < 1:
         raise ValueError(
-            f"delta={delta}, confidence={confidence}, runs={runs}: in (0, 1), in (0, 1), at least 1"
+            f"delta={delta}, confidence={confidence}, runs={runs}: must be in (0, 1), "
+            "in (0, 1) and at least 1"
         )
     plan = _PlannedTranscript.for_steps(mus, q, delta)
     error = ACCEPTANCE_ERROR_SHARE * (1 - confidence)

@@ -72,8 +72,8 @@ def check_scores(scores: Any, member: Any) -> tuple[np.ndarray, np.ndarray]:
     is_member = np.asarray(member).astype(bool)
     if values.ndim != 1 or values.shape != is_member.shape or np.isnan(values).any():
         raise ValueError(
-            f"scores {values.shape}, member {is_member.shape}: equally long, one-dimensional, "
-            "no NaN"
+            f"scores {values.shape}, member {is_member.shape}: must be equally long, "
+            "one-dimensional and free of NaN"
         )
     return values, is_member
 
@@ -258,7 +258,7 @@ def from_scores(
     """
     bounds = {"clopper_pearson": clopper_pearson, "gaussian": gaussian, "bayesian": bayesian}
     if method not in bounds:
-        raise ValueError(f"method={method!r}: clopper_pearson, gaussian or bayesian")
+        raise ValueError(f"method={method!r}: must be clopper_pearson, gaussian or bayesian")
     check_levels(delta, confidence)
     values, is_member = check_scores(scores, member)
     if thresholds is None:

@@ -158,10 +158,10 @@ def page(rows: Sequence[Mapping[str, Any]], command: str) -> str:
 
 The accountant says: at most so much. The certificate says: at least so much, of this very code.
 It plays the whole run of the audited client, every round and every noised release, with one
-crafted record or without it, on inclusion bits and noise drawn where they distinguish best
-(`attacks/certificates.py`); its bound is valid at any sample size. The nearer the two numbers,
+crafted record or without it, with inclusion bits and noise drawn from the region that distinguishes
+best (`attacks/certificates.py`); its bound is valid at any sample size. The nearer the two numbers,
 the less can be hidden between them: noise that is too small, a record that counts for more than
-it may, a release that is not accounted.
+it may, a release that the ledger lacks.
 
 Who could do that: an analyst who chooses all other records, sees every noised release of all
 rounds, and asks whether one crafted record was there. The bound's assumptions are listed with it

@@ -75,7 +75,7 @@ def _write_card(runs: Sequence[Path], form: str, out: Path) -> Path:
     from privdd.verification.run_folder import load_run
 
     if len(runs) > 1:
-        raise DamagedRun(f"card={form}: of one run")
+        raise DamagedRun(f"card={form}: takes one run")
     return write_form(load_run(runs[0]), form, out)
 
 

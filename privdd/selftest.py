@@ -99,7 +99,7 @@ def parse_selftest_arguments(argv: Sequence[str]) -> SelftestRequest:
     """Raises BadConfig, one line, for anything that is not understood."""
     values = SELFTEST.parse(argv)
     if values.get("resume", "false") != "false" and "out" not in values:
-        raise BadConfig(f"resume={values['resume']}: with out=FILE only")
+        raise BadConfig(f"resume={values['resume']}: can be used with out=FILE only")
     return SelftestRequest(**values)
 
 

@@ -109,7 +109,9 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
         if not 0 < self.confidence < 1:
             raise ValueError(f"confidence={self.confidence}: a number in (0, 1) is needed")
         if self.delta is not None and not 0 <= self.delta < 1:
-            raise ValueError(f"delta={self.delta}: a number in [0, 1), or null for the run's own")
+            raise ValueError(
+                f"delta={self.delta}: must be a number in [0, 1), or null for the run's own"
+            )
         check_counts(self, "targets")
         if isinstance(self.signal, Mapping):
             unknown = sorted(set(self.signal) - {str(surface) for surface in Surface})
@@ -167,7 +169,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
         worlds = require_worlds(view)
         scores = evidence.scores
         if scores is None:
-            raise ValueError("evidence.scores: a membership attack brings back scores (K, n)")
+            raise ValueError("evidence.scores: a membership attack must return scores (K, n)")
         if why := why_uninformative(scores):
             return unreadable_finding(self, view, f"its scores are {why}")
         delta = self.delta

@@ -151,7 +151,7 @@ def _side_statistics(
     if variance == "pooled":
         return middle, pooled.expand_as(middle) + MIN_STD
     if variance != "per_record":
-        raise ValueError(f"variance={variance!r}: bayes, per_record or pooled")
+        raise ValueError(f"variance={variance!r}: must be bayes, per_record or pooled")
     per_record = (side - side.nanmean(0)).square().nanmean(0).sqrt()
     return middle, torch.where(count >= 2, per_record, pooled) + MIN_STD
 

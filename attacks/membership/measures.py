@@ -273,7 +273,7 @@ def one_run_bound(
     """The largest one-run bound over the first ``targets`` rows at confidence 1 - alpha / targets
     each."""
     if not 1 <= targets <= len(masks):
-        raise ValueError(f"targets={targets}: between 1 and the {len(masks)} worlds")
+        raise ValueError(f"targets={targets}: must be between 1 and the {len(masks)} worlds")
     guesses = guess_counts(masks.shape[1])
     if not guesses:  # a single record: no pair of guesses, so nothing is shown
         return Bound(0.0, "one_run", "finite_sample", delta, confidence)

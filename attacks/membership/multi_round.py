@@ -90,7 +90,7 @@ def gaussian_likelihood_ratio(
     if mask.all() or not mask.any():
         raise ValueError("the shadow models have members only or non-members only")
     if covariance not in ("shared", "per_side"):
-        raise ValueError(f"covariance={covariance!r}: shared or per_side")
+        raise ValueError(f"covariance={covariance!r}: must be shared or per_side")
     size = x.abs().mean((0, 1)).clamp_min(1e-300)
     spread = (x - x.mean(0)).square().mean((0, 1)).sqrt()
     varies = spread > MIN_RELATIVE_SPREAD * size

@@ -98,7 +98,8 @@ def _average_probability(p: Tensor, mask: Tensor, a: float, online: bool) -> Ten
 def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
     if probs.ndim != 2 or len(probs) != worlds or target.shape != probs.shape[1:]:
         raise ValueError(
-            f"z_probs {tuple(probs.shape)}, z_target {tuple(target.shape)}: ({worlds}, m) and (m,)"
+            f"z_probs {tuple(probs.shape)}, z_target {tuple(target.shape)}: must have "
+            f"shapes ({worlds}, m) and (m,)"
         )
     return target / (((1 + a) * probs.mean(0) + 1 - a) / 2).clamp_min(MIN_PROBABILITY)
 

@@ -101,7 +101,7 @@ def _build_classifier(
             learning_rate_init=3e-3,
             random_state=seed,
         )
-    raise ValueError(f"kind={kind!r}: mlp or logistic")
+    raise ValueError(f"kind={kind!r}: must be mlp or logistic")
 
 
 @dataclass(frozen=True)

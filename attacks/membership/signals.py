@@ -52,7 +52,8 @@ def logit_scaled(logits: Tensor, labels: Tensor) -> Tensor:
     """
     if logits.shape[-1] < 2 or labels.shape != logits.shape[-2:-1]:
         raise ValueError(
-            f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}: (..., n, C >= 2) and (n,)"
+            f"logits {tuple(logits.shape)}, labels {tuple(labels.shape)}: must have "
+            "shapes (..., n, C >= 2) and (n,)"
         )
     index = labels.long().expand(logits.shape[:-1]).unsqueeze(-1)
     true_logit = logits.gather(-1, index).squeeze(-1)
@@ -215,7 +216,7 @@ def patch_distance(records: Tensor, synthetic: Tensor) -> Tensor:
     if records.ndim != 4 or synthetic.shape[1:] != records.shape[1:]:
         raise ValueError(
             f"records {tuple(records.shape)}, synthetic {tuple(synthetic.shape)}: (n, c, "
-            "h, w) alike"
+            "h, w) must agree"
         )
     farthest = records.new_full((len(records),), -FARTHEST_PATCH)
     if not len(synthetic) or not len(records):

@@ -52,7 +52,7 @@ def refutes_limit(finding: Finding, stated: float | None) -> bool:
         return True
     if isinstance(measures, GuaranteeMeasures) and measures.kappa is not None:
         if measures.kappa_allowed is None:
-            raise ValueError(f"{finding.attack}: a kappa without what is allowed")
+            raise ValueError(f"{finding.attack}: has a kappa without its allowed value")
         if exceeds_kappa(measures.kappa, measures.kappa_allowed):
             return True
     return bool(finding.diagnostics.get("refuted"))

@@ -40,8 +40,7 @@ SCORED = (
         "before",
         read_text,
         "FILE",
-        "with after=FILE, signal=loss: first and last model as safetensors, if there is "
-        "no recording",
+        "with after=FILE, signal=loss: first and last model as safetensors, without a recording",
     ),
     Key("after", read_text),
     Key(

@@ -100,7 +100,7 @@ def _recompute_scores(
         return False
     scores, artifact = score_artifact(sealed, arguments)
     if artifact != opened["artifact"]:
-        raise DamagedRun("opened.json speaks of another artifact than the one given")
+        raise DamagedRun("opened.json belongs to another artifact")
     theirs: np.ndarray = np.asarray(opened["scores"])
     # NaN agrees with nothing
     if not float(np.abs(scores - theirs).max()) <= RECOMPUTE_TOLERANCE * float(
@@ -123,7 +123,7 @@ def check_issue_arguments(arguments: Mapping[str, Any]) -> list[str]:
     if not 1 <= arguments.get("count", 0) <= sealed_files.MAX_CANARIES:
         most = sealed_files.MAX_CANARIES
         raise BadConfig(
-            f"count={arguments.get('count')}: canaries of each site, from 1 to {most} (try 200)"
+            f"count={arguments.get('count')}: must be from 1 to {most} for each site (try 200)"
         )
     if ("from" in arguments) == ("shape" in arguments):
         raise BadConfig("one of shape= (crafted records) and from= (mislabelled ones) is needed")

@@ -314,7 +314,7 @@ def _check_canaries(
         and np.array_equal(site, names)
     )
     if not plain or not fits:
-        raise DamagedRun(f"{path}: not the canaries that {PUBLIC_FILE} speaks of")
+        raise DamagedRun(f"{path}: differs from the canaries of {PUBLIC_FILE}")
     canaries = CanarySet(x, y, site)
     for name, entry in statement["sites"].items():
         ids = canaries.site_ids(name)

@@ -513,7 +513,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
     if broken := [
         name for name, value in weights.items() if not torch.isfinite(value.double()).all()
     ]:
-        raise BadConfig(f"target.weights={path}: NaN or infinity in {_list_names(broken)}")
+        raise BadConfig(f"target.weights={path}: has NaN or infinity in {_list_names(broken)}")
     model.load_state_dict(dict(weights))
     return notes
 

@@ -15,7 +15,7 @@ from privdd.external.records import LabelledRecords
 
 # attributes of scikit-learn's fitted estimators that hold training records, with what they are
 STORED_RECORDS: Mapping[str, str] = {
-    "_fit_X": "the neighbours that it looks up",
+    "_fit_X": "its stored neighbours",
     "support_vectors_": "its support vectors",
     "X_train_": "the records of its Gaussian process",
     "X_fit_": "the records of its kernel",

@@ -73,7 +73,7 @@ DIRECTIONS = (  # start of a key -> which way it is likely to push, most particu
     ("algo.base.rounds", "fewer rounds: lower, most for methods that average models"),
     ("algo.matching", "a coarser match: lower where distilled data are sent"),
     ("algo.virtual", "coarser virtual data: lower for all rows that train on them"),
-    ("algo.server", "shorter training on the server: lower where it trains"),
+    ("algo.server", "shorter training on the server: lower if it trains"),
     ("algo.generator", "a smaller generator: lower for FedFed"),
     ("algo.distill", "shorter distillation: lower for FedFed"),
     ("model", "a smaller network: lower for all"),

@@ -488,14 +488,14 @@ def format_score_page(
         "Each run is an audit by the command, judged by its outputs: a fault is caught "
         "if the exit status is 2,",
         "the first line says that a guarantee does not hold, and the verdicts of run, "
-        "surfaces and findings say so too. A cell names",
+        "surfaces and findings say so too. A cell has",
         "the first test that refuted, in the page's order: the run's own ledger, noise "
         "and sampling (T0), sensitivity, presence",
         "and messages (T1), likelihood ratios and whole runs (T2), transcripts and the "
         "accountant's curve (T3). Of a run that the",
         "audit does not contradict, the digests of what travelled (wire, "
         "`privdd.verify`) and `privdd.api.check_method` (method",
-        "check) are asked as well; refused: the run stopped with an error that names the fault.",
+        "check) are asked as well; refused: the run stopped with an error about the fault.",
         f"{MISSED_CELL}: nothing did; {TOO_SMALL} (n): nor did anything, and the fault was",
         "in force on so few numbers, records or messages only (it does not count). "
         f"{ABSENT_CELL}: the fault has no place there:",
@@ -505,5 +505,5 @@ def format_score_page(
     ]
     wrong = list(unexpected_outcomes(outcomes))
     if wrong:
-        lines += ["", "### What did not end as it should", "", *(f"- {line}" for line in wrong)]
+        lines += ["", "### Unexpected outcomes", "", *(f"- {line}" for line in wrong)]
     return "\n".join(lines) + "\n"

@@ -147,4 +147,4 @@ def test_the_command_writes_a_card_of_one_run(
     protected: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert report.main([str(protected.path), str(protected.path), "card=registry"]) == 1
-    assert "of one run" in capsys.readouterr().err
+    assert "takes one run" in capsys.readouterr().err

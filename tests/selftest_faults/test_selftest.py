@@ -367,7 +367,7 @@ def test_the_page_shows_what_was_missed_and_what_was_not_tried() -> None:
         ("seeds=x", "seeds=x: a whole number from 0 is needed"),
         ("seeds=0-999999999", "seeds=0-999999999: from the smaller to the larger"),
         ("controls=-1", "controls=-1: a whole number from 0"),
-        ("resume=true", "resume=true: with out=FILE only"),
+        ("resume=true", "resume=true: can be used with out=FILE only"),
         ("colour=red", "colour: unknown; allowed are fault, "),
     ],
 )

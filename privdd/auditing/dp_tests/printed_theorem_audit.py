@@ -109,9 +109,7 @@ def copies_within_theorem(
         claim = smallest_claim(plan.method.audit_hooks.claims(plan, shards))
         if claim is None:
             method = type(plan.method).__name__
-            raise ValueError(
-                f"method={method}: it runs aggregate_clip and claims no epsilon for it"
-            )
+            raise ValueError(f"method={method}: runs aggregate_clip and claims no epsilon for it")
         return count, claim
 
     natural = claim_at_logarithm(math.log(1 / delta))
