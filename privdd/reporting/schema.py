@@ -115,7 +115,7 @@ class EpsilonPair(Part):
     @model_validator(mode="after")
     def _says_how(self) -> EpsilonPair:
         if (self.shown is None) != (self.shown_by is None):
-            raise ValueError("shown, shown_by: both must be given, or neither")
+            raise ValueError("shown, shown_by: both or neither")
         return self
 
     @property

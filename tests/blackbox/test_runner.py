@@ -62,7 +62,7 @@ def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> Non
     result = conclude_check(
         "own:f", CheckedClaim(2.0, 1e-5), found, confidence=0.99, calls=30, seconds=1.0
     )
-    first, table = write_check_page(result, tmp_path).read_text().split('<section id="looks"')
+    first, table = write_check_page(result, tmp_path).read_text().split('<section id="tests"')
     lead = first.lower()  # the first condition opens its sentence
     assert [lead.count(one) for one in says] == [1, 1] and all(one in table for one in says)
 

@@ -1,5 +1,5 @@
-"""No serious accessibility violation by axe-core, on a report and a comparison, in light and in
-dark.
+"""No serious accessibility violation by axe-core, on a report, a comparison, a check and opened
+canaries, in light and in dark.
 
 axe-core (Deque Systems, MPL-2.0) is a tool of development: `tools/test_extras.sh` installs it by
 npm into `.cache/axe`."""
@@ -13,11 +13,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from privdd.blackbox.check_page import write_check_page
+from privdd.blackbox.check_report import CheckReport, SingleTestResult
+from privdd.blackbox.check_verdict import Checked, conclude_check
+from privdd.blackbox.claims import CheckedClaim
+from privdd.canary.opened_page import write_opened_page
+from privdd.canary.sealed import check_commitment, opened_result, read_secret
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import write_report
 from tests.bare_machine import AXE_VERSION, axe_file
+from tests.canary.small import issued
 from tests.reporting.test_page import browse
 
 pytestmark = pytest.mark.nightly
@@ -65,11 +73,34 @@ def look(text: str, folder: Path, *, dark: bool) -> dict[str, Any]:
 def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     made = {"report": write_report(runs["contradiction"])}
     made["comparison"] = write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))
+    made["check"] = write_check_page(finished_check(), tmp_path_factory.mktemp("check"))
+    made["canaries"] = write_canary_page(tmp_path_factory.mktemp("canaries"))
     return {name: path.read_text(encoding="utf-8") for name, path in made.items()}
 
 
+def finished_check() -> Checked:
+    """A refuted check with a condition: every part of the page is filled."""
+    tests = [
+        SingleTestResult("finite numbers", "condition", "numbers must be finite"),
+        SingleTestResult("clip", "refuted", "the shift is 3 times the noise", epsilon=9.5),
+    ]
+    claim = CheckedClaim(2.0, 1e-5)
+    return conclude_check(
+        "own:f", claim, CheckReport(tests), confidence=0.99, calls=30, seconds=1.0
+    )
+
+
+def write_canary_page(folder: Path) -> Path:
+    """Canaries of two sites, opened by scores that identify some of them."""
+    sealed = issued(folder / "s")
+    salt, coins = read_secret(folder / "s" / "secret.json")
+    scores = np.random.default_rng(0).normal(size=len(sealed.canaries.x))
+    scores += check_commitment(sealed, salt, coins)
+    return write_opened_page(folder, opened_result(sealed, salt, coins, scores, {}), sealed)
+
+
 @pytest.mark.extra("browser", "axe_core")
-@pytest.mark.parametrize("name", ["report", "comparison"])
+@pytest.mark.parametrize("name", ["report", "comparison", "check", "canaries"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_serious_violation(pages: dict[str, str], name: str, dark: bool, tmp_path: Path) -> None:
     found = look(pages[name], tmp_path, dark=dark)

@@ -115,6 +115,49 @@ def test_a_paper_gets_a_table_whose_epsilons_stand_with_their_terms() -> None:
     assert alone.count("{lrrrrrrrr}") == 1 and alone.count(" & ") == 2 * 8
 
 
+def latex_faults(text: str) -> list[str]:
+    """Reasons why LaTeX with booktabs would not typeset a table."""
+    faults = []
+    opened: list[str] = []
+    for word, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if word == "begin":
+            opened.append(name)
+        elif not opened or opened.pop() != name:
+            faults.append(f"{name} ends without a beginning")
+    faults += [f"{name} does not end" for name in opened]
+    plain = re.sub(r"\\[\\&%$#_{}]", "", text)
+    if plain.count("{") != plain.count("}") or re.search(r"^[^{]*\}", plain):
+        faults.append("braces")
+    if plain.count("$") % 2:
+        faults.append("dollar signs")
+    outside = re.sub(r"\$[^$]*\$", "", plain)
+    faults += re.findall(r"[%#_^]", outside)
+    faults += re.findall(r"[^\x00-\x7f]", text)
+    types = re.search(r"\\begin\{tabular\}\{([lrc]+)\}", text)
+    assert types is not None
+    for row in re.findall(r"^(.* & .*) \\\\$", text, re.M):
+        cells = len(re.findall(r"(?<!\\)&", row)) + 1
+        if cells != len(types[1]):
+            faults.append(f"{cells} cells")
+    return faults
+
+
+@pytest.mark.parametrize("label", ["a_b σ=1", "50 % & {x} #1 $y$", "≤ 3² ± 1 × κ|α<λ>…", "~^\\"])
+@pytest.mark.parametrize("deltas", [(1e-5, 1e-5), (1e-5, 2e-5)])
+def test_latex_can_typeset_the_table(label: str, deltas: tuple[float, ...]) -> None:
+    """By a reader of the text: environments, braces, dollar signs, cells and characters."""
+    settings = [
+        setting(record(0, math.inf, math.inf, (0.7,), (rates(0.1, 0.2),), delta=delta), label=label)
+        for delta in deltas
+    ]
+    made = leaks_to_latex(settings)
+    assert latex_faults(made) == []
+    for sign, fault in (("\\end{table}", ""), ("&", "& &"), ("}", ""), ("$", ""), (r"\_", "_")):
+        if sign in made:
+            assert latex_faults(made.replace(sign, fault, 1)), sign
+    assert latex_faults(made.replace("TPR:", "TPR σ:"))
+
+
 def test_a_rate_that_the_sample_cannot_show_is_left_empty() -> None:
     """As on the page: "too few"."""
     (found,) = rows(

@@ -11,6 +11,7 @@ import pytest
 
 from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.comparison import plot_frontier, write_comparison
+from privdd.reporting.figures.frontier_marks import FrontierPoint, draw_frontier
 from privdd.reporting.frontier import frontier_places, public_data_of, trust_of_config
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import validate_findings
@@ -290,3 +291,21 @@ def test_the_frontier_says_its_terms_and_the_figures_of_others_on_the_same_data(
         "ICLR 2021); data set: DPDM" in beside.caption
     )
     assert drawn("digits").alt == "m: epsilon 1, accuracy 80\u00a0%."
+
+
+def test_no_note_covers_another() -> None:
+    """Five settings at almost the same place, whose notes would lie over each other."""
+    points = [
+        FrontierPoint("m", 2 + step / 50, (0.8,), note=f"σ = {1 + step / 10:.1f}")
+        for step in range(5)
+    ]
+    figure = draw_frontier(points)
+    figure.draw_without_rendering()
+    extents = [note.get_window_extent() for note in figure.axes[0].texts]
+    assert len(extents) == 5
+    for index, extent in enumerate(extents):
+        assert extent.count_overlaps(extents[:index]) == 0
+    for note in figure.axes[0].texts:  # as they stood before
+        note.set_position((0, 9))
+    together = [note.get_window_extent() for note in figure.axes[0].texts]
+    assert together[0].count_overlaps(together[1:]) == 4

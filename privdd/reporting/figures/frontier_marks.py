@@ -10,12 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Bbox
 
 from privdd.reporting.figures.canvas import figure_canvas, format_percent
 from privdd.reporting.figures.epsilon_axis import EpsilonAxis
 from privdd.reporting.figures.style import COLUMN, MUTED, PAPER, SeriesStyle, style_of
 
-# Beside a method's own marks; in the legend if they are drawn.
+# points from a mark to the middle of its note, in the order in which they are tried
+NOTE_OFFSETS = ((0, 9), (0, -9), (0, 18), (0, -18), (0, 27), (0, -27))
+# In addition to a method's own marks; in the legend if they are drawn.
 FRONTIER_MARKS: Mapping[str, Mapping[str, Any]] = {
     "shown": {"marker": ">", "ls": "", "ms": 6, "mfc": PAPER, "label": "shown (at least)"},
     "claim": {
@@ -98,7 +101,21 @@ def draw_frontier(
         for name in _frontier_marks_drawn(points, published):
             handles.append(Line2D([], [], color=MUTED, **FRONTIER_MARKS[name]))
         figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=6.6)
+        _separate_notes(figure, axes)
     return figure
+
+
+def _separate_notes(figure: Figure, axes: Axes) -> None:
+    """Move each note to the first of ``NOTE_OFFSETS`` at which it covers no note before it."""
+    figure.draw_without_rendering()  # the layout fixes where a note stands, in pixels
+    placed: list[Bbox] = []
+    for note in axes.texts:
+        for offset in NOTE_OFFSETS:
+            note.set_position(offset)
+            extent = note.get_window_extent()
+            if not extent.count_overlaps(placed):
+                break
+        placed.append(extent)
 
 
 def _point_epsilons(point: FrontierPoint) -> list[float]:
@@ -167,7 +184,8 @@ def _draw_frontier_point(
     if point.note:
         properties = {
             "textcoords": "offset points",
-            "xytext": (0, 6),
+            "xytext": NOTE_OFFSETS[0],
+            "va": "center",
             "ha": "center",
             "fontsize": 6.6,
         }
