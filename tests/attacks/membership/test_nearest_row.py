@@ -175,7 +175,7 @@ def test_patches_against_a_search_one_by_one():
     flat = torch.full((1, *SHAPE), 0.5)
     assert float(patch_distance(flat, images)) == -FARTHEST_PATCH
     assert float(patch_distance(records[:1], images[:0])) == -FARTHEST_PATCH
-    with pytest.raises(ValueError, match="alike"):
+    with pytest.raises(ValueError, match="must agree"):
         patch_distance(records, images[:, :, :4])
 
 
