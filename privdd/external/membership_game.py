@@ -86,7 +86,8 @@ class DuplicateRecords:
     """Equal records. inside, outside: places of the training and held-out records that may be
     audited. training, heldout: records that equal an earlier one of their file; shared: held-out
     ones that equal a training record; single: whether each audited record is the only one of
-    its kind, else it stands for all its copies."""
+    its kind, else it stands for all its copies; copies (n,): how often each training record stands
+        in its file."""
 
     inside: Tensor
     outside: Tensor
@@ -94,6 +95,7 @@ class DuplicateRecords:
     heldout: int
     shared: int
     single: bool
+    copies: Tensor
 
 
 def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> DuplicateRecords:
@@ -122,6 +124,7 @@ def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> Duplica
         len(heldout_kind) - int(_is_first(heldout_kind).sum()),
         int((count[heldout_kind] > 0).sum()),
         single,
+        count[train_kind],
     )
 
 
@@ -496,7 +499,12 @@ def target_facts(
         "repeated_heldout": repeats.heldout,
         "shared": repeats.shared,
         "copies_together": not repeats.single,
-        "notes": [*_describe_duplicates(game, len(train), len(heldout)), *near[:1], *notes],
+        "notes": [
+            *_describe_duplicates(game, len(train), len(heldout)),
+            *describe_oversampling(train, len(heldout), repeats),
+            *near[:1],
+            *notes,
+        ],
         "doubts": (doubts or _reversal_doubts(judged))[:1],
     }
     if accuracies is not None:
@@ -624,6 +632,48 @@ def _describe_duplicates(game: CoinGame, training: int, heldout: int) -> list[st
                 f"{count} of {total} {what} records repeat another one of their file: {then}."
             )
     return sentences
+
+
+def describe_oversampling(
+    train: LabelledRecords, heldout: int, repeats: DuplicateRecords
+) -> list[str]:
+    """Whether copies were added to the training records alone, or to all before these were split.
+
+    Of records that are drawn alike, a held-out one equals a training record as often as a training
+    record equals another: a gap between the two shares is no chance.
+
+    Args:
+        train: the training records.
+        heldout: how many held-out records there are.
+        repeats: the equal records among both.
+
+    Returns:
+        Sentences for the page, [] if the two shares may be equal.
+    """
+    is_copied = repeats.copies > 1
+    within = int(is_copied.sum()) / len(train)
+    across = repeats.shared / heldout
+    rates = (
+        f"{int(is_copied.sum())} of {len(train)} training records equal another one, and "
+        f"{repeats.shared} of {heldout} held-out records equal a training record"
+    )
+    if _chance_of_gap(across, within, heldout, len(train)) <= RARE_CHANCE:
+        labels = train.original_labels()[is_copied.numpy()]
+        names, counts = np.unique(labels, return_counts=True)
+        most = int(counts.argmax())
+        return [
+            f"Oversampled after the split: {rates}, so copies were added to the training records "
+            f"alone, {counts[most]} of them in class {names[most]}. A record is trained on up to "
+            f"{int(repeats.copies.max())} times, and is then easier to identify than one that "
+            "stands there once."
+        ]
+    if _chance_of_gap(within, across, len(train), heldout) <= RARE_CHANCE:
+        return [
+            f"Members among the held-out records: {rates}, more often than the two files' own "
+            "repeats explain, so records were copied before the split, or the files overlap. A "
+            "test accuracy on these held-out records counts training records."
+        ]
+    return []
 
 
 def _difference_doubts(judged: Sequence[JudgedAttack]) -> list[str]:

@@ -24,6 +24,7 @@ from privdd.external.membership_game import (
     JudgedAttack,
     _reversal_doubts,
     audited_count,
+    describe_oversampling,
     draw_coin_game,
     find_duplicates,
     target_facts,
@@ -144,6 +145,52 @@ def test_equal_records_are_counted_and_only_those_alone_are_audited() -> None:
     assert (many.training, many.single) == (3, False)
     assert many.inside.tolist() == [0, 2, 4] and many.outside.tolist() == [0, 1]
     assert find_duplicates(table([1.0, 2]), table([3.0])).inside.tolist() == [0, 1]
+
+
+def labelled(values: np.ndarray, labels: np.ndarray) -> LabelledRecords:
+    return LabelledRecords(torch.from_numpy(values)[:, None], torch.from_numpy(labels))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_oversampling_is_said_if_copies_stand_on_one_side_alone(seed: int) -> None:
+    """Of 240 records one in six is of class 1, whose 40 training records are brought to 200."""
+    rng = np.random.default_rng(seed)
+    values = rng.permutation(480).astype(float)
+    y = (np.arange(240) % 6 == 0).astype(int)
+    heldout = labelled(values[240:], y)
+    rare = np.flatnonzero(y)
+    rows = np.concatenate([np.arange(240), rng.choice(rare, 160)])
+    times = np.bincount(rows)
+    copied = int(times[times > 1].sum())
+
+    def said(train: LabelledRecords, others: LabelledRecords) -> list[str]:
+        return describe_oversampling(train, len(others), find_duplicates(train, others))
+
+    assert said(labelled(values[:240], y), heldout) == []
+    (sentence,) = said(labelled(values[:240][rows], y[rows]), heldout)
+    assert sentence.startswith("Oversampled after the split")
+    assert f"{copied} of 400 training records equal another one, and 0 of 240" in sentence
+    assert f"alone, {copied} of them in class 1" in sentence
+    assert f"up to {times.max()} times" in sentence
+    # copied first and split then, both sides hold copies alike
+    both = rng.permutation(rows)
+    halves = [labelled(values[half], y[half]) for half in (both[:200], both[200:])]
+    assert not any("Oversampled after" in one for one in said(*halves))
+    overlap = labelled(np.concatenate([values[240:], values[:60]]), np.concatenate([y, y[:60]]))
+    (sentence,) = said(labelled(values[:240], y), overlap)
+    assert sentence.startswith("Members among the held-out records")
+    assert "0 of 240 training records equal another one, and 60 of 300" in sentence
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_records_of_a_coarse_table_are_no_oversampling(seed: int) -> None:
+    """Drawn alike from 200 kinds, many of them more than once."""
+    rng = np.random.default_rng(seed)
+    y = np.zeros(500, int)
+    train, heldout = (labelled(rng.integers(0, 200, 500).astype(float), y) for _ in range(2))
+    repeats = find_duplicates(train, heldout)
+    assert repeats.training > 200 and repeats.shared > 200
+    assert describe_oversampling(train, 500, repeats) == []
 
 
 def test_no_copy_of_an_audited_record_is_left_in_shadow_models() -> None:
