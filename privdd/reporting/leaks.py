@@ -354,8 +354,11 @@ def _membership_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResu
         kind = "membership"
     else:
         kind = "separation"
+    # a rate over all records is graver than single records, and these than no rate
+    strength = best.at.tpr if best.counts and best.at is not None else 0.0
     phrase = membership_phrase(best)
-    return [LeakResult(best.row, scope, kind, phrase, membership_phrase(best, brief=True))]
+    brief = membership_phrase(best, brief=True)
+    return [LeakResult(best.row, scope, kind, phrase, brief, strength=strength)]
 
 
 def nearest_phrase(row: FindingRow, scope: Scope) -> str:

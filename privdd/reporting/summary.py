@@ -190,9 +190,24 @@ class Headline:
 
 
 def surface_lines(findings: Findings) -> list[SurfaceLine]:
-    """One line for each released surface: the gravest verdict first, then the largest ε shown."""
+    """One line for each released surface: the gravest verdict first, then the gravest leak, as the
+    first sentence ranks them, then the largest ε shown."""
     lines = [_surface_line(row, findings) for row in findings.surfaces]
-    return sorted(lines, key=lambda line: (GRAVITY.index(line.verdict), -(line.shown or 0.0)))
+    return sorted(
+        lines,
+        key=lambda line: (
+            GRAVITY.index(line.verdict),
+            _gravest_leak(line.row, findings),
+            -(line.shown or 0.0),
+        ),
+    )
+
+
+def _gravest_leak(row: SurfaceRow, findings: Findings) -> tuple[float, float]:
+    """The place of a surface's gravest leak, behind all others if none was shown."""
+    rows = believable_findings(findings_on_surface(row, findings), findings)
+    orders = [leak.order for leak in rank_leaks(rows, findings.scope)]
+    return min(orders, default=(math.inf, 0.0))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:

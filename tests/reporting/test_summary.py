@@ -14,7 +14,7 @@ from privdd.reporting.summary import (
     surface_lines,
     verdict_headline,
 )
-from tests.reporting.test_decision import BROKEN, NOTHING, SEED, judged, noise_test, row, run
+from tests.reporting.test_decision import BROKEN, NOTHING, RATES, SEED, judged, noise_test, row, run
 
 # The first words of a report, and the rows of its table: what is stated, what is proven, and by
 # which test.
@@ -58,6 +58,18 @@ def test_of_surfaces_of_one_verdict_the_one_that_shows_most_stands_first() -> No
         "labels",
         "features",
     ]
+
+
+def test_of_surfaces_of_one_verdict_the_larger_rate_stands_before_the_larger_epsilon() -> None:
+    rates = {key: {"tpr": 0.5, "ci": [0.45, 0.55], "resolvable": True} for key in RATES}
+    crafted = noise_test(9.0)
+    data = run([crafted, row(rates, surface="labels")], "unprotected", "inf").model_dump(
+        mode="json", by_alias=True, exclude_none=True
+    )
+    data["surfaces"].append(data["surfaces"][0] | {"surface": "labels"})
+    findings = validate_findings(data)
+    assert [line.row.surface for line in surface_lines(findings)] == ["labels", "features"]
+    assert verdict_headline(findings).sentences[0].startswith("From the labels")
 
 
 def test_a_limit_that_held_is_told_with_its_delta_and_where_it_comes_from() -> None:
