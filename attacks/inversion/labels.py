@@ -292,6 +292,8 @@ class LabelCounts(Attack):
         if view.surface == Surface.GENERATOR:
             shares = sent_class_shares(view.captures[0].value, view.knowledge.classes)
             return "no tensor has one share a class" if shares is None else ""
+        if view.adversary == Adversary.PEER:
+            return "the server joins all clients in it, and no client's classes stand by themselves"
         if view.surface == Surface.LOGITS and view.knowledge.settings.get("votes"):
             return "these are sums of votes, not logits"
         if view.surface not in CLASS_SURFACES:

@@ -247,5 +247,8 @@ def test_class_shares_beside_a_generator_are_read_exactly() -> None:
         attack.run(view, torch.Generator()), view, Truth(x, y, x, y, HISTOGRAM.long())
     ).measures
     assert measures.to_row()["label_accuracy"] == pytest.approx(1, abs=1e-6)
+    consensus = Capture(0, -1, "consensus", {"logits": torch.rand(5, 4)})
+    joined = View(Surface.LOGITS, Adversary.PEER, (consensus,), knowledge)
+    assert "no client's classes stand by themselves" in attack.nothing_to_read(joined)
     for unread in ({}, {"prior": torch.full((4,), 0.25)}, {"prior": share - 0.1}):
         assert labels.sent_class_shares({**layer, **unread}, 4) is None
