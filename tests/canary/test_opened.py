@@ -235,7 +235,7 @@ def test_scores_of_another_file_or_of_none_are_seen(tmp_path: Path, capsys: Any)
     ]
     (folder / "same.csv").write_text("\n".join(["id,score", *lines]) + "\n")
     assert main(["verify", given[0], f"scores={folder / 'same.csv'}"]) == 2
-    assert "another artifact than the one given" in capsys.readouterr().out
+    assert "opened.json belongs to another artifact" in capsys.readouterr().out
 
 
 def test_half_of_the_coins_say_nothing(tmp_path: Path) -> None:
