@@ -146,7 +146,7 @@ class _StrategyRound:
 
     def __call__(self, updates: Sequence[Arrays], weights: Sequence[int]) -> list[np.ndarray]:
         if self.strategy is None:
-            self._construct_strategy(len(updates))
+            self.construct_strategy(len(updates))
         if self.with_accountant:  # its accountant refuses unequal weights
             weights = [EQUAL_WEIGHT for _ in weights]
         self.federation.replies.clear()
@@ -162,7 +162,8 @@ class _StrategyRound:
             raise ValueError("the strategy did not aggregate")
         return total.arrays.to_numpy_ndarrays()
 
-    def _construct_strategy(self, clients: int) -> None:
+    def construct_strategy(self, clients: int) -> None:
+        """Make the strategy for this many clients, and its accountant if it has one."""
         average = FedAvg(
             fraction_evaluate=0.0,
             min_train_nodes=1,
