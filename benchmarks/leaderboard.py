@@ -170,8 +170,8 @@ OTHER = ModelSpec("mlp", width=256)
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "leaderboard.md"
 GUIDED = """
 `feddm_guided_dp` is a data set: its figure is that of a ConvNet trained on 16,000 released images
-with soft labels, and its gap to `dp_head` is the cost of distilling. Images are what it
-lacks: on the seed that settings were chosen on (7, at ε 3), under a head that has 80.5 %, the
+with soft labels, and its gap to `dp_head` is the cost of distilling. It lacks images:
+on the seed that settings were chosen on (7, at ε 3), under a head that has 80.5 %, the
 network has 80.7 % on the records themselves, and 68 to 75 % on drawn images, depending on how
 they are drawn. Under a head that sees images at 32 pixels instead of 64, and has 78 %, it has 73
 to 76 %. Images from an exact normal distribution of each class give 73 to 75 %, around twenty
