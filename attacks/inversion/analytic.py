@@ -20,6 +20,7 @@ from attacks.inversion.victim import (
     Reconstruction,
     are_of_one_model,
     check_gradient_request,
+    keeps_rows_apart,
     observed_gradients,
     victim_model,
 )
@@ -147,7 +148,9 @@ class AnalyticInversion(Attack):
         records = int(view.knowledge.settings.get("batch_records", 1))
         captures = view.captures[: self.captures]
         groups = [[capture] for capture in captures]
-        if are_of_one_model(captures):
+        # batch statistics would mix the images of one capture with those of another
+        model = victim_model(view, captures[0])
+        if are_of_one_model(captures) and keeps_rows_apart(model):
             groups = [list(captures)]
         images = [self._reconstruct(view, group, records) for group in groups]
         return Evidence(images=torch.cat(images), notes={"records": records})

@@ -32,6 +32,7 @@ from attacks.types import (
 )
 
 MIN_NUMBER = 1e-12
+NO_SHARES = "no tensor has one share a class, or all shares are equal"
 SHARES_SUM_ERROR = 1e-4  # of shares in single precision
 CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers of each class
 
@@ -291,7 +292,7 @@ class LabelCounts(Attack):
     def nothing_to_read(self, view: View) -> str:
         if view.surface == Surface.GENERATOR:
             shares = sent_class_shares(view.captures[0].value, view.knowledge.classes)
-            return "no tensor has one share a class" if shares is None else ""
+            return NO_SHARES if shares is None else ""
         if view.adversary == Adversary.PEER:
             return "the server joins all clients in it, and no client's classes stand by themselves"
         if view.surface == Surface.LOGITS and view.knowledge.settings.get("votes"):
@@ -313,7 +314,7 @@ class LabelCounts(Attack):
         if view.surface == Surface.GENERATOR:
             shares = sent_class_shares(capture.value, view.knowledge.classes)
             if shares is None:
-                raise ValueError(f"{view.surface}: no tensor has one share a class")
+                raise ValueError(f"{view.surface}: {NO_SHARES}")
             return Evidence(extra={"counts": shares})
         if view.surface in CLASS_SURFACES:
             class_counts = sent_class_counts(capture.value, view.knowledge.classes)

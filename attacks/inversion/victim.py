@@ -157,9 +157,8 @@ class Victim:
         return {name: p.detach() for name, p in self.model.named_parameters()}
 
     def is_batchable(self) -> bool:
-        """Whether vmap may run it: no layer that draws or keeps statistics in training mode."""
-        stateful = (_BatchNorm, _DropoutNd)
-        return not any(isinstance(m, stateful) and m.training for m in self.model.modules())
+        """Whether vmap may run it."""
+        return keeps_rows_apart(self.model)
 
     @cached_property
     def _is_single_step(self) -> bool:
@@ -305,6 +304,13 @@ def observed_gradients(view: View, capture: Capture, model: nn.Module) -> list[T
         return [-value[name].detach() / lr for name in names]
     before = {name: capture.broadcast[name].detach() for name in names}
     return update_to_gradients(before, {name: value[name].detach() for name in names}, lr)
+
+
+def keeps_rows_apart(model: nn.Module) -> bool:
+    """Whether a row's output depends on that row alone: no layer draws or keeps statistics in
+    training mode."""
+    stateful = (_BatchNorm, _DropoutNd)
+    return not any(isinstance(m, stateful) and m.training for m in model.modules())
 
 
 def are_of_one_model(captures: Sequence[Capture]) -> bool:

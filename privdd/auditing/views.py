@@ -133,9 +133,10 @@ class FinishedRun:
         if view.surface not in OF_ALL_CLIENTS:
             return self.ground_truth()
         held_shards = {self.plan.victim: self.shard}
-        shards = [
-            held_shards.get(client, shard) for client, shard in enumerate(self.experiment.shards)
-        ]
+        clients: Sequence[int] = range(len(self.experiment.shards))
+        if view.surface == Surface.GENERATOR:  # its class shares are of the last round's clients
+            clients = self.plan.participants(self.plan.method.rounds - 1)
+        shards = [held_shards.get(client, self.experiment.shards[client]) for client in clients]
         held = zip(*((s.train.x, s.train.y, s.heldout.x, s.heldout.y) for s in shards))
         x, y, held_x, held_y = map(torch.cat, held)
         counts = torch.bincount(y, minlength=self.shard.classes)

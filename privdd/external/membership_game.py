@@ -657,7 +657,18 @@ def describe_oversampling(
         f"{int(is_copied.sum())} of {len(train)} training records equal another one, and "
         f"{repeats.shared} of {heldout} held-out records equal a training record"
     )
-    if _chance_of_gap(across, within, heldout, len(train)) <= RARE_CHANCE:
+    is_rarer_across = _chance_of_gap(across, within, heldout, len(train)) <= RARE_CHANCE
+    # of either file, the records that equal an earlier one of it
+    heldout_repeats = repeats.heldout / heldout
+    training_repeats = repeats.training / len(train)
+    gap = _chance_of_gap(heldout_repeats, training_repeats, heldout, len(train))
+    if is_rarer_across and gap > RARE_CHANCE:
+        return [
+            f"Equal records that the split kept together: {rates}, while {repeats.heldout} of "
+            "these equal an earlier held-out one. Copies in both files and none across say that "
+            "the split kept them together, or that overlaps were removed."
+        ]
+    if is_rarer_across:
         labels = train.original_labels()[is_copied.numpy()]
         names, counts = np.unique(labels, return_counts=True)
         most = int(counts.argmax())

@@ -299,35 +299,45 @@ def _update_view(
 
 
 def other_replies(recording: Recording, reply: RecordedMessage) -> list[RecordedMessage]:
-    """The updates of the same arrays that other clients made of the same broadcast."""
+    """The finite updates of the same arrays that other clients made of the same broadcast."""
     start = recording.broadcast_before(reply).digest
     updates: list[RecordedMessage] = []
     for client in recording.client_nodes:
         if client != reply.heading.node:
             updates += recording.replies_of(client)
-    return [
+    comparable = [
         update
         for update in updates
         if update.heading.round == reply.heading.round
         and update.shapes == reply.shapes
         and recording.broadcast_before(update).digest == start
     ]
+    # one client's NaN must not end the audit of another
+    return [update for update in comparable if _is_finite(recording, update)]
+
+
+def _is_finite(recording: Recording, reply: RecordedMessage) -> bool:
+    replied = recording.replied_parameters(reply)
+    return all(bool(np.isfinite(np.asarray(array)).all()) for array in replied.values())
 
 
 def _parts_by_round(
     parts: Sequence[Tensor], of_others: Sequence[Sequence[Tensor]]
 ) -> dict[str, dict[str, Tensor]]:
     """The fields of ``Worlds`` for attacks that compare with other clients: the records' parts in
-    the client's updates, and in those of M others, the fewest of any round. {} if there are none.
+    the client's updates, and in those of M others, the fewest of any round that has some. {} if no
+    round has.
 
     parts: (n,) of each round; of_others: (n,) of each other client in each round.
     """
-    fewest = min(map(len, of_others))
-    if not fewest:
+    compared = [place for place, clients in enumerate(of_others) if clients]
+    if not compared:
         return {}
-    references = [torch.stack(list(clients[:fewest])) for clients in of_others]
+    fewest = min(len(of_others[place]) for place in compared)
+    references = [torch.stack(list(of_others[place][:fewest])) for place in compared]
+    own = [parts[place] for place in compared]
     return {
-        "rounds": {"joint": torch.stack(list(parts), -1)[None]},
+        "rounds": {"joint": torch.stack(own, -1)[None]},
         "other_clients": {"joint": torch.stack(references, -1)},
     }
 

@@ -258,6 +258,8 @@ def _copy_sentence(row: FindingRow, count: CopyCount) -> str:
     copies = count.copies
     released = f"{count.released} released {item_name(row, count.released)}"
     originals = f"training {item_name(row, copies)}"
+    if copies == 1:
+        originals = f"a {originals}"
     if count.exact == 0:
         kind = "a near-copy" if copies == 1 else "near-copies"
     elif count.exact == copies:

@@ -182,6 +182,16 @@ def test_oversampling_is_said_if_copies_stand_on_one_side_alone(seed: int) -> No
     assert "0 of 240 training records equal another one, and 60 of 300" in sentence
 
 
+def test_equal_records_that_a_split_kept_together_are_no_oversampling() -> None:
+    """Copies in both files at one rate, and none across."""
+    train = np.repeat(np.arange(900.0), np.where(np.arange(900) < 200, 2, 1))
+    heldout = 5000 + np.repeat(np.arange(450.0), np.where(np.arange(450) < 100, 2, 1))
+    files = [labelled(values, np.zeros(len(values), int)) for values in (train, heldout)]
+    (sentence,) = describe_oversampling(files[0], len(heldout), find_duplicates(*files))
+    assert sentence.startswith("Equal records that the split kept together")
+    assert "400 of 1100 training records equal another one, and 0 of 550" in sentence
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_records_of_a_coarse_table_are_no_oversampling(seed: int) -> None:
     """Drawn alike from 200 kinds, many of them more than once."""

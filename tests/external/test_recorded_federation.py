@@ -12,7 +12,11 @@ import pytest
 import torch
 
 from privdd.cli import main as cli
-from privdd.external.recorded_federation import find_claimed_limit, run_recorded_audit
+from privdd.external.recorded_federation import (
+    _parts_by_round,
+    find_claimed_limit,
+    run_recorded_audit,
+)
 from privdd.recording import is_recording_folder
 from privdd.recording.recording import (
     MessageHeading,
@@ -295,3 +299,12 @@ def test_a_run_of_privdd_s_own_is_no_recording(
     assert read_recordings(here / "run")[0].client_nodes == (5, 6) and callable(run_recorded_audit)
     assert asked(["run=run"], monkeypatch) == 1
     assert "this is a recording; did you mean recording=run?" in capsys.readouterr().err
+
+
+def test_a_round_without_other_clients_leaves_the_others_compared() -> None:
+    parts = [torch.full((3,), float(t)) for t in range(3)]
+    of_others = [[parts[0] + 1, parts[0] + 2], [], [parts[2] + 1]]
+    fields = _parts_by_round(parts, of_others)
+    assert fields["rounds"]["joint"].tolist() == [[[0.0, 2.0]] * 3]
+    assert fields["other_clients"]["joint"].tolist() == [[[1.0, 3.0]] * 3]
+    assert _parts_by_round(parts, [[], [], []]) == {}
