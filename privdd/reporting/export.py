@@ -434,7 +434,8 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 def _markdown_cells(line: str) -> list[str]:
     cells = re.split(r"(?<!\\)\|", line.strip().removeprefix("|").removesuffix("|"))
-    return [cell.strip().replace("**", "").replace("`", "").replace("\\|", "|") for cell in cells]
+    words = [" ".join(cell.split()) for cell in cells]  # a column that is padded for a terminal
+    return [cell.replace("**", "").replace("`", "").replace("\\|", "|") for cell in words]
 
 
 def write_markdown_page(page: Path, text: str) -> None:

@@ -44,7 +44,8 @@ def test_a_table_is_shortened_and_folded_if_it_is_long(count: int) -> None:
     cells = ["x" * 8 + " y" * WIDEST_CELL, *["a\\|b<c>"] * (columns - 1)]
     table = [names, ["---"] * columns, *[cells] * count]
     text = "before\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in table)
-    page, files = split_markdown_tables(text, "page")
+    padded = text.replace("x y", "x  y")  # as numbers are for a terminal
+    page, files = split_markdown_tables(padded, "page")
     assert page.startswith("before\n\n") and page.count("a\\|b&lt;c>") == count * (columns - 2)
     assert ("<details markdown>" in page) is (count > OPEN_ROWS)
     assert page.rstrip().endswith(f"[{count} rows](data/page-1.csv) as CSV, with c{columns - 1}.")
