@@ -113,7 +113,7 @@ def write_page(page: Path, runs: Sequence[dict[str, str]]) -> None:
 
 Accuracy in per cent, mean ± standard deviation over seeds, and how many. Fashion-MNIST at 16 by
 16 pixels, 3,000 records, three clients (Dirichlet 0.5), a ConvNet of width 16, two rounds. ε is
-the total of both rounds by PLD at δ = 1e-5, one record more or less; no run spent more than
+the total of both rounds by PLD at δ = 1e-5, one record added or removed; no run spent more than
 {spent:.3f} of what was asked for. Small sizes: compare methods, not numbers.
 
 {chr(10).join(lines)}

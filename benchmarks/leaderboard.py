@@ -497,7 +497,7 @@ def page(found: Mapping[Cell, Done]) -> str:
     lines = [
         "# Leaderboard of private methods",
         "",
-        "Accuracy in per cent at equal accounted ε (δ = 1e-5, one record more or less, "
+        "Accuracy in per cent at equal accounted ε (δ = 1e-5, one record added or removed, "
         "the total over all rounds): mean ± standard",
         "deviation over seeds, and how many. 6,000 records (digits: all 1,437), 2,000 "
         "test records (digits: 360), labels skewed by",

@@ -107,7 +107,7 @@ HEADINGS = {  # what is compared, and what decides
     "check": ("Is a mechanism's epsilon true?", ""),
     "accounting": (
         "Epsilon of DP-SGD",
-        "Proven at delta 1e-5, one record more or less; smaller is tighter, from 0.5 % on. "
+        "Proven at delta 1e-5, one record added or removed; smaller is tighter, from 0.5 % on. "
         "privdd's figure is by "
         "privacy loss distributions, which dp-accounting composes: a peer by "
         "RDP is faster and looser.",

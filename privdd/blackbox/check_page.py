@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from privdd.blackbox.check_report import WORDS
+from privdd.blackbox.check_report import WORDS, SingleTestResult
 from privdd.blackbox.check_verdict import BREAKS, KEEPS, UNDECIDED, Checked
 from privdd.blackbox.claims import plain_number
 from privdd.blackbox.reproduction import write_reproduction
@@ -12,6 +14,49 @@ from privdd.runtime.files import is_half_written, write_bytes, write_json
 
 TONES = {BREAKS: "contradiction", KEEPS: "consistent", UNDECIDED: "untested"}
 OTHER_TONE = "unprotected"
+NONE = "–"
+RELEASES: Mapping[str, str] = {
+    "update": "one client's update",
+    "aggregate": "an aggregate of all clients' updates",
+    "records": "a function of a table of records",
+}
+UNITS: Mapping[str, str] = {"update": "update", "aggregate": "client's update", "records": "record"}
+# outcome -> the evidence of a test without a bound on epsilon; rows come in this order, behind
+# those that refute the statement
+OBSERVED: Mapping[str, str] = {
+    "condition": "seen in single calls; no bound follows",
+    "depends on the record": "seen in calls with equal random numbers; no bound follows",
+    "not refuted": "single calls, without statistics",
+    "not tested": "none: the test does not apply",
+}
+OUTCOMES = ("refuted", *OBSERVED)
+
+
+@dataclass(frozen=True)
+class TestRow:
+    """One test in the table, in words."""
+
+    name: str
+    outcome: str
+    bound: float | None
+    says: str
+    inputs: str
+    evidence: str
+
+
+def _test_rows(results: Sequence[SingleTestResult]) -> list[TestRow]:
+    """The rows of the table, those that decide first."""
+    ordered = sorted(results, key=lambda result: OUTCOMES.index(result.outcome))
+    return [_test_row(result) for result in ordered]
+
+
+def _test_row(result: SingleTestResult) -> TestRow:
+    bound = None
+    evidence = OBSERVED.get(result.outcome, NONE)
+    if result.strength:
+        bound = result.epsilon
+        evidence = WORDS[result.strength]
+    return TestRow(result.name, result.outcome, bound, result.says, result.inputs or NONE, evidence)
 
 
 def write_check_page(result: Checked, folder: Path) -> Path:
@@ -25,6 +70,7 @@ def write_check_page(result: Checked, folder: Path) -> Path:
         The page.
     """
     from privdd.reporting.page import template_environment
+    from privdd.reporting.wording import neighbours_text
 
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "findings.json", result.as_json())
@@ -32,7 +78,9 @@ def write_check_page(result: Checked, folder: Path) -> Path:
     page = template.render(
         c=result,
         tone=TONES.get(result.verdict, OTHER_TONE),
-        strengths=WORDS,
+        tests=_test_rows(result.looks),
+        release=RELEASES[result.stated.kind],
+        neighbours=neighbours_text(result.stated.relation, UNITS[result.stated.kind]),
         title=_page_title(result),
     )
     path = folder / "check.html"

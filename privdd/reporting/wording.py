@@ -134,7 +134,7 @@ FAMILY: Mapping[str, str] = {
     "label": "Which classes does a client hold?",
 }
 _RELATION: Mapping[str, str] = {
-    "add_remove": "one {unit} more or less",
+    "add_remove": "one {unit} added or removed",
     "zero_out": "one {unit} replaced by a null {unit} (zero-out)",
     "replace": "one {unit} exchanged for any other",
 }
@@ -158,10 +158,9 @@ _GLOSSARY: tuple[tuple[str, str, str], ...] = (
     (
         "relation",
         "",
-        "Which two data sets must be hard to distinguish: with one {unit} more or less, with one "
-        "that "
-        "contributes nothing in its place, "
-        "or with any other in its place. An ε for one relation is not an ε for another.",
+        "Which two data sets must be hard to distinguish: with one {unit} added or removed, with "
+        "one that contributes nothing in its place, or with any other in its place. An ε for one "
+        "relation is not an ε for another.",
     ),
     (
         "claimed",
@@ -405,7 +404,12 @@ def surface_title(row: SurfaceRow | FindingRow, scope: Scope) -> str:
 
 def relation_text(privacy: Privacy) -> str:
     """Which two data sets a run's epsilon compares: its relation, of its unit of privacy."""
-    return _RELATION[privacy.relation].format(unit=privacy.unit)
+    return neighbours_text(privacy.relation, privacy.unit)
+
+
+def neighbours_text(relation: str, unit: str) -> str:
+    """Which two data sets are neighbours: "one record added or removed" of add_remove."""
+    return _RELATION[relation].format(unit=unit)
 
 
 def page_limits(privacy: Privacy) -> list[str]:

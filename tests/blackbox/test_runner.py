@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from privdd.api import assert_private, check
-from privdd.blackbox.check_page import TONES, write_check_page
+from privdd.blackbox import check_page
+from privdd.blackbox.check_page import OUTCOMES, TONES, write_check_page
 from privdd.blackbox.check_report import CheckReport, SingleTestResult
 from privdd.blackbox.check_verdict import Checked, conclude_check
 from privdd.blackbox.child_process import ChildStopped, run_in_child
@@ -65,6 +67,40 @@ def test_a_condition_stands_once_above_the_table_of_looks(tmp_path: Path) -> Non
     first, table = write_check_page(result, tmp_path).read_text().split('<section id="tests"')
     lead = first.lower()  # the first condition opens its sentence
     assert [lead.count(one) for one in says] == [1, 1] and all(one in table for one in says)
+
+
+CODE_WORDS = re.compile(r"\b(add_remove|zero_out|finite_sample|noise_law|replace|aggregate)\b")
+
+
+@pytest.mark.parametrize(
+    ("kind", "relation", "neighbours"),
+    [
+        ("records", "add_remove", "one record added or removed"),
+        ("update", "zero_out", "one update replaced by a null update (zero-out)"),
+        ("aggregate", "replace", "one client's update exchanged for any other"),
+    ],
+)
+def test_the_page_has_words_for_neighbours_and_evidence_for_every_outcome(
+    kind: str, relation: str, neighbours: str, tmp_path: Path
+) -> None:
+    found = CheckReport([SingleTestResult(name, name, "seen") for name in reversed(OUTCOMES)])
+    claim = CheckedClaim(2.0, 1e-5, kind=kind, relation=relation)
+    result = conclude_check("own:f", claim, found, confidence=0.99, calls=30, seconds=1.0)
+    page = write_check_page(result, tmp_path).read_text().partition("</style>")[2]
+    text = re.sub(r"<[^>]+>", "\n", page).replace("&#39;", "'").replace("an aggregate of", "")
+    assert neighbours in text and not CODE_WORDS.search(text)
+    rows = re.findall(r"<tr role=.row.><th.*?</tr>", page, re.S)
+    cells = [re.findall(r"<div>(.*?)</div>", row) for row in rows if "<div>" in row]
+    assert [row[0] for row in cells] == [*OUTCOMES]
+    assert all(len(row) == 5 and all(row) for row in cells)
+
+
+def test_every_outcome_of_a_stage_has_a_place_on_the_page() -> None:
+    """Those that the stages write as literals."""
+    folder = Path(check_page.__file__).parent
+    text = "\n".join(path.read_text() for path in folder.rglob("*.py"))
+    named = re.findall(r"SingleTestResult\(\s*[\w\"\' ]+,\s*\"([a-z ]+)\"", text)
+    assert len({*named}) >= 4 and {*named} <= {*OUTCOMES}
 
 
 def test_a_check_removes_what_a_killed_one_left_half_written(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ NOTHING_SENT = re.compile(
     r"is the same whoever is in|nothing in it (?:that )?(?:depends|to tell)|same of every record",
     re.IGNORECASE,
 )
-NEIGHBOURS = re.compile(r"one (record|client) (?:more or less|replaced|exchanged|emptied)")
+NEIGHBOURS = re.compile(r"one (record|client) (?:added or removed|replaced|exchanged|emptied)")
 AVERAGE = {"median": "median", "mean": "mean", "on average": "mean"}
 BEFORE = re.compile(r"(median|mean) (?:of )?(\d[\d.]*|exact)(?: dB)")
 BEHIND = re.compile(r"(\d[\d.]*) dB,? (?:the )?(median|on average) of")

@@ -87,7 +87,7 @@ def test_who_sees_what_is_read_from_the_ledger(runs: dict[str, Path]) -> None:
         facts["the unit of privacy"].startswith("one record")
         and "ε at most 4.85" in facts["the limit"]
     )
-    assert facts["the unit of privacy"] == "one record; neighbours: one record more or less"
+    assert facts["the unit of privacy"] == "one record; neighbours: one record added or removed"
     assert facts["whether the code follows the proof"] == assessment.UNTRIED
     tested = dict(assessment.guarantee_facts(run([BROKEN], "contradiction", 0.9), {}))
     assert (
