@@ -107,9 +107,9 @@ class PictureAlbum:
 
     @property
     def when(self) -> str:
-        """The round of a finding whose note begins with it: "train phase, round 4"; else ""."""
-        first = (self.row.note or "").split(";")[0]
-        return first if "round" in first and len(first) < 40 else ""
+        """The round of a finding whose setting names it: "train phase, round 4"; else ""."""
+        setting = finding_selection.finding_setting(self.row)
+        return setting if "round" in setting and len(setting) < 40 else ""
 
     def save(self, folder: Path, name: str, pdf: bool = False) -> None:
         if self.columns:

@@ -165,8 +165,7 @@ def _finding_text(decision: Decision, findings: Findings) -> str:
     rows = finding_selection.findings_on_surface(line.row, findings)
     if line.verdict == "contradiction":
         return summary.short_refutation(rows, scope)
-    believable = summary.believable_findings(rows, findings)
-    results = leaks.rank_leaks(believable, scope)
+    results = [*line.leaks]
     if summary.has_bare_noise(line.row):
         noise = leaks.noise_leak(rows, scope)
         results += [noise] if noise is not None else []
@@ -180,6 +179,7 @@ def _finding_text(decision: Decision, findings: Findings) -> str:
         return "these files do not show it"
     if finding_selection.lacks_map(line.row, rows):
         return "most attacks do not apply"
+    believable = summary.believable_findings(rows, findings)
     return "not shown to beat chance" + _upper_end(believable, findings)
 
 

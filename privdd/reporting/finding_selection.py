@@ -19,6 +19,7 @@ from privdd.reporting.schema import (
     Scope,
     SurfaceRow,
     TprAt,
+    Verdict,
     WorstRecord,
 )
 from privdd.reporting.wording import format_number
@@ -394,6 +395,18 @@ def limit_word(claim: ClaimRow | None, rows: Iterable[FindingRow]) -> str:
         return "claimed"
     is_stated = any(row.epsilon_stated == claim.number for row in rows)
     return "stated" if is_stated else "claimed"
+
+
+def finding_setting(row: FindingRow) -> str:
+    """The setting that a finding holds in, such as its round: the first clause of its note; "" if
+    it has no note."""
+    return (row.note or "").partition(";")[0]
+
+
+def bound_word(verdict: Verdict) -> str:
+    """The word for the upper bound of the accounting: "stated" if a test contradicts it, else
+    "proven"."""
+    return "stated" if verdict == "contradiction" else "proven"
 
 
 def exceeds_claim(claim: ClaimRow | None, shown: float | None, delta: float) -> bool:

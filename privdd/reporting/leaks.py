@@ -134,8 +134,8 @@ class LeakResult:
             place = f"noised sums behind the {place}"
         if self.kind == "copy":
             return f"{self.phrase} ({place})."
-        if self.row.note and self.kind == "reconstruction":
-            setting = self.row.note.partition(";")[0]
+        setting = finding_selection.finding_setting(self.row)
+        if setting and self.kind == "reconstruction":
             place = f"{place} ({setting})"
         return f"From the {place}, {self._subject} {self.brief}."
 
@@ -157,7 +157,7 @@ def rank_leaks(rows: Iterable[FindingRow], scope: Scope) -> list[LeakResult]:
 
     Returns:
         The gravest kind first; empty if nothing was shown to beat chance. Of identification, one
-        leak for each attack.
+        leak for each game: attacks that match their reconstructions to records play the same one.
     """
     findings = list(rows)
     leaks: list[LeakResult] = []
@@ -165,10 +165,9 @@ def rank_leaks(rows: Iterable[FindingRow], scope: Scope) -> list[LeakResult]:
         leaks += read_leaks(findings, scope)
     strongest: dict[tuple[Kind, str], LeakResult] = {}
     for leak in sorted(leaks, key=lambda leak: leak.order):
+        topic = ""
         if leak.kind == "identification":
-            topic = leak.row.attack
-        else:
-            topic = ""
+            topic = _identification_text(leak.row.attack)
         strongest.setdefault((leak.kind, topic), leak)
     return list(strongest.values())
 
@@ -515,11 +514,15 @@ def identification_phrase(row: FindingRow) -> str:
         several = count > 1
         records = f"{count} training record{'s' * several}"
         return OPENS_EXACTLY.format(rows=f"row{'s' * several}", records=records)
-    if row.attack == "class_opening":
-        text = OPENS
-    else:
-        text = IDENTIFIES.get(row.attack, MATCHES)
+    text = _identification_text(row.attack)
     return text.format(hits=hits, n=row.n, chance=format_share(row.identified_chance), **items)
+
+
+def _identification_text(attack: str) -> str:
+    """The predicate of an attack's game, with places for its counts."""
+    if attack == "class_opening":
+        return OPENS
+    return IDENTIFIES.get(attack, MATCHES)
 
 
 def count_rows_solved_exactly(row: FindingRow) -> int:

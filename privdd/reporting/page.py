@@ -16,8 +16,8 @@ from privdd.reporting import (
     findings_tables,
     hard_records,
     knowledge_ladders,
-    leaks,
     ledger_table,
+    result_tiles,
     summary,
     wording,
 )
@@ -73,8 +73,8 @@ def render_report(record: RunRecord, plots: list[Plot], albums: list[PictureAlbu
     template = template_environment().get_template("report.html.jinja")
     return template.render(
         **_first_screen(record),
-        **_figures(plots, albums),
-        **_best_album(record, albums),
+        **_figures(plots),
+        **_images(record, albums),
         **_tables(record),
         **_assessment(record),
     )
@@ -87,8 +87,6 @@ def _first_screen(record: RunRecord) -> dict[str, Any]:
     decisions = decide_surfaces(findings, record.ledger)
     claim = finding_selection.boldest_claim(findings.privacy.claims)
     shown = finding_selection.shown_epsilon(findings.findings)
-    inversion = finding_selection.strongest_reconstruction(findings.findings, scope)
-    reconstructs = inversion is not None and finding_selection.rebuilds_records(inversion, scope)
     return {
         "f": findings,
         "scope": scope,
@@ -107,16 +105,12 @@ def _first_screen(record: RunRecord) -> dict[str, Any]:
         ],
         "claim": claim,
         "limit_word": finding_selection.limit_word(claim, findings.findings),
+        "bound_word": finding_selection.bound_word(findings.verdict),
         "exceeded": finding_selection.exceeds_claim(claim, shown, findings.privacy.delta),
         "measures_of": finding_selection.findings_measuring_claim,
         "measured": finding_selection.largest_bound_finding(findings.findings),
         "measured_bound": shown,
-        "member": finding_selection.strongest_membership(findings.findings, scope),
-        "bound_of": finding_selection.epsilon_bound,
-        "membership": leaks.membership_phrase,
-        "inversion": inversion,
-        "reconstruction": leaks.picture_phrase,
-        "reconstructs": reconstructs,
+        "membership": result_tiles.membership_tile(findings),
         "utility_note": summary.utility_note(record.config),
         "lines": summary.surface_lines(findings),
         "unread": findings_without_signal(findings),
@@ -128,7 +122,7 @@ def _surface_key(decision: Decision) -> tuple[str, str]:
     return row.surface, row.sender
 
 
-def _figures(plots: list[Plot], albums: list[PictureAlbum]) -> dict[str, Any]:
+def _figures(plots: list[Plot]) -> dict[str, Any]:
     by_name = {plot.name: plot for plot in plots}
     return {
         "strip": by_name["epsilon"],
@@ -137,17 +131,23 @@ def _figures(plots: list[Plot], albums: list[PictureAlbum]) -> dict[str, Any]:
         "detected": by_name.get("records"),
         "rocs": [plot for plot in plots if plot.name.startswith("roc-")],
         "accuracy": by_name.get("accuracy"),
-        "albums": albums,
-        "rows": any(album.columns for album in albums),
     }
 
 
-def _best_album(record: RunRecord, albums: Sequence[PictureAlbum]) -> dict[str, Any]:
-    """The images of the strongest reconstruction, which the first screen shows one of."""
+def _images(record: RunRecord, albums: Sequence[PictureAlbum]) -> dict[str, Any]:
+    """All reconstructions, and those of the strongest attack, of which the first screen shows
+    one."""
     findings = record.findings
     best = finding_selection.strongest_reconstruction(findings.findings, findings.scope)
     matches = [album for album in albums if album.row is best]
-    return {"best_album": matches[0] if matches else None, "shows_images": record.shows_images}
+    tabular = any(album.columns for album in albums)
+    return {
+        "albums": albums,
+        "rows": tabular,
+        "reconstruction": result_tiles.reconstruction_tile(findings, tabular),
+        "best_album": matches[0] if matches else None,
+        "shows_images": record.shows_images,
+    }
 
 
 def _tables(record: RunRecord) -> dict[str, Any]:

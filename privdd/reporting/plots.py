@@ -134,9 +134,10 @@ def plot_scale(record: RunRecord) -> Plot:
     row = epsilon_rows(record)[0]
     claim = finding_selection.boldest_claim(record.findings.privacy.claims)
     word = finding_selection.limit_word(claim, record.findings.findings)
-    figure = draw_epsilon_scale(row, word)
+    bound_word = finding_selection.bound_word(record.findings.verdict)
+    figure = draw_epsilon_scale(row, word, bound_word)
     alt = (
-        f"Epsilon on a logarithmic scale: {word} {format_number(row.claim)}, proven at most "
+        f"Epsilon on a logarithmic scale: {word} {format_number(row.claim)}, {bound_word} at most "
         f"{format_number(row.proven)}, shown at least {format_number(row.shown)}."
     )
     return Plot("scale", "Epsilon", "", alt, figure)

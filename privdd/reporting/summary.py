@@ -46,6 +46,8 @@ from privdd.reporting.schema import (
 )
 from privdd.reporting.wording import format_number, format_share
 
+NO_LEAK = (math.inf, 0.0)  # orders an artifact without a leak behind all others
+
 
 def leak_sentences(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
     """Broken limits, then every kind of leak, the gravest first; empty where nothing was shown to
@@ -164,6 +166,7 @@ class SurfaceLine:
         worst: The worst results, each a clause.
         verdict: The verdict on it.
         holds: The title of the refuted surface that this one was computed from, or "".
+        leaks: The results of attacks above chance, the gravest first.
     """
 
     row: SurfaceRow
@@ -176,6 +179,7 @@ class SurfaceLine:
     worst: tuple[str, ...]
     verdict: Verdict
     holds: str
+    leaks: tuple[LeakResult, ...]
 
 
 @dataclass(frozen=True)
@@ -197,17 +201,10 @@ def surface_lines(findings: Findings) -> list[SurfaceLine]:
         lines,
         key=lambda line: (
             GRAVITY.index(line.verdict),
-            _gravest_leak(line.row, findings),
+            min((leak.order for leak in line.leaks), default=NO_LEAK),
             -(line.shown or 0.0),
         ),
     )
-
-
-def _gravest_leak(row: SurfaceRow, findings: Findings) -> tuple[float, float]:
-    """The place of a surface's gravest leak, behind all others if none was shown."""
-    rows = believable_findings(findings_on_surface(row, findings), findings)
-    orders = [leak.order for leak in rank_leaks(rows, findings.scope)]
-    return min(orders, default=(math.inf, 0.0))
 
 
 def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
@@ -217,7 +214,9 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
     title, meaning = wording.surface_title_and_meaning(row, scope)
     if len({other.sender for other in findings.surfaces if other.surface == row.surface}) > 1:
         title += wording.SENT_BY[row.sender]
-    worst = _worst_phrases(believable_findings(rows, findings), scope)
+    believable = believable_findings(rows, findings)
+    leaks = rank_leaks(believable, scope)
+    worst = _worst_phrases(believable, leaks, scope)
     return SurfaceLine(
         row=row,
         title=title,
@@ -229,6 +228,7 @@ def _surface_line(row: SurfaceRow, findings: Findings) -> SurfaceLine:
         worst=(*worst, *_crafted_record_note(rows, scope)),
         verdict=row.verdict,
         holds="" if source is None else wording.surface_title(source, scope),
+        leaks=tuple(leaks),
     )
 
 
@@ -246,7 +246,9 @@ def _stated_epsilon(rows: list[FindingRow]) -> float | None:
     )
 
 
-def _worst_phrases(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
+def _worst_phrases(
+    rows: Sequence[FindingRow], leaks: Sequence[LeakResult], scope: Scope
+) -> list[str]:
     phrases = _refutations(rows)
     moved = _largest_move(rows)
     if moved is not None:
@@ -254,7 +256,6 @@ def _worst_phrases(rows: Sequence[FindingRow], scope: Scope) -> list[str]:
             f"one {scope.unit} moves it {format_number(moved.kappa)} times as "
             f"far as assumed (allowed {format_number(moved.kappa_allowed)})"
         )
-    leaks = rank_leaks(rows, scope)
     phrases += [leak.table_phrase for leak in leaks]
     phrases += _unshown_phrases(rows, {leak.row.family for leak in leaks}, scope)
     if has_no_signal(rows):

@@ -227,6 +227,16 @@ def test_a_copy_outranks_an_image_and_an_image_a_rate() -> None:
     ]
 
 
+def test_two_attacks_that_match_the_same_reconstructions_are_told_once() -> None:
+    rows = [
+        other(attack, identified=1.0, identified_chance=0.25, n=4, surface="update")
+        for attack in ("gradient_inversion", "update_inversion")
+    ]
+    headline = verdict_headline(run(rows, "unprotected", "inf", surface="update"))
+    told = [one for one in headline.sentences if "match 4 of 4 reconstructions" in one]
+    assert len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("sent", "leaks"), [([6] * 10, False), ([30, 15, 9, 6, 0, 0, 0, 0, 0, 0], True)]
 )

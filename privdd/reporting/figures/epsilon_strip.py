@@ -108,7 +108,9 @@ def _draw_strip_legend(rows: Sequence[StripRow]) -> list[Line2D]:
     return handles
 
 
-def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float = 5.0) -> Figure:
+def draw_epsilon_scale(
+    row: StripRow, claim_word: str = "claimed", bound_word: str = "proven", width: float = 5.0
+) -> Figure:
     """The three epsilons of a run on one line, each with its number.
 
     The proven upper bound is a disc, the shown lower bound an arrow, the claim a diamond; a bar
@@ -117,6 +119,7 @@ def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float 
     Args:
         row: The epsilons; None is not drawn.
         claim_word: What the claim is called, "claimed" or "stated".
+        bound_word: What the upper bound is called, "proven", or "stated" if a test contradicts it.
         width: In inches.
     """
     axis = EpsilonAxis((row.claim, row.proven, row.shown))
@@ -129,7 +132,7 @@ def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float 
             labels.append((place, 0.5, f"{claim_word} {_short(row.claim)}", CLAIM))
         if row.proven is not None:
             place = axis.position_of(row.proven)
-            text = _name_bound(row.proven, row.shown)
+            text = _name_bound(row.proven, bound_word)
             axes.plot(place, 0, marker="o", ms=9, color=PROVEN, zorder=4)
             labels.append((place, -0.06, text, PROVEN))
         if row.shown is not None:
@@ -148,13 +151,11 @@ def draw_epsilon_scale(row: StripRow, claim_word: str = "claimed", width: float 
     return figure
 
 
-def _name_bound(proven: float, shown: float | None) -> str:
-    """The upper bound in words: a bound that a test refutes was stated, not proven."""
-    if math.isinf(proven):
+def _name_bound(bound: float, word: str) -> str:
+    """The upper bound in words."""
+    if math.isinf(bound):
         return "no proven bound"
-    if shown is not None and shown > proven:
-        return f"stated ≤ {_short(proven)}"
-    return f"proven ≤ {_short(proven)}"
+    return f"{word} ≤ {_short(bound)}"
 
 
 def _short(epsilon: float) -> str:
