@@ -37,6 +37,7 @@ from privdd.reproduce.page import (
     find_staleness,
 )
 from privdd.runtime.files import read_json, write_bytes
+from privdd.runtime.progress import show_progress
 
 SECTION = r"(<!-- {} -->\n).*?(\n<!-- end -->)"
 # field of a row -> its title in the file
@@ -239,7 +240,11 @@ def mark_stale(lines: Sequence[OverviewLine], scale: str = "small") -> list[Over
 
 def _mark_lines(lines: Sequence[OverviewLine], scale: str) -> Iterator[OverviewLine]:
     names = dict.fromkeys(line.entry for line in lines)
-    today = {name: current_digests(find_entry(name), scale, "cpu") for name in names}
+    today = {}
+    with show_progress("today's settings and code", len(names)) as bar:
+        for name in names:
+            today[name] = current_digests(find_entry(name), scale, "cpu")
+            bar.advance(name)
     for line in lines:
         yield replace(line, stale=find_staleness(line, today[line.entry]))
 

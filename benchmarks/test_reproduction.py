@@ -93,7 +93,9 @@ def test_it_is_written_as_it_was_read(tmp_path: Path) -> None:
         write_sections(copied_page, TABLE.read())
 
 
-def test_new_lines_take_the_place_of_their_entry_and_old_settings_are_marked() -> None:
+def test_new_lines_take_the_place_of_their_entry_and_old_settings_are_marked(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     lines = [line for line in TABLE.read() if line.entry == "feddm.table2"]
     today = current_digests(load_catalogue()["feddm.table2"], "small", "cpu")
     (column, says), digests = next(iter(today.items()))
@@ -109,6 +111,7 @@ def test_new_lines_take_the_place_of_their_entry_and_old_settings_are_marked() -
     assert merge_lines(lines, [fresh]) == [fresh]
     old = replace(fresh, settings="00000000")
     assert [line.stale for line in mark_stale([fresh, old])] == ["", OTHER_SETTINGS]
+    assert "settings and code: 1/1, done" in capsys.readouterr().err
 
 
 def test_the_table_of_distillations_has_every_profile_and_rows_that_match_nothing() -> None:

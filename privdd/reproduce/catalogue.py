@@ -128,8 +128,7 @@ class PaperEntry:
     it; kind: one of ``RUNS_HERE``, ``SHOWN_ELSEWHERE``, ``NOTHING_TO_RUN``, ``OUT_OF_REACH``; why:
     of the last three; needs: data sets of the paper that do not come with privdd; small, medium:
     the columns that this scale trains (empty: all); also: further tables and figures (``ANALYSES``
-    of ``figures``); seeds: how many it has where none are asked for; overrides: scale -> those of
-    all rows; rows: scale -> start of a row -> those of the rows of one method alone."""
+    of ``figures``); seeds: how many it has where none are asked for."""
 
     name: str
     shows: str
@@ -143,7 +142,6 @@ class PaperEntry:
     also: tuple[str, ...] = ()
     sentences: tuple[Sentence, ...] = ()
     overrides: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    rows: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
 
     @property
     def paper(self) -> str:
@@ -202,6 +200,10 @@ def scale_overrides(
     """The overrides of a scale: preset, the paper's own scale, those of one method or of a column's
     setting, and last the entry's own."""
     family = _read_catalogue()["scales"][scale]
+    method = next(
+        (items for start, items in family.get("rows", {}).items() if starts_with_words(row, start)),
+        (),
+    )
     where = (
         item
         for setting, items in family.get("where", {}).items()
@@ -211,16 +213,10 @@ def scale_overrides(
     return (
         *family["all"],
         *family.get(entry.paper, ()),
-        *_method_overrides(family.get("rows", {}), row),
+        *method,
         *where,
         *entry.overrides.get(scale, ()),
-        *_method_overrides(entry.rows.get(scale, {}), row),
     )
-
-
-def _method_overrides(by_start: Mapping[str, Sequence[str]], row: str) -> Sequence[str]:
-    """Those of the first start of a row that fits."""
-    return next((items for start, items in by_start.items() if starts_with_words(row, start)), ())
 
 
 def differences_at_scale(scale: str) -> Mapping[str, Mapping[str, str]]:

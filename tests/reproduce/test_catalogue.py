@@ -79,18 +79,6 @@ def test_every_row_of_every_entry_is_a_training_with_one_value_for_each_key(scal
             } <= {*cell.overrides}
 
 
-def test_an_entry_sets_the_steps_of_the_rows_that_match_and_of_no_others() -> None:
-    """FedRD's table III: averaging has no steps to set, and the control keeps its own T = 0."""
-    steps = {
-        cell.row: [item for item in cell.overrides if "matching.iterations" in item]
-        for cell in paper_cells(find_entry("fedrd.table3"), "small")
-    }
-    control = "algo=fedrd algo.matching.iterations=0"
-    assert steps.pop("algo=fedavg") == []
-    assert steps.pop(control) == ["algo.matching.iterations=0"]
-    assert len(steps) == 4 and {*map(tuple, steps.values())} == {("algo.matching.iterations=200",)}
-
-
 @pytest.mark.nightly(but=["small"])
 @pytest.mark.parametrize("scale", ["small", "medium"])
 def test_a_scale_has_records_for_all_of_its_clients(scale: str) -> None:
