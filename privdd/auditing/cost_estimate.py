@@ -28,6 +28,7 @@ from attacks.types import IMAGE_SURFACES, Attack, Surface
 from privdd.auditing.adversary_view import MATRICES_AT_ONCE, MAX_HELD_NUMBERS
 from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.record_gradients import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
+from privdd.auditing.replay import BYTES_PER_NUMBER, count_model_numbers, most_kept_rounds
 from privdd.auditing.shadow_models import count_shared_rounds, prefers_wide_network
 from privdd.core.loop_timing import LOOP_ALLOWANCE, TruncatedLoops, truncate_loops
 from privdd.core.types import Received, Shard, is_image
@@ -39,7 +40,6 @@ from privdd.federated.simulation import (
     Plan,
     Progress,
     StepResult,
-    kept_round_limit,
     run_round,
     start_training,
 )
@@ -51,7 +51,6 @@ from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words, torc
 from privdd.runtime.progress import format_seconds
 from privdd.runtime.startup import can_fork
 
-BYTES_PER_NUMBER = 4  # of a number
 PROCESS_BYTES = 400 * 2**20  # bytes of a process that has imported everything: measured
 MEMINFO = Path("/proc/meminfo")
 CGROUP_LIMITS = (
@@ -115,7 +114,7 @@ def _artifact_bytes(experiment: Experiment) -> int:
         * plan.problem.classes
         * math.prod(plan.problem.shape)
     )
-    each = count_model_numbers(experiment) * (Surface.UPDATE in kept_surfaces) + images * bool(
+    each = count_model_numbers(experiment.plan) * (Surface.UPDATE in kept_surfaces) + images * bool(
         kept_surfaces & IMAGE_SURFACES
     )
     sent = 0
@@ -132,7 +131,7 @@ def _memory_bytes(experiment: Experiment) -> int:
     plan = experiment.plan
     engine = experiment.engine
     workers = engine.size if engine.kind == "processes" else 0
-    model = BYTES_PER_NUMBER * count_model_numbers(experiment)
+    model = BYTES_PER_NUMBER * count_model_numbers(experiment.plan)
     records = (
         BYTES_PER_NUMBER
         * math.prod(plan.problem.shape)
@@ -141,7 +140,7 @@ def _memory_bytes(experiment: Experiment) -> int:
     bytes_without_gradients = (
         (1 + workers) * PROCESS_BYTES
         + records
-        + 2 * model * min(kept_round_limit(2 * model), plan.method.rounds)
+        + 2 * model * min(most_kept_rounds(plan), plan.method.rounds)
     )
     if experiment.auditing is None or Surface.UPDATE not in plan.method.uploads.values():
         return bytes_without_gradients
@@ -153,14 +152,6 @@ def _memory_bytes(experiment: Experiment) -> int:
     elif gradients <= BYTES_PER_NUMBER * MAX_HELD_NUMBERS:
         gradients *= MATRICES_AT_ONCE
     return bytes_without_gradients + gradients * (1 + workers)
-
-
-def count_model_numbers(experiment: Experiment) -> int:
-    """Numbers in the classifier that travels."""
-    model = experiment.plan.method.audit_hooks.classifier(experiment.plan.problem)
-    if model is None:
-        return 0
-    return sum(t.numel() for t in model.state_dict().values())
 
 
 def check_resources(experiment: Experiment, folder: Path, *, force: bool) -> None:
@@ -583,8 +574,7 @@ def _seconds_of_read_rounds(
     if chained:
         often = len(seconds)
     else:
-        model_bytes = BYTES_PER_NUMBER * count_model_numbers(experiment)
-        often = min(experiment.audit_settings.rounds, kept_round_limit(2 * model_bytes))
+        often = min(experiment.audit_settings.rounds, most_kept_rounds(plan))
     return sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
 
 

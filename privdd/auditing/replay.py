@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,17 +18,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privdd.auditing.replay_budget import split_replays
 from privdd.core.hard_examples import HardExamples
 from privdd.core.rng import Keys
 from privdd.core.types import Records, Shard, State, Tensors, Upload, is_remote_memory
 from privdd.data.partition import draw_audited_positions, positions_by_kind
 from privdd.federated.channel import ClientContext, digest_tensors
 from privdd.federated.noise_log import NoiseLog, ObservedRound
-from privdd.federated.simulation import Plan, Progress, Snapshot, run_round, start_training
+from privdd.federated.settings import AuditSettings
+from privdd.federated.simulation import (
+    LEAST_KEPT_ROUNDS,
+    Plan,
+    Progress,
+    Snapshot,
+    kept_round_limit,
+    run_round,
+    start_training,
+)
 from privdd.privacy.ledger import SERVER, Ledger
 from privdd.privacy.noise import CustomNoise, Noise
 from privdd.runtime.progress import show_progress
 
+BYTES_PER_NUMBER = 4
 SUM_GRANTED = "the adversary sees the sum over clients, and knows the other clients' part of it"
 SUM_NOT_GRANTED = (
     "the adversary sees the sum over clients, and treats it as the audited client's upload"
@@ -56,7 +68,7 @@ class MembershipGame:
         return self.whole.take(self.audited)
 
     def shard_of_replay(self, shard: Shard, world: int) -> Shard:
-        """The client's data in one world; records that are out join its held-out ones."""
+        """The client's data in one replay; records that are out join its held-out ones."""
         keep = torch.ones(len(self.whole), dtype=torch.bool)
         keep[self.audited] = self.masks[world]
         gone = self.whole.take(~keep)
@@ -114,6 +126,37 @@ def draw_membership_game(
 # data add to the sum, as differential privacy grants it, and none of their noise. Attacks without
 # replays are not: they read the sum as if it were one client's.
 Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
+
+
+def count_model_numbers(plan: Plan) -> int:
+    """Numbers in the classifier that travels."""
+    model = plan.method.audit_hooks.classifier(plan.problem)
+    if model is None:
+        return 0
+    return sum(t.numel() for t in model.state_dict().values())
+
+
+def most_kept_rounds(plan: Plan) -> int:
+    """How many rounds of a phase are kept, if the classifier is what travels both ways."""
+    return kept_round_limit(2 * BYTES_PER_NUMBER * count_model_numbers(plan))
+
+
+def spread_replays(audit: AuditSettings, plan: Plan) -> AuditSettings:
+    """``audit.replays`` shared by how many rounds there are to replay of the longest phase: those
+    in which the audited client takes part, and which are kept. Unchanged if ``audit.replays`` does
+    not decide."""
+    if audit.replays is None:
+        return audit
+    by_phase = Counter(
+        plan.method.audit_hooks.phase(t)
+        for t in range(plan.method.rounds)
+        if plan.victim in plan.participants(t)
+    )
+    longest = max(by_phase.values())
+    if longest > LEAST_KEPT_ROUNDS:
+        longest = min(longest, most_kept_rounds(plan))
+    split = split_replays(audit.replays, longest)
+    return replace(audit, worlds=split.shadow_models, rounds=split.rounds)
 
 
 def scale_noise(noise: Noise, times: float) -> Noise:

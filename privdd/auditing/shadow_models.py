@@ -585,7 +585,10 @@ def describe_read_rounds(plan: Plan, view: View, count: int) -> str:
         return ""
     if read < count:
         return f"{read} of {total} rounds of the phase are read: no more are kept"
-    return f"{read} of {total} rounds of the phase are read (audit.rounds): more may show more"
+    return (
+        f"{read} of {total} rounds of the phase are read (audit.replays or audit.rounds): more may "
+        "show more"
+    )
 
 
 def server_signals(

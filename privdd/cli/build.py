@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from attacks.inversion.labels import describe_open_classes
 from attacks.types import Attack, Surface
+from privdd.auditing.replay import spread_replays
 from privdd.cli import settings
 from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.plain_config import iterate_settings, mapping_at, to_plain_settings
@@ -40,7 +41,12 @@ from privdd.data.sources import check_data_settings, load_dataset
 from privdd.federated.aggregation import Trust
 from privdd.federated.experiment import CaptureSettings, Experiment
 from privdd.federated.method import Method
-from privdd.federated.settings import AuditSettings, PrivacySettings, RunSettings
+from privdd.federated.settings import (
+    SHARED_COUNTS,
+    AuditSettings,
+    PrivacySettings,
+    RunSettings,
+)
 from privdd.federated.simulation import Plan, too_few_clients_warning
 from privdd.models import ModelSpec
 from privdd.models.networks import check_record_shape
@@ -216,7 +222,7 @@ def build_experiment(
     """Assemble the experiment of a config.
 
     Where ``privacy.epsilon`` asks for it, ``privacy.noise_multiplier`` of the config becomes what
-    was calibrated.
+    was calibrated, and the numbers that ``audit.replays`` comes to.
 
     Args:
         config: A composed or stored config.
@@ -261,6 +267,9 @@ def build_experiment(
         data=digest_split(dataset, shards),
     )
     _warn_of_settings(privacy, plan, dataset.classes, shards)
+    if audit is not None:
+        audit = spread_replays(audit, plan)
+        _store_split(config, audit)
     typed.capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, typed.engine, typed.capture)
 
@@ -497,6 +506,14 @@ def _calibrate_noise(config: DictConfig, plan: Plan, privacy: PrivacySettings) -
         raise BadConfig(f"privacy.epsilon={target:g}: {error}") from None
     config.privacy.noise_multiplier = float(z)
     return replace(plan, mechanisms=_build_mechanisms(config, plan.method, float(z)))
+
+
+def _store_split(config: DictConfig, audit: AuditSettings) -> None:
+    """What ``audit.replays`` came to, in the config: whoever attacks the run again has as many."""
+    if any(config.audit.get(key) is None for key in SHARED_COUNTS):
+        config.audit.replays = audit.replays
+        for key in SHARED_COUNTS:
+            config.audit[key] = getattr(audit, key)
 
 
 def planned_event(plan: Plan) -> dpa.DpEvent:

@@ -134,6 +134,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
     points: of a sweep whose first point ``config`` is; None = not known.
     """
     from privdd.auditing import cost_estimate
+    from privdd.auditing.replay import count_model_numbers
     from privdd.cli.build import build_attacks
     from privdd.core.device import deterministic_kernels
 
@@ -144,7 +145,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         )
     if line := describe_paper_differences(config):
         print(f"privdd: {line}", file=sys.stderr)
-    experiment = _build_to_price(config)
+    experiment = _build_to_price(config.copy())  # which takes on what is chosen for the run
     cost_estimate.check_resources(experiment, path, force=is_forced(config))
     part = "whole rounds of two clients, as your own training cannot be cut short"
     if cost_estimate.trains_by_own_code(experiment):
@@ -170,7 +171,7 @@ def print_cost(config: DictConfig, path: Path, points: int | None = 1) -> int:
         many = f"{points} points; " if points else ""
         lines.insert(0, f"sweep: {many}the first takes about {format_seconds(seconds)}{rest}")
     model = config.get("model")
-    numbers = cost_estimate.count_model_numbers(experiment)
+    numbers = count_model_numbers(experiment.plan)
     if model and numbers:
         if model.get("width"):
             width = f" of width {model.width}"

@@ -31,7 +31,7 @@ from privdd.cli.sweeps import first_values, is_sweep
 from privdd.cli.type_check import TypeCheck, check_setting_numbers
 from privdd.core.validation import BadConfig, is_number, setting_error
 from privdd.data.own_data import reads_files
-from privdd.federated.settings import PrivacySettings
+from privdd.federated.settings import SHARED_COUNTS, PrivacySettings
 from privdd.runtime.engine_kinds import SETTINGS_BY_KIND
 from privdd.runtime.run_files import TRUST_CODE
 from privdd.runtime.yaml_files import TARGET
@@ -368,6 +368,9 @@ def check_settings_used(config: DictConfig, typed: Sequence[str]) -> None:
     typed_root = "data.root" in typed_keys and isinstance(config.data.root, str)
     if typed_root and not reads_files(config.data.name, config.data.get("source")):
         raise _unused_error(config, "data.root", f"data={config.data.name} reads no file")
+    shared = [f"audit.{key}" for key in SHARED_COUNTS]
+    if {"audit.replays", *shared} <= set(typed_keys):
+        raise _unused_error(config, "audit.replays", f"{' and '.join(shared)} are both set")
     if {"privacy.epsilon", "privacy.noise_multiplier"} <= set(typed_keys):
         pair = " ".join(
             f"privacy.{key}={config.privacy[key]}" for key in ("epsilon", "noise_multiplier")

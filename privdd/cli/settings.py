@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from privdd.auditing.replay_budget import split_replays
 from privdd.cli.plain_config import NOT_FINGERPRINTED, mapping_at, to_plain_settings
 from privdd.cli.user_code import user_code_of_config
 from privdd.core.validation import BadConfig, setting_error
 from privdd.federated.settings import (
+    SHARED_COUNTS,
     AuditSettings,
     GuaranteeBudget,
     HardExampleSettings,
     PrivacySettings,
     RunSettings,
+    check_replays,
 )
 from privdd.runtime.yaml_files import TARGET
 
@@ -128,7 +131,30 @@ def audit_settings(config: DictConfig) -> AuditSettings | None:
         if unknown := next((key for key in values if key not in names), None):
             raise BadConfig(f"audit.{name}.{unknown}: unknown key; known there: {', '.join(names)}")
         audit[name] = kind(**values)
+    is_left_to_us = all(audit.get(key) is None for key in SHARED_COUNTS)
+    audit = split_replays_of(audit)
+    if not is_left_to_us:
+        audit["replays"] = None
     return AuditSettings(**_require_fields("audit", audit, AuditSettings))
+
+
+def split_replays_of(audit: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of an audit with a number for each of ``SHARED_COUNTS`` that was left to us, as for
+    a run of few rounds; ``spread_replays`` shares anew if both were. If one was, the budget is none
+    any more. Raises BadConfig."""
+    left_to_us = [key for key in SHARED_COUNTS if audit.get(key) is None]
+    if not left_to_us:
+        return {**audit}
+    if audit.get("replays") is None:
+        raise BadConfig(f"audit.{left_to_us[0]}: a value is needed, or audit.replays for both")
+    replays = check_replays(audit["replays"])
+    split = split_replays(replays, 1)
+    numbers = dict(zip(SHARED_COUNTS, (split.shadow_models, split.rounds)))
+    return {
+        **audit,
+        **{key: numbers[key] for key in left_to_us},
+        "replays": replays if len(left_to_us) == len(SHARED_COUNTS) else None,
+    }
 
 
 def _require_fields(key: str, found: Mapping[str, Any], kind: type) -> dict[str, Any]:

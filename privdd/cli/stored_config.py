@@ -21,12 +21,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from attacks.types import Attack
 from privdd.cli.compose import PRESETS, compose_config, override_value, user_config_folders
 from privdd.cli.overrides import check_engine_settings_used
-from privdd.cli.plain_config import NOT_FINGERPRINTED, to_plain_settings
+from privdd.cli.plain_config import NOT_FINGERPRINTED, mapping_at, to_plain_settings
 from privdd.cli.secret import remove_secret
+from privdd.cli.settings import split_replays_of
 from privdd.cli.user_code import check_code_digests, user_code_of_config
 from privdd.core.user_modules import import_user_module
 from privdd.core.validation import BadConfig
 from privdd.federated.method import Method
+from privdd.federated.settings import SHARED_COUNTS
 from privdd.models import ModelSpec
 from privdd.privacy.mechanism import Mechanism
 from privdd.runtime.files import DamagedRun, check_plain_folder, check_schema, read_json_object
@@ -364,6 +366,8 @@ def config_of_stored_run(
     keys = [item.split("=")[0] for item in typed]
     for key in (key.split("@")[0] for key in keys):
         OmegaConf.update(config, key, OmegaConf.select(fresh, key), merge=False, force_add=True)
+    if any(f"audit.{key}" in keys for key in SHARED_COUNTS):  # they are no longer shared by us
+        OmegaConf.update(config, "audit.replays", None, force_add=True)
     check_outside_settings(config, [*keys, *(["engine.address"] if "engine" in keys else [])])
     if word == "resume" and threads is not None:
         _keep_threads(config, threads, "engine.threads" in keys)
@@ -464,6 +468,12 @@ def check_finished_run(path: Path, config: DictConfig) -> None:
         OmegaConf.select(requested, "privacy.epsilon") is not None
     ):  # its noise was chosen when the run began
         requested.privacy.noise_multiplier = stored.privacy.noise_multiplier
+    if "audit" in requested:
+        is_left_to_us = all(requested.audit.get(key) is None for key in SHARED_COUNTS)
+        requested.audit = split_replays_of(mapping_at(requested, "audit"))
+        if is_left_to_us:  # the replays were shared when the run began
+            for key in SHARED_COUNTS:
+                requested.audit[key] = stored.audit.get(key)
     check_same_config(path, requested)
     old = _audit_settings_of(stored)
     new = _audit_settings_of(requested)

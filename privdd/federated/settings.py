@@ -37,8 +37,16 @@ COUNTS = {
     "canaries": (0, "0 or more is needed"),
     "transcripts": (2, "at least 2 are needed (the first is the run itself)"),
     "processed_federations": (0, "0 or more is needed"),
-    "processed_worlds": (1, "at least 1 is needed (world 0 is the run itself)"),
+    "processed_worlds": (1, "at least 1 is needed (the first is the run itself)"),
 }
+LEAST_REPLAYS = 4
+SHARED_COUNTS = ("worlds", "rounds")  # settings of an audit that share ``audit.replays``
+
+
+def check_replays(value: object) -> int:
+    """``audit.replays`` as an int. Raises BadConfig."""
+    needed = "at least 4 are needed (2 rounds, as they are and replayed once)"
+    return check_integer("audit.replays", value, LEAST_REPLAYS, needed, most=MAX_COUNT)
 
 
 @dataclass(frozen=True)
@@ -176,6 +184,8 @@ class AuditSettings:
             if nothing else is sent.
         processed_worlds: How many of the replays of the client are then run.
         processed_federations: How many of those of the federation.
+        replays: Replays of a round, in each phase, that ``SHARED_COUNTS`` share by how many rounds
+            the run has; None if either of these is set.
     """
 
     client: int | Literal["auto"]
@@ -196,6 +206,7 @@ class AuditSettings:
     transcripts: int = 1000
     processed_worlds: int = 8
     processed_federations: int = 8
+    replays: int | None = None
 
     def __post_init__(self) -> None:
         is_number = (
@@ -211,6 +222,8 @@ class AuditSettings:
                 name,
                 check_integer(f"audit.{name}", getattr(self, name), least, needed, most=MAX_COUNT),
             )
+        if self.replays is not None:
+            object.__setattr__(self, "replays", check_replays(self.replays))
         check_share("audit.confidence", self.confidence)
         if 1 - self.confidence == 1:
             raise setting_error(

@@ -580,7 +580,12 @@ def test_attacks_that_are_off_by_default_are_asked_for_by_name() -> None:
     ("read", "asked", "said"),
     [
         (6, 16, ""),
-        (4, 4, "4 of 6 rounds of the phase are read (audit.rounds): more may show more"),
+        (
+            4,
+            4,
+            "4 of 6 rounds of the phase are read (audit.replays or audit.rounds): more may show "
+            "more",
+        ),
         (4, 16, "4 of 6 rounds of the phase are read: no more are kept"),
     ],
 )

@@ -205,8 +205,8 @@ def test_a_stored_config_that_lacks_a_setting_or_has_one_too_many() -> None:
         del stored.audit["training"]
     assert audit_settings(stored).training == "auto"  # from before there was a choice
     with open_dict(stored):
-        del stored.audit["worlds"]
-    with pytest.raises(BadConfig, match=r"audit\.worlds: a value is needed"):
+        del stored.audit["worlds"], stored.audit["replays"]
+    with pytest.raises(BadConfig, match=r"audit\.worlds: a value is needed, or audit\.replays"):
         audit_settings(stored)
     stored.audit = {
         **stored.audit,

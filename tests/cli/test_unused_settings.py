@@ -58,6 +58,10 @@ REFUSED = [
     (["data=corrupted", "data.source=digits", "data.root=x"], r"^data.root=x: .*data=corrupted"),
     (["scores_surface=update"], r"^scores_surface=update: .*scores=FILE"),
     (["scores=x.npz", "algo=fedfed"], r"^algo=fedfed: .*scores= trains nothing"),
+    (
+        ["audit.replays=64", "audit.worlds=8", "audit.rounds=4"],
+        r"^audit.replays=64: .*audit.worlds and audit.rounds are both set",
+    ),
     (["scores=x.npz", "audit.worlds=3"], r"^audit.worlds=3: .*scores= trains nothing"),
 ]
 TAKEN = [

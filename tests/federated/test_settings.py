@@ -59,6 +59,13 @@ WRONG = [
     (AuditSettings, AUDIT, "records", 0, "audit.records=0: at least 2 are needed"),
     (AuditSettings, AUDIT, "records", "60", "audit.records='60': a number is needed"),
     (AuditSettings, AUDIT, "records", True, "audit.records=True: a number is needed"),
+    (
+        AuditSettings,
+        AUDIT,
+        "replays",
+        3,
+        "audit.replays=3: at least 4 are needed (2 rounds, as they are and replayed once)",
+    ),
     (AuditSettings, AUDIT, "worlds", None, "audit.worlds=None: a number is needed"),
     (
         AuditSettings,
