@@ -207,12 +207,25 @@ def unreadable_finding(attack: Attack, view: View, why: str) -> Finding:
     return Finding(view.surface, attack.name, attack.family, view.adversary, measures)
 
 
-def check_queries(queries: Queries) -> None:
-    """Raises ValueError for anything but "auto" and a whole number of at least 1."""
-    if queries != "auto" and (
-        isinstance(queries, bool) or not isinstance(queries, int) or queries < 1
-    ):
-        raise ValueError(f"queries={queries!r}: auto, or a whole number of at least 1, is needed")
+@dataclass(frozen=True)
+class QueryAttack(MembershipAttack):
+    """A membership attack that asks a model for several transformed copies of each record.
+
+    Attributes:
+        queries: at most so many copies, the record itself among them; "auto" takes all that
+            there are.
+    """
+
+    queries: Queries = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        queries = self.queries
+        is_count = isinstance(queries, int) and not isinstance(queries, bool) and queries >= 1
+        if queries != "auto" and not is_count:
+            raise ValueError(
+                f"queries={queries!r}: auto, or a whole number of at least 1, is needed"
+            )
 
 
 def select_queries(worlds: Worlds, name: str, queries: Queries) -> Tensor:

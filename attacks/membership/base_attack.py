@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.membership.attack import (
-    MembershipAttack,
-    Queries,
-    check_queries,
+    QueryAttack,
     check_shadow_signals,
     queried_log_odds,
     require_worlds,
@@ -64,18 +62,16 @@ def base(
 
 
 @dataclass(frozen=True)
-class Base(MembershipAttack):
+class Base(QueryAttack):
     """Lassila et al. (2025): cheap, and the best choice below 16 shadow models."""
 
     temperature: float = 2.0
     online: bool = True
-    queries: Queries = "auto"
     name: ClassVar[str] = "base"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "temperature")
-        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)

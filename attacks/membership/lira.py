@@ -18,9 +18,7 @@ from torch import Tensor
 from torch.special import log_ndtr
 
 from attacks.membership.attack import (
-    MembershipAttack,
-    Queries,
-    check_queries,
+    QueryAttack,
     check_shadow_signals,
     require_worlds,
     score_leave_one_out,
@@ -262,18 +260,13 @@ def _log_pdf(t: Tensor, mu: Tensor, std: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Lira(MembershipAttack):
+class Lira(QueryAttack):
     """Carlini et al. (2022); see ``attacks.membership.lira``."""
 
     online: bool = True
     variance: Literal["auto", "bayes", "per_record", "pooled"] = "auto"
     centre: Literal["mean", "median"] = "mean"
-    queries: Queries = "auto"
     name: ClassVar[str] = "lira"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         worlds = require_worlds(view)

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from attacks.membership.attack import (
-    MembershipAttack,
     Queries,
-    check_queries,
+    QueryAttack,
     check_shadow_signals,
     queried_log_odds,
     require_worlds,
@@ -105,14 +104,13 @@ def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rmia(MembershipAttack):
+class Rmia(QueryAttack):
     """Zarifzadeh et al. (2024) on the probabilities that the signal stands for; with z if there are
     public logits."""
 
     gamma: float = 1.0
     a: float = 0.3
     online: bool = True
-    queries: Queries = "auto"
     name: ClassVar[str] = "rmia"
 
     def __post_init__(self) -> None:
@@ -120,7 +118,6 @@ class Rmia(MembershipAttack):
         check_positive(self, "gamma")
         if not 0 <= self.a <= 1:
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
-        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         count = len(require_worlds(view).masks)
@@ -167,7 +164,7 @@ def _public_probs(view: View, name: str) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class OfflineRmia(MembershipAttack):
+class OfflineRmia(QueryAttack):
     """RMIA with few shadow models: the ``shadows`` replays after the target, and of these only
     those without the record.
 
@@ -179,7 +176,6 @@ class OfflineRmia(MembershipAttack):
     shadows: int = 4
     gamma: float = 1.0
     a: float = 0.3
-    queries: Queries = "auto"
     name: ClassVar[str] = "rmia_offline"
 
     def __post_init__(self) -> None:
@@ -188,7 +184,6 @@ class OfflineRmia(MembershipAttack):
         check_positive(self, "gamma")
         if not 0 <= self.a <= 1:
             raise ValueError(f"a={self.a!r}: a number in [0, 1] is needed")
-        check_queries(self.queries)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         count = len(require_worlds(view).masks)
