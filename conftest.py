@@ -1,3 +1,4 @@
-"""Every test of this repository runs as on a bare machine; see ``tests/bare_machine.py``."""
+"""Every test of this repository runs as on a bare machine (``tests/bare_machine.py``), and draws a
+figure only where it looks at one (``tests/blank_figures.py``)."""
 
-pytest_plugins = ["tests.bare_machine"]
+pytest_plugins = ["tests.bare_machine", "tests.blank_figures"]

@@ -18,6 +18,7 @@ def test_a_share_is_written_in_per_cent(share: float, text: str) -> None:
     assert format_percent(share) == text
 
 
+@pytest.mark.drawn
 def test_a_figure_shows_itself_as_png() -> None:
     with figure_canvas(1, 1) as (figure, axes):
         axes.plot([0, 1])

@@ -18,6 +18,8 @@ from privdd.reporting.notebook import AuditFindings, finding_rows, to_html, with
 from privdd.reporting.run_record import read_run_record
 from privdd.reporting.schema import NoiseRow, load_findings, validate_findings
 
+pytestmark = pytest.mark.drawn
+
 HOSTILE = "<script>alert(1)</script>"
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,18 @@ KINDS = ("unprotected", "consistent", "contradiction")
 
 
 @pytest.fixture(scope="module")
-def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    made = {kind: write_report(path) for kind, path in runs.items()}
-    return made | {
-        "comparison": write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))
-    }
+def page_of(
+    runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """A kind of run, or "comparison" -> its page, written on first use."""
+
+    @cache
+    def written(name: str) -> Path:
+        if name == "comparison":
+            return write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))
+        return write_report(runs[name])
+
+    return written
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +97,13 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.nightly(cases=["unprotected"])
+@pytest.mark.drawn
+@pytest.mark.nightly(cases=["unprotected", "consistent"])
 @pytest.mark.parametrize("name", [*KINDS, "comparison"])
-def test_a_page_is_whole_small_and_loads_nothing(pages: dict[str, Path], name: str) -> None:
-    text = pages[name].read_text(encoding="utf-8")
+def test_a_page_is_whole_small_and_loads_nothing(
+    page_of: Callable[[str], Path], name: str
+) -> None:
+    text = page_of(name).read_text(encoding="utf-8")
     assert problems(text) == []
     assert len(text) < 1_000_000 and "default-src 'none'" in text
     assert "var(--s0)" in text and "prefers-color-scheme: dark" in text and "@media print" in text
@@ -143,9 +154,9 @@ def test_the_checker_sees_what_it_must() -> None:
     ],
 )
 def test_the_verdict_comes_first_in_words(
-    pages: dict[str, Path], kind: str, words: list[str]
+    page_of: Callable[[str], Path], kind: str, words: list[str]
 ) -> None:
-    text = pages[kind].read_text(encoding="utf-8")
+    text = page_of(kind).read_text(encoding="utf-8")
     assert all(word in text for word in words)
     assert text.index("<h1>") < text.index("<h2") < text.index("<table")
 
@@ -196,10 +207,10 @@ def test_claims_are_told_with_delta_choices_and_measures_and_naming_beside_chanc
 
 
 def test_the_page_shows_the_numbers_of_the_findings(
-    pages: dict[str, Path], runs: dict[str, Path]
+    page_of: Callable[[str], Path], runs: dict[str, Path]
 ) -> None:
     data = json.loads((runs["unprotected"] / "findings.json").read_text())
-    text = pages["unprotected"].read_text(encoding="utf-8")
+    text = page_of("unprotected").read_text(encoding="utf-8")
     worst = max(
         r["tpr_at_fpr"]["0.001"]["tpr"] for r in data["findings"] if r["family"] == "membership"
     )
@@ -356,9 +367,9 @@ def contrast(a: str, b: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_and_curves_can_be_seen(pages: dict[str, Path], scheme: str) -> None:
+def test_texts_and_curves_can_be_seen(page_of: Callable[[str], Path], scheme: str) -> None:
     """WCAG 2.1 AA: 4.5 to 1 for text, 3 to 1 for what a figure is read by."""
-    text = pages["unprotected"].read_text(encoding="utf-8")
+    text = page_of("unprotected").read_text(encoding="utf-8")
     blocks = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[0 if scheme == "light" else 1]))
     grounds = [colours[g] for g in ("paper", "page", "soft")]
@@ -402,9 +413,9 @@ def browse(page: Path, profile: Path, *flags: str) -> tuple[str, list[str]]:
 @pytest.mark.extra("browser")
 @pytest.mark.parametrize("name", ["unprotected", "comparison"])
 def test_a_browser_opens_it_without_a_word(
-    pages: dict[str, Path], name: str, tmp_path: Path
+    page_of: Callable[[str], Path], name: str, tmp_path: Path
 ) -> None:
-    document, console = browse(pages[name], tmp_path)
+    document, console = browse(page_of(name), tmp_path)
     assert console == [] and "What each number means" in document
 
 
@@ -415,9 +426,9 @@ def test_a_browser_runs_nothing_of_a_hostile_run(hostile: Path, tmp_path: Path) 
 
 
 @pytest.mark.extra("browser")
-def test_the_browser_check_can_fail(pages: dict[str, Path], tmp_path: Path) -> None:
+def test_the_browser_check_can_fail(page_of: Callable[[str], Path], tmp_path: Path) -> None:
     """A script smuggled in is refused by the page's own policy, and the console says so."""
-    text = pages["unprotected"].read_text(encoding="utf-8")
+    text = page_of("unprotected").read_text(encoding="utf-8")
     (tmp_path / "bad.html").write_text(
         text.replace("</main>", "<script>document.title='owned'</script></main>")
     )

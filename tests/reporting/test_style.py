@@ -8,6 +8,8 @@ import pytest
 from privdd.reporting.figures.rendering import VARIABLES, themed_svg, to_pdf, to_svg
 from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture(scope="module")
 def line() -> RocLine:
