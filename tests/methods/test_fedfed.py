@@ -305,6 +305,7 @@ def test_a_batch_without_a_known_record_stays_noisy(model):
     assert error[:128].max() < 1e-4 and error[128:].min() > 0.1
 
 
+@pytest.mark.nightly  # above, the same attack on both releases without an audit
 def test_audits_show_the_difference(audited):
     """The same comparison in findings.json of whole runs."""
     psnr = {}

@@ -140,8 +140,10 @@ def test_one_algorithm_leaves_nothing_to_decide() -> None:
         DistillerInference({"first": copies})
 
 
-def test_shipped_algorithms_are_named_in_nine_of_ten_seeds() -> None:
-    """Digits: each of the five, twice, on records of a client that the attacker does not have."""
+@pytest.mark.nightly(cases=["2-9"])
+@pytest.mark.parametrize(("repeats", "least"), [(1, 4), (2, 9)])
+def test_shipped_algorithms_are_named_in_all_seeds_but_one(repeats: int, least: int) -> None:
+    """Digits: each of the five, on records of a client that the attacker does not have."""
     config = compose_config("audit", ["attack=[distiller_inference]", "preset=smoke"])
     (attack,) = build_attacks(config).values()
     assert isinstance(attack, DistillerInference)
@@ -151,8 +153,8 @@ def test_shipped_algorithms_are_named_in_nine_of_ten_seeds() -> None:
     pool = (public.x, public.y, 10)
     reference = describe_own_sets(attack.distillers, pool, 5, attack.sets, rng(0))
     hits = 0
-    for seed, name in enumerate([*attack.distillers, *attack.distillers]):
+    for seed, name in enumerate([*attack.distillers] * repeats):
         images, labels = attack.distillers[name](own.x, own.y, 10, 5, rng(seed))
         scores = distiller_scores(reference, describe_set(images, labels, public.x))
         hits += list(attack.distillers)[int(scores.argmax())] == name
-    assert hits >= 9
+    assert hits >= least
