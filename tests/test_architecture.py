@@ -288,6 +288,29 @@ def needs_of_modules() -> dict[str, set[str]]:
     }
 
 
+PLACED_NAMES = re.compile(r"((?:`\w+`(?:, | and )?)+) (?:in|of) `([\w./]+\.py)`")
+
+
+def misplaced_names(text: str) -> list[str]:
+    """Each "`NAME` in `FILE`" of the map whose file does not hold that name."""
+    wrong = []
+    for names, file in PLACED_NAMES.findall(text):
+        places = (ROOT / file, ROOT / "privdd" / file)
+        source = next((place.read_text() for place in places if place.is_file()), "")
+        for name in re.findall(r"\w+", names.replace(" and ", " ")):
+            if not re.search(rf"\b{name}\b", source):
+                wrong.append(f"{name} in {file}")
+    return wrong
+
+
+def test_the_map_sends_to_the_file_that_holds_the_name():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert len(PLACED_NAMES.findall(text)) >= 8
+    assert misplaced_names(text) == []
+    planted = "`OFFLINE` and `PUBLIC_SIZES` in `privdd/cli/compose.py`"
+    assert misplaced_names(planted) == ["OFFLINE in privdd/cli/compose.py"]
+
+
 def test_modules_do_not_import_each_other_in_a_circle():
     assert circles(needs_of_modules()) == []
 
