@@ -5,20 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privdd.core.command import (
     Command,
     Key,
     Places,
+    read_number,
     read_path,
+    read_text,
     read_truth,
     read_word,
+    values_below,
 )
+
+if TYPE_CHECKING:
+    from privdd.reporting.figures.paper import PaperStyle
 
 CARD_FORMS = ("huggingface", "registry")
 REPORT = Command(
-    "privdd report DIR... [out=DIR] [pdf=true] [card=FORM]",
+    "privdd report DIR... [out=DIR] [pdf=true] [figures.KEY=VALUE...] [card=FORM]",
     "Writes the page of one finished run, or a comparison of several. Exit status: 0 done, 1 "
     "error.",
     (
@@ -28,6 +34,15 @@ REPORT = Command(
             read_truth,
             "true",
             "write figures as PDF too, and print the page with a Chromium or Chrome on the PATH",
+        ),
+        Key("figures.width", read_number, "INCHES", "of figures as PDF (3.3, a column)"),
+        Key("figures.font", read_text, "FAMILY", "of their texts, one that is installed"),
+        Key("figures.size", read_number, "POINTS", "of the labels of their axes (8)"),
+        Key(
+            "figures.names.*",
+            read_text,
+            "TEXT",
+            "what they call NAME, a word of their labels; any of these four writes PDF",
         ),
         Key(
             "card",
@@ -60,7 +75,7 @@ def _run_command(values: Mapping[str, Any]) -> int:
         print(_write_card(runs, values["card"], values.get("out", Path())), flush=True)
         return 0
     as_pdf = values.get("pdf", False)
-    page = _write_page(runs, values.get("out"), as_pdf)
+    page = _write_page(runs, values.get("out"), _paper_style(values, as_pdf))
     print(page, flush=True)
     if as_pdf:
         from privdd.reporting.browser import print_pdf
@@ -79,14 +94,33 @@ def _write_card(runs: Sequence[Path], form: str, out: Path) -> Path:
     return write_form(load_run(runs[0]), form, out)
 
 
-def _write_page(runs: Sequence[Path], out: Path | None, as_pdf: bool) -> Path:
+def _paper_style(values: Mapping[str, Any], as_pdf: bool) -> PaperStyle | None:
+    """The form of figures as PDF; None if none are asked for."""
+    from privdd.core.validation import BadConfig
+    from privdd.reporting.figures.paper import PaperStyle
+
+    names = values_below(values, "figures.names")
+    chosen = {
+        key: value
+        for key, value in values_below(values, "figures").items()
+        if not key.startswith("names.")
+    }
+    if not (names or chosen or as_pdf):
+        return None
+    try:
+        return PaperStyle(**chosen, names=names)
+    except ValueError as error:
+        raise BadConfig(str(error)) from None
+
+
+def _write_page(runs: Sequence[Path], out: Path | None, paper: PaperStyle | None) -> Path:
     from privdd.reporting.schema import load_findings
     from privdd.reporting.terminal import print_summary
     from privdd.verification.run_folder import compare, write_run_page
 
     if len(runs) > 1 or out is not None:
-        return compare(runs, out or Path("comparison"), print, as_pdf)
-    page = write_run_page(runs[0], as_pdf)
+        return compare(runs, out or Path("comparison"), print, paper)
+    page = write_run_page(runs[0], paper)
     print_summary(load_findings(runs[0]), sys.stdout)
     return page
 

@@ -19,6 +19,7 @@ from privdd.reporting.figures.image_pairs import (
     png_uri,
     psnr_of_arrays,
 )
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import save_figure, to_svg
 from privdd.reporting.run_record import (
     RunRecord,
@@ -111,11 +112,11 @@ class PictureAlbum:
         setting = finding_selection.finding_setting(self.row)
         return setting if "round" in setting and len(setting) < 40 else ""
 
-    def save(self, folder: Path, name: str, pdf: bool = False) -> None:
+    def save(self, folder: Path, name: str, paper: PaperStyle | None = None) -> None:
         if self.columns:
             return
         figure = draw_image_pairs(self.real, self.rebuilt, PAIRS)
-        save_figure(figure, to_svg(figure), folder, name, pdf)
+        save_figure(figure, to_svg(figure), folder, name, paper)
 
 
 def picture_album(owner: str, record: RunRecord, row: FindingRow) -> PictureAlbum | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from privdd.reporting import finding_selection
+from privdd.reporting import finding_selection, wording
 from privdd.reporting.leaks import LeakResult
 from privdd.reporting.run_record import RunRecord
 from privdd.reporting.schema import FindingRow, TprAt, Utility, Verdict, worst_verdict
@@ -48,7 +48,7 @@ class Setting:
     @property
     def title(self) -> str:
         """The label without names of settings, for figures."""
-        return self.label.replace("noise_multiplier=", "σ=").replace("_", " ").replace("=", " = ")
+        return wording.setting_title(self.label)
 
     @property
     def noise(self) -> str:

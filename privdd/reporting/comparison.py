@@ -18,6 +18,7 @@ from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.console import console_for
 from privdd.reporting.export import TRAINING_COLUMNS, frontier_table, table_to_csv
 from privdd.reporting.figures.frontier_marks import FrontierPoint, draw_frontier
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import save_figure
 from privdd.reporting.figures.roc_curves import BANDS, RocLine, draw_roc
 from privdd.reporting.figures.style import SeriesStyle, style_of
@@ -259,7 +260,7 @@ def write_comparison(
     out: Path | str,
     read: Callable[[Sequence[Path]], Sequence[RunRecord]] | None = None,
     say: Callable[[str], object] = lambda line: None,
-    pdf: bool = False,
+    paper: PaperStyle | None = None,
 ) -> Path:
     """Write ``out/comparison.html``, figures/, and frontier, leaks, findings as CSV and LaTeX.
 
@@ -268,7 +269,7 @@ def write_comparison(
         out: The folder that the page goes to.
         read: How folders are opened.
         say: Called with the page's headline and sentences, line by line.
-        pdf: Whether figures are written as PDF too, beside SVG and PNG.
+        paper: The form of figures as PDF; None writes SVG and PNG alone.
 
     Returns:
         The page's path.
@@ -295,10 +296,10 @@ def write_comparison(
     write_bytes(out / "comparison.html", text.encode(errors="replace"))
     _write_tables(settings, out)
     for plot in drawings:
-        save_figure(plot.figure, plot.drawing, out / "figures", plot.name, pdf)
+        save_figure(plot.figure, plot.drawing, out / "figures", plot.name, paper)
     for index, album in enumerate(images):
         name = f"pictures-{index + 1}-{plots.make_slug(album.owner)}"
-        album.save(out / "figures", name, pdf)
+        album.save(out / "figures", name, paper)
     return out / "comparison.html"
 
 

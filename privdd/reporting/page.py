@@ -26,6 +26,7 @@ from privdd.reporting.artifact_rows import artifact_rows
 from privdd.reporting.card import audit_signature, encode_card
 from privdd.reporting.decision import Decision, decide_surfaces, sample_banner
 from privdd.reporting.distillation_lines import distillation_lines, undistilled_marks
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import save_figure
 from privdd.reporting.finding_selection import findings_without_signal
 from privdd.reporting.plots import Plot, draw_report, make_slug
@@ -177,14 +178,14 @@ def _assessment(record: RunRecord) -> dict[str, Any]:
 def write_report(
     run_dir: Path | str,
     read: Callable[[Path | str], RunRecord] = read_run_record,
-    pdf: bool = False,
+    paper: PaperStyle | None = None,
 ) -> Path:
     """Write ``report.html``, ``card.json`` and ``figures/`` inside a run folder.
 
     Args:
         run_dir: The run folder.
         read: How the folder is opened.
-        pdf: Whether figures are written as PDF too, beside SVG and PNG.
+        paper: The form of figures as PDF; None writes SVG and PNG alone.
 
     Returns:
         The page's path.
@@ -200,8 +201,8 @@ def write_report(
     write_bytes(record.path / CARD, encode_card(record))
     folder = record.path / "figures"
     for plot in plots:
-        save_figure(plot.figure, plot.drawing, folder, plot.name, pdf)
+        save_figure(plot.figure, plot.drawing, folder, plot.name, paper)
     for album in albums:
         evidence = album.row.evidence_name.removesuffix(".safetensors")
-        album.save(folder, make_slug(f"pictures-{evidence}"), pdf)
+        album.save(folder, make_slug(f"pictures-{evidence}"), paper)
     return page

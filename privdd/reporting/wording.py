@@ -4,6 +4,7 @@ run's noise, the glossary."""
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from attacks.images import MAX_PSNR
@@ -298,6 +299,13 @@ def format_number(value: float | None, digits: int = 3) -> str:
 def relation_name(relation: str) -> str:
     """add_remove as "add/remove", zero_out as "zero-out"."""
     return relation.replace("add_remove", "add/remove").replace("_", "-")
+
+
+def setting_title(label: str) -> str:
+    """A setting's label without names of settings: "dp_head noise_multiplier=2" as
+    "dp head σ = 2"."""
+    spaced = re.sub(r" *= *", " = ", label.replace("noise_multiplier=", "σ="))
+    return spaced.replace("_", " ")
 
 
 def typed_limit_text(claim: ClaimRow) -> str:

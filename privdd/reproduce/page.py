@@ -20,6 +20,7 @@ from typing import Any
 from privdd.cli.paper_block import paper_block
 from privdd.cli.sweeps import short_digest
 from privdd.core.validation import BadConfig
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import save_figure
 from privdd.reporting.page import template_environment
 from privdd.reproduce.catalogue import PaperEntry, ReproduceArguments, find_entry, load_catalogue
@@ -400,7 +401,9 @@ def write_entry_page(result: EntryResult, folder: Path) -> Path:
     for plots in (*curves.values(), result.plots):
         for plot in plots:
             # figures of a paper are asked for to stand in a paper
-            save_figure(plot.figure, plot.drawing, folder / "figures", plot.name, pdf=True)
+            save_figure(
+                plot.figure, plot.drawing, folder / "figures", plot.name, paper=PaperStyle()
+            )
     return folder / ENTRY_PAGE
 
 

@@ -36,6 +36,7 @@ from privdd.reporting.albums import picture_albums
 from privdd.reporting.card import encode_card
 from privdd.reporting.compared_settings import group_runs
 from privdd.reporting.comparison import plot_frontier, write_comparison
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.notebook import with_views
 from privdd.reporting.page import render_report, write_report
 from privdd.reporting.plots import draw_report
@@ -328,11 +329,11 @@ def list_not_recomputable(record: RunRecord, ledger: Ledger | None) -> Iterator[
             yield f"{name}: epsilon_stated is the claim's, not the ledger's"
 
 
-def write_run_page(run: Path | str, pdf: bool = False) -> Path:
-    """``report.html`` and figures of a run that agrees with itself; returns the page's path. pdf:
-    figures as PDF too. Raises as ``load_run``."""
+def write_run_page(run: Path | str, paper: PaperStyle | None = None) -> Path:
+    """``report.html`` and figures of a run that agrees with itself; returns the page's path.
+    paper: the form of figures as PDF. Raises as ``load_run``."""
     with torch_threads(1):
-        page = write_report(run, load_run, pdf)
+        page = write_report(run, load_run, paper)
     seal.seal_page(Path(run))
     return page
 
@@ -341,13 +342,13 @@ def compare(
     runs: Sequence[Path | str],
     out: Path | str,
     say: Callable[[str], object] = lambda line: None,
-    pdf: bool = False,
+    paper: PaperStyle | None = None,
 ) -> Path:
     """``out/comparison.html``, figures and tables of runs that agree with themselves; returns the
-    page's path. say: told the verdicts and what leaks most, line by line; pdf: figures as PDF too.
-    Raises as ``load_run``."""
+    page's path. say: told the verdicts and what leaks most, line by line; paper: the form of
+    figures as PDF. Raises as ``load_run``."""
     with torch_threads(1):
-        return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say, pdf)
+        return write_comparison(runs, out, functools.partial(load_runs, load=load_run), say, paper)
 
 
 def frontier(runs: Iterable[Path | str]) -> Figure:

@@ -11,6 +11,7 @@ import pytest
 
 from privdd.report import main
 from privdd.reporting.browser import NoBrowser, find_browser, print_pdf
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import save_figure, to_svg
 from privdd.reporting.figures.upload_bars import draw_bytes
 from tests.conftest import SmallAudit
@@ -38,7 +39,7 @@ def test_figures_are_pdf_only_if_asked_for_and_never_older_than_the_others(tmp_p
     figure = draw_bytes({"a": 1.0})
     save_figure(figure, to_svg(figure), tmp_path, "bytes")
     assert {path.suffix for path in tmp_path.iterdir()} == {".svg", ".png"}
-    save_figure(figure, to_svg(figure), tmp_path, "bytes", pdf=True)
+    save_figure(figure, to_svg(figure), tmp_path, "bytes", paper=PaperStyle())
     first = (tmp_path / "bytes.pdf").read_bytes()
     later = draw_bytes({"a": 1.0, "b": 2.0})
     save_figure(later, to_svg(later), tmp_path, "bytes")

@@ -7,11 +7,13 @@ import logging
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from markupsafe import escape
 from matplotlib.figure import Figure
 
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.style import (
     GRID,
     INK,
@@ -38,29 +40,36 @@ def to_png(figure: Figure) -> bytes:
     return _render_figure(figure, "png", 0.1, {"Software": None})
 
 
-def to_pdf(figure: Figure) -> bytes:
-    """For LaTeX: the letters are outlines of TrueType, the same bytes for the same drawing."""
+def to_pdf(figure: Figure, paper: PaperStyle) -> bytes:
+    """For LaTeX: the letters are outlines of TrueType, the same bytes for the same drawing. The
+    figure takes the paper's form, so SVG and PNG are made before."""
     # at INFO, as commands log, it names every table of a font
     logging.getLogger("fontTools").setLevel(logging.WARNING)
-    return _render_figure(
-        figure, "pdf", 0.04, dict.fromkeys(("CreationDate", "Creator", "Producer"))
-    )
+    paper.apply(figure)
+    silent = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+    return _render_figure(figure, "pdf", None, silent)
 
 
-def _render_figure(figure: Figure, kind: str, pad: float, metadata: dict[str, None]) -> bytes:
+def _render_figure(
+    figure: Figure, kind: str, pad: float | None, metadata: dict[str, None]
+) -> bytes:
+    """pad: inches around what is drawn; None for the figure's own size."""
+    margins: dict[str, Any] = {}
+    if pad is not None:
+        margins = {"bbox_inches": "tight", "pad_inches": pad}
     buffer = io.BytesIO()
     with matplotlib.rc_context(MATPLOTLIB_SETTINGS), warnings.catch_warnings():
         # A name in a script that the font lacks is drawn as boxes, and is whole in the page's own
         # text.
         warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
-        figure.savefig(
-            buffer, format=kind, dpi=150, bbox_inches="tight", pad_inches=pad, metadata=metadata
-        )
+        figure.savefig(buffer, format=kind, dpi=150, metadata=metadata, **margins)
     figure.set_layout_engine("none")  # the layout is computed once; further renderings reuse it
     return buffer.getvalue()
 
 
-def save_figure(figure: Figure, svg: str, folder: Path, name: str, pdf: bool = False) -> None:
+def save_figure(
+    figure: Figure, svg: str, folder: Path, name: str, paper: PaperStyle | None = None
+) -> None:
     """Write ``folder/name.svg`` and ``.png``, on white.
 
     Args:
@@ -68,17 +77,17 @@ def save_figure(figure: Figure, svg: str, folder: Path, name: str, pdf: bool = F
         svg: What ``to_svg`` made of it.
         folder: Where the files go.
         name: Their name without its ending.
-        pdf: Whether ``.pdf`` is written too; one that lies there already is replaced, so that no
-            file of an earlier drawing stays beside the others.
+        paper: The form of ``.pdf``; None for none, unless one lies there already: it is replaced,
+            so that no file of an earlier drawing stays with the others.
     """
     at = svg.index(">", svg.index("<svg")) + 1
     white = f'<rect width="100%" height="100%" fill="{PAPER}"/>'
     write_bytes(folder / f"{name}.svg", (svg[:at] + white + svg[at:]).encode())
     figure.set_facecolor(PAPER)
     write_bytes(folder / f"{name}.png", to_png(figure))
-    paper = folder / f"{name}.pdf"
-    if pdf or paper.exists():
-        write_bytes(paper, to_pdf(figure))
+    path = folder / f"{name}.pdf"
+    if paper is not None or path.exists():
+        write_bytes(path, to_pdf(figure, paper or PaperStyle()))
 
 
 def themed_svg(svg: str, prefix: str, label: str) -> str:
