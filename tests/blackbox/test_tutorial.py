@@ -77,6 +77,6 @@ def test_the_numbers_under_review_are_printed_as_the_page_shows(
 
     text = REVIEW.read_text(encoding="utf-8")
     (command,) = re.findall(r"^python -m privdd\.account (.*)$", text, re.M)
-    (shown,) = re.findall(r"```\n(stated.*?)```", text, re.S)
+    (shown,) = re.findall(r"```text\n(stated.*?)```", text, re.S)
     assert account.main(command.split()) == 2
     assert capsys.readouterr().out.startswith(shown)

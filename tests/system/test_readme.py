@@ -29,8 +29,19 @@ PAGES = [ROOT / "README.md", ROOT / "docs" / "index.md", *sorted((ROOT / "docs")
 SHOWN = "\n".join(path.read_text(encoding="utf-8") for path in PAGES)
 BLOCKS = [
     (kind, dedent(text))
-    for kind, text in re.findall(r"^ *```(\w+)\n(.*?)^ *```", SHOWN, re.M | re.S)
+    for kind, text in re.findall(r"^ *```(\w*)\n(.*?)^ *```", SHOWN, re.M | re.S)
 ]
+# How a block of text begins -> the test that compares its first line with what is printed, in the
+# fast suite; a drawing has none.
+QUOTED = {
+    "noise.py:release: epsilon 2": (
+        "tests/blackbox/test_tutorial.py:test_the_quoted_line_has_todays_form"
+    ),
+    "stated ε = 3 is too small": (
+        "tests/blackbox/test_tutorial.py:test_the_numbers_under_review_are_printed_as_the_page_shows"
+    ),
+    "           fair coins": "",
+}
 FILES = {m[1]: text for _, text in BLOCKS if (m := re.match(r"# (mine/\S+)\n", text))}
 TINY = (
     "preset=smoke",
@@ -76,6 +87,34 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_there_are_examples_of_all_three() -> None:
     assert {Path(name).parent.name for name in FILES} == {"mine", "algo", "privacy", "attack"}
     assert {name.split(".")[1] for name in FILES} == {"py", "yaml"}
+
+
+def test_every_quoted_output_is_compared_in_the_fast_suite() -> None:
+    """A block of another kind would be neither parsed as commands nor compared."""
+    assert {kind for kind, _ in BLOCKS} <= {"sh", "python", "yaml", "toml", "text"}
+    blocks = [text for kind, text in BLOCKS if kind == "text"]
+    assert [text for text in blocks if not text.startswith(tuple(QUOTED))] == []
+    assert [start for start in QUOTED if not any(text.startswith(start) for text in blocks)] == []
+    for place in filter(None, QUOTED.values()):
+        path, _, name = place.partition(":")
+        source = (ROOT / path).read_text(encoding="utf-8")
+        before, found, _ = source.partition(f"def {name}(")
+        assert found and not before.rstrip().endswith("nightly"), place
+
+
+def test_every_shown_setting_is_a_setting(mine: Path) -> None:
+    """Of commands that the next test composes at night alone: their groups and keys."""
+    for line in commands():
+        module, *argv = shlex.split(line)
+        if module not in ("privdd.audit", "privdd.train") or "scores=mine.npz" in argv:
+            continue
+        for item in argv:
+            key = item.partition("=")[0]
+            if key in ("algo", "privacy", "data", "attack", "engine", "model"):
+                values = item.partition("=")[2].strip("[]").split(",")
+                folders = [ROOT / "configs" / key, mine / key]
+                known = {path.stem for folder in folders for path in folder.glob("*.yaml")}
+                assert {*values} <= known | {"NAME"}, line
 
 
 @pytest.mark.nightly(

@@ -73,6 +73,13 @@ NOT_RUN = {
     "privdd.check mechanism=noise.py:release": (
         "wants the page's example: tests/blackbox/test_tutorial.py"
     ),
+    "privdd.check mechanism=release.py:release": (
+        "wants the reader's own mechanism: tests/blackbox/test_grey_box.py"
+    ),
+    "privdd.resume DIR": "wants a run that was stopped: tests/cli/test_resume.py",
+    "ray start": "wants a cluster: tests/system/test_ray_cluster.py starts one",
+    "python fedmd_loop.py": "its block is run by tests/external/test_client_message.py",
+    "privdd target message=": "the same",
     "privdd.report DIR pdf=true": "needs a browser: tests/reporting/test_page_pdf.py",
     "privdd.canary": (
         "three parties and their files: tests/canary/test_opened.py goes through issue, open "
