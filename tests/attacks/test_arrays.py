@@ -66,6 +66,7 @@ INSIDE = {
     "inversion.labels:sent_class_counts": "reads an audit's Capture",
     "inversion.labels:sent_class_shares": "reads an audit's Capture",
     "membership.nearest_row:map_to_rows": "reads an audit's View",
+    "membership.stacking:select_replays": "selects from an audit's Worlds",
     "membership.quantile:standardise_scores": "rows of its own regression",
     "membership.quantile:regression_features": "rows of its own regression",
 }
@@ -233,6 +234,11 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     ),
     "membership.signals:ridge_solver": lambda: (random(6, 4),),
     "membership.fedmia:fedmia": lambda: (random(6), random(4, 6, seed=1)),
+    "membership.stacking:stack_scores": lambda: (
+        random(4, 6, 2),
+        random(4, 6, seed=1) > 0,
+        random(2, 6, 2, seed=2),
+    ),
     "membership.soft_labels:soft_label_student": lambda: (
         random(6, 4),
         random(6, 3, seed=1).softmax(1),
