@@ -569,7 +569,7 @@ def test_the_clients_update_starts_from_the_chosen_model() -> None:
 def test_attacks_that_are_off_by_default_are_asked_for_by_name() -> None:
     asked = {"imprint", "planted_embedding", "label_only", "quantile_regression", "rmia_offline"}
     asked |= {"fedmia", "source_inference", "distiller_inference", "soft_labels"}
-    asked |= {"stacking"}
+    asked |= {"stacking", "indirect_queries"}
     assert not asked & set(default_attacks([config_dir()]))
     (line,) = expand_arguments(["attack=[all,imprint]"], "audit")
     assert line == f"attack=[{','.join([*default_attacks([config_dir()]), 'imprint'])}]"
