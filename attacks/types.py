@@ -167,7 +167,7 @@ class Worlds:
         queries: the signals of q copies of each record under the transforms of the training, (K, n,
             q), the record as it is first: absent if nothing transforms it.
     other_clients: (M, n, R) of what M other clients, who hold none of the records, sent in the R
-        rounds of ``rounds``; absent if no attack reads them.
+        rounds of ``rounds``, NaN in rounds with too few of them; absent if no attack reads them.
     """
 
     signals: Mapping[str, Tensor]
@@ -220,11 +220,11 @@ class Worlds:
             if (
                 value.ndim != 3
                 or value.shape[1] != self.masks.shape[1]
-                or not torch.isfinite(value).all()
+                or not (torch.isfinite(value) | value.isnan().all(0).all(0)).all()
             ):
                 raise ValueError(
-                    f"other_clients of {name!r}: finite (M, n, R) for n = {self.masks.shape[1]} "
-                    "records are needed"
+                    f"other_clients of {name!r}: (M, n, R) for n = {self.masks.shape[1]} records "
+                    "are needed, finite or NaN in whole rounds"
                 )
 
 

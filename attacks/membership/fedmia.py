@@ -7,13 +7,19 @@ are its non-member distribution.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from attacks.membership.attack import MembershipAttack, check_shadow_signals, require_worlds
+from attacks.membership.attack import (
+    MembershipAttack,
+    check_shadow_signals,
+    primary_signal,
+    require_worlds,
+)
 from attacks.membership.lira import lira
 from attacks.membership.multi_round import MultiRoundAttack, signal_in_all_rounds
 from attacks.tensors import accepts_numpy
@@ -24,6 +30,32 @@ FEWEST_CLIENTS = 2  # other clients, of whose signals a spread can be computed
 COMPARABLE_SURFACES = frozenset(
     {Surface.UPDATE, Surface.GRADIENT, Surface.LOGITS, Surface.SYNTHETIC_IMAGES}
 )
+
+
+def stack_other_clients(by_round: Sequence[Sequence[Tensor]]) -> Tensor | None:
+    """What other clients sent in several rounds, as ``Worlds.other_clients`` holds it.
+
+    Args:
+        by_round: Of each of R rounds, the signals (n,) of every other client that took part.
+
+    Returns:
+        (M, n, R), M the fewest clients of any round with at least ``FEWEST_CLIENTS``; NaN in rounds
+        with fewer. If all have fewer, rounds with any count; None if no other client took part.
+    """
+    counts = [len(clients) for clients in by_round]
+    needed = max(1, min(FEWEST_CLIENTS, max(counts, default=0)))
+    kept = [count for count in counts if count >= needed]
+    if not kept:
+        return None
+    some = next(clients[0] for clients in by_round if clients)
+    unknown = torch.full((min(kept), *some.shape), torch.nan, dtype=some.dtype)
+    return torch.stack(
+        [
+            torch.stack(list(clients[: min(kept)])) if len(clients) >= needed else unknown
+            for clients in by_round
+        ],
+        -1,
+    )
 
 
 @accepts_numpy
@@ -74,7 +106,20 @@ class ClientComparison(MembershipAttack):
         clients = min(map(len, reference.values()))
         if clients < FEWEST_CLIENTS:
             return f"{clients} other client took part; {FEWEST_CLIENTS} are needed"
-        return super().nothing_to_read(view)
+        return super().nothing_to_read(view) or self._nothing_to_compare(view)
+
+    def _nothing_to_compare(self, view: View) -> str:
+        """Why the attack's rounds cannot be compared; "" if at least one can."""
+        worlds = require_worlds(view)
+        name = primary_signal(view.surface, worlds, self._chosen_signal(view.surface))
+        if name in worlds.other_clients and self._is_compared(worlds, name).any():
+            return ""
+        return f"fewer than {FEWEST_CLIENTS} other clients took part in the rounds that it reads"
+
+    def _is_compared(self, worlds: Worlds, name: str) -> Tensor:
+        """(R,) Whether each round that the attack reads has enough other clients."""
+        rounds = signal_in_all_rounds(worlds, name).shape[-1]
+        return ~worlds.other_clients[name][..., -rounds:].isnan().all(0).all(0)
 
 
 @dataclass(frozen=True)
@@ -89,8 +134,11 @@ class FedMIA(ClientComparison, MultiRoundAttack):
         signals = signal_in_all_rounds(replays, name)  # (K, n, R)
         rounds = signals.shape[-1]
         reference = replays.other_clients[name][..., -rounds:]  # (M, n, R)
+        is_compared = self._is_compared(replays, name)
+        signals = signals[..., is_compared]
+        reference = reference[..., is_compared]
         scores = torch.zeros(signals.shape, dtype=torch.float64)
-        for r in range(rounds):
+        for r in range(signals.shape[-1]):
             for k, signal in enumerate(signals[..., r]):
                 scores[k, :, r] = fedmia(signal, reference[..., r], variance=self.variance)
         return scores

@@ -39,6 +39,9 @@ class SourceInference(ClientComparison):
 
     name: ClassVar[str] = "source_inference"
 
+    def _is_compared(self, worlds: Worlds, name: str) -> Tensor:
+        return super()._is_compared(worlds, name)[-1:]
+
     def score(self, view: View, name: str, seed: int) -> Tensor:
         replays = require_worlds(view)
         return source_margin(replays.signals[name], replays.other_clients[name][..., -1])

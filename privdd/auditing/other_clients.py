@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from attacks.membership.fedmia import stack_other_clients
 from privdd.auditing.adversary_view import AdversaryView, Signals
 from privdd.auditing.replay import round_chain
 from privdd.auditing.signal_extraction import extract_signals
@@ -79,9 +79,9 @@ def other_client_signals(
         grouped: Audited round -> the rounds of its kind that are read, itself the last.
 
     Returns:
-        "surface|signal" -> (M, n, R), M the fewest other clients of any of the R rounds; nothing if
-        the server sees sums alone, or if clients remember and not all take part in each round: what
-        another client remembers of rounds without the audited one cannot be repeated.
+        "surface|signal" -> (M, n, R) of ``stack_other_clients``; nothing if the server sees sums
+        alone, or if clients remember and not all take part in each round: what another client
+        remembers of rounds without the audited one cannot be repeated.
     """
     plan = run.plan
     snapshots = run.progress.snapshots
@@ -131,22 +131,15 @@ def _signals_by_round(
 
 def _stack_clients(by_round: Sequence[Sequence[Signals]]) -> dict[str, Tensor]:
     """(M, n, R) by "surface|signal", of the signals that each client has in all of the rounds."""
-    fewest = min(map(len, by_round), default=0)
-    if not fewest:
-        return {}
+    uploads = [signals for clients in by_round for signals in clients]
     stacked = {}
-    for name, value in by_round[-1][0].items():
-        if value.ndim == 1 and _is_in_all_rounds(name, by_round):
-            stacked[name] = torch.stack(
-                [_stack_signal(name, clients[:fewest]) for clients in by_round], -1
-            )
+    for name, value in uploads[-1].items() if uploads else ():
+        if value.ndim == 1 and all(name in signals for signals in uploads):
+            clients = stack_other_clients([_values(clients, name) for clients in by_round])
+            if clients is not None:
+                stacked[name] = clients
     return stacked
 
 
-def _is_in_all_rounds(name: str, by_round: Sequence[Sequence[Signals]]) -> bool:
-    return all(name in signals for clients in by_round for signals in clients)
-
-
-def _stack_signal(name: str, clients: Sequence[Signals]) -> Tensor:
-    """(M, n) of the signals of M clients in one round."""
-    return torch.stack([signals[name] for signals in clients])
+def _values(clients: Sequence[Signals], name: str) -> list[Tensor]:
+    return [signals[name] for signals in clients]

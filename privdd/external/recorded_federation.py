@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.membership.attack import MembershipAttack, require_worlds
-from attacks.membership.fedmia import FedMIA
+from attacks.membership.fedmia import FedMIA, stack_other_clients
 from attacks.membership.quantile import QuantileRegression
 from attacks.membership.source_inference import SourceInference
 from attacks.membership.threshold import LossThreshold
@@ -289,9 +289,10 @@ def _update_view(
     if compared:
         clients = len(compared["other_clients"]["joint"])
         last = other_replies(recording, replies[-1])[:clients]
-        models = [require_worlds(view_of_local_model(reply)) for reply in last]
-        confidence = torch.cat([local.signals["confidence"] for local in models])
-        compared["other_clients"]["confidence"] = confidence[..., None]
+        if len(last) == clients:
+            models = [require_worlds(view_of_local_model(reply)) for reply in last]
+            confidence = torch.cat([local.signals["confidence"] for local in models])
+            compared["other_clients"]["confidence"] = confidence[..., None]
     view = view_of_local_model(replies[-1])
     worlds = require_worlds(view)
     changes: dict[str, Any] = {"signals": {**worlds.signals, "joint": joint[None]}, **compared}
@@ -325,20 +326,16 @@ def _parts_by_round(
     parts: Sequence[Tensor], of_others: Sequence[Sequence[Tensor]]
 ) -> dict[str, dict[str, Tensor]]:
     """The fields of ``Worlds`` for attacks that compare with other clients: the records' parts in
-    the client's updates, and in those of M others, the fewest of any round that has some. {} if no
-    round has.
+    the client's updates, and in those of M others. {} if no other client took part.
 
     parts: (n,) of each round; of_others: (n,) of each other client in each round.
     """
-    compared = [place for place, clients in enumerate(of_others) if clients]
-    if not compared:
+    references = stack_other_clients(of_others)
+    if references is None:
         return {}
-    fewest = min(len(of_others[place]) for place in compared)
-    references = [torch.stack(list(of_others[place][:fewest])) for place in compared]
-    own = [parts[place] for place in compared]
     return {
-        "rounds": {"joint": torch.stack(own, -1)[None]},
-        "other_clients": {"joint": torch.stack(references, -1)},
+        "rounds": {"joint": torch.stack(list(parts), -1)[None]},
+        "other_clients": {"joint": references},
     }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from attacks.membership.fedmia import FedMIA
 from attacks.membership.source_inference import SourceInference
-from privdd.auditing.other_clients import repeat_upload
+from privdd.auditing.other_clients import _stack_clients, repeat_upload
 from privdd.auditing.pipeline import audit_experiment
 from privdd.cli.build import build_experiment
 from privdd.core.types import State
@@ -79,3 +79,15 @@ def test_uploads_that_cannot_be_repeated_are_not_read(tmp_path: Path) -> None:
     assert state.signals.of_others == {}
     findings = [finding for finding in state.findings if finding.attack == "fedmia"]
     assert findings and all(finding.measures.auc is None for finding in findings)
+
+
+def test_a_lonely_round_leaves_the_others_compared() -> None:
+    sent = [
+        {"update|confidence": torch.full((4,), float(k)), "update|norm": torch.ones(())}
+        for k in range(3)
+    ]
+    for by_round in ([sent, []], [[], sent], [sent[:1], sent]):
+        ((name, stacked),) = _stack_clients(by_round).items()
+        assert name == "update|confidence" and stacked.shape == (3, 4, 2)
+        assert stacked.isnan().all(0).all(0).sum() == 1
+    assert _stack_clients([[], []]) == {}

@@ -13,7 +13,6 @@ import torch
 
 from privdd.cli import main as cli
 from privdd.external.recorded_federation import (
-    _parts_by_round,
     find_claimed_limit,
     run_recorded_audit,
 )
@@ -75,8 +74,10 @@ def federation(
     claims: tuple[Any, ...] = (),
     end: str = "complete",
     others: tuple[int, ...] = (6,),
+    alone: int = 0,
 ) -> None:
-    """FedAvg of node 5, with records ``own``, and other nodes; recorded as a server would."""
+    """FedAvg of node 5, with records ``own``, and other nodes, which leave out round ``alone``;
+    recorded as a server would."""
     recorder = MessageRecorder(folder, "server", {"library": "test"})
     recorder.write_head()
     state = net().state_dict()
@@ -84,7 +85,8 @@ def federation(
     for round in range(1, rounds + 1):
         recorder.record_message(MessageHeading(round, -1, "train", "broadcast"), told(state))
         replies = {5: step(state, *own)}
-        replies |= {node: step(state, *records(3 + node)) for node in others}
+        if round != alone:
+            replies |= {node: step(state, *records(3 + node)) for node in others}
         for node, reply in replies.items():
             recorder.record_message(
                 MessageHeading(
@@ -301,10 +303,13 @@ def test_a_run_of_privdd_s_own_is_no_recording(
     assert "this is a recording; did you mean recording=run?" in capsys.readouterr().err
 
 
-def test_a_round_without_other_clients_leaves_the_others_compared() -> None:
-    parts = [torch.full((3,), float(t)) for t in range(3)]
-    of_others = [[parts[0] + 1, parts[0] + 2], [], [parts[2] + 1]]
-    fields = _parts_by_round(parts, of_others)
-    assert fields["rounds"]["joint"].tolist() == [[[0.0, 2.0]] * 3]
-    assert fields["other_clients"]["joint"].tolist() == [[[1.0, 3.0]] * 3]
-    assert _parts_by_round(parts, [[], [], []]) == {}
+def test_a_last_round_without_other_clients_leaves_the_earlier_ones_compared(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation(here / "run", records(1), rounds=3, others=(6, 7, 8), alone=3)
+    assert asked(typed("target.client=5", "out=audit"), monkeypatch) == 0
+    rows = measured(here / "audit")
+    assert rows["update", "fedmia"]["rounds"] == 2 and rows["update", "fedmia"]["auc"] > 0.9
+    alone = rows["update", "source_inference"]
+    assert alone["status"] == "nothing_to_read"
+    assert "fewer than 2 other clients took part" in alone["note"]

@@ -8,7 +8,8 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from attacks.membership.fedmia import FedMIA, fedmia
+from attacks.membership.fedmia import FedMIA, fedmia, stack_other_clients
+from attacks.membership.source_inference import SourceInference
 from attacks.types import Adversary, Knowledge, Surface, View, Worlds
 
 RECORDS = 30
@@ -79,6 +80,42 @@ def test_nothing_is_read_without_other_clients(clients: int | None, named: str) 
     signals = torch.randn(RECORDS, ROUNDS, generator=g)
     view = view_of(signals, torch.rand(RECORDS, generator=g) < 0.5, others)
     assert named in FedMIA().nothing_to_read(view)
+
+
+def test_rounds_with_too_few_other_clients_leave_the_others_compared() -> None:
+    g = torch.Generator().manual_seed(0)
+    sent = torch.randn(OTHERS, RECORDS, ROUNDS, generator=g)
+    counts = [OTHERS, 0, 1, OTHERS - 1]
+    by_round = [list(sent[:count, :, r]) for r, count in enumerate(counts)]
+    others = stack_other_clients(by_round)
+    assert others is not None
+    kept = torch.tensor([0, 3])
+    torch.testing.assert_close(others[..., kept], sent[: OTHERS - 1, :, kept])
+    assert others[..., 1:3].isnan().all()
+    signals = torch.randn(RECORDS, ROUNDS, generator=g)
+    view = view_of(signals, torch.rand(RECORDS, generator=g) < 0.5, others)
+    evidence = FedMIA().run(view, g)
+    assert FedMIA().nothing_to_read(view) == "" and evidence.notes["rounds"] == 2
+    total = sum(fedmia(signals[:, r], others[..., r]) for r in kept)
+    torch.testing.assert_close(evidence.scores[0], total)  # type: ignore[index]
+    assert SourceInference().nothing_to_read(view) == ""
+
+
+def test_source_inference_has_nothing_to_compare_in_a_lonely_audited_round() -> None:
+    g = torch.Generator().manual_seed(0)
+    others = torch.randn(OTHERS, RECORDS, ROUNDS, generator=g)
+    others[..., -1] = torch.nan
+    signals = torch.randn(RECORDS, ROUNDS, generator=g)
+    view = view_of(signals, torch.rand(RECORDS, generator=g) < 0.5, others)
+    assert "fewer than 2 other clients" in SourceInference().nothing_to_read(view)
+    assert FedMIA().nothing_to_read(view) == ""
+
+
+def test_rounds_with_one_other_client_are_kept_if_none_has_more() -> None:
+    one = torch.ones(3)
+    stacked = stack_other_clients([[one], []])
+    assert stacked is not None and stacked.shape == (1, 3, 2)
+    assert stack_other_clients([[], []]) is None
 
 
 def test_one_other_client_has_no_spread() -> None:
