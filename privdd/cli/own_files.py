@@ -66,6 +66,11 @@ def _check_choice(group: str, name: str, own: Sequence[str], seen: set[Path]) ->
         if file in seen or not file.is_file():
             continue
         seen.add(file)
+        if (Path(compose.config_dir()) / group / file.name).is_file():  # Hydra would take that one
+            raise BadConfig(
+                f"{file}:1: privdd's own {group}={file.stem} would run in its place; give the file "
+                f"a name of its own, as in {group}=my_{file.stem}"
+            )
         node = compose_own_yaml(file)
         entries = _values_by_key(node)
         if (

@@ -182,3 +182,16 @@ def test_a_config_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     (tmp_path / "file.yaml").write_text("")
     with pytest.raises(BadConfig, match=r"file\.yaml: a folder is needed"):
         check_own_files([f"--config-dir={tmp_path / 'file.yaml'}", "algo=mine"])
+
+
+def test_a_name_of_privdd_is_refused_as_hydra_would_take_its_file(tmp_path: Path) -> None:
+    """Else a stranger's algo/fedmd.yaml audits privdd's FedMD without a word."""
+    (tmp_path / "algo").mkdir()
+    file = tmp_path / "algo" / "fedmd.yaml"
+    file.write_text("_target_: mine.FedMD\n")
+    with pytest.raises(BadConfig) as caught:
+        check_own_files(["--config-dir", str(tmp_path), "algo=fedmd"])
+    assert str(caught.value) == (
+        f"{file}:1: privdd's own algo=fedmd would run in its place; give the file a name of its "
+        "own, as in algo=my_fedmd"
+    )
