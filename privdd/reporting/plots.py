@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from markupsafe import Markup
@@ -26,7 +26,7 @@ from privdd.reporting.run_record import (
     RunRecord,
     StoredEvidence,
 )
-from privdd.reporting.schema import Findings
+from privdd.reporting.schema import FindingRow, Findings
 from privdd.reporting.wording import format_number, format_share
 
 DIVERGED = " (diverged)"  # behind a run's label
@@ -90,16 +90,24 @@ def roc_line_of(label: str, evidence: StoredEvidence) -> RocLine | None:
     return RocLine(label, curve, blind)
 
 
-def plot_rocs(record: RunRecord) -> list[Plot]:
-    """One panel for each surface with a membership attack: its strongest attack, band and
-    control."""
-    scope = record.findings.scope
+def strongest_roc_lines(record: RunRecord) -> list[tuple[FindingRow, RocLine]]:
+    """The curve of the strongest membership attack on each surface, if its evidence has one, with
+    its finding; the most exposed surface first."""
     rows = [row for row in record.findings.findings if row.family == "membership"]
-    plots = []
-    for row in finding_selection.strongest_on_each_surface(rows, scope):
+    lines = []
+    for row in finding_selection.strongest_on_each_surface(rows, record.findings.scope):
         line = roc_line_of(wording.attack_title(row.attack), record.evidence(row))
-        if line is None:
-            continue
+        if line is not None:
+            lines.append((row, line))
+    return lines
+
+
+def plot_rocs(record: RunRecord, lines: Iterable[tuple[FindingRow, RocLine]]) -> list[Plot]:
+    """One panel for each surface with a membership attack: its strongest attack, band and
+    control. lines: of ``strongest_roc_lines``."""
+    scope = record.findings.scope
+    plots = []
+    for row, line in lines:
         curve = line.curve
         title = wording.surface_title(row, scope)
         counts = f"{curve.members} members, {curve.non_members} non-members"
@@ -110,19 +118,19 @@ def plot_rocs(record: RunRecord) -> list[Plot]:
     return plots
 
 
-def plot_overview(record: RunRecord) -> Plot | None:
-    """The strongest attack on each of the most exposed surfaces, on common axes."""
+def plot_overview(
+    record: RunRecord, strongest: Iterable[tuple[FindingRow, RocLine]]
+) -> Plot | None:
+    """The strongest attack on each of the most exposed surfaces, on common axes. strongest: of
+    ``strongest_roc_lines``."""
     scope = record.findings.scope
-    rows = [row for row in record.findings.findings if row.family == "membership"]
-    lines = []
-    for row in finding_selection.strongest_on_each_surface(rows, scope):
-        label = wording.surface_title(row, scope)
-        line = roc_line_of(label, record.evidence(row))
-        if line is not None and row.surface not in finding_selection.POOLS:
-            lines.append(line)
+    lines = [
+        replace(line, label=wording.surface_title(row, scope))
+        for row, line in strongest
+        if row.surface not in finding_selection.POOLS
+    ][:OVERVIEW_CURVES]
     if not lines:
         return None
-    lines = lines[:OVERVIEW_CURVES]
     aucs = [f"{line.label}: AUC {format_share(line.curve.auc)}" for line in lines]
     caption = "Strongest attack on each artifact."
     alt = f"ROC curves on logarithmic axes. {'; '.join(aucs)}."
@@ -233,10 +241,11 @@ def plot_accuracy(
 def draw_report(record: RunRecord) -> list[Plot]:
     """Every figure that the run's evidence allows."""
     accuracy = plot_accuracy([(record.findings.run.algo, record)])
-    plots = [plot_epsilons(record), *plot_rocs(record)]
+    lines = strongest_roc_lines(record)
+    plots = [plot_epsilons(record), *plot_rocs(record, lines)]
     if accuracy is not None:
         plots.append(accuracy)
     # of the first screen, which states the terms of the epsilons itself
-    first = [plot_scale(record), plot_overview(record), plot_detection_rates(record)]
+    first = [plot_scale(record), plot_overview(record, lines), plot_detection_rates(record)]
     overview = [plot for plot in first if plot is not None]
     return [*overview, *add_terms(plots, [record.findings])]
