@@ -10,8 +10,8 @@ For a class of your own, which a yaml file names in ``_target_`` (docs/tutorials
 
 - a method inherits from ``Method``, or from ``FedAvg`` where it averages models (its hooks take a
   ``ClientRound`` and return what was ``Trained`` in it); ``ReadsUploads``, ``StatesClaims``,
-  ``FastReplay`` and ``Distils`` give an audit further knowledge of it, ``check_method`` tests its
-  contract;
+  ``FastReplay``, ``Distils`` and ``DiffersByClient`` give an audit further knowledge of it,
+  ``check_method`` tests its contract;
 - a mechanism inherits from ``Mechanism`` and returns an ``Output``; ``Noise`` is its only
   randomness, and ``Lattice`` adds it so that low bits tell nothing;
 - an attack inherits from ``Attack``, or from ``MembershipAttack`` where it scores records: it turns
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
         View,
         Worlds,
     )
+    from privdd.auditing.client_hooks import DiffersByClient
     from privdd.auditing.method_contract import BrokenContract, check_method
     from privdd.blackbox.check_verdict import Checked
     from privdd.blackbox.runner import assert_private, check
@@ -110,6 +111,7 @@ _BY_MODULE = {
     "attacks.membership.threshold": "LossThreshold",
     "attacks.types": "Adversary Attack Capture Evidence Family Finding Knowledge Surface Truth "
     "View Worlds",
+    "privdd.auditing.client_hooks": "DiffersByClient",
     "privdd.auditing.method_contract": "BrokenContract check_method",
     "privdd.external.runner": "audit_message audit_model audit_synthetic",
     "privdd.blackbox.runner": "assert_private check",
@@ -154,6 +156,7 @@ __all__ = [
     "ClientMessages",
     "ClientRound",
     "Dataset",
+    "DiffersByClient",
     "Distils",
     "Evidence",
     "Family",

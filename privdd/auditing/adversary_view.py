@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ class AdversaryView:
         model = self.method.audit_hooks.classifier(self.problem)
         if model is None:
             return None
-        return model.to(self.candidates.x.device).eval()
+        return with_features(model).to(self.candidates.x.device).eval()
 
     @cached_property
     def broadcast_state(self) -> State | None:
@@ -364,6 +364,37 @@ class LogitReading:
         residual = labels - predict(records.x).softmax(1)
         influence = LogitInfluence(own_rows @ rows.T + 1, residual)
         return cls(rows, own_rows, other_rows, predict(images), influence)
+
+
+def with_features(model: nn.Module) -> nn.Module:
+    """The model with ``features``, the rows (b, d) before its last linear layer, if it has none.
+
+    Raises:
+        ValueError: it has neither ``features`` nor a linear layer.
+    """
+    if callable(getattr(model, "features", None)):
+        return model
+    linear = [name for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    if not linear or not linear[-1]:
+        raise ValueError(
+            f"classifier: {type(model).__name__} must end with a linear layer, or define "
+            "features(x), the rows (b, d) before its last layer"
+        )
+    model.features = partial(_rows_before, model, linear[-1])  # type: ignore[assignment]
+    return model
+
+
+def _rows_before(model: nn.Module, layer: str, x: Tensor) -> Tensor:
+    """(b, d) that a layer of a model is given of records x."""
+    given: list[Tensor] = []
+    hook = model.get_submodule(layer).register_forward_pre_hook(
+        lambda part, arguments: given.append(arguments[0])
+    )
+    try:
+        model(x)
+    finally:
+        hook.remove()
+    return given[-1].flatten(1)
 
 
 def _layer_of(parameter: str) -> str:

@@ -26,6 +26,7 @@ from attacks.inversion.distiller_inference import DistillerInference
 from attacks.inversion.gradient_attack import GradientInversion
 from attacks.types import IMAGE_SURFACES, Attack, Surface
 from privdd.auditing.adversary_view import MATRICES_AT_ONCE, MAX_HELD_NUMBERS
+from privdd.auditing.client_hooks import method_of_client
 from privdd.auditing.noised_sums import federation_count, replay_count
 from privdd.auditing.record_gradients import MAX_BLOCK_BYTES, MAX_MATRIX_BYTES
 from privdd.auditing.replay import BYTES_PER_NUMBER, count_model_numbers, most_kept_rounds
@@ -656,9 +657,8 @@ def time_pass(experiment: Experiment) -> float:
     plan = experiment.plan
     train = experiment.shards[experiment.plan.victim].train
     spec = ModelSpec(width=SMALL_WIDTH)
-    model = plan.method.audit_hooks.classifier(plan.problem) or build(
-        spec, plan.problem.shape, plan.problem.classes
-    )
+    hooks = method_of_client(plan.method, plan.victim).audit_hooks
+    model = hooks.classifier(plan.problem) or build(spec, plan.problem.shape, plan.problem.classes)
     # nothing else has values
     state = {name: torch.full_like(value, 0.01) for name, value in model.state_dict().items()}
     learned = [state[name].requires_grad_() for name, _ in model.named_parameters()]

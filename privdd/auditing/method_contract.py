@@ -17,6 +17,7 @@ from torch import Tensor
 from attacks.inversion.labels import CLASS_SURFACES, sent_class_counts
 from attacks.types import Finding, Surface
 from privdd.auditing.adversary_view import AdversaryView
+from privdd.auditing.client_hooks import DiffersByClient, method_of_client
 from privdd.auditing.coverage import MESSAGES_PART
 from privdd.auditing.dp_tests.crafted_records import zero_out_others
 from privdd.auditing.dp_tests.interference_audit import INTERFERENCE_TEST
@@ -298,7 +299,12 @@ def _find_faults(
             yield from faults
             if faults:
                 return
-        yield from _signal_faults(plan, t, server, memories[0], inbox[0], shards)
+        _warn_of_class_counts(plan, inbox[0])
+        # others only differ by their records
+        clients = shards if isinstance(method, DiffersByClient) else shards[:1]
+        for shard in clients:
+            sent = inbox[shard.client]
+            yield from _signal_faults(plan, t, server, memories[shard.client], sent, shards)
         server = method.aggregate(server, inbox, plan.keys.fold("round", t, "server"))
     logits = method.predict(server, memories[0] or None, shards[0].train.x[:2])
     if logits.shape != (2, plan.problem.classes):
@@ -422,14 +428,15 @@ def _signal_faults(
     plan: Plan, round: int, server: State, memory: State, sent: Received, shards: Sequence[Shard]
 ) -> Iterator[str]:
     broadcast = plan.method.broadcast(server)
-    _warn_of_class_counts(plan, sent)
-    snapshot = Snapshot(round, broadcast, memory, sent.values, plan.method.audit_hooks.phase(round))
-    records = shards[0].train
-    other_records = shards[1].train
+    method = method_of_client(plan.method, sent.client)
+    snapshot = Snapshot(round, broadcast, memory, sent.values, method.audit_hooks.phase(round))
+    records = shards[sent.client].train
+    other_records = shards[sent.client - 1].train
     noise: dict[str, Any] = {}
     held = (snapshot, records, other_records, memory, frozenset[str](), noise)
-    images = plan.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
-    adversary = AdversaryView(plan.method, plan.problem, *held, public_images=images)
+    images = method.audit_hooks.public_images(plan.problem, plan.keys.seed)
+    opening = method.audit_hooks.initial_classifier(plan.problem, plan.keys.seed)
+    adversary = AdversaryView(method, plan.problem, *held, opening=opening, public_images=images)
     try:
         signals = extract_signals(adversary, sent.values)
     except UnreadableUpload as error:
@@ -440,6 +447,8 @@ def _signal_faults(
         group = signal_group(plan.method, name)
         counts_alone = surface == Surface.STATISTICS and set(sent.values[name]) == {"count"}
         if surface in (Surface.COUNTS, Surface.LABELS) or counts_alone:
+            continue
+        if missing_map_hooks(method, surface):  # already a warning
             continue
         signals_of_group = [value for key, value in signals.items() if key.startswith(f"{group}|")]
         mine = [value.flatten(1) if value.ndim > 1 else value for value in signals_of_group]

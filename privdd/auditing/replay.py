@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from privdd.auditing.client_hooks import method_of_client
 from privdd.auditing.replay_budget import split_replays
 from privdd.core.hard_examples import HardExamples
 from privdd.core.rng import Keys
@@ -130,7 +131,8 @@ Uploads = Mapping[str, Tensors]  # name of an upload -> its tensors
 
 def count_model_numbers(plan: Plan) -> int:
     """Numbers in the classifier that travels."""
-    model = plan.method.audit_hooks.classifier(plan.problem)
+    method = method_of_client(plan.method, plan.victim)
+    model = method.audit_hooks.classifier(plan.problem)
     if model is None:
         return 0
     return sum(t.numel() for t in model.state_dict().values())

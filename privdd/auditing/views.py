@@ -25,6 +25,7 @@ from attacks.types import (
     Worlds,
 )
 from privdd.auditing.adversary_view import QUERIED_CONFIDENCE, AdversaryView
+from privdd.auditing.client_hooks import method_of_client
 from privdd.auditing.replay import (
     SUM_GRANTED,
     SUM_NOT_GRANTED,
@@ -74,6 +75,11 @@ class FinishedRun:
         return self.experiment.plan
 
     @property
+    def method(self) -> Method:
+        """The method as the audited client runs it."""
+        return method_of_client(self.plan.method, self.plan.victim)
+
+    @property
     def public_records(self) -> Records:
         """Records of the same distribution that belong to no client."""
         return self.experiment.test_records.take(
@@ -86,8 +92,8 @@ class FinishedRun:
         plan = self.plan
         candidates = self.game.audited_records
         noise = feature_noise_constants(plan)
-        opening = plan.method.audit_hooks.initial_classifier(plan.problem, plan.keys.seed)
-        public_images = plan.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
+        opening = self.method.audit_hooks.initial_classifier(plan.problem, plan.keys.seed)
+        public_images = self.method.audit_hooks.public_images(plan.problem, plan.keys.seed)
         held = (
             snapshot,
             candidates,
@@ -98,7 +104,7 @@ class FinishedRun:
             opening,
         )
         return AdversaryView(
-            plan.method,
+            self.method,
             plan.problem,
             *held,
             query_keys=plan.keys.fold("audit", "queries"),
@@ -118,9 +124,9 @@ class FinishedRun:
         out = self.shard.heldout
         counts = torch.bincount(train.y, minlength=self.shard.classes)
         memory = self.progress.memories.get(self.plan.victim, {})
-        stand_ins = self.plan.method.audit_hooks.surrogate_images(memory, self.plan.problem)
+        stand_ins = self.method.audit_hooks.surrogate_images(memory, self.plan.problem)
         rows = self._rows_of_records(self.shard)
-        matching = self.plan.method.audit_hooks.distillation()
+        matching = self.method.audit_hooks.distillation()
         distiller = ""
         if matching is not None and not self.plan.mechanisms:
             distiller = matching.distiller
@@ -164,7 +170,7 @@ class FinishedRun:
     def _rows_of_records(self, shard: Shard) -> Tensor | None:
         """The position of each record's row in a release of one row per record (ordered by id);
         None for any other release."""
-        if not self.plan.method.audit_hooks.rows_are_records():
+        if not self.method.audit_hooks.rows_are_records():
             return None
         if shard.nulls is None:
             ids = shard.train.ids
@@ -184,7 +190,7 @@ class FinishedRun:
     def adversary_knowledge(self, round: int) -> Knowledge:
         """The protocol, the architecture, public records; maps that the broadcast makes known."""
         adversary = self.adversary_view(round)
-        method = self.plan.method
+        method = self.method
         problem = self.plan.problem
         # not an architecture whose values never travel
         if adversary.broadcast_state is not None:
@@ -334,7 +340,7 @@ def _rounds_with_same_map(run: FinishedRun, round: int) -> Iterator[Snapshot]:
 
     def map_outputs(at: Snapshot) -> dict[str, Tensor]:
         memory = run.memory_after(at.round)
-        maps = run.plan.method.audit_hooks.maps(at.broadcast, memory, run.plan.problem)
+        maps = run.method.audit_hooks.maps(at.broadcast, memory, run.plan.problem)
         with torch.no_grad():
             return {name: f(run.public_records.x[:4]) for name, f in maps.items()}
 
@@ -480,7 +486,7 @@ def single_record_view(
         alone = replace(run.shard, train=run.shard.train.take([position]))
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", position)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone.client_data, ctx)
-        virtual.append(plan.method.audit_hooks.surrogate_images(memory, plan.problem))
+        virtual.append(run.method.audit_hooks.surrogate_images(memory, plan.problem))
         sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[
             0
         ].values
@@ -492,7 +498,7 @@ def single_record_view(
         captures.append(Capture(round, plan.victim, names[0], state, adversary.broadcast_state))
     chosen = run.shard.train.take(list(records))
     knowledge = run.adversary_knowledge(round)
-    settings = {**knowledge.settings, **plan.method.audit_hooks.settings(1), "batch_records": 1}
+    settings = {**knowledge.settings, **run.method.audit_hooks.settings(1), "batch_records": 1}
     view = View(
         Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings)
     )

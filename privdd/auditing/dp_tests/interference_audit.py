@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from attacks.types import Finding
+from privdd.auditing.client_hooks import method_of_client
 from privdd.auditing.coverage import covered_diagnostics, untested_diagnostics
 from privdd.auditing.dp_tests.crafted_records import spare_label, zero_out_others
 from privdd.auditing.dp_tests.round_traces import RecordDependence, find_interference
@@ -156,8 +157,9 @@ def _losses_by_label(subject: GuaranteeSubject, pool: Records) -> Tensor:
     """(records, classes): the loss of each image with each label."""
     plan = subject.plan
     last = subject.snapshots[max(subject.snapshots)]
-    model = plan.method.audit_hooks.classifier(plan.problem)
-    state = plan.method.audit_hooks.sent_state(last.broadcast)
+    hooks = method_of_client(plan.method, plan.victim).audit_hooks
+    model = hooks.classifier(plan.problem)
+    state = hooks.sent_state(last.broadcast)
     if model is None or state is None:
         return (
             pool.x.flatten(1)
