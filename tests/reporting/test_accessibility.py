@@ -1,5 +1,5 @@
-"""No serious accessibility violation by axe-core, on a report, a comparison, a check and opened
-canaries, in light and in dark.
+"""No serious accessibility violation by axe-core, on a report, a comparison, a check, opened
+canaries and the overview of reproductions, in light and in dark.
 
 axe-core (Deque Systems, MPL-2.0) is a tool of development: `tools/test_extras.sh` installs it by
 npm into `.cache/axe`."""
@@ -24,6 +24,7 @@ from privdd.canary.opened_page import write_opened_page
 from privdd.canary.sealed import check_commitment, opened_result, read_secret
 from privdd.reporting.comparison import write_comparison
 from privdd.reporting.page import write_report
+from privdd.reproduce.page import write_overview
 from tests.bare_machine import AXE_VERSION, axe_file
 from tests.canary.small import issued
 from tests.reporting.test_page import browse
@@ -75,6 +76,7 @@ def pages(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     made["comparison"] = write_comparison(list(runs.values()), tmp_path_factory.mktemp("out"))
     made["check"] = write_check_page(finished_check(), tmp_path_factory.mktemp("check"))
     made["canaries"] = write_canary_page(tmp_path_factory.mktemp("canaries"))
+    made["overview"] = write_overview(tmp_path_factory.mktemp("overview"))
     return {name: path.read_text(encoding="utf-8") for name, path in made.items()}
 
 
@@ -100,7 +102,7 @@ def write_canary_page(folder: Path) -> Path:
 
 
 @pytest.mark.extra("browser", "axe_core")
-@pytest.mark.parametrize("name", ["report", "comparison", "check", "canaries"])
+@pytest.mark.parametrize("name", ["report", "comparison", "check", "canaries", "overview"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_no_serious_violation(pages: dict[str, str], name: str, dark: bool, tmp_path: Path) -> None:
     found = look(pages[name], tmp_path, dark=dark)
