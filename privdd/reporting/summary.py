@@ -454,7 +454,8 @@ def _refutation_phrase(rows: Sequence[FindingRow], scope: Scope) -> str:
     worst = _broken_limit(rows)
     if worst is None:
         tests = [r for r in rows if r.kappa is not None or r.attack.startswith("t0_")]
-        return next(iter(_worst_phrases(tests, scope)), "a test contradicts the stated guarantee")
+        phrases = _worst_phrases(tests, rank_leaks(tests, scope), scope)
+        return next(iter(phrases), "a test contradicts the stated guarantee")
     proves = "proves that the true ε is at least"
     if worst.epsilon_validity == "curve":
         proves = "refutes the curve behind it: it has to be that of an ε above"
