@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from privdd.reporting.figures.canvas import figure_canvas
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import themed_svg, to_pdf, to_png, to_svg
 from tests.blank_figures import FIRST_SUITE, pytest_runtest_setup
 
@@ -25,7 +26,7 @@ def written(test: Any) -> tuple[str, bytes, bytes]:
     pytest_runtest_setup(test)
     with figure_canvas(1, 1) as (figure, axes):
         axes.plot([0, 1])
-    return to_svg(figure), to_png(figure), to_pdf(figure)
+    return to_svg(figure), to_png(figure), to_pdf(figure, PaperStyle())
 
 
 @pytest.mark.parametrize(

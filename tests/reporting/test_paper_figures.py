@@ -17,6 +17,8 @@ from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import to_pdf, to_png, to_svg
 from privdd.reporting.figures.upload_bars import draw_bytes
 
+pytestmark = pytest.mark.drawn
+
 POINTS = 72
 
 

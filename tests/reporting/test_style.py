@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.rendering import VARIABLES, themed_svg, to_pdf, to_svg
 from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 
@@ -38,5 +39,5 @@ def test_a_figure_for_latex_says_nothing_on_the_terminal(
 ) -> None:
     """A run's commands log at level INFO; fontTools reports each table of a font at that level."""
     with caplog.at_level("INFO"):
-        assert to_pdf(draw_roc([line])).startswith(b"%PDF")
+        assert to_pdf(draw_roc([line]), PaperStyle()).startswith(b"%PDF")
     assert caplog.records == []
