@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -74,17 +74,17 @@ def stack_scores(scores: Tensor, masks: Tensor, target: Tensor) -> Tensor:
         raise ValueError("scores or target hold NaN or infinity")
     if masks.all() or not masks.any():
         raise ValueError("the shadow models have members only or non-members only")
-    known = scores.double().flatten(0, 1)
-    centre = known.median(0).values
-    deviation = (known - centre).abs()
+    shadows = scores.double().flatten(0, 1)
+    centre = shadows.median(0).values
+    deviation = (shadows - centre).abs()
     size = deviation.median(0).values
     size = torch.where(size > 0, size, deviation.mean(0)).clamp_min(MIN_SPREAD)
-    rows = _tame_outliers((known - centre) / size)
+    rows = _tame_outliers((shadows - centre) / size)
     mean = rows.mean(0)
     spread = rows.std(0, correction=0).clamp_min(MIN_SPREAD)
     weights = _fit_weights((rows - mean) / spread, masks.flatten())
-    asked = _tame_outliers((target.double() - centre) / size)
-    return (asked - mean) / spread * weights
+    target_rows = _tame_outliers((target.double() - centre) / size)
+    return (target_rows - mean) / spread * weights
 
 
 def _fit_weights(rows: Tensor, is_member: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def _fit_weights(rows: Tensor, is_member: Tensor) -> Tensor:
     sign = 2 * is_member.double() - 1
     columns = torch.cat([rows, torch.ones(len(rows), 1, dtype=rows.dtype)], 1) * sign.unsqueeze(1)
 
-    def loss(values: np.ndarray) -> tuple[float, np.ndarray]:
-        weights = torch.from_numpy(values)
+    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+        weights = torch.from_numpy(point)
         shrunk = weights * (torch.arange(len(weights)) < rows.shape[1])
         margin = columns @ weights
         gradient = shrunk - columns.T @ torch.sigmoid(-margin)
@@ -103,8 +103,8 @@ def _fit_weights(rows: Tensor, is_member: Tensor) -> Tensor:
 
     bounds = [(MIN_WEIGHT, None)] * rows.shape[1] + [(None, None)]
     start = np.full(rows.shape[1] + 1, MIN_WEIGHT)
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
-    return torch.from_numpy(found.x[:-1])
+    optimum = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds)
+    return torch.from_numpy(optimum.x[:-1])
 
 
 def _tame_outliers(ratio: Tensor) -> Tensor:
@@ -158,27 +158,25 @@ class Stacking(MembershipAttack):
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         """The part of each attack, (K, n, S)."""
-        worlds = require_worlds(view)
-        scores = self._run_stacked(view, worlds, seed)
-        count = len(worlds.masks)
+        masks = require_worlds(view).masks
+        scores = self._run_stacked(view, seed)
+        count = len(masks)
         fold_of = torch.arange(count) % min(self.folds, count)
         parts = torch.empty(scores.shape, dtype=torch.float64)
         for fold in range(min(self.folds, count)):
             held_out = fold_of == fold
-            others = select_replays(worlds, ~held_out)
-            known = self._run_stacked(view, others, seed)
-            parts[held_out] = stack_scores(known, others.masks, scores[held_out])
+            of_others = self._run_stacked(select_replays(view, ~held_out), seed)
+            parts[held_out] = stack_scores(of_others, masks[~held_out], scores[held_out])
         return parts
 
-    def _run_stacked(self, view: View, worlds: Worlds, seed: int) -> Tensor:
-        """Scores (K, n, S) of the attacks on these replays."""
+    def _run_stacked(self, view: View, seed: int) -> Tensor:
+        """Scores (K, n, S) of the attacks."""
         scores = []
         for attack in self._stacked():
-            generator = torch.Generator().manual_seed(seed)
-            found = attack.run(replace(view, worlds=worlds), generator).scores
-            if found is None:
+            evidence = attack.run(view, torch.Generator().manual_seed(seed))
+            if evidence.scores is None:
                 raise ValueError(f"{attack.name}: no scores")
-            scores.append(found)
+            scores.append(evidence.scores)
         return torch.stack(scores, -1)
 
     def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
@@ -189,18 +187,14 @@ class Stacking(MembershipAttack):
         return finding.with_measures(diagnostics={"stacked": stacked})
 
 
-def select_replays(worlds: Worlds, chosen: Tensor) -> Worlds:
-    """The replays of a (K,) bool tensor alone."""
-    return replace(
-        worlds,
-        signals=_select_rows(worlds.signals, chosen),
-        masks=worlds.masks[chosen],
-        logits=None if worlds.logits is None else worlds.logits[chosen],
-        public_logits=None if worlds.public_logits is None else worlds.public_logits[chosen],
-        rounds=_select_rows(worlds.rounds, chosen),
-        queries=_select_rows(worlds.queries, chosen),
-    )
-
-
-def _select_rows(values: Mapping[str, Tensor], chosen: Tensor) -> dict[str, Tensor]:
-    return {name: value[chosen] for name, value in values.items()}
+def select_replays(view: View, chosen: Tensor) -> View:
+    """The view with the replays of a (K,) bool tensor alone."""
+    replays = require_worlds(view)
+    changes: dict[str, Any] = {"masks": replays.masks[chosen]}
+    for name in ("signals", "rounds", "queries"):
+        by_signal = getattr(replays, name)
+        changes[name] = {signal: rows[chosen] for signal, rows in by_signal.items()}
+    for name in ("logits", "public_logits"):
+        if getattr(replays, name) is not None:
+            changes[name] = getattr(replays, name)[chosen]
+    return replace(view, worlds=replace(replays, **changes))

@@ -66,7 +66,7 @@ INSIDE = {
     "inversion.labels:sent_class_counts": "reads an audit's Capture",
     "inversion.labels:sent_class_shares": "reads an audit's Capture",
     "membership.nearest_row:map_to_rows": "reads an audit's View",
-    "membership.stacking:select_replays": "selects from an audit's Worlds",
+    "membership.stacking:select_replays": "selects from an audit's View",
     "membership.quantile:standardise_scores": "rows of its own regression",
     "membership.quantile:regression_features": "rows of its own regression",
 }
