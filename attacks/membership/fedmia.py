@@ -33,7 +33,7 @@ COMPARABLE_SURFACES = frozenset(
 
 
 def stack_other_clients(by_round: Sequence[Sequence[Tensor]]) -> Tensor | None:
-    """What other clients sent in several rounds, as ``Worlds.other_clients`` holds it.
+    """What other clients sent in several rounds, as attacks hold it.
 
     Args:
         by_round: Of each of R rounds, the signals (n,) of every other client that took part.
@@ -44,18 +44,24 @@ def stack_other_clients(by_round: Sequence[Sequence[Tensor]]) -> Tensor | None:
     """
     counts = [len(clients) for clients in by_round]
     needed = max(1, min(FEWEST_CLIENTS, max(counts, default=0)))
-    kept = [count for count in counts if count >= needed]
-    if not kept:
+    comparable_counts = [count for count in counts if count >= needed]
+    if not comparable_counts:
         return None
-    some = next(clients[0] for clients in by_round if clients)
-    unknown = torch.full((min(kept), *some.shape), torch.nan, dtype=some.dtype)
-    return torch.stack(
-        [
-            torch.stack(list(clients[: min(kept)])) if len(clients) >= needed else unknown
-            for clients in by_round
-        ],
-        -1,
-    )
+    fewest = min(comparable_counts)
+    signal = next(clients[0] for clients in by_round if clients)
+    unknown = torch.full((fewest, *signal.shape), torch.nan, dtype=signal.dtype)
+    rounds = []
+    for clients in by_round:
+        signals = unknown
+        if len(clients) >= needed:
+            signals = torch.stack(list(clients[:fewest]))
+        rounds.append(signals)
+    return torch.stack(rounds, -1)
+
+
+def is_compared(reference: Tensor) -> Tensor:
+    """Whether each of R rounds (R,) has enough other clients, of their signals (M, n, R)."""
+    return ~reference.isnan().all(0).all(0)
 
 
 @accepts_numpy
@@ -99,27 +105,25 @@ class ClientComparison(MembershipAttack):
     least_worlds: ClassVar[int] = 1
     reads_other_clients: ClassVar[bool] = True
 
+    _last_round_alone: ClassVar[bool] = False  # it reads no earlier round
+
     def nothing_to_read(self, view: View) -> str:
-        reference = require_worlds(view).other_clients
+        replays = require_worlds(view)
+        reference = replays.other_clients
         if not reference:
             return "what other clients sent in these rounds is not known to this adversary"
         clients = min(map(len, reference.values()))
         if clients < FEWEST_CLIENTS:
             return f"{clients} other client took part; {FEWEST_CLIENTS} are needed"
-        return super().nothing_to_read(view) or self._nothing_to_compare(view)
-
-    def _nothing_to_compare(self, view: View) -> str:
-        """Why the attack's rounds cannot be compared; "" if at least one can."""
-        worlds = require_worlds(view)
-        name = primary_signal(view.surface, worlds, self._chosen_signal(view.surface))
-        if name in worlds.other_clients and self._is_compared(worlds, name).any():
+        if missing := super().nothing_to_read(view):
+            return missing
+        name = primary_signal(view.surface, replays, self._chosen_signal(view.surface))
+        rounds = signal_in_all_rounds(replays, name).shape[-1]
+        if self._last_round_alone:
+            rounds = 1
+        if name in reference and is_compared(reference[name][..., -rounds:]).any():
             return ""
         return f"fewer than {FEWEST_CLIENTS} other clients took part in the rounds that it reads"
-
-    def _is_compared(self, worlds: Worlds, name: str) -> Tensor:
-        """(R,) Whether each round that the attack reads has enough other clients."""
-        rounds = signal_in_all_rounds(worlds, name).shape[-1]
-        return ~worlds.other_clients[name][..., -rounds:].isnan().all(0).all(0)
 
 
 @dataclass(frozen=True)
@@ -134,9 +138,9 @@ class FedMIA(ClientComparison, MultiRoundAttack):
         signals = signal_in_all_rounds(replays, name)  # (K, n, R)
         rounds = signals.shape[-1]
         reference = replays.other_clients[name][..., -rounds:]  # (M, n, R)
-        is_compared = self._is_compared(replays, name)
-        signals = signals[..., is_compared]
-        reference = reference[..., is_compared]
+        compared = is_compared(reference)
+        signals = signals[..., compared]
+        reference = reference[..., compared]
         scores = torch.zeros(signals.shape, dtype=torch.float64)
         for r in range(signals.shape[-1]):
             for k, signal in enumerate(signals[..., r]):

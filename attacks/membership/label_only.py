@@ -59,7 +59,9 @@ def label_robustness(
 
 def _pixel_shifts(shape: Sequence[int]) -> Sequence[tuple[int, int]]:
     """Of images the shifts, of rows of a table the row itself."""
-    return PIXEL_SHIFTS if is_image(shape) else PIXEL_SHIFTS[:1]
+    if is_image(shape):
+        return PIXEL_SHIFTS
+    return PIXEL_SHIFTS[:1]
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,10 @@ class LabelOnly(MembershipAttack):
 
     def run(self, view: View, generator: torch.Generator) -> Evidence:
         """Scores (1, n): of the run that really happened."""
-        worlds = require_worlds(view)
+        replays = require_worlds(view)
         model = view.knowledge.model
         state = _sent_state(view)
-        if worlds.records is None or model is None or state is None:
+        if replays.records is None or model is None or state is None:
             raise ValueError(f"{self.name}: the view holds no model")
         model.eval()
 
@@ -96,7 +98,9 @@ class LabelOnly(MembershipAttack):
             return torch.cat([logits.argmax(1) for logits in outputs])
 
         seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
-        scores = label_robustness(labels_of, worlds.records, worlds.labels, self.copies, generator)
+        scores = label_robustness(
+            labels_of, replays.records, replays.labels, self.copies, generator
+        )
         shifts = _pixel_shifts(view.knowledge.shape)
         queries = len(shifts) + self.copies * len(NOISE_LEVELS)
         notes = {"signal": "labels", "seed": seed, "queries": queries}
@@ -107,20 +111,20 @@ class LabelOnly(MembershipAttack):
         real_run = replace(view, worlds=first_replay(require_worlds(view)))
         return super().judge(evidence, real_run, truth)
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
         return finding.with_measures(diagnostics={"queries_per_record": evidence.notes["queries"]})
 
 
-def first_replay(worlds: Worlds) -> Worlds:
+def first_replay(replays: Worlds) -> Worlds:
     """The run that really happened, without its replays."""
-    signals = {name: value[:1] for name, value in worlds.signals.items()}
+    signals = {name: value[:1] for name, value in replays.signals.items()}
     return Worlds(
         signals,
-        worlds.masks[:1],
-        worlds.blind,
-        worlds.labels,
-        records=worlds.records,
-        other_clients=worlds.other_clients,
+        replays.masks[:1],
+        replays.blind,
+        replays.labels,
+        records=replays.records,
+        other_clients=replays.other_clients,
     )
 
 

@@ -171,13 +171,13 @@ class NearestRow(MembershipAttack):
         distance = type(self)._distance
         return distance(members, rows).double(), distance(nonmembers, rows).double()
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
         """AUC and rates of the last round alone, if there are several."""
         name = str(evidence.notes["signal"])
-        if name not in worlds.rounds:
+        if name not in replays.rounds:
             return finding
-        member = worlds.masks.flatten().numpy()
-        last = worlds.signals[name].double().flatten().numpy()
+        member = replays.masks.flatten().numpy()
+        last = replays.signals[name].double().flatten().numpy()
         last_round: dict[str, Any] = {"auc": roc(last, member).auc}
         for rate in FALSE_POSITIVE_RATES:
             last_round[f"tpr_at_{rate}"] = tpr_at_fpr(last, member, rate)[0]

@@ -123,25 +123,25 @@ class QuantileRegression(MembershipAttack):
         check_positive(self, "ridge")
 
     def nothing_to_read(self, view: View) -> str:
-        worlds = require_worlds(view)
-        if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
+        replays = require_worlds(view)
+        if replays.public_logits is None or replays.logits is None or replays.records is None:
             return "no model's outputs for public records were kept"
         return super().nothing_to_read(view)
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = require_worlds(view)
+        replays = require_worlds(view)
         public = view.knowledge
-        if worlds.public_logits is None or worlds.logits is None or worlds.records is None:
-            raise ValueError(f"{self.name}: the worlds carry no outputs for public records")
-        count, classes = worlds.public_logits.shape[-2:]
+        if replays.public_logits is None or replays.logits is None or replays.records is None:
+            raise ValueError(f"{self.name}: the replays carry no outputs for public records")
+        count, classes = replays.public_logits.shape[-2:]
         x = public.public_x[:count]
         y = public.public_y[:count]
         flat = x.flatten(1) - x.flatten(1).mean(0)
         axes = torch.linalg.svd(flat, full_matrices=False).Vh[: self.components].T
         public_features = regression_features(x, y, axes, classes)
-        features = regression_features(worlds.records, worlds.labels, axes, classes)
-        public_scores = logit_scaled(worlds.public_logits, y)
-        scores = logit_scaled(worlds.logits, worlds.labels)
+        features = regression_features(replays.records, replays.labels, axes, classes)
+        public_scores = logit_scaled(replays.public_logits, y)
+        scores = logit_scaled(replays.logits, replays.labels)
         rows = []
         for public_row, row in zip(public_scores, scores):
             rows.append(standardise_scores(public_row, public_features, features, row, self.ridge))

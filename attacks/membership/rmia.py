@@ -94,11 +94,11 @@ def _average_probability(p: Tensor, mask: Tensor, a: float, online: bool) -> Ten
     return torch.where(mean_in.isnan(), offline, mean)
 
 
-def _z_ratio(probs: Tensor, target: Tensor, worlds: int, a: float) -> Tensor:
-    if probs.ndim != 2 or len(probs) != worlds or target.shape != probs.shape[1:]:
+def _z_ratio(probs: Tensor, target: Tensor, replays: int, a: float) -> Tensor:
+    if probs.ndim != 2 or len(probs) != replays or target.shape != probs.shape[1:]:
         raise ValueError(
             f"z_probs {tuple(probs.shape)}, z_target {tuple(target.shape)}: must have "
-            f"shapes ({worlds}, m) and (m,)"
+            f"shapes ({replays}, m) and (m,)"
         )
     return target / (((1 + a) * probs.mean(0) + 1 - a) / 2).clamp_min(MIN_PROBABILITY)
 
@@ -155,7 +155,7 @@ def _score_targets(
 
 
 def _public_probs(view: View, name: str) -> Tensor | None:
-    """True-label probabilities (K, m) of the first m public records, if the worlds carry them."""
+    """True-label probabilities (K, m) of the first m public records, if the replays carry them."""
     logits = require_worlds(view).public_logits
     labels = view.knowledge.public_y
     if name != "confidence" or logits is None or not 0 < logits.shape[-2] <= len(labels):
@@ -192,11 +192,11 @@ class OfflineRmia(QueryAttack):
             view, name, shadows, self.queries, gamma=self.gamma, a=self.a, online=False
         )
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
-        shadow_models = min(self.shadows, len(worlds.masks) - 1)
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
+        shadow_models = min(self.shadows, len(replays.masks) - 1)
         return finding.with_measures(diagnostics={"shadow_models": shadow_models})
 
 
-def shadow_indices(target: int, worlds: int, count: int) -> Tensor:
+def shadow_indices(target: int, replays: int, count: int) -> Tensor:
     """The ``count`` replays after ``target``, around the end, or all others if they are fewer."""
-    return (target + 1 + torch.arange(min(count, worlds - 1))) % worlds
+    return (target + 1 + torch.arange(min(count, replays - 1))) % replays

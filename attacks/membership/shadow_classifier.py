@@ -126,12 +126,12 @@ class ShadowClassifier(MembershipAttack):
         return [logits]
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
-        worlds = require_worlds(view)
-        features = worlds.signals[name].double().unsqueeze(-1)
-        if worlds.logits is not None:
-            features = top_k_features(worlds.logits, worlds.labels, self.k)
-        fit = partial(shadow_classifier, labels=worlds.labels, kind=self.kind, seed=seed)
-        return _cross_fit(fit, features, worlds.masks, self.folds)
+        replays = require_worlds(view)
+        features = replays.signals[name].double().unsqueeze(-1)
+        if replays.logits is not None:
+            features = top_k_features(replays.logits, replays.labels, self.k)
+        fit = partial(shadow_classifier, labels=replays.labels, kind=self.kind, seed=seed)
+        return _cross_fit(fit, features, replays.masks, self.folds)
 
 
 def _cross_fit(fit: Any, features: Tensor, masks: Tensor, folds: int) -> Tensor:

@@ -38,9 +38,7 @@ class SourceInference(ClientComparison):
     margin of ``source_margin``. The confidence orders clients as the loss does."""
 
     name: ClassVar[str] = "source_inference"
-
-    def _is_compared(self, worlds: Worlds, name: str) -> Tensor:
-        return super()._is_compared(worlds, name)[-1:]
+    _last_round_alone: ClassVar[bool] = True
 
     def score(self, view: View, name: str, seed: int) -> Tensor:
         replays = require_worlds(view)

@@ -179,7 +179,7 @@ class Stacking(MembershipAttack):
             scores.append(evidence.scores)
         return torch.stack(scores, -1)
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
         """diagnostics "stacked": by how much the part of each attack varies, of all together."""
         spreads = evidence.extra["parts"].flatten(0, 1).std(0, correction=0)
         shares = (spreads / spreads.sum().clamp_min(MIN_SPREAD)).tolist()

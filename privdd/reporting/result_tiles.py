@@ -8,7 +8,7 @@ from privdd.reporting import finding_selection, leaks, wording
 from privdd.reporting.finding_selection import MembershipResult
 from privdd.reporting.leaks import COPY_ATTACKS
 from privdd.reporting.schema import FindingRow, Findings, Pictures
-from privdd.reporting.wording import format_decibel, format_number, format_share
+from privdd.reporting.wording import NONE, format_decibel, format_number, format_share
 
 CHANCE = "Not shown to beat chance"
 
@@ -113,7 +113,11 @@ def _reconstruction_number(best: FindingRow, is_shown: bool) -> tuple[str, bool]
         return CHANCE, False
     if clear:
         return clear, True
-    psnr = best.psnr if images is None else images.median
+    psnr = best.psnr
+    if images is not None:
+        psnr = images.median
+    if psnr is None:
+        return NONE, False
     return format_decibel(psnr), True
 
 
