@@ -241,19 +241,32 @@ def copy_count(row: FindingRow) -> CopyCount | None:
     )
 
 
+def shown_copies(row: FindingRow, scope: Scope) -> CopyCount | None:
+    """The copies that a finding counted; None if it counted no more than chance explains.
+
+    Of a release with such copies, nothing says that its images were not shown to be close to
+    training images.
+    """
+    count = copy_count(row)
+    if count is None or not _is_copying(row, count, scope):
+        return None
+    return count
+
+
 def _copy_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
     leaks = []
     for row in rows:
-        count = copy_count(row)
-        if count is None or not _is_copying(row, count, scope):
+        count = shown_copies(row, scope)
+        if count is None:
             continue
-        text = _copy_sentence(row, count)
+        text = copy_sentence(row, count)
         strength = count.copies / max(count.released, 1)
         leaks.append(LeakResult(row, scope, "copy", text, text, strength=strength))
     return leaks
 
 
-def _copy_sentence(row: FindingRow, count: CopyCount) -> str:
+def copy_sentence(row: FindingRow, count: CopyCount) -> str:
+    """How many of the released records are copies, without a full stop."""
     copies = count.copies
     released = f"{count.released} released {item_name(row, count.released)}"
     originals = f"training {item_name(row, copies)}"

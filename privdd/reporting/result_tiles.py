@@ -90,6 +90,10 @@ def reconstruction_tile(findings: Findings, tabular: bool) -> ResultTile:
         title = f"{noun} near training {noun.lower()}"
     else:
         title = f"{noun} reconstructed"
+    copies = leaks.shown_copies(best, scope)
+    if copies is not None:
+        text = f"{wording.surface_title(best, scope)}: {leaks.copy_sentence(best, copies)}."
+        return ResultTile(title, f"{copies.copies} of {copies.released}", text)
     is_shown = finding_selection.rebuilds_records(best, scope)
     number, is_number = _reconstruction_number(best, is_shown)
     place = wording.surface_title(best, scope)

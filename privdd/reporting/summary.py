@@ -34,6 +34,7 @@ from privdd.reporting.leaks import (
     picture_phrase,
     rank_leaks,
     removes_noise,
+    shown_copies,
 )
 from privdd.reporting.schema import (
     GRAVITY,
@@ -274,7 +275,7 @@ def _unshown_phrases(
         attack = wording.attack_title(member.row.attack)
         phrases.append(f"{attack} {membership_phrase(member, brief=True)}")
     image = finding_selection.strongest_reconstruction(rows, scope)
-    if image is not None and not finding_selection.rebuilds_records(image, scope):
+    if image is not None and _shows_nothing(image, scope):
         attack = wording.attack_title(image.attack)
         phrases.append(f"{attack} {picture_phrase(image, scope, brief=True)}")
     for row in rows:
@@ -285,6 +286,13 @@ def _unshown_phrases(
         attack = wording.attack_title(labels[0].attack)
         phrases.append(f"{attack} was not shown to read labels better than chance")
     return phrases
+
+
+def _shows_nothing(image: FindingRow, scope: Scope) -> bool:
+    """Whether an attack on images has neither reconstructions nor copies to show."""
+    if shown_copies(image, scope) is not None:
+        return False
+    return not finding_selection.rebuilds_records(image, scope)
 
 
 def _crafted_record_note(rows: list[FindingRow], scope: Scope) -> list[str]:
@@ -549,7 +557,7 @@ def unshown_sentences(findings: Findings) -> list[str]:
     scope = findings.scope
     sentences = [*untested_sentences(findings), _membership_gap(findings)]
     best = finding_selection.strongest_reconstruction(findings.findings, scope)
-    if best is not None and not finding_selection.rebuilds_records(best, scope):
+    if best is not None and _shows_nothing(best, scope):
         place = wording.surface_title(best, scope).lower()
         attack = wording.attack_title(best.attack)
         sentences.append(f"From the {place}, {attack} {picture_phrase(best, scope)}.")

@@ -11,6 +11,7 @@ from privdd.reporting.figures.epsilon_strip import StripRow, draw_epsilon_scale
 from privdd.reporting.page import write_report
 from privdd.reporting.result_tiles import CHANCE, membership_tile, reconstruction_tile
 from privdd.reporting.schema import FindingRow, Findings
+from privdd.reporting.summary import unshown_sentences
 from tests.reporting.test_decision import NOTHING, STRONG, row, run
 from tests.reporting.test_finding_selection import pictured
 
@@ -79,3 +80,48 @@ def test_page_and_figure_call_the_upper_bound_by_one_word(runs: dict[str, Path])
         assert f"{word.lower()} at most" in label[:80]
     drawn = draw_epsilon_scale(StripRow("run", None, 2.0, 1.0), bound_word="stated")
     assert "stated ≤ 2" in {text.get_text() for text in drawn.axes[0].texts}
+
+
+COPIES = {
+    "surface": "synthetic_images",
+    "attack": "copy_detection",
+    "family": "reconstruction",
+    "adversary": "server",
+    "n": 47,
+    "psnr": 26.8,
+    "pictures": {
+        "n": 47,
+        "median": 13.9,
+        "guess": 14.3,
+        "clear": 15,
+        "best": 200.0,
+        "best_guess": 10.8,
+        "chance": 0.364,
+    },
+    "diagnostics": {
+        "released": 47,
+        "training": 281,
+        "heldout": 101,
+        "exact_copies": 7,
+        "near_copies": 47,
+        "near_copies_of_heldout": 1,
+    },
+}
+
+
+def test_of_a_release_with_copies_nothing_says_that_none_was_shown() -> None:
+    """15 of 47 images alone stand out from as many held-out records, which chance explains; against
+    all held-out records, all 47 are copies."""
+    copied = run([COPIES], "unprotected", "inf")
+    tile = reconstruction_tile(copied, False)
+    assert (tile.number, tile.is_number) == ("47 of 47", True)
+    assert tile.text.endswith(
+        "47 of 47 released images are copies (7 exact, the others near) of training images."
+    )
+    assert not [said for said in unshown_sentences(copied) if "copy detection" in said]
+    few = {**COPIES["diagnostics"], "exact_copies": 0, "near_copies": 12}
+    uncopied = run(
+        [COPIES | {"diagnostics": few | {"near_copies_of_heldout": 4}}], "unprotected", "inf"
+    )
+    assert reconstruction_tile(uncopied, False).number == CHANCE
+    assert [said for said in unshown_sentences(uncopied) if "copy detection" in said]
