@@ -41,6 +41,7 @@ from privdd.core.types import (
     RecordShape,
     Shard,
     State,
+    Tensors,
     Upload,
     Values,
     Work,
@@ -48,6 +49,7 @@ from privdd.core.types import (
 )
 from privdd.core.units import Relation
 from privdd.federated.aggregation import sum_uploads
+from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.channel import TranscriptEnded, UndeclaredArtifact
 from privdd.federated.method import Method
 from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
@@ -219,6 +221,22 @@ def unmapped_uploads(method: Method) -> Iterator[str]:
             )
 
 
+def unsearched_statistics(
+    method: Method, classes: int, values: Mapping[str, Tensors]
+) -> Iterator[str]:
+    """One line for each upload of statistics of which attacks read the class counts alone."""
+    if overrides_hook(method, "record_loss") or overrides_hook(method, "model_state"):
+        return
+    for name, value in values.items():
+        is_statistics = method.uploads[name] == Surface.STATISTICS and len(value) > 1
+        if is_statistics and sent_class_counts(value, classes) is not None:
+            yield (
+                f"uploads[{name!r}] is of surface statistics: attacks read its class counts "
+                "alone, and search its other tensors for a record only if the method defines "
+                "record_loss, or classifier, sent_state and model_state (ReadsUploads)"
+            )
+
+
 def check_foreign_uploads(plan: Plan) -> list[str]:
     """Before training: the faults of the first upload of a method that is not privdd's own, on a
     few random records.
@@ -247,7 +265,8 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
         ]
     if faults := list(upload_faults(method, plan.problem, received.values)):
         raise BrokenContract("\n".join(faults))
-    return [*unmapped, *_unknown_cells(rows)]
+    unsearched = unsearched_statistics(method, plan.problem.classes, received.values)
+    return [*unmapped, *unsearched, *_unknown_cells(rows)]
 
 
 def _unknown_cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
@@ -445,12 +464,14 @@ def _signal_faults(
     for name in sent.values:
         surface = plan.method.uploads[name]
         group = signal_group(plan.method, name)
-        counts_alone = surface == Surface.STATISTICS and set(sent.values[name]) == {"count"}
-        if surface in (Surface.COUNTS, Surface.LABELS) or counts_alone:
+        if surface in (Surface.COUNTS, Surface.LABELS):
             continue
         if missing_map_hooks(method, surface):  # already a warning
             continue
-        signals_of_group = [value for key, value in signals.items() if key.startswith(f"{group}|")]
+        names = [key for key in signals if key.startswith(f"{group}|")]
+        if surface == Surface.STATISTICS and names == [f"{group}|count"]:  # equal in equal classes
+            continue
+        signals_of_group = [signals[key] for key in names]
         mine = [value.flatten(1) if value.ndim > 1 else value for value in signals_of_group]
         if not any(bool((value != value[:1]).any()) for value in mine):
             yield f"round {round}: every signal of surface {surface} is the same for all records"

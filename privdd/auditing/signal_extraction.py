@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attacks.inversion.labels import sent_class_counts
 from attacks.membership import signals as sig
 from attacks.membership.shared_noise import COINCIDENCE_SIGNAL, noise_coincidence
 from attacks.membership.signals import (
@@ -396,6 +397,10 @@ def _statistics_signals(
             )
         }
     state = adversary.state_of_upload(name, value)
+    if state is None and not overrides_hook(adversary.method, "record_loss"):
+        counts = sent_class_counts(value, adversary.problem.classes)
+        if counts is not None:  # all that is known to hold a record's part, as for counts alone
+            return {"count": counts[adversary.candidates.y]}
     if state is None:
         return _record_loss_signal(adversary, name, value)
     logits = adversary.predict_logits(state, adversary.candidates.x)

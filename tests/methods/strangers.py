@@ -178,6 +178,13 @@ class StrangersFedCGS(Method, ReadsUploads):
         return public_rows(x).float() @ server["head/weight"].T + server["head/bias"]
 
 
+class BareFedCGS(StrangersFedCGS):
+    """Without the hook that says how a record would fit the sums."""
+
+    record_loss = ReadsUploads.record_loss
+
+
+
 @dataclass(frozen=True, kw_only=True)
 class StrangersFedDM(Method, ReadsUploads):
     """Xiong et al. 2023: images that start as records and are matched to the records' mean rows;

@@ -26,6 +26,7 @@ from privdd.reporting.decision import decide_surfaces
 from privdd.reporting.schema import Findings, load_findings
 from privdd.reporting.summary import verdict_headline
 from tests.methods.strangers import (
+    BareFedCGS,
     MappedFedProto,
     StrangersFedCGS,
     StrangersFedDM,
@@ -82,6 +83,15 @@ def test_a_tensor_of_another_name_is_named_before_training() -> None:
         check_method(method)
     with pytest.raises(BrokenContract, match=says):
         check_foreign_uploads(Plan(Keys(0), Problem((1, 8, 8), 3, 2), method, {}))
+
+
+def test_statistics_without_a_hook_are_read_by_their_class_counts() -> None:
+    """Before training it is said which hook would let attacks read more."""
+    check_method(BareFedCGS())
+    problem = Problem((1, 8, 8), 3, 2)
+    (said,) = check_foreign_uploads(Plan(Keys(0), problem, BareFedCGS(), {}))
+    assert "class counts alone" in said and "defines record_loss, or" in said
+    assert check_foreign_uploads(Plan(Keys(0), problem, StrangersFedCGS(), {})) == []
 
 
 PROBLEM = Problem((1, 8, 8), 3, 2)
