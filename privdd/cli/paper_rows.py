@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from privdd.cli.build import build_experiment, instantiate_node
-from privdd.cli.compose import register_resolvers
+from privdd.cli.compose import compose_config, register_resolvers
 from privdd.cli.main import config_of
 from privdd.cli.plain_config import iterate_settings, to_plain_settings
 from privdd.cli.run import run_audit, run_training
@@ -43,6 +43,12 @@ def _training_config(overrides: tuple[str, ...]) -> DictConfig:
     return config_of("train", *overrides)
 
 
+@lru_cache(maxsize=256)
+def _composed_config(overrides: tuple[str, ...]) -> DictConfig:
+    # unchecked: the data of a paper's row may not be on this machine
+    return compose_config("train", overrides)
+
+
 def row_config(overrides: Sequence[str], seed: int = 0) -> DictConfig:
     """The whole config of a row. Raises BadConfig, in one line."""
     config = _training_config(tuple(overrides)).copy()
@@ -64,8 +70,9 @@ def terms_of_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def flat_settings_of(overrides: Sequence[str]) -> dict[str, Any]:
-    """Dotted key -> value of every setting that can change a result."""
-    settings = to_plain_settings(_training_config(tuple(overrides)))
+    """Dotted key -> value of every setting that can change a result. The row's data need not be on
+    this machine."""
+    settings = to_plain_settings(_composed_config(tuple(overrides)))
     return dict(
         iterate_settings(
             {key: value for key, value in settings.items() if key not in IGNORED_SETTINGS}
