@@ -32,6 +32,7 @@ COMPARABLE_SURFACES = frozenset(
 )
 
 
+@accepts_numpy
 def stack_other_clients(by_round: Sequence[Sequence[Tensor]]) -> Tensor | None:
     """What other clients sent in several rounds, as attacks hold it.
 
@@ -59,6 +60,7 @@ def stack_other_clients(by_round: Sequence[Sequence[Tensor]]) -> Tensor | None:
     return torch.stack(rounds, -1)
 
 
+@accepts_numpy
 def is_compared(reference: Tensor) -> Tensor:
     """Whether each of R rounds (R,) has enough other clients, of their signals (M, n, R)."""
     return ~reference.isnan().all(0).all(0)

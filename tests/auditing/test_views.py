@@ -412,7 +412,8 @@ def scene_finished(train: Records, nulls: Records | None) -> FinishedRun:
     nothing: Any = None
     plan: Any = SimpleNamespace(
         plan=SimpleNamespace(
-            method=SimpleNamespace(audit_hooks=SimpleNamespace(rows_are_records=lambda: True))
+            method=SimpleNamespace(audit_hooks=SimpleNamespace(rows_are_records=lambda: True)),
+            victim=0,
         )
     )
     return FinishedRun(

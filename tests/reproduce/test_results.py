@@ -171,7 +171,7 @@ def test_a_column_names_commits_steps_and_settings() -> None:
     ).as_json()
     assert (
         told["commits"] == ["a" * 40, "b" * 40]
-        and told["steps"] == "T = 20"
+        and told["steps"] == "T = 200"
         and len(told["settings"]) == 8
     )
 
