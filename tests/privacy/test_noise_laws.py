@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import dp_accounting as dpa
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -48,3 +50,22 @@ def test_a_law_without_a_divergence_is_accounted_by_its_loss(
     assert math.isfinite(privacy_loss_of(other, 1e-5, "add_remove").get_epsilon_for_delta(1e-5))
     with pytest.raises(UnsupportedEvent, match="no Renyi divergence"):
         epsilon_of(other, 1e-5, relation="add_remove", accountant="rdp")
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "summarise"),
+    [("gaussian", stats.norm, np.mean), ("laplace", stats.laplace, np.max)],
+)
+def test_a_change_of_two_numbers_costs_what_its_norm_costs_in_one(
+    name: str, distribution: Any, summarise: Any
+) -> None:
+    """The mean privacy loss of Gaussian noise follows the L_2 norm of a change, the largest of
+    Laplace noise the L_1 norm."""
+
+    def cost_of(change: float) -> float:
+        noise = distribution.ppf((np.arange(20_000) + 0.5) / 20_000)
+        losses = distribution.logpdf(noise) - distribution.logpdf(noise - change)
+        return float(summarise(losses))
+
+    norm = torch.tensor([0.5, 1.0]).norm(p=NOISE_LAWS[name].norm_order)
+    assert cost_of(0.5) + cost_of(1.0) == pytest.approx(cost_of(float(norm)), rel=1e-2)

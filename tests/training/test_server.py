@@ -11,6 +11,7 @@ from privdd.core.types import Records
 from privdd.training.server import (
     MAX_TRIES,
     ServerTraining,
+    ball_projected_loss,
     is_better_than_constant,
     train_on_records,
     train_on_soft_labels,
@@ -70,3 +71,16 @@ def test_outputs_that_are_no_numbers_are_not_better() -> None:
     assert is_better_than_constant(10 * soft, soft)
     assert not is_better_than_constant(torch.zeros(6, 2), soft)
     assert not is_better_than_constant(torch.full((6, 2), torch.nan), soft)
+
+
+def test_each_step_starts_in_the_ball_around_the_received_network() -> None:
+    """Outside, the nearest point of the ball; inside, the network stays as it is."""
+    net, start, x, soft = task()
+    centre = {name: torch.zeros_like(value) for name, value in start.items()}
+    net.load_state_dict(start)
+    before = torch.cat([p.detach().flatten() for p in net.parameters()])
+    norm = float(before.norm())
+    for radius in (2 * norm, norm / 3):
+        ball_projected_loss(centre, radius)(net, x, soft.argmax(1))
+        after = torch.cat([p.detach().flatten() for p in net.parameters()])
+        torch.testing.assert_close(after, before * min(1.0, radius / norm))
