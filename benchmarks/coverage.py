@@ -138,10 +138,10 @@ def stacked(known: Known, canaries: int, rng: np.random.Generator) -> float:
     knowledge = Knowledge((1,), 2, torch.zeros(1, 1), torch.zeros(1))
     view = View(Surface.UPDATE, Adversary.SERVER, (), knowledge, worlds)
     attack = Stacking(attacks=("base", "loss_threshold"), folds=LEAST_FOLDS)
-    found = attack.run(view, torch.Generator().manual_seed(0)).scores
-    if found is None:
+    attack_scores = attack.run(view, torch.Generator().manual_seed(0)).scores
+    if attack_scores is None:
         raise ValueError("stacking gave no scores")
-    return one_run_bound(found, masks, DELTA, rng, CONFIDENCE, targets=2).value
+    return one_run_bound(attack_scores, masks, DELTA, rng, CONFIDENCE, targets=2).value
 
 
 def tilted(known: Known, runs: int, rng: np.random.Generator) -> float:

@@ -192,7 +192,7 @@ class MembershipAttack(Attack, hooks=("score", "read_signals")):
         finding = Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
         return self._add_details(finding, evidence, worlds)
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
         """The finding with what this attack alone measures."""
         return finding
 

@@ -61,7 +61,7 @@ def stack_other_clients(by_round: Sequence[Sequence[Tensor]]) -> Tensor | None:
 
 
 @accepts_numpy
-def is_compared(reference: Tensor) -> Tensor:
+def has_other_clients(reference: Tensor) -> Tensor:
     """Whether each of R rounds (R,) has enough other clients, of their signals (M, n, R)."""
     return ~reference.isnan().all(0).all(0)
 
@@ -123,7 +123,7 @@ class ClientComparison(MembershipAttack):
         rounds = signal_in_all_rounds(replays, name).shape[-1]
         if self._last_round_alone:
             rounds = 1
-        if name in reference and is_compared(reference[name][..., -rounds:]).any():
+        if name in reference and has_other_clients(reference[name][..., -rounds:]).any():
             return ""
         return f"fewer than {FEWEST_CLIENTS} other clients took part in the rounds that it reads"
 
@@ -140,16 +140,16 @@ class FedMIA(ClientComparison, MultiRoundAttack):
         signals = signal_in_all_rounds(replays, name)  # (K, n, R)
         rounds = signals.shape[-1]
         reference = replays.other_clients[name][..., -rounds:]  # (M, n, R)
-        compared = is_compared(reference)
-        signals = signals[..., compared]
-        reference = reference[..., compared]
+        has_others = has_other_clients(reference)
+        signals = signals[..., has_others]
+        reference = reference[..., has_others]
         scores = torch.zeros(signals.shape, dtype=torch.float64)
         for r in range(signals.shape[-1]):
             for k, signal in enumerate(signals[..., r]):
                 scores[k, :, r] = fedmia(signal, reference[..., r], variance=self.variance)
         return scores
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
-        finding = super()._add_details(finding, evidence, worlds)
-        clients = len(worlds.other_clients[str(evidence.notes["signal"])])
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
+        finding = super()._add_details(finding, evidence, replays)
+        clients = len(replays.other_clients[str(evidence.notes["signal"])])
         return finding.with_measures(note=f"non-members as in the uploads of {clients} others")

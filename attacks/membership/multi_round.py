@@ -195,9 +195,9 @@ class MultiRoundAttack(MembershipAttack):
         extra = {"last_round": scores[..., -1]}
         return replace(evidence, scores=scores.sum(-1), extra=extra, notes=notes)
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
         """The number of rounds, and AUC and TPR of the last one alone."""
-        member = worlds.masks.flatten().numpy()
+        member = replays.masks.flatten().numpy()
         last = evidence.extra["last_round"].flatten().numpy()
         measures = {"auc": roc(last, member).auc}
         for rate in FALSE_POSITIVE_RATES:

@@ -44,15 +44,15 @@ class SourceInference(ClientComparison):
         replays = require_worlds(view)
         return source_margin(replays.signals[name], replays.other_clients[name][..., -1])
 
-    def _add_details(self, finding: Finding, evidence: Evidence, worlds: Worlds) -> Finding:
+    def _add_details(self, finding: Finding, evidence: Evidence, replays: Worlds) -> Finding:
         """diagnostics "source": the shares of members and of non-members that are attributed to the
         audited client, and the chance level of a random choice among all clients. Non-members are
         attributed to it as well if its data differ from the others'."""
         if evidence.scores is None:
             return finding
-        clients = 1 + len(worlds.other_clients[str(evidence.notes["signal"])])
+        clients = 1 + len(replays.other_clients[str(evidence.notes["signal"])])
         attributed = evidence.scores > 0
-        masks = worlds.masks[: len(evidence.scores)]
+        masks = replays.masks[: len(evidence.scores)]
         source: dict[str, Any] = {
             "members": float(attributed[masks].double().mean()),
             "non_members": float(attributed[~masks].double().mean()),

@@ -33,7 +33,7 @@ OUTCOMES = ("refuted", *OBSERVED)
 
 
 @dataclass(frozen=True)
-class TestRow:
+class CheckRow:
     """One test in the table, in words."""
 
     name: str
@@ -44,19 +44,21 @@ class TestRow:
     evidence: str
 
 
-def _test_rows(results: Sequence[SingleTestResult]) -> list[TestRow]:
+def _check_rows(results: Sequence[SingleTestResult]) -> list[CheckRow]:
     """The rows of the table, those that decide first."""
     ordered = sorted(results, key=lambda result: OUTCOMES.index(result.outcome))
-    return [_test_row(result) for result in ordered]
+    return [_check_row(result) for result in ordered]
 
 
-def _test_row(result: SingleTestResult) -> TestRow:
+def _check_row(result: SingleTestResult) -> CheckRow:
     bound = None
     evidence = OBSERVED.get(result.outcome, NONE)
     if result.strength:
         bound = result.epsilon
         evidence = WORDS[result.strength]
-    return TestRow(result.name, result.outcome, bound, result.says, result.inputs or NONE, evidence)
+    return CheckRow(
+        result.name, result.outcome, bound, result.says, result.inputs or NONE, evidence
+    )
 
 
 def write_check_page(result: Checked, folder: Path) -> Path:
@@ -78,7 +80,7 @@ def write_check_page(result: Checked, folder: Path) -> Path:
     page = template.render(
         c=result,
         tone=TONES.get(result.verdict, OTHER_TONE),
-        tests=_test_rows(result.looks),
+        tests=_check_rows(result.looks),
         release=RELEASES[result.stated.kind],
         neighbours=neighbours_text(result.stated.relation, UNITS[result.stated.kind]),
         title=_page_title(result),

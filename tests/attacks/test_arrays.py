@@ -236,7 +236,7 @@ EXAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "membership.fedmia:stack_other_clients": lambda: (
         [[random(6), random(6, seed=1)], [random(6, seed=2)]],
     ),
-    "membership.fedmia:is_compared": lambda: (random(4, 6, 3),),
+    "membership.fedmia:has_other_clients": lambda: (random(4, 6, 3),),
     "membership.fedmia:fedmia": lambda: (random(6), random(4, 6, seed=1)),
     "membership.stacking:stack_scores": lambda: (
         random(4, 6, 2),
