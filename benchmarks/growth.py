@@ -12,8 +12,9 @@ The last column is the power of the size that the seconds grow with, from the sm
 largest size: 1 is linear.
 
 Whole audits: ``privdd.audit`` of ``--algo`` at preset=smoke on Fashion-MNIST, one process, one size
-changed at a time. CPU seconds and peak memory are the process's own; its power is that of the last
-doubling, because every audit begins with the same start-up and attacks.
+changed at a time, each four times the last. CPU seconds and peak memory are the process's own.
+Every audit begins with the same start-up and attacks, so their powers are those above the fixed
+part (``growth_power``), of the largest three sizes.
 """
 
 from __future__ import annotations
@@ -53,13 +54,15 @@ from privdd.training.server import ServerTraining
 CLASSES = 10
 TURNS = 3
 MLP = ModelSpec("mlp", width=32, depth=1)
+STEP = 4  # a size of a whole audit is so many times the one before
 # Settings that make a size of a whole audit, and the sizes; the records are shared by all clients.
+# A network's parameters grow with the square of its width.
 AUDITS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
-    "clients": ("partition.clients={}", (4, 8, 16), (4, 8, 16, 32, 64)),
-    "records": ("data.limit={}", (1000, 2000, 4000), (1000, 2000, 4000, 8000, 16000)),
-    "replays": ("audit.worlds={}", (16, 32, 64), (16, 32, 64, 128, 256)),
-    "model width": ("model.width={}", (8, 16, 32), (8, 16, 32, 64, 128)),
-    "rounds": ("algo.rounds={}", (2, 4, 8), (2, 4, 8, 16, 32)),
+    "clients": ("partition.clients={}", (4, 16, 64), (4, 16, 64, 256)),
+    "records": ("data.limit={}", (1000, 4000, 16000), (1000, 4000, 16000, 60000)),
+    "shadow models": ("audit.worlds={}", (8, 32, 128), (8, 32, 128, 512)),
+    "parameters (width)": ("model.width={}", (8, 16, 32), (8, 16, 32, 64)),
+    "rounds": ("algo.rounds={}", (2, 8, 32), (2, 8, 32, 128)),
 }
 
 
@@ -170,18 +173,35 @@ def measure_audit(algo: str, override: str) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def measure_audits(algo: str, full: bool) -> None:
-    """Print a row for every size of every axis of ``AUDITS``."""
-    for name, (setting, small, large) in AUDITS.items():
-        sizes = large if full else small
-        points = []
-        for n in sizes:
-            points.append(measure_audit(algo, setting.format(n)))
-            power = math.log2(points[-1][0] / points[-2][0]) if n == sizes[-1] else math.nan
-            tail = "" if math.isnan(power) else f"  {power:.2f}"
-            print(
-                f"{name:<20} {n:>6} {points[-1][0]:>9.3f} {points[-1][1]:>7.0f}{tail}", flush=True
-            )
+def growth_power(costs: Sequence[float], step: float = STEP) -> float:
+    """The power that a cost grows with above its fixed part, from three sizes, each ``step`` times
+    the one before.
+
+    If the cost of size n is a + b n^p, the fixed part a falls out of differences, and
+    p = log((c3 - c2) / (c2 - c1)) / log(step).
+
+    Returns:
+        The power; NaN if the cost does not grow from each size to the next.
+    """
+    first_rise = costs[1] - costs[0]
+    second_rise = costs[2] - costs[1]
+    if min(first_rise, second_rise) <= 0:
+        return math.nan
+    return math.log(second_rise / first_rise) / math.log(step)
+
+
+def measure_audits(algo: str, axes: Sequence[str], full: bool) -> None:
+    """Print a row for every size of these axes of ``AUDITS``, and a row with both powers."""
+    for name in axes:
+        setting, small, large = AUDITS[name]
+        points: list[tuple[float, float]] = []
+        for size in large if full else small:
+            seconds, memory = measure_audit(algo, setting.format(size))
+            points.append((seconds, memory))
+            print(f"{name:<20} {size:>6} {seconds:>9.3f} {memory:>7.0f}", flush=True)
+        time_power = growth_power([seconds for seconds, _ in points[-3:]])
+        memory_power = growth_power([memory for _, memory in points[-3:]])
+        print(f"{name:<20} {'power':>6} {time_power:>9.2f} {memory_power:>7.2f}", flush=True)
 
 
 def peak() -> float:
@@ -253,13 +273,16 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="a PNG to write")
     parser.add_argument("--audits", action="store_true", help="whole audits")
     parser.add_argument("--algo", default="fedavg", help="the method of --audits")
+    parser.add_argument(
+        "--axes", nargs="+", default=list(AUDITS), choices=list(AUDITS), help="of --audits"
+    )
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     print(hardware())
     print(f"{'what grows':<20} {'size':>6} {'CPU s':>9} {'MiB':>7}  power")
     if given.audits:
-        measure_audits(given.algo, given.full)
+        measure_audits(given.algo, given.axes, given.full)
         return
     found: dict[str, list[tuple[int, float, float]]] = {}
     for axis in AXES:
