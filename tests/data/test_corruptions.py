@@ -1,5 +1,5 @@
 """Corruptions that the authors of CIFAR-10-C make with scikit-image, against scikit-image called as
-their script calls it."""
+their script calls it; and how much snow falls, against its closed form."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import norm
 from skimage.color import hsv2rgb, rgb2hsv
 from skimage.filters import gaussian
 
@@ -55,3 +56,16 @@ def test_the_picture_is_scikit_images(name: str) -> None:
         np.testing.assert_allclose(
             ours.permute(0, 2, 3, 1).numpy(), expected, atol=1e-4, err_msg=f"{severity}"
         )
+
+
+def test_as_much_snow_falls_as_its_normal_draws_say() -> None:
+    """At severity 1 flakes are draws z of N(0.1, 0.2^2), those below 0.6 left out, and lie on the
+    picture twice, the second time turned upside down. On black, 0.95 of it and 0.05 of its pale
+    copy, 0.5, show through. The mean of z over z > t is m (1 - Phi(a)) + s phi(a), a = (t - m) / s;
+    smearing leaves it as it is."""
+    mean, std, least = 0.1, 0.2, 0.6
+    deviation = (least - mean) / std
+    flakes = mean * norm.sf(deviation) + std * norm.pdf(deviation)
+    black = torch.zeros(20, 3, 64, 64)
+    snowed = corrupt_images("snow", black, 1, torch.Generator().manual_seed(0))
+    assert float(snowed.mean()) == pytest.approx(0.05 * 0.5 + 2 * flakes, rel=0.02)

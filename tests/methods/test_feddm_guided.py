@@ -150,6 +150,29 @@ def test_the_network_learns_from_the_data_set_alone() -> None:
     assert float((found == test.y).float().mean()) > 0.35
 
 
+def test_classes_look_as_their_records_do_however_often_they_were_read() -> None:
+    """Without noise the class model is that of all clients' records, each look shortened to
+    ``reach``: the sums of three reads, of parts of unit length, are undone to the last digit."""
+    reads = ("algo.rounds=3", "algo.read_rounds=3", "algo.varied_rounds=2")
+    experiment = tiny(*GUIDED, "privacy=none", "data.limit=600", *reads)
+    method = experiment.plan.method
+    assert isinstance(method, FedDMGuided)
+    shape = experiment.plan.problem.shape
+    model = method._estimate_classes(finished(experiment).server, shape)
+    records = Records.concat([shard.train for shard in experiment.shards])
+    looks = method.looks(records.x)
+    lengths = looks.norm(dim=1, keepdim=True)
+    assert bool((lengths > method.reach).any()) and bool((lengths < method.reach).any())
+    looks = looks * (method.reach / lengths).clamp_max(1)
+    varied = looks[:, method.varied.positions_in(method.looks, shape)]
+    for label in experiment.plan.problem.class_list:
+        of_class = records.y == label
+        assert torch.allclose(model.means[label], looks[of_class].mean(0), atol=1e-6)
+        spread = model.spread[label]
+        covariance = torch.cov(varied[of_class].T, correction=0)
+        assert torch.allclose(spread.T @ spread, covariance, atol=1e-6)
+
+
 def class_data(n: int = 3000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(looks (n, 8) of three classes, labels (n,), the spread of all classes (8, 8)): normal by
     class."""

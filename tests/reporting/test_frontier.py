@@ -309,3 +309,18 @@ def test_no_note_covers_another() -> None:
         note.set_position((0, 9))
     together = [note.get_window_extent() for note in figure.axes[0].texts]
     assert together[0].count_overlaps(together[1:]) == 4
+
+
+def test_the_two_ends_of_a_setting_are_drawn_alike_and_what_surrounds_them_is_larger() -> None:
+    """A point's mark at its proven epsilon is as large as the triangle at the shown one: neither
+    end counts for more. What is drawn around or over the mark must not vanish behind it."""
+    point = FrontierPoint("m", 3.0, (0.8,), shown=1.0, claim=3.0, public=True, trusted=True)
+    axes = draw_frontier([point]).axes[0]
+    own = axes.containers[0].lines[0].get_markersize()
+    sizes = {}
+    for line in axes.lines:
+        if line.get_marker() in (">", "s", "D") or line.get_fillstyle() == "left":
+            sizes[line.get_marker()] = line.get_markersize()
+    shown = sizes.pop(">")
+    assert own == shown
+    assert len(sizes) == 3 and min(sizes.values()) > own
