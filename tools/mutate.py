@@ -1,30 +1,44 @@
 """The share of one-line faults in privdd and attacks that the first suite notices.
 
-    python tools/mutate.py [--count 60] [--seed 0] [--seconds 90] [--tests 8] [--only N ...]
+    python tools/mutate.py [--count 60] [--seed 0] [--seconds 60] [--tests 8] [--only N ...]
 
 Draws lines that run (each package in turn) and changes one of them: a comparison, a constant, a
-sign, an arithmetic operator, a boolean, a call whose value nobody takes, a condition. The fault is
-planted in a temporary clone, in which the tests named after the module run first, then those that
-import it (but for nightly ones), until one fails: killed. A fault that no test notices within
-its time survived. Prints one line a fault, then the share."""
+sign, an arithmetic operator, a boolean, a call whose value nobody takes, a condition.
+
+Two steps, both in a temporary clone. First, without a fault, the tests named after the drawn
+modules, those that import them and those beside them run once (but for nightly ones), with a probe
+at each drawn place: so it is known which tests reach a place, what each takes, and that it passes.
+Then each fault is planted in turn and meets the tests that reach its place: quick ones first,
+those named after its module before others; after them the rest of its module's tests. The first
+that fails has noticed it. A fault that none notices within ``--seconds`` of tests, imports and
+collection not counted, was not noticed. Prints one line a fault, then the share."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import fault_tests
 
 from attacks.command_line import CommandParser
 
 ROOT = Path(__file__).resolve().parents[1]
 NIGHTLY_FILE = re.compile(r"^pytestmark = .*mark\.nightly\b", re.MULTILINE)
+IMPORT_SECONDS = 300  # at most, for imports and collection beside the tests
+SLOW_SECONDS = 3.0  # a test that takes longer comes after all that do not
+NO_TESTS = 5  # the exit status of pytest if it ran none
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -66,9 +80,29 @@ def swap(node: ast.AST) -> ast.AST | None:
     return None
 
 
-def mutants(text: str) -> Iterator[tuple[int, str, str]]:
-    """(line, old, new) of every change within one line of a function; texts of errors and
-    annotations are left alone."""
+@dataclass(frozen=True)
+class Fault:
+    """One change within one line of a module."""
+
+    module: Path  # below the root
+    line: int  # from 1
+    start: int  # bytes of the line before the node that is changed
+    end: int
+    old: str  # the line
+    new: str
+
+
+@dataclass
+class TestTimes:
+    """What the run with probes noted."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # test that passed -> what it took
+    reaching: dict[int, set[str]] = field(default_factory=dict)  # fault -> tests that reach it
+
+
+def mutants(module: Path, text: str) -> Iterator[Fault]:
+    """Every change within one line of a function; texts of errors and annotations are left
+    alone."""
     lines = text.split("\n")
     tree = ast.parse(text)
     quiet = {id(part) for node in ast.walk(tree) for part in left_alone(node)}
@@ -79,21 +113,20 @@ def mutants(text: str) -> Iterator[tuple[int, str, str]]:
             new = None if id(node) in quiet else swap(node)
             if new is None or node.lineno != node.end_lineno:  # type: ignore[attr-defined]
                 continue
-            line = lines[node.lineno - 1].encode()  # type: ignore[attr-defined]
-            # type: ignore[attr-defined]
-            old = line.decode()
-            start = node.col_offset
-            end = node.end_col_offset
+            line: int = node.lineno  # type: ignore[attr-defined]
+            start: int = node.col_offset  # type: ignore[attr-defined]
+            end: int = node.end_col_offset  # type: ignore[attr-defined]
+            old = lines[line - 1].encode()
             if isinstance(new, ast.Constant | ast.Pass):
                 code = ast.unparse(new)
             else:
                 code = f"({ast.unparse(new)})"
-            changed = (line[:start] + code.encode() + line[end:]).decode()
+            changed = (old[:start] + code.encode() + old[end:]).decode()
             try:
-                ast.parse("\n".join([*lines[: node.lineno - 1], changed, *lines[node.lineno :]]))  # type: ignore[attr-defined]
+                ast.parse("\n".join([*lines[: line - 1], changed, *lines[line:]]))
             except SyntaxError:  # inside an f-string, say
                 continue
-            yield node.lineno, old, changed  # type: ignore[attr-defined]
+            yield Fault(module, line, start, end, old.decode(), changed)
 
 
 def left_alone(node: ast.AST) -> Iterator[ast.AST]:
@@ -103,26 +136,26 @@ def left_alone(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.walk(node.annotation)
 
 
-def drawn(root: Path, count: int, seed: int) -> list[tuple[Path, int, str, str]]:
+def drawn(root: Path, count: int, seed: int) -> list[Fault]:
     """Faults from every package in turn; a file in proportion to its lines."""
     packages: dict[str, list[Path]] = defaultdict(list)
     for path in sorted([*root.glob("privdd/**/*.py"), *root.glob("attacks/**/*.py")]):
         packages[path.parent.relative_to(root).as_posix()].append(path)
     rng = random.Random(seed)
-    found = []
+    faults: list[Fault] = []
     names = sorted(
         name
         for name, files in packages.items()
         if any("def " in file.read_text(encoding="utf-8") for file in files)
     )
     rng.shuffle(names)
-    while len(found) < count:
-        files = packages[names[len(found) % len(names)]]
+    while len(faults) < count:
+        files = packages[names[len(faults) % len(names)]]
         path = rng.choices(files, [file.stat().st_size for file in files])[0]
-        choices = list(mutants(path.read_text(encoding="utf-8")))
+        choices = list(mutants(path.relative_to(root), path.read_text(encoding="utf-8")))
         if choices:
-            found.append((path.relative_to(root), *rng.choice(choices)))
-    return found
+            faults.append(rng.choice(choices))
+    return faults
 
 
 def tests_of(root: Path, module: Path, limit: int) -> list[str]:
@@ -171,69 +204,190 @@ def tests_of(root: Path, module: Path, limit: int) -> list[str]:
     return [path.relative_to(root).as_posix() for path in sorted(found, key=rank)][:limit]
 
 
-def killed(clone: Path, fault: tuple[Path, int, str, str], seconds: int, limit: int) -> str:
-    """The first test that fails with the fault in place, or how it went on."""
-    module, line, _, new = fault
-    place = clone / module
-    tests = tests_of(clone, module, limit)
-    whole = place.read_text(encoding="utf-8")
-    lines = whole.split("\n")
-    place.write_text("\n".join([*lines[: line - 1], new, *lines[line:]]), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-m",
-        "not nightly",
-        "-p",
-        "no:cacheprovider",
-        *tests,
-    ]
+class _ProbePlanter(ast.NodeTransformer):
+    """Puts ``reach(number) or`` before the expressions at some places."""
+
+    def __init__(self, numbers: dict[tuple[int, int, int], list[int]]) -> None:
+        self.numbers = numbers  # (line, start, end) -> faults
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        node = self.generic_visit(node)
+        if not isinstance(node, ast.expr):
+            return node
+        place = (node.lineno, node.col_offset, node.end_col_offset or 0)
+        for number in self.numbers.pop(place, ()):
+            call = f"__import__({fault_tests.__name__!r}).reach({number})"
+            probe = ast.parse(call, mode="eval").body
+            node = ast.copy_location(ast.BoolOp(ast.Or(), [probe, node]), node)
+        return node
+
+
+def plant_probes(clone: Path, faults: dict[int, Fault]) -> None:
+    """Write each module of the faults with a probe at every fault's place, and nothing changed."""
+    numbers: dict[Path, dict[tuple[int, int, int], list[int]]] = {}
+    for number, fault in faults.items():
+        places = numbers.setdefault(fault.module, {})
+        places.setdefault((fault.line, fault.start, fault.end), []).append(number)
+    for module, places in numbers.items():
+        tree = ast.parse((clone / module).read_text(encoding="utf-8"))
+        probed = ast.fix_missing_locations(_ProbePlanter(places).visit(tree))
+        (clone / module).write_text(ast.unparse(probed) + "\n", encoding="utf-8")
+
+
+def run_tests(
+    clone: Path, files: Sequence[str], seconds: float, first_only: bool, **settings: str
+) -> tuple[int, str]:
+    """The exit status of pytest on some files of the clone, and what it printed. Raises
+    subprocess.TimeoutExpired.
+
+    settings: variables of ``fault_tests``.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "not nightly"]
+    command += ["-p", "no:cacheprovider", "-p", fault_tests.__name__, *files]
+    if first_only:
+        command.append("-x")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(clone),
+        "PYTHONPATH": f"{clone}{os.pathsep}{Path(__file__).parent}",
         "OMP_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PRIVDD_TEST_ORDER": "given",
+        **settings,
     }
-    environment["PRIVDD_TEST_ORDER"] = "given"  # the tests named after the module first
+    with subprocess.Popen(
+        command,
+        cwd=clone,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=seconds)
+        finally:
+            stop_group(process.pid)  # also what a test started and left running
+    return process.returncode, printed
+
+
+def stop_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def time_tests(clone: Path, faults: dict[int, Fault], limit: int) -> TestTimes:
+    """Run all tests of the faults' modules once, with probes in place of faults."""
+    modules = dict.fromkeys(fault.module for fault in faults.values())
+    files: dict[str, None] = {}
+    for module in modules:
+        files.update(dict.fromkeys(tests_of(clone, module, limit)))
+    plant_probes(clone, faults)
+    notes = clone.parent / "notes.jsonl"
+    notes.touch()
+    run_tests(clone, list(files), 3600, False, **{fault_tests.NOTES: str(notes)})
+    subprocess.run(["git", "checkout", "--quiet", "."], cwd=clone, check=True)
+    return read_notes([json.loads(line) for line in notes.read_text().splitlines()])
+
+
+def read_notes(notes: Sequence[dict[str, object]]) -> TestTimes:
+    """Only of tests that passed. A shared fixture that reaches a place does so for all of its
+    users."""
+    times = TestTimes()
+    users: dict[str, set[str]] = defaultdict(set)
+    for note in notes:
+        if note.get("passed"):
+            test = str(note["ended"])
+            times.seconds[test] = float(str(note["seconds"]))
+            for fixture in note["fixtures"]:  # type: ignore[attr-defined]
+                users[fixture].add(test)
+    for note in notes:
+        if "number" in note:
+            reaching = times.reaching.setdefault(int(str(note["number"])), set())
+            reaching |= {str(note["test"])} & times.seconds.keys()
+            reaching |= users.get(str(note["fixture"]), set())
+    return times
+
+
+def order_tests(times: TestTimes, number: int, files: Sequence[str], seconds: float) -> list[str]:
+    """The tests that meet a fault: those that reach its place, then the others of its module's
+    ``files``, as many as take about ``seconds``.
+
+    Of both, quick tests come before slow ones, those of the module's own files before others, and
+    those of one file together, the quickest first.
+    """
+    reaching = times.reaching.get(number, set())
+    places = {file: place for place, file in enumerate(files)}
+
+    def rank(test: str) -> tuple[bool, bool, int, str, float]:
+        file = test.partition("::")[0]
+        taken = times.seconds[test]
+        place = places.get(file, len(files))
+        return test not in reaching, taken > SLOW_SECONDS, place, file, taken
+
+    tests = [t for t in times.seconds if t in reaching or t.partition("::")[0] in places]
+    chosen: list[str] = []
+    total = 0.0
+    for test in sorted(tests, key=rank):
+        if total > seconds:
+            break
+        chosen.append(test)
+        total += times.seconds[test]
+    return chosen
+
+
+def outcome_of(clone: Path, fault: Fault, tests: Sequence[str], seconds: int) -> str:
+    """The first test that fails with the fault in place, or, in capitals, how it went on."""
+    place = clone / fault.module
+    honest = place.read_text(encoding="utf-8")
+    lines = honest.split("\n")
+    lines[fault.line - 1] = fault.new
+    order = clone.parent / "order.txt"
+    order.write_text("\n".join(tests), encoding="utf-8")
+    settings = {fault_tests.ORDER: str(order), fault_tests.SECONDS: str(seconds)}
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
+    if not files:
+        return "NO TEST"
+    place.write_text("\n".join(lines), encoding="utf-8")
     try:
-        done = subprocess.run(
-            command, cwd=clone, env=environment, capture_output=True, text=True, timeout=seconds
-        )
+        status, printed = run_tests(clone, files, seconds + IMPORT_SECONDS, True, **settings)
     except subprocess.TimeoutExpired:
-        return "OUT OF TIME"  # slow tests or an endless loop: not counted as noticed
+        return "OUT OF TIME"  # an endless loop: not counted as noticed
     finally:
-        place.write_text(whole, encoding="utf-8")
-    if done.returncode in (0, 5):
+        place.write_text(honest, encoding="utf-8")
+    if status == fault_tests.OUT_OF_TIME:
+        return "OUT OF TIME"  # slow tests: not counted as noticed
+    if status in (0, NO_TESTS):
         return "SURVIVED"
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    return failed[1] if failed else f"exit status {done.returncode}"
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", printed, re.MULTILINE)
+    return failed[1] if failed else f"exit status {status}"
 
 
 def main() -> int:
     parser = CommandParser(description=(__doc__ or "").splitlines()[0])
-    for name, value in (("count", 60), ("seed", 0), ("seconds", 90), ("tests", 8)):
+    for name, value in (("count", 60), ("seed", 0), ("seconds", 60), ("tests", 8)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--only", type=int, nargs="+", help="numbers of single faults")
-    given = parser.parse_args()
-    seen = total = 0
-    with tempfile.TemporaryDirectory(prefix="privdd-mutants-") as place:
-        clone = Path(place) / "clone"
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of single faults, from 0")
+    options = parser.parse_args()
+    noticed = 0
+    with tempfile.TemporaryDirectory(prefix="privdd-mutants-") as folder:
+        clone = Path(folder) / "clone"
         subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(clone)], check=True)
-        for number, fault in enumerate(drawn(clone, given.count, given.seed)):
-            if given.only and number not in given.only:
-                continue
-            found = killed(clone, fault, given.seconds, given.tests)
-            total = total + 1
-            seen = seen + (not found.isupper())
+        faults = dict(enumerate(drawn(clone, options.count, options.seed)))
+        if options.only:
+            faults = {number: faults[number] for number in options.only}
+        times = time_tests(clone, faults, options.tests)
+        for number, fault in faults.items():
+            files = tests_of(clone, fault.module, options.tests)
+            tests = order_tests(times, number, files, options.seconds)
+            outcome = outcome_of(clone, fault, tests, options.seconds)
+            noticed += not outcome.isupper()
+            reached = len(times.reaching.get(number, ()))
             print(
-                f"{number} {fault[0].as_posix()}:{fault[1]}: {fault[2].strip()}  ->  "
-                f"{fault[3].strip()}  {found}",
+                f"{number} {fault.module.as_posix()}:{fault.line}: {fault.old.strip()}  ->  "
+                f"{fault.new.strip()}  {outcome} (reached by {reached} tests)",
                 flush=True,
             )
-    print(f"{seen} of {total} faults were noticed")
+    print(f"{noticed} of {len(faults)} faults were noticed")
     return 0
 
 
