@@ -36,6 +36,7 @@ from privdd.core.types import Received, Shard, is_image
 from privdd.core.validation import BadConfig
 from privdd.federated.aggregation import SUM_CLIENT
 from privdd.federated.experiment import Experiment
+from privdd.federated.settings import RunSettings
 from privdd.federated.simulation import (
     ClientTask,
     Plan,
@@ -50,7 +51,7 @@ from privdd.models import ModelSpec, build
 from privdd.reporting.wording import format_bytes
 from privdd.runtime.engine import IN_THIS_PROCESS, Engine, engine_in_words, torch_threads
 from privdd.runtime.progress import format_seconds
-from privdd.runtime.startup import can_fork
+from privdd.runtime.startup import can_fork, starts_beforehand
 
 PROCESS_BYTES = 400 * 2**20  # bytes of a process that has imported everything: measured
 MEMINFO = Path("/proc/meminfo")
@@ -398,10 +399,19 @@ def choose_engine(
     """``experiment`` with an engine in the place of ``auto``, and what the run costs; None where
     nothing was timed.
 
-    Worker processes are taken where there is more than one core, memory for them, and they save
-    more seconds than their start costs CPU seconds. Rounds of somebody else's code, or machine, are
-    not timed, and stay in this process. attacks: none where the run only trains; seconds: as of
-    ``estimate_cost``."""
+    The rule, where there is more than one core, and memory for processes: with the work predicted
+    for one process and for several (counts of rounds, replays and search steps times what was
+    timed), processes are taken if they save more seconds than their start costs CPU seconds. At
+    smoke sizes nothing is started before this is known, so that what they save is less by their
+    start: work of some 17 CPU seconds on two cores is the least that they are taken for. The choice
+    changes no bit of a result. Rounds of somebody else's code, or machine, are not timed, and stay
+    in this process.
+
+    Args:
+        experiment: With the engine that was asked for.
+        attacks: None where the run only trains.
+        seconds: As of ``estimate_cost``.
+    """
     possible = [experiment]
     if experiment.engine.kind == "auto":
         kinds = [
@@ -467,7 +477,7 @@ def price_rounds(
         )
     stages = {
         "start": Stage(START_SECONDS, START_SECONDS),
-        "workers' start": _worker_start(engine, experiment.run.device),
+        "workers' start": _worker_start(engine, experiment.run),
         "train": _add(*trained.values()),
     }
     if experiment.auditing is not None:
@@ -523,12 +533,14 @@ def _add(*stages: Stage) -> Stage:
     return Stage(sum(stage.cpu for stage in stages), sum(stage.wall for stage in stages))
 
 
-def _worker_start(engine: Engine, device: str) -> Stage:
-    """The process that workers are forked from loads everything while this one does."""
+def _worker_start(engine: Engine, run: RunSettings) -> Stage:
+    """The process that workers are forked from loads everything while this one does, if it starts
+    beforehand."""
     if engine.kind in IN_THIS_PROCESS:
         return Stage(0.0, 0.0)
-    if engine.kind == "processes" and can_fork(device):
-        return Stage(FORKSERVER_SECONDS + FORK_SECONDS * engine.size, FORK_SECONDS)
+    if engine.kind == "processes" and can_fork(run.device):
+        waiting = 0.0 if starts_beforehand(run.preset) else FORKSERVER_SECONDS
+        return Stage(FORKSERVER_SECONDS + FORK_SECONDS * engine.size, FORK_SECONDS + waiting)
     return spread_tasks(WORKER_SECONDS, engine.size, engine.size)
 
 

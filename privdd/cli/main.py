@@ -7,6 +7,7 @@ mistyped one is refused at once.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -47,9 +48,12 @@ from privdd.runtime.files import check_plain_folder
 from privdd.runtime.progress import format_seconds
 from privdd.runtime.run_files import TRUST_CODE
 from privdd.runtime.startup import (
+    WORKER_MODULES,
     environment_variables,
     keep_freed_memory,
+    loading_modules,
     start_forkserver,
+    starts_beforehand,
     usable_cores,
 )
 
@@ -116,10 +120,10 @@ HELP_ENDINGS = {
     ),
     "train": ("Exit status: 0 done; 1 error, or training diverged.", READ_ON_TEXT),
 }
-# command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
-WORKER_MODULES = {
-    "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
-    "train": ("torch._dynamo", "privdd.federated.simulation"),
+# command -> modules that every run of it needs, beside those of its workers
+RUN_MODULES = {
+    "audit": ("privdd.cli.run", "privdd.reporting.page"),
+    "train": ("privdd.cli.run",),
 }
 NOT_TRUSTED = (
     f"{TRUST_CODE}: packages are allowed together with run= or resume= only (a config of your own "
@@ -330,7 +334,10 @@ def _run_command(command: str, run: CommandRun) -> int:
     # a stored run may be on another device, and the points of a sweep may be processes themselves
     if _may_start_processes(config) and not _names_stored_run(config) and not is_sweep(argv):
         start_forkserver(WORKER_MODULES[command], config.device)
-    _check_with_torch(config, argv)
+    with loading_modules():
+        _check_with_torch(config, argv)
+        for module in (*WORKER_MODULES[command], *RUN_MODULES[command]):
+            importlib.import_module(module)
     for word in ("resume", "run"):
         if config.get(word) is not None:
             from privdd.cli.stored_config import config_of_stored_run, load_stored_config
@@ -349,11 +356,15 @@ def _run_command(command: str, run: CommandRun) -> int:
 
 
 def _may_start_processes(config: DictConfig) -> bool:
-    """Whether a run may have worker processes, before it is known what it costs."""
+    """Whether a run may have worker processes, before it is known what it costs, and begins to
+    start them."""
     kind = config.engine.kind
     workers = config.engine.workers
     return kind == "processes" or (
-        kind == "auto" and config.device == "cpu" and (workers or usable_cores()) > 1
+        kind == "auto"
+        and starts_beforehand(config.preset.name)
+        and config.device == "cpu"
+        and (workers or usable_cores()) > 1
     )
 
 

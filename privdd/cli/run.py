@@ -51,6 +51,7 @@ from privdd.runtime.run_files import (
 )
 from privdd.runtime.run_folder import RunFolder
 from privdd.runtime.seal import seal_folder
+from privdd.runtime.startup import WORKER_MODULES, start_forkserver
 
 TRACKED_MEASURES = ("auc", "epsilon_shown", "psnr", "ssim", "lpips", "label_accuracy", "kappa")
 
@@ -211,7 +212,11 @@ def announce_run(
     """
     price = None
     if not folder.findings_file.exists():
+        asked = experiment.engine.kind
         experiment, price = choose_engine(experiment, attacks, ANNOUNCEMENT_SECONDS)
+        if asked == "auto" and experiment.engine.kind == "processes":
+            command = "train" if experiment.auditing is None else "audit"
+            start_forkserver(WORKER_MODULES[command], experiment.run.device)
     print_run_line(experiment, folder.path)
     new_audit = experiment.auditing is not None and not folder.checkpoint_file.exists()
     if new_audit and (estimate := describe_estimate(price)):

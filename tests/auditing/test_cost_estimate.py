@@ -541,9 +541,9 @@ def test_auto_takes_processes_where_they_save_more_than_their_start(
 ) -> None:
     """Three clients, five rounds: of 15 client rounds of s seconds two workers save 5 s; their
     start costs what is priced."""
-    start = pricing._worker_start(Engine("processes", workers=2), "cpu")
     more = ["engine.workers=2", "algo.rounds=5", "audit.federations=0", "audit.worlds=1"]
     experiment = audited("fedavg", *more)
+    start = pricing._worker_start(Engine("processes", workers=2), experiment.run)
     assert experiment.engine.kind == "auto"
     for share, kind in ((0.9, "serial"), (1.1, "processes")):
         each = share * (start.cpu + start.wall) / 5
@@ -554,6 +554,20 @@ def test_auto_takes_processes_where_they_save_more_than_their_start(
         assert chosen.engine.kind == kind and cost is not None and cost.engine == chosen.engine
         trained = choose_engine(build_experiment(tiny_config("fedavg", *more[:2])), {}, 0.0)
         assert trained[0].engine.kind == kind
+
+
+def test_workers_that_start_once_they_are_chosen_are_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At smoke sizes nothing starts before the choice: what is saved is less by the start."""
+    monkeypatch.setattr(pricing, "can_fork", lambda device: True)
+    run = audited("fedavg").run
+    two = Engine("processes", workers=2)
+    smoke, default = (
+        pricing._worker_start(two, replace(run, preset=name)) for name in ("smoke", "default")
+    )
+    assert smoke.cpu == default.cpu
+    assert smoke.wall - default.wall == pricing.FORKSERVER_SECONDS
 
 
 def test_auto_stays_in_this_process_where_processes_cannot_be_had(

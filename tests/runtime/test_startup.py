@@ -3,6 +3,7 @@ from nothing."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -106,9 +107,9 @@ def test_what_workers_load_is_there() -> None:
         "typed0-asked0",
         "typed1-asked1",
         "typed3-asked3",
-        "typed4-asked4",
         "typed5-asked5",
         "typed6-asked6",
+        "typed7-asked7",
     ]
 )
 @pytest.mark.parametrize(
@@ -118,6 +119,7 @@ def test_what_workers_load_is_there() -> None:
         (["engine=processes", "device=cuda"], [(command_line.WORKER_MODULES["audit"], "cuda")]),
         ([], []),  # one core (tests/conftest.py)
         (["engine.workers=2"], [(command_line.WORKER_MODULES["audit"], "cpu")]),
+        (["engine.workers=2", "preset=smoke"], []),  # once it is chosen, if it is
         (["engine.workers=2", "device=cuda"], []),
         (["engine.workers=2", "-m", "seed=0,1"], []),
         (["engine=serial"], []),
@@ -144,3 +146,21 @@ def test_it_starts_once_a_command_was_read(
     with pytest.raises((Enough, ValueError)):
         command_line._run_command("audit", lambda *_: 0)
     assert calls == asked
+
+
+def test_no_garbage_is_collected_while_modules_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the first loading made is left out of every later collection; garbage of what ran before
+    a second one is not."""
+    frozen: list[int] = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(len(frozen)))
+    assert gc.isenabled()
+    with startup.loading_modules():
+        assert not gc.isenabled()
+    assert gc.isenabled() and not frozen
+    with pytest.raises(KeyError), startup.loading_modules():
+        raise KeyError
+    assert gc.isenabled()
+    monkeypatch.delitem(sys.modules, "torch")
+    with startup.loading_modules():
+        pass
+    assert frozen == [0]
