@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from attacks.inversion.evaluation import empty_release_finding
@@ -37,9 +38,9 @@ from privdd.auditing.coverage import is_applicable_to
 from privdd.core.device import to_device
 from privdd.core.rng import Keys
 from privdd.reporting.run_record import AttackCommand, RunRecord, attack_commands, read_run_record
-from privdd.reporting.schema import FindingRow
+from privdd.reporting.schema import FindingRow, first_error_line
 from privdd.runtime.engine import Engine
-from privdd.runtime.files import DamagedRun
+from privdd.runtime.files import DamagedRun, to_plain_json
 from privdd.runtime.progress import show_progress
 from privdd.runtime.run_folder import RunFolder, read_tensors, run_provenance, write_tensors
 from privdd.runtime.seal import FILES_KEY, file_sha256
@@ -212,14 +213,24 @@ class AttackTask:
         spent: float,
     ) -> AttackOutcome:
         began = time.monotonic()
-        job_on_device = self.jobs[position]
         try:
-            if refused is None:
-                finding = job.attack.judge(evidence, job_on_device.view, job_on_device.truth)
-            else:
-                finding = refused
+            finding, tensors = self._describe_evidence(position, job, refused, evidence)
         except Exception as error:
-            finding = _failed_finding(job, error)
+            finding, tensors = _failed_finding(job, error), {}
+        finding = finding.with_measures(seconds=spent + time.monotonic() - began)
+        named = replace(finding, attack=job.name, message=job.view.message)
+        return AttackOutcome(named, tensors)
+
+    def _describe_evidence(
+        self, position: int, job: AttackJob, refused: Finding | None, evidence: Evidence
+    ) -> tuple[Finding, dict[str, Tensor]]:
+        """(the finding, the tensors of its evidence file), both on the CPU. Raises any error of the
+        attack's own, and ValueError for what findings.json does not take."""
+        job_on_device = self.jobs[position]
+        finding = refused
+        if finding is None:
+            finding = job.attack.judge(evidence, job_on_device.view, job_on_device.truth)
+            check_finding(finding, job.attack)
         finding, evidence = to_device((finding, evidence), "cpu")
         if finding.measures.status in ("nothing_to_read", "failed"):
             evidence = Evidence()
@@ -230,15 +241,13 @@ class AttackTask:
                 evidence.scores, job.view, self.terms.delta, self.terms.budget, seed, shown_alone
             )
             finding = finding.with_diagnostics(**bound)
-        finding = finding.with_measures(seconds=spent + time.monotonic() - began)
         if self.terms.pictures:
             records = exposed_records(finding, job.view)
         else:
             records = {}
             if not is_image(job.view.knowledge.shape):
                 finding = replace(finding, figures=_without_rows(finding.figures))
-        named = replace(finding, attack=job.name, message=job.view.message)
-        return AttackOutcome(named, evidence_tensors(finding, evidence, job.view) | records)
+        return finding, evidence_tensors(finding, evidence, job.view) | records
 
 
 def _finding_without_attack(job: AttackJob) -> Finding | None:
@@ -264,6 +273,34 @@ def _failed_finding(job: AttackJob, error: Exception) -> Finding:
     text = " ".join(f"{type(error).__name__}: {error}".split())[:MAX_ERROR_TEXT]
     measures = job.attack.family.measures(status="failed", note=f"failed: {text}")
     return Finding(job.view.surface, job.name, job.attack.family, job.view.adversary, measures)
+
+
+def check_finding(finding: Finding, attack: Attack) -> None:
+    """Check what an attack returned before anything is written: else a finding that findings.json
+    does not take would end the audit.
+
+    Raises:
+        TypeError: it is no finding, or one of its figures is no tensor.
+        ValueError: one line, for another family than the attack's, or a measure out of its range.
+    """
+    returned: object = finding
+    if not isinstance(returned, Finding):
+        raise TypeError(f"judge must return a Finding, not {type(returned).__name__}")
+    if finding.family != attack.family:
+        raise ValueError(f"judge returned a finding of {finding.family}, not of {attack.family}")
+    for name, figure in finding.figures.items():
+        if not isinstance(figure, Tensor):
+            raise TypeError(f"figure {name!r} must be a tensor, not {type(figure).__name__}")
+    head = {
+        "surface": finding.surface,
+        "attack": finding.attack,
+        "family": finding.family,
+        "adversary": finding.adversary,
+    }
+    try:
+        FindingRow.model_validate(to_plain_json({**head, **finding.measures.to_row()}))
+    except ValidationError as error:
+        raise ValueError(first_error_line(error)) from None
 
 
 def collect_attack_jobs(

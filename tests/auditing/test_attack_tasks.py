@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion
+from attacks.measures import MembershipMeasures, ReconstructionMeasures
 from attacks.membership.lira import Lira
 from attacks.membership.shadow_classifier import ShadowClassifier
 from attacks.membership.threshold import LossThreshold
@@ -173,6 +175,70 @@ def test_an_attack_with_measures_of_another_kind_ends_alone(tmp_path: Path) -> N
     mine = [measures for _, attack, _, measures in rows if attack == "mine"]
     assert mine and all(measures["status"] == "failed" for measures in mine)
     assert all("must be ReconstructionMeasures, not dict" in one["note"] for one in mine)
+
+
+class Careless(Breaks):
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        return Evidence()
+
+
+class ReturnsNothing(Careless):
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        return None  # type: ignore[return-value]
+
+
+class ReturnsNan(Careless):
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures = ReconstructionMeasures(psnr=math.nan, n=3)
+        return Finding(view.surface, self.name, self.family, view.adversary, measures)
+
+
+class ReturnsTooMuch(Careless):
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures = ReconstructionMeasures(identified=1.5, n=3)
+        return Finding(view.surface, self.name, self.family, view.adversary, measures)
+
+
+class ReturnsAnotherFamily(Careless):
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures = MembershipMeasures(auc=0.5)
+        return Finding(view.surface, self.name, Family.MEMBERSHIP, view.adversary, measures)
+
+
+class ReturnsAList(Careless):
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures = ReconstructionMeasures(psnr=20.0, n=3)
+        figures: Any = {"real": [0.0, 1.0]}
+        return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
+
+
+class ReturnsOtherScores(Breaks):
+    def run(self, view: View, generator: torch.Generator) -> Evidence:
+        return Evidence(scores=torch.rand(7))
+
+    def judge(self, evidence: Evidence, view: View, truth: Truth) -> Finding:
+        measures = ReconstructionMeasures(psnr=20.0, n=3)
+        return Finding(view.surface, self.name, self.family, view.adversary, measures)
+
+
+@pytest.mark.parametrize(
+    ("attack", "error"),
+    [
+        (ReturnsNothing(), "TypeError: judge must return a Finding, not NoneType"),
+        (ReturnsNan(), "ValueError: NaN cannot be written to JSON"),
+        (ReturnsTooMuch(), "ValueError: identified: Input should be less than or equal to 1"),
+        (ReturnsAnotherFamily(), "ValueError: judge returned a finding of membership, not of"),
+        (ReturnsAList(), "TypeError: figure 'real' must be a tensor, not list"),
+        (ReturnsOtherScores(), "ValueError: scores"),
+    ],
+)
+def test_an_attack_that_returns_what_no_file_takes_ends_alone(attack: Attack, error: str) -> None:
+    view = exposing_view((1, 4, 4))
+    truth = Truth(*[torch.zeros(0, 1, 1, 1), torch.zeros(0, dtype=torch.long)] * 2, torch.zeros(2))
+    terms = AttackTerms(Keys(0), 1e-5, ErrorBudget(0.05))
+    (outcome,) = AttackTask((AttackJob(view, truth, "here", "mine", attack),), terms).run()
+    assert outcome.finding.measures.status == "failed" and not outcome.evidence_tensors
+    assert (outcome.finding.measures.note or "").startswith(f"failed: {error}")
 
 
 @pytest.mark.nightly
