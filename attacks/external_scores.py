@@ -36,6 +36,11 @@ from attacks.validation import check_archive
 
 ARRAY_SETS = (("scores", "member"), ("signals", "masks"), ("logits", "labels", "masks"))
 NPZ_FOR_MORE = "signals of several models come in an .npz"
+SHAPES = {
+    "scores": "(n,), one number for each of n >= 1 records",
+    "signals": "(K, n), of K models and n >= 1 records",
+    "logits": "(K, n, C), of K models, n >= 1 records and C >= 2 classes",
+}
 CSV_WORDS = {"true": "1", "false": "0"}
 KNOWN_ARRAYS = set(chain.from_iterable(ARRAY_SETS)) | {"blind"}
 CSV_COLUMNS = (*ARRAY_SETS[0], "blind")
@@ -78,11 +83,14 @@ def _read_csv_scores(path: Path) -> dict[str, np.ndarray]:
     )
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            first, *lines = [line for line in csv.reader(file) if line]
+            table = [line for line in csv.reader(file) if line]
+        if not table:
+            raise ValueError("it is empty")
     except (OSError, ValueError, csv.Error) as error:
         raise ValueError(
             f"scores={path}: not a readable .csv ({' '.join(str(error).split())[:120]}); {needed}"
         ) from None
+    first, *lines = table
     names = [name.strip() for name in first]
     if not set(ARRAY_SETS[0]) <= set(names) <= set(CSV_COLUMNS) or len(set(names)) < len(names):
         raise ValueError(f"scores={path}: holds columns {names}; {needed}")
@@ -240,8 +248,7 @@ def _check_shapes(arrays: Mapping[str, np.ndarray]) -> None:
     main = arrays[names[0]]
     wanted = {"scores": 1, "signals": 2, "logits": 3}[names[0]]
     if main.ndim != wanted or main.size == 0 or (wanted == 3 and main.shape[2] < 2):
-        needed = f"needed are {wanted} dimensions (for logits at least 2 classes)"
-        raise ValueError(f"{names[0]}: shape {main.shape}, {needed}")
+        raise ValueError(f"{names[0]}: shape {main.shape}, must be {SHAPES[names[0]]}")
     records = main.shape[min(wanted - 1, 1)]
     if names[0] == "signals" and len(main) > records and not {"labels", "blind"} & set(arrays):
         raise ValueError(

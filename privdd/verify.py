@@ -142,7 +142,8 @@ def _conclusion(verified: Verification) -> str:
     """Does the folder agree, and how much of that rests on trust: the numbers that a decision can
     rest on, at most ``MOST_NAMED`` of them."""
     if verified.disagreements:
-        return f"DOES NOT AGREE: {len(verified.disagreements)} differences"
+        count = len(verified.disagreements)
+        return f"DOES NOT AGREE: {count} difference{'s' if count > 1 else ''}"
     among = ""
     if verified.deciding:
         among = f", among them {', '.join(verified.deciding[:MOST_NAMED])}"

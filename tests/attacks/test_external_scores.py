@@ -88,7 +88,8 @@ def test_same_file_same_findings(tmp_path):
         ({"member": np.array(["yes"] * 60)}, "finite numbers"),
         ({"labels": np.zeros(3)}, "labels: shape"),
         ({"score": np.zeros(60)}, "unknown arrays"),
-        ({"scores": np.zeros((2, 60))}, "dimensions"),
+        ({"scores": np.zeros((2, 60))}, r"shape \(2, 60\), must be \(n,\), one number for each"),
+        ({"scores": np.zeros(0)}, r"shape \(0,\), must be \(n,\), one number for each"),
     ],
 )
 def test_wrong_arrays_are_named(tmp_path, change, message):
@@ -110,7 +111,7 @@ def test_bare_scores_come_from_a_csv_as_from_an_npz(tmp_path):
     table.write_text("member,scores\nTrue,1.5\nfalse,-2\n")
     assert load_scores(table)["member"].tolist() == [1, 0]
     for text, said in {
-        "": "not a readable .csv",
+        "": "not a readable .csv .it is empty.",
         "1,0.5\n": "holds columns",
         "scores,member\n1,1\nx,0\n": "record 1 .* is 'x,0'",
         "scores,member\n1\n": "record 0",
