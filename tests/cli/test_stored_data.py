@@ -41,7 +41,10 @@ def test_a_swapped_file_does_not_agree(tmp_path: Path, capsys: pytest.CaptureFix
     write_npz(data, 1)
     assert main([str(run)]) == 2
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].endswith("DOES NOT AGREE: 1 difference") and "records, labels and split" in lines[1]
+    assert (
+        lines[0].endswith("DOES NOT AGREE: 1 difference")
+        and "records, labels and split" in lines[1]
+    )
     data.unlink()
     assert main([str(run)]) == 0
     assert "data: " in capsys.readouterr().err, "it says that they were not compared"
