@@ -5,13 +5,13 @@
 Draws lines that run (each package in turn) and changes one of them: a comparison, a constant, a
 sign, an arithmetic operator, a boolean, a call whose value nobody takes, a condition.
 
-Two steps, both in a temporary clone. First, without a fault, the tests named after the drawn
-modules, those that import them and those beside them run once (but for nightly ones), with a probe
-at each drawn place: so it is known which tests reach a place, what each takes, and that it passes.
-Then each fault is planted in turn and meets the tests that reach its place: quick ones first,
-those named after its module before others; after them the rest of its module's tests. The first
-that fails has noticed it. A fault that none notices within ``--seconds`` of tests, imports and
-collection not counted, was not noticed. Prints one line a fault, then the share."""
+All of it happens in a temporary clone. For half of ``--seconds`` a fault meets the tests that are
+named after its module, then those that import it and those beside it (but for nightly ones), until
+one fails. For the faults that none of them noticed, the same tests run once without a fault, with a
+probe at each place: so it is known which tests reach it, and what each takes. Then each of these
+faults meets, for the other half, the tests that reach its place, quick ones first. Imports and
+collection do not count. A fault that nothing notices within its time was not noticed. Prints one
+line a fault, then the share."""
 
 from __future__ import annotations
 
@@ -335,15 +335,20 @@ def order_tests(times: TestTimes, number: int, files: Sequence[str], seconds: fl
     return chosen
 
 
-def outcome_of(clone: Path, fault: Fault, tests: Sequence[str], seconds: int) -> str:
-    """The first test that fails with the fault in place, or, in capitals, how it went on."""
+def outcome_of(clone: Path, fault: Fault, tests: Sequence[str], seconds: float) -> str:
+    """The first test that fails with the fault in place, or, in capitals, how it went on.
+
+    tests: files, or ids of single tests in their order.
+    """
     place = clone / fault.module
     honest = place.read_text(encoding="utf-8")
     lines = honest.split("\n")
     lines[fault.line - 1] = fault.new
-    order = clone.parent / "order.txt"
-    order.write_text("\n".join(tests), encoding="utf-8")
-    settings = {fault_tests.ORDER: str(order), fault_tests.SECONDS: str(seconds)}
+    settings = {fault_tests.SECONDS: str(seconds)}
+    if any("::" in test for test in tests):
+        order = clone.parent / "order.txt"
+        order.write_text("\n".join(tests), encoding="utf-8")
+        settings[fault_tests.ORDER] = str(order)
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests))
     if not files:
         return "NO TEST"
@@ -362,6 +367,11 @@ def outcome_of(clone: Path, fault: Fault, tests: Sequence[str], seconds: int) ->
     return failed[1] if failed else f"exit status {status}"
 
 
+def print_outcome(number: int, fault: Fault, outcome: str) -> None:
+    place = f"{fault.module.as_posix()}:{fault.line}"
+    print(f"{number} {place}: {fault.old.strip()}  ->  {fault.new.strip()}  {outcome}", flush=True)
+
+
 def main() -> int:
     parser = CommandParser(description=(__doc__ or "").splitlines()[0])
     for name, value in (("count", 60), ("seed", 0), ("seconds", 60), ("tests", 8)):
@@ -375,18 +385,22 @@ def main() -> int:
         faults = dict(enumerate(drawn(clone, options.count, options.seed)))
         if options.only:
             faults = {number: faults[number] for number in options.only}
-        times = time_tests(clone, faults, options.tests)
+        half = options.seconds / 2
+        unnoticed = {}
         for number, fault in faults.items():
+            outcome = outcome_of(clone, fault, tests_of(clone, fault.module, options.tests), half)
+            if outcome.isupper():
+                unnoticed[number] = fault
+            else:
+                noticed += 1
+                print_outcome(number, fault, outcome)
+        times = time_tests(clone, unnoticed, options.tests) if unnoticed else TestTimes()
+        for number, fault in unnoticed.items():
             files = tests_of(clone, fault.module, options.tests)
-            tests = order_tests(times, number, files, options.seconds)
-            outcome = outcome_of(clone, fault, tests, options.seconds)
+            outcome = outcome_of(clone, fault, order_tests(times, number, files, half), half)
             noticed += not outcome.isupper()
             reached = len(times.reaching.get(number, ()))
-            print(
-                f"{number} {fault.module.as_posix()}:{fault.line}: {fault.old.strip()}  ->  "
-                f"{fault.new.strip()}  {outcome} (reached by {reached} tests)",
-                flush=True,
-            )
+            print_outcome(number, fault, f"{outcome} (reached by {reached} tests)")
     print(f"{noticed} of {len(faults)} faults were noticed")
     return 0
 
