@@ -18,7 +18,7 @@ The ``validity`` of a bound:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -90,7 +90,7 @@ def best_threshold(
     ordered = np.unique(values)
     candidates = ordered[np.unique(np.linspace(0, len(ordered) - 1, MAX_CANDIDATES).astype(int))]
     counts = confusion_counts_at(values, is_member, candidates)
-    gains = THRESHOLD_GAINS[method](counts, delta)
+    gains = _threshold_gains(method, counts, delta)
     if gains.max() > 0:
         return float(candidates[int(np.argmax(gains))])
     tp, fn, fp, tn = counts
@@ -108,12 +108,24 @@ def confusion_counts_at(
     return len(members) - fn, fn, len(non_members) - tn, tn
 
 
+def _threshold_gains(method: str, counts: ConfusionCounts, delta: float) -> np.ndarray:
+    """What ``method`` bounds at each threshold, (k,). Raises KeyError."""
+    match method:
+        case "clopper_pearson":
+            return _clopper_pearson_gain(counts, delta)
+        case "gaussian":
+            return _gaussian_gain(counts)
+        case "bayesian":
+            return _bayesian_gain(counts, delta)
+    raise KeyError(method)
+
+
 def _clopper_pearson_gain(counts: ConfusionCounts, delta: float) -> np.ndarray:
     fpr, fnr = error_rate_limits(*counts, COMPARISON_CONFIDENCE)
     return _log_ratios(fpr, fnr, delta)
 
 
-def _gaussian_gain(counts: ConfusionCounts, delta: float) -> np.ndarray:
+def _gaussian_gain(counts: ConfusionCounts) -> np.ndarray:
     """mu: epsilon grows with it."""
     fpr, fnr = error_rate_limits(*counts, COMPARISON_CONFIDENCE)
     return ndtri(1 - fpr) - ndtri(fnr)
@@ -128,13 +140,6 @@ def _bayesian_gain(counts: ConfusionCounts, delta: float) -> np.ndarray:
 def _log_ratios(fpr: np.ndarray, fnr: np.ndarray, delta: float) -> np.ndarray:
     powers = np.stack([(1 - delta - fnr) / fpr, (1 - delta - fpr) / fnr])
     return np.log(np.maximum(powers, 1e-300)).max(0)
-
-
-THRESHOLD_GAINS: dict[str, Callable[[ConfusionCounts, float], np.ndarray]] = {
-    "clopper_pearson": _clopper_pearson_gain,
-    "gaussian": _gaussian_gain,
-    "bayesian": _bayesian_gain,
-}
 
 
 # (epsilon, delta)-DP bounds both directions of the test (Kairouz, Oh and Viswanath 2015, theorem

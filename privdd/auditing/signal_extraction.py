@@ -43,6 +43,8 @@ from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.method import Method
 from privdd.methods.fedgen import generate_features
 
+SignalReader = Callable[[AdversaryView, str, Tensors, Values], Signals]
+SIGNAL_READERS: dict[Surface, SignalReader] = {}
 GENERATED_ROWS = 500  # that an attacker draws of each class
 GENERATOR_LAYERS = frozenset({"first.weight", "first.bias", "second.weight", "second.bias"})
 NEEDED_HOOKS: Mapping[Surface, tuple[str, ...]] = {  # hooks without which a reader sees no record
@@ -63,6 +65,16 @@ MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
     ),
     Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
 }
+
+
+def read_from(*surfaces: Surface) -> Callable[[SignalReader], SignalReader]:
+    """Enters a function in ``SIGNAL_READERS`` as the one that reads uploads of these surfaces."""
+
+    def enter_reader(reader: SignalReader) -> SignalReader:
+        SIGNAL_READERS.update(dict.fromkeys(surfaces, reader))
+        return reader
+
+    return enter_reader
 
 
 def coefficients_by_layer(adversary: AdversaryView, vector: Tensor) -> dict[str, Tensor]:
@@ -96,9 +108,7 @@ class UnreadableUpload(ValueError):
         )
 
 
-SignalReader = Callable[[AdversaryView, str, Tensors, Values], Signals]
-
-
+@read_from(Surface.UPDATE)
 def _update_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """Confidence of the uploaded model, and alignment of the change with each record's gradient."""
     state = adversary.state_of_upload(name, value)
@@ -124,6 +134,7 @@ def _update_signals(adversary: AdversaryView, name: str, value: Tensors, values:
     return out
 
 
+@read_from(Surface.GRADIENT, Surface.CONTROL_VARIATE)
 def _gradient_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -140,6 +151,7 @@ def _gradient_signals(
     return signals
 
 
+@read_from(Surface.FEATURES)
 def _feature_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -197,6 +209,7 @@ def _shared_noise_signal(
     return {COINCIDENCE_SIGNAL: torch.stack(coincidences).amax(0)}
 
 
+@read_from(Surface.LABELS)
 def _label_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """How many released labels a record's class has: one more when the record is in."""
     counts = torch.bincount(value["y"].long(), minlength=adversary.problem.classes).float()
@@ -213,6 +226,7 @@ def _distances_to_set(records: Tensor, synthetic: Tensor) -> Signals:
     return distances
 
 
+@read_from(Surface.SYNTHETIC_IMAGES)
 def _synthetic_image_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -291,6 +305,7 @@ def _class_mean_alignment(
     return sig.embedding_alignment(means, own, adversary.candidates.y, cosine=False)
 
 
+@read_from(Surface.SYNTHETIC_REPRESENTATIONS)
 def _representation_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -322,6 +337,7 @@ def _representation_signals(
     }
 
 
+@read_from(Surface.PROTOTYPES)
 def _prototype_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -382,6 +398,7 @@ def _second_moment_signals(adversary: AdversaryView, second: Tensor, count: Tens
     }
 
 
+@read_from(Surface.STATISTICS)
 def _statistics_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -421,12 +438,14 @@ def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> 
     return {"loss": -loss(adversary.candidates.x, adversary.candidates.y)}
 
 
+@read_from(Surface.COUNTS)
 def _count_signal(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """The signal of counts: the sum of all numbers sent, the same for every record."""
     total = torch.stack([t.float().sum() for t in value.values()]).sum()
     return {"count": total.expand(len(adversary.candidates)).clone()}
 
 
+@read_from(Surface.LOGITS)
 def _logit_signals(adversary: AdversaryView, name: str, value: Tensors, values: Values) -> Signals:
     """A student distilled from the logits on public images, asked about the records; and each
     record's part in how the logits differ from those before training."""
@@ -455,6 +474,7 @@ def _logit_signals(adversary: AdversaryView, name: str, value: Tensors, values: 
     }
 
 
+@read_from(Surface.GENERATOR)
 def _generator_signals(
     adversary: AdversaryView, name: str, value: Tensors, values: Values
 ) -> Signals:
@@ -506,22 +526,6 @@ def missing_hooks(method: Method, surface: Surface) -> str:
     return " and ".join(
         hook for hook in NEEDED_HOOKS.get(surface, ()) if not overrides_hook(method, hook)
     )
-
-
-SIGNAL_READERS: Mapping[Surface, SignalReader] = {
-    Surface.UPDATE: _update_signals,
-    Surface.GRADIENT: _gradient_signals,
-    Surface.CONTROL_VARIATE: _gradient_signals,
-    Surface.FEATURES: _feature_signals,
-    Surface.LABELS: _label_signals,
-    Surface.SYNTHETIC_IMAGES: _synthetic_image_signals,
-    Surface.SYNTHETIC_REPRESENTATIONS: _representation_signals,
-    Surface.PROTOTYPES: _prototype_signals,
-    Surface.STATISTICS: _statistics_signals,
-    Surface.COUNTS: _count_signal,
-    Surface.LOGITS: _logit_signals,
-    Surface.GENERATOR: _generator_signals,
-}
 
 
 def signal_group(method: Method, name: str) -> str:

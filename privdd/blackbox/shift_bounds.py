@@ -53,16 +53,13 @@ class ShiftBound:
         exact: whether the shift was known and not estimated.
     """
 
-    law: str
+    law: str = "other"
     mu: float = 0.0
     mu_low: float = 0.0
     epsilon: float = 0.0
     about: float = 0.0
     transcripts: int = 0
     exact: bool = False
-
-
-NOTHING = ShiftBound("other")
 
 
 def bound_shift(pair: PairSample, level: BoundLevel) -> ShiftBound:
@@ -79,11 +76,11 @@ def bound_shift(pair: PairSample, level: BoundLevel) -> ShiftBound:
         level: delta and confidence.
 
     Returns:
-        The bound; NOTHING if there is no shift, no noise, or no law for it.
+        The bound; one of 0 if there is no shift, no noise, or no law for it.
     """
     projection = directions_and_totals(pair, LEAST_SHIFT_VALUES)
     if projection is None:
-        return NOTHING
+        return ShiftBound()
     directions, present, absent = projection
     law = law_of_calls(*pair.fresh)
     if law == "laplace":
@@ -94,7 +91,7 @@ def bound_shift(pair: PairSample, level: BoundLevel) -> ShiftBound:
     gap = abs(float(y.mean() - z.mean()))
     spread = max(float(y.std(ddof=1)), float(z.std(ddof=1)))
     if spread <= NO_NOISE * gap or gap == 0:
-        return NOTHING
+        return ShiftBound()
     mu = gap / spread
     count = len(y) + len(z)
     passes = law == "gaussian" and is_normal(y) and is_normal(z)

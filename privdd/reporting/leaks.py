@@ -7,7 +7,7 @@ rate, and labels come last: many methods cannot do without them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -122,7 +122,7 @@ class LeakResult:
     @property
     def short(self) -> str:
         """For a row of the first screen: at most a dozen words, without the attack."""
-        return SHORT_TEXTS[self.kind](self)
+        return _short_text(self)
 
     @property
     def first_sentence(self) -> str:
@@ -160,9 +160,15 @@ def rank_leaks(rows: Iterable[FindingRow], scope: Scope) -> list[LeakResult]:
         leak for each game: attacks that match their reconstructions to records play the same one.
     """
     findings = list(rows)
-    leaks: list[LeakResult] = []
-    for read_leaks in READERS:
-        leaks += read_leaks(findings, scope)
+    leaks = [
+        *_copy_leaks(findings, scope),
+        *_picture_leaks(findings, scope),
+        *_nearest_leaks(findings, scope),
+        *_membership_leaks(findings, scope),
+        *_identification_leaks(findings, scope),
+        *_feature_leaks(findings, scope),
+        *_label_leaks(findings, scope),
+    ]
     strongest: dict[tuple[Kind, str], LeakResult] = {}
     for leak in sorted(leaks, key=lambda leak: leak.order):
         topic = ""
@@ -636,19 +642,29 @@ def _label_leaks(rows: Sequence[FindingRow], scope: Scope) -> list[LeakResult]:
     return leaks
 
 
-Reader = Callable[[Sequence[FindingRow], Scope], list[LeakResult]]
-READERS: tuple[Reader, ...] = (
-    _copy_leaks,
-    _picture_leaks,
-    _nearest_leaks,
-    _membership_leaks,
-    _identification_leaks,
-    _feature_leaks,
-    _label_leaks,
-)
-
-
 # The same results in a few words.
+
+
+def _short_text(leak: LeakResult) -> str:
+    match leak.kind:
+        case "refutation":
+            return leak.brief
+        case "copy":
+            return _short_copies(leak)
+        case "reconstruction" | "likeness":
+            return _short_images(leak)
+        case "membership":
+            return _short_membership(leak)
+        case "identification":
+            return _short_identification(leak)
+        case "noise":
+            return f"ε ≥ {format_number(epsilon_bound(leak.row))} for a crafted record"
+        case "separation":
+            return _short_separation(leak)
+        case "features":
+            return _short_features(leak)
+        case "labels":
+            return _short_labels(leak)
 
 
 def _short_copies(leak: LeakResult) -> str:
@@ -711,17 +727,3 @@ def _short_features(leak: LeakResult) -> str:
 def _short_labels(leak: LeakResult) -> str:
     ((_, rate, chance),) = label_rates([leak.row])
     return f"{format_share(rate)} of labels read (chance {format_share(chance)})"
-
-
-SHORT_TEXTS: Mapping[Kind, Callable[[LeakResult], str]] = {
-    "refutation": lambda leak: leak.brief,
-    "copy": _short_copies,
-    "reconstruction": _short_images,
-    "likeness": _short_images,
-    "membership": _short_membership,
-    "identification": _short_identification,
-    "noise": lambda leak: f"ε ≥ {format_number(epsilon_bound(leak.row))} for a crafted record",
-    "separation": _short_separation,
-    "features": _short_features,
-    "labels": _short_labels,
-}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from privdd.runtime.files import DamagedRun, write_bytes
 FILL_IN = "TO FILL IN"
 UNKNOWN_DATE = "1900-01-01"
 IMAGES = "image-classification"
+FORM_FILES = {"huggingface": "model_card.md", "registry": "registry_entry.yaml"}
 SYNTHETIC = {"synthetic_images", "prototypes", "shared_features"}
 
 
@@ -239,15 +240,13 @@ def _registry_notes(record: RunRecord) -> str:
     return audited
 
 
-FORMS: Mapping[str, tuple[str, Callable[[RunRecord], str]]] = {  # name -> file, what writes it
-    "huggingface": ("model_card.md", model_card),
-    "registry": ("registry_entry.yaml", registry_entry),
-}
-
-
 def write_form(record: RunRecord, name: str, folder: Path) -> Path:
-    """One of ``FORMS`` in ``folder``; returns the file's path. Raises DamagedRun for a run that has
-    no such form."""
-    file, write = FORMS[name]
-    write_bytes(folder / file, write(record).encode())
-    return folder / file
+    """One of ``FORM_FILES`` in ``folder``; returns the file's path. Raises DamagedRun for a run
+    that has no such form."""
+    path = folder / FORM_FILES[name]
+    if name == "registry":
+        text = registry_entry(record)
+    else:
+        text = model_card(record)
+    write_bytes(path, text.encode())
+    return path

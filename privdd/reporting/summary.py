@@ -4,7 +4,7 @@ leaks in sentences."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -321,7 +321,7 @@ def verdict_headline(findings: Findings) -> Headline:
         title, sentences = diverged
         return Headline(findings.verdict, "Diverged", title, sentences)
     kind = findings.verdict
-    title, basis = VERDICT_TEXT[kind](findings)
+    title, basis = _title_and_basis(findings)
     # the verdict's own sentence names what is refuted
     leaks = [leak.first_sentence for leak in leaks_of_run(findings) if leak.kind != "refutation"]
     if kind == "contradiction":
@@ -367,6 +367,19 @@ def target_marks(findings: Findings) -> list[str]:
 
 def _surface_titles(findings: Findings, kind: Verdict) -> list[str]:
     return _unique_titles([row for row in findings.surfaces if row.verdict == kind], findings)
+
+
+def _title_and_basis(findings: Findings) -> tuple[str, str]:
+    """The verdict as a title, and what it rests on."""
+    match findings.verdict:
+        case "unprotected":
+            return _unprotected_headline(findings)
+        case "untested":
+            return _untested_headline(findings)
+        case "consistent":
+            return _consistent_headline(findings)
+        case "contradiction":
+            return _contradiction_headline(findings)
 
 
 def _unique_titles(rows: Iterable[SurfaceRow], findings: Findings) -> list[str]:
@@ -485,15 +498,6 @@ def _refutation_leak(findings: Findings) -> LeakResult | None:
     return LeakResult(
         row, findings.scope, "refutation", phrase, phrase, strength=epsilon_bound(row)
     )
-
-
-# verdict -> its title, and what it rests on
-VERDICT_TEXT: Mapping[Verdict, Callable[[Findings], tuple[str, str]]] = {
-    "unprotected": _unprotected_headline,
-    "untested": _untested_headline,
-    "consistent": _consistent_headline,
-    "contradiction": _contradiction_headline,
-}
 
 
 def _misfiled_sentence(findings: Findings) -> str:

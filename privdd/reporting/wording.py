@@ -108,6 +108,8 @@ BROUGHT: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "global_model": ("Global model", "the server's message, as recorded"),
     },
 }
+# what is added to a title if client and server both send on one surface
+SENT_BY: Mapping[str, str] = {"client": " of a client", "server": " of the server"}
 ADVERSARY: Mapping[str, tuple[str, str]] = {
     "server": (
         "the server",
@@ -394,10 +396,6 @@ def odds_factor(epsilon: float) -> str:
         if times >= size:
             return f"about {times / size:.0f}{name}-fold"
     return f"{times:.2g}-fold"
-
-
-# what is added to a title if client and server both send on one surface
-SENT_BY: Mapping[str, str] = {"client": " of a client", "server": " of the server"}
 
 
 def surface_title_and_meaning(row: SurfaceRow | FindingRow, scope: Scope) -> tuple[str, str]:

@@ -56,6 +56,9 @@ MATCHING_STEPS = 1000
 MATCHING_BATCH = 256
 CLASS_SIZE = 5000
 FEATURE_SHARE = 0.3  # rho
+FindingRow = dict[str, Any]
+Decision = Callable[["ClaimEvidence"], "ClaimVerdict"]
+SENTENCES: list[PrivacySentence] = []  # in the papers' order, each above what decides it
 
 
 def audit_folder_name(name: str) -> str:
@@ -96,9 +99,6 @@ class ClaimVerdict:
     because: tuple[str, ...]
 
 
-FindingRow = dict[str, Any]
-
-
 def strongest_membership(findings: dict[str, Any], surface: str) -> FindingRow | None:
     """The finding on a surface whose interval of the AUC begins highest."""
     rows = [
@@ -116,6 +116,94 @@ def _format_auc(row: FindingRow) -> str:
     )
 
 
+@dataclass(frozen=True)
+class PrivacySentence:
+    """quote: the paper's words; reading: what must be true for it to hold; by: "formula", "attack"
+    or "training"."""
+
+    name: str
+    where: str
+    quote: str
+    reading: str
+    by: str
+    decide: Decision
+
+
+def privacy_sentence(
+    name: str, where: str, quote: str, reading: str, by: str
+) -> Callable[[Decision], Decision]:
+    """Enters a decision in ``SENTENCES``, with what it decides (``PrivacySentence``)."""
+
+    def enter_decision(decide: Decision) -> Decision:
+        SENTENCES.append(PrivacySentence(name, where, quote, reading, by, decide))
+        return decide
+
+    return enter_decision
+
+
+@privacy_sentence(
+    "feddm.theorem",
+    "FedDM, section 4.4",
+    "using DP-SGD in local training of FedDM can satisfy (ϵ, δ)-differential "
+    "privacy, with σ ≥ √(2 log(1/δ)/ϵ) "
+    "for any Tq² ≤ ϵ/2",
+    "the paper's own sigma, T and batch meet the condition on CIFAR-10, and an "
+    "accountant then allows that epsilon",
+    "formula",
+)
+def decide_feddm_theorem(evidence: ClaimEvidence) -> ClaimVerdict:
+    """The kindest case: T steps at the smallest q, Poisson batches, and each record clipped (the
+    method clips their mean)."""
+    q = MATCHING_BATCH / CLASS_SIZE
+    lines = []
+    holds = True
+    for sigma in SIGMAS:
+        stated = 2 * math.log(1 / DELTA) / sigma**2
+        event = dpa.SelfComposedDpEvent(
+            dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), MATCHING_STEPS
+        )
+        real = accounted(event, DELTA)
+        meets = MATCHING_STEPS * q**2 <= stated / 2
+        holds = holds and meets and real <= stated
+        lines.append(
+            f"sigma {sigma:g}: T q² = {MATCHING_STEPS * q**2:.3g}, ε/2 = "
+            f"{stated / 2:.3g}, so the condition {'holds' if meets else 'fails'}; "
+            f"the formula gives {stated:.3g}, the accountant {real:.3g} a round"
+        )
+    lines.append(
+        "this is the kindest case: a client that holds all 5,000 records of a class, "
+        "each record clipped by itself"
+    )
+    return ClaimVerdict(HOLDS_HERE if holds else FAILS_HERE, tuple(lines))
+
+
+@privacy_sentence(
+    "fedrd.table2",
+    "FedRD, section V-C",
+    "We set the value of noise scale σ = 1, 3, 5 and the corresponding privacy "
+    "budget ϵ = 10, 1.11, 0.4 with δ = 10⁻⁵",
+    "the formula of the same section gives these numbers with the natural logarithm of its proof",
+    "formula",
+)
+def decide_fedrd_table_two(evidence: ClaimEvidence) -> ClaimVerdict:
+    natural = [2 * math.log(1 / DELTA) / sigma**2 for sigma in SIGMAS]
+    common = [2 * math.log10(1 / DELTA) / sigma**2 for sigma in SIGMAS]
+    agrees = [abs(a - b) < 0.01 for a, b in zip(natural, PRINTED_EPSILONS, strict=True)]
+    lines = (
+        f"natural logarithm: {', '.join(f'{v:.3g}' for v in natural)}",
+        f"base 10: {', '.join(f'{v:.3g}' for v in common)}",
+        f"printed: {', '.join(f'{v:g}' for v in PRINTED_EPSILONS)}",
+    )
+    return ClaimVerdict(HOLDS_HERE if all(agrees) else FAILS_HERE, lines)
+
+
+@privacy_sentence(
+    "fedrd.not-real",
+    "FedRD, section IV-B",
+    "the synthetic representations are not real instances of the local dataset",
+    "the representations do not reveal whether a record was used",
+    "attack",
+)
 def decide_fedrd_not_real(evidence: ClaimEvidence) -> ClaimVerdict:
     row = strongest_membership(evidence.audit_findings("fedrd"), "synthetic_representations")
     if row is None:
@@ -131,6 +219,20 @@ def decide_fedrd_not_real(evidence: ClaimEvidence) -> ClaimVerdict:
     return ClaimVerdict(UNDECIDED, (_format_auc(row), "no better than chance at this size"))
 
 
+def _blind_psnr(row: FindingRow) -> float:
+    return max(value for name, value in row["baselines"].items() if name.startswith("psnr_"))
+
+
+@privacy_sentence(
+    "fedrd.secret-map",
+    "FedRD, section IV-B",
+    "the attackers cannot infer from the representations [...] to obtain the "
+    "original data x, as the local projection "
+    "model is kept local",
+    "an attacker without the projection reconstructs no image better than a guess from "
+    "public records",
+    "attack",
+)
 def decide_fedrd_secret_map(evidence: ClaimEvidence) -> ClaimVerdict:
     """The rungs of the ladder on which the attacker does not have the projection."""
     rows = [
@@ -158,108 +260,18 @@ def decide_fedrd_secret_map(evidence: ClaimEvidence) -> ClaimVerdict:
     )
 
 
-def decide_fedfed_inversion(evidence: ClaimEvidence) -> ClaimVerdict:
-    rows = [
-        r
-        for r in evidence.audit_findings("fedfed")["findings"]
-        if r["attack"] == "feature_inversion"
-    ]
-    if not rows:
-        return ClaimVerdict(UNDECIDED, ("no inversion was run",))
-    row = max(rows, key=lambda line: line["psnr"] - _blind_psnr(line))
-    lines = (
-        f"{row['psnr']:.1f} dB from {row['surface'].replace('_', ' ')}, a blind guess "
-        f"{_blind_psnr(row):.1f} dB",
-    )
-    return ClaimVerdict(
-        FAILS_HERE if row["psnr"] >= _blind_psnr(row) + PICTURE_MARGIN else UNDECIDED, lines
-    )
-
-
-def _blind_psnr(row: FindingRow) -> float:
-    return max(value for name, value in row["baselines"].items() if name.startswith("psnr_"))
-
-
-def decide_fedlgd_no_extra(evidence: ClaimEvidence) -> ClaimVerdict:
-    return _compare_with_fedlgd(evidence, "virtual_data", "FedAvg on virtual data")
-
-
-def decide_fedlgd_membership(evidence: ClaimEvidence) -> ClaimVerdict:
-    return _compare_with_fedlgd(evidence, "fedavg", "FedAvg on the records")
-
-
-def _compare_with_fedlgd(evidence: ClaimEvidence, other_method: str, named: str) -> ClaimVerdict:
-    """Decided where the two intervals do not meet; otherwise the game is too small to tell them
-    apart."""
-    a, b = (
-        strongest_membership(evidence.audit_findings(name), "update")
-        for name in ("fedlgd", other_method)
-    )
-    if a is None or b is None:
-        return ClaimVerdict(UNDECIDED, ("no membership attack read the updates",))
-    lines = (f"FedLGD: {_format_auc(a)}", f"{named}: {_format_auc(b)}")
-    if a["auc_ci"][0] > b["auc_ci"][1]:
-        return ClaimVerdict(FAILS_HERE, lines)
-    if a["auc_ci"][1] < b["auc_ci"][0]:
-        return ClaimVerdict(HOLDS_HERE, lines)
-    return ClaimVerdict(UNDECIDED, (*lines, "the intervals meet"))
-
-
-def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
-    """Features against whole images, from the results of fedfed.figure11."""
-    column = evidence.entry_results("fedfed.figure11")["columns"][0]
-    pairs = chain.from_iterable(sentence["pairs"] for sentence in column["sentences"])
-    statement = next(pair for pair in pairs if pair["worse"] == "algo=fedfed_raw")
-    p = "one seed" if statement["p"] is None else f"p {statement['p']:.2g}"
-    lines = (f"features {100 * statement['gain']:+.1f} points against whole images ({p})",)
-    return ClaimVerdict(
-        {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(statement["verdict"], UNDECIDED), lines
-    )
-
-
 def release_epsilon(sigma: float, sensitivity: float, delta: float = DELTA) -> float:
     """The accounted epsilon of one Gaussian release."""
     return accounted(dpa.GaussianDpEvent(sigma / sensitivity), delta)
 
 
-def decide_feddm_theorem(evidence: ClaimEvidence) -> ClaimVerdict:
-    """The kindest case: T steps at the smallest q, Poisson batches, and each record clipped (the
-    method clips their mean)."""
-    q = MATCHING_BATCH / CLASS_SIZE
-    lines = []
-    holds = True
-    for sigma in SIGMAS:
-        stated = 2 * math.log(1 / DELTA) / sigma**2
-        event = dpa.SelfComposedDpEvent(
-            dpa.PoissonSampledDpEvent(q, dpa.GaussianDpEvent(sigma)), MATCHING_STEPS
-        )
-        real = accounted(event, DELTA)
-        meets = MATCHING_STEPS * q**2 <= stated / 2
-        holds = holds and meets and real <= stated
-        lines.append(
-            f"sigma {sigma:g}: T q² = {MATCHING_STEPS * q**2:.3g}, ε/2 = "
-            f"{stated / 2:.3g}, so the condition {'holds' if meets else 'fails'}; "
-            f"the formula gives {stated:.3g}, the accountant {real:.3g} a round"
-        )
-    lines.append(
-        "this is the kindest case: a client that holds all 5,000 records of a class, "
-        "each record clipped by itself"
-    )
-    return ClaimVerdict(HOLDS_HERE if holds else FAILS_HERE, tuple(lines))
-
-
-def decide_fedrd_table_two(evidence: ClaimEvidence) -> ClaimVerdict:
-    natural = [2 * math.log(1 / DELTA) / sigma**2 for sigma in SIGMAS]
-    common = [2 * math.log10(1 / DELTA) / sigma**2 for sigma in SIGMAS]
-    agrees = [abs(a - b) < 0.01 for a, b in zip(natural, PRINTED_EPSILONS, strict=True)]
-    lines = (
-        f"natural logarithm: {', '.join(f'{v:.3g}' for v in natural)}",
-        f"base 10: {', '.join(f'{v:.3g}' for v in common)}",
-        f"printed: {', '.join(f'{v:g}' for v in PRINTED_EPSILONS)}",
-    )
-    return ClaimVerdict(HOLDS_HERE if all(agrees) else FAILS_HERE, lines)
-
-
+@privacy_sentence(
+    "fedfed.less-noise",
+    "FedFed, theorem 3.3",
+    "Given identical ϵ, δ, we attain σ < σ′",
+    "at equal epsilon the noise on features is smaller than on raw records, taken by itself",
+    "formula",
+)
 def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
     """One Gaussian release of a vector of norm at most rho, against one of norm at most 1."""
     raw = 1.0
@@ -278,6 +290,13 @@ def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
     return ClaimVerdict(HOLDS_HERE if noise < raw else FAILS_HERE, lines)
 
 
+@privacy_sentence(
+    "fedfed.square",
+    "FedFed, theorem 3.3",
+    "such that σ ∝ ‖x_s‖²",
+    "twice the norm needs four times the noise at equal epsilon",
+    "formula",
+)
 def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
     once, twice, four = (
         release_epsilon(s, norm) for s, norm in ((1.0, 1.0), (2.0, 2.0), (4.0, 2.0))
@@ -291,6 +310,13 @@ def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
     return ClaimVerdict(FAILS_HERE if linear else HOLDS_HERE, lines)
 
 
+@privacy_sentence(
+    "fedfed.composition",
+    "FedFed, theorem 3.4",
+    "For k clients with (ϵ, δ)-differential privacy, FedFed satisfies [...]-differential privacy",
+    "the printed bound is not below that of the theorem which it cites",
+    "formula",
+)
 def decide_fedfed_composition(evidence: ClaimEvidence) -> ClaimVerdict:
     lines = []
     below = False
@@ -310,6 +336,102 @@ def decide_fedfed_composition(evidence: ClaimEvidence) -> ClaimVerdict:
     return ClaimVerdict(FAILS_HERE if below else HOLDS_HERE, tuple(lines))
 
 
+@privacy_sentence(
+    "fedfed.raw",
+    "FedFed, section 4.2",
+    "sharing the full data with DP protection leads to a degradation in the "
+    "performance of the FL system",
+    "at equal protection, features give a higher accuracy than whole images "
+    "(fedfed.figure11, scale=small)",
+    "training",
+)
+def decide_fedfed_raw(evidence: ClaimEvidence) -> ClaimVerdict:
+    """Features against whole images, from the results of fedfed.figure11."""
+    column = evidence.entry_results("fedfed.figure11")["columns"][0]
+    pairs = chain.from_iterable(sentence["pairs"] for sentence in column["sentences"])
+    statement = next(pair for pair in pairs if pair["worse"] == "algo=fedfed_raw")
+    p = "one seed" if statement["p"] is None else f"p {statement['p']:.2g}"
+    lines = (f"features {100 * statement['gain']:+.1f} points against whole images ({p})",)
+    return ClaimVerdict(
+        {HOLDS: HOLDS_HERE, REVERSED: FAILS_HERE}.get(statement["verdict"], UNDECIDED), lines
+    )
+
+
+@privacy_sentence(
+    "fedfed.inversion",
+    "FedFed, section 4.4",
+    "FedFed could protect globally shared data",
+    "the shared features reconstruct no image better than a guess from public records",
+    "attack",
+)
+def decide_fedfed_inversion(evidence: ClaimEvidence) -> ClaimVerdict:
+    rows = [
+        r
+        for r in evidence.audit_findings("fedfed")["findings"]
+        if r["attack"] == "feature_inversion"
+    ]
+    if not rows:
+        return ClaimVerdict(UNDECIDED, ("no inversion was run",))
+    row = max(rows, key=lambda line: line["psnr"] - _blind_psnr(line))
+    lines = (
+        f"{row['psnr']:.1f} dB from {row['surface'].replace('_', ' ')}, a blind guess "
+        f"{_blind_psnr(row):.1f} dB",
+    )
+    return ClaimVerdict(
+        FAILS_HERE if row["psnr"] >= _blind_psnr(row) + PICTURE_MARGIN else UNDECIDED, lines
+    )
+
+
+def _compare_with_fedlgd(evidence: ClaimEvidence, other_method: str, named: str) -> ClaimVerdict:
+    """Decided where the two intervals do not meet; otherwise the game is too small to tell them
+    apart."""
+    a, b = (
+        strongest_membership(evidence.audit_findings(name), "update")
+        for name in ("fedlgd", other_method)
+    )
+    if a is None or b is None:
+        return ClaimVerdict(UNDECIDED, ("no membership attack read the updates",))
+    lines = (f"FedLGD: {_format_auc(a)}", f"{named}: {_format_auc(b)}")
+    if a["auc_ci"][0] > b["auc_ci"][1]:
+        return ClaimVerdict(FAILS_HERE, lines)
+    if a["auc_ci"][1] < b["auc_ci"][0]:
+        return ClaimVerdict(HOLDS_HERE, lines)
+    return ClaimVerdict(UNDECIDED, (*lines, "the intervals meet"))
+
+
+@privacy_sentence(
+    "fedlgd.no-extra",
+    "FedLGD, section on privacy",
+    "FedLGD uses pre-existing information, i.e., shared averaged gradients and "
+    "global model, to distill virtual data, "
+    "so there is no extra privacy leakage",
+    "membership in FedLGD's updates is found no better than in those of FedAvg on "
+    "the same kind of virtual data",
+    "attack",
+)
+def decide_fedlgd_no_extra(evidence: ClaimEvidence) -> ClaimVerdict:
+    return _compare_with_fedlgd(evidence, "virtual_data", "FedAvg on virtual data")
+
+
+@privacy_sentence(
+    "fedlgd.membership",
+    "FedLGD, section on privacy",
+    "attacking membership becomes more challenging",
+    "membership is found worse in FedLGD's updates than in those of FedAvg on the records",
+    "attack",
+)
+def decide_fedlgd_membership(evidence: ClaimEvidence) -> ClaimVerdict:
+    return _compare_with_fedlgd(evidence, "fedavg", "FedAvg on the records")
+
+
+@privacy_sentence(
+    "fedlgd.lpips",
+    "FedLGD, section on privacy",
+    "it effectively alleviates the attack from perceptual perspective, by reducing "
+    "LPIPS from 0.253 to 0.177",
+    "a smaller LPIPS means an image less like the record",
+    "formula",
+)
 def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
     """LPIPS between pictures and the same with more and more noise."""
     pictures = load_digits_dataset("digits", None, Keys(0)).test.x[:32]
@@ -328,134 +450,6 @@ def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
         "the attack got better",
     )
     return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(distances) > 0)) else HOLDS_HERE, lines)
-
-
-@dataclass(frozen=True)
-class PrivacySentence:
-    """quote: the paper's words; reading: what must be true for it to hold; by: "formula", "attack"
-    or "training"."""
-
-    name: str
-    where: str
-    quote: str
-    reading: str
-    by: str
-    decide: Callable[[ClaimEvidence], ClaimVerdict]
-
-
-SENTENCES: tuple[PrivacySentence, ...] = (  # in the papers' order
-    PrivacySentence(
-        "feddm.theorem",
-        "FedDM, section 4.4",
-        "using DP-SGD in local training of FedDM can satisfy (ϵ, δ)-differential "
-        "privacy, with σ ≥ √(2 log(1/δ)/ϵ) "
-        "for any Tq² ≤ ϵ/2",
-        "the paper's own sigma, T and batch meet the condition on CIFAR-10, and an "
-        "accountant then allows that epsilon",
-        "formula",
-        decide_feddm_theorem,
-    ),
-    PrivacySentence(
-        "fedrd.table2",
-        "FedRD, section V-C",
-        "We set the value of noise scale σ = 1, 3, 5 and the corresponding privacy "
-        "budget ϵ = 10, 1.11, 0.4 with δ = 10⁻⁵",
-        "the formula of the same section gives these numbers with the natural logarithm "
-        "of its proof",
-        "formula",
-        decide_fedrd_table_two,
-    ),
-    PrivacySentence(
-        "fedrd.not-real",
-        "FedRD, section IV-B",
-        "the synthetic representations are not real instances of the local dataset",
-        "the representations do not reveal whether a record was used",
-        "attack",
-        decide_fedrd_not_real,
-    ),
-    PrivacySentence(
-        "fedrd.secret-map",
-        "FedRD, section IV-B",
-        "the attackers cannot infer from the representations [...] to obtain the "
-        "original data x, as the local projection "
-        "model is kept local",
-        "an attacker without the projection reconstructs no image better than a guess from "
-        "public records",
-        "attack",
-        decide_fedrd_secret_map,
-    ),
-    PrivacySentence(
-        "fedfed.less-noise",
-        "FedFed, theorem 3.3",
-        "Given identical ϵ, δ, we attain σ < σ′",
-        "at equal epsilon the noise on features is smaller than on raw records, taken by itself",
-        "formula",
-        decide_fedfed_less_noise,
-    ),
-    PrivacySentence(
-        "fedfed.square",
-        "FedFed, theorem 3.3",
-        "such that σ ∝ ‖x_s‖²",
-        "twice the norm needs four times the noise at equal epsilon",
-        "formula",
-        decide_fedfed_square,
-    ),
-    PrivacySentence(
-        "fedfed.composition",
-        "FedFed, theorem 3.4",
-        "For k clients with (ϵ, δ)-differential privacy, FedFed satisfies "
-        "[...]-differential privacy",
-        "the printed bound is not below that of the theorem which it cites",
-        "formula",
-        decide_fedfed_composition,
-    ),
-    PrivacySentence(
-        "fedfed.raw",
-        "FedFed, section 4.2",
-        "sharing the full data with DP protection leads to a degradation in the "
-        "performance of the FL system",
-        "at equal protection, features give a higher accuracy than whole images "
-        "(fedfed.figure11, scale=small)",
-        "training",
-        decide_fedfed_raw,
-    ),
-    PrivacySentence(
-        "fedfed.inversion",
-        "FedFed, section 4.4",
-        "FedFed could protect globally shared data",
-        "the shared features reconstruct no image better than a guess from public records",
-        "attack",
-        decide_fedfed_inversion,
-    ),
-    PrivacySentence(
-        "fedlgd.no-extra",
-        "FedLGD, section on privacy",
-        "FedLGD uses pre-existing information, i.e., shared averaged gradients and "
-        "global model, to distill virtual data, "
-        "so there is no extra privacy leakage",
-        "membership in FedLGD's updates is found no better than in those of FedAvg on "
-        "the same kind of virtual data",
-        "attack",
-        decide_fedlgd_no_extra,
-    ),
-    PrivacySentence(
-        "fedlgd.membership",
-        "FedLGD, section on privacy",
-        "attacking membership becomes more challenging",
-        "membership is found worse in FedLGD's updates than in those of FedAvg on the records",
-        "attack",
-        decide_fedlgd_membership,
-    ),
-    PrivacySentence(
-        "fedlgd.lpips",
-        "FedLGD, section on privacy",
-        "it effectively alleviates the attack from perceptual perspective, by reducing "
-        "LPIPS from 0.253 to 0.177",
-        "a smaller LPIPS means an image less like the record",
-        "formula",
-        decide_fedlgd_lpips,
-    ),
-)
 
 
 def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:

@@ -50,6 +50,8 @@ from privdd.training.sgd import evaluate_model, predict_logits
 
 # what an analysis adds to the page of an entry
 AnalysisOutput = tuple[list[ExtraTable], list[Plot]]
+Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], AnalysisOutput]
+ANALYSES: dict[str, Analysis] = {}  # by the name in an entry's ``also``
 Points = NDArray[np.float64]
 DIRECTIONS = 8
 DISTANCES = 9  # distances from 0 to twice the radius
@@ -60,6 +62,16 @@ FEATURE_KINDS = ("x", "x_s", "x_r")
 PRINTED_PSNR = {"x_r": 31.47, "x_s": 18.87}  # table 12
 EPOCHS = 15  # of each classifier; how long the paper trains them is not stated
 CHUNK = 512
+
+
+def enter_analysis(name: str) -> Callable[[Analysis], Analysis]:
+    """Enters a function in ``ANALYSES``."""
+
+    def enter(function: Analysis) -> Analysis:
+        ANALYSES[name] = function
+        return function
+
+    return enter
 
 
 def format_spread(values: Sequence[float], factor: float = 1.0, digits: int = 1) -> str:
@@ -180,6 +192,7 @@ def mean_cross_entropy(model: torch.nn.Module, state: State, records: Records) -
     return float(F.cross_entropy(predict_logits(model, state, records.x), records.y))
 
 
+@enter_analysis("surrogate")
 def surrogate_analysis(
     cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
@@ -247,6 +260,7 @@ def _draw_losses(far: Points, values: Points) -> Figure:
     return figure
 
 
+@enter_analysis("radius")
 def radius_analysis(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """Test loss and accuracy of the final model, against the radius."""
     body = []
@@ -330,6 +344,7 @@ def _find_fedlgd(cells: Sequence[PaperCell]) -> PaperCell | None:
     return next((cell for cell in cells if starts_with_words(cell.row, "algo=fedlgd")), None)
 
 
+@enter_analysis("domains")
 def distillation_analysis(
     cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
@@ -366,6 +381,7 @@ def distillation_analysis(
     return [table], [plot_scatter("tsne-domains", title, caption, panels, names[:2], seeds[0])]
 
 
+@enter_analysis("regulariser")
 def regulariser_analysis(
     cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
@@ -450,6 +466,7 @@ def first_images(x: Tensor, y: Tensor, classes: int) -> list[Tensor | None]:
     ]
 
 
+@enter_analysis("images by round")
 def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path) -> AnalysisOutput:
     """A gallery for each row of the first column: the first image of each class that one client
     sent, round by round."""
@@ -487,6 +504,7 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
     return [], plots
 
 
+@enter_analysis("virtual images")
 def virtual_image_galleries(
     cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
@@ -538,6 +556,7 @@ def _draw_gallery(lines: dict[str, list[Tensor | None]], columns: int) -> Figure
     return figure
 
 
+@enter_analysis("features")
 def feature_analysis(
     cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
 ) -> AnalysisOutput:
@@ -621,18 +640,6 @@ def _train_and_test(
     training = ServerTraining(epochs=EPOCHS, batch_size=64, lr=0.02, momentum=0.9)
     state = train_on_records(model, state, records, training, keys.fold("order").torch())
     return {kind: evaluate_model(model, state, tests[kind])[0] for kind in FEATURE_KINDS}
-
-
-Analysis = Callable[[Sequence[PaperCell], Sequence[int], Path], AnalysisOutput]
-ANALYSES: Mapping[str, Analysis] = {
-    "features": feature_analysis,
-    "domains": distillation_analysis,
-    "regulariser": regulariser_analysis,
-    "images by round": images_by_round,
-    "virtual images": virtual_image_galleries,
-    "surrogate": surrogate_analysis,
-    "radius": radius_analysis,
-}
 
 
 def run_analyses(

@@ -71,9 +71,6 @@ class _RunBudget:
     update_numbers: int = 2 * 10**8
 
 
-RUN_BUDGET = _RunBudget()
-
-
 @dataclass(frozen=True)
 class _RunPlan:
     """Which runs certify.
@@ -148,12 +145,12 @@ def certify_client(statement: Statement, name: str) -> Finding:
     run = ClientRunReplay(subject, name)
     trial = run.new_script(subject.keys.fold("trial").torch())
     run.play_run(trial)
+    budget = _RunBudget()
     size = sum(tensor.numel() for tensor in run.huge_update.values())
-    affordable = min(
-        RUN_BUDGET.update_numbers // (run.update_count * size),
-        RUN_BUDGET.updates // run.update_count,
-    )
-    most = max(RUN_BUDGET.min_runs, min(subject.budget.runs, affordable))
+    runs_by_numbers = budget.update_numbers // (run.update_count * size)
+    runs_by_updates = budget.updates // run.update_count
+    affordable = min(subject.budget.runs, runs_by_numbers, runs_by_updates)
+    most = max(budget.min_runs, affordable)
     what = "an update beyond the clip norm in each round"
     return _certify_runs(statement, _RunPlan(run, trial, most, what))
 
@@ -195,14 +192,16 @@ def _with_every_label(guest: Canaries, classes: int) -> Canaries:
 
 
 def _affordable_runs(subject: GuaranteeSubject, trial: RunScript, *, in_lockstep: bool) -> int:
+    budget = _RunBudget()
     releases = sum(len(steps) for steps in trial.steps) / trial.hosts
     if trial.hosts > 1:
-        most = RUN_BUDGET.side_by_side
+        most = budget.side_by_side
     elif in_lockstep:
-        most = min(RUN_BUDGET.in_lockstep, RUN_BUDGET.numbers_in_lockstep // trial.numbers)
+        most = min(budget.in_lockstep, budget.numbers_in_lockstep // trial.numbers)
     else:
-        most = RUN_BUDGET.one_by_one
-    return max(RUN_BUDGET.min_runs, min(subject.budget.runs, int(most / max(releases, 1))))
+        most = budget.one_by_one
+    affordable = int(most / max(releases, 1))
+    return max(budget.min_runs, min(subject.budget.runs, affordable))
 
 
 def _is_vectorisable(run: WholeRunReplay) -> bool:
