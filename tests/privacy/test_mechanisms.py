@@ -56,6 +56,18 @@ def test_noise_of_the_other_mechanisms(mechanism: AggregateClip | ClientLevel) -
     check_scale(output.value["x"] - output.exact["x"], std)  # type: ignore[index]
 
 
+def test_the_noise_of_a_batch_mean_is_its_stream_tensor_by_tensor() -> None:
+    """Who holds the seed draws the noise again, and takes it off: what is left is the clipped
+    mean, to rounding."""
+    mechanism = AggregateClip(0.5, 2.0)
+    output = mechanism({"x": torch.rand(4, 6), "y": torch.rand(4, 2, 3)}, noise())
+    stream = noise()
+    assert output.exact is not None
+    for name, exact in output.exact.items():
+        drawn = mechanism.noise_multiplier * mechanism.clip_norm / 4 * stream.normal(exact.shape)
+        assert torch.allclose(output.value[name] - drawn.to(exact), exact, atol=1e-6)
+
+
 def test_all_tensors_of_a_record_are_clipped_together() -> None:
     g = torch.Generator().manual_seed(0)
     value = {"a": torch.randn(7, 3, 2, generator=g), "b": torch.randn(7, 5, generator=g)}

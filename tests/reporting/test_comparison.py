@@ -16,6 +16,7 @@ import yaml
 from privdd.report import main
 from privdd.reporting.compared_settings import Setting, group_runs
 from privdd.reporting.comparison import (
+    CURVES,
     comparison_sentences,
     draw_comparison,
     print_training_table,
@@ -126,6 +127,17 @@ def test_each_setting_leads_with_what_its_own_page_says_first() -> None:
         (sentence,) = (line for line in told if line.startswith(f"{one.label}: "))
         first = verdict_headline(one.runs[0].findings).sentences[0]
         assert sentence.removeprefix(f"{one.label}: ")[1:] == first[1:] and "can identify" in first
+
+
+def test_settings_beyond_the_colours_of_the_figures_are_counted() -> None:
+    settings = [
+        setting(record(0, found=(rates(0.5, 0.5),)), label=f"setting {number}")
+        for number in range(CURVES + 2)
+    ]
+    sentences = comparison_sentences(settings)
+    assert sum(sentence.startswith("setting ") for sentence in sentences) == CURVES
+    assert sentences[CURVES] == "2 more settings leak; their own pages say what."
+    assert not any("more settings" in text for text in comparison_sentences(settings[:CURVES]))
 
 
 def test_a_setting_without_a_leak_was_not_shown_to_leak_and_an_unread_one_is_not_tested() -> None:

@@ -100,9 +100,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.drawn
 @pytest.mark.nightly(cases=["unprotected", "consistent"])
 @pytest.mark.parametrize("name", [*KINDS, "comparison"])
-def test_a_page_is_whole_small_and_loads_nothing(
-    page_of: Callable[[str], Path], name: str
-) -> None:
+def test_a_page_is_whole_small_and_loads_nothing(page_of: Callable[[str], Path], name: str) -> None:
     text = page_of(name).read_text(encoding="utf-8")
     assert problems(text) == []
     assert len(text) < 1_000_000 and "default-src 'none'" in text
@@ -347,6 +345,26 @@ def test_evidence_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         save_file(bad, path)
         with pytest.raises(DamagedRun, match="lira"):
             write_report(folder)
+
+
+def test_one_run_is_reported_in_its_folder_and_compared_where_a_place_for_that_is_named(
+    tmp_path: Path,
+    audited: Callable[[str], SmallAudit],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = Path(shutil.copytree(audited("fedavg").path, tmp_path / "run"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    page = folder / "report.html"
+    page.unlink(missing_ok=True)
+    assert main([str(folder)]) == 0
+    assert page.is_file() and str(page) in capsys.readouterr().out
+    assert not [*elsewhere.iterdir()]
+    before = page.read_bytes()
+    assert main([str(folder), f"out={tmp_path / 'side'}"]) == 0
+    assert (tmp_path / "side" / "leaks.csv").is_file() and page.read_bytes() == before
 
 
 def test_folders_that_are_no_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
