@@ -149,8 +149,10 @@ def public_information(experiment: Experiment, ledger: Ledger) -> list[dict[str,
         *_describe_shapes(ledger),
     ]
     facts += _describe_relation(experiment)
-    personal = plan.method.audit_hooks.accuracy_kind == "personal"
-    facts.append(("accuracy", PERSONAL_ACCURACY_NOTE if personal else GLOBAL_ACCURACY_NOTE))
+    if plan.method.audit_hooks.accuracy_kind == "personal":
+        facts.append(("accuracy", PERSONAL_ACCURACY_NOTE))
+    else:
+        facts.append(("accuracy", GLOBAL_ACCURACY_NOTE))
     if experiment.auditing is not None:
         facts += [("audit", AUDIT_NOTE)]
     return [{"what": what, "value": value[:1000]} for what, value in facts]
@@ -162,17 +164,13 @@ def _describe_rounds(plan: Plan) -> Iterator[tuple[str, str]]:
     participants = max(1, round_half_up(plan.fraction * clients))
     yield "rounds", str(plan.method.rounds)
     if participants == clients:
-        clients_text = f"all {clients} clients in every round"
+        participation = f"all {clients} clients in every round"
     else:
-        clients_text = f"{participants} of {clients} clients a round"
-    if all_in and participants < clients:
-        clients_text += f", all in round {', '.join(map(str, all_in))}"
-    yield (
-        "participation",
-        clients_text
-        if participants == clients
-        else f"{clients_text}, drawn from the seed: the participants are public",
-    )
+        participation = f"{participants} of {clients} clients a round"
+        if all_in:
+            participation += f", all in round {', '.join(map(str, all_in))}"
+        participation += ", drawn from the seed: the participants are public"
+    yield "participation", participation
     if plan.trust.is_summed:
         yield "server's view", _describe_secure_sum(plan)
     seed_text = "initial model, networks, augmentation and the order of batches are drawn from it"
@@ -202,8 +200,10 @@ def _describe_mechanisms(plan: Plan, ledger: Ledger) -> Iterator[tuple[str, str]
     by_class = {release.name for release in ledger.releases if release.partition is not None}
     for name, mechanism in plan.mechanisms.items():
         yield f"mechanism of {name}", _describe_settings(mechanism)
-        often = _describe_applications(plan, name) + (", to each class" if name in by_class else "")
-        yield f"applications of {name}", often
+        applications = _describe_applications(plan, name)
+        if name in by_class:
+            applications += ", to each class"
+        yield f"applications of {name}", applications
 
 
 def _describe_settings(mechanism: Mechanism) -> str:
@@ -487,11 +487,12 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
 def _missing_map_entry(experiment: Experiment, key: SurfaceKey) -> dict[str, str]:
     """Hooks of the method without which attacks have no map to what clients send on a surface."""
     surface, sender = key
-    if sender == "client":
-        hooks = missing_map_hooks(experiment.plan.method, Surface(surface))
-    else:
-        hooks = ""
-    return {"missing_hooks": hooks} if hooks else {}
+    if sender != "client":
+        return {}
+    hooks = missing_map_hooks(experiment.plan.method, Surface(surface))
+    if not hooks:
+        return {}
+    return {"missing_hooks": hooks}
 
 
 def _describe_attacks(

@@ -518,15 +518,13 @@ def _with_shard(shards: Sequence[Shard], plan: Plan, own: Shard) -> list[Shard]:
 
 def describe_view(run: FinishedRun, view: View, family: Family) -> list[str]:
     """The text of a finding's note on how its view was obtained."""
-    by_replays = family == Family.MEMBERSHIP
-    return [
-        describe_granted_knowledge(run.plan, view, family),
-        describe_replays(run, view) if by_replays else "",
-        describe_read_rounds(run.plan, view, run.experiment.audit_settings.rounds)
-        if by_replays
-        else "",
-        describe_other_networks(view),
-    ]
+    sentences = [describe_granted_knowledge(run.plan, view, family)]
+    if family == Family.MEMBERSHIP:
+        rounds = run.experiment.audit_settings.rounds
+        sentences.append(describe_replays(run, view))
+        sentences.append(describe_read_rounds(run.plan, view, rounds))
+    sentences.append(describe_other_networks(view))
+    return sentences
 
 
 def describe_replays(run: FinishedRun, view: View) -> str:
@@ -543,15 +541,13 @@ def describe_replays(run: FinishedRun, view: View) -> str:
         and view.surface != Surface.SHARED_FEATURES
     )
     if not sent:
-        has_fewer = (
-            view.adversary in (Adversary.SERVER, Adversary.PEER)
-            and len(view.worlds.masks) < audit.worlds
-        )
-        fewer_text = (
-            f"{FEWER_REPLAYS_NOTE} {len(view.worlds.masks)} of {audit.worlds} replays "
-            "(audit.processed_worlds)"
-        )
-        return fewer_text if has_fewer else ""
+        is_client_read = view.adversary in (Adversary.SERVER, Adversary.PEER)
+        count = len(view.worlds.masks)
+        if is_client_read and count < audit.worlds:
+            return (
+                f"{FEWER_REPLAYS_NOTE} {count} of {audit.worlds} replays (audit.processed_worlds)"
+            )
+        return ""
     if len(view.worlds.masks) < federations:
         # one is the run itself
         if len(view.worlds.masks) > 1:

@@ -107,7 +107,9 @@ def suggest_word(word: str, choices: Mapping[str, Sequence[str]]) -> str:
         return "did you mean --help?"
     groups = [group for group, names in choices.items() if word in names]
     written = [f"attack=[{word}]" if group == "attack" else f"{group}={word}" for group in groups]
-    return _ask(written) if written else ""
+    if not written:
+        return ""
+    return _ask(written)
 
 
 def _ask(meant: Sequence[str]) -> str:
@@ -138,7 +140,9 @@ def _keys_by_synonym(keys: Sequence[str], word: str, where: str) -> list[str]:
     meant = SYNONYMS.get(word.lower(), "")
     if "=" in meant or meant in OUTSIDE_CONFIG or meant in keys:
         return [meant]
-    named = _keys_named(keys, meant, where) if meant else []
+    if not meant:
+        return []
+    named = _keys_named(keys, meant, where)
     privacy = [key for key in named if key.startswith("privacy.") and key.count(".") == 1]
     return privacy or named
 
@@ -149,7 +153,9 @@ def _mended_keys(keys: Sequence[str], key: str, depth: int, names: Sequence[str]
     parts = key.split(".")
     close = difflib.get_close_matches(parts[depth], names, 1)
     mended = ".".join([*parts[:depth], *close, *parts[depth + 1 :]])
-    return [mended] if close and mended in keys else []
+    if close and mended in keys:
+        return [mended]
+    return []
 
 
 def _iterate_keys(node: Any, prefix: str = "") -> Iterator[str]:

@@ -416,10 +416,15 @@ def _call_module(model: nn.Module, x: Tensor, key: str) -> Tensor:
     """The module's own kind of number goes in, unless it looks records up as whole numbers."""
     first = next(model.parameters(), None)
     looks_up = any(isinstance(part, nn.Embedding | nn.EmbeddingBag) for part in model.modules())
-    if not (looks_up and not x.is_floating_point()):
-        x = x.to(torch.float32 if first is None else first.dtype)
+    if not looks_up or x.is_floating_point():
+        dtype = torch.float32
+        if first is not None:
+            dtype = first.dtype
+        x = x.to(dtype)
+    if first is not None:
+        x = x.to(first.device)
     with torch.no_grad():
-        output = model(x if first is None else x.to(first.device))
+        output = model(x)
     if not isinstance(output, Tensor):
         raise BadConfig(f"{key}: gives {type(output).__name__}; {_describe_way_out(output)}")
     return output

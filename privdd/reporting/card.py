@@ -96,6 +96,11 @@ def decision_card(record: RunRecord) -> dict[str, Any]:
     privacy = findings.privacy
     small = sample_banner(findings)
     claim = finding_selection.boldest_claim(privacy.claims)
+    claimed = None
+    claimed_delta = None
+    if claim is not None:
+        claimed = claim.number
+        claimed_delta = claim.delta or privacy.delta
     return {
         "schema": SCHEMA,
         "run": dict(audit_signature(record)) | {"command": reproduction_recipe(record).command},
@@ -105,8 +110,8 @@ def decision_card(record: RunRecord) -> dict[str, Any]:
         "why_too_small": small or None,
         "simulation": wording.is_simulation_noise(privacy),
         "epsilon": {
-            "claimed": claim.number if claim else None,
-            "claimed_delta": (claim.delta or privacy.delta) if claim else None,
+            "claimed": claimed,
+            "claimed_delta": claimed_delta,
             "proven": privacy.epsilon.proven,
             "shown": finding_selection.shown_epsilon(findings.findings),
             "delta": privacy.delta,

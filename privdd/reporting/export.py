@@ -238,13 +238,23 @@ def _setting_values(
     utility = found.utility
     delta, unit, relation = privacy_terms(found.privacy)
     for key in LEAK_RATES:
-        at = s.tpr(key)
-        low, high = at.ci if at else (None, None)
-        rates |= {
-            f"tpr_at_{key}": at.tpr if at else None,
-            f"tpr_at_{key}_low": low,
-            f"tpr_at_{key}_high": high,
-        }
+        name = f"tpr_at_{key}"
+        rates |= dict.fromkeys((name, f"{name}_low", f"{name}_high"))
+        rate = s.tpr(key)
+        if rate is not None:
+            low, high = rate.ci
+            rates |= {name: rate.tpr, f"{name}_low": low, f"{name}_high": high}
+    accuracy_std = None
+    if len(s.accuracies) > 1:
+        accuracy_std = stdev(s.accuracies)
+    accuracy_kind = None
+    if utility is not None:
+        accuracy_kind = utility.accuracy_kind
+    noise_source = None
+    paired_noise = None
+    if noise is not None:
+        noise_source = noise.source
+        paired_noise = str(noise.paired).lower()
     return {
         "method": s.method,
         "setting": " ".join(f"{k}={v}" for k, v in s.parameters),
@@ -261,16 +271,16 @@ def _setting_values(
         "unit": unit,
         "relation": relation,
         "accuracy_mean": s.accuracy,
-        "accuracy_std": stdev(s.accuracies) if len(s.accuracies) > 1 else None,
+        "accuracy_std": accuracy_std,
         "accuracy_min": min(s.accuracies, default=None),
         "accuracy_max": max(s.accuracies, default=None),
-        "accuracy_kind": utility.accuracy_kind if utility else None,
+        "accuracy_kind": accuracy_kind,
         "diverged": s.diverged,
         "psnr": s.psnr,
         "uploaded_bytes_per_client": s.uploaded,
         "verdict": s.verdict,
-        "noise_source": noise.source if noise else None,
-        "paired_noise": str(noise.paired).lower() if noise else None,
+        "noise_source": noise_source,
+        "paired_noise": paired_noise,
         "trust": trust,
         "public_data": public,
         "dominated_by": dominated,
@@ -325,11 +335,17 @@ def _latex_leak_row(row: Mapping[str, Any]) -> list[str]:
         name = f"tpr_at_{key}"
         rates.append(_latex_rate(row[name], row[f"{name}_low"], row[f"{name}_high"]))
     epsilons = [_latex_number(row[f"epsilon_{name}"]) for name in ("claimed", "proven", "shown")]
-    psnr = "–" if row["psnr"] is None else wording.format_decibel(row["psnr"])
-    kind = "" if row["accuracy"] is None else f" ({row['accuracy_kind']})"
+    psnr = "–"
+    if row["psnr"] is not None:
+        psnr = wording.format_decibel(row["psnr"])
+    accuracy = format_share(row["accuracy"])
+    if row["accuracy"] is not None:
+        accuracy += f" ({row['accuracy_kind']})"
     upload = row["uploaded_bytes_per_client"]
-    size = "–" if upload is None else format_bytes(upload)
-    texts = [psnr, f"{format_share(row['accuracy'])}{kind}", size]
+    size = "–"
+    if upload is not None:
+        size = format_bytes(upload)
+    texts = [psnr, accuracy, size]
     return [
         escape_latex(row["setting"]),
         *rates,
@@ -352,8 +368,10 @@ def _latex_number(value: float | None) -> str:
     digits, is_power, power = format_number(value).partition("e")
     if not is_power:
         return escape_latex(digits)
-    factor = "" if digits == "1" else digits + r" \times "
-    return rf"${factor}10^{{{power}}}$"
+    power_of_ten = rf"10^{{{power}}}"
+    if digits == "1":
+        return f"${power_of_ten}$"
+    return rf"${digits} \times {power_of_ten}$"
 
 
 def findings_table(settings: Sequence[Setting]) -> Table:

@@ -98,6 +98,12 @@ class ClaimVerdict:
     verdict: str
     because: tuple[str, ...]
 
+    @classmethod
+    def decided(cls, holds: bool, because: tuple[str, ...]) -> ClaimVerdict:
+        if holds:
+            return cls(HOLDS_HERE, because)
+        return cls(FAILS_HERE, because)
+
 
 def strongest_membership(findings: dict[str, Any], surface: str) -> FindingRow | None:
     """The finding on a surface whose interval of the AUC begins highest."""
@@ -174,7 +180,7 @@ def decide_feddm_theorem(evidence: ClaimEvidence) -> ClaimVerdict:
         "this is the kindest case: a client that holds all 5,000 records of a class, "
         "each record clipped by itself"
     )
-    return ClaimVerdict(HOLDS_HERE if holds else FAILS_HERE, tuple(lines))
+    return ClaimVerdict.decided(holds, tuple(lines))
 
 
 @privacy_sentence(
@@ -194,7 +200,7 @@ def decide_fedrd_table_two(evidence: ClaimEvidence) -> ClaimVerdict:
         f"base 10: {', '.join(f'{v:.3g}' for v in common)}",
         f"printed: {', '.join(f'{v:g}' for v in PRINTED_EPSILONS)}",
     )
-    return ClaimVerdict(HOLDS_HERE if all(agrees) else FAILS_HERE, lines)
+    return ClaimVerdict.decided(all(agrees), lines)
 
 
 @privacy_sentence(
@@ -287,7 +293,7 @@ def decide_fedfed_less_noise(evidence: ClaimEvidence) -> ClaimVerdict:
         "the generator is trained on raw records and sent without noise, so this says "
         "nothing of the whole method",
     )
-    return ClaimVerdict(HOLDS_HERE if noise < raw else FAILS_HERE, lines)
+    return ClaimVerdict.decided(noise < raw, lines)
 
 
 @privacy_sentence(
@@ -307,7 +313,7 @@ def decide_fedfed_square(evidence: ClaimEvidence) -> ClaimVerdict:
         "twice the norm needs twice the noise, as in the paper's own proof (appendix D.1)",
     )
     linear = math.isclose(once, twice, rel_tol=1e-6) and not math.isclose(once, four, rel_tol=0.05)
-    return ClaimVerdict(FAILS_HERE if linear else HOLDS_HERE, lines)
+    return ClaimVerdict.decided(not linear, lines)
 
 
 @privacy_sentence(
@@ -333,7 +339,7 @@ def decide_fedfed_composition(evidence: ClaimEvidence) -> ClaimVerdict:
         "clients hold different records, so no composition over clients is needed: the "
         "worst client counts"
     )
-    return ClaimVerdict(FAILS_HERE if below else HOLDS_HERE, tuple(lines))
+    return ClaimVerdict.decided(not below, tuple(lines))
 
 
 @privacy_sentence(
@@ -449,7 +455,8 @@ def decide_fedlgd_lpips(evidence: ClaimEvidence) -> ClaimVerdict:
         "a smaller LPIPS means more alike, so the paper's numbers as printed say that "
         "the attack got better",
     )
-    return ClaimVerdict(FAILS_HERE if bool(np.all(np.diff(distances) > 0)) else HOLDS_HERE, lines)
+    grows_with_noise = bool(np.all(np.diff(distances) > 0))
+    return ClaimVerdict.decided(not grows_with_noise, lines)
 
 
 def format_verdict_counts(decisions: Mapping[str, ClaimVerdict]) -> str:

@@ -639,13 +639,17 @@ def _compare_column(
     printed = [row for row in complete.values() if row.cell.printed is not None]
     cells = [row.cell for row in rows]
     judgements = (_judge_sentence(text, cells, complete) for text in entry.sentences)
-    compared = len({row.cell.printed for row in printed}) > 1
+    order = None
+    tau = None
+    if len({row.cell.printed for row in printed}) > 1:
+        order = order_statement(printed)
+        tau = kendall_tau(printed)
     return TableColumn(
         name,
         tuple(rows),
         tuple(judgement for judgement in judgements if judgement is not None),
-        order_statement(printed) if compared else None,
-        kendall_tau(printed) if compared else None,
+        order,
+        tau,
         rows[0].mean,
         describe_steps([cell.overrides for cell in cells]),
         settings_digest(cells),

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
+from contextlib import AbstractContextManager, nullcontext, redirect_stderr
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
@@ -216,17 +216,19 @@ def run_trial(profile: FaultProfile, fault: Fault | None, seed: int) -> TrialOut
     """One audit by the command, in a folder that is deleted afterwards, judged by what a person
     gets of it. The fault is in force all the time, in this process."""
     began = time.monotonic()
-    name = fault.key if fault else ""
+    name = ""
+    settings: tuple[str, ...] = ()
+    plant: AbstractContextManager[Any] = nullcontext()
     if fault:
+        name = fault.key
         settings = (*fault.settings, *profile.settings_for_rounds(fault.rounds))
-    else:
-        settings = ()
+        plant = fault.plant()
     plan = TrialPlan(profile, fault, tuple(profile.settings_of_run(seed, *settings)))
     with (
         tempfile.TemporaryDirectory() as folder,
         redirect_stderr(io.StringIO()),
         warnings.catch_warnings(),
-        fault.plant() if fault else nullcontext() as moment,
+        plant as moment,
     ):
         warnings.simplefilter("ignore")
         try:
@@ -263,9 +265,12 @@ class TrialPlan:
         if result.folder is None:
             text = result.error.removeprefix(ERROR_PREFIX)
             is_refused = bool(self.fault and self.fault.refusal and self.fault.refusal in text)
-            verdict = REFUSED_TIER if is_refused else "error"
-            noticed = [(REFUSED_TIER, text)] if is_refused else []
-            error = "" if is_refused else text[:300]
+            if is_refused:
+                verdict = REFUSED_TIER
+                noticed = [(REFUSED_TIER, text)]
+            else:
+                verdict = "error"
+                error = text[:300]
         elif result.disagreement:
             error = f"the outputs differ: {result.disagreement}"
         elif result.is_contradicted:
@@ -403,11 +408,7 @@ def format_score_table(
         listed = [fault for fault in members if fault in faults]
         if not listed:
             continue
-        yield from (
-            "",
-            f"### Faults of {group}" if group != "what travels" else "### Faults of what travels",
-            "",
-        )
+        yield from ("", f"### Faults of {group}", "")
         rows = [["fault", "defect", *(p.name for p in profiles)]]
         for fault in listed:
             texts = [_cell_text(cells, fault, profile) for profile in profiles]
@@ -462,10 +463,10 @@ def unexpected_outcomes(outcomes: Sequence[TrialOutcome]) -> Iterator[str]:
         if not o.is_as_expected and o.verdict != TOO_SMALL:
             what = o.fault or "healthy run"
             why = o.error or o.says or f"verdict {o.verdict}"
-            yield (
-                f"{what}, {o.profile}, seed {o.seed}: "
-                f"{outcome_word(o) if o.fault else 'FALSE ALARM'}: {why}"
-            )
+            word = "FALSE ALARM"
+            if o.fault:
+                word = outcome_word(o)
+            yield f"{what}, {o.profile}, seed {o.seed}: {word}: {why}"
 
 
 def format_score_page(
