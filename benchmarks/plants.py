@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from privdd.selftest_faults.command_trial import CommandResult
-from privdd.selftest_faults.fault import select_profiles
 from privdd.selftest_faults.fault_trials import NOISE_PLANTS, audit_with_plant
+from privdd.selftest_faults.profiles import select_profiles
 
 
 def audit_profiles(names: str) -> Iterator[tuple[str, str, CommandResult]]:

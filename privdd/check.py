@@ -98,6 +98,7 @@ def _check_components(given: Mapping[str, Any]) -> int:
     from privdd.blackbox.runner import run_check
     from privdd.core.validation import BadConfig
     from privdd.integrations import components as table
+    from privdd.integrations.component_rows import ROWS
     from privdd.integrations.components import adapt_component
     from privdd.reporting.export import write_markdown_page
     from privdd.runtime.progress import show_progress
@@ -106,16 +107,16 @@ def _check_components(given: Mapping[str, Any]) -> int:
         raise BadConfig("components=FILE.md stands alone")
     page = Path(given["components"])
     command = f"python -m privdd.check components={given['components']}"
-    cells = [table.known_cells(page, row) for row in table.ROWS]
-    with show_progress("components", len(table.ROWS)) as bar:
-        for index, row in enumerate(table.ROWS):
+    cells = [table.known_cells(page, row) for row in ROWS]
+    with show_progress("components", len(ROWS)) as bar:
+        for index, row in enumerate(ROWS):
             if cells[index] is None and row.version is not None:
                 request = check_request(CHECK.parse(row.check_arguments), adapt_component)
                 try:
                     cells[index] = table.checked_cells(row, run_check(request))
                 except BadConfig as error:  # the other rows are checked all the same
                     cells[index] = table.missing_cells(row, f"no check: {error}")
-            done = [cell or table.missing_cells(row) for cell, row in zip(cells, table.ROWS)]
+            done = [cell or table.missing_cells(row) for cell, row in zip(cells, ROWS)]
             write_markdown_page(page, table.format_component_page(done, command))
             bar.advance(row.what)
     return 0

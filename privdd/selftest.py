@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run_command(argv: Sequence[str]) -> int:
     from privdd.reporting.export import write_markdown_page
     from privdd.selftest_faults import fault_trials
-    from privdd.selftest_faults.fault import select_profiles
+    from privdd.selftest_faults.profiles import select_profiles
 
     request = parse_selftest_arguments(argv)
     faults = fault_trials.select_faults(request.fault)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from attacks.inversion.gradient_matching import (
-    OBJECTIVES,
     DescentInverter,
     GradientInverter,
     GradientMatching,
@@ -27,7 +26,9 @@ from attacks.inversion.gradient_matching import (
     MatchingObjective,
     Objective,
     SignedAdam,
+    absolute_distance,
     can_share_batch,
+    cosine_distance,
     draw_normal_like,
     layerwise_distance,
     record_if_long,
@@ -46,6 +47,7 @@ from attacks.inversion.victim import (
 from attacks.tensors import accepts_numpy
 from attacks.validation import check_counts, check_non_negative
 
+OBJECTIVES = {"cosine": cosine_distance, "absolute": absolute_distance}
 STALL_STEPS = 5  # a run ends after so many outer steps with less than 5 % improvement in total
 SHARPNESS_GROWTH = 100.0  # how much sharper the corners are when they are about to be put back
 SOFTENED_SHARE = 0.8  # share of the iterations after which the network is the victim's own

@@ -89,9 +89,6 @@ def absolute_distance(candidate: Gradients, observed: Gradients) -> tuple[Tensor
     ]
 
 
-OBJECTIVES = {"cosine": cosine_distance, "absolute": absolute_distance}
-
-
 def mean_total_variation(images: Tensor) -> Tensor:
     """(..., h, w) -> (): mean |x_{w+1} - x_w| + mean |x_{h+1} - x_h| (anisotropic, no padding)."""
     return images.diff(dim=-1).abs().mean() + images.diff(dim=-2).abs().mean()

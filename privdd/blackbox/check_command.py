@@ -13,15 +13,12 @@ from privdd.core.command import (
     read_literal,
     read_number,
     read_text,
+    read_truth,
     read_word,
 )
 from privdd.core.validation import BadConfig
 
 TARGETS = ("mechanism", "method", "attack")
-
-
-def read_truth(key: str, text: str) -> bool:
-    return read_word("true", "false")(key, text) == "true"
 
 
 CHECK = Command(

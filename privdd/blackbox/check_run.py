@@ -369,3 +369,11 @@ def start_check_run(
         has_chosen_shapes=chosen_shapes,
         has_chosen_numbers=chosen_numbers,
     )
+
+
+@dataclass(frozen=True)
+class ExaminationStage:
+    """name: as progress and notes call it; examine: writes into the report of the run."""
+
+    name: str
+    examine: Callable[[CheckRun], None]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from privdd.blackbox.budgets import OutOfCalls, OutOfShares, OutOfTime
 from privdd.blackbox.check_report import CALLS_SPENT, MADE, SPENT, CheckReport
-from privdd.blackbox.check_run import CheckRun
+from privdd.blackbox.check_run import CheckRun, ExaminationStage
 from privdd.blackbox.mechanism import Data
 from privdd.blackbox.stages.close_looks import refine_pairs
 from privdd.blackbox.stages.conditions import examine_conditions, examine_nonfinite_inputs
@@ -19,14 +18,6 @@ from privdd.blackbox.stages.noiseless_numbers import examine_noiseless_numbers
 from privdd.blackbox.stages.replays import replay_neighbours
 
 REPLAYS_ALONE = "replays alone: no neighbours were searched for, so they can refute and not confirm"
-
-
-@dataclass(frozen=True)
-class ExaminationStage:
-    """name: as progress and notes call it; examine: writes into the report of the run."""
-
-    name: str
-    examine: Callable[[CheckRun], None]
 
 
 STAGES = (

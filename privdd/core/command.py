@@ -82,6 +82,11 @@ def read_truth(key: str, text: str) -> bool:
     return text == "true"
 
 
+def read_quoted(key: str, text: str) -> str:
+    """A text in Hydra's quotes, or in none."""
+    return text.strip("'")
+
+
 def read_literal(key: str, text: str) -> Any:
     return parse_literal(text)
 

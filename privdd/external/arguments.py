@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privdd.core.command import Command, Key, Reader, read_count, read_literal, values_below
+from privdd.core.command import Command, Key, read_count, read_literal, read_quoted, values_below
 from privdd.core.validation import BadConfig
 
 TARGET_PREFIX = "target."
@@ -41,15 +41,6 @@ KEYS_BY_KIND = {  # what a target of each kind reads beside train, heldout and r
 }
 
 
-def read_quoted(key: str, text: str) -> str:
-    """A text in Hydra's quotes, or in none."""
-    return text.strip("'")
-
-
-def _target_key(name: str, read: Reader, shown: str = "", help: str = "") -> Key:
-    return Key(TARGET_PREFIX + name, read, shown, help)
-
-
 TARGET = Command(
     "privdd target model=MODULE:CLASS weights=FILE train=FILE heldout=FILE [KEY=VALUE ...]\n"
     "       privdd target synthetic=FILE train=FILE heldout=FILE [KEY=VALUE ...]\n"
@@ -60,53 +51,56 @@ TARGET = Command(
     "a target may have\ntarget. before them here too. Exit status: 0 done, whatever leaks; 2 a "
     "stated epsilon is contradicted; 3 a threshold is violated or not decided; 1 error.",
     (
-        _target_key(
-            "model",
+        Key(
+            "target.model",
             read_quoted,
             "NAME",
             "a torch module, made with target.args.NAME=VALUE, or a function that predicts",
         ),
-        _target_key("args.*", read_literal),
-        _target_key(
-            "weights", read_quoted, "FILE", "its weights: .safetensors, or a state_dict in .pt"
+        Key("target.args.*", read_literal),
+        Key(
+            "target.weights",
+            read_quoted,
+            "FILE",
+            "its weights: .safetensors, or a state_dict in .pt",
         ),
-        _target_key(
-            "train",
+        Key(
+            "target.train",
             read_quoted,
             "FILE",
             ".npz with x (n, ...) and y (n,): the training records; target.heldout: others "
             "of the same kind",
         ),
-        _target_key("heldout", read_quoted),
-        _target_key(
-            "training",
+        Key("target.heldout", read_quoted),
+        Key(
+            "target.training",
             read_quoted,
             "NAME",
             "function (x, y, seed) -> model: shadow models are trained (target.shadows=64); "
             "or sgd: the same network from new first values, by target.lr= target.steps= "
             "target.batch= target.momentum=",
         ),
-        _target_key(
-            "transform",
+        Key(
+            "target.transform",
             read_quoted,
             "NAME",
             "function (x, seed) -> x, as training transforms a batch (crop, flip): shadow "
             "models are asked about target.queries=18 copies of each record, the record "
             "among them",
         ),
-        _target_key("queries", read_count(1)),
-        *(_target_key(name, read_literal) for name in SGD_SETTINGS),
-        _target_key("shadows", read_count()),
-        _target_key("synthetic", read_quoted, "FILE", ".npz of a synthetic set instead of a model"),
-        _target_key(
-            "generator",
+        Key("target.queries", read_count(1)),
+        *(Key(f"target.{name}", read_literal) for name in SGD_SETTINGS),
+        Key("target.shadows", read_count()),
+        Key("target.synthetic", read_quoted, "FILE", ".npz of a synthetic set instead of a model"),
+        Key(
+            "target.generator",
             read_quoted,
             "NAME",
             "function (x, y, seed) -> (x, y), or distribution_matching, privdd's own "
             "(target.args.per_class=10 iterations=200 batch= lr= start=)",
         ),
-        _target_key(
-            "updates",
+        Key(
+            "target.updates",
             read_quoted,
             "DIR",
             "captured updates, DIR/round_000/client_0.safetensors; how their client trained, "
@@ -114,21 +108,24 @@ TARGET = Command(
             "updates are trained with target.training=sgd by these, or by a function (model, "
             "x, y, seed) -> model",
         ),
-        _target_key(
-            "message",
+        Key(
+            "target.message",
             read_quoted,
             "FILE",
             "safetensors of a client's message on target.surface=logits (or prototypes, "
             "statistics, update, ...); target.map: a function (x, y, seed) -> the tensors that it "
             "would have sent of these records",
         ),
-        _target_key("surface", read_quoted),
-        _target_key("map", read_quoted),
-        _target_key(
-            "kind", read_quoted, "update", "the kind of the updates: update, model or gradient"
+        Key("target.surface", read_quoted),
+        Key("target.map", read_quoted),
+        Key(
+            "target.kind",
+            read_quoted,
+            "update",
+            "the kind of the updates: update, model or gradient",
         ),
-        _target_key("client", read_count(), "0", "the client whose records target.train are"),
-        _target_key("records", read_count(8), "10000", "audited at most"),
+        Key("target.client", read_count(), "0", "the client whose records target.train are"),
+        Key("target.records", read_count(8), "10000", "audited at most"),
         *(Key(f"stated.{name}", read_literal) for name in ("epsilon", "delta", "relation", "unit")),
         *(Key(name, read_quoted) for name in ("name", "out", "engine")),
         Key(
@@ -152,7 +149,7 @@ TARGET = Command(
 @dataclass(frozen=True)
 class TargetArguments:
     """The parsed arguments. files, names, counts: by their key without "target."; args: of the
-    model's class, or of a generator of ``RECIPES``."""
+    model's class, or of a generator of ``RECIPE_NAMES``."""
 
     given: dict[str, Any]
     args: dict[str, Any] = field(default_factory=dict)

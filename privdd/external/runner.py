@@ -43,7 +43,7 @@ from privdd.external.run_folder import (
     write_audit_folder,
 )
 from privdd.external.shadow_models import SGD_NAME, NetworkRetraining, PlainSGD, TrainingFunction
-from privdd.external.synthetic_data import RECIPES, audit_synthetic_data, make_recipe
+from privdd.external.synthetic_data import RECIPE_NAMES, audit_synthetic_data, make_recipe
 from privdd.external.trained_model import ExternalAuditSettings, audit_trained_model
 from privdd.reporting.notebook import AuditFindings, with_views
 from privdd.reporting.policy import policy_of_arguments
@@ -288,11 +288,11 @@ def _training_function(typed: TargetArguments, model: Any) -> TrainingFunction |
 def _generator_function(typed: TargetArguments) -> TrainingFunction | None:
     """A recipe of privdd by its name, or the owner's function."""
     name = typed.get("target.generator")
-    if name in RECIPES:
+    if name in RECIPE_NAMES:
         return make_recipe(str(name), dict(typed.args))
     if typed.args:
         raise BadConfig(
-            f"target.args.*: read of target.model and of the generators {', '.join(RECIPES)}"
+            f"target.args.*: read of target.model and of the generators {', '.join(RECIPE_NAMES)}"
         )
     return name
 

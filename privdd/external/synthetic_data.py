@@ -4,7 +4,7 @@ inference."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -64,6 +64,10 @@ from privdd.external.shadow_models import (
 from privdd.external.trained_model import ExternalAuditSettings
 from privdd.models import ModelSpec, build, initial
 
+# synthetic, training and held-out rows, and a generator -> the risk
+RiskMeasure = Callable[[Tensor, Tensor, Tensor, torch.Generator], "TableRisk"]
+TABLE_RISKS: dict[str, RiskMeasure] = {}
+RECIPE_NAMES = ("distribution_matching",)  # of ``make_recipe``
 # of the reference set, whose density is an average; of the synthetic set the nearest counts
 REFERENCE_NEIGHBOURS = 5
 # records that are attacked, as many as the source attacks; all others still count as neighbours
@@ -156,12 +160,23 @@ class TableRisk:
         return 0.0
 
 
+def enter_risk(name: str) -> Callable[[RiskMeasure], RiskMeasure]:
+    """Enters a function in ``TABLE_RISKS``."""
+
+    def enter(measure: RiskMeasure) -> RiskMeasure:
+        TABLE_RISKS[name] = measure
+        return measure
+
+    return enter
+
+
 def _kind_columns(*sets: Tensor) -> Tensor:
     """Which columns hold kinds, by all records: a few synthetic ones hold few values of
     anything."""
     return torch.tensor([len(column.unique()) <= MAX_KIND_VALUES for column in torch.cat(sets).T])
 
 
+@enter_risk("singling_out")
 def singling_out_risk(
     synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator
 ) -> TableRisk:
@@ -200,6 +215,7 @@ def _matches_predicate(
     return torch.where(kinds[columns], values == row_values, beyond).all(1)
 
 
+@enter_risk("linkability")
 def linkability_risk(
     synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator
 ) -> TableRisk:
@@ -220,6 +236,7 @@ def linkability_risk(
     return TableRisk(rates[0], rates[1], size)
 
 
+@enter_risk("inference")
 def inference_risk(
     synthetic: Tensor, train: Tensor, heldout: Tensor, generator: torch.Generator
 ) -> TableRisk:
@@ -250,13 +267,6 @@ def _count_right_guesses(targets: Tensor, synthetic: Tensor, column: int, kind: 
     ]
     true = targets[:, column]
     return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
-
-
-TABLE_RISKS = {
-    "singling_out": singling_out_risk,
-    "linkability": linkability_risk,
-    "inference": inference_risk,
-}
 
 
 @dataclass(frozen=True)
@@ -587,12 +597,9 @@ class DistributionMatching:
         return images.clamp(0, 1), image_labels
 
 
-RECIPES = {"distribution_matching": DistributionMatching}
-
-
 def make_recipe(name: str, args: dict[str, Any]) -> DistributionMatching:
     """The recipe of this name. Raises BadConfig, one line, for settings that it does not have."""
-    settings = [field.name for field in fields(RECIPES[name])]
+    settings = [field.name for field in fields(DistributionMatching)]
     if unknown := [key for key in args if key not in settings]:
         raise BadConfig(f"target.args.{unknown[0]}: {name} takes {', '.join(settings)}")
-    return RECIPES[name](**args)
+    return DistributionMatching(**args)

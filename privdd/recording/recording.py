@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -177,14 +177,17 @@ def read_message(path: Path, limit: int = LARGEST_TENSORS) -> State:
     return ordered
 
 
-HEADING = TypeAdapter(MessageHeading)
+@cache
+def _heading_reader() -> TypeAdapter[MessageHeading]:
+    return TypeAdapter(MessageHeading)
 
 
 def _parse_heading(told: Any) -> tuple[MessageHeading, str]:
     names = [field.name for field in fields(MessageHeading)]
     if not isinstance(told, dict) or set(told) != {*names, "order", "digest"}:
         raise ValueError("the heading has other parts than a recording of this version")
-    heading = HEADING.validate_json(json.dumps({name: told[name] for name in names}), strict=True)
+    fields_text = json.dumps({name: told[name] for name in names})
+    heading = _heading_reader().validate_json(fields_text, strict=True)
     settings = [claim.get("settings", {}) for claim in heading.claims]
     if not isinstance(told["digest"], str) or not all(
         isinstance(field, dict) for field in settings

@@ -3,7 +3,7 @@ faults are planted in."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,6 @@ from privdd.auditing.dp_tests.instrumentation import InstrumentedContext
 from privdd.cli.build import build_experiment
 from privdd.cli.compose import compose_config
 from privdd.core.rng import Keys
-from privdd.core.validation import BadConfig
 from privdd.federated import channel
 from privdd.federated.experiment import Experiment
 from privdd.methods.base import PublicMap
@@ -65,15 +64,6 @@ PROFILE_TRAITS = {
     "class_counts": "has no message of class counts",
 }
 PUBLIC_MAP_PROFILES = ("feddm_public_dp", "feddm_guided_dp", "dp_head", "dp_means", "dp_moments")
-EMBEDDING_TRAITS = frozenset(
-    {"records", "sampled", "counted", "classes", "clipped", "normalised", "rounds", "names"}
-)
-_SHORT_SETTINGS = (
-    "algo.rounds=2",
-    "algo.matching.iterations=2",
-    "algo.server.epochs=1",
-    "privacy.sampling_probability=0.25",
-)
 METHODS_WITH_LOCAL = tuple(
     kind
     for kind in (DPPSG, FedAvg, FedDM, FedFed, FedLGD, FedRD, PublicMap)
@@ -99,6 +89,15 @@ class FaultProfile:
     settings: tuple[str, ...]
     has: frozenset[str]
     rounds: str = ""
+
+    @classmethod
+    def with_traits(
+        cls, name: str, traits: Set[str], *settings: str, rounds: str = "algo.rounds"
+    ) -> FaultProfile:
+        """One with the trait "long" as well if it has "rounds"."""
+        if rounds and "rounds" in traits:
+            return cls(name, settings, frozenset(traits) | {"long"}, rounds)
+        return cls(name, settings, frozenset(traits))
 
     def settings_for_rounds(self, rounds: int) -> tuple[str, ...]:
         """Settings with which every mechanism is used in so many rounds."""
@@ -126,211 +125,6 @@ class FaultProfile:
     def build_experiment(self, seed: int, *settings: str) -> Experiment:
         """Raises BadConfig for settings that cannot run."""
         return build_experiment(compose_config("audit", self.settings_of_run(seed, *settings)))
-
-
-def _make_profile(
-    name: str, has: frozenset[str] | set[str], *settings: str, rounds: str = "algo.rounds"
-) -> FaultProfile:
-    longer = rounds if "rounds" in has else ""
-    return FaultProfile(name, settings, frozenset(has) | ({"long"} if longer else set()), longer)
-
-
-PROFILES = {
-    made.name: made
-    for made in (
-        _make_profile("feddm_dp", EMBEDDING_TRAITS | {"labels"}, "algo=feddm_dp", *_SHORT_SETTINGS),
-        _make_profile(
-            "fedrd_dp",
-            EMBEDDING_TRAITS | {"labels"},
-            "algo=fedrd_dp",
-            "model.width=4",
-            "algo.projection_epochs=1",
-            "privacy.clip_norm=0.5",
-            *_SHORT_SETTINGS,
-        ),
-        _make_profile(
-            "fedrd_personal_dp",
-            EMBEDDING_TRAITS | {"labels", "several", "steps"},
-            "algo=fedrd_personal_dp",
-            "model.width=4",
-            "algo.projection_epochs=1",
-            "privacy.projection_sampling=0.25",
-            *_SHORT_SETTINGS,
-        ),
-        _make_profile(
-            "fedlgd_dp",
-            EMBEDDING_TRAITS,
-            "algo=fedlgd_dp",
-            "algo.rounds=2",
-            "algo.local_epochs=1",
-            "algo.global_iterations=2",
-            "algo.virtual.warmup.iterations=2",
-            "algo.virtual.refine.iterations=2",
-            "algo.tau_step=1",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "fedfed_dp",
-            {
-                "records",
-                "sampled",
-                "several",
-                "counted",
-                "features",
-                "channel",
-                "steps",
-                "clipped",
-                "normalised",
-                "rounds",
-            },
-            "algo=fedfed_dp",
-            "algo.distill_rounds=1",
-            "algo.base.rounds=1",
-            "algo.base.local_epochs=1",
-            "privacy.sampling_probability=0.2",
-            rounds="algo.distill_rounds",
-        ),
-        _make_profile(
-            "feddm_public_dp",
-            EMBEDDING_TRAITS - {"counted"} | {"labels"},
-            "algo=feddm_public_dp",
-            "algo.rounds=2",
-            "algo.fitting.steps=2",
-            "algo.server.epochs=1",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "dp_head",
-            {"records", "sampled", "several", "clipped", "rounds"},
-            "algo=dp_head",
-            "algo.rounds=2",
-            "algo.rows.width=150",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "feddm_guided_dp",
-            {"records", "sampled", "several", "classes", "clipped", "rounds", "names"},
-            "algo=feddm_guided_dp",
-            "algo.rounds=2",
-            "algo.read_rounds=2",
-            "algo.varied_rounds=1",
-            "algo.rows.width=20",
-            "algo.guiding.images=40",
-            "algo.server.epochs=1",
-            "privacy.sampling_probability=0.25",
-            rounds="",
-        ),
-        _make_profile(
-            "dp_means",
-            {"records", "sampled", "classes"},
-            "algo=dp_means",
-            "algo.rows.width=150",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "dp_moments",
-            {"records", "sampled", "several"},
-            "algo=dp_moments",
-            "algo.rows.width=60",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "dp_votes",
-            {"records", "sampled"},
-            "algo=dp_votes",
-            "algo.images=40",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "fedmd_dp",
-            {"records", "sampled", "several", "counted", "steps", "clipped", "rounds"},
-            "algo=fedmd_dp",
-            "algo.rounds=2",
-            "algo.images=40",
-            "model=mlp",
-            "model.width=8",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "dp_merf",
-            EMBEDDING_TRAITS - {"counted", "rounds"} | {"labels"},
-            "algo=dp_merf",
-            "algo.extractor.count=150",
-            "algo.fitting.steps=2",
-            "algo.server.epochs=1",
-            "privacy.sampling_probability=0.25",
-        ),
-        _make_profile(
-            "dp_psg",
-            {"records", "sampled", "several", "counted", "steps", "clipped"},
-            "algo=dp_psg",
-            "algo.ipc=1",
-            "algo.generation.networks=2",
-            "algo.generation.steps=1",
-            "model.width=4",
-            "algo.server.epochs=1",
-            "privacy.sampling_probability=0.25",
-            "privacy.clip_norm=1",
-        ),
-        _make_profile(
-            "fedavg_client",
-            {"several", "channel", "client", "clipped", "rounds"},
-            "algo=fedavg",
-            "privacy=client",
-            "algo.rounds=2",
-            "algo.local_epochs=1",
-        ),
-        _make_profile(
-            "fedgen_client",
-            {"several", "channel", "client", "clipped", "rounds", "class_counts"},
-            "algo=fedgen",
-            "privacy=client",
-            "algo.rounds=2",
-            "algo.local_epochs=1",
-            "algo.generator_steps=2",
-        ),
-        _make_profile(
-            "fedavg_adaptive",
-            {"several", "channel", "client", "clipped", "rounds"},
-            "algo=fedavg_adaptive",
-            "trust=local",
-            "algo.rounds=2",
-            "algo.local_epochs=1",
-        ),
-        _make_profile(
-            "fedavg_dpsgd",
-            {
-                "records",
-                "sampled",
-                "several",
-                "counted",
-                "steps",
-                "clipped",
-                "normalised",
-                "rounds",
-                "trained",
-            },
-            "algo=fedavg",
-            "privacy=dpsgd",
-            "algo.rounds=2",
-            "algo.local_epochs=1",
-            "privacy.sampling_probability=0.1",
-        ),
-    )
-}
-
-
-def select_profiles(names: str) -> list[FaultProfile]:
-    """The profiles of "all", or of names separated by commas. Raises BadConfig for an unknown
-    name."""
-    if names == "all":
-        wanted = list(PROFILES)
-    else:
-        wanted = names.split(",")
-    unknown = sorted(set(wanted) - set(PROFILES))
-    if unknown:
-        raise BadConfig(f"profile={','.join(unknown)}: allowed are all, {', '.join(PROFILES)}")
-    return [PROFILES[name] for name in wanted]
 
 
 Patch = Callable[[], AbstractContextManager[Any]]

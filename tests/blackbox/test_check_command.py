@@ -27,8 +27,8 @@ from privdd.blackbox.stages.conditions import check_nonfinite_inputs
 from privdd.blackbox.target import guess_kind, load_target, make_plugin, make_target
 from privdd.check import main
 from privdd.core.validation import BadConfig
+from privdd.integrations.component_rows import ROWS
 from privdd.integrations.components import (
-    ROWS,
     checked_cells,
     format_component_page,
     known_cells,

@@ -16,10 +16,10 @@ from scipy import stats
 
 from privdd.blackbox.target import load_target
 from privdd.core.validation import BadConfig
+from privdd.integrations.component_rows import ROWS
 from privdd.integrations.components import (
     COMPONENT_ADAPTERS,
     COMPONENT_LIBRARIES,
-    ROWS,
     adapt_component,
 )
 from tests.conformance.parts import sigma

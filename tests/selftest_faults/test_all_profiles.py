@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privdd.selftest_faults.fault import PROFILES
 from privdd.selftest_faults.fault_trials import NOISE_PLANTS, audit_with_plant
+from privdd.selftest_faults.profiles import PROFILES
 from tests import stand_in_weights
 
 pytestmark = pytest.mark.nightly

@@ -18,13 +18,13 @@ from privdd.auditing import verdicts
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.cli.in_process import run_audit_in_process
 from privdd.selftest_faults.command_trial import CommandResult
-from privdd.selftest_faults.fault import PROFILES
 from privdd.selftest_faults.fault_trials import (
     NOISE_PLANTS,
     audit_with_plant,
     run_trial,
     select_faults,
 )
+from privdd.selftest_faults.profiles import PROFILES
 from privdd.verification.run_folder import load_run
 from tests import stand_in_weights
 

@@ -17,13 +17,11 @@ from privdd.selftest_faults import fault_trials
 from privdd.selftest_faults.client_faults import DECISION_FAULTS, WIRE_FAULTS
 from privdd.selftest_faults.fault import (
     PROFILE_TRAITS,
-    PROFILES,
     Fault,
     FaultKind,
     FaultMoment,
     FaultProfile,
     FaultScope,
-    select_profiles,
     swap_attributes,
 )
 from privdd.selftest_faults.fault_trials import (
@@ -45,6 +43,7 @@ from privdd.selftest_faults.fault_trials import (
 )
 from privdd.selftest_faults.mechanism_faults import ACCOUNTING_FAULTS, CLIPPING_FAULTS
 from privdd.selftest_faults.noise_faults import NOISE_FAULTS, SAMPLING_FAULTS
+from privdd.selftest_faults.profiles import PROFILES, select_profiles
 from tests import stand_in_weights
 
 stand_in_weights.install()

@@ -28,7 +28,7 @@ from privdd.auditing.verdicts import refutes_limit
 from privdd.federated.experiment import Experiment
 from privdd.privacy.noise import SeededNoise
 from privdd.runtime.run_folder import RunFolder
-from privdd.selftest_faults.fault import PROFILES
+from privdd.selftest_faults.profiles import PROFILES
 from tests.auditing.dp_tests.subjects import IdleAttack
 
 Q = 0.25

@@ -20,6 +20,7 @@ from attacks.inversion.evaluation import class_mean_images, naive_reconstruction
 from attacks.inversion.gradient import (
     DLG,
     IDLG,
+    OBJECTIVES,
     SOFTENED_SHARE,
     InvertingGradients,
     LocalSteps,
@@ -31,7 +32,6 @@ from attacks.inversion.gradient import (
     soften_relus,
 )
 from attacks.inversion.gradient_matching import (
-    OBJECTIVES,
     AdamMoments,
     DescentTrace,
     GradientMatching,
