@@ -67,9 +67,9 @@ class TrainingChoice:
 
 def prefers_wide_network(method: Method, problem: Problem, replays: int) -> bool:
     """The rule of ``audit.training=auto`` where replays share no work: small images or a GPU, and
-    more than two wide networks."""
+    more than one wide network. The engine does not count, or it would change the last bits."""
     small = problem.device.startswith("cuda") or math.prod(problem.shape) <= MAX_WIDE_NUMBERS
-    return small and replays > 2 * method.audit_hooks.worlds_per_pass
+    return small and replays > method.audit_hooks.worlds_per_pass
 
 
 @dataclass(frozen=True)

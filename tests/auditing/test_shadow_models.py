@@ -833,7 +833,8 @@ def choice(
 
 def test_many_worlds_of_small_images_share_a_wide_network_and_few_do_not() -> None:
     assert choice("model=mlp").training == "vectorised"
-    few = choice("model=mlp", worlds=12)
+    assert choice("model=mlp", worlds=10).training == "vectorised"
+    few = choice("model=mlp", worlds=9)  # one of them is the run itself
     assert few.training == "loop" and "too few" in few.why
 
 
