@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
 
+from privdd.reporting.figures.canvas import figure_canvas
 from privdd.reporting.figures.paper import PaperStyle
-from privdd.reporting.figures.rendering import VARIABLES, themed_svg, to_pdf, to_svg
+from privdd.reporting.figures.rendering import VARIABLES, themed_svg, to_pdf, to_png, to_svg
 from privdd.reporting.figures.roc_curves import RocLine, draw_roc, step_curve
 
 pytestmark = pytest.mark.drawn
@@ -41,3 +47,27 @@ def test_a_figure_for_latex_says_nothing_on_the_terminal(
     with caplog.at_level("INFO"):
         assert to_pdf(draw_roc([line]), PaperStyle()).startswith(b"%PDF")
     assert caplog.records == []
+
+
+def test_a_drawing_is_measured_once_for_all_of_its_formats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PNG after SVG: the same box but for the margin, and nothing outside it."""
+    measured: list[int] = []
+    measure = Figure.get_tightbbox
+
+    def count(figure: Figure, *arguments: Any, **named: Any) -> Any:
+        measured.append(1)
+        return measure(figure, *arguments, **named)
+
+    monkeypatch.setattr(Figure, "get_tightbbox", count)
+    with figure_canvas(3.0, 2.0) as (figure, axes):
+        axes.plot([0, 1], [0, 1])
+        axes.set_ylabel("a label of the axis")
+    svg = to_svg(figure)
+    png = Image.open(io.BytesIO(to_png(figure)))
+    assert len(measured) == 1
+    points = [float(number) for number in svg.split('viewBox="')[1].split('"')[0].split()[2:]]
+    # 150 dots an inch of 72 points; margins of .1 inch, of .04 in the SVG
+    assert png.size == pytest.approx([150 * (p / 72 + 2 * (0.1 - 0.04)) for p in points], abs=2)
+    pixels = np.asarray(png.convert("L"))
+    edge = np.concatenate([pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1]])
+    assert (edge == edge[0]).all()

@@ -10,20 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from privdd.reporting.figures.rendering import to_png
+from privdd.reporting.figures.rendering import Drawing
 from privdd.reporting.figures.style import MATPLOTLIB_SETTINGS
 
 
 def format_percent(value: float, _: object = None) -> str:
     """0.001 as "0.1 %"."""
     return f"{100 * value:.6g} %"
-
-
-class Drawing(Figure):
-    """A figure that a notebook shows as an image, whether or not pyplot was imported."""
-
-    def _repr_png_(self) -> bytes:
-        return to_png(self)
 
 
 @contextmanager

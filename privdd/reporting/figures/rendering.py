@@ -12,6 +12,7 @@ from typing import Any
 import matplotlib
 from markupsafe import escape
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from privdd.reporting.figures.paper import PaperStyle
 from privdd.reporting.figures.style import (
@@ -28,6 +29,25 @@ VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "paper"} | {
     c: f"s{i}" for i, c in enumerate(SERIES)
 }
 PAGE_SCALE = 1.7  # pixels of a page, at most, to a point of a drawing
+
+
+class Drawing(Figure):
+    """A figure that a notebook shows as an image, whether or not pyplot was imported.
+
+    Attributes:
+        drawn_box: Around all that was drawn when it was last measured, in inches; None before.
+    """
+
+    drawn_box: Bbox | None = None
+
+    def get_tightbbox(self, *arguments: Any, **named: Any) -> Bbox:
+        """As of every figure; the box is kept, as to measure takes as long as to draw."""
+        box: Bbox = super().get_tightbbox(*arguments, **named)
+        self.drawn_box = box
+        return box
+
+    def _repr_png_(self) -> bytes:
+        return to_png(self)
 
 
 def to_svg(figure: Figure) -> str:
@@ -55,7 +75,10 @@ def _render_figure(
 ) -> bytes:
     """pad: inches around what is drawn; None for the figure's own size."""
     margins: dict[str, Any] = {}
-    if pad is not None:
+    drawn = figure.drawn_box if isinstance(figure, Drawing) else None
+    if pad is not None and drawn is not None:
+        margins = {"bbox_inches": drawn.padded(pad)}
+    elif pad is not None:
         margins = {"bbox_inches": "tight", "pad_inches": pad}
     buffer = io.BytesIO()
     with matplotlib.rc_context(MATPLOTLIB_SETTINGS), warnings.catch_warnings():
@@ -63,7 +86,7 @@ def _render_figure(
         # text.
         warnings.filterwarnings("ignore", message="Glyph|constrained_layout not applied")
         figure.savefig(buffer, format=kind, dpi=150, metadata=metadata, **margins)
-    figure.set_layout_engine("none")  # the layout is computed once; further renderings reuse it
+    figure.set_layout_engine(None)  # the layout is computed once; further renderings reuse it
     return buffer.getvalue()
 
 
