@@ -139,7 +139,8 @@ class Knowledge:
     protected features or ``projection`` for FedRD's; settings: plain numbers of the protocol (lr,
     momentum, local_steps, batch_size, noise_std, ...); known: records that this adversary happens
     to hold, with the row of the release that stems from each ("x" (k, ...), "row" (k,));
-        columns: what the numbers of a row of a table stand for, () of images.
+        columns: what the numbers of a row of a table stand for, () of images; asked_images: images
+    (m, c, h, w) that everybody has, for whose outputs clients are asked; None if there are none.
     """
 
     shape: RecordShape
@@ -151,6 +152,7 @@ class Knowledge:
     settings: Mapping[str, Any] = field(default_factory=dict)
     known: Tensors = field(default_factory=dict)
     columns: tuple[DataColumn, ...] = ()
+    asked_images: Tensor | None = None
 
 
 @dataclass(frozen=True)

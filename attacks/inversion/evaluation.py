@@ -56,6 +56,40 @@ def class_mean_images(x: Tensor, y: Tensor, classes: int) -> Tensor:
     return torch.stack(means)
 
 
+def guess_class_images(view: View, labels: Tensor) -> dict[str, Tensor]:
+    """What needs no attack for the mean images of classes, (k, c, h, w) each: the public mean of
+    each of ``labels`` (k,), that of all public records, and black."""
+    knowledge = view.knowledge
+    means = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[labels]
+    return {
+        "class_mean": means,
+        "mean": knowledge.public_x.mean(0).expand_as(means),
+        "black": means * 0,
+    }
+
+
+def measure_class_images(
+    images: Tensor, means: Tensor, guesses: Mapping[str, Tensor]
+) -> ReconstructionMeasures:
+    """How close images of classes (k, c, h, w) are to the mean images of the client's records
+    (k, c, h, w), beside as many ``guesses`` of each kind."""
+    qualities: dict[str, Any] = {
+        name: float(values.mean()) for name, values in image_qualities(images, means).items()
+    }
+    blind = {name: psnr(guess, means) for name, guess in guesses.items()}
+    measures = ReconstructionMeasures(
+        **qualities,
+        n=len(images),
+        baselines={f"psnr_{name}": float(values.mean()) for name, values in blind.items()},
+        note="against the mean image of each class of the client",
+    )
+    if not len(images):
+        return measures
+    closest = torch.stack(list(blind.values())).amax(0)
+    quality = psnr(images, means)
+    return replace(measures, pictures=pictures(quality, list(blind.values()), closest))
+
+
 @accepts_numpy
 def naive_reconstructions(
     truth_y: Tensor, public_x: Tensor, public_y: Tensor, generator: torch.Generator

@@ -14,19 +14,16 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attacks.images import psnr
 from attacks.inversion.drawn_weights import draw_weights, uninitialised_layer
 from attacks.inversion.evaluation import (
     class_mean_images,
     has_record_shape,
-    image_qualities,
-    pictures,
+    measure_class_images,
 )
 from attacks.inversion.released_rows import (
     FeatureMap,
@@ -446,23 +443,17 @@ class RoleInversion(Attack):
         means = class_mean_images(truth.x, truth.y, knowledge.classes)[labels]
         public_means = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)
         public = public_means[labels]
-        qualities = image_qualities(images, means)
-        quality_means: dict[str, Any] = {name: float(v.mean()) for name, v in qualities.items()}
-        blind = {"class_mean": psnr(public, means), "black": psnr(public * 0, means)}
-        measures = ReconstructionMeasures(
-            **quality_means,
+        measures = measure_class_images(
+            images, means, {"class_mean": public, "black": torch.zeros_like(public)}
+        )
+        measures = replace(
+            measures,
             label_accuracy=class_accuracy(referee, images, labels),
-            n=len(images),
             baselines={
-                **{f"psnr_{name}": float(scores.mean()) for name, scores in blind.items()},
+                **(measures.baselines or {}),
                 "label_accuracy_class_mean": class_accuracy(referee, public, labels),
             },
             diagnostics={"role": evidence.notes["role"]},
-            note="against the mean image of each class of the client",
         )
-        if len(images):
-            guesses = [*blind.values()]
-            best = torch.stack(guesses).amax(0)
-            measures = replace(measures, pictures=pictures(psnr(images, means), guesses, best))
         figures = {"real": means, "reconstructed": images}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)

@@ -33,6 +33,7 @@ from attacks.types import (
 
 MIN_NUMBER = 1e-12
 NO_SHARES = "no tensor has one share a class, or all shares are equal"
+VOTES_NOT_LOGITS = "these are sums of votes, not logits"
 SHARES_SUM_ERROR = 1e-4  # of shares in single precision
 CLASS_SURFACES = frozenset({Surface.PROTOTYPES, Surface.STATISTICS})  # numbers of each class
 
@@ -296,7 +297,7 @@ class LabelCounts(Attack):
         if view.adversary == Adversary.PEER:
             return "the server joins all clients in it, and no client's classes stand by themselves"
         if view.surface == Surface.LOGITS and view.knowledge.settings.get("votes"):
-            return "these are sums of votes, not logits"
+            return VOTES_NOT_LOGITS
         if view.surface not in CLASS_SURFACES:
             return ""
         counts = sent_class_counts(view.captures[0].value, view.knowledge.classes)

@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from attacks.images import bootstrap_interval, psnr
-from attacks.inversion.evaluation import class_mean_images, image_qualities, pictures
+from attacks.inversion.evaluation import (
+    class_mean_images,
+    guess_class_images,
+    image_qualities,
+    pictures,
+)
 from attacks.inversion.generative import (
     EvaluationClassifier,
     GenerativeInversion,
@@ -167,7 +172,7 @@ class ModelInversion(Attack):
             table[name] = {**scores, "judged": class_accuracy(referee, images[held], labels[held])}
         best = "from_class_mean"
         qualities: dict[str, Any] = {k: v for k, v in table[best].items() if k != "judged"}
-        free = self._free(view, labels[held])
+        free = guess_class_images(view, labels[held])
         blind = [psnr(guess, member_means) for guess in free.values()]
         baselines = {f"psnr_{name}": float(quality.mean()) for name, quality in zip(free, blind)}
         baselines |= {
@@ -202,15 +207,3 @@ class ModelInversion(Attack):
         )
         figures = {"real": member_means, "reconstructed": evidence.extra[best][held]}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
-
-    @staticmethod
-    def _free(view: View, labels: Tensor) -> dict[str, Tensor]:
-        knowledge = view.knowledge
-        public = class_mean_images(knowledge.public_x, knowledge.public_y, knowledge.classes)[
-            labels
-        ]
-        return {
-            "class_mean": public,
-            "mean": knowledge.public_x.mean(0).expand_as(public),
-            "black": public * 0,
-        }

@@ -221,6 +221,7 @@ class FinishedRun:
             settings,
             known_records,
             problem.columns,
+            adversary.public_images,
         )
 
 
@@ -366,7 +367,17 @@ def _capture_message(run: FinishedRun, snapshot: Snapshot, name: str) -> Capture
             broadcast = adversary.broadcast_state
     elif "labels" in snapshot.sent and name != "labels":
         value = {**value, **snapshot.sent["labels"]}
+    if method.uploads[name] == Surface.LOGITS:
+        broadcast = _broadcast_logits(method, snapshot.broadcast)
     return Capture(snapshot.round, run.plan.victim, name, value, broadcast)
+
+
+def _broadcast_logits(method: Method, broadcast: Mapping[str, Tensors]) -> Tensors:
+    """The logits that the server had sent before the clients sent theirs, if any."""
+    for name, value in broadcast.items():
+        if method.broadcasts.get(name) == Surface.LOGITS:
+            return value
+    return {}
 
 
 def _batch_norm_statistics(method: Method, sent: Mapping[str, Tensors]) -> Tensors:

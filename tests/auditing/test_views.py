@@ -14,6 +14,7 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor
 
+from attacks.inversion.paired_logits_inversion import PairedLogitsInversion
 from attacks.malicious.imprint import Imprint, first_layer_names
 from attacks.malicious.planted_embedding import PlantedEmbedding
 from attacks.roc import roc
@@ -323,6 +324,26 @@ def scene(algo: str, *more: str) -> FinishedRun:
     for _ in range(2):
         progress, _, _ = run_round(plan, progress, shards, experiment.engine)
     return FinishedRun(experiment, progress, game, shards[plan.victim])
+
+
+def test_logits_come_with_the_public_images_and_what_the_server_sent_before() -> None:
+    """As the server of fedmd holds them: in the first round it had sent nothing yet."""
+    run = scene("fedmd")
+    attack = PairedLogitsInversion()
+    paired = []
+    for round in range(2):
+        snapshot = run.progress.snapshots[round]
+        (view,) = client_views(run, round, {})
+        images = view.knowledge.asked_images
+        assert torch.equal(images, run.method.public_images(run.plan.problem, run.plan.keys.seed))
+        (capture,) = view.captures
+        assert torch.equal(capture.value["logits"], snapshot.sent["logits"]["logits"])
+        assert torch.equal(capture.broadcast["logits"], snapshot.broadcast["consensus"]["logits"])
+        assert not attack.nothing_to_read(view)
+        evidence = attack.run(view, torch.Generator())
+        assert evidence.images.shape == (10, 1, 8, 8)
+        paired.append(evidence.notes["paired"])
+    assert paired == [False, True]
 
 
 def only(shard: Shard, at: int) -> Shard:

@@ -2,14 +2,17 @@
 
     python -m tests.power.pictures [--seeds 3] [--write docs/power_pictures.md]
 
-Uploads carry known digits: updates and gradients are computed from them, features and images are
-the digits themselves with noise of a tenth of the range of grey, labels are theirs, and class
-statistics are exact. In a null the same is sent of other digits. Images are found if the 95 %
-interval of the mean PSNR lies above the best guess from public records; copies if the 95 %
-interval of the share of images nearer to a member lies above one half; labels if more are right
-than in 97.5 % of uniform guesses; opened rows if more belong to the client's digits than in 97.5 %
-of guesses. The exit status is 1 if an attack finds less than nine of ten planted leaks, or more
-nulls than chance explains.
+Uploads carry known digits: updates and gradients are computed from them, features and images
+are the digits themselves with noise of a tenth of the range of grey, labels are theirs, and
+class statistics are exact. Logits for `paired_logits_inversion` are those of a classifier by
+the nearest class mean on public digits, among which none has a class of the client. In a null
+the same is sent of other digits. Images are found if the 95 % interval of the mean PSNR lies
+above the best guess from public records; copies if the 95 % interval of the share of images
+nearer to a member lies above one half; labels if more are right than in 97.5 % of uniform
+guesses; opened rows if more belong to the client's digits than in 97.5 % of guesses; images of
+classes if the 95 % interval of their gain on the closest guess lies above 0.1 dB. The exit
+status is 1 if an attack finds less than nine of ten planted leaks, or more nulls than chance
+explains.
 """
 
 from __future__ import annotations
@@ -24,10 +27,11 @@ from scipy.stats import binom
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
+from attacks.images import negative_mse
 from attacks.inversion.analytic import AnalyticInversion
 from attacks.inversion.class_opening import ClassOpening
 from attacks.inversion.copy_detection import CopyDetection
-from attacks.inversion.evaluation import describe_no_gain
+from attacks.inversion.evaluation import class_mean_images, describe_no_gain
 from attacks.inversion.feature_inversion import (
     DecoderTraining,
     FeatureInversion,
@@ -36,6 +40,7 @@ from attacks.inversion.feature_inversion import (
 from attacks.inversion.gradient import InvertingGradients
 from attacks.inversion.gradient_attack import GradientInversion, UpdateInversion
 from attacks.inversion.labels import CLASS_SURFACES, LabelCounts, label_overlap
+from attacks.inversion.paired_logits_inversion import LEAST_GAIN, PairedLogitsInversion
 from attacks.inversion.victim import Victim
 from attacks.types import Adversary, Attack, Capture, Knowledge, Surface, Truth, View
 from privdd.models import ModelSpec, build, initial
@@ -58,7 +63,9 @@ ATTACKS: Mapping[str, Attack] = {
     "copy_detection": CopyDetection(),
     "label_counts": LabelCounts(),
     "class_opening": ClassOpening(),
+    "paired_logits_inversion": PairedLogitsInversion(),
 }
+PRIVATE_CLASSES = 5  # 0 to 4: of the client whose logits are inverted, and of no public digit
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,8 @@ def planted(surface: Surface, attack: Attack, seed: int) -> tuple[View, Truth, T
     and eight others."""
     rng = torch.Generator().manual_seed(seed)
     order, (x, y) = torch.randperm(1797, generator=rng), _digits()
+    if attack.name == "paired_logits_inversion":
+        return _planted_logits(order)
     truth, other = (_truth(order[i : i + RECORDS], order[200:260]) for i in (0, 100))
     spec = (
         ModelSpec("mlp", width=32, depth=2)
@@ -132,6 +141,27 @@ def planted(surface: Surface, attack: Attack, seed: int) -> tuple[View, Truth, T
     known = model if surface in (Surface.UPDATE, Surface.GRADIENT) else None
     knowledge = Knowledge((1, 8, 8), CLASSES, x[public], y[public], known, maps, settings)
     return View(surface, Adversary.SERVER, captures, knowledge), truth, other
+
+
+def _planted_logits(order: Tensor) -> tuple[View, Truth, Truth]:
+    """Logits of one who knows the mean of each class on public digits, beside a server's who knows
+    those of public classes alone; in the null, each class of the client is another one."""
+    x, y = _digits()
+    is_private = y[order] < PRIVATE_CLASSES
+    own = order[is_private][:200]
+    public = order[~is_private][:200]
+    truth = _truth(own, own[:0])
+    shifted = (truth.y + 1) % PRIVATE_CLASSES
+    counts = torch.bincount(shifted, minlength=CLASSES)
+    other = replace(truth, y=shifted, counts=counts)
+    public_means = class_mean_images(x[public], y[public], CLASSES)
+    own_means = class_mean_images(truth.x, truth.y, CLASSES)
+    means = torch.cat([own_means[:PRIVATE_CLASSES], public_means[PRIVATE_CLASSES:]])
+    sent = {"logits": negative_mse(x[public], means) * x[0].numel()}
+    sent_before = {"logits": negative_mse(x[public], public_means) * x[0].numel()}
+    capture = Capture(0, 0, "logits", sent, sent_before)
+    knowledge = Knowledge((1, 8, 8), CLASSES, x[public], y[public], asked_images=x[public])
+    return View(Surface.LOGITS, Adversary.SERVER, (capture,), knowledge), truth, other
 
 
 def _capture(
@@ -178,6 +208,8 @@ def finds(name: str, surface: Surface, seed: int, *, null: bool = False) -> bool
         return float(binom.sf(hits - 1, rows, finding.measures.identified_chance)) < LEVEL
     if name == "copy_detection":
         return bool(finding.diagnostics["closer_interval"][0] > 0.5)
+    if name == "paired_logits_inversion":
+        return bool(finding.diagnostics["gain_interval"][0] >= LEAST_GAIN)
     return not describe_no_gain(finding.measures)
 
 
