@@ -154,12 +154,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for tests in order for item in tests]
 
 
+def freeze_heap() -> None:
+    """Leave what lives now out of the search for cycles, and out of ``gc.get_objects``."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_finish() -> None:
     """Modules and collected tests live as long as their worker: to search these 700,000 objects for
     cycles again and again takes a tenth of its time. What tests make is searched as usual."""
-    gc.collect()
-    gc.freeze()
+    freeze_heap()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)  # after fixtures of the file have ended
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """What a file leaves behind (modules that it imported, federations that are kept) lives on
+    too."""
+    if nextitem is None or nextitem.path != item.path:
+        freeze_heap()
 
 
 @pytest.hookimpl(tryfirst=True)
