@@ -69,7 +69,7 @@ FEDAVG = ["algo=fedavg", "algo.rounds=2", "algo.local_epochs=3"]
 FEDFED = ["algo.distill_rounds=2", "algo.base.rounds=1"]
 # the last of two lists counts
 PICTURES = "attack=[lira,loss_threshold,label_counts,gradient_inversion,copy_detection]"
-# Of DP-SGD few steps: T1 plays each some hundred times over.
+# Of DP-SGD few steps of narrow networks: T1 plays each some hundred times over.
 AUDITS = {
     "fedavg": FEDAVG,
     "fedavg_seed1": [*FEDAVG, "seed=1"],
@@ -78,6 +78,7 @@ AUDITS = {
         "privacy=dpsgd",
         "privacy.sampling_probability=0.5",
         "algo.local_epochs=1",
+        "model.width=4",
     ],
     "fedavg_client": [*FEDAVG, "privacy=client"],
     "feddm": ["algo=feddm", "algo.rounds=1", PICTURES],
@@ -88,6 +89,7 @@ AUDITS = {
         "algo=fedfed_dp",
         "algo.distill_rounds=1",
         "algo.base.rounds=1",
+        "algo.generator.width=4",
         "privacy.sampling_probability=0.5",
     ],
 }

@@ -32,6 +32,12 @@ FEW = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said does not depend on how long rounds are timed."""
+    monkeypatch.setattr(cost_estimate, "DRY_RUN_SECONDS", 2.0)
+
+
 def test_a_price_has_every_stage_and_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,6 +57,14 @@ def test_every_row_has_the_papers_settings_or_a_listed_deviation(paper: str) -> 
         assert "settings" in one or bool(one.get("about")) != is_missing, one["what"]
 
 
+@pytest.mark.nightly(
+    cases=[
+        "feddm-feddm_figure2-algo=fednova-model.width-64",
+        "feddm-feddm_figure3-algo=feddm algo.start=noise privacy=aggregate_clip "
+        "privacy.noise_multiplier=1-privacy.clip_norm-2.0",
+        "fedrd-fedrd_table1-algo=fedrd-algo.projection.width-8",
+    ]
+)
 @pytest.mark.parametrize(
     ("paper", "experiment", "row", "key", "value"),
     [
