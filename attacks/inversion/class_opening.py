@@ -209,9 +209,11 @@ class ClassOpening(Attack):
             held_out = [decoys[truth.heldout_y.cpu() == label] for label in labels]
             decoy_distances = [_nearest(row, of_class) for row, of_class in zip(rows, held_out)]
             is_nearer = distances < torch.stack(decoy_distances)
+            member_counts = torch.tensor([len(members) for members in classes]).double()
             decoy_counts = torch.tensor([len(of_class) for of_class in held_out])
-            # A row that shows its class alone: members / (members + decoys), both of the class.
-            chances = sizes.double() / (sizes + decoy_counts)
+            # A row that shows its class alone: members / (members + decoys), both of the class. The
+            # members are counted: a message may say 1 of each class that the client has at all.
+            chances = member_counts / (member_counts + decoy_counts).clamp_min(1)
             measures = replace(
                 measures,
                 identified=float(is_nearer.double().mean()),

@@ -350,7 +350,9 @@ class LabelCounts(Attack):
             )
             open_classes = []
             if view.surface in CLASS_SURFACES:
-                open_classes = (recovered == 1).nonzero()[:, 0].tolist()
+                # a 1 may also say that the client has the class at all
+                is_open = (recovered == 1) & (true == 1)
+                open_classes = is_open.nonzero()[:, 0].tolist()
             if open_classes:
                 sentence = describe_open_classes(open_classes)
                 measures = replace(

@@ -37,7 +37,7 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.FEATURES: ("matched_filter", "distance"),
     Surface.LABELS: ("count", "alignment"),
     Surface.STATISTICS: ("density", "confidence", "alignment"),
-    Surface.PROTOTYPES: ("joint_moments", "count", "alignment", "row"),
+    Surface.PROTOTYPES: ("joint_moments", "count", "joint_opening", "alignment", "row"),
     Surface.CONTROL_VARIATE: ("alignment", "distance"),
     Surface.COUNTS: ("count", "alignment"),
     Surface.LOGITS: ("confidence", "alignment"),
@@ -46,6 +46,11 @@ SURFACE_SIGNAL: dict[Surface, tuple[str, ...]] = {
     Surface.SHARED_FEATURES: ("matched_filter", "distance"),
     Surface.GENERATOR: ("generated_share", "distance"),
 }
+
+
+# Signals that compare no record with what was sent. They take no other's place: what they do not
+# show would pass for tested.
+WITHOUT_MAP = frozenset({"row"})
 
 
 def why_uninformative(values: Tensor) -> str:
@@ -70,7 +75,8 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
     """The name of the signal that an attack reads; a signal that is asked for and absent is a
     ValueError.
 
-    "auto": the surface's first signal that is present, else the first present one by alphabet.
+    "auto": the first present one of the surface's signals that may tell something, else the first
+    present one of them, else the first by alphabet.
     """
     present = sorted(worlds.signals)
     if choice != "auto":
@@ -79,7 +85,13 @@ def primary_signal(surface: Surface, worlds: Worlds, choice: str = "auto") -> st
         return choice
     if not present:
         raise ValueError(f"surface {surface.value}: the worlds carry no signal")
-    return next((name for name in SURFACE_SIGNAL[surface] if name in present), present[0])
+    listed = [name for name in SURFACE_SIGNAL[surface] if name in present]
+    comparing = [
+        name
+        for name in listed
+        if name not in WITHOUT_MAP and not why_uninformative(worlds.signals[name])
+    ]
+    return [*comparing, *listed, *present][0]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import pytest
 from privdd.auditing.method_contract import check_method
 from privdd.cli.build import open_classes_warning
 from tests.federations import tiny
+from tests.methods.strangers import MappedFedProto
 
 
 def with_one_record_of_a_class(algo: str) -> str:
@@ -42,3 +43,4 @@ def test_the_check_of_a_method_says_that_counts_are_read() -> None:
         warnings.simplefilter("error", UserWarning)
         plan = tiny("fedavg").plan
         check_method(plan.method, shape=plan.problem.shape, classes=plan.problem.classes)
+        check_method(MappedFedProto())  # its "count" says which classes the client has

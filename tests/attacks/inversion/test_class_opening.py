@@ -181,6 +181,26 @@ def test_a_row_that_shows_its_class_alone_is_at_chance_level() -> None:
     assert abs(sum(hits) / 60 - 1 / 8) < 0.065
 
 
+def test_class_means_beside_marks_of_held_classes_are_at_chance_level() -> None:
+    """A client sends 1 for each class that it has, of six records each: the mean of a class lies as
+    near to a member as to one of as many decoys."""
+    generator = rng()
+    hits = []
+    for _ in range(40):
+        labels = labels_of_sizes(6, 6, 6, 6)
+        centres = 10 * torch.eye(SIDE * SIDE)[:4]
+        members, decoys = centres[labels] + torch.randn(2, 24, SIDE * SIDE, generator=generator)
+        row = centres + torch.randn(4, SIDE * SIDE, generator=generator)
+        known = Truth(as_images(members), labels, as_images(decoys), labels, labels.bincount())
+        view = held({"mean": row, "count": torch.ones(4)})
+        attack = ClassOpening()
+        finding = attack.judge(attack.run(view, generator), view, known)
+        assert finding.measures.identified_chance == pytest.approx(1 / 2)
+        hits.append(finding.measures.identified)
+    # 160 rows at 1 / 2: a standard deviation of .04
+    assert abs(sum(hits) / 40 - 1 / 2) < 0.12
+
+
 def test_it_says_why_there_is_nothing_to_open() -> None:
     labels = labels_of_sizes(4, 5)
     value = message(unit_rows(9, 2), labels)

@@ -202,6 +202,10 @@ def test_the_histogram_beside_class_means_is_read_exactly_and_a_class_of_one_rec
     assert measures["label_accuracy"] == 1 > measures["baselines"]["label_accuracy_chance"]
     assert measures["diagnostics"]["open_classes"] == [2]
     assert "class 2 has one record, which is open" in measures["note"]
+    marks = Capture(0, 0, "prototypes", {"mean": torch.rand(4, 5), "count": torch.ones(4)})
+    held = View(surface, Adversary.SERVER, (marks,), knowledge)
+    measures = attack.judge(attack.run(held, torch.Generator()), held, truth).measures.to_row()
+    assert measures["diagnostics"]["open_classes"] == [2], "1 says that the client has the class"
     without = View(
         surface,
         Adversary.SERVER,

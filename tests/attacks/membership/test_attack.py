@@ -211,6 +211,18 @@ def test_the_primary_signal_is_a_rule_not_a_search():
         Lira().run(view(None), torch.Generator())
 
 
+def test_a_signal_that_says_nothing_gives_way_to_one_that_may():
+    """A stranger's "count" that says which classes the client has is the same in every replay."""
+    w = worlds(4, 10)
+    constant = torch.ones(4, 10)
+    both = replace(w, signals={"count": constant, "joint_opening": w.signals["confidence"]})
+    assert primary_signal(Surface.PROTOTYPES, both) == "joint_opening"
+    assert Lira().nothing_to_read(view(both, Surface.PROTOTYPES)) == ""
+    silent = replace(w, signals={"count": constant, "row": w.signals["confidence"]})
+    assert primary_signal(Surface.PROTOTYPES, silent) == "count", "a norm compares no record"
+    assert Lira().nothing_to_read(view(silent, Surface.PROTOTYPES))
+
+
 def test_one_world_is_enough_for_a_threshold_and_too_few_for_shadows():
     measures = audit(LossThreshold(), worlds(1, 200, gap=6.0)).measures.to_row()
     low, high = measures["auc_ci"]
