@@ -30,7 +30,7 @@ from privdd.auditing.signal_extraction import (
     missing_map_hooks,
     signal_group,
 )
-from privdd.auditing.upload_schema import upload_faults
+from privdd.auditing.upload_schema import unreadable_broadcasts, upload_faults
 from privdd.core.rng import Keys
 from privdd.core.types import (
     UNKNOWN_CELL,
@@ -241,8 +241,8 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
     """Before training: the faults of the first upload of a method that is not privdd's own, on a
     few random records.
 
-    Raises BrokenContract, one line for each fault. Returns lines on what could not be checked, or
-    which attacks cannot map."""
+    Raises BrokenContract, one line for each fault. Returns lines on what could not be checked,
+    which attacks cannot map, and which messages of the server they cannot read."""
     method = plan.method
     if type(method).__module__.startswith("privdd."):
         return []
@@ -252,7 +252,8 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
     )[0]
     try:
         server = method.init(plan.problem, plan.keys.fold("public", "init"))
-        task = ClientTask(plan, 0, shard.client, method.broadcast(server), {}, shard)
+        broadcast = method.broadcast(server)
+        task = ClientTask(plan, 0, shard.client, broadcast, {}, shard)
         received, rows, _ = client_step(task)
     except (UndeclaredArtifact, BadCellName) as problem:
         raise BrokenContract(str(problem)) from problem
@@ -266,7 +267,9 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
     if faults := list(upload_faults(method, plan.problem, received.values)):
         raise BrokenContract("\n".join(faults))
     unsearched = unsearched_statistics(method, plan.problem.classes, received.values)
-    return [*unmapped, *unsearched, *_unknown_cells(rows)]
+    unread = unreadable_broadcasts(method, plan.problem, broadcast).values()
+    untested = [f"{reason}; no attack reads it" for reason in unread]
+    return [*unmapped, *unsearched, *untested, *_unknown_cells(rows)]
 
 
 def _unknown_cells(rows: Sequence[LedgerRow]) -> Iterator[str]:
@@ -318,7 +321,7 @@ def _find_faults(
             yield from faults
             if faults:
                 return
-        _warn_of_class_counts(plan, inbox[0])
+        _warn_of_class_counts(plan, inbox[0], shards[0])
         # others only differ by their records
         clients = shards if isinstance(method, DiffersByClient) else shards[:1]
         for shard in clients:
@@ -477,11 +480,14 @@ def _signal_faults(
             yield f"round {round}: every signal of surface {surface} is the same for all records"
 
 
-def _warn_of_class_counts(plan: Plan, sent: Received) -> None:
-    """No fault of the method, and nothing that an author wants to learn after a training."""
+def _warn_of_class_counts(plan: Plan, sent: Received, shard: Shard) -> None:
+    """No fault of the method, and nothing that an author wants to learn after a training. Numbers
+    that are not the client's own counts, such as which classes it has, need no warning."""
+    true_counts = torch.bincount(shard.train.y, minlength=plan.problem.classes)
     for name, value in sent.values.items():
         open_surface = plan.method.uploads[name] in CLASS_SURFACES and name not in plan.mechanisms
-        if open_surface and sent_class_counts(value, plan.problem.classes) is not None:
+        counts = sent_class_counts(value, plan.problem.classes)
+        if open_surface and counts is not None and torch.equal(counts.cpu(), true_counts):
             warnings.warn(
                 f"{name!r} holds how many records of each class a client has: the server "
                 "reads them, and a class of one record "

@@ -31,7 +31,8 @@ from privdd.auditing.replay import (
     replay_cache_key,
     round_chain,
 )
-from privdd.auditing.signal_extraction import SIGNAL_READERS, extract_signals
+from privdd.auditing.signal_extraction import SIGNAL_READERS, UnreadableUpload, extract_signals
+from privdd.auditing.upload_schema import CLIENT_SURFACES, LABELS_NAME, unreadable_broadcasts
 from privdd.auditing.views import FinishedRun, describe_granted_knowledge, describe_other_networks
 from privdd.core.device import to_device
 from privdd.core.types import Problem, Shard, State, Tensors
@@ -54,7 +55,6 @@ FEWER_REPLAYS_NOTE = (
     "the ledger says that this is computed from noised sums alone; noised_reads attacks "
     "these, so there were only"
 )
-CLIENT_SURFACES = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 
 
 @dataclass(frozen=True)
@@ -602,6 +602,7 @@ def server_signals(
         to_device((server, final), adversary.problem.device),
     )
     signals_by_name: Signals = {}
+    unreadable = unreadable_broadcasts(plan.method, plan.problem, final)
     with torch.no_grad():
         for name, value in final.items():
             surface = plan.method.broadcasts[name]
@@ -615,14 +616,14 @@ def server_signals(
                 confidence = sig.logit_scaled(logits, adversary.candidates.y)
                 signals = {"confidence": confidence, "logits": logits, "public_logits": public}
                 signals |= adversary.query_copies(confidence, predict)
-            elif name == "labels" or surface == Surface.SHARED_FEATURES:
+            elif name in unreadable or name == LABELS_NAME or surface == Surface.SHARED_FEATURES:
                 continue
             else:
-                signals = dict(
-                    SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)](
-                        adversary, name, value, final
-                    )
-                )
+                reader = SIGNAL_READERS[CLIENT_SURFACES.get(surface, surface)]
+                try:
+                    signals = dict(reader(adversary, name, value, final))
+                except UnreadableUpload:  # a hook is missing: the message stays untested
+                    continue
             signals_by_name |= {
                 f"{surface}|{signal}": scores.float() for signal, scores in signals.items()
             }

@@ -19,6 +19,8 @@ from privdd.federated.method import Method
 NumberKind = Literal["float", "whole", "number"]
 RECORD_AXES = "chw"  # of a record: channels, height, width
 LABELS_NAME = "labels"  # the upload in which attacks look for the classes of another upload's rows
+# surfaces of the server whose messages attacks read as those of clients
+CLIENT_SURFACES: Mapping[Surface, Surface] = {Surface.GLOBAL_IMAGES: Surface.SYNTHETIC_IMAGES}
 PARAMETERS = "named as the parameters of `classifier`"
 
 
@@ -106,21 +108,49 @@ UPLOAD_RULES: Mapping[Surface, UploadRule] = {
 
 def upload_faults(method: Method, problem: Problem, values: Values) -> Iterator[str]:
     """One line for each way in which a client's uploads differ from ``UPLOAD_RULES``."""
-    for name, value in values.items():
+    for name in values:
         surface = method.uploads.get(name)
         if surface is not None:
-            rule = UPLOAD_RULES.get(surface)
-        else:
-            rule = None
-        if rule is None:
+            where = f"upload {name!r} of surface {surface}"
+            faults = _message_faults(surface, name, values, problem, "upload")
+            yield from (f"{where}: {fault}" for fault in faults)
+
+
+def unreadable_broadcasts(method: Method, problem: Problem, values: Values) -> dict[str, str]:
+    """Name of a message of the server -> why no attack can read it: the rules are those of uploads,
+    but a server may send more than attacks read."""
+    reasons: dict[str, str] = {}
+    for name in values:
+        surface = method.broadcasts.get(name)
+        if surface is None or name == LABELS_NAME:
             continue
-        where = f"upload {name!r} of surface {surface}"
-        yield from (f"{where}: {fault}" for fault in _tensor_faults(rule, value, problem))
-        if rule.with_labels and LABELS_NAME not in values:
-            yield (
-                f"{where}: its rows' classes are needed as another upload, {LABELS_NAME!r}, "
-                "with y (m,)"
-            )
+        read_as = CLIENT_SURFACES.get(surface, surface)
+        faults = list(_message_faults(read_as, name, values, problem, "broadcast", strict=False))
+        if faults:
+            reasons[name] = f"broadcast {name!r} of surface {surface}: {faults[0]}"
+    return reasons
+
+
+def _message_faults(
+    surface: Surface,
+    name: str,
+    values: Values,
+    problem: Problem,
+    kind: str,
+    *,
+    strict: bool = True,
+) -> Iterator[str]:
+    """kind: "upload" or "broadcast"; strict: whether tensors that no attack reads are faults."""
+    rule = UPLOAD_RULES.get(surface)
+    if rule is None:
+        return
+    value = values[name]
+    if not strict:
+        known = {tensor.name for tensor in rule.tensors}
+        value = {tensor: number for tensor, number in value.items() if tensor in known}
+    yield from _tensor_faults(rule, value, problem)
+    if rule.with_labels and LABELS_NAME not in values:
+        yield (f"its rows' classes are needed as another {kind}, {LABELS_NAME!r}, with y (m,)")
 
 
 def _tensor_faults(rule: UploadRule, value: Tensors, problem: Problem) -> Iterator[str]:

@@ -113,6 +113,20 @@ class MappedFedProto(StrangersFedProto):
         return dict(self.classifier(problem).state_dict())
 
 
+@dataclass(frozen=True, kw_only=True)
+class RenamingFedProto(MappedFedProto):
+    """The same with a server that sends the global prototypes under names of its own."""
+
+    def broadcast(self, server: Any) -> Any:
+        values = unpack("protos", server)
+        return {"protos": {"global_protos": values["mean"], "known": values["count"]}}
+
+    def local(self, broadcast: Any, memory: Any, shard: Any, ctx: Any) -> Any:
+        sent = broadcast["protos"]
+        protos = {"mean": sent["global_protos"], "count": sent["known"]}
+        return super().local({"protos": protos}, memory, shard, ctx)
+
+
 def public_rows(x: Tensor) -> Tensor:
     """(n, WIDTH) of images: a frozen public network, untrained here."""
     with torch.random.fork_rng():
@@ -182,7 +196,6 @@ class BareFedCGS(StrangersFedCGS):
     """Without the hook that says how a record would fit the sums."""
 
     record_loss = ReadsUploads.record_loss
-
 
 
 @dataclass(frozen=True, kw_only=True)

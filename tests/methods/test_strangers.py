@@ -28,6 +28,7 @@ from privdd.reporting.summary import verdict_headline
 from tests.methods.strangers import (
     BareFedCGS,
     MappedFedProto,
+    RenamingFedProto,
     StrangersFedCGS,
     StrangersFedDM,
     StrangersFedProto,
@@ -92,6 +93,18 @@ def test_statistics_without_a_hook_are_read_by_their_class_counts() -> None:
     (said,) = check_foreign_uploads(Plan(Keys(0), problem, BareFedCGS(), {}))
     assert "class counts alone" in said and "defines record_loss, or" in said
     assert check_foreign_uploads(Plan(Keys(0), problem, StrangersFedCGS(), {})) == []
+
+
+def test_a_broadcast_of_own_names_stays_untested_and_ends_nothing(tmp_path: Path) -> None:
+    plan = Plan(Keys(0), Problem((1, 8, 8), 3, 2), RenamingFedProto(), {})
+    (said,) = check_foreign_uploads(plan)
+    assert said == (
+        "broadcast 'protos' of surface prototypes: lacks one of 'mean', 'sum'; no attack reads it"
+    )
+    findings, _ = first_screen(RenamingFedProto, tmp_path)
+    audited = {(row.surface, row.sender): row.audited for row in findings.surfaces}
+    assert audited[Surface.PROTOTYPES, "client"] is True
+    assert "no attack of this audit read" in str(audited[Surface.PROTOTYPES, "server"])
 
 
 PROBLEM = Problem((1, 8, 8), 3, 2)
