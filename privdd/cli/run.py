@@ -31,7 +31,7 @@ from privdd.cli.plain_config import to_plain_settings
 from privdd.cli.secret import check_same_secret, remove_secret
 from privdd.cli.user_code import user_code_of_config, write_code_digests
 from privdd.core.device import deterministic_kernels
-from privdd.core.types import is_remote_memory
+from privdd.core.types import Shard, is_remote_memory
 from privdd.core.validation import BadConfig
 from privdd.distillation.diagnostics import DistillationDiagnostics, diagnose_distillation
 from privdd.federated.checkpoint import check_same_data
@@ -385,15 +385,20 @@ def _deterministic_run(experiment: Experiment) -> Iterator[None]:
         yield
 
 
+def _describe_clients(shards: Sequence[Shard]) -> str:
+    """How many clients there are, and of how many records."""
+    sizes = [len(shard.train) for shard in shards]
+    records = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+    return f"{len(shards)} client{'s' * (len(shards) > 1)} of {records} records"
+
+
 def print_run_line(experiment: Experiment, path: Path) -> None:
     """Print a line about the run before training starts: method, data, clients, audited client,
     processes, folder; on a GPU one more, what runs there."""
     shards = experiment.shards
-    sizes = [len(s.train) for s in shards]
     print(
         f"privdd: {type(experiment.plan.method).__name__} on {experiment.dataset.name} "
-        f"({experiment.dataset.note}), "
-        f"{len(shards)} clients of {min(sizes)} to {max(sizes)} records, audited client "
+        f"({experiment.dataset.note}), {_describe_clients(shards)}, audited client "
         f"{experiment.plan.victim}, "
         f"{engine_in_words(experiment.engine)}; {path}",
         file=sys.stderr,

@@ -190,6 +190,9 @@ def test_what_runs_on_the_gpu_is_said(capsys: pytest.CaptureFixture[str]) -> Non
     experiment = tiny("fedavg")
     print_run_line(experiment, Path("x"))
     assert "cuda" not in capsys.readouterr().err
+    alone = replace(experiment, shards=experiment.shards[:1])
+    print_run_line(alone, Path("x"))
+    assert f", 1 client of {len(experiment.shards[0].train)} records," in capsys.readouterr().err
     on_gpu = SimpleNamespace(
         run=SimpleNamespace(device="cuda"),
         plan=experiment.plan,
