@@ -202,6 +202,23 @@ def test_batched_adaptive_steps_may_differ_by_what_a_rounding_moves(
         check_method(plan.method, mechanisms=plan.mechanisms)
 
 
+@pytest.mark.parametrize(("algo", "rate"), [("fedavg", "lr"), ("fedfed", "distill_lr")])
+def test_batched_steps_of_a_smaller_learning_rate_are_noticed(
+    monkeypatch: pytest.MonkeyPatch, algo: str, rate: str
+) -> None:
+    """A tenth less moves every number by a tenth of its steps, which one number may differ by."""
+    plan = tiny(algo).plan
+    kind = type(plan.method)
+    batched = kind.local_batched
+
+    def slower(self: Any, *arguments: Any) -> Any:
+        return batched(replace(self, **{rate: 0.9 * getattr(self, rate)}), *arguments)
+
+    monkeypatch.setattr(kind, "local_batched", slower)
+    with pytest.raises(BrokenContract, match="local_batched, round 0: gives something else"):
+        check_method(plan.method, mechanisms=plan.mechanisms)
+
+
 class Peeks(FedAvg):
     def outcome(self, turn: Any, trained: Any) -> Any:
         values, memory = super().outcome(turn, trained)
