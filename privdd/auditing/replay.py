@@ -143,10 +143,10 @@ def most_kept_rounds(plan: Plan) -> int:
     return kept_round_limit(2 * BYTES_PER_NUMBER * count_model_numbers(plan))
 
 
-def spread_replays(audit: AuditSettings, plan: Plan) -> AuditSettings:
+def spread_replays(audit: AuditSettings, plan: Plan, shard: Shard) -> AuditSettings:
     """``audit.replays`` shared by how many rounds there are to replay of the longest phase: those
     in which the audited client takes part, and which are kept. Unchanged if ``audit.replays`` does
-    not decide."""
+    not decide. shard: of the audited client."""
     if audit.replays is None:
         return audit
     by_phase = Counter(
@@ -157,7 +157,8 @@ def spread_replays(audit: AuditSettings, plan: Plan) -> AuditSettings:
     longest = max(by_phase.values())
     if longest > LEAST_KEPT_ROUNDS:
         longest = min(longest, most_kept_rounds(plan))
-    split = split_replays(audit.replays, longest)
+    records = min(audit.records, len(shard.train))
+    split = split_replays(audit.replays, longest, records)
     return replace(audit, worlds=split.shadow_models, rounds=split.rounds)
 
 

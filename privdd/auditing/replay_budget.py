@@ -2,16 +2,21 @@
 
 A client without a memory draws each round afresh, so the evidence of its rounds adds up: it grows
 with the root of their number. More shadow models only sharpen the fit of a record's own
-distribution, which needs 16 or so and gains little above 32. So a run of many rounds has fewer of
-them, and more of its rounds are read. Imports no torch.
+distribution, which needs 13 to 18 and gains little above 32. So a run of many rounds has fewer of
+them, and more of its rounds are read. A client with a memory passes all of its rounds for each
+shadow model, so that their number alone is what it costs. Imports no torch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # 18 times 120 records have about 1,080 non-members; a false-positive rate of .1 % needs 1,000
-LEAST_SHADOW_MODELS = 18
+NON_MEMBERS = 1080
+LEAST_OF_FEW_RECORDS = 18  # of fewer than 120 records, which never have as many non-members
+# of many records: a record has six other models with it and six without it to be compared with
+LEAST_OF_MANY_RECORDS = 13
 MOST_SHADOW_MODELS = 32
 # a small budget pays for two rounds before it pays for as many shadow models as are useful
 ROUNDS_OF_FEW_REPLAYS = 2
@@ -30,18 +35,30 @@ class ReplaySplit:
     rounds: int
 
 
-def split_replays(replays: int, rounds: int) -> ReplaySplit:
+def least_shadow_models(records: int) -> int:
+    """The fewest shadow models that a fit takes, 13 to 18, for so many audited records.
+
+    In K models each of n records is out of one half: 13 to 18 as long as K n / 2 falls short of the
+    non-members that a false-positive rate of .1 % needs.
+    """
+    # K n / 2 >= 1,080  <=>  K >= 2,160 / n
+    needed = math.ceil(2 * NON_MEMBERS / max(records, 1))
+    return min(LEAST_OF_FEW_RECORDS, max(LEAST_OF_MANY_RECORDS, needed))
+
+
+def split_replays(replays: int, rounds: int, records: int) -> ReplaySplit:
     """Share replays of single rounds among shadow models and rounds.
 
     Args:
         replays: How many there may be of one phase, at least 2.
         rounds: How many rounds of the longest phase can be replayed, at least 1.
+        records: How many records are audited.
 
     Returns:
-        From 18 to 32 shadow models (of fewer than 36 replays, half as many as these), and all
-        rounds that the rest pays for.
+        From ``least_shadow_models`` to 32 shadow models (of few replays, half as many as these),
+        and all rounds that the rest pays for.
     """
     most = min(MOST_SHADOW_MODELS, replays // ROUNDS_OF_FEW_REPLAYS)
-    least = min(LEAST_SHADOW_MODELS, most)
+    least = min(least_shadow_models(records), most)
     shadow_models = min(most, max(least, replays // rounds))
     return ReplaySplit(shadow_models, replays // shadow_models)

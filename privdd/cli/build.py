@@ -268,7 +268,7 @@ def build_experiment(
     )
     _warn_of_settings(privacy, plan, dataset.classes, shards)
     if audit is not None:
-        audit = spread_replays(audit, plan)
+        audit = spread_replays(audit, plan, shards[plan.victim])
         _store_split(config, audit)
     typed.capture.check_selection(plan)
     return Experiment(run, privacy, audit, plan, dataset, shards, typed.engine, typed.capture)

@@ -148,7 +148,8 @@ def split_replays_of(audit: Mapping[str, Any]) -> dict[str, Any]:
     if audit.get("replays") is None:
         raise BadConfig(f"audit.{left_to_us[0]}: a value is needed, or audit.replays for both")
     replays = check_replays(audit["replays"])
-    split = split_replays(replays, 1)
+    # of one round there are as many shadow models as there may be, whatever the records
+    split = split_replays(replays, 1, 1)
     numbers = dict(zip(SHARED_COUNTS, (split.shadow_models, split.rounds)))
     return {
         **audit,

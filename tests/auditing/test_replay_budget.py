@@ -36,12 +36,30 @@ from tests.federations import TINY
     ],
 )
 def test_replays_are_shared(replays: int, rounds: int, worlds: int, read: int) -> None:
-    assert split_replays(replays, rounds) == ReplaySplit(worlds, read)
+    assert split_replays(replays, rounds, 120) == ReplaySplit(worlds, read)
 
 
-@given(st.integers(4, 10**5), st.integers(1, 10**4))
-def test_no_more_is_replayed_than_was_allowed(replays: int, rounds: int) -> None:
-    split = split_replays(replays, rounds)
+@pytest.mark.parametrize(
+    ("records", "worlds", "read"),
+    [(60, 18, 12), (120, 18, 12), (150, 15, 14), (167, 13, 16), (400, 13, 16)],
+)
+def test_many_records_need_fewer_shadow_models(records: int, worlds: int, read: int) -> None:
+    """As long as half of their records, in all models, are a thousand non-members."""
+    assert split_replays(216, 1000, records) == ReplaySplit(worlds, read)
+    assert worlds * records / 2 > 1000 or records < 120
+
+
+def test_records_that_are_not_there_do_not_count() -> None:
+    """More are asked for than the audited client has."""
+    more = ("audit.replays=216", "algo.rounds=40", "audit.records=100000")
+    held = len(build_experiment(config_of(*more)).shards[0].train)
+    assert held < 120
+    assert numbers(*more)[0] == 18
+
+
+@given(st.integers(4, 10**5), st.integers(1, 10**4), st.integers(1, 10**4))
+def test_no_more_is_replayed_than_was_allowed(replays: int, rounds: int, records: int) -> None:
+    split = split_replays(replays, rounds, records)
     assert 2 <= split.shadow_models <= 32 and split.rounds >= 2
     assert split.shadow_models * split.rounds <= replays < (split.rounds + 1) * split.shadow_models
 
