@@ -23,7 +23,11 @@ from privdd.auditing.coverage import (
     why_not_read,
 )
 from privdd.auditing.pipeline import AuditState
-from privdd.auditing.signal_extraction import missing_map_hooks
+from privdd.auditing.signal_extraction import (
+    SEARCH_HOOKS,
+    missing_map_hooks,
+    reads_counts_alone,
+)
 from privdd.auditing.verdicts import (
     DECISIVE_VALIDITIES,
     SurfaceKey,
@@ -480,19 +484,34 @@ def _surface_rows(state: AuditState, findings: Sequence[Finding]) -> Iterable[di
             "mechanism": _name_mechanisms(experiment, releases),
             "epsilon": ledger.epsilon_by_accountant(surfaces=[surface]) | entries,
             "audited": _describe_attacks(state, findings_on_surface(findings, key, rows), key),
-            **_missing_map_entry(experiment, key),
+            **_missing_hooks_entry(state, key),
         }
 
 
-def _missing_map_entry(experiment: Experiment, key: SurfaceKey) -> dict[str, str]:
-    """Hooks of the method without which attacks have no map to what clients send on a surface."""
+def _missing_hooks_entry(state: AuditState, key: SurfaceKey) -> dict[str, str]:
+    """Hooks of the method without which attacks cannot compare a record with what clients send on a
+    surface."""
     surface, sender = key
     if sender != "client":
         return {}
-    hooks = missing_map_hooks(experiment.plan.method, Surface(surface))
+    hooks = missing_map_hooks(state.finished_run.experiment.plan.method, Surface(surface))
+    if surface == Surface.STATISTICS and _has_unsearched_statistics(state):
+        hooks = SEARCH_HOOKS
     if not hooks:
         return {}
     return {"missing_hooks": hooks}
+
+
+def _has_unsearched_statistics(state: AuditState) -> bool:
+    """Whether the audited client sent statistics whose class counts alone were read."""
+    run = state.finished_run
+    for snapshot in run.progress.snapshots.values():
+        for name, value in snapshot.sent.items():
+            if run.plan.method.uploads[name] != Surface.STATISTICS:
+                continue
+            if reads_counts_alone(run.method, value, run.plan.problem.classes):
+                return True
+    return False
 
 
 def _describe_attacks(

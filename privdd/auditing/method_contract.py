@@ -24,10 +24,12 @@ from privdd.auditing.dp_tests.interference_audit import INTERFERENCE_TEST
 from privdd.auditing.dp_tests.round_traces import MessageLeak, compare_traces, trace_round
 from privdd.auditing.dp_tests.statement import GuaranteeSubject
 from privdd.auditing.signal_extraction import (
+    SEARCH_HOOKS,
     UnreadableUpload,
     extract_signals,
     missing_hooks,
     missing_map_hooks,
+    reads_counts_alone,
     signal_group,
 )
 from privdd.auditing.upload_schema import unreadable_broadcasts, upload_faults
@@ -49,7 +51,6 @@ from privdd.core.types import (
 )
 from privdd.core.units import Relation
 from privdd.federated.aggregation import sum_uploads
-from privdd.federated.audit_hooks import overrides_hook
 from privdd.federated.channel import TranscriptEnded, UndeclaredArtifact
 from privdd.federated.method import Method
 from privdd.federated.simulation import ClientTask, Plan, Snapshot, client_step
@@ -226,15 +227,14 @@ def unsearched_statistics(
     method: Method, classes: int, values: Mapping[str, Tensors]
 ) -> Iterator[str]:
     """One line for each upload of statistics of which attacks read the class counts alone."""
-    if overrides_hook(method, "record_loss") or overrides_hook(method, "model_state"):
-        return
     for name, value in values.items():
-        is_statistics = method.uploads[name] == Surface.STATISTICS and len(value) > 1
-        if is_statistics and sent_class_counts(value, classes) is not None:
+        if method.uploads[name] != Surface.STATISTICS:
+            continue
+        if reads_counts_alone(method, value, classes):
             yield (
                 f"uploads[{name!r}] is of surface statistics: attacks read its class counts "
                 "alone, and search its other tensors for a record only if the method defines "
-                "record_loss, or classifier, sent_state and model_state (ReadsUploads)"
+                f"{SEARCH_HOOKS} (ReadsUploads)"
             )
 
 

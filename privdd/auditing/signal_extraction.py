@@ -66,6 +66,9 @@ MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
     Surface.SYNTHETIC_REPRESENTATIONS: (("maps",),),
 }
 
+# Hooks by one of which attacks search statistics of any names for a record.
+SEARCH_HOOKS = "record_loss, or classifier, sent_state and model_state"
+
 
 def read_from(*surfaces: Surface) -> Callable[[SignalReader], SignalReader]:
     """Enters a function in ``SIGNAL_READERS`` as the one that reads uploads of these surfaces."""
@@ -432,9 +435,7 @@ def _record_loss_signal(adversary: AdversaryView, name: str, value: Tensors) -> 
         name, value, adversary.snapshot.broadcast, adversary.problem
     )
     if loss is None:
-        raise UnreadableUpload(
-            adversary.method, name, "classifier, sent_state and model_state, or record_loss"
-        )
+        raise UnreadableUpload(adversary.method, name, SEARCH_HOOKS)
     return {"loss": -loss(adversary.candidates.x, adversary.candidates.y)}
 
 
@@ -516,6 +517,14 @@ def missing_map_hooks(method: Method, surface: Surface) -> str:
     if not ways or not all(missing):
         return ""
     return ", or ".join(" and ".join(hooks) for hooks in missing)
+
+
+def reads_counts_alone(method: Method, value: Tensors, classes: int) -> bool:
+    """Whether attacks read the class counts of these statistics alone, as the method says of no
+    other tensor how a record would fit it (``SEARCH_HOOKS``)."""
+    if overrides_hook(method, "record_loss") or overrides_hook(method, "model_state"):
+        return False
+    return len(value) > 1 and sent_class_counts(value, classes) is not None
 
 
 def missing_hooks(method: Method, surface: Surface) -> str:

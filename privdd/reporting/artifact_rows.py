@@ -177,6 +177,8 @@ def _finding_text(decision: Decision, findings: Findings) -> str:
         return UNTRIED
     if summary.target_doubts(findings):
         return "these files do not show it"
+    if finding_selection.reads_counts_alone(line.row):
+        return "class counts alone were read"
     if finding_selection.lacks_map(line.row, rows):
         return "most attacks do not apply"
     believable = summary.believable_findings(rows, findings)

@@ -226,6 +226,10 @@ def _judge_unprotected(
     if finding_selection.has_no_signal(rows):
         why = f"no guarantee covers it; {finding_selection.UNSCORED}{_hooks_text(line)}"
         return _Judgement("undecided", "warn", why)
+    if finding_selection.reads_counts_alone(line.row):
+        why = "no guarantee covers it, and membership attacks read its class counts alone"
+        why += _hooks_text(line)
+        return _Judgement("undecided", "warn", why)
     if finding_selection.lacks_map(line.row, rows):
         why = "no guarantee covers it, and most attacks do not apply"
         why += _hooks_text(line)
@@ -307,6 +311,8 @@ def _decision_title(
             return "No record enters it"
         return "No leak found by this test"
     if finding_selection.has_no_signal(rows) or finding_selection.lacks_map(line.row, rows):
+        return "Not tested"
+    if finding_selection.reads_counts_alone(line.row):
         return "Not tested"
     return "Cannot be decided from these files"
 

@@ -515,7 +515,15 @@ def unread_attacks(rows: Iterable[FindingRow]) -> tuple[list[str], list[str]]:
 def lacks_map(row: SurfaceRow, rows: Iterable[FindingRow]) -> bool:
     """Whether membership attacks had nothing to read on a surface because the method names no map
     to its rows."""
-    return row.missing_hooks is not None and bool(unread_attacks(rows)[0])
+    if row.missing_hooks is None or reads_counts_alone(row):
+        return False
+    return bool(unread_attacks(rows)[0])
+
+
+def reads_counts_alone(row: SurfaceRow) -> bool:
+    """Whether attacks read the class counts of statistics alone, because the method defines no hook
+    by which they would search the other tensors."""
+    return row.surface == "statistics" and row.missing_hooks is not None
 
 
 def findings_without_signal(findings: Findings) -> list[FindingRow]:

@@ -20,6 +20,7 @@ from privdd.reporting.finding_selection import (
     has_no_signal,
     lacks_map,
     misfiled_findings,
+    reads_counts_alone,
     refuted_source,
     refuting_findings,
     unread_attacks,
@@ -598,9 +599,15 @@ def untested_sentences(findings: Findings) -> list[str]:
     sentences = []
     for surface in findings.surfaces:
         rows = findings_on_surface(surface, findings)
+        place = wording.surface_title(surface, scope).lower()
+        if reads_counts_alone(surface):
+            sentences.append(
+                f"Not tested: of the {place}, membership attacks read the class counts alone and "
+                "no other tensor, as the method does not say how a record would fit them; define "
+                f"{surface.missing_hooks} (ReadsUploads)."
+            )
         if lacks_map(surface, rows):
             unread, tried = unread_attacks(rows)
-            place = wording.surface_title(surface, scope).lower()
             sentences.append(
                 f"Not tested: {len(unread)} of {len(tried)} membership attacks had nothing to "
                 f"read in the {place}, as the method defines no map from records to them; define "

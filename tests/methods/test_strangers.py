@@ -185,11 +185,23 @@ def test_the_same_prototypes_with_a_map_are_tested(tmp_path: Path) -> None:
     assert "ReadsUploads" not in " ".join(said) and "nothing to read" not in " ".join(said)
 
 
+def test_sums_that_no_attack_reads_are_named_on_the_first_screen_with_the_hook(
+    tmp_path: Path,
+) -> None:
+    findings, said = first_screen(BareFedCGS, tmp_path)
+    (untested,) = (sentence for sentence in said if sentence.startswith("Not tested"))
+    assert "membership attacks read the class counts alone" in untested
+    assert "define record_loss, or classifier, sent_state and model_state" in untested
+    uploaded = next(one for one in decide_surfaces(findings) if one.line.row.sender == "client")
+    assert uploaded.title in ("Not tested", "Do not share") and uploaded.tone != "good"
+
+
 # the first audit of a stranger's method stays
 @pytest.mark.nightly
 def test_class_statistics_of_a_public_map_identify_members_first(tmp_path: Path) -> None:
     _, said = first_screen(StrangersFedCGS, tmp_path)
     assert said[0].startswith("From the statistics, the server can"), said
+    assert not any(sentence.startswith("Not tested") for sentence in said), said
 
 
 # the first audit of a stranger's method stays

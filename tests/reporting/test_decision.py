@@ -533,3 +533,14 @@ def test_labels_are_read_where_labels_were_attacked_and_a_guess_stands_beside() 
         "(chance level 52 %)"
         for phrase in line.worst
     )
+
+
+def test_statistics_of_which_the_counts_alone_were_read_are_not_called_safe() -> None:
+    """The same rows with and without the hooks that the method lacks."""
+    read = row(NOTHING, surface="statistics")
+    about = {"surface": "statistics", "names": ["stats"]}
+    hooks = "record_loss, or classifier"
+    bare = decided([read], "unprotected", "inf", missing_hooks=hooks, **about)
+    assert (bare.kind, bare.title) == ("undecided", "Not tested")
+    assert "class counts alone (the method defines no record_loss, or classifier)" in bare.why
+    assert decided([read], "unprotected", "inf", **about).kind == "no_leak_found"
