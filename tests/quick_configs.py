@@ -16,6 +16,7 @@ from pickle import dumps, loads
 from types import SimpleNamespace
 from typing import Any
 
+import hydra.version
 import omegaconf.base
 from hydra._internal import defaults_list
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -124,6 +125,8 @@ def install() -> None:
         defaults_list._create_interpolation_map
     )
     defaults_list.copy = SimpleNamespace(copy=copy, deepcopy=lambda value: loads(dumps(value)))  # type: ignore[attr-defined]
+    # asked four hundred times a config
+    hydra.version._get_version = cache(hydra.version._get_version)
     Plugins.instance()  # which reads the module of the class below anew
     for scheme, remember in (("file", remember_files), ("pkg", remember_packages)):
         source = SourcesRegistry.instance().resolve(scheme)

@@ -173,7 +173,8 @@ def test_a_seed_in_the_code_is_found() -> None:
 
 
 def test_a_refuted_declaration_of_the_noise_bounds_no_epsilon() -> None:
-    result = check(noised(2.0), stated={**STATED, "noise": "laplace"}, kind="update", **FEW)
+    stated = {**STATED, "noise": "laplace"}
+    result = check(noised(2.0), stated=stated, kind="update", **(FEW | {"max_calls": 20_000}))
     assert result.refuted and "its law is gaussian" in result.says and "above 0" not in result.says
 
 

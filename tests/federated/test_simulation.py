@@ -79,6 +79,7 @@ class Backwards(Engine):
         "fedfed_flbench",
         "fedmd_dp",
         "dp_psg",
+        "dp_head_scattering",
     ]
 )
 @pytest.mark.parametrize("algo", ALGOS)
@@ -97,7 +98,9 @@ def test_clients_working_backwards(algo):
         "feddm_guided_scattering",
         "fedlgd_dp",
         "fedlgd_released",
+        "fedrd_dp",
         "fedrd_printed",
+        "dp_head_scattering",
     ]
 )
 @pytest.mark.parametrize("algo", ALGOS)
