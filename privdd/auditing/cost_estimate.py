@@ -279,20 +279,23 @@ def time_rounds(experiment: Experiment, seconds: float) -> tuple[dict[int, Round
                 usual = next(iter(took.values()))
                 server += _accuracy_seconds(experiment, progress)
                 timed[t] = RoundTiming(usual, took.get(plan.victim, usual), max(server, 0.0))
-    return timed, any(
-        plan.method.audit_hooks.upload_uses_memory(t, progress.memories.get(plan.victim, {}))
-        for t in timed
-    )
+    memory = progress.memories.get(plan.victim, {})
+    remembers = any(plan.method.audit_hooks.upload_uses_memory(t, memory) for t in timed)
+    return timed, remembers
 
 
 def _take_out_start(took: Mapping[int, float], shards: Sequence[Shard]) -> dict[int, float]:
     """What clients took, but for what the first call of a process costs: their work is at most as
     their numbers of records."""
     sizes = {client: len(shards[client].train) for client in took}
-    return {
-        client: min(took[timed] * max(1.0, sizes[client] / max(1, sizes[timed])) for timed in took)
-        for client in took
-    }
+    work = {}
+    for client in took:
+        by_others = []
+        for timed, seconds in took.items():
+            share = sizes[client] / max(1, sizes[timed])
+            by_others.append(seconds * max(1.0, share))
+        work[client] = min(by_others)
+    return work
 
 
 def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
@@ -300,9 +303,10 @@ def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
     began = time.process_time()
     test_set = experiment.test_records
     personal = [shard.test for shard in experiment.shards]
-    test_parts = [
-        test.take(range(min(len(test), TIMED_TEST_RECORDS))) for test in (test_set, *personal)
-    ]
+    test_parts = []
+    for test in (test_set, *personal):
+        few = min(len(test), TIMED_TEST_RECORDS)
+        test_parts.append(test.take(range(few)))
     shards = [replace(shard, test=test) for shard, test in zip(experiment.shards, test_parts[1:])]
     measure_accuracy(experiment.plan, progress, test_parts[0], shards)
     is_global = experiment.plan.method.audit_hooks.accuracy_kind == "global"
@@ -312,7 +316,9 @@ def _accuracy_seconds(experiment: Experiment, progress: Progress) -> float:
     else:
         all_tests = personal
         timed = test_parts[1:]
-    return (time.process_time() - began) * sum(map(len, all_tests)) / max(1, sum(map(len, timed)))
+    seconds = time.process_time() - began
+    timed_records = sum(map(len, timed))
+    return seconds * sum(map(len, all_tests)) / max(1, timed_records)
 
 
 def rounds_to_time(plan: Plan) -> dict[int, bool]:
@@ -322,32 +328,31 @@ def rounds_to_time(plan: Plan) -> dict[int, bool]:
     active_rounds = [t for t in range(plan.method.rounds) if plan.participants(t)]
     for t in active_rounds:
         kinds.setdefault(plan.method.audit_hooks.timing_group(t), []).append(t)
-    timed_rounds = {t: False for rounds in kinds.values() for t in rounds[1:2]} | {
-        active_rounds[-1]: False
-    }
-    return dict(sorted((timed_rounds | {rounds[0]: True for rounds in kinds.values()}).items()))
+    is_needed = {active_rounds[-1]: False}
+    for rounds in kinds.values():
+        is_needed |= dict.fromkeys(rounds[1:2], False)
+    for rounds in kinds.values():
+        is_needed[rounds[0]] = True
+    return dict(sorted(is_needed.items()))
 
 
 def _progress_at(progress: Progress, t: int) -> Progress:
     """``progress`` as before round ``t``, for a server that counts its rounds too ("round" in its
     state)."""
-    counters = {
-        n: torch.full_like(v, t)
-        for n, v in progress.server.items()
-        if n.rpartition("/")[2] == "round"
-    }
-    return replace(progress, round=t, server={**progress.server, **counters})
+    server = dict(progress.server)
+    for name, value in progress.server.items():
+        if name.rpartition("/")[2] == "round":
+            server[name] = torch.full_like(value, t)
+    return replace(progress, round=t, server=server)
 
 
 def timing_of_round(plan: Plan, timed: Mapping[int, RoundTiming], t: int) -> RoundTiming:
     """A round's own, or that of the latest before it of its kind, else of the latest before it at
     all."""
     earlier = [s for s in timed if s <= t] or [min(timed)]
-    same_kind = [
-        s
-        for s in earlier
-        if plan.method.audit_hooks.timing_group(s) == plan.method.audit_hooks.timing_group(t)
-    ]
+    kind_of = plan.method.audit_hooks.timing_group
+    kind = kind_of(t)
+    same_kind = [s for s in earlier if kind_of(s) == kind]
     return timed[max(same_kind or earlier)]
 
 
@@ -472,9 +477,10 @@ def price_rounds(
     for t, stage in rounds.items():
         count = len(plan.participants(t))
         local = spread_tasks(stage.usual, count, engine.size)
-        trained[t] = Stage(
-            local.cpu + stage.server, max(local.wall, stage.audited * bool(count)) + stage.server
-        )
+        wall = local.wall
+        if count:
+            wall = max(wall, stage.audited)
+        trained[t] = Stage(local.cpu + stage.server, wall + stage.server)
     stages = {
         "start": Stage(START_SECONDS, START_SECONDS),
         "workers' start": _worker_start(engine, experiment.run),
@@ -518,14 +524,17 @@ def _audit_stages(
     has_slow_tests = any(m.sensitivity_kind != "rows" for m in plan.mechanisms.values())
     tests = audit.guarantee.slow_runs * has_slow_tests
     searched = sum(searches) + SIGNAL_SECONDS * replay_count(experiment, attacks)
+    federations = Stage(0.0, 0.0)
+    if replays > 0:
+        federations = _add(once, spread_tasks(later, replays, size))
+    longest_search = max(searches, default=0.0)
+    tested = TEST_SECONDS * tests
     return {
         "worlds": _replay_stage(experiment, attacks, rounds, chained),
         "other clients": _other_clients_stage(experiment, attacks, rounds, chained),
-        "federations": _add(once, spread_tasks(later, replays, size))
-        if replays > 0
-        else Stage(0.0, 0.0),
-        "attacks": Stage(searched, max(searched / size, max(searches, default=0.0))),
-        "guarantee tests": Stage(TEST_SECONDS * tests, TEST_SECONDS * tests / size),
+        "federations": federations,
+        "attacks": Stage(searched, max(searched / size, longest_search)),
+        "guarantee tests": Stage(tested, tested / size),
     }
 
 
@@ -588,7 +597,11 @@ def _seconds_of_read_rounds(
         often = len(seconds)
     else:
         often = min(experiment.audit_settings.rounds, most_kept_rounds(plan))
-    return sum(sum(took) / len(took) * min(often, len(took)) for took in phases.values())
+    total = 0.0
+    for took in phases.values():
+        mean = sum(took) / len(took)
+        total += mean * min(often, len(took))
+    return total
 
 
 def _other_clients_stage(
@@ -603,7 +616,9 @@ def _other_clients_stage(
     cannot_be_repeated = chained and plan.fraction < 1
     if not is_read or plan.trust.is_summed or cannot_be_repeated:
         return Stage(0.0, 0.0)
-    others = {t: len(plan.participants(t)) - (plan.victim in plan.participants(t)) for t in rounds}
+    others = {}
+    for t in rounds:
+        others[t] = sum(client != plan.victim for client in plan.participants(t))
     size = experiment.engine.size
     stages = {t: spread_tasks(timing.usual, others[t], size) for t, timing in rounds.items()}
     cpu = {t: stage.cpu for t, stage in stages.items()}

@@ -184,7 +184,8 @@ class FinishedRun:
         train = self.shard.train
         if (rows := self._rows_of_records(self.shard)) is None:
             return {}
-        first = [int((rows // batch == b).nonzero()[0]) for b in (rows // batch).unique()]
+        batches = rows // batch
+        first = [int((batches == number).nonzero()[0]) for number in batches.unique()]
         return {"x": train.x[first], "row": rows[first]}
 
     def adversary_knowledge(self, round: int) -> Knowledge:
@@ -204,10 +205,9 @@ class FinishedRun:
         )
         size = len(self.shard.train)
         public = self.public_records
-        noise = {
-            f"noise_{k}" if k == "std" else k: v
-            for k, v in feature_noise_constants(self.plan).items()
-        }
+        noise = feature_noise_constants(self.plan)
+        if "std" in noise:
+            noise["noise_std"] = noise.pop("std")
         public_constants = {"delta": self.experiment.privacy.delta, **noise}
         settings = {**method.audit_hooks.settings(size), **public_constants, "batch_records": size}
         known_records = self.known_records(int(settings.get("broadcast_batch") or 64))
@@ -424,12 +424,11 @@ def _matching_parameters(values: Mapping[str, Tensors], model: nn.Module) -> Sta
     first that has them."""
     model_state: Mapping[str, Tensor] = model.state_dict()
     state: State = {}
-    for _, value in _values_with_labels(values):
-        state |= {
-            k: t
-            for k, t in value.items()
-            if k in model_state and model_state[k].shape == t.shape and k not in state
-        }
+    for _, message in _values_with_labels(values):
+        for name, tensor in message.items():
+            own = model_state.get(name)
+            if own is not None and own.shape == tensor.shape:
+                state.setdefault(name, tensor)
     return state
 
 
@@ -456,7 +455,13 @@ def describe_other_networks(view: View) -> str:
 
 def _values_with_labels(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     labels = values.get("labels", {})
-    return [(n, {**v, **labels} if n in ("features", "images") else v) for n, v in values.items()]
+    messages = []
+    for name, value in values.items():
+        if name in ("features", "images"):
+            messages.append((name, {**value, **labels}))
+        else:
+            messages.append((name, value))
+    return messages
 
 
 def describe_granted_knowledge(plan: Plan, view: View, family: Family) -> str:
@@ -498,10 +503,9 @@ def single_record_view(
         ctx = replay_context(replace(plan, keys=plan.keys.fold("probe", position)), round)
         upload, memory = plan.method.local(snapshot.broadcast, {}, alone.client_data, ctx)
         virtual.append(run.method.audit_hooks.surrogate_images(memory, plan.problem))
-        sent = plan.channel.send({n: upload[n] for n in (*names, "buffers") if n in upload}, ctx)[
-            0
-        ].values
-        sent = uploads_seen_by_server(plan, round, sent, uploads)
+        read = {name: upload[name] for name in (*names, "buffers") if name in upload}
+        received = plan.channel.send(read, ctx)[0]
+        sent = uploads_seen_by_server(plan, round, received.values, uploads)
         state = adversary.state_of_upload(names[0], sent[names[0]])
         if state is None:
             return None
@@ -514,13 +518,12 @@ def single_record_view(
         Surface.UPDATE, Adversary.SERVER, tuple(captures), replace(knowledge, settings=settings)
     )
     counts = torch.bincount(chosen.y, minlength=run.shard.classes)
-    if any(v is not None for v in virtual):
-        stand_ins = torch.cat([v for v in virtual if v is not None])
-    else:
-        stand_ins = None
-    return view, Truth(
-        chosen.x, chosen.y, run.shard.heldout.x, run.shard.heldout.y, counts, stand_ins
-    )
+    images = [v for v in virtual if v is not None]
+    stand_ins = None
+    if images:
+        stand_ins = torch.cat(images)
+    heldout = run.shard.heldout
+    return view, Truth(chosen.x, chosen.y, heldout.x, heldout.y, counts, stand_ins)
 
 
 def signals_to_worlds(
@@ -536,8 +539,9 @@ def signals_to_worlds(
     mine = _signals_of_surface(stacked, surface)
     logits = mine.pop("logits", None)
     population = mine.pop("public_logits", None)
-    queried = mine.pop(QUERIED_CONFIDENCE, None)
-    queries = {} if queried is None else {"confidence": queried}
+    queries = {}
+    if QUERIED_CONFIDENCE in mine:
+        queries["confidence"] = mine.pop(QUERIED_CONFIDENCE)
     candidates = game.audited_records
     masks = game.masks[: len(next(iter(mine.values())))]
     blind = blind_scores(candidates, public)
@@ -555,19 +559,21 @@ def signals_to_worlds(
 
 
 def _signals_of_surface(stacked: Mapping[str, Tensor], surface: str) -> dict[str, Tensor]:
+    prefix = f"{surface}|"
     return {
-        key.split("|", 1)[1]: value
-        for key, value in stacked.items()
-        if key.split("|", 1)[0] == surface
+        key.removeprefix(prefix): value for key, value in stacked.items() if key.startswith(prefix)
     }
 
 
 def blind_scores(candidates: Records, public: Records) -> Tensor:
     """How typical each record (n,) is of its class, by public records alone: a control, whose AUC
     should be 0.5."""
-    means = {int(c): public.x[public.y == c].mean(0) for c in public.y.unique()}
     overall = public.x.mean(0)
-    gaps = [(x - means.get(int(c), overall)).norm() for x, c in zip(candidates.x, candidates.y)]
+    means = {int(label): public.x[public.y == label].mean(0) for label in public.y.unique()}
+    gaps = []
+    for x, label in zip(candidates.x, candidates.y):
+        typical = means.get(int(label), overall)
+        gaps.append((x - typical).norm())
     return -torch.stack(gaps)
 
 
@@ -632,6 +638,10 @@ def _broadcast_of_state(plan: Plan, method: FedAvg, state: State) -> tuple[dict[
     Where no model is broadcast, all begin with the same first model, and it is that one which was
     chosen."""
     server = method.init(plan.problem, plan.keys.fold("public", "init"))
+    memory: State = {}
     if isinstance(method, FedProto):
-        return {k: dict(v) for k, v in method.broadcast(server).items()}, pack("personal", state)
-    return {k: dict(v) for k, v in method.broadcast({**server, **pack("model", state)}).items()}, {}
+        memory = pack("personal", state)
+    else:
+        server = {**server, **pack("model", state)}
+    broadcast = method.broadcast(server)
+    return {name: dict(message) for name, message in broadcast.items()}, memory

@@ -103,26 +103,27 @@ def find_duplicates(train: LabelledRecords, heldout: LabelledRecords) -> Duplica
     are half of all kinds; else one of each kind."""
     kind = _number_equal_records(train.x, heldout.x)
     train_kind, heldout_kind = kind.split([len(train), len(heldout)])
-    count, apart = (
-        torch.bincount(numbers, minlength=len(kind)) for numbers in (train_kind, heldout_kind)
-    )
-    alone = (count[train_kind] == 1) & (apart[train_kind] == 0)
-    apart_alone = (apart[heldout_kind] == 1) & (count[heldout_kind] == 0)
-    first = _is_first(train_kind) & (apart[train_kind] == 0)
-    first_apart = _is_first(heldout_kind) & (count[heldout_kind] == 0)
-    single = 2 * int(alone.sum()) >= int(_is_first(train_kind).sum())
+    count = torch.bincount(train_kind, minlength=len(kind))
+    apart = torch.bincount(heldout_kind, minlength=len(kind))
+    is_apart = apart[train_kind] == 0
+    is_outside = count[heldout_kind] == 0
+    is_first = _is_first(train_kind)
+    is_first_outside = _is_first(heldout_kind)
+    alone = (count[train_kind] == 1) & is_apart
+    train_kinds = int(is_first.sum())
+    single = 2 * int(alone.sum()) >= train_kinds
     if single:
         train_rows = alone
-        outside = apart_alone
+        outside = (apart[heldout_kind] == 1) & is_outside
     else:
-        train_rows = first
-        outside = first_apart
+        train_rows = is_first & is_apart
+        outside = is_first_outside & is_outside
     return DuplicateRecords(
         torch.nonzero(train_rows).flatten(),
         torch.nonzero(outside).flatten(),
-        len(train_kind) - int(_is_first(train_kind).sum()),
-        len(heldout_kind) - int(_is_first(heldout_kind).sum()),
-        int((count[heldout_kind] > 0).sum()),
+        len(train_kind) - train_kinds,
+        len(heldout_kind) - int(is_first_outside.sum()),
+        int((~is_outside).sum()),
         single,
         count[train_kind],
     )
@@ -141,15 +142,19 @@ def _number_equal_records(*sets: Tensor) -> Tensor:
         all_rows = torch.nan_to_num(all_rows, nan=math.pi * 1e30)
     rows = np.ascontiguousarray(all_rows.numpy())
     place: dict[bytes, int] = {}
-    return torch.tensor([place.setdefault(sha256(row).digest(), len(place)) for row in rows])
+    numbers = []
+    for row in rows:
+        digest = sha256(row).digest()
+        numbers.append(place.setdefault(digest, len(place)))
+    return torch.tensor(numbers)
 
 
 def _is_first(kind: Tensor) -> Tensor:
     """(n,) bool: whether no earlier record is of the same kind."""
-    first_place = torch.full((int(kind.max()) + 1,), len(kind)).scatter_reduce(
-        0, kind, torch.arange(len(kind)), "amin"
-    )
-    return first_place[kind] == torch.arange(len(kind))
+    places = torch.arange(len(kind))
+    behind = torch.full((int(kind.max()) + 1,), len(kind))
+    first_place = behind.scatter_reduce(0, kind, places, "amin")
+    return first_place[kind] == places
 
 
 @dataclass(frozen=True)
@@ -173,9 +178,9 @@ class CoinGame:
     def shadow_set(self, world: int) -> LabelledRecords:
         """The training records of shadow model ``world``, at least one."""
         mine = self.records.select_rows(self.masks[world])
-        return replace(
-            self.rest, x=torch.cat([self.rest.x, mine.x]), y=torch.cat([self.rest.y, mine.y])
-        )
+        x = torch.cat([self.rest.x, mine.x])
+        y = torch.cat([self.rest.y, mine.y])
+        return replace(self.rest, x=x, y=y)
 
 
 def audited_count(members: int, others: int, most: int) -> int:
@@ -215,12 +220,10 @@ def draw_coin_game(
             f"leave {count} to audit; "
             "at least 8 are needed, better 1000"
         )
-    order = repeats.inside[
-        torch.randperm(len(repeats.inside), generator=keys.fold("train").torch())
-    ]
-    member = _draw_coins(
-        count, min(len(order), len(unreferenced)), keys.fold("coins", "target").torch()
-    )
+    shuffled = torch.randperm(len(repeats.inside), generator=keys.fold("train").torch())
+    order = repeats.inside[shuffled]
+    most = min(len(order), len(unreferenced))
+    member = _draw_coins(count, most, keys.fold("coins", "target").torch())
     member_rows = order[: int(member.sum())]
     outside = unreferenced[: int((~member).sum())]
     row = torch.empty(count, dtype=torch.long)
@@ -286,19 +289,15 @@ def view_of_outputs(
     public = game.reference.x
     if records.has_gaps or game.reference.has_gaps:
         x, public = fill_gaps(x, public)
-    record_logits, theirs, copies = logits.split(
-        [len(records), len(public), logits.shape[1] - len(records) - len(public)], 1
-    )
+    further = logits.shape[1] - len(records) - len(public)
+    record_logits, theirs, copies = logits.split([len(records), len(public), further], 1)
     blind = blind_record_scores(x, records.y, game.member_mask, keys.fold("blind").torch())
     signals = {"confidence": logit_scaled(record_logits, records.y)}
     queries = {}
     if copies.shape[1]:
         answers = [record_logits, *copies.split(len(records), 1)]
-        queries = {
-            "confidence": torch.stack(
-                [logit_scaled(logits_of_query, records.y) for logits_of_query in answers], -1
-            )
-        }
+        confidences = [logit_scaled(answer, records.y) for answer in answers]
+        queries["confidence"] = torch.stack(confidences, -1)
     worlds = Worlds(
         signals,
         game.masks,
@@ -565,11 +564,11 @@ def _label_doubts(train: LabelledRecords, heldout: LabelledRecords) -> list[str]
         x = x @ axes
         heldout_rows = heldout_rows @ axes
     half = torch.arange(size) % 2 == 0
-    queries = add_constant(torch.cat([x[~half], heldout_rows]))
-    guess = ridge_readout(
-        add_constant(x[half]).float(), train.y[:size][half], queries.float(), classes
-    ).argmax(1)
-    right = guess == torch.cat([train.y[:size][~half], heldout.y[:size]])
+    learned = add_constant(x[half]).float()
+    queries = add_constant(torch.cat([x[~half], heldout_rows])).float()
+    labels = train.y[:size]
+    guess = ridge_readout(learned, labels[half], queries, classes).argmax(1)
+    right = guess == torch.cat([labels[~half], heldout.y[:size]])
     count = int((~half).sum())
     train_accuracy = float(right[:count].double().mean())
     apart = float(right[count:].double().mean())

@@ -137,7 +137,9 @@ def row_label(row: str) -> str:
 def _draw_band(axes: Axes, index: int, x: Points, values: Points, label: str) -> None:
     """The mean of values (runs, points) over their range, in the colour of series ``index``."""
     colour = series_colour(index)
-    axes.fill_between(x, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.12, lw=0)
+    low = values.min(axis=0)
+    high = values.max(axis=0)
+    axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
     axes.plot(x, values.mean(axis=0), color=colour, ls=series_dash(index), label=label)
 
 
@@ -148,16 +150,17 @@ def _draw_accuracies(rows: Sequence[RowResult], in_bytes: bool) -> Figure:
                 x = np.maximum(row.uploaded, 1.0)
             else:
                 x = np.arange(1.0, len(row.curve) + 1)
-            _draw_band(axes, index, x, np.array(list(row.curves.values())), row_label(row.cell.row))
-        axes.set(
-            xlabel="uploaded by a client" if in_bytes else "round", ylabel="accuracy", ylim=(0, 1)
-        )
+            curves = np.array(list(row.curves.values()))
+            _draw_band(axes, index, x, curves, row_label(row.cell.row))
+        axes.set(ylabel="accuracy", ylim=(0, 1))
         axes.yaxis.set_major_formatter(format_percent)
         if in_bytes:
+            axes.set_xlabel("uploaded by a client")
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
             axes.xaxis.set_minor_formatter(FuncFormatter(lambda *_: ""))
         else:
+            axes.set_xlabel("round")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         figure.legend(loc="outside lower center", ncols=1, handlelength=2.6)
     return figure
@@ -178,10 +181,9 @@ def measure_losses(row: StoredRow) -> tuple[Points, Points]:
     for direction in range(DIRECTIONS):
         generator = Keys(0).fold("surrogate", direction).torch()
         end = draw_in_ball(centre, names, 1.0, generator)
-        for index, distance in enumerate(far):
-            state = {
-                name: centre[name] + float(distance) * (end[name] - centre[name]) for name in centre
-            }
+        line = {name: end[name] - centre[name] for name in centre}
+        for index, distance in enumerate(far.tolist()):
+            state = {name: centre[name] + distance * line[name] for name in centre}
             for kind, records in enumerate((shard.train, images)):
                 losses[kind, direction, index] = mean_cross_entropy(model, state, records)
     return far, losses
@@ -204,16 +206,16 @@ def surrogate_analysis(
         if not stored_rows:
             continue
         measured = [measure_losses(row) for row in stored_rows]
-        near_rows = [(far <= far[-1] / 2 + 1e-9, values) for far, values in measured]
-        gaps = [float(np.abs(v[0][:, near] - v[1][:, near]).mean()) for near, v in near_rows]
-        correlations = [_change_correlation(v[0][:, near], v[1][:, near]) for near, v in near_rows]
-        body.append(
-            (
-                row_label(cell.row),
-                format_spread(gaps, digits=2),
-                format_spread(correlations, digits=2),
-            )
-        )
+        gaps = []
+        correlations = []
+        for far, (real, synthetic) in measured:
+            inside = far <= far[-1] / 2 + 1e-9
+            gap = np.abs(real[:, inside] - synthetic[:, inside])
+            gaps.append(float(gap.mean()))
+            correlations.append(_change_correlation(real[:, inside], synthetic[:, inside]))
+        gap_text = format_spread(gaps, digits=2)
+        correlation_text = format_spread(correlations, digits=2)
+        body.append((row_label(cell.row), gap_text, correlation_text))
         plots.append(_plot_surrogate(row_label(cell.row), *measured[0], seeds[0]))
     note = (
         f"Along {DIRECTIONS} random lines from the server's model to the edge of the "
@@ -287,11 +289,14 @@ def squared_mmd(a: Points, b: Points, width: float) -> float:
     """
     if min(len(a), len(b)) < 2:
         return math.nan
+    scale = 2 * width**2
     within = []
     for points in (a, b):
-        kernel = np.exp(-cdist(points, points, "sqeuclidean") / (2 * width**2))
-        within.append((kernel.sum() - len(points)) / (len(points) * (len(points) - 1)))
-    return float(sum(within) - 2 * np.exp(-cdist(a, b, "sqeuclidean") / (2 * width**2)).mean())
+        count = len(points)
+        kernel = np.exp(-cdist(points, points, "sqeuclidean") / scale)
+        within.append((kernel.sum() - count) / (count * (count - 1)))
+    between = np.exp(-cdist(a, b, "sqeuclidean") / scale)
+    return float(sum(within) - 2 * between.mean())
 
 
 def kernel_bandwidth(sets: Sequence[Points]) -> float:
@@ -305,7 +310,8 @@ def tsne_map(sets: Sequence[Points], seed: int) -> list[Points]:
     joined = np.concatenate(sets)
     perplexity = min(PERPLEXITY, (len(joined) - 1) / 3)
     flat = TSNE(perplexity=perplexity, init="pca", random_state=seed).fit_transform(joined)
-    return list(np.split(flat, np.cumsum([len(records) for records in sets])[:-1]))
+    ends = np.cumsum([len(records) for records in sets])
+    return list(np.split(flat, ends[:-1]))
 
 
 def record_features(row: StoredRow) -> list[Points]:
@@ -318,8 +324,12 @@ def record_features(row: StoredRow) -> list[Points]:
 
 def virtual_image_features(row: StoredRow) -> list[Points]:
     """Features of each client's virtual images, each class in proportion."""
-    images = [row.virtual_images(client)[0] for client in range(len(row.experiment.shards))]
-    return [row.embed_images(image[:: max(1, -(-len(image) // MAX_POINTS))]) for image in images]
+    features = []
+    for client in range(len(row.experiment.shards)):
+        images = row.virtual_images(client)[0]
+        step = max(1, math.ceil(len(images) / MAX_POINTS))
+        features.append(row.embed_images(images[::step]))
+    return features
 
 
 def _mean_of_known(values: Sequence[float]) -> float:
@@ -334,10 +344,12 @@ def client_distances(
     """(MMD between two clients in ``real``, in ``virtual``) for each pair; the kernel is the same
     for both."""
     width = kernel_bandwidth(real)
-    return [
-        (squared_mmd(real[a], real[b], width), squared_mmd(virtual[a], virtual[b], width))
-        for a, b in combinations(range(len(real)), 2)
-    ]
+    distances = []
+    for a, b in combinations(range(len(real)), 2):
+        of_records = squared_mmd(real[a], real[b], width)
+        of_images = squared_mmd(virtual[a], virtual[b], width)
+        distances.append((of_records, of_images))
+    return distances
 
 
 def _find_fedlgd(cells: Sequence[PaperCell]) -> PaperCell | None:
@@ -460,10 +472,14 @@ def _draw_scatter(panels: dict[str, list[Points]], names: Sequence[str], seed: i
 
 def first_images(x: Tensor, y: Tensor, classes: int) -> list[Tensor | None]:
     """The first image of each class, None for a class without one. x (n, c, h, w), y (n,)."""
-    return [
-        x[int(positions[0])] if len(positions := torch.nonzero(y == label).flatten()) else None
-        for label in range(classes)
-    ]
+    images: list[Tensor | None] = []
+    for label in range(classes):
+        of_class = x[y == label]
+        if len(of_class):
+            images.append(of_class[0])
+        else:
+            images.append(None)
+    return images
 
 
 @enter_analysis("images by round")
@@ -483,9 +499,8 @@ def images_by_round(cells: Sequence[PaperCell], seeds: Sequence[int], rows: Path
             sent = []
         if row is None or not sent:
             continue
-        places = np.unique(
-            np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS)).round().astype(int)
-        )
+        evenly = np.linspace(0, len(sent) - 1, min(len(sent), MAX_ROUNDS))
+        places = np.unique(evenly.round().astype(int))
         classes = row.experiment.dataset.classes
         lines = {}
         for place in places:
