@@ -392,15 +392,18 @@ def group_attack_tasks(
     """(positions of its jobs, task) of all tasks, those that take longest first."""
     groups: dict[tuple[str, int], list[int]] = {}
     for index, job in enumerate(jobs):
-        alone = type(job.attack).run_each is Attack.run_each
-        groups.setdefault((job.name, index if alone else -1), []).append(index)
-    rank = {family: index for index, family in enumerate(LONGEST_FIRST)}
-    order = sorted(
-        groups.values(),
-        key=lambda rows: (rank.get(jobs[rows[0]].attack.family, len(rank)), rows[0]),
-    )
+        group_number = -1
+        if type(job.attack).run_each is Attack.run_each:
+            group_number = index  # alone
+        groups.setdefault((job.name, group_number), []).append(index)
+    ranks = {family: index for index, family in enumerate(LONGEST_FIRST)}
+
+    def order_of(rows: Sequence[int]) -> tuple[int, int]:
+        family = jobs[rows[0]].attack.family
+        return ranks.get(family, len(ranks)), rows[0]
+
     tasks = []
-    for rows in order:
+    for rows in sorted(groups.values(), key=order_of):
         group = tuple(jobs[index] for index in rows)
         tasks.append((tuple(rows), AttackTask(group, terms)))
     return tasks
@@ -452,7 +455,8 @@ def decided_again(
         return finding
     shape = 1 + int(stored["world"].max()), 1 + int(stored["record"].max())
     masks = stored["members"].bool().reshape(shape)
-    view = replace(job.view, worlds=replace(job.view.worlds, signals={}, rounds={}, masks=masks))
+    worlds = replace(job.view.worlds, signals={}, rounds={}, masks=masks)
+    view = replace(job.view, worlds=worlds)
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
     shown_alone = finding.measures.epsilon_shown
     bound = familywise_bound(

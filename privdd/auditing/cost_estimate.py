@@ -591,8 +591,9 @@ def _seconds_of_read_rounds(
     seconds: of every round; chained: earlier rounds are passed too."""
     plan = experiment.plan
     phases = dict[str, list[float]]()
-    for t, took in seconds.items():
-        phases.setdefault(plan.method.audit_hooks.phase(t), []).append(took)
+    for t, seconds_of_round in seconds.items():
+        phase = plan.method.audit_hooks.phase(t)
+        phases.setdefault(phase, []).append(seconds_of_round)
     if chained:
         often = len(seconds)
     else:

@@ -168,18 +168,18 @@ def _feature_signals(
     labels = values["labels"]["y"]
     noise = adversary.noise
     batch = adversary.noise.get("broadcast_batch")
-    stds = noise.get("noise_stds") or [float(noise.get("std") or 1e-3)] * int(
-        noise.get("copies", 1)
-    )
+    std_of_copy = float(noise.get("std") or 1e-3)
+    stds = noise.get("noise_stds") or [std_of_copy] * int(noise.get("copies", 1))
     if batch:
         signals = _shared_noise_signal(
             rows, labels, clean, adversary.candidates.y, int(batch), stds
         )
         # noise that is shared by a release batch cancels in differences: each batch is centred by
         # its own mean
-        rows = torch.cat(
-            [p - p.mean(0) for copy in rows.chunk(len(stds)) for p in copy.split(int(batch))]
-        )
+        centred = []
+        for copy in rows.chunk(len(stds)):
+            centred += [part - part.mean(0) for part in copy.split(int(batch))]
+        rows = torch.cat(centred)
     else:
         signals = {}
     # a peer averages several noised copies of a row
@@ -195,12 +195,10 @@ def _feature_signals(
         if mine.any():
             out[mine] = sig.matched_filter(rows[labels == c], clean[mine], std)
     absent = out.isnan()  # no row of this class was released: give it the lowest score seen
-    return {
-        **signals,
-        "matched_filter": out.masked_fill(
-            absent, float(out[~absent].min()) if not absent.all() else 0.0
-        ),
-    }
+    lowest = 0.0
+    if not absent.all():
+        lowest = float(out[~absent].min())
+    return {**signals, "matched_filter": out.masked_fill(absent, lowest)}
 
 
 def _shared_noise_signal(

@@ -455,7 +455,7 @@ def describe_other_networks(view: View) -> str:
 
 def _values_with_labels(values: Mapping[str, Tensors]) -> list[tuple[str, Tensors]]:
     labels = values.get("labels", {})
-    messages = []
+    messages: list[tuple[str, Tensors]] = []
     for name, value in values.items():
         if name in ("features", "images"):
             messages.append((name, {**value, **labels}))

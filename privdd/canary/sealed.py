@@ -81,12 +81,9 @@ def site_coins(salt: bytes, site: str, count: int) -> np.ndarray:
 
 def derive_seed(salt: bytes, name: str) -> int:
     """A seed in [0, 2**63) for draws of the issuer's, apart from the coins."""
-    return (
-        int.from_bytes(
-            hashlib.sha256(HASH_PURPOSE + name.encode() + b"\0" + salt).digest()[:8], "big"
-        )
-        >> 1
-    )
+    text = HASH_PURPOSE + name.encode() + b"\0" + salt
+    digest = hashlib.sha256(text).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def coins_to_text(coins: np.ndarray) -> str:
@@ -301,10 +298,9 @@ def _check_canaries(
     x = arrays["x"]
     y = arrays["y"]
     site = arrays["site"]
-    m = sum(entry["count"] for entry in statement["sites"].values())
-    names = np.repeat(
-        [*statement["sites"]], [entry["count"] for entry in statement["sites"].values()]
-    )
+    counts = [entry["count"] for entry in statement["sites"].values()]
+    m = sum(counts)
+    names = np.repeat([*statement["sites"]], counts)
     plain = (
         x.ndim >= 2 and x.dtype.kind in "fiub" and y.dtype.kind in "iu" and site.dtype.kind == "U"
     )
@@ -443,16 +439,21 @@ def mislabel_tail_records(
     far = np.zeros(len(y))
     for label in np.unique(y):
         mine = y == label
-        far[mine] = np.linalg.norm(flat[mine] - flat[mine].mean(0), axis=1)
+        rows = flat[mine]
+        far[mine] = np.linalg.norm(rows - rows.mean(0), axis=1)
     chosen = np.sort(np.argsort(-far, kind="stable")[:count])
     shift = np.random.default_rng(seed).integers(1, classes, count)
-    return np.ascontiguousarray(x[chosen]), ((y[chosen] + shift) % classes).astype(np.int64)
+    labels = (y[chosen] + shift) % classes
+    return np.ascontiguousarray(x[chosen]), labels.astype(np.int64)
 
 
 def _distinct_rows(x: np.ndarray) -> list[int]:
     """Places of the rows that equal none before them: two equal canaries would blur each other's
     coins."""
-    return sorted({x[index].tobytes(): index for index in reversed(range(len(x)))}.values())
+    first_places: dict[bytes, int] = {}
+    for index, row in enumerate(x):
+        first_places.setdefault(row.tobytes(), index)
+    return list(first_places.values())
 
 
 # The bound is the larger of Steinke, Nasr and Jagielski's (2023) and Mahloujifar, Melis and
@@ -486,6 +487,12 @@ def opened_result(
     )
     value = max(bounds.values())
     stated = statement["stated"]
+    if stated is None:
+        verdict = "nothing stated"
+    elif value > stated:
+        verdict = "contradiction"
+    else:
+        verdict = "consistent"
     return {
         "schema": CANARY_SCHEMA,
         "salt": salt.hex(),
@@ -496,11 +503,7 @@ def opened_result(
         "bounds": bounds,
         "bound": value,
         "stated": stated,
-        "verdict": "nothing stated"
-        if stated is None
-        else "contradiction"
-        if value > stated
-        else "consistent",
+        "verdict": verdict,
     }
 
 

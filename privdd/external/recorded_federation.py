@@ -208,7 +208,8 @@ def audit_recorded_client(
         judged += judge_attacks(
             view, attacks_on_view, {}, game, Keys(settings.seed), budget, RECORDED_NOTE
         )
-    counts = judge_reported_counts(replies, train.y, 1 + int(torch.cat([train.y, heldout.y]).max()))
+    classes = 1 + int(torch.cat([train.y, heldout.y]).max())
+    counts = judge_reported_counts(replies, train.y, classes)
     judged += counts
     about = {
         "recording": str(recording.head.get("library", "")),
@@ -251,9 +252,8 @@ def _model_view(
     records = game.records
     reference = game.reference
     classes = predict.count_classes(records.x, torch.cat([records.y, reference.y]))
-    logits = torch.cat(
-        [predict(records.x, classes), predict(reference.x.to(records.x.dtype), classes)]
-    )
+    reference_x = reference.x.to(records.x.dtype)
+    logits = torch.cat([predict(records.x, classes), predict(reference_x, classes)])
     return view_of_outputs(surface, adversary, game, logits[None], classes, delta, keys)
 
 
@@ -267,9 +267,8 @@ def _update_view(
 ) -> View:
     """Signals of the client's updates: "joint", over the rounds, and "confidence", of the last
     local model."""
-    rows = np.unique(
-        np.linspace(0, len(replies) - 1, min(MAX_ROUNDS_READ, len(replies))).round().astype(int)
-    )
+    evenly = np.linspace(0, len(replies) - 1, min(MAX_ROUNDS_READ, len(replies)))
+    rows = np.unique(evenly.round().astype(int))
     parts = []
     of_others = []
     for i in rows:
@@ -277,7 +276,8 @@ def _update_view(
         parts.append(reader.record_parts(replies[i]))
         other_updates = other_replies(recording, replies[i])
         of_others.append([reader.record_parts(reply) for reply in other_updates])
-    joint = torch.stack([part / part.std(correction=0).clamp_min(1e-300) for part in parts]).sum(0)
+    scaled = [part / part.std(correction=0).clamp_min(1e-300) for part in parts]
+    joint = torch.stack(scaled).sum(0)
 
     def view_of_local_model(reply: RecordedMessage) -> View:
         before = recording.broadcast_before(reply).read_arrays()
@@ -351,9 +351,9 @@ class _UpdateReader:
         self.before = recording.broadcast_before(reply).read_arrays()
         network.load_parameters(model, self.before)
         self.every = network.thinning_step(model, len(game.records))
-        self.rows = network.record_descents(
-            model, game.records.x.numpy(), game.records.y.numpy(), self.every
-        ).astype(np.float64)
+        x = game.records.x.numpy()
+        y = game.records.y.numpy()
+        self.rows = network.record_descents(model, x, y, self.every).astype(np.float64)
         gram = self.rows @ self.rows.T
         ridge = 1e-2 * float(np.trace(gram)) / len(gram)
         self.gram = gram + max(ridge, 1e-12) * np.eye(len(gram))

@@ -345,20 +345,18 @@ def differentiate_shadow_update(task: ShadowUpdateTask) -> tuple[tuple[Capture, 
     for capture in task.rounds:
         plain = copy_with_weights(task.model, capture.broadcast)
         x = task.records.x
-        kind = next(plain.parameters()).dtype
-        nn.functional.cross_entropy(
-            plain(x.to(kind) if x.is_floating_point() else x), task.records.y
-        ).backward()
-        grads = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad
-            for name, p in plain.named_parameters()
-        }
-        gradients.append(
-            replace(
-                capture,
-                value={name: grads.get(name, value) for name, value in capture.value.items()},
-            )
-        )
+        if x.is_floating_point():
+            x = x.to(next(plain.parameters()).dtype)
+        nn.functional.cross_entropy(plain(x), task.records.y).backward()
+        value = dict(capture.value)
+        for name, parameter in plain.named_parameters():
+            if name not in value:
+                continue
+            if parameter.grad is None:
+                value[name] = torch.zeros_like(parameter)
+            else:
+                value[name] = parameter.grad
+        gradients.append(replace(capture, value=value))
     return tuple(gradients), False
 
 
@@ -409,13 +407,8 @@ class NetworkRetraining:
 
     def __post_init__(self) -> None:
         for name, part in self.model.named_modules():
-            layers = [
-                leaf
-                for leaf, _ in (
-                    *part.named_parameters(recurse=False),
-                    *part.named_buffers(recurse=False),
-                )
-            ]
+            layers = [leaf for leaf, _ in part.named_parameters(recurse=False)]
+            layers += [leaf for leaf, _ in part.named_buffers(recurse=False)]
             if layers and not isinstance(part, DRAWN_LAYERS + NORM_LAYERS):
                 raise BadConfig(
                     f"target.training=sgd: {name or type(part).__name__} "

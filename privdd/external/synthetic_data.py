@@ -112,17 +112,12 @@ def synthetic_signals(
     around = nearest_records(
         record_rows, reference_rows, min(REFERENCE_NEIGHBOURS, len(reference_rows))
     )[0].mean(1)
-    signals = {
-        "distance": -distance,
-        "density": around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log(),
-    }
+    density = around.clamp_min(1e-9).log() - distance.clamp_min(1e-9).log()
+    signals = {"distance": -distance, "density": density}
     if classes > 1 and len(synthetic.y.unique()) > 1 and int(synthetic.y.max()) < classes:
-        outputs = ridge_readout(
-            games.add_constant(synthetic_rows).float(),
-            synthetic.y,
-            games.add_constant(record_rows).float(),
-            classes,
-        )
+        learned = games.add_constant(synthetic_rows).float()
+        asked = games.add_constant(record_rows).float()
+        outputs = ridge_readout(learned, synthetic.y, asked, classes)
         signals["confidence"] = logit_scaled(outputs.double(), records.y)
     return signals
 
@@ -191,16 +186,17 @@ def singling_out_risk(
     hits = control = guesses = tried = 0
     while guesses < PREDICATE_COUNT and tried < PREDICATE_COUNT * TRIES_PER_PREDICATE:
         tried += 1
-        row = synthetic[int(torch.randint(len(synthetic), (1,), generator=generator))]
+        place = int(torch.randint(len(synthetic), (1,), generator=generator))
+        row = synthetic[place]
         columns = torch.randperm(len(row), generator=generator)[:PREDICATE_COLUMNS]
-        picked = [
-            int(_matches_predicate(x, row, columns, kinds, middle).sum())
-            for x in (synthetic, train_rows, outside)
-        ]
-        if picked[0] == 1:
+        matches = []
+        for x in (synthetic, train_rows, outside):
+            fits = _matches_predicate(x, row, columns, kinds, middle)
+            matches.append(int(fits.sum()))
+        if matches[0] == 1:
             guesses += 1
-            hits = hits + (picked[1] == 1)
-            control = control + (picked[2] == 1)
+            hits += matches[1] == 1
+            control += matches[2] == 1
     return TableRisk(hits, control, guesses)
 
 
@@ -250,23 +246,24 @@ def inference_risk(
     for x in (train, heldout):
         targets = x[torch.randperm(len(x), generator=generator)[:size]]
         secret = torch.randint(x.shape[1], (size,), generator=generator)
-        columns = secret.unique().tolist()
-        rates.append(
-            sum(
-                _count_right_guesses(targets[secret == c], synthetic, c, bool(kinds[c]))
-                for c in columns
-            )
-        )
+        right = 0
+        for column in secret.unique().tolist():
+            rows = targets[secret == column]
+            right += _count_right_guesses(rows, synthetic, column, bool(kinds[column]))
+        rates.append(right)
     return TableRisk(rates[0], rates[1], size)
 
 
 def _count_right_guesses(targets: Tensor, synthetic: Tensor, column: int, kind: bool) -> int:
     is_known = torch.arange(synthetic.shape[1]) != column
-    guess = synthetic[
-        nearest_records(targets[:, is_known], synthetic[:, is_known])[1][:, 0], column
-    ]
+    _, places = nearest_records(targets[:, is_known], synthetic[:, is_known])
+    guess = synthetic[places[:, 0], column]
     true = targets[:, column]
-    return int((guess == true if kind else (guess - true).abs() <= CLOSE_SHARE * true.abs()).sum())
+    if kind:
+        right = guess == true
+    else:
+        right = (guess - true).abs() <= CLOSE_SHARE * true.abs()
+    return int(right.sum())
 
 
 @dataclass(frozen=True)
@@ -507,15 +504,16 @@ def _judge_risks(
         return games.findings_without_attack(
             surface, [*TABLE_RISKS], NO_TABLE, SYNTHETIC_NOTE, Family.RECONSTRUCTION
         )
-    synthetic_rows, train_rows, heldout_rows = (
-        torch.cat([flatten_records(records.x, scale), records.y[:, None].double()], 1)
-        for records in sets
-    )
-    risks = {
-        name: risk(synthetic_rows, train_rows, heldout_rows, keys.fold(name).torch())
-        for name, risk in TABLE_RISKS.items()
-    }
-    return [_judge_risk(surface, name, risk) for name, risk in risks.items()]
+    rows = []
+    for records in sets:
+        x = flatten_records(records.x, scale)
+        rows.append(torch.cat([x, records.y[:, None].double()], 1))
+    synthetic, train, heldout = rows
+    judged = []
+    for name, measure in TABLE_RISKS.items():
+        risk = measure(synthetic, train, heldout, keys.fold(name).torch())
+        judged.append(_judge_risk(surface, name, risk))
+    return judged
 
 
 def _judge_risk(surface: Surface, name: str, risk: TableRisk) -> games.JudgedAttack:

@@ -242,15 +242,13 @@ def _adapt_pfl_central(
         def release(
             updates: Sequence[Sequence[np.ndarray]], weights: Sequence[int]
         ) -> list[np.ndarray]:
-            users = [
-                mechanism.postprocess_one_user(
-                    stats=_pfl_statistics(update),
-                    user_context=UserContext(
-                        num_datapoints=1, seed=secrets.randbits(31), user_id=str(index)
-                    ),
-                )[0]
-                for index, update in enumerate(updates)
-            ]
+            users = []
+            for index, update in enumerate(updates):
+                seed = secrets.randbits(31)
+                context = UserContext(num_datapoints=1, seed=seed, user_id=str(index))
+                statistics = _pfl_statistics(update)
+                user, _ = mechanism.postprocess_one_user(stats=statistics, user_context=context)
+                users.append(user)
             central = CentralContext(
                 current_central_iteration=0,
                 do_evaluation=False,
@@ -314,9 +312,9 @@ def adapt_execution_plan(
 
     @jax.jit
     def step(x: Any, padding: Any, state: Any) -> Any:
-        return noise.update(
-            gradient(jax.numpy.zeros(x.shape[1]), x, is_padding_example=padding), state
-        )
+        parameters = jax.numpy.zeros(x.shape[1])
+        total = gradient(parameters, x, is_padding_example=padding)
+        return noise.update(total, state)
 
     def release(x: np.ndarray) -> np.ndarray:
         width = x.shape[1]
@@ -421,13 +419,14 @@ class _Parts(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.widths = [len(part) for part in np.array_split(np.arange(width), min(layers, width))]
+        columns = np.array_split(np.arange(width), min(layers, width))
+        self.widths = [len(part) for part in columns]
         self.parts = nn.ModuleList(nn.Linear(width, 1, bias=False) for width in self.widths)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat(
-            [part(columns) for part, columns in zip(self.parts, x.split(self.widths, dim=1))], dim=1
-        )
+        columns = x.split(self.widths, dim=1)
+        scores = [part(values) for part, values in zip(self.parts, columns)]
+        return torch.cat(scores, dim=1)
 
 
 class _ScoreLoss(nn.Module):
@@ -485,13 +484,16 @@ class _Training:
         model, optimizer, *wrapped, loader = self.engine.make_private(
             module=model, optimizer=optimizer, criterion=criterion, data_loader=loader, **self.asked
         )
+        if wrapped:
+            criterion = wrapped[0]
         self.batches = len(loader)
         released = list[np.ndarray]()
         for rows, labels in loader:
             optimizer.zero_grad()
-            (wrapped[0] if wrapped else criterion)(model(rows), labels).backward()
+            criterion(model(rows), labels).backward()
             optimizer.step()
-            released.append(np.concatenate([p.grad.numpy().ravel() for p in model.parameters()]))
+            gradients = [parameter.grad.numpy().ravel() for parameter in model.parameters()]
+            released.append(np.concatenate(gradients))
             if len(released) == settings["steps"]:
                 break
         return released

@@ -70,19 +70,17 @@ def parameter_difference(
     old = align_state(model, before)
     new = align_state(model, after)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
-    return np.concatenate(
-        [(new[name].double() - old[name].double()).reshape(-1).numpy() for name in names]
-    )
+    differences = []
+    for name in names:
+        difference = new[name].double() - old[name].double()
+        differences.append(difference.reshape(-1).numpy())
+    return np.concatenate(differences)
 
 
 def thinning_step(model: nn.Module, count: int) -> int:
     """k, so that every k-th parameter of ``count`` gradients fits into memory."""
-    return max(
-        1,
-        math.ceil(
-            count * sum(p.numel() for p in model.parameters() if p.requires_grad) / MAX_KEPT_NUMBERS
-        ),
-    )
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return max(1, math.ceil(count * parameters / MAX_KEPT_NUMBERS))
 
 
 def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -94,11 +92,9 @@ def record_losses(model: nn.Module, x: np.ndarray, y: np.ndarray) -> np.ndarray:
             part = x[start : start + GRADIENT_BATCH]
             labels = y[start : start + GRADIENT_BATCH]
             out = _network_logits(model, part, labels).double()
-            losses.append(
-                nn.functional.cross_entropy(
-                    out, torch.from_numpy(labels).long(), reduction="none"
-                ).numpy()
-            )
+            targets = torch.from_numpy(labels).long()
+            losses_of_part = nn.functional.cross_entropy(out, targets, reduction="none")
+            losses.append(losses_of_part.numpy())
     return np.concatenate(losses)
 
 
@@ -119,9 +115,8 @@ def class_descent_sums(
     sums: Any = 0
     start = 0
     for rows in _iterate_descents(model, x, y, every, clip):
-        ones = torch.nn.functional.one_hot(
-            torch.from_numpy(label_index[start : start + len(rows)]), len(labels)
-        ).double()
+        classes = torch.from_numpy(label_index[start : start + len(rows)])
+        ones = torch.nn.functional.one_hot(classes, len(labels)).double()
         sums = sums + ones.T @ rows.double()
         start = start + len(rows)
     return sums.numpy()
@@ -132,12 +127,8 @@ def _iterate_descents(
 ) -> Iterator[Tensor]:
     """Batches of rows (b, p / k): side by side where the network allows, else one by one."""
     _network_logits(model, x[:1], y[:1])
-    size = max(
-        1,
-        min(
-            GRADIENT_BATCH, MAX_BATCH_NUMBERS // max(1, sum(p.numel() for p in model.parameters()))
-        ),
-    )
+    numbers = max(1, sum(p.numel() for p in model.parameters()))
+    size = max(1, min(GRADIENT_BATCH, MAX_BATCH_NUMBERS // numbers))
     together = True
     for start in range(0, len(y), size):
         part = x[start : start + size], y[start : start + size]
@@ -151,7 +142,8 @@ def _iterate_descents(
             together = False
             rows = _gradients_one_by_one(model, *part)
         if clip is not None:
-            rows = rows * (clip / rows.norm(dim=1, keepdim=True).clamp_min(1e-30)).clamp_max(1.0)
+            norms = rows.norm(dim=1, keepdim=True).clamp_min(1e-30)
+            rows = rows * (clip / norms).clamp_max(1.0)
         yield -rows[:, ::every].float()
 
 
@@ -170,9 +162,8 @@ def _gradients_together(model: nn.Module, x: np.ndarray, y: np.ndarray) -> Tenso
     kind = next((p.dtype for p in parameters_now.values()), torch.float32)
     records = torch.from_numpy(np.ascontiguousarray(x)).to(kind)
     labels = torch.from_numpy(y).long()
-    gradients = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))(
-        parameters_now, records, labels
-    )
+    differentiate = torch.func.vmap(torch.func.grad(loss_of_record), in_dims=(None, 0, 0))
+    gradients = differentiate(parameters_now, records, labels)
     return torch.cat([value.reshape(len(y), -1) for value in gradients.values()], 1)
 
 

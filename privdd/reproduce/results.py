@@ -435,14 +435,16 @@ def kendall_tau(rows: Sequence[RowResult]) -> tuple[float, int, int]:
     pairs compared)."""
     a = np.array([_printed_accuracy(r) for r in rows])
     b = np.array([r.mean for r in rows])
-    signs = [
-        np.sign(a[i] - a[j]) * np.sign(b[i] - b[j])
-        for i, j in itertools.combinations(range(len(rows)), 2)
-        if a[i] != a[j]
-    ]
-    agree = sum(1 for s in signs if s > 0)
-    tau = stats.kendalltau(a, b).statistic
-    return (0.0 if math.isnan(tau) else float(tau)), agree, len(signs)
+    agree = 0
+    compared = 0
+    for i, j in itertools.combinations(range(len(rows)), 2):
+        if a[i] != a[j]:
+            compared += 1
+            agree += np.sign(a[i] - a[j]) == np.sign(b[i] - b[j])
+    tau = float(stats.kendalltau(a, b).statistic)
+    if math.isnan(tau):
+        tau = 0.0
+    return tau, int(agree), compared
 
 
 @dataclass(frozen=True)
