@@ -654,3 +654,24 @@ def test_without_a_known_model_there_is_nothing_to_read() -> None:
 def test_bad_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         UpdateInversion(**wrong)
+
+
+def test_model_inversion_asks_for_gradients_of_images_alone() -> None:
+    """Those of parameters would cost as much memory and time again. The model that is attacked
+    stays as it was."""
+    knowledge = _knowledge(mlp(8, 32))
+    searched = []
+
+    class Watched(MiFace):
+        def reconstruct(self, model, labels, shape, **settings):  # type: ignore[no-untyped-def]
+            searched.append(model)
+            return super().reconstruct(model, labels, shape, **settings)
+
+    ModelInversion(Watched(iterations=1), None).run(
+        _view(Surface.GLOBAL_MODEL, (), knowledge), rng()
+    )
+    (model,) = searched
+    assert not model.training
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    assert knowledge.model is not None
+    assert all(parameter.requires_grad for parameter in knowledge.model.parameters())
