@@ -455,8 +455,8 @@ def decided_again(
         return finding
     shape = 1 + int(stored["world"].max()), 1 + int(stored["record"].max())
     masks = stored["members"].bool().reshape(shape)
-    worlds = replace(job.view.worlds, signals={}, rounds={}, masks=masks)
-    view = replace(job.view, worlds=worlds)
+    replays = replace(job.view.worlds, signals={}, rounds={}, masks=masks)
+    view = replace(job.view, worlds=replays)
     _, seed = attack_seeds(terms.keys, job.name, job.view.surface, job.note)
     shown_alone = finding.measures.epsilon_shown
     bound = familywise_bound(
