@@ -32,7 +32,6 @@ from privdd.privacy.mechanism import Output
 from privdd.privacy.mechanisms import ClippedSum
 from privdd.privacy.noise import Noise
 from privdd.training.dp_sgd import count_private_steps, dp_local_sgd
-from tests.federations import ALGOS, tiny, trained
 
 # Nothing leaves a client but through the channel, and every value that leaves has its row.
 
@@ -43,47 +42,6 @@ UPLOADS = {"update": Surface.UPDATE, "count": Surface.COUNTS}
 
 def context(**more) -> ClientContext:
     return ClientContext(0, 1, Keys(0).fold("round", 0, "client", 1), PROBLEM, **more)
-
-
-@pytest.mark.nightly(
-    cases=[
-        "fedfed_virtual",
-        "fedlgd_released",
-        "fedrd_printed",
-        "own_training",
-        "feddm_guided_dp",
-        "feddm_guided_scattering",
-    ]
-)
-@pytest.mark.parametrize("algo", ALGOS)
-def test_ledger_rows_equal_what_the_server_received(algo):
-    """Over a whole federation: same names in the same order, digests of the received tensors, their
-    shapes."""
-    progress, received, _ = trained(algo)
-    rows = [r for r in progress.ledger.releases if r.client >= 0 and r.visible_to != ("analyst",)]
-    sent = [(r.round, r.client, name, value) for r in received for name, value in r.values.items()]
-    assert [(r.round, r.client, r.name) for r in rows] == [item[:3] for item in sent]
-    assert [r.digest for r in rows] == [digest_tensors(value) for *_, value in sent]
-    assert [dict(r.shape) for r in rows] == [
-        {k: tuple(t.shape) for k, t in value.items()} for *_, value in sent
-    ]
-    assert {str(tiny(algo).plan.method.uploads[r.name]) for r in rows} == {r.surface for r in rows}
-    assert len(sent) >= 3 * min(2, tiny(algo).plan.method.rounds)  # some release once
-
-
-@pytest.mark.parametrize("algo", ALGOS)
-def test_rows_of_profiles_name_what_protects_them(algo):
-    """Only a mechanism, what follows from one, or a written reason makes a row other than
-    non-private."""
-    for row in trained(algo)[0].ledger.releases:
-        if row.client < 0:
-            continue
-        if isinstance(row.event, dpa.NonPrivateDpEvent):
-            assert row.nonprivate_reason
-        elif isinstance(row.event, dpa.NoOpDpEvent):
-            assert row.why
-        else:
-            assert row.noise_std > 0 and row.sensitivity and all(row.flags.values())
 
 
 def test_undeclared_artifact_and_query_are_refused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
@@ -46,75 +45,7 @@ from privdd.federated.trainer import measure_accuracy
 from privdd.privacy.accounting import epsilon
 from privdd.privacy.ledger import Ledger, Release
 from privdd.privacy.mechanism import LedgerRow
-from privdd.runtime.engine import Engine
-from tests.federations import ALGOS, equal, tiny, trained
-
-# The order in which clients work or report changes nothing, bit for bit.
-
-
-class Backwards(Engine):
-    """Works on the last client first and reports in the order asked."""
-
-    def map(self, fn: Callable, items: Iterable) -> Iterator:
-        done = [fn(item) for item in reversed(list(items))]
-        yield from reversed(done)
-
-
-@pytest.mark.nightly(
-    cases=[
-        "feddm_dp",
-        "feddm_guided_dp",
-        "feddm_guided_scattering",
-        "feddm_public_dp",
-        "fedfed_dp",
-        "fedfed_virtual",
-        "fedlgd",
-        "fedlgd_dp",
-        "fedlgd_released",
-        "fedrd",
-        "fedrd_dp",
-        "fedrd_printed",
-        "own_training",
-        "fedfed_released",
-        "fedfed_flbench",
-        "fedmd_dp",
-        "dp_psg",
-        "dp_head_scattering",
-    ]
-)
-@pytest.mark.parametrize("algo", ALGOS)
-def test_clients_working_backwards(algo):
-    experiment, (expected, *_) = tiny(algo), trained(algo)
-    progress = start_training(experiment.plan, experiment.new_ledger())
-    while progress.round < experiment.plan.method.rounds:
-        progress, _, _ = run_round(experiment.plan, progress, experiment.shards, Backwards())
-    assert equal(progress.server, expected.server) and equal(progress.memories, expected.memories)
-    assert progress.ledger.to_json() == expected.ledger.to_json()
-
-
-@pytest.mark.nightly(
-    cases=[
-        "feddm_guided_dp",
-        "feddm_guided_scattering",
-        "fedlgd_dp",
-        "fedlgd_released",
-        "fedrd_dp",
-        "fedrd_printed",
-        "dp_head_scattering",
-    ]
-)
-@pytest.mark.parametrize("algo", ALGOS)
-def test_aggregation_of_a_shuffled_inbox(algo):
-    plan, (_, received, servers) = tiny(algo).plan, trained(algo)
-    for t, server in enumerate(servers):
-        inbox = [r for r in received if r.round == t]
-        keys = plan.keys.fold("round", t, "server")
-        assert equal(
-            plan.method.aggregate(server, inbox, keys),
-            plan.method.aggregate(server, inbox[::-1], keys),
-        )
-        assert len(inbox) == 3
-
+from tests.federations import tiny, trained
 
 # Who takes part, what is kept for the audit, what is counted in bytes, and what every row of the
 # server came from.
