@@ -110,11 +110,15 @@ def waive_unread_surfaces(config: DictConfig) -> None:
         method = build.instantiate_node(build.standardise_classifiers(config))
         attacks = build.build_attacks(config)
         unread = uncovered_surfaces(method, attacks, replace(audit, waive={}))
-        if set(unread) == {str(s) for s in (*method.uploads.values(), *method.broadcasts.values())}:
-            raise BadConfig(
-                f"attack=[{','.join(attacks)}]: none of them reads anything that "
-                f"{config.name} releases"
-            )
+        released = {*method.uploads.values(), *method.broadcasts.values()}
+        if set(unread) == {*map(str, released)}:
+            text = f"none of them reads anything that {config.name} releases"
+            needed = [
+                attack.least_worlds for attack in attacks.values() if attack.surfaces & released
+            ]
+            if needed and min(needed) > audit.worlds:
+                text += f" with audit.worlds={audit.worlds}; at least {min(needed)} are needed"
+            raise BadConfig(f"attack=[{','.join(attacks)}]: {text}")
         new = [surface for surface in unread if config.audit.waive.get(surface) is None]
         config.audit.waive = {**config.audit.waive, **dict.fromkeys(new, UNREAD_REASON)}
 

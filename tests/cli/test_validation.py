@@ -20,6 +20,7 @@ from privdd.cli.errors import explain_error
 from privdd.cli.main import check_command
 from privdd.cli.overrides import _check_known_key
 from privdd.cli.plain_config import iterate_settings, to_plain_settings
+from privdd.cli.run import waive_unread_surfaces
 from privdd.core.validation import BadConfig
 from tests.federations import tiny
 
@@ -186,3 +187,10 @@ def test_the_base_is_accepted() -> None:
 def test_more_rounds_than_can_be_planned_are_refused() -> None:
     with pytest.raises(BadConfig, match=r"^algo: 1400001 rounds; at most 1000000 are allowed$"):
         tiny("fedfed", "algo.distill_rounds=700000", "algo.base.rounds=700000")
+
+
+def test_attacks_that_need_more_replays_are_told_how_many() -> None:
+    """They read what is released, and one replay is the run itself."""
+    config = compose_config("audit", [*BASE, "audit.worlds=1"])
+    with pytest.raises(BadConfig, match=r"releases with audit.worlds=1; at least 2 are needed$"):
+        waive_unread_surfaces(config)
