@@ -463,6 +463,15 @@ class FindingRow(Part):
     note: Text | None = None
     figure: FileName | None = None
 
+    @model_validator(mode="after")
+    def _joint_bound_is_a_number(self) -> FindingRow:
+        # of all diagnostics the one that verdicts are computed from
+        bound = _to_float((self.diagnostics or {}).get("epsilon_familywise", 0.0))
+        is_number = isinstance(bound, int | float) and not isinstance(bound, bool)
+        if not is_number or not bound >= 0:
+            raise ValueError("diagnostics.epsilon_familywise: must be a number of at least 0")
+        return self
+
     @property
     def rate_count(self) -> int:
         """How many of its figures could lie above guessing by chance: each is one more try at 95

@@ -12,6 +12,7 @@ from privdd.reporting import schema
 from privdd.reporting.schema import (
     GRAVITY,
     EpsilonPair,
+    FindingRow,
     Multiplicity,
     NoiseRow,
     Part,
@@ -89,6 +90,21 @@ def test_an_epsilon_is_a_number_from_0_or_inf(wrong: object) -> None:
     assert EpsilonPair.model_validate({"pld": "inf", "rdp": 2}).proven == 2
     with pytest.raises(ValueError):
         EpsilonPair.model_validate({"pld": wrong, "rdp": 2})
+
+
+@pytest.mark.parametrize("wrong", [-1.0, "many", [], {}, True])
+def test_the_diagnostic_that_decides_is_a_number(wrong: object) -> None:
+    """A verifier computes verdicts from it, of files that others wrote."""
+    good = {
+        "surface": "update",
+        "attack": "lira",
+        "family": "membership",
+        "adversary": "server",
+        "diagnostics": {"epsilon_familywise": 0.5},
+    }
+    FindingRow.model_validate(good)
+    with pytest.raises(ValueError, match="epsilon_familywise: must be a number of at least 0"):
+        FindingRow.model_validate({**good, "diagnostics": {"epsilon_familywise": wrong}})
 
 
 def test_the_gravest_verdict_is_the_runs() -> None:
