@@ -143,10 +143,14 @@ def check_coverage(
         waiving = " ".join(f"audit.waive.{surface}='reason'" for surface in missing)
         raise BadConfig(
             f"attack=[{','.join(attacks)}]: no attack for {', '.join(missing)} with "
-            f"audit.worlds={audit.worlds}, "
-            f"audit.federations={audit.federations}; {adding}waive "
+            f"{describe_replay_settings(audit)}; {adding}waive "
             f"{'them' if len(missing) > 1 else 'it'}: {waiving}"
         )
+
+
+def describe_replay_settings(audit: AuditSettings) -> str:
+    """The settings that decide which membership attacks have enough replays."""
+    return f"audit.worlds={audit.worlds}, audit.federations={audit.federations}"
 
 
 def uncovered_surfaces(

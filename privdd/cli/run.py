@@ -21,7 +21,12 @@ from privdd.auditing.cost_estimate import (
     choose_engine,
     describe_estimate,
 )
-from privdd.auditing.coverage import UNREAD_REASON, check_coverage, uncovered_surfaces
+from privdd.auditing.coverage import (
+    UNREAD_REASON,
+    check_coverage,
+    describe_replay_settings,
+    uncovered_surfaces,
+)
 from privdd.auditing.method_contract import check_foreign_uploads
 from privdd.cli import build, settings, stored_config
 from privdd.cli.compose import format_shell_assignment
@@ -112,13 +117,10 @@ def waive_unread_surfaces(config: DictConfig) -> None:
         unread = uncovered_surfaces(method, attacks, replace(audit, waive={}))
         released = {*method.uploads.values(), *method.broadcasts.values()}
         if set(unread) == {*map(str, released)}:
-            text = f"none of them reads anything that {config.name} releases"
-            needed = [
-                attack.least_worlds for attack in attacks.values() if attack.surfaces & released
-            ]
-            if needed and min(needed) > audit.worlds:
-                text += f" with audit.worlds={audit.worlds}; at least {min(needed)} are needed"
-            raise BadConfig(f"attack=[{','.join(attacks)}]: {text}")
+            raise BadConfig(
+                f"attack=[{','.join(attacks)}]: none of them reads anything that {config.name} "
+                f"releases, with {describe_replay_settings(audit)}"
+            )
         new = [surface for surface in unread if config.audit.waive.get(surface) is None]
         config.audit.waive = {**config.audit.waive, **dict.fromkeys(new, UNREAD_REASON)}
 
