@@ -33,10 +33,10 @@ ALLOCATOR_OPTIONS = {
     TOP_PAD: 16 * MIB,
 }
 FORKSERVER = "forkserver"
-# command -> modules that its worker processes need; torch imports torch._dynamo at its first vmap
+# command -> the module that loads what its worker processes need
 WORKER_MODULES = {
-    "audit": ("torch._dynamo", "privdd.auditing.pipeline"),
-    "train": ("torch._dynamo", "privdd.federated.simulation"),
+    "audit": ("privdd.cli.audit_workers",),
+    "train": ("privdd.cli.train_workers",),
 }
 # of libraries beside torch, whose threads are set task by task
 SINGLE_THREADED = {
