@@ -46,7 +46,7 @@ def score_by_updates(
     parameter is read, so that m gradients fit into memory. Raises
     BadConfig for messages that do not fit the model, and where there is none."""
     m = len(y)
-    heard = 0
+    is_recorded = False
     gram = np.zeros((m, m))
     precision = np.zeros((m, m))
     product = np.zeros(m)
@@ -67,8 +67,8 @@ def score_by_updates(
         product = product + along
         precision = precision + products / noise**2
         moment = moment + along / noise**2
-        heard = heard + 1
-    if not heard:
+        is_recorded = True
+    if not is_recorded:
         raise BadConfig("updates=: no round of this client was recorded")
     step = _estimate_step_size(gram, product)
     return likelihood_ratios(step**2 * precision, step * moment, 0.5)
