@@ -621,9 +621,9 @@ def label_phrase(row: FindingRow, rate: float, chance: float) -> str:
     else:
         guess = ""
     if row.surface == Surface.GENERATOR and rate > 1 - SHARES_ERROR:
-        return f"can read exactly which share of all clients' records each class has{guess}"
+        return f"can read exactly which share of the last round's records each class has{guess}"
     if row.surface == Surface.GENERATOR:
-        shares = f"can read the class shares of all clients' {row.n} records"
+        shares = f"can read the class shares of the last round's {row.n} records"
         return f"{shares}, which overlap by {format_share(rate)} with the true ones{guess}"
     if rate == 1:
         return f"can read exactly how many records of each class the client holds{guess}"

@@ -86,7 +86,7 @@ SURFACE: Mapping[str, tuple[str, str]] = {
     "shared_features": ("Shared feature pool", "all clients' features, sent on to everyone"),
     "generator": (
         "Generator",
-        "a network that draws features of each class, and the class shares of all clients",
+        "a network that draws features of each class, and the class shares of a round's clients",
     ),
 }
 # The same where a target was brought from outside: no run of privdd made it.

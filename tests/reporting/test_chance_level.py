@@ -198,6 +198,20 @@ def test_every_family_has_a_sentence_on_the_first_screen(family: str) -> None:
     assert SAYS[family] in verdict_headline(findings).sentences[0].replace("\u00a0", " ")
 
 
+@pytest.mark.parametrize(
+    ("rate", "says"),
+    [
+        (1 - 1e-8, "can read exactly which share of the last round's records each class has"),
+        (0.9, "can read the class shares of the last round's 300 records, which overlap by 90 %"),
+    ],
+)
+def test_class_shares_are_those_of_the_clients_that_took_part(rate: float, says: str) -> None:
+    """With a generator travel the shares of a round, in which not every client need take part."""
+    shares = {**FAMILIES["labels"], "surface": "generator", "label_accuracy": rate}
+    (leak,) = rank_leaks(*judged(run([shares], "unprotected", "inf", surface="generator")))
+    assert says in leak.phrase.replace("\u00a0", " ")
+
+
 @pytest.mark.parametrize("family", UNSHOWN)
 def test_what_was_not_shown_is_no_leak_of_any_family(family: str) -> None:
     assert (
