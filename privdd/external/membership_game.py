@@ -673,9 +673,9 @@ def describe_oversampling(
         most = int(counts.argmax())
         return [
             f"Oversampled after the split: {rates}, so copies were added to the training records "
-            f"alone, {counts[most]} of them in class {names[most]}. A record is trained on up to "
-            f"{int(repeats.copies.max())} times, and is then easier to identify than one that "
-            "stands there once."
+            f"alone, {counts[most]} of them in class {names[most]}, or were removed from the "
+            f"held-out ones. A record is trained on up to {int(repeats.copies.max())} times, and "
+            "is then easier to identify than one that stands there once."
         ]
     if _chance_of_gap(within, across, len(train), heldout) <= RARE_CHANCE:
         return [
