@@ -426,4 +426,4 @@ class _FeatureModel(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.model.features(x)  # type: ignore[operator]
+        return self.model.features(x).flatten(1)  # type: ignore[operator]

@@ -20,7 +20,7 @@ from privdd.auditing.adversary_view import with_features
 from privdd.auditing.client_hooks import DiffersByClient, method_of_client
 from privdd.auditing.method_contract import UnmappedUpload, check_method
 from privdd.auditing.views import FinishedRun
-from privdd.cli.compose import compose_config
+from privdd.cli.compose import compose_config, config_dir, default_attacks
 from privdd.cli.run import run_audit
 from privdd.core.rng import Keys
 from privdd.core.types import Problem
@@ -91,6 +91,28 @@ def test_features_are_the_rows_before_the_last_linear_layer() -> None:
         with_features(nn.Sequential(nn.Flatten()))
 
 
+class ConvolutionalFeatures(nn.Module):
+    """Its ``features`` are images of channels, as those of torchvision's AlexNet and VGG."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(1, 4, 3)
+        self.classifier = nn.Linear(4 * 36, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.features(x).flatten(1))
+
+
+def test_features_that_are_images_of_channels_are_read_as_rows(logits: Any) -> None:
+    network = ConvolutionalFeatures()
+
+    class Convolutional(logits.FedMD):
+        def classifier(self, problem: Problem) -> nn.Module:
+            return network
+
+    check_method(Convolutional(), shape=(1, 8, 8))
+
+
 @pytest.mark.nightly
 def test_the_page_quotes_the_first_screen(logits: Any, tmp_path: Path) -> None:
     """In full, with the command that it shows."""
@@ -100,7 +122,9 @@ def test_the_page_quotes_the_first_screen(logits: Any, tmp_path: Path) -> None:
     (tmp_path / "mine" / "algo").mkdir(parents=True)
     (tmp_path / "mine" / "algo" / "logits.yaml").write_text("_target_: logits.FedMD\n")
     asked = [word for word in shlex.split(command) if "=" in word]
-    config = compose_config("audit", [*asked, "engine=serial"], [str(tmp_path / "mine")])
+    attacks = f"attack=[{','.join(default_attacks([config_dir()]))}]"  # as the command has them
+    typed = [*asked, attacks, "engine=serial"]
+    config = compose_config("audit", typed, [str(tmp_path / "mine")])
     run_audit(config, tmp_path / "run", ["test"])
     said = verdict_headline(load_findings(tmp_path / "run")).sentences
     assert quoted in [sentence.replace("\u00a0", " ") for sentence in said]
