@@ -20,6 +20,7 @@ from attacks.measures import LabelMeasures
 from attacks.statistics import chance_of_exactly
 from attacks.tensors import accepts_numpy
 from attacks.types import (
+    UPDATE_SURFACES,
     Adversary,
     Attack,
     Capture,
@@ -336,7 +337,7 @@ class LabelCounts(Attack):
         if "counts" in evidence.extra:
             recovered = evidence.extra["counts"].cpu()
             true = truth.counts.cpu()
-            if len(view.captures) > 1 and view.surface not in CLASS_SURFACES:
+            if len(view.captures) > 1 and view.surface in UPDATE_SURFACES:
                 # each capture has its own records; the first one was read
                 true = count_labels(truth.y[:1], len(true))
             measures = LabelMeasures(

@@ -251,6 +251,11 @@ def test_class_shares_beside_a_generator_are_read_exactly() -> None:
         attack.run(view, torch.Generator()), view, Truth(x, y, x, y, HISTOGRAM.long())
     ).measures
     assert measures.to_row()["label_accuracy"] == pytest.approx(1, abs=1e-6)
+    second = Capture(0, -1, "other", {**layer, "prior": share})
+    several = View(Surface.GENERATOR, Adversary.PEER, (capture, second), knowledge)
+    truth = Truth(x, y, x, y, HISTOGRAM.long())
+    measures = attack.judge(attack.run(several, torch.Generator()), several, truth).measures
+    assert measures.to_row()["label_accuracy"] == pytest.approx(1, abs=1e-6)
     consensus = Capture(0, -1, "consensus", {"logits": torch.rand(5, 4)})
     joined = View(Surface.LOGITS, Adversary.PEER, (consensus,), knowledge)
     assert "no client's classes stand by themselves" in attack.nothing_to_read(joined)
