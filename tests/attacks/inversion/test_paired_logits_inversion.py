@@ -98,6 +98,24 @@ def test_logits_in_another_order_than_the_images_give_nothing_away() -> None:
     assert not finds(replace(view, captures=(replace(capture, value=value),)), truth)
 
 
+def test_a_gain_of_some_classes_alone_is_not_called_one() -> None:
+    """Two of five private classes are exchanged: the interval holds gains and losses."""
+    view, truth = federation(0, trained_on_private=True)
+    exchanged = torch.tensor([1, 0, 2, 3, 4])
+    swapped = replace(truth, y=exchanged[truth.y])
+    finding = ATTACK.judge(ATTACK.run(view, torch.Generator()), view, swapped)
+    low, high = finding.diagnostics["gain_interval"]
+    assert low < LEAST_GAIN < high
+    assert not finds(view, swapped)
+
+
+def test_images_far_beyond_the_public_pairs_stay_images() -> None:
+    view, _ = federation(0, trained_on_private=True)
+    images = replace(ATTACK, prior_weight=0.0).run(view, torch.Generator()).images
+    assert images is not None
+    assert float(images.min()) == 0 and float(images.max()) == 1
+
+
 def test_pure_classes_are_solved_for_exactly_from_mixtures() -> None:
     """Closed case: each public image is a mixture of one picture a class, and the client's
     probabilities are the shares. No public image shows a class alone."""
