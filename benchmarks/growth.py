@@ -55,14 +55,15 @@ CLASSES = 10
 TURNS = 3
 MLP = ModelSpec("mlp", width=32, depth=1)
 STEP = 4  # a size of a whole audit is so many times the one before
-# Settings that make a size of a whole audit, and the sizes; the records are shared by all clients.
-# A network's parameters grow with the square of its width.
+RECORDS_OF_CLIENT = 250
+# Settings that make a size of a whole audit, and the sizes. The records are shared by all clients,
+# so they grow with these. A network's parameters grow with the square of its width.
 AUDITS: dict[str, tuple[str, Sequence[int], Sequence[int]]] = {
-    "clients": ("partition.clients={}", (4, 16, 64), (4, 16, 64, 256)),
-    "records": ("data.limit={}", (1000, 4000, 16000), (1000, 4000, 16000, 60000)),
-    "shadow models": ("audit.worlds={}", (8, 32, 128), (8, 32, 128, 512)),
-    "parameters (width)": ("model.width={}", (8, 16, 32), (8, 16, 32, 64)),
-    "rounds": ("algo.rounds={}", (2, 8, 32), (2, 8, 32, 128)),
+    "clients": ("partition.clients={0} data.limit={records}", (4, 16, 64), (4, 16, 64, 256)),
+    "records": ("data.limit={0}", (1000, 4000, 16000), (1000, 4000, 16000, 60000)),
+    "shadow models": ("audit.worlds={0}", (8, 32, 128), (8, 32, 128, 512)),
+    "parameters (width)": ("model.width={0}", (8, 16, 32), (8, 16, 32, 64)),
+    "rounds": ("algo.rounds={0}", (2, 8, 32), (2, 8, 32, 128)),
 }
 
 
@@ -144,8 +145,8 @@ AXES = (
 )
 
 
-def measure_audit(algo: str, override: str) -> tuple[float, float]:
-    """(CPU seconds, peak MiB) of one audit in a process of its own. Raises RuntimeError where it
+def measure_audit(algo: str, overrides: Sequence[str]) -> tuple[float, float]:
+    """(CPU seconds, peak MiB) of one audit in a process of its own. Raises RuntimeError if it
     fails."""
     base = [
         f"algo={algo}",
@@ -155,14 +156,15 @@ def measure_audit(algo: str, override: str) -> tuple[float, float]:
         "data.limit=1000",
         "partition.clients=4",
     ]
-    given = [part for part in base if part.split("=")[0] != override.split("=")[0]]
+    changed = {override.split("=")[0] for override in overrides}
+    given = [part for part in base if part.split("=")[0] not in changed]
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
             "-m",
             "privdd.audit",
             *given,
-            override,
+            *overrides,
             f"hydra.run.dir={folder}/run",
         ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -196,7 +198,8 @@ def measure_audits(algo: str, axes: Sequence[str], full: bool) -> None:
         setting, small, large = AUDITS[name]
         points: list[tuple[float, float]] = []
         for size in large if full else small:
-            seconds, memory = measure_audit(algo, setting.format(size))
+            overrides = setting.format(size, records=RECORDS_OF_CLIENT * size).split()
+            seconds, memory = measure_audit(algo, overrides)
             points.append((seconds, memory))
             print(f"{name:<20} {size:>6} {seconds:>9.3f} {memory:>7.0f}", flush=True)
         time_power = growth_power([seconds for seconds, _ in points[-3:]])
