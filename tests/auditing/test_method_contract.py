@@ -4,6 +4,7 @@ assembly refuses."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ import torch
 
 from attacks.types import Surface
 from privdd.auditing.coverage import check_coverage
-from privdd.auditing.method_contract import BrokenContract, check_method, contract_findings
+from privdd.auditing.method_contract import (
+    BrokenContract,
+    _are_tensors_close,
+    check_method,
+    contract_findings,
+)
 from privdd.auditing.signal_extraction import UnreadableUpload, extract_signals, missing_hooks
 from privdd.cli.build import build_attacks
 from privdd.cli.settings import audit_settings
@@ -217,6 +223,13 @@ def test_batched_steps_of_a_smaller_learning_rate_are_noticed(
     monkeypatch.setattr(kind, "local_batched", slower)
     with pytest.raises(BrokenContract, match="local_batched, round 0: gives something else"):
         check_method(plan.method, mechanisms=plan.mechanisms)
+
+
+@pytest.mark.parametrize(("value", "is_close"), [(inf, True), (-inf, False), (3.0, False)])
+def test_infinities_that_a_client_keeps_are_compared(value: float, is_close: bool) -> None:
+    expected = {"best_loss": torch.tensor([inf, 0.5])}
+    kept = {"best_loss": torch.tensor([value, 0.5])}
+    assert _are_tensors_close(kept, expected, expected) == is_close
 
 
 class Peeks(FedAvg):
