@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from privdd.reporting.figures.accuracy_curves import draw_accuracy
 from privdd.reporting.figures.canvas import figure_canvas, format_percent
@@ -23,6 +26,18 @@ def test_a_figure_shows_itself_as_png() -> None:
     with figure_canvas(1, 1) as (figure, axes):
         axes.plot([0, 1])
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+
+
+@pytest.mark.drawn
+def test_a_figure_that_is_shown_again_shows_what_was_added_since() -> None:
+    with figure_canvas(1, 1) as (figure, axes):
+        axes.plot([0, 1])
+    heights = []
+    for _ in range(2):
+        png = figure._repr_png_()  # type: ignore[attr-defined]
+        heights.append(Image.open(io.BytesIO(png)).height)
+        figure.text(0.5, 1.5, "above the axes")
+    assert heights[1] > 1.2 * heights[0]
 
 
 def test_accuracy_is_drawn_by_round_in_the_style_of_its_place() -> None:

@@ -47,6 +47,7 @@ class Drawing(Figure):
         return box
 
     def _repr_png_(self) -> bytes:
+        self.drawn_box = None  # whoever shows it again may have added to it
         return to_png(self)
 
 
