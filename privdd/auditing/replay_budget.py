@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 # 18 times 120 records have about 1,080 non-members; a false-positive rate of .1 % needs 1,000
 NON_MEMBERS = 1080
-LEAST_OF_FEW_RECORDS = 18  # of fewer than 120 records, which never have as many non-members
-# of many records: a record has six other models with it and six without it to be compared with
+LEAST_OF_FEW_RECORDS = 18  # of at most 120 records
+# of many records: of the 12 other models six hold a record on average, and six do not
 LEAST_OF_MANY_RECORDS = 13
 MOST_SHADOW_MODELS = 32
 # a small budget pays for two rounds before it pays for as many shadow models as are useful
@@ -36,12 +36,12 @@ class ReplaySplit:
 
 
 def least_shadow_models(records: int) -> int:
-    """The fewest shadow models that a fit takes, 13 to 18, for so many audited records.
+    """The fewest shadow models for so many audited records, from 13 to 18.
 
-    In K models each of n records is out of one half: 13 to 18 as long as K n / 2 falls short of the
-    non-members that a false-positive rate of .1 % needs.
+    They are as many as a false-positive rate of .1 % needs, within what the fit of a record's own
+    distribution takes.
     """
-    # K n / 2 >= 1,080  <=>  K >= 2,160 / n
+    # K models of n records have K n / 2 non-members on average:   K n / 2 >= 1,080
     needed = math.ceil(2 * NON_MEMBERS / max(records, 1))
     return min(LEAST_OF_FEW_RECORDS, max(LEAST_OF_MANY_RECORDS, needed))
 
