@@ -3,6 +3,7 @@ own."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -80,6 +81,46 @@ def test_that_asks_for_a_browser():
     assert find_browser().endswith("chromium")
     assert (Path.home() / "mine.txt").read_text() == "mine"
 """
+
+
+def asks_for_an_extra(code: str) -> bool:
+    """Whether code names the mark ``extra``, or adds marks to tests once they are collected."""
+    for node in ast.walk(ast.parse(code)):
+        if not isinstance(node, ast.Attribute):
+            continue
+        owner = ast.unparse(node.value)
+        if node.attr == "add_marker" or (node.attr == "extra" and owner in ("mark", "pytest.mark")):
+            return True
+    return False
+
+
+def test_the_second_pass_collects_every_file_that_may_ask_for_an_extra() -> None:
+    """tools/run_tests.sh looks for the mark by a pattern, in files of tests alone."""
+    script = (ROOT / "tools" / "run_tests.sh").read_text(encoding="utf-8")
+    (pattern,) = re.findall(r"grep -rl --include='test_\*\.py' '(.+)' tests benchmarks", script)
+    asking = set()
+    collected = set()
+    for file in [*ROOT.glob("tests/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]:
+        code = file.read_text(encoding="utf-8")
+        if ("extra" in code or "add_marker" in code) and asks_for_an_extra(code):
+            asking.add(file)
+        if file.name.startswith("test_") and re.search(pattern.replace("(", r"\("), code):
+            collected.add(file)
+    assert len(asking) > 10
+    assert asking <= collected
+
+
+@pytest.mark.parametrize(
+    ("code", "asks"),
+    [
+        ('pytestmark = pytest.mark.extra("gpu")', True),
+        ('marks = mark.extra("gpu")', True),
+        ('item.add_marker("extra")', True),
+        ("finding.extra", False),
+    ],
+)
+def test_marks_are_seen_however_they_are_set(code: str, asks: bool) -> None:
+    assert asks_for_an_extra(code) == asks
 
 
 def machine_with_everything(folder: Path) -> dict[str, str]:
