@@ -35,9 +35,12 @@ from attacks.types import (
 from attacks.validation import check_non_negative, check_positive
 
 LEAST_GAIN = 0.1  # dB: a fit to logits that say nothing moves the prior by less; a choice
+# classes from which a gain is more than chance: all of fewer gain by chance in 1 of 16 clients
+LEAST_CLASSES = 5
 LOGITS = "logits"  # the tensor of a message on this surface
 NO_IMAGES = "the attacker does not hold the public images that the logits are about"
 ADDS_NOTHING = "adds nothing to a guess from public records"
+TOO_FEW = f"fewer than {LEAST_CLASSES} classes may gain by chance"
 
 
 @accepts_numpy
@@ -178,6 +181,8 @@ class PairedLogitsInversion(Attack):
         measures = replace(measures, diagnostics=diagnostics)
         if gain[0] < LEAST_GAIN:
             measures = replace(measures, note=f"{measures.note}; {ADDS_NOTHING}")
+        elif len(held) < LEAST_CLASSES:
+            measures = replace(measures, note=f"{measures.note}; {TOO_FEW}")
         figures = {"real": means, "reconstructed": images}
         return Finding(view.surface, self.name, self.family, view.adversary, measures, figures)
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from attacks.inversion.paired_logits_inversion import (
     ADDS_NOTHING,
     LEAST_GAIN,
+    TOO_FEW,
     PairedLogitsInversion,
     invert_probabilities,
     unsure_server,
@@ -73,10 +74,10 @@ def federation(seed: int, *, trained_on_private: bool) -> tuple[View, Truth]:
     return view, Truth(X[secret], Y[secret], X[:0], Y[:0], counts)
 
 
-def finds(view: View, truth: Truth) -> bool:
+def finds(view: View, truth: Truth, classes: int = len(PRIVATE)) -> bool:
     """Whether the images of the private classes are closer than every guess, as the note has it."""
     finding = ATTACK.judge(ATTACK.run(view, torch.Generator()), view, truth)
-    assert finding.measures.n == len(PRIVATE)
+    assert finding.measures.n == classes
     is_found = finding.diagnostics["gain_interval"][0] >= LEAST_GAIN
     assert is_found != (ADDS_NOTHING in str(finding.measures.note))
     return is_found
@@ -107,6 +108,17 @@ def test_a_gain_of_some_classes_alone_is_not_called_one() -> None:
     low, high = finding.diagnostics["gain_interval"]
     assert low < LEAST_GAIN < high
     assert not finds(view, swapped)
+
+
+@pytest.mark.parametrize("classes", [1, 4, 5])
+def test_a_gain_of_few_classes_may_be_chance(classes: int) -> None:
+    view, truth = federation(0, trained_on_private=True)
+    held = truth.y < classes
+    counts = torch.bincount(truth.y[held], minlength=CLASSES)
+    fewer = replace(truth, x=truth.x[held], y=truth.y[held], counts=counts)
+    assert finds(view, fewer, classes)
+    finding = ATTACK.judge(ATTACK.run(view, torch.Generator()), view, fewer)
+    assert (TOO_FEW in str(finding.measures.note)) == (classes < 5)
 
 
 def test_images_far_beyond_the_public_pairs_stay_images() -> None:
