@@ -68,6 +68,7 @@ MAP_HOOKS: Mapping[Surface, tuple[tuple[str, ...], ...]] = {
 
 # Hooks by one of which attacks search statistics of any names for a record.
 SEARCH_HOOKS = "record_loss, or classifier, sent_state and model_state"
+DENSITY_NAMES = frozenset({"mean", "std"})  # of statistics that attacks read without a hook
 
 
 def read_from(*surfaces: Surface) -> Callable[[SignalReader], SignalReader]:
@@ -407,7 +408,7 @@ def _statistics_signals(
     batch-norm buffers through the model that they complete."""
     if set(value) == {"count"} and value["count"].ndim == 1 and len(value["count"]) > 1:
         return {"count": value["count"][adversary.candidates.y]}
-    if {"mean", "std"} <= set(value):
+    if set(value) >= DENSITY_NAMES:
         per_channel = adversary.candidates.x.mean((2, 3))
         return {
             "density": sig.class_log_density(
@@ -521,6 +522,8 @@ def reads_counts_alone(method: Method, value: Tensors, classes: int) -> bool:
     """Whether attacks read the class counts of these statistics alone, as the method says of no
     other tensor how a record would fit it (``SEARCH_HOOKS``)."""
     if overrides_hook(method, "record_loss") or overrides_hook(method, "model_state"):
+        return False
+    if set(value) >= DENSITY_NAMES:
         return False
     return len(value) > 1 and sent_class_counts(value, classes) is not None
 

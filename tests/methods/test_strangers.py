@@ -15,6 +15,7 @@ from privdd.auditing.method_contract import (
     UnmappedUpload,
     check_foreign_uploads,
     check_method,
+    unsearched_statistics,
 )
 from privdd.auditing.upload_schema import UPLOAD_RULES, schema_table, upload_faults
 from privdd.cli.compose import compose_config
@@ -93,6 +94,18 @@ def test_statistics_without_a_hook_are_read_by_their_class_counts() -> None:
     (said,) = check_foreign_uploads(Plan(Keys(0), problem, BareFedCGS(), {}))
     assert "class counts alone" in said and "defines record_loss, or" in said
     assert check_foreign_uploads(Plan(Keys(0), problem, StrangersFedCGS(), {})) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "is_alone"), [(("sum", "second"), True), (("mean", "std"), False)]
+)
+def test_means_and_deviations_of_classes_are_read_beside_their_counts(
+    names: tuple[str, ...], is_alone: bool
+) -> None:
+    """By the density of the record in its class, for which no hook is needed."""
+    value = {name: torch.full((3, 1), 0.5) for name in names} | {"count": torch.tensor([2, 3, 4])}
+    said = [*unsearched_statistics(BareFedCGS(), 3, {"stats": value})]
+    assert bool(said) == is_alone
 
 
 def test_a_broadcast_of_own_names_stays_untested_and_ends_nothing(tmp_path: Path) -> None:
