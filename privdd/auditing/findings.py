@@ -509,7 +509,8 @@ def _has_unsearched_statistics(state: AuditState) -> bool:
         for name, value in snapshot.sent.items():
             if run.plan.method.uploads[name] != Surface.STATISTICS:
                 continue
-            if reads_counts_alone(run.method, value, run.plan.problem.classes):
+            classes = run.plan.problem.classes
+            if reads_counts_alone(run.method, name, value, snapshot.broadcast, classes):
                 return True
     return False
 

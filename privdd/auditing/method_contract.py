@@ -224,13 +224,13 @@ def unmapped_uploads(method: Method) -> Iterator[str]:
 
 
 def unsearched_statistics(
-    method: Method, classes: int, values: Mapping[str, Tensors]
+    method: Method, classes: int, values: Values, broadcast: Values
 ) -> Iterator[str]:
     """One line for each upload of statistics of which attacks read the class counts alone."""
     for name, value in values.items():
         if method.uploads[name] != Surface.STATISTICS:
             continue
-        if reads_counts_alone(method, value, classes):
+        if reads_counts_alone(method, name, value, broadcast, classes):
             yield (
                 f"uploads[{name!r}] is of surface statistics: attacks read its class counts "
                 "alone, and search its other tensors for a record only if the method defines "
@@ -267,7 +267,7 @@ def check_foreign_uploads(plan: Plan) -> list[str]:
         ]
     if faults := list(upload_faults(method, plan.problem, received.values)):
         raise BrokenContract("\n".join(faults))
-    unsearched = unsearched_statistics(method, plan.problem.classes, received.values)
+    unsearched = unsearched_statistics(method, plan.problem.classes, received.values, broadcast)
     unread = unreadable_broadcasts(method, plan.problem, broadcast).values()
     untested = [f"{reason}; no attack reads it" for reason in unread]
     return [*unmapped, *unsearched, *untested, *_unknown_cells(rows)]

@@ -518,12 +518,14 @@ def missing_map_hooks(method: Method, surface: Surface) -> str:
     return ", or ".join(" and ".join(hooks) for hooks in missing)
 
 
-def reads_counts_alone(method: Method, value: Tensors, classes: int) -> bool:
+def reads_counts_alone(
+    method: Method, name: str, value: Tensors, broadcast: Values, classes: int
+) -> bool:
     """Whether attacks read the class counts of these statistics alone, as the method says of no
     other tensor how a record would fit it (``SEARCH_HOOKS``)."""
-    if overrides_hook(method, "record_loss") or overrides_hook(method, "model_state"):
+    if overrides_hook(method, "record_loss") or set(value) >= DENSITY_NAMES:
         return False
-    if set(value) >= DENSITY_NAMES:
+    if method.audit_hooks.model_state(name, value, broadcast) is not None:
         return False
     return len(value) > 1 and sent_class_counts(value, classes) is not None
 

@@ -4,7 +4,9 @@ screen says after it."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -23,6 +25,8 @@ from privdd.cli.run import run_audit
 from privdd.core.rng import Keys
 from privdd.core.types import Problem
 from privdd.federated.simulation import Plan
+from privdd.methods.fedavg import FedAvg
+from privdd.models import ModelSpec
 from privdd.reporting.decision import decide_surfaces
 from privdd.reporting.schema import Findings, load_findings
 from privdd.reporting.summary import verdict_headline
@@ -104,8 +108,23 @@ def test_means_and_deviations_of_classes_are_read_beside_their_counts(
 ) -> None:
     """By the density of the record in its class, for which no hook is needed."""
     value = {name: torch.full((3, 1), 0.5) for name in names} | {"count": torch.tensor([2, 3, 4])}
-    said = [*unsearched_statistics(BareFedCGS(), 3, {"stats": value})]
+    said = [*unsearched_statistics(BareFedCGS(), 3, {"stats": value}, {})]
     assert bool(said) == is_alone
+
+
+class CountingFedAvg(FedAvg):
+    """Sends statistics of its classes beside the update, which alone implies a model."""
+
+    uploads: ClassVar[Mapping[str, Surface]] = {**FedAvg.uploads, "stats": Surface.STATISTICS}
+
+
+def test_a_model_of_another_message_does_not_search_statistics() -> None:
+    value = {"sum": torch.full((3, 1), 0.5), "count": torch.tensor([2, 3, 4])}
+    settings = {"lr": 0.1, "batch_size": 8, "local_epochs": 1}
+    method = CountingFedAvg(model=ModelSpec("mlp", width=8), rounds=1, **settings)
+    broadcast = method.broadcast(method.init(PROBLEM, Keys(0)))
+    (said,) = unsearched_statistics(method, 3, {"stats": value}, broadcast)
+    assert "attacks read its class counts alone" in said
 
 
 def test_a_broadcast_of_own_names_stays_untested_and_ends_nothing(tmp_path: Path) -> None:
