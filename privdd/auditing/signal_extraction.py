@@ -523,11 +523,11 @@ def reads_counts_alone(
 ) -> bool:
     """Whether attacks read the class counts of these statistics alone, as the method says of no
     other tensor how a record would fit it (``SEARCH_HOOKS``)."""
+    if len(value) < 2 or sent_class_counts(value, classes) is None:
+        return False
     if overrides_hook(method, "record_loss") or set(value) >= DENSITY_NAMES:
         return False
-    if method.audit_hooks.model_state(name, value, broadcast) is not None:
-        return False
-    return len(value) > 1 and sent_class_counts(value, classes) is not None
+    return method.audit_hooks.model_state(name, value, broadcast) is None
 
 
 def missing_hooks(method: Method, surface: Surface) -> str:
