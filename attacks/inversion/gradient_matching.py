@@ -27,7 +27,13 @@ from attacks.inversion.victim import (
     Victim,
     check_gradient_request,
 )
-from attacks.tensors import draw_ahead, memory_budget, record_cuda_graph, steps_between_reads
+from attacks.tensors import (
+    draw_ahead,
+    flush_denormals,
+    memory_budget,
+    record_cuda_graph,
+    steps_between_reads,
+)
 from attacks.types import is_image
 from attacks.validation import check_counts, check_non_negative, check_positive
 
@@ -278,6 +284,7 @@ def draw_normal_like(images: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(images.shape, generator=generator, device=generator.device).to(images)
 
 
+@flush_denormals()
 def minimise_objective(
     slope: MatchingObjective,
     start: Tensor,

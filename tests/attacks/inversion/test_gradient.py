@@ -57,6 +57,31 @@ ALL = [
 ONE = (1, 1, 28, 28)
 
 
+def counts_denormals_as_zero() -> bool:
+    smallest_normal = torch.tensor(torch.finfo(torch.float32).tiny)
+    return float(smallest_normal / 2) == 0
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_search_counts_denormal_numbers_as_zero_and_leaves_the_setting(before: bool) -> None:
+    if not torch.set_flush_denormal(before):
+        pytest.skip("this processor has no such setting")
+    inside = []
+
+    def slope(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        inside.append(counts_denormals_as_zero())
+        value = images.flatten(1).square().sum(1)
+        return value, value, 2 * images
+
+    try:
+        box = (torch.zeros(()), torch.ones(()))
+        minimise_objective(slope, torch.rand(1, *ONE), SignedAdam(2, 0.1), box, rng())
+        assert inside == [True] * 3
+        assert counts_denormals_as_zero() is before
+    finally:
+        torch.set_flush_denormal(False)
+
+
 @pytest.mark.parametrize(
     "objective",
     [
