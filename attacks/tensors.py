@@ -37,7 +37,8 @@ def flush_denormals() -> Iterator[None]:
     A softened ReLU's slope falls to such numbers far from zero, and many processors compute with
     them a hundred times more slowly than with others.
     """
-    smallest_normal = torch.tensor(torch.finfo(torch.float32).tiny)
+    tiny = torch.finfo(torch.float32).tiny
+    smallest_normal = torch.tensor(tiny, dtype=torch.float32, device="cpu")
     flushed_before = float(smallest_normal / 2) == 0
     torch.set_flush_denormal(True)
     try:

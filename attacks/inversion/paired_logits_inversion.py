@@ -81,8 +81,8 @@ def invert_probabilities(
     products = products + weight * questions.T @ (prior.double().flatten(1) - mean_image)
     shrinkage = ridge * gram.diagonal().mean().clamp_min(torch.finfo(gram.dtype).tiny)
     gram.diagonal().add_(shrinkage)
-    found = questions @ torch.linalg.solve(gram, products) + mean_image
-    return found.clamp(0, 1).view(len(asked), *images.shape[1:]).to(images)
+    inverted = questions @ torch.linalg.solve(gram, products) + mean_image
+    return inverted.clamp(0, 1).view(len(asked), *images.shape[1:]).to(images)
 
 
 def certain_client(classes: int) -> Tensor:

@@ -2,9 +2,10 @@
 
 A client without a memory draws each round afresh, so the evidence of its rounds adds up: it grows
 with the root of their number. More shadow models only sharpen the fit of a record's own
-distribution, which needs 13 to 18 and gains little above 32. So a run of many rounds has fewer of
-them, and more of its rounds are read. A client with a memory passes all of its rounds for each
-shadow model, so that their number alone is what it costs. Imports no torch.
+distribution, which gains little above 32. For a run of many rounds, at least 13 to 18 are taken (by
+the number of records; 13 is a choice), and more of its rounds are read. A client with a memory
+passes all of its rounds for each shadow model, so that their number alone is what it costs. Imports
+no torch.
 """
 
 from __future__ import annotations
